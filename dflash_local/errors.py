@@ -1,0 +1,39 @@
+"""What can go wrong, by whose hand it was, so that callers can tell a bad file from a bad moment."""
+
+from __future__ import annotations
+
+
+class DflashError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class InputError(DflashError, ValueError):
+    """Bad input. The message names what was given, what was expected and what to do."""
+
+
+class FileError(InputError):
+    """A file is missing, unreadable, not GGUF, malformed, or of another kind than asked for."""
+
+
+class PairError(InputError):
+    """Target and drafter do not fit; the message names the field and both values."""
+
+
+class ContextFullError(InputError):
+    """A prompt or a cache row does not fit the context; the message holds the numbers."""
+
+
+class GrammarError(InputError):
+    """A grammar that llama.cpp cannot parse."""
+
+
+class BackendError(DflashError, RuntimeError):
+    """llama.cpp or ggml failed at run time."""
+
+
+class Cancelled(DflashError):
+    """The caller gave up on a request."""
+
+
+class ClosedError(DflashError, RuntimeError):
+    """A model, target or drafter was used after `close`."""
