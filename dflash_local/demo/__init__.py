@@ -1,0 +1,24 @@
+"""The shipped pair: a tiny trained target and its drafter, for tests and for a first try offline."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+_FOLDER = Path(__file__).resolve().parent
+
+
+def pair() -> tuple[Path, Path]:
+    """Paths of the target and of the drafter, both GGUF in Q8_0."""
+    return (
+        _FOLDER / "tiny-coder-q8_0.gguf",
+        _FOLDER / "tiny-coder-dflash-b16-q8_0.gguf",
+    )
+
+
+def prompts() -> dict[str, list[str]]:
+    """Prompts by kind, `chat` and `code`, as text with the target's special tokens in place."""
+    loaded: dict[str, list[str]] = json.loads(
+        (_FOLDER / "prompts.json").read_text(encoding="utf-8")
+    )
+    return loaded
