@@ -1,4 +1,4 @@
-"""The shipped pair: a tiny trained target and its drafter, for tests and for a first try offline."""
+"""The shipped pair: a tiny trained target and its drafter, for tests and a first try offline."""
 
 from __future__ import annotations
 
