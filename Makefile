@@ -1,0 +1,46 @@
+# `make demo` and `make test` set up what they need from nothing; see bootstrap.py.
+
+PYTHON ?= python3
+# The commands' folder: the active virtual environment's, or that of .venv.
+BIN = $(shell $(PYTHON) bootstrap.py --where)
+SOURCES = bootstrap.py dflash_local convert cli tools tests
+NATIVE = $(wildcard native/*.cpp native/*.h tests/native/*.cpp)
+
+.PHONY: demo test check format typecheck asan setup setup-test clean
+
+demo: setup
+	"$(BIN)/dflash-local" complete --max-tokens 96 "def fib(n):"
+
+test: check
+	"$(BIN)/python" -m pytest
+	PATH="$(BIN):$$PATH" tests/native/run_asan.sh
+
+check: setup-test typecheck
+	"$(BIN)/ruff" check $(SOURCES)
+	"$(BIN)/ruff" format --check $(SOURCES)
+	"$(BIN)/clang-format" --dry-run -Werror $(NATIVE)
+
+format: setup-test
+	"$(BIN)/ruff" check --fix $(SOURCES)
+	"$(BIN)/ruff" format $(SOURCES)
+	"$(BIN)/clang-format" -i $(NATIVE)
+
+# mypy sees the package as it is installed, with convert/ and cli/ inside.
+typecheck: setup-test
+	rm -rf build/typecheck/dflash_local
+	mkdir -p build/typecheck/dflash_local
+	cd build/typecheck/dflash_local && ln -s ../../../dflash_local/* ../../../convert ../../../cli .
+	cd build/typecheck && "$(BIN)/mypy" --config-file ../../pyproject.toml -p dflash_local
+
+asan: setup
+	PATH="$(BIN):$$PATH" tests/native/run_asan.sh
+
+setup:
+	$(PYTHON) bootstrap.py
+
+setup-test:
+	$(PYTHON) bootstrap.py --test
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f dflash_local/_native*
