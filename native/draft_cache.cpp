@@ -1,0 +1,119 @@
+#include "draft_cache.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "errors.h"
+
+namespace dflash {
+
+namespace {
+
+constexpr int cell_step = 256;       // what attention kernels like a KV length to be a multiple of
+constexpr int smallest_cache = 1024;
+
+int round_up(int n, int step) { return (n + step - 1) / step * step; }
+
+}  // namespace
+
+draft_cache::draft_cache(const draft_params & params, ggml_backend_dev_t device, int n_seq,
+                         int n_ctx)
+    : k(params.n_layer),
+      v(params.n_layer),
+      head_dim_(params.head_dim),
+      n_head_kv_(params.n_head_kv),
+      block_size_(params.block_size),
+      n_ctx_(n_ctx),
+      device_(device),
+      lengths_(n_seq, 0) {}
+
+size_t draft_cache::n_bytes() const {
+    return buffer_ ? ggml_backend_buffer_get_size(buffer_.get()) : 0;
+}
+
+bool draft_cache::reserve(int n_rows) {
+    if (n_rows > n_ctx_) {
+        throw context_full_error("the drafter's cache holds " + std::to_string(n_ctx_) +
+                                 " rows, asked for " + std::to_string(n_rows) +
+                                 "; load with a larger context");
+    }
+    const int needed = round_up(n_rows + block_size_ + 1, cell_step);
+    if (needed <= n_cells_) {
+        return false;
+    }
+    const int largest = round_up(n_ctx_ + block_size_ + 1, cell_step);
+    const int wanted = std::max({needed, smallest_cache, round_up(n_cells_ * 3 / 2, cell_step)});
+    const int n_cells = std::min(wanted, largest);
+
+    const size_t n_layer = k.size();
+    ggml_context_ptr tensors(
+        ggml_init({ggml_tensor_overhead() * (2 * n_layer + 1), nullptr, /*no_alloc=*/true}));
+    const int64_t width = static_cast<int64_t>(head_dim_) * n_head_kv_;
+    const int64_t rows = static_cast<int64_t>(n_cells) * n_seq();
+    std::vector<ggml_tensor *> new_k(n_layer);
+    std::vector<ggml_tensor *> new_v(n_layer);
+    for (size_t i = 0; i < n_layer; i++) {
+        new_k[i] = ggml_new_tensor_2d(tensors.get(), GGML_TYPE_F16, width, rows);
+        new_v[i] = ggml_new_tensor_2d(tensors.get(), GGML_TYPE_F16, width, rows);
+    }
+    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors_from_buft(
+        tensors.get(), ggml_backend_dev_buffer_type(device_)));
+    if (!buffer) {
+        throw backend_error("no room on " + std::string(ggml_backend_dev_name(device_)) +
+                            " to grow the drafter's cache to " + std::to_string(n_cells) +
+                            " rows for each of " + std::to_string(n_seq()) +
+                            " sequences; load with a smaller context");
+    }
+    // A cell that was never written must be finite: a masked weight of 0 times NaN is NaN.
+    ggml_backend_buffer_clear(buffer.get(), 0);
+    for (size_t i = 0; i < n_layer; i++) {
+        for (int seq = 0; seq < n_seq(); seq++) {
+            const int64_t to = static_cast<int64_t>(seq) * n_cells;
+            copy_cells(k[i], cell(seq, 0), new_k[i], to, length(seq));
+            copy_cells(v[i], cell(seq, 0), new_v[i], to, length(seq));
+        }
+    }
+    k = std::move(new_k);
+    v = std::move(new_v);
+    tensors_ = std::move(tensors);
+    buffer_ = std::move(buffer);
+    n_cells_ = n_cells;
+    return true;
+}
+
+void draft_cache::copy_cells(ggml_tensor * from, int64_t from_cell, ggml_tensor * to,
+                             int64_t to_cell, int n) const {
+    if (n == 0) {
+        return;
+    }
+    const ggml_context_ptr ctx(ggml_init({ggml_tensor_overhead() * 3, nullptr, /*no_alloc=*/true}));
+    ggml_tensor * src = ggml_view_2d(ctx.get(), from, from->ne[0], n, from->nb[1],
+                                     static_cast<size_t>(from_cell) * from->nb[1]);
+    ggml_tensor * dst = ggml_view_2d(ctx.get(), to, to->ne[0], n, to->nb[1],
+                                     static_cast<size_t>(to_cell) * to->nb[1]);
+    ggml_backend_view_init(src);
+    ggml_backend_view_init(dst);
+    ggml_backend_tensor_copy(src, dst);
+}
+
+void draft_cache::set_length(int seq, int length) { lengths_.at(seq) = length; }
+
+void draft_cache::copy(int from, int to, int length) {
+    if (from != to) {
+        for (size_t i = 0; i < k.size(); i++) {
+            copy_cells(k[i], cell(from, 0), k[i], cell(to, 0), length);
+            copy_cells(v[i], cell(from, 0), v[i], cell(to, 0), length);
+        }
+    }
+    set_length(to, length);
+}
+
+ggml_tensor * draft_cache::view(ggml_context * ctx, ggml_tensor * cache, int n_kv,
+                                int n_streams) const {
+    const size_t head = head_dim_ * ggml_element_size(cache);
+    return ggml_view_4d(ctx, cache, head_dim_, n_kv, n_head_kv_, n_streams, cache->nb[1], head,
+                        static_cast<size_t>(n_cells_) * cache->nb[1], 0);
+}
+
+}  // namespace dflash

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <vector>
+
+#include "draft_params.h"
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
+
+namespace dflash {
+
+// K and V of injected rows, f16, per drafter layer: [n_embd_kv, n_cells * n_seq]. A sequence owns
+// n_cells cells in a row and its row at position p is its cell p, so that rolling back is a matter
+// of its length. Cells beyond a length are scratch: the block's own K and V lie there during a
+// draft, and the last cell takes the rows that only fill a bucket up.
+class draft_cache {
+  public:
+    // No memory is taken until `reserve`. n_ctx: the most rows that a sequence may hold.
+    draft_cache(const draft_params & params, ggml_backend_dev_t device, int n_seq, int n_ctx);
+
+    int n_seq() const { return static_cast<int>(lengths_.size()); }
+    int n_ctx() const { return n_ctx_; }
+    int n_cells() const { return n_cells_; }
+    int length(int seq) const { return lengths_.at(seq); }
+    size_t n_bytes() const;
+
+    // Makes room for n_rows per sequence and a block after them. True when the tensors moved, so
+    // that graphs over them are void. Throws context_full_error, backend_error.
+    bool reserve(int n_rows);
+
+    void set_length(int seq, int length);
+
+    // The first `length` rows of one sequence become those of another.
+    void copy(int from, int to, int length);
+
+    // [head_dim, n_kv, n_head_kv, n_streams], cells 0 .. n_kv-1 of the first sequences
+    ggml_tensor * view(ggml_context * ctx, ggml_tensor * cache, int n_kv, int n_streams) const;
+
+    int64_t cell(int seq, int position) const {
+        return static_cast<int64_t>(seq) * n_cells_ + position;
+    }
+    int64_t spare_cell() const { return n_cells_ - 1; }
+
+    std::vector<ggml_tensor *> k;  // per layer
+    std::vector<ggml_tensor *> v;
+
+  private:
+    void copy_cells(ggml_tensor * from, int64_t from_cell, ggml_tensor * to, int64_t to_cell,
+                    int n) const;
+
+    int head_dim_;
+    int n_head_kv_;
+    int block_size_;
+    int n_ctx_;
+    int n_cells_ = 0;
+    ggml_backend_dev_t device_;
+    ggml_context_ptr tensors_;
+    ggml_backend_buffer_ptr buffer_;
+    std::vector<int> lengths_;
+};
+
+}  // namespace dflash

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "draft_params.h"
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
+
+namespace dflash {
+
+struct draft_layer {
+    ggml_tensor * attn_norm = nullptr;
+    ggml_tensor * attn_q = nullptr;
+    ggml_tensor * attn_k = nullptr;
+    ggml_tensor * attn_v = nullptr;
+    ggml_tensor * attn_output = nullptr;
+    ggml_tensor * attn_q_norm = nullptr;
+    ggml_tensor * attn_k_norm = nullptr;
+    ggml_tensor * attn_post_norm = nullptr;  // optional
+    ggml_tensor * ffn_norm = nullptr;
+    ggml_tensor * ffn_gate = nullptr;
+    ggml_tensor * ffn_up = nullptr;
+    ggml_tensor * ffn_down = nullptr;
+    ggml_tensor * ffn_post_norm = nullptr;  // optional
+    ggml_tensor * output_scale = nullptr;   // optional
+};
+
+// The weights of one drafter file, in the memory of one device.
+class draft_weights {
+  public:
+    // Throws file_error for a file that lacks tensors, holds tensors that the draft graph does not
+    // know, or has one of another shape; backend_error when the device has no room.
+    draft_weights(const std::string & path, ggml_backend_dev_t device);
+
+    draft_params params;
+    ggml_tensor * fc = nullptr;        // [n_taps * n_embd, n_embd]
+    ggml_tensor * fc_norm = nullptr;   // RMSNorm after fc
+    ggml_tensor * out_norm = nullptr;  // RMSNorm before the head
+    ggml_tensor * rope_freqs = nullptr;
+    ggml_tensor * embedding = nullptr;  // the drafter's own, in host memory; null: the target's
+    ggml_tensor * head = nullptr;       // the drafter's own; null: the target's
+    std::vector<draft_layer> layers;
+
+    size_t n_bytes() const;  // on the device
+
+  private:
+    void create(const ggml_context * file, const gguf_context * gguf);
+    void add(ggml_context * home, const ggml_tensor * shape, const std::string & name);
+    void bind();
+    void read(const std::string & path, const gguf_context * gguf);
+    ggml_tensor * take(const std::string & name, std::vector<int64_t> shape, bool required = true);
+
+    std::map<std::string, int64_t> sources_;  // index in the file of each tensor's data
+    std::map<std::string, ggml_tensor *> unbound_;
+    ggml_context_ptr device_tensors_;
+    ggml_context_ptr host_tensors_;
+    ggml_backend_buffer_ptr device_buffer_;
+    ggml_backend_buffer_ptr host_buffer_;
+};
+
+}  // namespace dflash
