@@ -1,0 +1,89 @@
+"""What llama.cpp's vocabulary loader (`src/llama-vocab.cpp`) aborts on or refuses, found first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_TOKENS = "tokenizer.ggml.tokens"
+_NO_VOCABULARY = ("no_vocab", "none")
+_MERGE_MODELS = ("gpt2", "hybriddna", "whitespace", "gemma4")
+# models without a begin-of-text token unless the file names one
+_NO_DEFAULT_BOS = ("gemma4", "t5", "rwkv", "test")
+
+
+def vocabulary_fault(metadata: dict[str, Any], value_types: dict[str, str]) -> str | None:
+    """What is wrong with the tokenizer keys, or None. A file without tokens has no fault."""
+    model = metadata.get("tokenizer.ggml.model")
+    if _TOKENS not in metadata or model in _NO_VOCABULARY:
+        return None
+    if not isinstance(model, str):
+        return f"key 'tokenizer.ggml.model' is {_found('tokenizer.ggml.model', value_types)}"
+    if value_types[_TOKENS] != "array of string":
+        return f"key '{_TOKENS}' is {value_types[_TOKENS]}, expected array of string"
+    tokens: list[str] = metadata[_TOKENS]
+    if not tokens:
+        return f"key '{_TOKENS}' is empty"
+    return (
+        _duplicate(tokens)
+        or _wrong_list("tokenizer.ggml.token_type", ("int32",), len(tokens), metadata, value_types)
+        or _wrong_list(
+            "tokenizer.ggml.scores", ("float32", "int32"), len(tokens), metadata, value_types
+        )
+        or _wrong_merges(model, metadata, value_types)
+        or _missing_bos(model, metadata, len(tokens))
+    )
+
+
+def _found(key: str, value_types: dict[str, str]) -> str:
+    return f"{value_types.get(key, 'missing')}, expected string"
+
+
+def _duplicate(tokens: list[str]) -> str | None:
+    if len(set(tokens)) == len(tokens):
+        return None
+    ids: dict[str, int] = {}
+    for index, token in enumerate(tokens):
+        # llama.cpp gives empty tokens a name of their own
+        name = token or f"[EMPTY_{index}]"
+        if name in ids:
+            return f"token {token!r} has two ids, {ids[name]} and {index}, in key '{_TOKENS}'"
+        ids[name] = index
+    return None
+
+
+def _wrong_list(
+    key: str,
+    kinds: tuple[str, ...],
+    n_tokens: int,
+    metadata: dict[str, Any],
+    value_types: dict[str, str],
+) -> str | None:
+    if key not in metadata:
+        return None
+    if value_types[key] not in [f"array of {kind}" for kind in kinds]:
+        return f"key '{key}' is {value_types[key]}, expected array of {' or '.join(kinds)}"
+    if len(metadata[key]) < n_tokens:
+        return f"key '{key}' has {len(metadata[key])} values for {n_tokens} tokens"
+    return None
+
+
+def _wrong_merges(model: str, metadata: dict[str, Any], value_types: dict[str, str]) -> str | None:
+    key = "tokenizer.ggml.merges"
+    if key in metadata and value_types[key] != "array of string":
+        return f"key '{key}' is {value_types[key]}, expected array of string"
+    needed = model in _MERGE_MODELS and metadata.get("tokenizer.ggml.pre") != "kimi-k2"
+    if needed and key not in metadata:
+        return f"key '{key}' is missing, which a tokenizer of model '{model}' needs"
+    return None
+
+
+def _missing_bos(model: str, metadata: dict[str, Any], n_tokens: int) -> str | None:
+    wanted = model == "gemma4" or metadata.get("tokenizer.ggml.add_bos_token") is True
+    given = metadata.get("tokenizer.ggml.bos_token_id")
+    usable = isinstance(given, int) and not isinstance(given, bool) and 0 <= given < n_tokens
+    if wanted and model in _NO_DEFAULT_BOS and not usable:
+        return (
+            f"key 'tokenizer.ggml.bos_token_id' is {given}, expected 0 to {n_tokens - 1}, "
+            "since the tokenizer begins every text with it"
+        )
+    return None

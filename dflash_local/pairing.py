@@ -1,0 +1,215 @@
+"""Do a target and a drafter fit each other? Decided from their headers, before any loading."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from .drafter_spec import DrafterSpec, RopeSpec, ScaleSpec
+from .errors import PairError
+from .gguf_file import GgufFile
+
+__all__ = [
+    "RECURRENT_ARCHITECTURES",
+    "TAPPED_ARCHITECTURES",
+    "DrafterSpec",
+    "RopeSpec",
+    "ScaleSpec",
+    "check_pair",
+    "check_target",
+]
+
+# Architectures whose graph sets `t_layer_inp` in llama.cpp's src/models, under their names in
+# src/llama-arch.cpp. Tapping another one aborts the process.
+TAPPED_ARCHITECTURES = frozenset(
+    {
+        "bailingmoe3",
+        "deepseek4",
+        "gemma4",
+        "gpt-oss",
+        "hunyuan-dense",
+        "hunyuan_vl",
+        "lfm2",
+        "lfm2moe",
+        "llama",
+        "mimo2",
+        "minimax-01",
+        "minimax-m2",
+        "muse-glimmer",
+        "nanbeige",
+        "nemotron_h",
+        "nemotron_h_moe",
+        "qwen3",
+        "qwen35",
+        "qwen35moe",
+        "qwen3moe",
+        "qwen3next",
+        "qwen4exp",
+    }
+)
+
+# llm_arch_is_recurrent and llm_arch_is_hybrid: their state cannot be rolled back row by row
+RECURRENT_ARCHITECTURES = frozenset(
+    {
+        "arwkv7",
+        "bailingmoe3",
+        "deepseek4",
+        "falcon-h1",
+        "glm5-next",
+        "granitehybrid",
+        "jamba",
+        "kimi-k3",
+        "kimi-linear",
+        "lfm2",
+        "lfm2moe",
+        "mamba",
+        "mamba2",
+        "minimax-01",
+        "nemotron_h",
+        "nemotron_h_moe",
+        "plamo2",
+        "qwen35",
+        "qwen35moe",
+        "qwen3next",
+        "qwen4exp",
+        "rwkv6",
+        "rwkv6qwen2",
+        "rwkv7",
+    }
+)
+
+# llama.cpp knows these, but they do not write text one token after the other
+_NOT_GENERATIVE = frozenset(
+    {
+        "bert",
+        "clip",
+        "eagle3",
+        "eurobert",
+        "gemma-embedding",
+        "gemma4-assistant",
+        "jina-bert-v2",
+        "jina-bert-v3",
+        "llama-embed",
+        "modern-bert",
+        "neo-bert",
+        "nomic-bert",
+        "nomic-bert-moe",
+        "pockettts",
+        "qwen3tts",
+        "t5",
+        "t5encoder",
+        "wavtokenizer-dec",
+    }
+)
+_DIFFUSION = frozenset({"dream", "llada", "llada-moe", "rnd1"})
+_MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
+_PLAIN = "or leave the drafter out for plain decoding"
+
+
+def check_target(file: GgufFile) -> None:
+    """Raise FileError unless `file` is a language model that may be a target."""
+    architecture = file.architecture
+    if architecture == "dflash":
+        file.fail(
+            "a DFlash drafter (general.architecture 'dflash') given as the target; give it as the "
+            "draft model, and the model that it was trained for as the target"
+        )
+    if architecture in _NOT_GENERATIVE | _DIFFUSION:
+        file.fail(
+            f"general.architecture is {architecture!r}, expected a language model that writes text "
+            "from left to right"
+        )
+    kind = file.optional("general.type", str, "model")
+    if kind != "model":
+        file.fail(f"general.type is {kind!r}, expected 'model'; give the model itself")
+    for key, high in (
+        ("block_count", _MAX_LAYERS),
+        ("embedding_length", 1 << 31),
+        ("context_length", 1 << 31),
+    ):
+        value = file.require(f"{architecture}.{key}", int)
+        if not 1 <= value <= high:
+            file.fail(f"{architecture}.{key} is {value}, expected 1 to {high}")
+    if not file.require("tokenizer.ggml.tokens", list):
+        file.fail("key 'tokenizer.ggml.tokens' is empty, expected the vocabulary")
+    embeddings = file.tensors.get("token_embd.weight")
+    if embeddings is None:
+        file.fail("tensor token_embd.weight is missing: a vocabulary without a model")
+    expected = [file.metadata[f"{architecture}.embedding_length"], file.n_vocab]
+    if list(embeddings.shape) != expected:
+        file.fail(
+            f"tensor token_embd.weight has the shape {list(embeddings.shape)}, expected "
+            f"{expected}: embedding_length and the number of tokens"
+        )
+
+
+def check_pair(target: GgufFile, drafter: GgufFile) -> DrafterSpec:
+    """The spec of `drafter`, when it fits `target`.
+
+    Raises FileError when one of the two is no target or no drafter by itself, PairError when they
+    do not belong together: the message names the field, both values and the remedy.
+    """
+    check_target(target)
+    _check_architecture(target)
+    spec = DrafterSpec.read(drafter, n_vocab=target.n_vocab)
+    architecture = target.architecture
+    n_embd = target.require(f"{architecture}.embedding_length", int)
+    if spec.n_embd != n_embd:
+        _mismatch(target, drafter, "embedding_length (hidden size)", n_embd, spec.n_embd)
+    _check_layers(target, drafter, spec)
+    _check_vocabulary(target, drafter, spec)
+    return spec
+
+
+def _check_architecture(target: GgufFile) -> None:
+    name = target.architecture
+    if name in RECURRENT_ARCHITECTURES:
+        raise PairError(
+            f"{target.path}: general.architecture is {name!r}, which has recurrent layers whose "
+            f"state cannot be rolled back; choose a target without, {_PLAIN}"
+        )
+    if name not in TAPPED_ARCHITECTURES:
+        usable = ", ".join(sorted(TAPPED_ARCHITECTURES - RECURRENT_ARCHITECTURES))
+        raise PairError(
+            f"{target.path}: general.architecture is {name!r}, whose hidden states llama.cpp does "
+            f"not offer to a drafter; choose a target of {usable}, {_PLAIN}"
+        )
+
+
+def _check_layers(target: GgufFile, drafter: GgufFile, spec: DrafterSpec) -> None:
+    n_layer = target.require(f"{target.architecture}.block_count", int)
+    # trailing layers that predict further tokens are no layers of the graph that is tapped
+    n_layer -= target.optional(f"{target.architecture}.nextn_predict_layers", int, 0)
+    beyond = [layer for layer in spec.target_layers if layer >= n_layer]
+    if beyond:
+        raise PairError(
+            f"{drafter.path}: dflash.target_layers {list(spec.target_layers)} taps the input of "
+            f"layer {beyond[0]}, and the target {target.path} has the layers 0 to {n_layer - 1}; "
+            "use the target that this drafter was trained for"
+        )
+
+
+def _check_vocabulary(target: GgufFile, drafter: GgufFile, spec: DrafterSpec) -> None:
+    if spec.n_vocab != target.n_vocab:
+        _mismatch(target, drafter, "vocabulary size", target.n_vocab, spec.n_vocab)
+    if "tokenizer.ggml.tokens" not in drafter.metadata:
+        return
+    for key in ("tokenizer.ggml.model", "tokenizer.ggml.pre"):
+        ours, theirs = target.get(key), drafter.get(key)
+        # files converted before there were pre-tokenizer names have none
+        if ours != theirs and not (key.endswith("pre") and None in (ours, theirs)):
+            _mismatch(target, drafter, key, ours, theirs)
+    ours, theirs = target.get("tokenizer.ggml.tokens"), drafter.get("tokenizer.ggml.tokens")
+    if ours != theirs:
+        index = next(
+            i for i, pair in enumerate(zip(ours, theirs, strict=True)) if len(set(pair)) > 1
+        )
+        _mismatch(target, drafter, f"token {index}", ours[index], theirs[index])
+
+
+def _mismatch(
+    target: GgufFile, drafter: GgufFile, name: str, ours: object, theirs: object
+) -> NoReturn:
+    raise PairError(
+        f"{name} is {theirs!r} in the drafter {drafter.path} and {ours!r} in the target "
+        f"{target.path}; use the drafter that was trained for this target, {_PLAIN}"
+    )
