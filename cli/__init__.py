@@ -1,0 +1,1 @@
+"""The `dflash-local` command: one file per command, answers on stdout, all else on stderr."""

@@ -1,0 +1,75 @@
+"""One answer: streamed to where it belongs, stopped by Ctrl-C without losing what came so far."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dflash_local import Chunk, Result
+
+Ask = Callable[..., "Iterator[Chunk]"]
+"""`Model.stream` or `Model.stream_chat`, with everything bound but `cancel`."""
+
+
+def answer(ask: Ask, write: Callable[[str], None]) -> Result:
+    """Stream one answer into `write`. The first Ctrl-C ends it, a second one raises."""
+    cancel = threading.Event()
+    result: Result | None = None
+    with _interrupt_sets(cancel), contextlib.closing(_stream(ask(cancel=cancel))) as chunks:
+        for chunk in chunks:
+            if chunk.text:
+                write(chunk.text)
+            result = chunk.result or result
+    if result is None:
+        raise RuntimeError("the stream of an answer ended without its result")
+    return result
+
+
+def with_seed(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The same request with its seed drawn now, so that it can be asked twice."""
+    return {"seed": secrets.randbelow(2**32 - 1), **arguments}
+
+
+def write_stdout(text: str) -> None:
+    """Show text at once. A terminal gets no control characters: a model is not its master."""
+    sys.stdout.write(text.translate(_VISIBLE) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def write_nothing(text: str) -> None:
+    """For an answer that is shown whole, or measured only."""
+
+
+_CONTROL = [*range(0x20), 0x7F, *range(0x80, 0xA0)]
+_VISIBLE = {code: "\N{REPLACEMENT CHARACTER}" for code in _CONTROL if chr(code) not in "\n\t"}
+
+
+def _stream(chunks: Iterator[Chunk]) -> Generator[Chunk]:
+    # Closing a generator closes the one that it yields from, which cancels the request.
+    yield from chunks
+
+
+@contextlib.contextmanager
+def _interrupt_sets(cancel: threading.Event) -> Iterator[None]:
+    """SIGINT sets `cancel`, once; after that, and outside, it raises KeyboardInterrupt."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if cancel.is_set():
+            raise KeyboardInterrupt
+        cancel.set()
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,70 @@
+"""`dflash-local complete`: continue raw text."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .answer import with_seed
+from .loading import check_options, load_model
+from .options import (
+    ENDING,
+    FILES,
+    LOADING,
+    REPORTING,
+    SAMPLING,
+    SectionedCommand,
+    generation_arguments,
+    max_tokens,
+    option,
+)
+from .prompt_text import read_prompt, read_text
+from .report import speaker
+from .single import run_single
+
+FILE = option(
+    "-f",
+    "--file",
+    type=click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True),
+    help="Read the prompt from this file, - for standard input.",
+)
+
+SECTIONS = {
+    "Prompt": (FILE,),
+    "Model": FILES,
+    "Answer": (max_tokens(256), *ENDING),
+    "Sampling": SAMPLING,
+    "Output": REPORTING,
+    "Machine": LOADING,
+}
+
+
+@click.command(cls=SectionedCommand, sections=SECTIONS)
+@click.argument("prompt", required=False)
+@click.pass_context
+def complete(ctx: click.Context, /, prompt: str | None, **values: Any) -> None:
+    """Continue PROMPT, the text of -f FILE, or standard input (-).
+
+    The text goes to the model as it is, byte for byte, with no chat template; special tokens such
+    as <|im_start|> are taken as such. The continuation alone goes to stdout.
+    """
+    check_options(values)
+    file = values["file"]
+    from_environment = ctx.get_parameter_source("file") is click.core.ParameterSource.ENVIRONMENT
+    text = read_prompt(prompt, None if prompt is not None and from_environment else file)
+    if text is None:
+        raise click.UsageError("no prompt: give PROMPT, -f FILE, or - for standard input.")
+    if not text:
+        raise click.UsageError("the prompt is empty: there is nothing to continue.")
+    grammar = read_text(Path(values["grammar_file"])) if values["grammar_file"] else None
+    arguments = generation_arguments(values, grammar)
+    if values["compare"]:
+        arguments = with_seed(arguments)
+
+    say = speaker(values["quiet"])
+    with load_model(values, say) as model:
+        code = run_single(model, partial(model.stream, text, **arguments), values, say)
+    ctx.exit(code)

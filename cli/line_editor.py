@@ -1,0 +1,103 @@
+"""The line editor of a conversation: history, several lines, completion of commands."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import TextIO
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import WordCompleter
+from prompt_toolkit.document import Document
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.input import Input
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import Output, create_output
+
+QUOTES = '"""'
+
+
+class LineEditor:
+    """Reads one message at a time from the terminal.
+
+    Enter sends, unless the line ends with a backslash (which goes) or a message begun with three
+    double quotes is not closed by them yet; Alt-Enter always breaks the line; pasted lines stay
+    together. `input` and `output` of prompt_toolkit are for programs that drive the editor.
+    """
+
+    def __init__(
+        self,
+        commands: Mapping[str, str],
+        *,
+        input: Input | None = None,
+        output: Output | None = None,
+        history: History | None = None,
+    ) -> None:
+        self._session: PromptSession[str] = PromptSession(
+            history=history if history is not None else open_history(),
+            input=input,
+            # The answers alone go to stdout, wherever it leads.
+            output=output or create_output(stdout=_terminal()),
+            completer=WordCompleter(list(commands), meta_dict=dict(commands), sentence=True),
+            complete_while_typing=False,
+            multiline=True,
+            key_bindings=_keys(),
+            prompt_continuation=lambda width, line, wrapped: "." * (width - 1) + " ",
+        )
+
+    def read(self) -> str:
+        """The next message. Raises EOFError on Ctrl-D, KeyboardInterrupt on Ctrl-C."""
+        return unquoted(self._session.prompt("> "))
+
+
+def is_complete(document: Document) -> bool:
+    """Whether Enter, pressed here, sends the message."""
+    text = document.text.strip()
+    if text.startswith(QUOTES):
+        return len(text) >= 2 * len(QUOTES) and text.endswith(QUOTES)
+    return not document.current_line_before_cursor.endswith("\\")
+
+
+def unquoted(message: str) -> str:
+    """The message without the quotes that held its lines together."""
+    text = message.strip()
+    if len(text) >= 2 * len(QUOTES) and text.startswith(QUOTES) and text.endswith(QUOTES):
+        return text[len(QUOTES) : -len(QUOTES)].strip("\n")
+    return text
+
+
+def open_history() -> History:
+    """Earlier messages, kept in the cache folder for this user alone; in memory if it is shut."""
+    from dflash_local.cache_dir import cache_dir
+
+    try:
+        path = cache_dir() / "chat_history"
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    except OSError:
+        return InMemoryHistory()
+    return FileHistory(str(path))
+
+
+def _terminal() -> TextIO:
+    return sys.stderr if sys.stderr.isatty() or not sys.stdout.isatty() else sys.stdout
+
+
+def _keys() -> KeyBindings:
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def _(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if is_complete(buffer.document):
+            buffer.validate_and_handle()
+            return
+        if buffer.document.current_line_before_cursor.endswith("\\"):
+            buffer.delete_before_cursor()
+        buffer.insert_text("\n")
+
+    @keys.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return keys

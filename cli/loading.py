@@ -1,0 +1,51 @@
+"""From options to a loaded model, with a word on stderr about what was chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import LOADING, values_of
+from .report import Say
+
+if TYPE_CHECKING:
+    from dflash_local import Model
+
+
+def check_options(values: Mapping[str, Any]) -> None:
+    """Refuse combinations that have no meaning, before any work. Raises click.UsageError."""
+    target, draft = values["target"], values["draft"]
+    if draft is not None and target is None:
+        raise click.UsageError(
+            f"--draft {draft} is given without its target: add --target, or leave out --draft to "
+            "use the shipped pair."
+        )
+    if values["compare"] and target is not None and draft is None:
+        raise click.UsageError("--compare needs a drafter to compare with: add --draft.")
+    if values["compare"] and values["draft_width"] in (0, 1):
+        raise click.UsageError(
+            f"--compare with --draft-width {values['draft_width']} would compare plain decoding "
+            "with itself: leave out one of them."
+        )
+
+
+def load_model(values: Mapping[str, Any], say: Say) -> Model:
+    """The model that the options ask for."""
+    import dflash_local
+
+    target, draft = values["target"], values["draft"]
+    if target is None:
+        from dflash_local import demo
+
+        target, draft = demo.pair()
+        say(
+            "no --target: using the shipped pair, a tiny model of Python code for trying "
+            f"things out ({target.name})"
+        )
+    elif draft is None:
+        say("no --draft: plain decoding")
+    return dflash_local.load(
+        target, draft, progress=not values["quiet"], **values_of(LOADING, values)
+    )

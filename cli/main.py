@@ -1,0 +1,107 @@
+"""The command group, and how it ends: exit codes, one line for an error, quiet on a closed pipe.
+
+Exit codes: 0 done, 1 the model or its backend failed, 2 bad input, 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from dflash_local.errors import DflashError, InputError
+
+from .chat import chat
+from .complete import complete
+from .single import INTERRUPTED
+
+NAME = "dflash-local"
+FAILED = 1
+BAD_INPUT = 2
+
+EPILOG = """\
+\b
+Every option is also an environment variable: DFLASH_LOCAL_TARGET for --target.
+Shell completion, in the start-up file of the shell:
+  bash  eval "$(_DFLASH_LOCAL_COMPLETE=bash_source dflash-local)"
+  zsh   eval "$(_DFLASH_LOCAL_COMPLETE=zsh_source dflash-local)"
+  fish  _DFLASH_LOCAL_COMPLETE=fish_source dflash-local | source
+"""
+
+
+def print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    """The version, the llama.cpp build in use, and the backends that it found."""
+    if not value or ctx.resilient_parsing:
+        return
+    from importlib.metadata import version
+
+    click.echo(f"{NAME} {version(NAME)}")
+    from dflash_local import runtime
+
+    click.echo(runtime.llama_build())
+    for line in runtime.backends():
+        click.echo(line)
+    ctx.exit()
+
+
+@click.group(
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=print_version,
+    help="Show the version, the llama.cpp build and its backends.",
+)
+def group() -> None:
+    """Language models in GGUF, answering faster by DFlash drafts that they check themselves."""
+
+
+group.add_command(chat)
+group.add_command(complete)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit the process."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code."""
+    # What a terminal cannot show should not end the answer.
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")
+    try:
+        code = group.main(arguments, prog_name=NAME, standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return BAD_INPUT
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        asked = f" ({context.command_path} -h tells more)" if context is not None else ""
+        return _fail(error.format_message() + asked, BAD_INPUT)
+    except BrokenPipeError:
+        # Whoever read has gone. Python flushes once more at exit, which must not complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except (InputError, OSError) as error:
+        return _fail(str(error), BAD_INPUT)
+    except (DflashError, ImportError, MemoryError) as error:
+        return _fail(str(error) or type(error).__name__, FAILED)
+
+
+def _fail(message: str, code: int) -> int:
+    line = " ".join(part.strip() for part in message.splitlines() if part.strip())
+    click.echo(f"{NAME}: error: {line}", err=True)
+    return code

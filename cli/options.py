@@ -1,0 +1,280 @@
+"""The options that the commands share, in sections; each is also an environment variable.
+
+An option's name inside is that of the keyword argument of `dflash_local.load` or of `Model` that
+it sets, so that a command hands a section's values on as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from .values import WholeText, json_object, number, shares, token_bias, whole
+
+ENVIRONMENT = "DFLASH_LOCAL"
+
+KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+SPLIT_MODES = ("none", "layer", "row")
+
+_FILE = click.Path(exists=True, dir_okay=False, readable=True)
+_AUTO = "what fits the memory"
+
+
+def option(*names: str, **attributes: Any) -> click.Option:
+    """An option that `DFLASH_LOCAL_<LONG NAME>` sets as well; its help names that variable."""
+    long = next(name for name in names if name.startswith("--")).split("/")[0]
+    variable = f"{ENVIRONMENT}_{long.strip('-').replace('-', '_').upper()}"
+    attributes.setdefault("show_default", "default" in attributes)
+    return click.Option(list(names), envvar=variable, show_envvar=True, **attributes)
+
+
+class SectionedCommand(click.Command):
+    """A command whose help lists its options under the heading of their section."""
+
+    def __init__(
+        self, *args: Any, sections: Mapping[str, Sequence[click.Option]], **attributes: Any
+    ) -> None:
+        super().__init__(*args, **attributes)
+        self.sections = sections
+        for options in sections.values():
+            self.params.extend(options)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        named = {option for options in self.sections.values() for option in options}
+        others = [
+            parameter
+            for parameter in self.get_params(ctx)
+            if isinstance(parameter, click.Option) and parameter not in named
+        ]
+        for heading, options in {**self.sections, "Help": others}.items():
+            records = [option.get_help_record(ctx) for option in options]
+            rows = [record for record in records if record is not None]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
+
+def values_of(section: Sequence[click.Option], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of one section, without the options that were left to the library."""
+    names = [option.name for option in section if option.name is not None]
+    return {name: values[name] for name in names if values[name] is not None}
+
+
+FILES = (
+    option(
+        "--target",
+        type=_FILE,
+        help="GGUF file of the model that answers. Without it, a tiny shipped pair is used.",
+    ),
+    option("--draft", type=_FILE, help="GGUF file of its DFlash drafter. Without it, no drafting."),
+)
+
+LOADING = (
+    option(
+        "--ctx",
+        "n_ctx",
+        type=whole(1),
+        metavar="N",
+        show_default=_AUTO,
+        help="Context length in tokens, prompt and answer together.",
+    ),
+    option(
+        "--gpu-layers",
+        "n_gpu_layers",
+        type=whole(0),
+        metavar="N",
+        show_default=_AUTO,
+        help="Layers of the target on the GPU.",
+    ),
+    option(
+        "--threads",
+        "n_threads",
+        type=whole(1, 512),
+        metavar="N",
+        show_default="one per core",
+        help="CPU threads.",
+    ),
+    option(
+        "--kv-type",
+        type=click.Choice(KV_TYPES),
+        default="f16",
+        help="Type of the target's KV cache.",
+    ),
+    option(
+        "--flash-attn/--no-flash-attn",
+        default=True,
+        help="Flash attention in the target.",
+    ),
+    option(
+        "--split-mode",
+        type=click.Choice(SPLIT_MODES),
+        default="layer",
+        help="How several GPUs share the target.",
+    ),
+    option(
+        "--main-gpu",
+        type=whole(0, 255),
+        metavar="N",
+        default=0,
+        help="The GPU to use with --split-mode none.",
+    ),
+    option(
+        "--tensor-split",
+        type=shares,
+        metavar="X,X,...",
+        help="Share of each GPU, such as 3,1.",
+    ),
+)
+
+SAMPLING = (
+    option(
+        "--temp",
+        "temperature",
+        type=number(0, 100),
+        metavar="X",
+        default=0.0,
+        help="Temperature; 0 always takes the likeliest token.",
+    ),
+    option(
+        "--top-k",
+        type=whole(0),
+        metavar="N",
+        default=40,
+        help="Draw among the K likeliest tokens; 0 for all.",
+    ),
+    option(
+        "--top-p",
+        type=number(0, 1, above=True),
+        metavar="X",
+        default=0.95,
+        help="Draw among the likeliest tokens that together reach this probability.",
+    ),
+    option(
+        "--min-p",
+        type=number(0, 1),
+        metavar="X",
+        default=0.05,
+        help="Leave out tokens less likely than this share of the likeliest.",
+    ),
+    option(
+        "--seed",
+        type=whole(0, 2**32 - 2),
+        metavar="N",
+        show_default="drawn",
+        help="Seed of the draws; the same seed gives the same answer.",
+    ),
+    option(
+        "--repeat-penalty",
+        type=number(0, 100, above=True),
+        metavar="X",
+        default=1.0,
+        help="Divide the logits of recent tokens by this.",
+    ),
+    option(
+        "--repeat-last-n",
+        type=whole(-1),
+        metavar="N",
+        default=64,
+        help="How many tokens the penalties look back; -1 for the whole context.",
+    ),
+    option(
+        "--presence-penalty",
+        type=number(-100, 100),
+        metavar="X",
+        default=0.0,
+        help="Subtract this from the logits of recent tokens.",
+    ),
+    option(
+        "--frequency-penalty",
+        type=number(-100, 100),
+        metavar="X",
+        default=0.0,
+        help="Subtract this for each time that a recent token came up.",
+    ),
+    option(
+        "--logit-bias",
+        type=token_bias,
+        multiple=True,
+        metavar="ID=BIAS",
+        help="Add BIAS to a token's logit; may be repeated.",
+    ),
+)
+
+ENDING = (
+    option(
+        "--stop",
+        type=WholeText(),
+        multiple=True,
+        metavar="TEXT",
+        help="End before this text; may be repeated.",
+    ),
+    option(
+        "--grammar-file",
+        type=_FILE,
+        help="A GBNF grammar that the answer has to follow.",
+    ),
+    option(
+        "--draft-width",
+        type=whole(0),
+        metavar="N",
+        show_default="the drafter's block",
+        help="Tokens that the target checks per round; 0 decodes plainly.",
+    ),
+)
+
+REPORTING = (
+    option(
+        "--compare",
+        is_flag=True,
+        help="Decode plainly as well, and print how the two compare.",
+    ),
+    option(
+        "--json",
+        "as_json",
+        is_flag=True,
+        help="Print one JSON object: text, tokens, finish_reason, stats, exactness.",
+    ),
+    option("-q", "--quiet", is_flag=True, help="Nothing on stderr but errors."),
+)
+
+CHAT = (
+    option("--system", type=WholeText(), metavar="TEXT", help="System message."),
+    option(
+        "--no-thinking",
+        is_flag=True,
+        help="Ask the chat template for answers without a reasoning part.",
+    ),
+    option(
+        "--chat-template-kwargs",
+        type=json_object,
+        metavar="JSON",
+        help='Values for the chat template, such as {"enable_thinking": false}.',
+    ),
+)
+
+
+def max_tokens(default: int) -> click.Option:
+    """The length limit; a conversation wants a longer default than a completion."""
+    return option(
+        "-n",
+        "--max-tokens",
+        type=whole(1),
+        metavar="N",
+        default=default,
+        help="End after so many tokens.",
+    )
+
+
+def generation_arguments(values: Mapping[str, Any], grammar: str | None) -> dict[str, Any]:
+    """Keyword arguments of `Model.stream` and its kin, from the options' values."""
+    arguments = values_of(SAMPLING, values)
+    arguments["logit_bias"] = dict(values["logit_bias"])
+    arguments["stop"] = list(values["stop"])
+    arguments["max_tokens"] = values["max_tokens"]
+    if grammar is not None:
+        arguments["grammar"] = grammar
+    if values["draft_width"] is not None:
+        arguments["draft_width"] = values["draft_width"]
+    return arguments

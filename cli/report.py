@@ -1,0 +1,129 @@
+"""What is told about an answer: the line after it, the `--json` object, the `/stats` page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from dflash_local import Model, Result
+
+Say = Callable[[str], None]
+
+_BAR = 40
+
+
+def speaker(quiet: bool) -> Say:
+    """How to tell the user something beside the answer: a line on stderr, or nothing."""
+
+    def say(line: str) -> None:
+        if not quiet:
+            click.echo(line, err=True)
+
+    return say
+
+
+def summary(result: Result, max_tokens: int) -> str:
+    """One line: tokens, speed, accepted per round, time to first token, and what cut it short."""
+    stats = result.stats
+    parts = [
+        f"{len(result.tokens)} tokens",
+        f"{stats.tokens_per_second:.1f} tokens/s",
+        f"{stats.mean_accepted_length:.2f} accepted per round"
+        if stats.drafted
+        else "plain decoding",
+        f"first token after {stats.ttft_s:.2f} s",
+    ]
+    if result.finish_reason == "cancelled":
+        parts.append("stopped")
+    if result.finish_reason == "length":
+        by = "--max-tokens" if len(result.tokens) >= max_tokens else "the end of the context"
+        parts.append(f"cut short by {by}")
+    return ", ".join(parts)
+
+
+def comparison(result: Result, plain: Result) -> dict[str, Any]:
+    """Drafted against plain decoding of the same request, by decode speed in tokens/s."""
+    speed = plain.stats.tokens_per_second
+    return {
+        "tokens_per_second": speed,
+        "ratio": result.stats.tokens_per_second / speed if speed else None,
+        "equal": result.tokens == plain.tokens,
+        "first_difference": _first_difference(result.tokens, plain.tokens),
+    }
+
+
+def comparison_line(compared: Mapping[str, Any]) -> str:
+    """The comparison in one line."""
+    ratio = (
+        "" if compared["ratio"] is None else f"drafting is {compared['ratio']:.2f} times as fast"
+    )
+    same = (
+        "the same tokens"
+        if compared["equal"]
+        else f"tokens part at number {compared['first_difference'] + 1}"
+    )
+    head = f"plain decoding: {compared['tokens_per_second']:.1f} tokens/s"
+    return "; ".join(part for part in (head, ratio, same) if part)
+
+
+def json_object(result: Result) -> dict[str, Any]:
+    """What `--json` prints of a result."""
+    return {
+        "text": result.text,
+        "tokens": list(result.tokens),
+        "finish_reason": result.finish_reason,
+        "stats": result.stats.as_dict(),
+    }
+
+
+def stats_page(model: Model, last: Result | None) -> list[str]:
+    """The lines of `/stats`: the last answer, its accepted lengths, the load plan, exactness."""
+    lines = []
+    if last is not None:
+        lines += ["last answer", *_indented(_stats_lines(last))]
+        if last.stats.accepted_lengths:
+            lines += ["rounds by accepted length", *_indented(_histogram(last))]
+    lines += ["plan", *_indented(model.plan.lines())]
+    if model.has_drafter:
+        lines += ["exactness", *_indented(str(model.exactness()).splitlines())]
+    return lines
+
+
+def _stats_lines(result: Result) -> list[str]:
+    stats = result.stats
+    lines = [
+        f"prompt   {stats.prompt_tokens} tokens, {stats.cached_tokens} of them from the cache, "
+        f"{stats.prompt_s:.2f} s",
+        f"answer   {len(result.tokens)} tokens, {stats.decode_s:.2f} s, "
+        f"{stats.tokens_per_second:.1f} tokens/s, first token after {stats.ttft_s:.2f} s",
+    ]
+    if stats.drafted:
+        lines.append(
+            f"drafts   {stats.accepted} accepted of {stats.drafted} in {stats.rounds} rounds, "
+            f"{stats.mean_accepted_length:.2f} tokens per round"
+        )
+    told = ", ".join(f"{name} {100 * share:.0f} %" for name, share in stats.shares.items())
+    lines.append(f"time     {told}")
+    return lines
+
+
+def _histogram(result: Result) -> list[str]:
+    lengths = result.stats.accepted_lengths
+    most = max(lengths.values())
+    bars = {length: "#" * max(1, round(_BAR * n / most)) for length, n in lengths.items() if n}
+    return [f"{length:3d} {bars[length]:{_BAR}s} {lengths[length]}" for length in sorted(bars)]
+
+
+def _indented(lines: list[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
+
+
+def _first_difference(left: list[int], right: list[int]) -> int | None:
+    """The index of the first token that differs, or where the shorter one ends; None if equal."""
+    if left == right:
+        return None
+    pairs = zip(left, right, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))

@@ -1,0 +1,94 @@
+"""How option values are read where click's types fall short: each reads a value or refuses it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+MAX_INT = 2**31 - 1
+"""llama.cpp takes its counts as 32-bit integers."""
+
+MAX_BIAS = 1e6
+"""Far beyond any logit; only -inf bans a token for certain."""
+
+
+def whole(low: int, high: int = MAX_INT) -> Callable[[Any], int]:
+    """Reads a whole number from `low` to `high`, both included."""
+
+    def read(value: Any) -> int:
+        try:
+            given = int(value)
+        except ValueError:
+            given = low - 1
+        if not low <= given <= high:
+            raise click.BadParameter(f"{value!s} is not a whole number from {low} to {high}.")
+        return given
+
+    return read
+
+
+def number(low: float, high: float, *, above: bool = False) -> Callable[[Any], float]:
+    """Reads a number from `low`, or `above` it, to `high`; `nan`, which click lets by, is none."""
+
+    def read(value: Any) -> float:
+        try:
+            given = float(value)
+        except ValueError:
+            given = math.nan
+        if not low <= given <= high or (above and given == low):
+            since = "above" if above else "from"
+            raise click.BadParameter(f"{value!s} is not a number {since} {low:g} to {high:g}.")
+        return given
+
+    return read
+
+
+def token_bias(value: Any) -> tuple[int, float]:
+    """Reads `ID=BIAS`: a token id and what is added to its logit; `ID=-inf` bans the token."""
+    token, _, bias = str(value).partition("=")
+    try:
+        pair = int(token), float(bias)
+    except ValueError:
+        pair = -1, math.nan
+    if not (0 <= pair[0] <= MAX_INT and pair[1] <= MAX_BIAS):
+        raise click.BadParameter(f"{value!s} is not ID=BIAS, such as 42=-1.5 or 42=-inf.")
+    return pair
+
+
+def shares(value: Any) -> list[float]:
+    """Reads `3,1`: what share of the model each device takes."""
+    try:
+        parts = [float(part) for part in str(value).split(",")]
+    except ValueError:
+        parts = []
+    if not all(0 <= part < math.inf for part in parts) or sum(parts) <= 0:
+        raise click.BadParameter(f"{value!s} is not a list of shares, such as 3,1.")
+    return parts
+
+
+def json_object(value: Any) -> dict[str, Any]:
+    """Reads a JSON object."""
+    try:
+        parsed = json.loads(value)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise click.BadParameter(f"{value!s} is not JSON ({error}).") from None
+    if not isinstance(parsed, dict):
+        raise click.BadParameter(f'{value!s} is not an object, such as {{"key": true}}.')
+    return parsed
+
+
+class WholeText(click.types.StringParamType):
+    """A text; the environment variable of a repeatable option holds one, spaces and all."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(super().convert(value, param, ctx))
+        if not text:
+            self.fail("the text is empty.", param, ctx)
+        return text
+
+    def split_envvar_value(self, rv: str) -> Sequence[str]:
+        return [rv]

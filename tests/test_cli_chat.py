@@ -1,0 +1,328 @@
+"""`dflash-local chat`: single answers by pipe, conversations in a real terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from prompt_toolkit.history import InMemoryHistory
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
+
+from dflash_local.cli.answer import write_stdout
+from dflash_local.cli.line_editor import LineEditor, unquoted
+
+COMMAND = Path(sysconfig.get_path("scripts"), "dflash-local")
+QUESTION = "Write a function that adds two numbers."
+PATIENCE = 120  # seconds until a terminal that says nothing is given up
+
+
+def chat(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [COMMAND, "chat", *arguments], input=stdin, capture_output=True, timeout=300
+    )
+
+
+@pytest.fixture(scope="module")
+def answer() -> str:
+    done = chat("-n", "24", QUESTION)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.decode()
+
+
+def test_an_answer_is_all_that_stdout_gets(answer: str) -> None:
+    done = chat("-n", "24", "--json", QUESTION)
+    assert json.loads(done.stdout)["text"] == answer
+    assert answer and b"shipped pair" in done.stderr and b"tokens/s" in done.stderr
+
+
+def test_stdin_is_the_prompt_when_it_is_no_terminal(answer: str) -> None:
+    assert chat("-n", "24", stdin=f"{QUESTION}\n".encode()).stdout.decode() == answer
+    assert chat("-n", "24", "-", stdin=QUESTION.encode()).stdout.decode() == answer
+
+
+def test_quiet_says_nothing_beside_the_answer(answer: str) -> None:
+    done = chat("-q", "-n", "24", QUESTION)
+    assert (done.stdout.decode(), done.stderr) == (answer, b"")
+
+
+def test_a_system_message_is_part_of_the_prompt() -> None:
+    def prompt_tokens(*arguments: str) -> int:
+        done = chat("-n", "1", "--json", *arguments, QUESTION)
+        return int(json.loads(done.stdout)["stats"]["prompt_tokens"])
+
+    assert prompt_tokens("--system", "You write Python.") > prompt_tokens()
+
+
+def test_thinking_can_be_turned_off(answer: str) -> None:
+    """The shipped target's template knows no reasoning, so the answer stays what it was."""
+    asked = ("--chat-template-kwargs", '{"enable_thinking": false}')
+    assert chat("-n", "24", "--no-thinking", QUESTION).stdout.decode() == answer
+    assert chat("-n", "24", *asked, QUESTION).stdout.decode() == answer
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [""],
+        ["  \n"],
+        ["--json"],  # standard input is empty here
+        ["--chat-template-kwargs", "[1]", "hello"],
+        ["--chat-template-kwargs", "{", "hello"],
+        ["--system", "", "hello"],
+        ["-n", "0", "hello"],
+        ["-f", "file", "hello"],
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str]) -> None:
+    done = chat(*arguments)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.count(b"\n") == 1
+
+
+# What a message is, key by key.
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("one line\r", "one line"),
+        ("one\\\rtwo\r", "one\ntwo"),
+        ("one\x1b\rtwo\r", "one\ntwo"),
+        ('"""one\rtwo"""\r', "one\ntwo"),
+        ('"""\r  one\r\rtwo\r"""\r', "  one\n\ntwo"),
+        ("\x1b[200~one\ntwo\x1b[201~\r", "one\ntwo"),
+        ('say """\r', 'say """'),
+        ("\r", ""),
+    ],
+)
+def test_keys_of_a_message(keys: str, message: str) -> None:
+    with create_pipe_input() as typed:
+        typed.send_text(keys)
+        editor = LineEditor({}, input=typed, output=DummyOutput(), history=InMemoryHistory())
+        assert editor.read() == message
+
+
+@pytest.mark.parametrize(("keys", "error"), [("\x03", KeyboardInterrupt), ("\x04", EOFError)])
+def test_keys_that_leave_a_message(keys: str, error: type[BaseException]) -> None:
+    with create_pipe_input() as typed:
+        typed.send_text(keys)
+        editor = LineEditor({}, input=typed, output=DummyOutput(), history=InMemoryHistory())
+        with pytest.raises(error):
+            editor.read()
+
+
+def test_quotes_inside_a_message_stay() -> None:
+    assert unquoted('def f():\n    """Doc."""') == 'def f():\n    """Doc."""'
+
+
+# Conversations, in a terminal.
+
+pty = pytest.importorskip("pty", reason="this system has no pseudo-terminals")
+
+ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|[=>])")
+READY = "\x1b[?2004h"  # the line editor is open
+
+
+class Terminal:
+    """A `dflash-local chat` whose stdin and stderr are a terminal; stdout is a file, or also it."""
+
+    def __init__(self, folder: Path, *arguments: str, stdout_too: bool = False) -> None:
+        master, slave = pty.openpty()
+        self._master = master
+        self._seen = 0
+        self._text = ""
+        self._stdout = folder / "stdout"
+        environment = os.environ | {
+            "TERM": "xterm-256color",
+            "PROMPT_TOOLKIT_NO_CPR": "1",
+            "DFLASH_LOCAL_CACHE": str(folder / "cache"),
+            "COLUMNS": "200",
+        }
+        with self._stdout.open("wb") as file:
+            self.process = subprocess.Popen(
+                [COMMAND, "chat", *arguments],
+                stdin=slave,
+                stdout=slave if stdout_too else file,
+                stderr=slave,
+                env=environment,
+                start_new_session=True,
+                preexec_fn=_take_terminal,
+            )
+        os.close(slave)
+
+    def type(self, keys: str) -> None:
+        os.write(self._master, keys.encode())
+
+    def expect(self, text: str) -> str:
+        """Wait until the terminal shows `text` after what was expected before; all up to there."""
+        deadline = time.monotonic() + PATIENCE
+        while (end := self._text.find(text, self._seen)) < 0:
+            assert time.monotonic() < deadline, f"no {text!r} in {self._text[self._seen :]!r}"
+            if not self._read():
+                raise AssertionError(f"closed without {text!r}: {self._text[self._seen :]!r}")
+        shown = self._text[self._seen : end + len(text)]
+        self._seen = end + len(text)
+        return ESCAPES.sub("", shown)
+
+    def ask(self, message: str) -> str:
+        """Type a message at the open editor; the whole reply, which lets the editor open again."""
+        self.type(f"{message}\r")
+        return self.expect(READY)
+
+    def answers(self) -> str:
+        return self._stdout.read_text()
+
+    def close(self) -> int:
+        while self._read():
+            pass
+        return self.process.wait(PATIENCE)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+    def _read(self) -> bool:
+        try:
+            piece = os.read(self._master, 65536)
+        except OSError:  # Linux ends a terminal without processes so, macOS with nothing read
+            piece = b""
+        self._text += piece.decode("utf-8", "replace")
+        return bool(piece)
+
+
+def _take_terminal() -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.fixture
+def open_terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
+    opened: list[Terminal] = []
+
+    def start(*arguments: str, stdout_too: bool = False) -> Terminal:
+        opened.append(Terminal(tmp_path, *arguments, stdout_too=stdout_too))
+        opened[-1].expect(READY)
+        return opened[-1]
+
+    yield start
+    for terminal in opened:
+        terminal.kill()
+
+
+OpenTerminal = Callable[..., Terminal]
+
+
+def test_a_conversation(open_terminal: OpenTerminal, answer: str) -> None:
+    terminal = open_terminal("-n", "24")
+    assert "tokens/s" in terminal.ask(QUESTION)
+    assert terminal.answers() == answer + "\n"
+
+    stats = terminal.ask("/stats")
+    assert "accepted length" in stats and "plan" in stats and "exact" in stats
+
+    terminal.ask("/reset")
+    terminal.ask(QUESTION)
+    assert terminal.answers() == f"{answer}\n{answer}\n"
+
+    assert "/reset" in terminal.ask("/help")
+    assert "/help" in terminal.ask("/nonsense")
+    terminal.ask("")
+    assert terminal.answers() == f"{answer}\n{answer}\n"
+    terminal.type("/ex\t")
+    terminal.expect("/exit")
+    terminal.type("\r")
+    assert terminal.close() == 0
+
+
+def test_the_conversation_so_far_is_part_of_the_prompt(open_terminal: OpenTerminal) -> None:
+    def prompt_tokens() -> int:
+        found = re.search(r"prompt +(\d+) tokens", terminal.ask("/stats"))
+        assert found
+        return int(found[1])
+
+    terminal = open_terminal("-n", "8")
+    terminal.ask(QUESTION)
+    alone = prompt_tokens()
+    terminal.ask(QUESTION)
+    assert prompt_tokens() > 2 * alone
+
+
+def test_ctrl_c_stops_the_answer_alone(open_terminal: OpenTerminal) -> None:
+    terminal = open_terminal("-n", "2000", "--logit-bias", "0=-inf", stdout_too=True)
+    terminal.type("Write a long program.\r")
+    terminal.expect("program.")
+    terminal.expect("\n")
+    terminal.expect(" ")
+    terminal.type("\x03")
+    assert "stopped" in terminal.expect(READY)
+    assert "tokens/s" in terminal.ask("/stats")
+    terminal.type("\x04")
+    assert terminal.close() == 0
+
+
+def test_ctrl_c_at_the_prompt_clears_it(open_terminal: OpenTerminal, answer: str) -> None:
+    terminal = open_terminal("-n", "24")
+    terminal.type("nothing of this")
+    terminal.expect("this")
+    terminal.type("\x03")
+    terminal.expect(READY)
+    terminal.ask(QUESTION)
+    assert terminal.answers() == answer + "\n"
+    terminal.type("\x04")
+    assert terminal.close() == 0
+
+
+def test_messages_of_earlier_conversations_come_back(
+    open_terminal: OpenTerminal, answer: str, tmp_path: Path
+) -> None:
+    first = open_terminal("-n", "24")
+    first.ask(QUESTION)
+    first.type("\x04")
+    assert first.close() == 0
+    assert (tmp_path / "cache" / "chat_history").stat().st_mode & 0o077 == 0
+
+    second = open_terminal("-n", "24")
+    second.type("\x1b[A")
+    second.expect(QUESTION[-8:])
+    second.ask("")
+    assert second.answers() == answer + "\n"
+
+
+def test_a_message_beyond_the_context_is_taken_back(
+    open_terminal: OpenTerminal, answer: str
+) -> None:
+    terminal = open_terminal("-n", "24", "--ctx", "256")
+    assert "error" in terminal.ask("word " * 600)
+    terminal.ask(QUESTION)
+    assert terminal.answers() == answer + "\n"
+
+
+def test_a_terminal_gets_no_control_characters(
+    open_terminal: OpenTerminal, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grammar = tmp_path / "escape.gbnf"
+    grammar.write_text(r'root ::= "a\x1B[31mb"')
+    terminal = open_terminal("--grammar-file", str(grammar), "-q", stdout_too=True)
+    assert "a\N{REPLACEMENT CHARACTER}[31mb" in terminal.ask(QUESTION)
+    write_stdout("a\x1b[31mb")
+    assert capsys.readouterr().out == "a\x1b[31mb"
+
+
+def test_json_wants_one_prompt(tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path, "--json")
+    try:
+        terminal.expect("--json")
+        assert terminal.close() == 2
+    finally:
+        terminal.kill()
