@@ -131,6 +131,9 @@ void draft_graph::build() {
         q = rope(norm(q, l.attn_q_norm), block_positions);
         store(i, h, block_positions, block_cells);
         h = ggml_mul_mat(c, l.attn_output, attention(i, q));
+        if (p.value_scale != 0.0f) {
+            h = ggml_scale(c, h, p.value_scale);
+        }
         if (l.attn_post_norm != nullptr) {
             h = norm(h, l.attn_post_norm);
         }

@@ -113,12 +113,8 @@ rope_params read_rope(const keys & k, const std::string & p, int head_dim) {
     }
     rope.freq_scale = 1.0f / factor;
     rope.attn_factor = k.real(p + "rope.scaling.attn_factor", 1.0f);
-    if (scaling == "yarn") {
-        rope.ext_factor = k.real(p + "rope.scaling.yarn_ext_factor", 1.0f);
-        rope.attn_factor *= k.real(p + "rope.scaling.yarn_attn_factor", 1.0f);
-        rope.beta_fast = k.real(p + "rope.scaling.yarn_beta_fast", 32.0f);
-        rope.beta_slow = k.real(p + "rope.scaling.yarn_beta_slow", 1.0f);
-    }
+    // llama.cpp reads no other YaRN key for this architecture.
+    rope.ext_factor = scaling == "yarn" ? 1.0f : 0.0f;
     return rope;
 }
 
@@ -162,6 +158,7 @@ draft_params draft_params::read(const gguf_context * gguf) {
     if (params.attention_scale == 0.0f) {
         params.attention_scale = 1.0f / std::sqrt(static_cast<float>(params.head_dim));
     }
+    params.value_scale = k.real(p + "attention.value_scale", 0.0f);
     const float scale = k.real(p + "embedding_scale", 0.0f);
     params.embedding_scale = scale == 0.0f ? 1.0f : scale;
     const std::string act = k.text(p + "hidden_activation", "silu");

@@ -33,6 +33,7 @@ struct draft_params {
     std::vector<int32_t> target_layers;  // tap k is the input of this target layer
     float rms_eps = 1e-6f;
     float attention_scale = 0.0f;  // already resolved: never 0 after reading
+    float value_scale = 0.0f;      // of what attention puts out; 0: none
     float embedding_scale = 1.0f;
     bool gelu = false;
     rope_params rope;

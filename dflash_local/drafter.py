@@ -1,0 +1,161 @@
+"""Drafters: what proposes the tokens that the target then checks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash_local import _native
+from dflash_local.draft import Candidates, Draft
+from dflash_local.errors import ClosedError, InputError
+from dflash_local.target import Target
+
+TOP_K = 8
+"""Candidates per drafted position; a chain needs one, a tree rarely more than these."""
+
+
+@dataclass(frozen=True)
+class DraftRequest:
+    """One block of one sequence.
+
+    `features` float32 [n, n_features] are the context features of the rows accepted since the last
+    draft, possibly none; `anchor` is the token after them; `n_draft` is how many tokens to propose.
+    """
+
+    seq: int
+    anchor: int
+    features: NDArray[np.float32]
+    n_draft: int
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """What the engine asks of a drafter. Sequences are 0 .. n_seq-1; positions start at 0.
+
+    The i-th injected row of a sequence belongs to position i. Not thread safe.
+    """
+
+    @property
+    def block_size(self) -> int:
+        """Anchor and drafts: at most `block_size - 1` tokens are proposed at once."""
+
+    def length(self, seq: int) -> int:
+        """Rows injected."""
+
+    def inject(self, seq: int, features: NDArray[np.float32]) -> None:
+        """Context features, float32 [n, n_features], of the next n positions.
+
+        Raises ContextFullError, with nothing injected, when they do not fit.
+        """
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """Inject the features of each request, then propose its tokens; a draft per request."""
+
+    def truncate(self, seq: int, length: int) -> None:
+        """Forget the rows of positions `length` and up; nothing when there are none."""
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """The first `length` rows of `source` become those of `target`."""
+
+    def close(self) -> None:
+        """Free everything. Safe to call again."""
+
+
+class FusedDrafter:
+    """A DFlash drafter file in one static ggml graph, on the device of the target's output head.
+
+    Shares the target's embeddings and head; each row that attention may see is kept in f16.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        target: Target,
+        *,
+        n_seq: int,
+        n_ctx: int,
+        top_k: int = TOP_K,
+        n_threads: int | None = None,
+    ) -> None:
+        """Raises FileError for a file that the graph cannot run, BackendError without room."""
+        self.path = Path(path)
+        self._target = target  # keeps the shared tensors alive
+        self._native: _native.FusedDrafter | None = _native.FusedDrafter(
+            target.address, os.fspath(path), n_seq, n_ctx, top_k, n_threads or target.n_threads
+        )
+        target.attach(self)
+
+    @property
+    def _open(self) -> _native.FusedDrafter:
+        if self._native is None:
+            raise ClosedError("this drafter is closed; load it again")
+        return self._native
+
+    @property
+    def block_size(self) -> int:
+        return self._open.block_size
+
+    @property
+    def n_features(self) -> int:
+        """Width of a context feature: taps times hidden size."""
+        return self._open.n_features
+
+    @property
+    def device(self) -> str:
+        return self._open.device
+
+    @property
+    def n_weight_bytes(self) -> int:
+        return self._open.n_weight_bytes
+
+    @property
+    def n_cache_bytes(self) -> int:
+        """Of the cache as it is now; it grows with the context in use."""
+        return self._open.n_cache_bytes
+
+    def length(self, seq: int) -> int:
+        return self._open.length(seq)
+
+    def inject(self, seq: int, features: NDArray[np.float32]) -> None:
+        self._open.inject(seq, self._rows(features))
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        if not requests:
+            return []
+        n_draft = max(request.n_draft for request in requests)
+        ids, logprobs = self._open.draft(
+            [request.seq for request in requests],
+            [self._rows(request.features) for request in requests],
+            [request.anchor for request in requests],
+            n_draft,
+        )
+        return [
+            Draft.chain(
+                ids[i, : request.n_draft, 0].tolist(),
+                logprobs[i, : request.n_draft, 0].tolist(),
+                Candidates(ids[i, : request.n_draft], logprobs[i, : request.n_draft]),
+            )
+            for i, request in enumerate(requests)
+        ]
+
+    def truncate(self, seq: int, length: int) -> None:
+        self._open.truncate(seq, min(length, self._open.length(seq)))
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        self._open.copy(source, target, length)
+
+    def close(self) -> None:
+        self._native = None
+
+    def _rows(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        if features.ndim != 2 or features.shape[1] != self.n_features:
+            raise InputError(
+                f"context features of shape {features.shape}; expected [n, {self.n_features}]"
+            )
+        return np.ascontiguousarray(features, np.float32)

@@ -1,0 +1,391 @@
+"""The target: a GGUF model in a llama.cpp context. Tokens in; logits and hidden states out."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gguf import GGMLQuantizationType
+from numpy.typing import NDArray
+
+from dflash_local import runtime
+from dflash_local.errors import BackendError, ClosedError, ContextFullError, FileError, InputError
+from dflash_local.vocabulary import Vocabulary
+
+# isort: split
+import llama_cpp.llama_cpp as api
+
+from dflash_local import _native
+
+if TYPE_CHECKING:
+    from dflash_local.drafter import Drafter
+
+KV_TYPES = {
+    kind.name.lower(): int(kind)
+    for kind in (
+        GGMLQuantizationType.F16,
+        GGMLQuantizationType.BF16,
+        GGMLQuantizationType.F32,
+        GGMLQuantizationType.Q8_0,
+        GGMLQuantizationType.Q5_1,
+        GGMLQuantizationType.Q5_0,
+        GGMLQuantizationType.Q4_1,
+        GGMLQuantizationType.Q4_0,
+    )
+}
+SPLIT_MODES = {
+    "none": api.LLAMA_SPLIT_MODE_NONE,
+    "layer": api.LLAMA_SPLIT_MODE_LAYER,
+    "row": api.LLAMA_SPLIT_MODE_ROW,
+}
+MAX_OUTPUT_ROWS = 64
+"""Rows of a batch, per sequence, whose logits can be asked for: the widest verify pass."""
+
+_ALL_LAYERS = 999
+_NO_SLOT = 1  # llama_decode: no room in the KV cache, nothing was changed
+
+
+@dataclass(frozen=True)
+class TargetOptions:
+    """How a target is loaded; None lets llama.cpp or the machine decide.
+
+    `n_ctx` are cells of KV cache, shared by all `n_seq` sequences. `n_batch` is the most rows of
+    one decode. `tapped_layers` are layer inputs to keep the hidden states of, for good.
+    """
+
+    n_ctx: int
+    n_seq: int = 1
+    n_batch: int = 512
+    n_gpu_layers: int = 0
+    n_threads: int | None = None
+    flash_attn: bool = True
+    kv_type: str = "f16"
+    split_mode: str = "layer"
+    main_gpu: int = 0
+    tensor_split: Sequence[float] | None = None
+    tapped_layers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kv_type not in KV_TYPES:
+            raise InputError(f"kv_type is {self.kv_type!r}; expected one of {', '.join(KV_TYPES)}")
+        if self.split_mode not in SPLIT_MODES:
+            raise InputError(
+                f"split_mode is {self.split_mode!r}; expected one of {', '.join(SPLIT_MODES)}"
+            )
+        if not self.flash_attn and self.kv_type.startswith("q"):
+            raise InputError(
+                f"kv_type {self.kv_type} needs flash attention; leave flash_attn on or take f16"
+            )
+        if self.n_threads is not None and not 1 <= self.n_threads <= 512:
+            raise InputError(f"n_threads is {self.n_threads}; expected 1 to 512")
+
+
+class Target:
+    """A loaded model and its context. Not thread safe: one thread owns it.
+
+    Drafters that share its tensors register here and are closed with it, whichever goes first.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        options: TargetOptions,
+        *,
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        """Raises FileError when llama.cpp refuses the file, BackendError when there is no room.
+
+        The file has passed `dflash_local.gguf_file`: llama.cpp itself aborts on some bad ones.
+        `progress` is called with the part that is loaded, 0 to 1.
+        """
+        runtime.init()
+        self.path = Path(path)
+        self.options = options
+        self._drafters: weakref.WeakSet[Drafter] = weakref.WeakSet()
+        self._model: Any = None
+        self._context: Any = None
+        self._taps: Any = None
+        self._logits: NDArray[np.float32] | None = None
+        self._output_index: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._n_rows = 0
+        try:
+            self._load(progress)
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], **options: Any) -> Target:
+        """`Target(path, TargetOptions(**options))`."""
+        return cls(path, TargetOptions(**options))
+
+    def _load(self, progress: Callable[[float], None] | None) -> None:
+        options = self.options
+        params = api.llama_model_default_params()
+        n_layers = options.n_gpu_layers
+        params.n_gpu_layers = _ALL_LAYERS if n_layers < 0 else n_layers
+        params.split_mode = SPLIT_MODES[options.split_mode]
+        params.main_gpu = options.main_gpu
+        if options.tensor_split is not None:
+            n_devices = api.llama_max_devices()
+            if len(options.tensor_split) > n_devices:
+                raise InputError(
+                    f"tensor_split has {len(options.tensor_split)} parts; "
+                    f"this llama.cpp splits over at most {n_devices} devices"
+                )
+            split = (ctypes.c_float * n_devices)(*options.tensor_split)
+            params.tensor_split = split
+        if progress is not None:
+
+            @api.llama_progress_callback
+            def report(part: float, _data: Any) -> bool:
+                progress(part)
+                return True
+
+            params.progress_callback = report
+        runtime.clear_log()
+        self._model = api.llama_model_load_from_file(os.fsencode(self.path), params)
+        if not self._model:
+            raise FileError(f"llama.cpp cannot load {self.path}: {_reason()}")
+        self.vocabulary = Vocabulary(api.llama_model_get_vocab(self._model))
+        self.n_vocab = self.vocabulary.n_tokens
+        self.n_embd: int = api.llama_model_n_embd(self._model)
+        self.n_layer: int = api.llama_model_n_layer(self._model)
+        self.n_ctx_train: int = api.llama_model_n_ctx_train(self._model)
+        self._open_context()
+
+    def _open_context(self) -> None:
+        options = self.options
+        n_threads = options.n_threads or default_threads()
+        params = api.llama_context_default_params()
+        params.n_ctx = options.n_ctx
+        params.n_batch = options.n_batch
+        params.n_ubatch = min(options.n_batch, 512)
+        params.n_seq_max = options.n_seq
+        params.n_outputs_max = min(options.n_batch, MAX_OUTPUT_ROWS * options.n_seq)
+        params.n_threads = n_threads
+        params.n_threads_batch = n_threads
+        params.flash_attn_type = (
+            api.LLAMA_FLASH_ATTN_TYPE_ENABLED
+            if options.flash_attn
+            else api.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        )
+        params.type_k = params.type_v = KV_TYPES[options.kv_type]
+        params.kv_unified = True
+        # A window that only keeps its last cells cannot be rolled back past them.
+        params.swa_full = True
+        params.no_perf = True
+        runtime.clear_log()
+        self._context = api.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise BackendError(
+                f"llama.cpp has no room for a context of {options.n_ctx} tokens: {_reason()}; "
+                "load with a smaller n_ctx or fewer GPU layers"
+            )
+        self._memory = api.llama_get_memory(self._context)
+        self.n_ctx: int = api.llama_n_ctx(self._context)
+        self.n_batch: int = api.llama_n_batch(self._context)
+        self.n_threads = n_threads
+        if options.tapped_layers:
+            self._taps = _native.Taps(_address(self._context), list(options.tapped_layers))
+        self._batch = _Batch(self.n_batch)
+
+    @property
+    def address(self) -> int:
+        """Address of the `llama_model`, for the native part."""
+        self._check_open()
+        return _address(self._model)
+
+    @property
+    def can_roll_back(self) -> bool:
+        """False for recurrent and hybrid models, whose state cannot be cut at a position."""
+        self._check_open()
+        return not (
+            api.llama_model_is_recurrent(self._model) or api.llama_model_is_hybrid(self._model)
+        )
+
+    @property
+    def chat_template(self) -> str | None:
+        self._check_open()
+        raw = api.llama_model_chat_template(self._model, None)
+        return raw.decode("utf-8", "replace") if raw else None
+
+    def decode(
+        self,
+        tokens: Sequence[int] | NDArray[np.int32],
+        positions: Sequence[int] | NDArray[np.int32],
+        seq_ids: Sequence[int] | NDArray[np.int32],
+        output: Sequence[bool] | NDArray[np.bool_],
+    ) -> None:
+        """One batch of at most `n_batch` rows: row i is `tokens[i]` at `positions[i]` of a sequence.
+
+        `output` marks the rows whose logits are wanted. Positions of a sequence follow what it has.
+        Raises ContextFullError when the cache has no room, with nothing changed; BackendError when
+        llama.cpp fails, after which the sequences of the batch should be cleared.
+        """
+        self._check_open()
+        n = len(tokens)
+        if not 0 < n <= self.n_batch:
+            raise InputError(f"a batch of {n} rows; expected 1 to {self.n_batch}")
+        self._logits = None
+        self._n_rows = 0
+        batch = self._batch.fill(tokens, positions, seq_ids, output)
+        self._output_index = np.cumsum(self._batch.output[:n], dtype=np.int64) - 1
+        runtime.clear_log()
+        status = api.llama_decode(self._context, batch)
+        if status == _NO_SLOT:
+            raise ContextFullError(
+                f"no room for {n} more tokens in a context of {self.n_ctx}; "
+                "load with a larger n_ctx or give a shorter prompt"
+            )
+        if status != 0:
+            raise BackendError(f"llama_decode failed on {n} rows with {status}: {_reason()}")
+        self._n_rows = n
+
+    def logits(self, row: int) -> NDArray[np.float32]:
+        """Logits of a row of the last batch, float32 [n_vocab]; valid until the next `decode`."""
+        self._check_row(row)
+        if not self._batch.output[row]:
+            raise InputError(f"row {row} of the last batch was decoded without logits")
+        if self._logits is None:
+            n_outputs = int(self._output_index[self._n_rows - 1]) + 1
+            start = ctypes.cast(api.llama_get_logits(self._context), ctypes.c_void_p).value
+            if not start:
+                raise BackendError("llama.cpp gave no logits for the last batch")
+            rows = (ctypes.c_float * (n_outputs * self.n_vocab)).from_address(start)
+            self._logits = np.frombuffer(rows, np.float32).reshape(n_outputs, self.n_vocab)
+        return self._logits[self._output_index[row]]
+
+    def hidden_states(self, rows: Iterable[int] | None = None) -> NDArray[np.float32]:
+        """Inputs of the tapped layers for rows of the last batch, float32 [n_rows, n_taps, n_embd].
+
+        The input of layer i+1 is the residual stream after layer i. None: all rows of the batch.
+        """
+        self._check_open()
+        if self._taps is None:
+            raise InputError("no layers are tapped; load with tapped_layers or with a drafter")
+        indices = range(self._n_rows) if rows is None else rows
+        states: NDArray[np.float32] = self._taps.gather(
+            np.fromiter(indices, np.int32), self._n_rows
+        )
+        return states
+
+    def truncate(self, seq: int, length: int) -> bool:
+        """Forget positions `length` and up of a sequence. False: this model cannot, nothing done."""
+        self._check_open()
+        return bool(api.llama_memory_seq_rm(self._memory, seq, length, -1))
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Sequence `target`, which is empty, shares the first `length` positions of `source`."""
+        self._check_open()
+        api.llama_memory_seq_cp(self._memory, source, target, 0, length)
+
+    def clear(self, seq: int) -> None:
+        """Forget a sequence."""
+        self._check_open()
+        api.llama_memory_seq_rm(self._memory, seq, -1, -1)
+
+    def attach(self, drafter: Drafter) -> None:
+        """Close `drafter`, which uses this model's tensors, before the model goes."""
+        self._check_open()
+        self._drafters.add(drafter)
+
+    def close(self) -> None:
+        """Free context and model, and close the drafters on it. Safe to call again."""
+        for drafter in list(self._drafters):
+            drafter.close()
+        self._taps = None
+        self._logits = None
+        context, self._context = self._context, None
+        model, self._model = self._model, None
+        if context:
+            api.llama_free(context)
+        if model:
+            api.llama_model_free(model)
+
+    def __enter__(self) -> Target:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_model", None):
+            self.close()
+
+    def _check_open(self) -> None:
+        if not self._context:
+            raise ClosedError("this target is closed; load it again")
+
+    def _check_row(self, row: int) -> None:
+        self._check_open()
+        if not 0 <= row < self._n_rows:
+            raise InputError(f"row {row} is not in the last batch of {self._n_rows}")
+
+
+class _Batch:
+    """A `llama_batch` over numpy arrays, filled anew for every decode."""
+
+    def __init__(self, n: int) -> None:
+        self.tokens = np.zeros(n, np.int32)
+        self.positions = np.zeros(n, np.int32)
+        self.seq_counts = np.ones(n, np.int32)
+        self.seq_ids = np.zeros(n, np.int32)
+        self.output = np.zeros(n, np.int8)
+        step = self.seq_ids.itemsize
+        self._seq_rows = self.seq_ids.ctypes.data + step * np.arange(n, dtype=np.uintp)
+        self._struct = api.llama_batch()
+        self._struct.token = _pointer(self.tokens, api.llama_token)
+        self._struct.pos = _pointer(self.positions, api.llama_pos)
+        self._struct.n_seq_id = _pointer(self.seq_counts, ctypes.c_int32)
+        self._struct.seq_id = _pointer(self._seq_rows, ctypes.POINTER(api.llama_seq_id))
+        self._struct.logits = _pointer(self.output, ctypes.c_int8)
+
+    def fill(self, tokens: Any, positions: Any, seq_ids: Any, output: Any) -> Any:
+        n = len(tokens)
+        self.tokens[:n] = tokens
+        self.positions[:n] = positions
+        self.seq_ids[:n] = seq_ids
+        self.output[:n] = output
+        self._struct.n_tokens = n
+        return self._struct
+
+
+def default_threads() -> int:
+    """Physical cores that this process may use: more threads than that slow ggml down."""
+    try:
+        usable = os.sched_getaffinity(0)
+    except AttributeError:  # not on this system
+        return max(1, (os.cpu_count() or 2) // 2)
+    cores = set()
+    for cpu in usable:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/core_cpus_list")
+        try:
+            cores.add(siblings.read_text())
+        except OSError:
+            return len(usable)
+    return len(cores)
+
+
+def _pointer(array: NDArray[Any], kind: Any) -> Any:
+    return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
+
+
+def _address(handle: Any) -> int:
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0
+
+
+def _reason() -> str:
+    return runtime.first_error_line() or "it logs no reason"
