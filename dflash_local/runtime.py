@@ -106,8 +106,8 @@ def check_same_library(native_address: int) -> None:
 
 def llama_build() -> str:
     """The build in one line: versions of llama-cpp-python, llama.cpp and ggml."""
-    ggml = _text(_function("ggml_version", ctypes.c_char_p)())
-    commit = _text(_function("ggml_commit", ctypes.c_char_p)())
+    ggml = _text(function("ggml_version", ctypes.c_char_p)())
+    commit = _text(function("ggml_commit", ctypes.c_char_p)())
     if commit in ("", "unknown"):
         commit = ""
     llama = _text(_api.llama_version())
@@ -134,9 +134,9 @@ def backends() -> list[str]:
 def devices() -> list[Device]:
     """Every device that ggml found, in its order, with the memory free at this moment."""
     init()
-    count = _function("ggml_backend_dev_count", ctypes.c_size_t)
-    get = _function("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
-    read = _function("ggml_backend_dev_get_props", None, ctypes.c_void_p, ctypes.POINTER(_Props))
+    count = function("ggml_backend_dev_count", ctypes.c_size_t)
+    get = function("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
+    read = function("ggml_backend_dev_get_props", None, ctypes.c_void_p, ctypes.POINTER(_Props))
     found = []
     for index in range(count()):
         props = _Props()
@@ -173,10 +173,10 @@ def init() -> None:
         _take_log()
         # Builds with loadable backends: llama.cpp itself would look beside the interpreter and in
         # the working folder, where they are not, and where anyone could put one.
-        registered = _function("ggml_backend_reg_count", ctypes.c_size_t)
+        registered = function("ggml_backend_reg_count", ctypes.c_size_t)
         if not registered():
             folder = os.fsencode(Path(_library._name).parent)
-            _function("ggml_backend_load_all_from_path", None, ctypes.c_char_p)(folder)
+            function("ggml_backend_load_all_from_path", None, ctypes.c_char_p)(folder)
         if not registered():
             raise ImportError(
                 f"llama.cpp in {Path(_library._name).parent} has no backend, not even for the CPU; "
@@ -263,11 +263,11 @@ def _release_log() -> None:
     # Models freed while Python shuts down still log, and Python can no longer be called then. Null
     # would print those lines; a function of libllama that takes nothing and has no effect does not.
     silent = ctypes.cast(_library.llama_max_devices, ctypes.c_void_p).value
-    function = _api.llama_log_callback(silent if silent and _log.echo is None else 0)
-    _api.llama_log_set(function, ctypes.c_void_p(0))
+    last = _api.llama_log_callback(silent if silent and _log.echo is None else 0)
+    _api.llama_log_set(last, ctypes.c_void_p(0))
 
 
-def _function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+def function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
     """A C function of libllama or of the ggml libraries that it is linked to.
 
     Looked up through libllama's own handle: `llama_cpp._ggml` opens libggml by another file name,
@@ -293,3 +293,6 @@ def _function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
 
 def _text(raw: bytes | None) -> str:
     return (raw or b"").decode("utf-8", "replace")
+
+
+_function = function
