@@ -1,0 +1,98 @@
+"""A draft: the tokens that a drafter proposes for one verify pass, as a chain or a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+ANCHOR = -1
+"""Parent of the nodes that follow the anchor directly."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What the draft graph returned for each of the n drafted positions, best first.
+
+    `ids` int32 [n, k]; `logprobs` float32 [n, k], natural logarithms, descending in each row. Ids
+    are as the drafter gave them and may lie outside the target's vocabulary.
+    """
+
+    ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+
+    def __post_init__(self) -> None:
+        if self.ids.ndim != 2 or self.ids.shape != self.logprobs.shape:
+            raise ValueError(
+                f"candidates: ids {self.ids.shape} and logprobs {self.logprobs.shape} "
+                "must both be [positions, k]"
+            )
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Drafted nodes. `parents[i]` is the index of node i's parent, `ANCHOR` or less than i.
+
+    A chain has `parents[i] = i - 1`. `logprobs` are the drafter's own, natural logarithms, one for
+    each node. Raises ValueError for lists of unequal lengths and for a parent that does not precede
+    its child.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    logprobs: list[float] = field(default_factory=list)
+    candidates: Candidates | None = None
+
+    def __post_init__(self) -> None:
+        if not self.logprobs:
+            object.__setattr__(self, "logprobs", [0.0] * len(self.tokens))
+        if not len(self.tokens) == len(self.parents) == len(self.logprobs):
+            raise ValueError(
+                f"a draft of {len(self.tokens)} tokens has {len(self.parents)} parents "
+                f"and {len(self.logprobs)} log-probabilities; the counts must be equal"
+            )
+        for node, parent in enumerate(self.parents):
+            if not ANCHOR <= parent < node:
+                raise ValueError(f"node {node} of a draft has parent {parent}, not one before it")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @classmethod
+    def chain(
+        cls,
+        tokens: Sequence[int],
+        logprobs: Sequence[float] | None = None,
+        candidates: Candidates | None = None,
+    ) -> Draft:
+        """Tokens that follow one another. Without log-probabilities, all are taken as certain."""
+        parents = list(range(ANCHOR, len(tokens) - 1))
+        return cls(list(tokens), parents, list(logprobs or ()), candidates)
+
+    def clip(self, n: int) -> Draft:
+        """The first `n` nodes, which is a draft too, as parents precede their children."""
+        n = max(n, 0)
+        if n >= len(self):
+            return self
+        return replace(
+            self, tokens=self.tokens[:n], parents=self.parents[:n], logprobs=self.logprobs[:n]
+        )
+
+    def valid_prefix(self, n_vocab: int) -> Draft:
+        """Without the nodes whose token is outside 0..n_vocab-1 and all that descend from them."""
+        kept: list[int] = []
+        index = {ANCHOR: ANCHOR}
+        for node, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True)):
+            if 0 <= token < n_vocab and parent in index:
+                index[node] = len(kept)
+                kept.append(node)
+        if len(kept) == len(self):
+            return self
+        return replace(
+            self,
+            tokens=[self.tokens[node] for node in kept],
+            parents=[index[self.parents[node]] for node in kept],
+            logprobs=[self.logprobs[node] for node in kept],
+        )

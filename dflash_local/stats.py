@@ -1,0 +1,98 @@
+"""What one request cost and what drafting gained it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Stats:
+    """Counts of tokens and seconds of one request.
+
+    `rounds` are verify passes, a plain decoding step being one too; `drafted` and `accepted` count
+    drafted tokens; `emitted` counts all tokens of the answer, also one drawn from the prompt's own
+    last row. `accepted_lengths` maps the tokens emitted in a round (accepted drafts + 1) to the
+    number of such rounds. `prompt_tokens` include the `cached_tokens`, which were not computed
+    again. `prompt_s` ends and `decode_s` begins with the prompt's last row; `draft_s`, `verify_s`
+    and `sample_s` are parts of `decode_s`. `ttft_s` runs from the request to its first token.
+    """
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    emitted: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prompt_s: float = 0.0
+    decode_s: float = 0.0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    sample_s: float = 0.0
+    ttft_s: float = 0.0
+    accepted_lengths: dict[int, int] = field(default_factory=dict)
+
+    def record_round(self, *, drafted: int, emitted: int) -> None:
+        """Count one verify pass over `drafted` nodes that emitted `emitted` (at least 1) tokens."""
+        self.rounds += 1
+        self.drafted += drafted
+        self.accepted += emitted - 1
+        self.emitted += emitted
+        self.accepted_lengths[emitted] = self.accepted_lengths.get(emitted, 0) + 1
+
+    @property
+    def _round_tokens(self) -> int:
+        return sum(length * rounds for length, rounds in self.accepted_lengths.items())
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """Tokens emitted per verify pass; 0 before the first one."""
+        rounds = sum(self.accepted_lengths.values())
+        return self._round_tokens / rounds if rounds else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of the rounds over the time of the rounds: the prompt and its token left out."""
+        return self._round_tokens / self.decode_s if self.decode_s > 0 else 0.0
+
+    @property
+    def rest_s(self) -> float:
+        """Decoding time spent on none of draft, verify and sample."""
+        return max(0.0, self.decode_s - self.draft_s - self.verify_s - self.sample_s)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Parts of the decoding time: draft, verify, sample, rest. They add up to 1, or all are 0
+        where nothing was decoded."""
+        parts = {
+            "draft": self.draft_s,
+            "verify": self.verify_s,
+            "sample": self.sample_s,
+            "rest": self.rest_s,
+        }
+        total = sum(parts.values())
+        return {name: seconds / total if total > 0 else 0.0 for name, seconds in parts.items()}
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: seconds rounded to microseconds, ratios to four digits, text as keys."""
+        return {
+            "rounds": self.rounds,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "emitted": self.emitted,
+            "mean_accepted_length": round(self.mean_accepted_length, 4),
+            "accepted_lengths": {
+                str(n): self.accepted_lengths[n] for n in sorted(self.accepted_lengths)
+            },
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "tokens_per_second": round(self.tokens_per_second, 4),
+            "ttft_s": round(self.ttft_s, 6),
+            "prompt_s": round(self.prompt_s, 6),
+            "decode_s": round(self.decode_s, 6),
+            "draft_s": round(self.draft_s, 6),
+            "verify_s": round(self.verify_s, 6),
+            "sample_s": round(self.sample_s, 6),
+            "rest_s": round(self.rest_s, 6),
+            "shares": {name: round(share, 4) for name, share in self.shares.items()},
+        }

@@ -1,0 +1,467 @@
+"""Sampling by llama.cpp's chains: reproducible, true to its settings, and safe to get wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import llama_cpp.llama_cpp as api
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from dflash_local import runtime
+from dflash_local.demo import pair
+from dflash_local.errors import BackendError, ClosedError, GrammarError, InputError
+from dflash_local.sampling import Sampler, SamplingParams
+
+Row = NDArray[np.float32]
+
+N_CTX = 512
+
+
+class Vocab(NamedTuple):
+    pointer: Any
+    n: int
+    ids: dict[bytes, int]
+
+    def sampler(self, **settings: Any) -> Sampler:
+        return Sampler(SamplingParams(**settings), self.pointer, self.n, n_ctx=N_CTX)
+
+    def row(self, likely: dict[bytes, float] | None = None) -> Row:
+        """Logits of zero, except for the given pieces."""
+        logits = np.zeros(self.n, np.float32)
+        for text, logit in (likely or {}).items():
+            logits[self.ids[text]] = logit
+        return logits
+
+    def noise(self, seed: int, rows: int, scale: float = 3.0) -> list[Row]:
+        rng = np.random.default_rng(seed)
+        return [(rng.normal(size=self.n) * scale).astype(np.float32) for _ in range(rows)]
+
+    def is_end(self, token: int) -> bool:
+        return bool(api.llama_vocab_is_eog(self.pointer, token))
+
+    def piece(self, token: int) -> bytes:
+        buffer = ctypes.create_string_buffer(256)
+        n = api.llama_token_to_piece(self.pointer, token, buffer, len(buffer), 0, True)
+        return buffer.raw[:n]
+
+    def write(self, rows: list[Row], **settings: Any) -> tuple[bytes, bool]:
+        """The text of one token per row, and whether it came to its end."""
+        text = b""
+        with self.sampler(**settings) as sampler:
+            for row in rows:
+                token = sampler.sample(row)
+                if self.is_end(token):
+                    return text, True
+                text += self.piece(token)
+        return text, False
+
+
+@pytest.fixture(scope="module")
+def vocab() -> Iterator[Vocab]:
+    runtime.init()
+    params = api.llama_model_default_params()
+    params.vocab_only = True
+    model = api.llama_model_load_from_file(str(pair()[0]).encode(), params)
+    pointer = api.llama_model_get_vocab(model)
+    found = Vocab(pointer, api.llama_vocab_n_tokens(pointer), {})
+    found.ids.update({found.piece(token): token for token in range(found.n)})
+    yield found
+    api.llama_model_free(model)
+
+
+def softmax(logits: Row) -> NDArray[np.float64]:
+    weights = np.exp(logits.astype(np.float64) - float(logits.max()))
+    return weights / weights.sum()
+
+
+# Greedy
+
+
+def test_greedy_takes_the_first_of_the_largest(vocab: Vocab) -> None:
+    row = vocab.noise(0, 1)[0]
+    row[[17, 900, 4000]] = 50.0
+    with vocab.sampler() as plain, vocab.sampler(logit_bias={5: 0.0}) as chained:
+        assert plain.sample(row) == chained.sample(row) == 17
+        zeros = np.zeros(vocab.n, np.float32)
+        zeros[0] = -0.0
+        assert plain.sample(zeros) == chained.sample(zeros) == 0
+
+
+@given(seed=st.integers(0, 2**32 - 1), levels=st.integers(1, 40))
+def test_greedy_equals_llama_cpp_s_with_many_ties(vocab: Vocab, seed: int, levels: int) -> None:
+    row = np.random.default_rng(seed).integers(-levels, levels, vocab.n).astype(np.float32)
+    with vocab.sampler() as plain, vocab.sampler(logit_bias={5: 0.0}) as chained:
+        assert plain.sample(row) == chained.sample(row)
+
+
+def test_nearly_no_temperature_is_greedy(vocab: Vocab) -> None:
+    row = vocab.noise(1, 1)[0]
+    with vocab.sampler(temperature=1e-30) as sampler:
+        assert sampler.sample(row) == int(row.argmax())
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 100.0])
+def test_the_extremes_of_temperature_draw_a_likely_token(vocab: Vocab, temperature: float) -> None:
+    row = vocab.noise(2, 1, scale=300.0)[0]
+    with vocab.sampler(temperature=temperature, seed=1, top_k=5) as sampler:
+        assert sampler.sample(row) in np.argsort(row)[-5:]
+
+
+# Seeds and laws
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {"temperature": 0.8},
+    {"temperature": 1.3, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+    {"temperature": 0.8, "repeat_penalty": 1.3, "presence_penalty": 0.5, "repeat_last_n": -1},
+    {"temperature": 0.8, "grammar": 'root ::= [a-z ]+ ("." [0-9]*)?'},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_one_seed_one_text(vocab: Vocab, settings: dict[str, Any]) -> None:
+    rows = vocab.noise(3, 24)
+    first = vocab.write(rows, seed=11, **settings)
+    assert vocab.write(rows, seed=11, **settings) == first
+    assert vocab.write(rows, seed=12, **settings) != first
+
+
+def test_a_seed_of_its_own_is_told_and_repeats_the_text(vocab: Vocab) -> None:
+    rows = vocab.noise(4, 24)
+    with vocab.sampler(temperature=1.0) as sampler:
+        drawn = [sampler.sample(row) for row in rows]
+    with vocab.sampler(temperature=1.0, seed=sampler.seed) as again:
+        assert [again.sample(row) for row in rows] == drawn
+
+
+def test_draws_follow_the_law_of_the_logits(vocab: Vocab) -> None:
+    row = np.full(vocab.n, -np.inf, np.float32)
+    row[[3, 30, 300]] = np.log([0.5, 0.3, 0.2])
+    settings = {"temperature": 0.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 5}
+    with vocab.sampler(**settings) as sampler:
+        drawn = [sampler.sample(row) for _ in range(4000)]
+    law = softmax(row / np.float32(0.5))
+    for token in (3, 30, 300):
+        assert drawn.count(token) / len(drawn) == pytest.approx(law[token], abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("setting", "allowed"),
+    [
+        ({"top_k": 2, "top_p": 1.0, "min_p": 0.0}, {3, 30}),
+        ({"top_k": 0, "top_p": 0.7, "min_p": 0.0}, {3, 30}),
+        ({"top_k": 0, "top_p": 1.0, "min_p": 0.5}, {3, 30}),
+        ({"top_k": 1}, {3}),
+    ],
+)
+def test_truncation_leaves_the_likeliest(
+    vocab: Vocab, setting: dict[str, Any], allowed: set[int]
+) -> None:
+    row = np.full(vocab.n, -30.0, np.float32)
+    row[[3, 30, 300]] = np.log([0.5, 0.3, 0.2])
+    with vocab.sampler(temperature=1.0, seed=5, **setting) as sampler:
+        assert {sampler.sample(row) for _ in range(200)} == allowed
+
+
+def test_the_row_is_left_as_it_is(vocab: Vocab) -> None:
+    row = vocab.noise(6, 1)[0]
+    row.flags.writeable = False
+    before = row.copy()
+    for settings in SETTINGS:
+        with vocab.sampler(seed=1, logprobs=3, **settings) as sampler:
+            sampler.logprobs(row, sampler.sample(row))
+    np.testing.assert_array_equal(row, before)
+
+
+# Bias and penalties
+
+
+def test_bias_adds_to_the_logits(vocab: Vocab) -> None:
+    row = np.zeros(vocab.n, np.float32)
+    row[7] = 2.0
+    with vocab.sampler(logit_bias={9: 2.5}) as sampler:
+        assert sampler.sample(row) == 9
+    with vocab.sampler(logit_bias={7: -math.inf}) as sampler:
+        assert sampler.sample(row) == 0
+
+
+def test_penalties_see_the_last_tokens_of_prompt_and_answer(vocab: Vocab) -> None:
+    row = np.zeros(vocab.n, np.float32)
+    row[[7, 8, 9]] = 3.0, 2.9, 2.8
+    with vocab.sampler(presence_penalty=1.0, repeat_last_n=2) as sampler:
+        sampler.accept_prompt([7, 1, 2])  # token 7 is out of sight
+        assert [sampler.sample(row) for _ in range(5)] == [7, 8, 9, 7, 8]
+    with vocab.sampler(presence_penalty=1.0, repeat_last_n=-1) as sampler:
+        sampler.accept_prompt([7, *range(100, 200)])
+        assert [sampler.sample(row) for _ in range(3)] == [8, 9, 7]
+
+
+def test_no_look_back_is_no_penalty(vocab: Vocab) -> None:
+    row = np.zeros(vocab.n, np.float32)
+    row[7] = 1.0
+    with vocab.sampler(repeat_penalty=2.0, repeat_last_n=0) as sampler:
+        assert [sampler.sample(row) for _ in range(3)] == [7, 7, 7]
+
+
+def test_a_huge_look_back_costs_no_more_than_the_context(vocab: Vocab) -> None:
+    with vocab.sampler(repeat_penalty=1.1, repeat_last_n=2**31 - 1) as sampler:
+        sampler.sample(vocab.row())
+
+
+def test_forbidding_every_token_is_the_caller_s_error(vocab: Vocab) -> None:
+    everything = dict.fromkeys(range(vocab.n), -math.inf)
+    for temperature in (0.0, 0.8):
+        with (
+            vocab.sampler(temperature=temperature, logit_bias=everything) as sampler,
+            pytest.raises(InputError, match="no token"),
+        ):
+            sampler.sample(vocab.row())
+
+
+# Grammars
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_answer_is_of_the_grammar_and_ends_with_it(
+    vocab: Vocab, temperature: float, seed: int
+) -> None:
+    rows = vocab.noise(seed, 40)
+    settings = {"grammar": 'root ::= "[" [0-9]{1,4} ("," [0-9]{2})? "]"', "seed": seed}
+    text, ended = vocab.write(rows, temperature=temperature, **settings)
+    assert ended
+    body = text.decode()
+    assert body[0] + body[-1] == "[]"
+    numbers = body[1:-1].split(",")
+    assert 1 <= len(numbers[0]) <= 4
+    assert all(number.isdigit() for number in numbers)
+    assert [len(number) for number in numbers[1:]] in ([], [2])
+
+
+def test_a_grammar_changes_nothing_it_allows(vocab: Vocab) -> None:
+    rows = vocab.noise(8, 12)
+    for settings in SETTINGS[:3]:
+        free = vocab.write(rows, seed=3, **settings)
+        assert vocab.write(rows, seed=3, grammar="root ::= [^\\x00]*", **settings) == free
+
+
+def test_after_the_grammar_only_the_end_is_left(vocab: Vocab) -> None:
+    with vocab.sampler(grammar='root ::= "a"') as sampler:
+        assert vocab.piece(sampler.sample(vocab.row({b"b": 9.0}))) == b"a"
+        for _ in range(3):
+            assert vocab.is_end(sampler.sample(vocab.row({b"a": 9.0})))
+
+
+def test_penalties_and_bias_hold_within_a_grammar(vocab: Vocab) -> None:
+    row = vocab.row({b"a": 3.0, b"b": 2.5, b"c": 2.0, b"z": 9.0})
+    text, _ = vocab.write(
+        [row] * 3,
+        grammar="root ::= [abc]+",
+        presence_penalty=2.0,
+        logit_bias={vocab.ids[b"b"]: -5.0},
+    )
+    assert text == b"aca"
+
+
+def test_a_grammar_and_a_bias_may_leave_nothing(vocab: Vocab) -> None:
+    banned = {token: -math.inf for piece, token in vocab.ids.items() if b"a" in piece}
+    with (
+        vocab.sampler(grammar='root ::= "a"', logit_bias=banned) as sampler,
+        pytest.raises(GrammarError, match="no token"),
+    ):
+        sampler.sample(vocab.row())
+
+
+def test_a_character_may_span_tokens(vocab: Vocab) -> None:
+    with vocab.sampler(grammar='root ::= "\u0800" "b"') as sampler:
+        drawn = [vocab.piece(sampler.sample(vocab.row({b"b": 9.0}))) for _ in range(4)]
+    assert b"".join(drawn) == "\u0800b".encode()
+    assert len(drawn) > 2 or vocab.ids.get("\u0800".encode()) is not None
+
+
+def test_bytes_that_are_no_character_never_reach_the_grammar(vocab: Vocab) -> None:
+    """E0 may begin a character, E0 80 may not: llama.cpp would read it as U+0000 and throw."""
+    rows = [vocab.row({b"\xe0": 9.0})] + [vocab.row({b"\x80": 9.0})] * 2
+    text, _ = vocab.write(rows, grammar=r"root ::= [\u0800-\u0fff]+")
+    assert text[:1] == b"\xe0"
+    assert 0x0800 <= ord(text[:3].decode()) <= 0x0FFF
+
+
+def test_an_answer_does_not_end_within_a_character(vocab: Vocab) -> None:
+    end = next(token for token in range(vocab.n) if vocab.is_end(token))
+    row = vocab.row()
+    row[end] = 9.0
+    rows = [vocab.row({b"\xe0": 9.0}), row, row, row]
+    text, ended = vocab.write(rows, grammar=r"root ::= [\u0800-\u0fff]*")
+    assert ended
+    assert len(text.decode()) == 1
+
+
+def chain(n: int, body: str) -> str:
+    """Rules of which each begins with the next, to a last one that may be empty."""
+    rules = [f"r{i} ::= " + body.format(i + 1) for i in range(n)]
+    return "\n".join([*rules, f'r{n} ::= "a" | ""', "root ::= r0"])
+
+
+@pytest.mark.parametrize(
+    ("grammar", "part"),
+    [
+        ("", "give GBNF"),
+        ("  \n", "give GBNF"),
+        ('root ::= "a', "line 1"),
+        ('root ::= "a"\nb ::= [c', "line 2"),
+        ('"a"', "root ::="),
+        ('start ::= "a"', "root"),
+        ("root ::= expr", "expr"),
+        ('root ::= "a" )', "llama.cpp cannot parse"),
+        ('root ::= ("a"', "llama.cpp cannot parse"),
+        ('root ::= "\\q"', "llama.cpp cannot parse"),
+        ('root ::= "a"{3000}', "llama.cpp cannot parse"),
+        ("root ::= *", "repeats nothing"),
+        ('root ::= "a"{5,2}', "{5,2}"),
+        ('root ::= "' + "a" * 5000 + '"{1000}', "too much"),
+        ('root ::= "\0"', "line 1"),
+        ('root ::= "\ud800"', "Unicode"),
+        ('root ::= "a" <[5]>', "<[5]>"),
+        ('root ::= "a" !<[5]>', "not supported"),
+        ('root ::= root "a" | "b"', "root -> root"),
+        ('root ::= a root "y" | "x"\na ::= b\nb ::= ""', "left recursion"),
+        ('root ::= "a" b\nb ::= c b\nc ::= d\nd ::= ""', "left recursion"),
+        ("root ::= " + "(" * 1000 + '"a"' + ")" * 1000, "parentheses"),
+        (chain(60, "r{0} | r{0}"), "too deep"),
+        (chain(900, "r{0}"), "too deep"),
+    ],
+)  # fmt: skip
+def test_a_bad_grammar_is_one_line_and_the_process_lives(
+    vocab: Vocab, grammar: str, part: str
+) -> None:
+    with pytest.raises(GrammarError) as caught:
+        vocab.sampler(grammar=grammar)
+    assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        ('# a comment\nroot ::= ( # another\n  "\\"" | [\\]"] )+ "#"', '"#'),
+        ('root ::= ("a"* )* "b"', "b"),
+        ('root ::= (("" | "a")){0,3} "b"', "b"),
+        ('root ::= list\nlist ::= "(" list ")" | "b" | list-2\nlist-2 ::= "c" list', "b"),
+        ('root ::= .? [^a] "b"{2,2001}', "##bb"),
+    ],
+)
+def test_unusual_grammars_work(vocab: Vocab, grammar: str, text: str) -> None:
+    end = next(token for token in range(vocab.n) if vocab.is_end(token))
+    row = vocab.row({b"b": 3.0, b'"': 2.0, b"#": 3.0})
+    row[end] = 9.0
+    assert vocab.write([row] * 12, grammar=grammar) == (text.encode(), True)
+
+
+GBNF = st.text('ab"[]()|*+?{},0123:= \n.^-\\<>!root#', max_size=40)
+
+
+@given(tail=GBNF, seed=st.integers(0, 99))
+def test_no_grammar_ends_the_process(vocab: Vocab, tail: str, seed: int) -> None:
+    with contextlib.suppress(GrammarError):
+        vocab.write(vocab.noise(seed, 6), grammar="root ::= " + tail, temperature=1.0, seed=seed)
+
+
+# Log-probabilities
+
+
+def test_logprobs_are_those_of_the_raw_logits(vocab: Vocab) -> None:
+    row = vocab.noise(9, 1)[0]
+    law = np.log(softmax(row))
+    with vocab.sampler(temperature=0.3, seed=1, logprobs=5, logit_bias={3: 50.0}) as sampler:
+        token = sampler.sample(row)
+        found = sampler.logprobs(row, token)
+    assert token == found.token == 3
+    assert found.logprob == pytest.approx(law[3], abs=1e-9)
+    assert [i for i, _ in found.top] == np.argsort(-law)[:5].tolist()
+    assert [p for _, p in found.top] == pytest.approx(np.sort(law)[::-1][:5].tolist())
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 8192])
+def test_equal_alternatives_come_by_id(vocab: Vocab, n: int) -> None:
+    n = min(n, vocab.n)
+    with vocab.sampler(logprobs=n) as sampler:
+        top = sampler.logprobs(np.zeros(vocab.n, np.float32), 0).top
+    assert [i for i, _ in top] == list(range(n))
+    assert all(p == pytest.approx(-math.log(vocab.n)) for _, p in top)
+
+
+# What is wrong with it
+
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": -1}, {"temperature": NAN}, {"temperature": 1e9}, {"temperature": "hot"},
+        {"temperature": None}, {"temperature": True}, {"top_k": -1}, {"top_k": 2**31},
+        {"top_k": 1.5}, {"top_p": 0}, {"top_p": 1.01}, {"top_p": NAN}, {"min_p": -0.1},
+        {"min_p": 1.1}, {"repeat_penalty": 0}, {"repeat_penalty": -1}, {"repeat_penalty": INF},
+        {"repeat_last_n": -2}, {"repeat_last_n": 2**31}, {"presence_penalty": NAN},
+        {"frequency_penalty": INF}, {"seed": -1}, {"seed": 2**32 - 1}, {"seed": 2**64},
+        {"seed": "7"}, {"logprobs": -1}, {"logprobs": 10**9}, {"logit_bias": [1]},
+        {"logit_bias": {-1: 1.0}}, {"logit_bias": {10**9: 1.0}}, {"logit_bias": {"a": 1.0}},
+        {"logit_bias": {1: NAN}}, {"logit_bias": {1: INF}}, {"logit_bias": {1: "x"}},
+        {"grammar": 3},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_setting_out_of_range_is_one_line(vocab: Vocab, settings: dict[str, Any]) -> None:
+    with pytest.raises(InputError) as caught:
+        vocab.sampler(**settings)
+    assert str(caught.value).startswith(("a token of logit_bias", next(iter(settings))))
+    assert "give a" in str(caught.value) or "give GBNF" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_numpy_numbers_are_numbers(vocab: Vocab) -> None:
+    settings = {"temperature": np.float32(0.5), "top_k": np.int64(3), "seed": np.uint32(4)}
+    bias = {np.int32(3): np.float64(1)}
+    with vocab.sampler(**settings, logit_bias=bias, repeat_penalty=np.float32(1.1)) as sampler:
+        sampler.sample(vocab.row())
+
+
+@pytest.mark.parametrize("bad", [NAN, INF])
+@pytest.mark.parametrize("settings", [{}, *SETTINGS])
+def test_broken_logits_are_the_backend_s_fault(
+    vocab: Vocab, bad: float, settings: dict[str, Any]
+) -> None:
+    row = vocab.noise(10, 1)[0]
+    row[123] = bad
+    with vocab.sampler(**settings) as sampler, pytest.raises(BackendError, match="not finite"):
+        sampler.sample(row)
+
+
+def test_a_row_of_another_size_is_refused(vocab: Vocab) -> None:
+    with vocab.sampler() as sampler:
+        for row in (np.zeros(vocab.n - 1, np.float32), np.zeros(vocab.n)):
+            with pytest.raises(InputError, match="expected float32"):
+                sampler.sample(row)  # type: ignore[arg-type]
+
+
+def test_closing_twice_is_fine_and_using_after_is_not(vocab: Vocab) -> None:
+    sampler = vocab.sampler(temperature=0.8, grammar='root ::= "a"')
+    sampler.close()
+    sampler.close()
+    for use in (
+        lambda: sampler.sample(vocab.row()),
+        lambda: sampler.logprobs(vocab.row(), 0),
+        lambda: sampler.accept_prompt([1]),
+    ):
+        with pytest.raises(ClosedError):
+            use()
