@@ -118,7 +118,7 @@ def newest_python() -> str:
         return sys.executable
     for minor in range(14, OLDEST_PYTHON[1] - 1, -1):
         found = shutil.which(f"python3.{minor}")
-        if found:
+        if found and answers(found):
             return found
     raise fail(
         f"Python {platform.python_version()} runs this, and 3.10 or newer is needed: "
