@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _HOST_MARGIN, _GPU_LEAST, _GPU_MOST = 256 * _MIB, 512 * _MIB, 1024 * _MIB
+OUTPUT_ROWS, UBATCH_ROWS = 64, 512  # what Target asks llama.cpp for: logits a sequence, ubatch
 _CELLS = 256  # llama.cpp rounds a context up to this, the draft graph its KV length too
 _BLOCK_TENSOR = re.compile(r"^blk\.(\d+)\.")
 _INPUT_TENSORS = ("token_", "position_embd", "per_layer_token_embd")  # never put on a GPU
@@ -106,7 +107,7 @@ class Footprint:
         self.trained = target.require(f"{self._arch}.context_length", int)
         self._n_embd = target.require(f"{self._arch}.embedding_length", int)
         self._n_vocab = target.n_vocab or 0
-        self._n_outputs = min(n_batch, n_outputs or n_batch)
+        self._n_outputs = min(n_batch, n_outputs or OUTPUT_ROWS * n_seq)
         self._masks = 2 if self._key("attention.sliding_window") else 1
         self._read_weights()
         self._kv_type = GGMLQuantizationType[kv_type.upper()]
@@ -220,13 +221,14 @@ class Footprint:
 
     def drafter_kv(self, n_ctx: int) -> int:
         """The drafter's f16 cache of every sequence, at the end of the context."""
-        return self._drafter_row * cells(n_ctx + self._drafter_block) * self._n_seq
+        return self._drafter_row * cells(n_ctx + self._drafter_block + 1) * self._n_seq
 
     def drafter(self, n_ctx: int) -> int:
-        """The drafter with cache and graph; growing holds the smaller cache beside the new one."""
+        """The drafter with cache and graph. A cache that grows lies beside the one it replaces,
+        which can be as long but for one step."""
         mask = 2 * cells(n_ctx) * self._drafter_block * self._n_seq
         compute = self._drafter_compute + mask if self._drafter_block else 0
-        return self.drafter_weights + self.drafter_kv(n_ctx) * 3 // 2 + compute
+        return self.drafter_weights + 2 * self.drafter_kv(n_ctx) + compute
 
     def compute_blocks(self, n_ctx: int, copies: int = 1) -> int:
         """The buffer of a graph of repeating layers; llama.cpp keeps `copies` of its inputs."""
@@ -250,11 +252,11 @@ class Footprint:
         """What the host holds whatever is on GPUs: inputs, taps, and the logits of all rows."""
         rows = self._rows(n_ctx)
         inputs = 4 * rows * self._n_embd + 2 * self._masks * rows * cells(n_ctx) * copies
-        taps = 4 * rows * self.taps * self._n_embd
+        taps = 4 * self._n_batch * self.taps * self._n_embd
         return inputs + taps + 4 * self._n_outputs * self._n_vocab
 
     def _rows(self, n_ctx: int) -> int:
-        return min(self._n_batch, cells(n_ctx))
+        return min(self._n_batch, UBATCH_ROWS, cells(n_ctx))
 
 
 def _sums(values: list[int]) -> list[int]:

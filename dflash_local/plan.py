@@ -42,7 +42,7 @@ class Plan:
     n_layers: int
     """The most that `n_gpu_layers` can be."""
     n_batch: int
-    """Tokens of a batch, and of a ubatch."""
+    """Tokens of a batch; a ubatch has at most 512."""
     n_seq: int
     kv_type: str
     tensor_split: tuple[float, ...] | None
@@ -107,7 +107,7 @@ def make_plan(
     `n_ctx` and `n_gpu_layers`: None chooses. With all layers on GPUs, the context is what the
     target was trained on, at most 32768, halved until it fits, down to 4096; failing that, 4096
     with as many layers on GPUs as fit, then 2048. `n_gpu_layers` -1 means all. `n_outputs` is
-    llama.cpp's `n_outputs_max`, None a whole batch. Raises InputError.
+    llama.cpp's `n_outputs_max`, None what Target takes. Raises InputError.
     """
     _check_whole("n_ctx", n_ctx, 16, MAX_CONTEXT)
     _check_whole("n_gpu_layers", n_gpu_layers, -1, None)

@@ -1,0 +1,369 @@
+"""Plans for machines of several sizes, with the shapes of a real 8B pair and the shipped one."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dflash_local import memory, runtime, target
+from dflash_local.demo import pair
+from dflash_local.drafter_spec import DrafterSpec
+from dflash_local.errors import InputError
+from dflash_local.gguf_file import GgufFile, TensorInfo
+from dflash_local.plan import Plan, make_plan
+from dflash_local.runtime import Device
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+def model(name: str, arch: str, shapes: dict[str, tuple[str, tuple[int, ...]]], **keys: Any):
+    """A checked file of these tensors and keys, as if it had been read."""
+    tensors = {}
+    for tensor, (kind, shape) in shapes.items():
+        number = gguf.GGMLQuantizationType[kind]
+        block, size = gguf.GGML_QUANT_SIZES[number]
+        n = 1
+        for extent in shape:
+            n *= extent
+        tensors[tensor] = TensorInfo(tensor, shape, int(number), kind, 0, n // block * size)
+    metadata = {"general.architecture": arch, **{f"{arch}.{k}": v for k, v in keys.items()}}
+    n_bytes = sum(tensor.n_bytes for tensor in tensors.values())
+    return GgufFile(Path(name), 3, metadata, {k: "uint32" for k in metadata}, tensors, n_bytes)
+
+
+def blocks(n: int, d: int, n_ff: int, q: int, kv: int, kind: str):
+    shapes = {}
+    for i in range(n):
+        for part, shape in {
+            "attn_norm": (d,),
+            "attn_q": (d, q),
+            "attn_k": (d, kv),
+            "attn_v": (d, kv),
+            "attn_output": (q, d),
+            "ffn_norm": (d,),
+            "ffn_gate": (d, n_ff),
+            "ffn_up": (d, n_ff),
+            "ffn_down": (n_ff, d),
+        }.items():
+            shapes[f"blk.{i}.{part}.weight"] = ("F32" if len(shape) == 1 else kind, shape)
+    return shapes
+
+
+SHAPE = {
+    "embedding_length": 4096,
+    "feed_forward_length": 12288,
+    "context_length": 40960,
+    "attention.head_count": 32,
+    "attention.head_count_kv": 8,
+    "attention.key_length": 128,
+    "attention.value_length": 128,
+}
+TARGET = model(
+    "Qwen3-8B-Q4_K_M.gguf",
+    "qwen3",
+    {
+        "token_embd.weight": ("Q4_K", (4096, 151936)),
+        "output.weight": ("Q6_K", (4096, 151936)),
+        "output_norm.weight": ("F32", (4096,)),
+        **blocks(36, 4096, 12288, 4096, 1024, "Q4_K"),
+    },
+    block_count=36,
+    **SHAPE,
+)
+DRAFTER = model(
+    "Qwen3-8B-DFlash-Q8_0.gguf",
+    "dflash",
+    {
+        "fc.weight": ("Q8_0", (5 * 4096, 4096)),
+        **blocks(5, 4096, 12288, 4096, 1024, "Q8_0"),
+    },
+    block_count=5,
+    **SHAPE,
+)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a plan reads of a DrafterSpec."""
+
+    n_layer: int = 5
+    n_embd: int = 4096
+    n_head: int = 32
+    n_head_kv: int = 8
+    head_dim: int = 128
+    block_size: int = 16
+    target_layers: tuple[int, ...] = field(default=(2, 10, 18, 26, 34))
+
+
+def host(free: float = 32.0, total: float = 64.0) -> Device:
+    return Device("CPU", "a processor", "cpu", int(free * GIB), int(total * GIB))
+
+
+def gpu(free: float, index: int = 0, **more: Any) -> Device:
+    size = int(free * GIB)
+    bus = f"0000:0{index}:00.0"
+    return Device(f"CUDA{index}", "a GPU", "gpu", size, max(size, GIB), id=bus, **more)
+
+
+def plan(*devices: Device, drafter: bool = True, **wanted: Any) -> Plan:
+    pair_files = (DRAFTER, Spec()) if drafter else (None, None)
+    return make_plan(TARGET, *pair_files, devices=devices or (host(),), **wanted)
+
+
+def fits(plan: Plan) -> bool:
+    return all(use.needed <= use.usable < use.free or not use.layers for use in plan.gpus) and (
+        plan.host.needed <= plan.host.usable
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "n_ctx"), [(24, 32768), (16, 32768), (12, 32768), (10, 16384), (8, 8192), (7, 4096)]
+)
+def test_a_gpu_that_holds_all_layers_gets_the_longest_context_that_fits(size, n_ctx):
+    found = plan(gpu(size), host())
+    assert (found.n_ctx, found.n_gpu_layers, found.n_layers) == (n_ctx, 37, 37)
+    assert fits(found)
+    assert not found.notes
+
+
+@pytest.mark.parametrize("size", [4, 6])
+def test_a_small_gpu_gets_some_layers_and_says_so(size):
+    found = plan(gpu(size), host())
+    assert 0 < found.n_gpu_layers < 37
+    assert found.n_ctx == 4096
+    assert fits(found)
+    assert any("stay on the CPU" in note for note in found.notes)
+
+
+def test_a_gpu_too_small_for_the_head_and_the_drafter_is_left_alone():
+    found = plan(gpu(1), host())
+    assert found.n_gpu_layers == 0
+    assert found.gpus[0].needed == 0
+    assert found.host.drafter > found.drafter_bytes
+
+
+def test_without_a_gpu_everything_is_on_the_host():
+    found = plan(host())
+    assert (found.n_gpu_layers, found.n_ctx, found.gpus) == (0, 8192, ())
+    assert fits(found)
+    assert "all on CPU" in found.lines()[0]
+
+
+def test_layers_asked_of_a_machine_without_a_gpu_are_a_note():
+    found = plan(host(), n_gpu_layers=20)
+    assert found.n_gpu_layers == 0
+    assert "found no GPU" in found.notes[0]
+
+
+def test_the_drafter_takes_room_on_the_device_of_the_output_head():
+    with_drafter, plain = plan(gpu(24), host()), plan(gpu(24), host(), drafter=False)
+    more = with_drafter.gpus[0].needed - plain.gpus[0].needed
+    assert more > with_drafter.drafter_bytes + with_drafter.drafter_kv_bytes
+    assert plain.drafter_bytes == plain.drafter_kv_bytes == 0
+    assert "none" in plain.lines()[1]
+
+
+def test_caches_are_counted_to_the_byte():
+    found = plan(gpu(24), host(), n_ctx=1000)
+    assert found.n_cells == 1024
+    assert found.kv_bytes == 1024 * 36 * 2 * 1024 * 2
+    assert found.drafter_kv_bytes == 1024 * 5 * 2 * 1024 * 2
+    assert plan(gpu(24), host(), n_ctx=1024, kv_type="q8_0").kv_bytes == 1024 * 36 * 2 * 1088
+    assert plan(gpu(24), host(), n_ctx=1024, n_seq=4).drafter_kv_bytes == (
+        4 * 1280 * 5 * 2 * 1024 * 2
+    )
+
+
+def test_two_gpus_share_the_layers_and_llama_cpp_is_told_how():
+    found = plan(gpu(4, 0), gpu(8, 1), host())
+    first, second = found.gpus
+    assert found.n_gpu_layers == 37 == first.layers + second.layers
+    assert fits(found)
+    assert second.drafter and not first.drafter
+    assert found.tensor_split is not None
+    assert splits_of_llama_cpp(found.tensor_split, 37) == [first.layers, second.layers]
+
+
+def splits_of_llama_cpp(split: tuple[float, ...], count: int) -> list[int]:
+    """Layers by device, by the rule of llama_model::load_tensors, in its single precision."""
+    single = [ctypes.c_float(share).value for share in split]
+    ends, total = [], 0.0
+    for share in single:
+        total = ctypes.c_float(total + share).value
+        ends.append(total)
+    ends = [ctypes.c_float(end / total).value for end in ends]
+    counts = [0] * len(split)
+    for layer in range(count):
+        place = ctypes.c_float(layer / count).value
+        counts[next(i for i, end in enumerate(ends) if end > place)] += 1
+    return counts
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(1, 12), min_size=2, max_size=5))
+def test_llama_cpp_places_layers_as_planned_on_any_number_of_gpus(sizes):
+    found = plan(*(gpu(size, i) for i, size in enumerate(sizes)), host())
+    assert fits(found)
+    if found.n_gpu_layers:
+        assert found.tensor_split is not None
+        assert splits_of_llama_cpp(found.tensor_split, found.n_gpu_layers) == [
+            use.layers for use in found.gpus
+        ]
+
+
+def test_a_tensor_split_of_the_user_is_kept():
+    found = plan(gpu(24, 0), gpu(24, 1), host(), tensor_split=[3, 1])
+    assert [use.layers for use in found.gpus] == [28, 9]
+
+
+def test_split_mode_none_uses_the_main_gpu_only():
+    found = plan(gpu(4, 0), gpu(24, 1), host(), split_mode="none", main_gpu=1)
+    assert [use.name for use in found.gpus] == ["CUDA1"]
+    assert found.tensor_split is None
+
+
+def test_a_gpu_seen_by_two_backends_counts_once():
+    vulkan = Device("Vulkan0", "a GPU", "gpu", 12 * GIB, 12 * GIB, id="0000:00:00.0")
+    assert [use.name for use in plan(gpu(12), vulkan, host()).gpus] == ["CUDA0"]
+
+
+def test_an_integrated_gpu_is_used_alone_and_only_with_what_the_host_has():
+    shared = Device("iGPU0", "", "igpu", 20 * GIB, 24 * GIB, shares_host=True)
+    assert [use.name for use in plan(gpu(12), shared, host()).gpus] == ["CUDA0"]
+    alone = plan(shared, host(free=8, total=24))
+    assert alone.gpus[0].needed + alone.host.needed < 8 * GIB
+
+
+@pytest.mark.parametrize(
+    ("devices", "wanted", "words"),
+    [
+        ((gpu(8), host()), {"n_ctx": 32768, "n_gpu_layers": -1}, "CUDA0 needs .* GiB .*weights"),
+        ((gpu(8), host()), {"n_ctx": 1 << 24}, "16777216"),
+        ((host(free=3, total=64),), {}, "CPU needs .* of 3.0 GiB free"),
+        ((gpu(24), host(free=0.3, total=8)), {}, "CPU needs"),
+    ],
+)
+def test_what_cannot_fit_is_refused_with_the_numbers(devices, wanted, words):
+    with pytest.raises(InputError, match=words) as error:
+        plan(*devices, **wanted)
+    assert "\n" not in str(error.value)
+    assert "n_ctx" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"n_ctx": 0},
+        {"n_ctx": 15},
+        {"n_ctx": -1},
+        {"n_ctx": (1 << 24) + 1},
+        {"n_ctx": 4096.0},
+        {"n_ctx": True},
+        {"n_gpu_layers": -2},
+        {"n_seq": 0},
+        {"n_batch": 0},
+        {"kv_type": "q3_k"},
+        {"kv_type": "q8_0", "flash_attn": False},
+        {"split_mode": "both"},
+        {"main_gpu": 1},
+        {"tensor_split": [1, 1]},
+        {"tensor_split": [-1]},
+        {"tensor_split": [float("nan")]},
+    ],
+)
+def test_a_setting_out_of_range_is_refused_by_name(wanted):
+    with pytest.raises(InputError, match=next(iter(wanted))):
+        plan(gpu(24), host(), **wanted)
+
+
+def test_a_context_beyond_the_trained_one_is_a_note():
+    found = plan(gpu(80), host(), n_ctx=65536)
+    assert found.n_ctx == 65536
+    assert any("40960" in note for note in found.notes)
+
+
+def test_more_gpu_layers_than_there_are_means_all():
+    assert plan(gpu(24), host(), n_gpu_layers=999).n_gpu_layers == 37
+    assert plan(gpu(24), host(), n_gpu_layers=-1).n_gpu_layers == 37
+    assert plan(gpu(24), host(), n_gpu_layers=0).gpus[0].needed == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.floats(0, 40), st.floats(0, 10), st.booleans())
+def test_more_gpu_memory_never_gives_fewer_layers_or_a_smaller_context(size, more, drafter):
+    small = plan(gpu(size), host(), drafter=drafter)
+    large = plan(gpu(size + more), host(), drafter=drafter)
+    assert large.n_ctx >= small.n_ctx
+    assert large.n_gpu_layers >= small.n_gpu_layers
+    assert fits(small) and fits(large)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(1, 12), min_size=2, max_size=4), st.integers(0, 3), st.floats(0, 8))
+def test_more_memory_on_one_of_several_gpus_never_hurts(sizes, index, more):
+    larger = list(sizes)
+    larger[index % len(sizes)] += more
+    small = plan(*(gpu(size, i) for i, size in enumerate(sizes)), host())
+    large = plan(*(gpu(size, i) for i, size in enumerate(larger)), host())
+    assert large.n_ctx >= small.n_ctx
+    assert large.n_gpu_layers >= small.n_gpu_layers
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.floats(8, 64), st.floats(0, 20))
+def test_more_host_memory_never_gives_a_smaller_context(size, more):
+    assert plan(host(size, 128)).n_ctx <= plan(host(size + more, 128)).n_ctx
+
+
+def shipped() -> tuple[GgufFile, GgufFile, DrafterSpec]:
+    target_path, draft_path = pair()
+    drafter = GgufFile.open(draft_path)
+    return GgufFile.open(target_path), drafter, DrafterSpec.read(drafter)
+
+
+def logged_mib(pattern: str) -> float:
+    found = [re.search(pattern + r" = +([\d.]+) MiB", line) for line in runtime.log_lines()]
+    return sum(float(match[1]) for match in found if match)
+
+
+@pytest.mark.parametrize(("n_ctx", "kv_type"), [(1000, "f16"), (4096, "q8_0")])
+def test_the_shipped_pair_takes_what_was_planned(n_ctx, kv_type):
+    file, drafter, spec = shipped()
+    found = make_plan(
+        file, drafter, spec, n_ctx=n_ctx, kv_type=kv_type, devices=[host(8, 16)], n_seq=2
+    )
+    footprint = memory.Footprint(
+        file, None, None, kv_type=kv_type, n_seq=2, n_batch=512, n_outputs=None, flash_attn=True
+    )
+    expected = max(footprint.compute_blocks(n_ctx), footprint.compute_head(n_ctx))
+    runtime.init()
+    runtime.clear_log()
+    options = target.TargetOptions(n_ctx=found.n_ctx, kv_type=kv_type, n_seq=2)
+    opened = target.Target(file.path, options)
+    try:
+        assert logged_mib("KV buffer size") == pytest.approx(found.kv_bytes / MIB, abs=0.01)
+        assert logged_mib("compute buffer size") == pytest.approx(expected / MIB, abs=1.1)
+    finally:
+        opened.close()
+
+
+def test_the_plan_counts_the_rows_that_the_target_asks_for():
+    assert memory.OUTPUT_ROWS == target.MAX_OUTPUT_ROWS
+
+
+def test_the_plan_in_words_names_files_sizes_and_memory():
+    lines = plan(gpu(24), host()).lines()
+    assert len(lines) == 4
+    assert "Qwen3-8B-Q4_K_M.gguf" in lines[0] and "37 of 37 layers on CUDA0" in lines[0]
+    assert "Qwen3-8B-DFlash-Q8_0.gguf" in lines[1]
+    assert "32768 tokens" in lines[2] and "4.5 GiB" in lines[2]
+    assert "of 24.0 GiB free" in lines[3]
