@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import llama_cpp.llama_cpp as api
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -95,6 +95,7 @@ def test_greedy_takes_the_first_of_the_largest(vocab: Vocab) -> None:
         assert plain.sample(zeros) == chained.sample(zeros) == 0
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), levels=st.integers(1, 40))
 def test_greedy_equals_llama_cpp_s_with_many_ties(vocab: Vocab, seed: int, levels: int) -> None:
     row = np.random.default_rng(seed).integers(-levels, levels, vocab.n).astype(np.float32)
@@ -369,6 +370,7 @@ def test_unusual_grammars_work(vocab: Vocab, grammar: str, text: str) -> None:
 GBNF = st.text('ab"[]()|*+?{},0123:= \n.^-\\<>!root#', max_size=40)
 
 
+@settings(deadline=None)
 @given(tail=GBNF, seed=st.integers(0, 99))
 def test_no_grammar_ends_the_process(vocab: Vocab, tail: str, seed: int) -> None:
     with contextlib.suppress(GrammarError):

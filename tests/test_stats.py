@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_local.stats import Stats
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 15), st.integers(0, 15)).map(sorted), max_size=30))
 def test_rounds_add_up(rounds: list[list[int]]) -> None:
     stats = Stats()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dflash_local.errors import InputError
@@ -48,6 +48,7 @@ def stream(tokens: list[bytes], stops: list[str]) -> tuple[list[str], bool, str]
 TEXTS = LETTERS.map(str.encode)
 
 
+@settings(deadline=None)
 @given(pieces(TEXTS), STOPS)
 @example([b"ab", b"ab", b"c"], ["abc", "b\ufffd"])
 def test_chunks_add_up_to_the_text_before_the_stop_string(
@@ -59,6 +60,7 @@ def test_chunks_add_up_to_the_text_before_the_stop_string(
     assert stopped == found
 
 
+@settings(deadline=None)
 @given(pieces(st.binary(max_size=24) | TEXTS), STOPS)
 def test_bytes_that_are_no_text_are_replaced_as_in_one_go(
     tokens: list[bytes], stops: list[str]
@@ -68,6 +70,7 @@ def test_bytes_that_are_no_text_are_replaced_as_in_one_go(
     assert "".join(taken) + rest == expected
 
 
+@settings(deadline=None)
 @given(pieces(TEXTS), STOPS)
 def test_push_reports_the_stop_string_with_the_token_that_completes_it(
     tokens: list[bytes], stops: list[str]
@@ -78,6 +81,7 @@ def test_push_reports_the_stop_string_with_the_token_that_completes_it(
         assert not cut(before, stops)[1]
 
 
+@settings(deadline=None)
 @given(pieces(TEXTS), STOPS)
 def test_text_is_held_back_only_where_a_stop_string_may_begin(
     tokens: list[bytes], stops: list[str]
