@@ -176,8 +176,8 @@ def test_the_row_is_left_as_it_is(vocab: Vocab) -> None:
     row = vocab.noise(6, 1)[0]
     row.flags.writeable = False
     before = row.copy()
-    for settings in SETTINGS:
-        with vocab.sampler(seed=1, logprobs=3, **settings) as sampler:
+    for chosen in SETTINGS:
+        with vocab.sampler(seed=1, logprobs=3, **chosen) as sampler:
             sampler.logprobs(row, sampler.sample(row))
     np.testing.assert_array_equal(row, before)
 
@@ -249,9 +249,9 @@ def test_the_answer_is_of_the_grammar_and_ends_with_it(
 
 def test_a_grammar_changes_nothing_it_allows(vocab: Vocab) -> None:
     rows = vocab.noise(8, 12)
-    for settings in SETTINGS[:3]:
-        free = vocab.write(rows, seed=3, **settings)
-        assert vocab.write(rows, seed=3, grammar="root ::= [^\\x00]*", **settings) == free
+    for chosen in SETTINGS[:3]:
+        free = vocab.write(rows, seed=3, **chosen)
+        assert vocab.write(rows, seed=3, grammar="root ::= [^\\x00]*", **chosen) == free
 
 
 def test_after_the_grammar_only_the_end_is_left(vocab: Vocab) -> None:
