@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from dflash_local import runtime
 from dflash_local.errors import BackendError, ClosedError, ContextFullError, FileError, InputError
+from dflash_local.plan import KV_TYPES
+from dflash_local.threads import default_threads
 from dflash_local.vocabulary import Vocabulary
 
 # isort: split
@@ -24,22 +26,11 @@ import llama_cpp.llama_cpp as api
 
 from dflash_local import _native
 
+runtime.check_same_library(_native.llama_decode_address())
+
 if TYPE_CHECKING:
     from dflash_local.drafter import Drafter
 
-KV_TYPES = {
-    kind.name.lower(): int(kind)
-    for kind in (
-        GGMLQuantizationType.F16,
-        GGMLQuantizationType.BF16,
-        GGMLQuantizationType.F32,
-        GGMLQuantizationType.Q8_0,
-        GGMLQuantizationType.Q5_1,
-        GGMLQuantizationType.Q5_0,
-        GGMLQuantizationType.Q4_1,
-        GGMLQuantizationType.Q4_0,
-    )
-}
 SPLIT_MODES = {
     "none": api.LLAMA_SPLIT_MODE_NONE,
     "layer": api.LLAMA_SPLIT_MODE_LAYER,
@@ -79,7 +70,7 @@ class TargetOptions:
             raise InputError(
                 f"split_mode is {self.split_mode!r}; expected one of {', '.join(SPLIT_MODES)}"
             )
-        if not self.flash_attn and self.kv_type.startswith("q"):
+        if not self.flash_attn and "q" in self.kv_type:
             raise InputError(
                 f"kv_type {self.kv_type} needs flash attention; leave flash_attn on or take f16"
             )
@@ -131,6 +122,11 @@ class Target:
         params = api.llama_model_default_params()
         n_layers = options.n_gpu_layers
         params.n_gpu_layers = _ALL_LAYERS if n_layers < 0 else n_layers
+        no_devices = (ctypes.c_void_p * 1)(None)
+        if (
+            n_layers == 0
+        ):  # else llama.cpp puts the KV cache and large products on a GPU all the same
+            params.devices = ctypes.addressof(no_devices)
         params.split_mode = SPLIT_MODES[options.split_mode]
         params.main_gpu = options.main_gpu
         if options.tensor_split is not None:
@@ -143,12 +139,8 @@ class Target:
             split = (ctypes.c_float * n_devices)(*options.tensor_split)
             params.tensor_split = split
         if progress is not None:
-
-            @api.llama_progress_callback
-            def report(part: float, _data: Any) -> bool:
-                progress(part)
-                return True
-
+            # The name keeps the callback alive until the load has ended.
+            report = api.llama_progress_callback(lambda part, _: progress(part) is None)
             params.progress_callback = report
         runtime.clear_log()
         self._model = api.llama_model_load_from_file(os.fsencode(self.path), params)
@@ -167,7 +159,7 @@ class Target:
         params = api.llama_context_default_params()
         params.n_ctx = options.n_ctx
         params.n_batch = options.n_batch
-        params.n_ubatch = min(options.n_batch, 512)
+        params.n_ubatch = options.n_batch
         params.n_seq_max = options.n_seq
         params.n_outputs_max = min(options.n_batch, MAX_OUTPUT_ROWS * options.n_seq)
         params.n_threads = n_threads
@@ -177,7 +169,7 @@ class Target:
             if options.flash_attn
             else api.LLAMA_FLASH_ATTN_TYPE_DISABLED
         )
-        params.type_k = params.type_v = KV_TYPES[options.kv_type]
+        params.type_k = params.type_v = int(GGMLQuantizationType[options.kv_type.upper()])
         params.kv_unified = True
         # A window that only keeps its last cells cannot be rolled back past them.
         params.swa_full = True
@@ -224,9 +216,10 @@ class Target:
         seq_ids: Sequence[int] | NDArray[np.int32],
         output: Sequence[bool] | NDArray[np.bool_],
     ) -> None:
-        """One batch of at most `n_batch` rows: row i is `tokens[i]` at `positions[i]` of a sequence.
+        """One batch of at most `n_batch` rows; row i is `tokens[i]` at `positions[i]`.
 
-        `output` marks the rows whose logits are wanted. Positions of a sequence follow what it has.
+        `output` marks the rows whose logits are wanted. Positions of a sequence follow those that
+        it has.
         Raises ContextFullError when the cache has no room, with nothing changed; BackendError when
         llama.cpp fails, after which the sequences of the batch should be cleared.
         """
@@ -247,6 +240,7 @@ class Target:
             )
         if status != 0:
             raise BackendError(f"llama_decode failed on {n} rows with {status}: {_reason()}")
+        api.llama_synchronize(self._context)  # so that a caller's clock sees the work
         self._n_rows = n
 
     def logits(self, row: int) -> NDArray[np.float32]:
@@ -260,8 +254,9 @@ class Target:
             if not start:
                 raise BackendError("llama.cpp gave no logits for the last batch")
             rows = (ctypes.c_float * (n_outputs * self.n_vocab)).from_address(start)
-            self._logits = np.frombuffer(rows, np.float32).reshape(n_outputs, self.n_vocab)
-        return self._logits[self._output_index[row]]
+            self._logits = np.ctypeslib.as_array(rows).reshape(n_outputs, self.n_vocab)
+        logits: NDArray[np.float32] = self._logits[self._output_index[row]]
+        return logits
 
     def hidden_states(self, rows: Iterable[int] | None = None) -> NDArray[np.float32]:
         """Inputs of the tapped layers for rows of the last batch, float32 [n_rows, n_taps, n_embd].
@@ -278,7 +273,7 @@ class Target:
         return states
 
     def truncate(self, seq: int, length: int) -> bool:
-        """Forget positions `length` and up of a sequence. False: this model cannot, nothing done."""
+        """Forget positions `length` and up. False: this model cannot, and nothing is done."""
         self._check_open()
         return bool(api.llama_memory_seq_rm(self._memory, seq, length, -1))
 
@@ -361,22 +356,6 @@ class _Batch:
         self.output[:n] = output
         self._struct.n_tokens = n
         return self._struct
-
-
-def default_threads() -> int:
-    """Physical cores that this process may use: more threads than that slow ggml down."""
-    try:
-        usable = os.sched_getaffinity(0)
-    except AttributeError:  # not on this system
-        return max(1, (os.cpu_count() or 2) // 2)
-    cores = set()
-    for cpu in usable:
-        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/core_cpus_list")
-        try:
-            cores.add(siblings.read_text())
-        except OSError:
-            return len(usable)
-    return len(cores)
 
 
 def _pointer(array: NDArray[Any], kind: Any) -> Any:

@@ -1,0 +1,69 @@
+"""DFlash speculative decoding on GGUF models.
+
+>>> import dflash_local
+>>> model = dflash_local.load("target.gguf", "drafter.gguf")
+>>> model.generate("def add(a, b):", max_tokens=32).text
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from dflash_local.errors import (
+    BackendError,
+    ClosedError,
+    ContextFullError,
+    DflashError,
+    FileError,
+    GrammarError,
+    InputError,
+    PairError,
+)
+
+if TYPE_CHECKING:
+    from dflash_local.loading import load
+    from dflash_local.model import Model
+    from dflash_local.result import Chunk, Result
+    from dflash_local.target import Target
+
+try:
+    __version__ = version("dflash-local")
+except PackageNotFoundError:  # run from a source tree that is not installed
+    __version__ = "0"
+
+__all__ = [
+    "BackendError",
+    "Chunk",
+    "ClosedError",
+    "ContextFullError",
+    "DflashError",
+    "FileError",
+    "GrammarError",
+    "InputError",
+    "Model",
+    "PairError",
+    "Result",
+    "Target",
+    "__version__",
+    "load",
+]
+
+_HOMES = {
+    "load": "loading",
+    "Model": "model",
+    "Chunk": "result",
+    "Result": "result",
+    "Target": "target",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load llama.cpp when it is first needed, not for `--help` or to check a file."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"dflash_local.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

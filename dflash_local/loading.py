@@ -1,0 +1,121 @@
+"""From file names to a model at work: check, plan, try, load."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as List
+from pathlib import Path
+
+from dflash_local import runtime
+from dflash_local.drafter import FusedDrafter
+from dflash_local.gguf_file import GgufFile
+from dflash_local.model import Model
+from dflash_local.pairing import check_pair, check_target
+from dflash_local.plan import make_plan
+from dflash_local.probe import ensure_loadable
+from dflash_local.target import MAX_OUTPUT_ROWS, Target, TargetOptions
+
+_QUIET_S = 2.0
+
+
+def load(
+    target: str | os.PathLike[str],
+    draft: str | os.PathLike[str] | None = None,
+    *,
+    n_ctx: int | None = None,
+    n_gpu_layers: int | None = None,
+    n_threads: int | None = None,
+    n_batch: int = 512,
+    flash_attn: bool = True,
+    kv_type: str = "f16",
+    split_mode: str = "layer",
+    main_gpu: int = 0,
+    tensor_split: List[float] | None = None,
+    quiet: bool = False,
+) -> Model:
+    """Load a GGUF target and, to draft for it, a DFlash drafter; without one, decode plainly.
+
+    `n_ctx` (tokens) and `n_gpu_layers` (-1 for all): None takes what fits the free memory. The plan
+    is printed to stderr unless `quiet`. `kv_type` is the type of the target's KV cache; `n_batch`
+    the rows of one prompt batch; `split_mode` ("layer", "row", "none"), `main_gpu` and
+    `tensor_split` are llama.cpp's way to spread a model over GPUs. Raises FileError for bad files,
+    PairError where the two do not fit, InputError for what does not fit the memory, with the
+    numbers, BackendError where llama.cpp itself fails.
+    """
+    say = _silent if quiet else _to_stderr
+    target_file = GgufFile.open(target)
+    check_target(target_file)
+    draft_file = GgufFile.open(draft) if draft is not None else None
+    spec = check_pair(target_file, draft_file) if draft_file else None
+    plan = make_plan(
+        target_file,
+        draft_file,
+        spec,
+        n_ctx=n_ctx,
+        n_gpu_layers=n_gpu_layers,
+        kv_type=kv_type,
+        n_batch=n_batch,
+        n_outputs=min(n_batch, MAX_OUTPUT_ROWS),
+        flash_attn=flash_attn,
+        split_mode=split_mode,
+        main_gpu=main_gpu,
+        tensor_split=tensor_split,
+        devices=runtime.devices(),
+    )
+    options = TargetOptions(
+        n_ctx=plan.n_ctx,
+        n_batch=plan.n_batch,
+        n_gpu_layers=plan.n_gpu_layers,
+        n_threads=n_threads,
+        flash_attn=flash_attn,
+        kv_type=kv_type,
+        split_mode=split_mode,
+        main_gpu=main_gpu,
+        tensor_split=plan.tensor_split,
+        tapped_layers=spec.target_layers if spec else (),
+    )
+    for line in plan.lines():
+        say(line)
+    ensure_loadable(
+        target_file.path,
+        draft_file.path if draft_file else None,
+        layers=options.tapped_layers,
+        n_gpu_layers=plan.n_gpu_layers,
+    )
+    loaded = Target(target_file.path, options, progress=_Progress(target_file.path, say))
+    try:
+        drafter = (
+            FusedDrafter(draft_file.path, loaded, n_seq=1, n_ctx=loaded.n_ctx)
+            if draft_file
+            else None
+        )
+        return Model(loaded, drafter, plan)
+    except BaseException:
+        loaded.close()
+        raise
+
+
+class _Progress:
+    """Says how much of a file is loaded, every few seconds, once it takes longer than a moment."""
+
+    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+        self._path = path
+        self._say = say
+        self._next = time.monotonic() + _QUIET_S
+
+    def __call__(self, part: float) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + _QUIET_S
+            self._say(f"loading {self._path.name}: {part:.0%}")
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _silent(_line: str) -> None:
+    pass

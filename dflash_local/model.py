@@ -1,0 +1,306 @@
+"""A target with its drafter, as users have it: text in, text out."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import threading
+import weakref
+from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Sequence as List
+from dataclasses import dataclass, fields
+from types import TracebackType
+from typing import Any, TypedDict
+
+from dflash_local.chat.template import ChatTemplate
+from dflash_local.drafter import Drafter
+from dflash_local.engine import Engine
+from dflash_local.errors import DflashError, InputError
+from dflash_local.exactness import Exactness, measure
+from dflash_local.plan import Plan
+from dflash_local.result import Chunk, Result
+from dflash_local.sampling import SamplingParams
+from dflash_local.sequence import Request
+from dflash_local.target import Target
+from dflash_local.text import TextStream
+from dflash_local.worker import Job, Worker
+
+_SAMPLING = {field.name for field in fields(SamplingParams)}
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments of every generating method, beside those of `SamplingParams`.
+
+    `max_tokens`: None generates to the end of text or of the context. `stop`: texts that end the
+    answer. `draft_width`: target rows per verify pass, None the model's default, 0 plain decoding.
+    `cancel`: an event that, once set, ends the answer within one round.
+    """
+
+    max_tokens: int | None
+    stop: str | List[str]
+    draft_width: int | None
+    cancel: threading.Event | None
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int | None
+    repeat_penalty: float
+    repeat_last_n: int
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    grammar: str | None
+    logprobs: int | None
+
+
+@dataclass(frozen=True)
+class _Order:
+    """A request with what the engine does not know of: text and the caller's own cancel event."""
+
+    prompt: list[int]
+    sampling: SamplingParams
+    max_tokens: int | None
+    draft_width: int
+    stop: tuple[str, ...]
+    cancel: threading.Event | None
+
+
+class Model:
+    """Generates from several threads' requests, one after the other on a thread of its own.
+
+    Close it, or use it as a context manager; what is left open is closed when Python exits.
+    """
+
+    def __init__(self, target: Target, drafter: Drafter | None, plan: Plan | None = None) -> None:
+        self.plan = plan
+        self.target = target
+        self.drafter = drafter
+        self.draft_width = drafter.block_size if drafter else 0
+        """Verify width of requests that name none: the drafter's whole block."""
+        self._vocabulary = target.vocabulary
+        self._engine = Engine(target, drafter)
+        self._worker = Worker(f"dflash-local {target.path.name}")
+        self._template: ChatTemplate | None = None
+        _open_models.add(self)
+
+    # Text and tokens
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens that prompt and answer may have together."""
+        return self.target.n_ctx
+
+    def tokenize(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids of a prompt; `special` reads the names of special tokens as these tokens."""
+        return self._vocabulary.tokenize(text, special=special)
+
+    def detokenize(self, tokens: List[int]) -> str:
+        """Text of `tokens`, control tokens left out."""
+        return self._vocabulary.detokenize(tokens)
+
+    def chat_prompt(
+        self,
+        messages: List[Mapping[str, Any]],
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation, rendered by the model's own chat template."""
+        if self._template is None:
+            self._template = ChatTemplate(
+                self.target.chat_template, bos=self._vocabulary.bos, eos=self._vocabulary.eos
+            )
+        text = self._template.render(messages, **(chat_template_kwargs or {}))
+        # Templates write the first token themselves.
+        return self._vocabulary.tokenize(text, special=True, add_special=False)
+
+    # Generating
+
+    def generate(self, prompt: str | List[int], **options: Any) -> Result:
+        """Complete a prompt, a text or token ids. Keyword arguments: see `Options`."""
+        return _last(self.stream(prompt, **options))
+
+    def stream(self, prompt: str | List[int], **options: Any) -> Iterator[Chunk]:
+        """`generate`, chunk by chunk. Closing the iterator cancels the request."""
+        order = self._order(prompt, options)
+        return self._worker.stream(lambda job: self._run(order, job))
+
+    async def astream(self, prompt: str | List[int], **options: Any) -> AsyncIterator[Chunk]:
+        """`stream` for asynchronous callers; leaving the loop cancels the request."""
+        order = self._order(prompt, options)
+        loop = asyncio.get_running_loop()
+        items: asyncio.Queue[Any] = asyncio.Queue()
+
+        def hand_over(item: Any) -> None:
+            loop.call_soon_threadsafe(items.put_nowait, item)
+
+        job = self._worker.submit(lambda job: self._run(order, job), hand_over)
+        try:
+            while (item := await items.get()) is not job:
+                yield item
+            if job.error is not None:
+                raise job.error
+        finally:
+            job.cancel()
+
+    async def agenerate(self, prompt: str | List[int], **options: Any) -> Result:
+        """`generate` for asynchronous callers."""
+        result = None
+        async for chunk in self.astream(prompt, **options):
+            result = chunk.result
+        return _found(result)
+
+    def chat(
+        self,
+        messages: List[Mapping[str, Any]],
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Result:
+        """Answer a conversation: messages with `role` and `content`, the last by the user.
+
+        `chat_template_kwargs` go to the template, as in `{"enable_thinking": False}`. Other keyword
+        arguments: see `Options`.
+        """
+        prompt = self.chat_prompt(messages, chat_template_kwargs=chat_template_kwargs)
+        return self.generate(prompt, **options)
+
+    def stream_chat(
+        self,
+        messages: List[Mapping[str, Any]],
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Iterator[Chunk]:
+        """`chat`, chunk by chunk."""
+        prompt = self.chat_prompt(messages, chat_template_kwargs=chat_template_kwargs)
+        return self.stream(prompt, **options)
+
+    def astream_chat(
+        self,
+        messages: List[Mapping[str, Any]],
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> AsyncIterator[Chunk]:
+        """`stream_chat` for asynchronous callers."""
+        prompt = self.chat_prompt(messages, chat_template_kwargs=chat_template_kwargs)
+        return self.astream(prompt, **options)
+
+    def exactness(self) -> Exactness:
+        """Up to which width verifying equals plain decoding to the bit, on this machine.
+
+        Measured once, in a second or so, then kept; measuring empties the caches.
+        """
+        found: list[Exactness] = []
+
+        def work(_job: Job) -> None:
+            found.append(measure(self.target, before=self._engine.forget_all))
+
+        for _ in self._worker.stream(work):
+            pass
+        return found[0]
+
+    def forget(self) -> None:
+        """Empty the caches, so that the next request begins cold."""
+        for _ in self._worker.stream(lambda _job: self._engine.forget_all()):
+            pass
+
+    def close(self) -> None:
+        """End what runs and free everything. Safe to call again."""
+        self._worker.close()
+        if self.drafter:
+            self.drafter.close()
+        self.target.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _order(self, prompt: str | List[int], options: dict[str, Any]) -> _Order:
+        """Check a request before it is queued, so that bad ones fail at the call."""
+        known = _SAMPLING | Options.__annotations__.keys()
+        unknown = options.keys() - known
+        if unknown:
+            raise InputError(
+                f"{sorted(unknown)[0]!r} is no option of a request; known are "
+                f"{', '.join(sorted(known))}"
+            )
+        tokens = self.tokenize(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
+        sampling = SamplingParams(**{k: v for k, v in options.items() if k in _SAMPLING})
+        sampling.validate(self.target.n_vocab)
+        width = options.get("draft_width")
+        stop = options.get("stop") or ()
+        order = _Order(
+            prompt=tokens,
+            sampling=sampling,
+            max_tokens=options.get("max_tokens", 256),
+            draft_width=self.draft_width if width is None else width,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            cancel=options.get("cancel"),
+        )
+        self._engine.check(self._request(order, TextStream(self._vocabulary.piece, order.stop)))
+        return order
+
+    @staticmethod
+    def _request(order: _Order, text: TextStream) -> Request:
+        return Request(order.prompt, order.sampling, order.max_tokens, order.draft_width, text.push)
+
+    # On the worker's thread
+
+    def _run(self, order: _Order, job: Job) -> None:
+        text = TextStream(self._vocabulary.piece, order.stop)
+        sequence = self._engine.begin(self._request(order, text))
+        shown: list[str] = []
+        n = 0
+        try:
+            while sequence.finish_reason is None:
+                if len(sequence.tokens) > n:
+                    shown.append(text.take())
+                    job.put(Chunk(shown[-1], sequence.tokens[n:], sequence.logprobs[n:]))
+                    n = len(sequence.tokens)
+                if job.cancelled.is_set() or (order.cancel is not None and order.cancel.is_set()):
+                    sequence.cancelled.set()
+                self._engine.step([sequence])
+        finally:
+            self._engine.end(sequence)
+        shown.append(text.take() + text.finish())
+        result = Result(
+            text="".join(shown),
+            tokens=sequence.tokens,
+            finish_reason=sequence.finish_reason,
+            stats=sequence.stats,
+            seed=sequence.sampler.seed,
+            logprobs=sequence.logprobs,
+        )
+        job.put(Chunk(shown[-1], sequence.tokens[n:], sequence.logprobs[n:], result))
+
+
+def _last(chunks: Iterator[Chunk]) -> Result:
+    result = None
+    for chunk in chunks:
+        result = chunk.result
+    return _found(result)
+
+
+def _found(result: Result | None) -> Result:
+    if result is None:
+        raise DflashError("the model was closed in the middle of this answer")
+    return result
+
+
+_open_models: weakref.WeakSet[Model] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """llama.cpp's devices are gone once Python has unloaded: free before that."""
+    for model in list(_open_models):
+        model.close()

@@ -1,0 +1,44 @@
+"""What a generation hands back: chunks on the way, and the whole at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dflash_local.sampling import TokenLogprob
+from dflash_local.sequence import FinishReason
+from dflash_local.stats import Stats
+
+
+@dataclass(frozen=True)
+class Result:
+    """A whole answer.
+
+    `tokens` are all that were emitted, an end-of-text token and the tokens of a stop string
+    included; `text` ends before either. `finish_reason`: "stop" (end of text, or a stop string),
+    "length" (`max_tokens`, or the end of the context), "cancelled". `logprobs` has an entry per
+    token if they were asked for. `seed` is the one in use.
+    """
+
+    text: str
+    tokens: list[int]
+    finish_reason: FinishReason
+    stats: Stats
+    seed: int
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one round added. `text` may be empty while a character or a stop string is open.
+
+    The last chunk of a stream holds the `result`, the others None.
+    """
+
+    text: str
+    tokens: list[int]
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    result: Result | None = None
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self.result.finish_reason if self.result else None
