@@ -1,0 +1,488 @@
+"""The native draft graph against the PyTorch reference, on random weights of many shapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from dflash_local import demo
+from dflash_local.draft import Draft
+from dflash_local.drafter import DraftRequest, FusedDrafter
+from dflash_local.errors import ClosedError, ContextFullError, FileError
+from dflash_local.target import Target
+from reference import Reference
+from synthetic import LOGIT_STD, write_drafter, write_target
+
+torch.set_num_threads(1)  # the products are small
+
+# Relative error of an activation, as ggml rounds it for a product with weights of this type:
+# half a unit in the last place, or for 8 bits half a step of a block whose largest is about 2 rms.
+ROUNDING = {"F32": 2**-24, "F16": 2**-11, "BF16": 2**-8} | dict.fromkeys(
+    ("Q8_0", "Q4_0", "Q4_K", "Q6_K"), 2**-7
+)
+PRODUCTS = 2, 7  # in all, and per layer, one after the other
+# Softmax amplifies errors a little, and these are the largest of many.
+RMS_LIMIT, LARGEST_LIMIT = 2.5, 12.0
+
+
+class Twin:
+    """A native drafter and its reference, which are given the same calls and compared."""
+
+    def __init__(
+        self,
+        drafter: Path,
+        target_path: Path,
+        target: Target,
+        *,
+        quant: str = "F32",
+        n_seq: int = 1,
+        n_ctx: int = 512,
+        top_k: int = 16,
+    ) -> None:
+        self.native = FusedDrafter(
+            drafter, target, n_seq=n_seq, n_ctx=n_ctx, top_k=top_k, n_threads=1
+        )
+        # A cache of halves is part of what the native drafter is, not an error of it.
+        self.reference = Reference(drafter, target_path, cache_dtype=torch.float16)
+        self.block_size = self.reference.block_size
+        self._rounding = ROUNDING[quant]
+        self._n_seq = n_seq
+        self._random = np.random.default_rng(7)
+
+    def features(self, n_rows: int) -> NDArray[np.float32]:
+        shape = (n_rows, self.reference.feature_size)
+        return self._random.standard_normal(shape, dtype=np.float32)
+
+    def inject(self, seq: int, n_rows: int) -> None:
+        features = self.features(n_rows)
+        self.native.inject(seq, features)
+        self.reference.inject(seq, features)
+
+    def draft(self, rows: Mapping[int, int], n_draft: int | None = None) -> list[Draft]:
+        """Draft for sequences at once, each with so many new rows of features, and compare."""
+        n_draft = n_draft or self.block_size - 1
+        requests = [
+            DraftRequest(seq, int(self._random.integers(300)), self.features(n), n_draft)
+            for seq, n in rows.items()
+        ]
+        drafts = self.native.draft(requests)
+        assert len(drafts) == len(requests)
+        for request, draft in zip(requests, drafts, strict=True):
+            self.reference.inject(request.seq, request.features)
+            assert self.native.length(request.seq) == self.reference.length(request.seq)
+            expected = self.reference.draft(request.seq, request.anchor)[: request.n_draft]
+            self.check(draft, expected, self.noise(request.seq))
+        return drafts
+
+    def truncate(self, seq: int, length: int) -> None:
+        self.native.truncate(seq, length)
+        self.reference.truncate(seq, length)
+
+    def copy(self, source: int, destination: int, length: int) -> None:
+        self.native.copy(source, destination, length)
+        self.reference.copy(source, destination, length)
+
+    def restart(self) -> None:
+        self._random = np.random.default_rng(7)
+        for seq in range(self._n_seq):
+            self.truncate(seq, 0)
+
+    def noise(self, seq: int) -> float:
+        """Expected rms error of a logit, in nats.
+
+        Independent relative errors: one for each product with weights, and in each attention the
+        2^-11 of a half for each key, as queries, weights and sums over keys are halves there.
+        """
+        n_layer = self.reference.n_layer
+        products = (PRODUCTS[0] + PRODUCTS[1] * n_layer) * self._rounding**2
+        keys = n_layer * (self.reference.length(seq) + self.block_size) * 2**-22
+        return LOGIT_STD * math.sqrt(products + keys)
+
+    @staticmethod
+    def check(draft: Draft, expected: torch.Tensor, noise: float) -> None:
+        """`draft` holds the best candidates of `expected` [n_draft, n_vocab], to the tolerance."""
+        assert draft.candidates is not None
+        ids = torch.from_numpy(draft.candidates.ids.astype(np.int64))
+        logprobs = torch.from_numpy(draft.candidates.logprobs).double()
+        assert len(ids) == len(expected)
+        assert draft.tokens == ids[:, 0].tolist()
+        assert draft.logprobs == pytest.approx(logprobs[:, 0].tolist())
+        assert draft.parents == list(range(-1, len(ids) - 1))
+        assert all(len(set(row)) == len(row) for row in ids.tolist())
+        assert (logprobs.diff(dim=1) <= 0).all()
+        of_ids = expected.gather(1, ids)
+        error = logprobs - of_ids
+        assert error.abs().max() < LARGEST_LIMIT * noise
+        assert error.square().mean().sqrt() < RMS_LIMIT * noise
+        last = expected.topk(ids.shape[1]).values[:, -1]
+        assert (of_ids.min(dim=1).values > last - LARGEST_LIMIT * noise).all()
+
+    def assert_not(self, seq: int, wrong: torch.Tensor) -> None:
+        """Were the native drafter's `wrong`, it would have failed: the tolerance is not slack."""
+        right = self.reference.draft(seq, anchor=11)
+        error = (wrong - right).square().mean().sqrt()
+        assert error > 2 * RMS_LIMIT * self.noise(seq)
+
+
+TwinMaker = Callable[..., Twin]
+
+
+@pytest.fixture(scope="module")
+def make_twin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwinMaker]:
+    """Make a twin of a drafter with these options; targets are loaded once per shape."""
+    folder = tmp_path_factory.mktemp("twins")
+    targets: dict[str, Target] = {}
+    twins: list[Twin] = []
+
+    def make(
+        *,
+        n_embd: int = 64,
+        quant: str = "F32",
+        tied: bool = True,
+        n_seq: int = 1,
+        n_ctx: int = 512,
+        top_k: int = 16,
+        **options: Any,
+    ) -> Twin:
+        name = f"{n_embd}-{quant}-{tied}"
+        path = folder / f"{name}.gguf"
+        if name not in targets:
+            write_target(
+                path, n_layer=6, n_embd=n_embd, head_dim=64, n_ff=256, quant=quant, tied=tied
+            )
+            targets[name] = Target.load(path, n_ctx=64, n_threads=1)
+        options = {"n_ff": 2 * n_embd} | options
+        drafter = folder / f"drafter-{len(twins)}.gguf"
+        write_drafter(drafter, path, quant=quant, **options)
+        twins.append(
+            Twin(drafter, path, targets[name], quant=quant, n_seq=n_seq, n_ctx=n_ctx, top_k=top_k)
+        )
+        return twins[-1]
+
+    yield make
+    for twin in twins:
+        twin.native.close()
+    for target in targets.values():
+        target.close()
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "1 tap, block of 4, 1 layer": {"block_size": 4, "n_layer": 1},
+    "2 taps, block of 5, a head each": {
+        "target_layers": (1, 4),
+        "block_size": 5,
+        "n_head": 2,
+        "n_head_kv": 2,
+        "head_dim": 32,
+    },
+    "3 taps, block of 16, 8 heads over 1": {
+        "target_layers": (0, 2, 3),
+        "block_size": 16,
+        "n_head": 8,
+        "n_head_kv": 1,
+    },
+    "4 taps, block of 8, wide heads": {
+        "target_layers": (1, 2, 3, 5),
+        "n_head": 6,
+        "n_head_kv": 3,
+        "head_dim": 40,
+    },
+    "5 taps, block of 16, 4 layers": {
+        "target_layers": (1, 2, 3, 4, 5),
+        "block_size": 16,
+        "n_layer": 4,
+        "n_embd": 96,
+        "n_ff": 160,
+        "head_dim": 8,
+    },
+    "block of 2": {"block_size": 2},
+    "window in some layers": {"n_layer": 3, "sliding_window": 12, "pattern": (True, False, True)},
+    "window inside the block": {"sliding_window": 5, "block_size": 16},
+    "own output head": {"own_head": True},
+    "own embeddings and head": {"own_embeddings": True, "own_head": True},
+    "own embeddings as head": {"own_embeddings": True},
+    "target with a head": {"tied": False},
+    "norms after and scales": {"post_norms": True, "layer_scale": True},
+    "other scales": {
+        "extra": {"embedding_scale": 3.0, "attention.scale": 0.4, "attention.value_scale": 0.5}
+    },
+    "partial rope": {"rope_dimensions": 8},
+    "rope factors": {"rope_factors": True},
+    "linear rope": {"extra": {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}},
+    "yarn": {
+        "extra": {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 64,
+            "rope.freq_base": 10000.0,
+        }
+    },
+    "gelu": {"extra": {"hidden_activation": "gelu"}},
+}
+
+
+@pytest.mark.parametrize("options", SHAPES.values(), ids=SHAPES.keys())
+def test_equals_the_reference(options: dict[str, Any], make_twin: TwinMaker) -> None:
+    twin = make_twin(**options)
+    for n_rows in (0, 37, 3, 1, 0, 16):
+        twin.draft({0: n_rows})
+    twin.reference.copy(0, 1, twin.reference.length(0) - 1)
+    twin.assert_not(0, twin.reference.draft(1, anchor=11))
+
+
+@pytest.mark.parametrize("quant", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"])
+def test_equals_the_reference_in_every_type(quant: str, make_twin: TwinMaker) -> None:
+    twin = make_twin(quant=quant, n_embd=256, head_dim=64, target_layers=(1, 2))
+    for n_rows in (37, 3, 1):
+        twin.draft({0: n_rows})
+
+
+@pytest.mark.parametrize("other", [-1, 1])
+def test_the_window_is_exact_to_the_row(other: int, make_twin: TwinMaker) -> None:
+    twin = make_twin(n_layer=3, sliding_window=12, pattern=(True, False, True))
+    twin.draft({0: 40})
+    twin.reference.sliding_window += other
+    wrong = twin.reference.draft(0, anchor=11)
+    twin.reference.sliding_window -= other
+    twin.assert_not(0, wrong)
+
+
+@pytest.mark.parametrize("n_seq", [1, 2, 4])
+def test_sequences_of_unequal_lengths_draft_at_once(n_seq: int, make_twin: TwinMaker) -> None:
+    twin = make_twin(n_seq=n_seq, target_layers=(1, 2), sliding_window=20, pattern=(True, False))
+    for seq, n_rows in zip(range(n_seq), (60, 7, 0, 133), strict=False):
+        twin.inject(seq, n_rows)
+    for n_new in ((3, 1, 8, 0), (0, 5, 0, 2), (0, 0, 0, 0), (30, 1, 16, 40)):
+        twin.draft(dict(zip(range(n_seq), n_new, strict=False)))
+
+
+def test_any_of_the_sequences_may_draft_in_any_order(make_twin: TwinMaker) -> None:
+    twin = make_twin(n_seq=4)
+    for seq, n_rows in enumerate((200, 3, 40, 25)):
+        twin.inject(seq, n_rows)
+    for rows in ({3: 2}, {2: 1, 0: 4}, {1: 0, 3: 5}, {3: 1, 2: 1, 1: 1, 0: 1}):
+        twin.draft(rows)
+
+
+@pytest.mark.parametrize("n_draft", [1, 2, 6])
+def test_fewer_drafts_are_the_first_of_the_whole_block(n_draft: int, make_twin: TwinMaker) -> None:
+    twin = make_twin(n_seq=2)
+    twin.draft({0: 20, 1: 9}, n_draft)
+    features = np.zeros((0, twin.reference.feature_size), np.float32)
+    requests = [DraftRequest(0, 4, features, n_draft), DraftRequest(1, 4, features, 7)]
+    for draft, request in zip(twin.native.draft(requests), requests, strict=True):
+        assert len(draft) == request.n_draft
+        expected = twin.reference.draft(request.seq, 4)[: request.n_draft]
+        twin.check(draft, expected, twin.noise(request.seq))
+
+
+@pytest.mark.parametrize("top_k", [1, 64, 320])
+def test_any_number_of_candidates(top_k: int, make_twin: TwinMaker) -> None:
+    twin = make_twin(top_k=top_k)
+    (draft,) = twin.draft({0: 12})
+    assert draft.candidates is not None
+    assert draft.candidates.ids.shape == (7, top_k)
+
+
+def test_small_injections_equal_a_large_one(make_twin: TwinMaker) -> None:
+    twin = make_twin(n_seq=3, n_ctx=1200, target_layers=(1, 2))
+    features = twin.features(1100)
+    twin.reference.inject(0, features)
+    expected = twin.reference.draft(0, anchor=5)
+    twin.native.inject(0, features)
+    sizes = (1, 2, 5, 16, 17, 64, 65, 100, 129, 256, 300)
+    for end, n_rows in zip(np.cumsum(sizes), sizes, strict=True):
+        twin.native.inject(1, features[end - n_rows : end])
+    for i in range(0, 150, 3):
+        twin.native.draft([DraftRequest(2, 5, features[i : i + 3], 2)])
+    nothing = features[:0]
+    twin.native.inject(1, features[sum(sizes) :])
+    twin.native.inject(2, features[150:1000])
+    requests = [
+        DraftRequest(0, 5, nothing, 7),
+        DraftRequest(1, 5, nothing, 7),
+        DraftRequest(2, 5, features[1000:], 7),
+    ]
+    for draft in twin.native.draft(requests):
+        twin.check(draft, expected, twin.noise(0))
+
+
+def test_truncated_rows_leave_no_trace(make_twin: TwinMaker) -> None:
+    twin = make_twin(n_seq=2, sliding_window=30, pattern=(False, True))
+    twin.inject(0, 90)
+    twin.inject(1, 90)
+    for length in (90, 89, 41, 0):
+        twin.truncate(0, length)
+        assert twin.native.length(0) == length
+        twin.draft({0: 0, 1: 0})
+        twin.draft({0: 5})
+        twin.truncate(0, length)
+        twin.draft({0: 11})
+
+
+def test_copied_rows_are_of_their_own(make_twin: TwinMaker) -> None:
+    twin = make_twin(n_seq=3)
+    twin.inject(0, 70)
+    twin.inject(2, 20)
+    twin.copy(0, 1, 50)
+    twin.copy(0, 2, 70)
+    twin.draft({0: 0, 1: 0, 2: 0})
+    twin.truncate(0, 10)
+    twin.draft({0: 30, 1: 3, 2: 1})
+    twin.copy(1, 0, 0)
+    twin.copy(2, 2, 60)
+    twin.draft({0: 6, 1: 0, 2: 2})
+
+
+def test_a_cleared_sequence_starts_anew(make_twin: TwinMaker) -> None:
+    twin = make_twin(n_seq=2)
+    twin.inject(0, 33)
+    twin.inject(1, 44)
+    twin.truncate(0, 0)
+    assert (twin.native.length(0), twin.native.length(1)) == (0, 44)
+    twin.draft({0: 0, 1: 0})
+    twin.draft({0: 12, 1: 1})
+
+
+def test_the_cache_grows_with_the_context(make_twin: TwinMaker) -> None:
+    twin = make_twin(n_seq=2, n_ctx=3000, n_head=2, n_head_kv=1, block_size=16)
+    twin.inject(1, 100)
+    n_bytes = [twin.native.n_cache_bytes]
+    for length in (240, 241, 255, 256, 700, 1020, 1500, 2100, 2999, 3000):
+        twin.draft({0: length - twin.native.length(0), 1: 1})
+        n_bytes.append(twin.native.n_cache_bytes)
+    assert n_bytes == sorted(n_bytes)
+    assert len(set(n_bytes)) > 2
+    f16, both = 2, 2
+    assert n_bytes[-1] < both * 2 * f16 * 2 * 16 * (3000 + 1024)
+
+
+@pytest.mark.parametrize("n_ctx", [40, 240, 256, 1000])
+def test_the_last_positions_of_the_context(n_ctx: int, make_twin: TwinMaker) -> None:
+    twin = make_twin(n_ctx=n_ctx, n_seq=2, block_size=16)
+    twin.inject(0, n_ctx - 5)
+    twin.inject(1, n_ctx // 2)
+    for n_rows in (2, 2, 1, 0):
+        twin.draft({0: n_rows, 1: 1})
+    assert twin.native.length(0) == n_ctx
+    twin.draft({1: 1})
+
+
+@pytest.mark.parametrize("n_ctx", [40, 256, 1100])
+def test_beyond_the_context_is_an_error_that_changes_nothing(
+    n_ctx: int, make_twin: TwinMaker
+) -> None:
+    twin = make_twin(n_ctx=n_ctx, n_seq=2)
+    twin.inject(0, n_ctx - 2)
+    twin.inject(1, 9)
+    lengths = n_ctx - 2, 9
+    for n_rows in (3, 100, 5000):
+        with pytest.raises(ContextFullError, match=str(n_ctx)):
+            twin.native.inject(0, twin.features(n_rows))
+        requests = [
+            DraftRequest(1, 5, twin.features(2), 7),
+            DraftRequest(0, 5, twin.features(n_rows), 7),
+        ]
+        with pytest.raises(ContextFullError, match=str(n_ctx)):
+            twin.native.draft(requests)
+        assert (twin.native.length(0), twin.native.length(1)) == lengths
+    twin.draft({0: 0, 1: 0})
+    twin.draft({0: 2, 1: 1})
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_any_history_leaves_what_its_calls_say(data: st.DataObject, history_twin: Twin) -> None:
+    twin = history_twin
+    twin.restart()
+    sequences = st.integers(0, 2)
+    for _ in range(data.draw(st.integers(1, 8), "calls")):
+        call = data.draw(st.sampled_from(["inject", "draft", "truncate", "copy"]), "call")
+        seq = data.draw(sequences, "seq")
+        length = twin.native.length(seq)
+        if call == "inject":
+            twin.inject(seq, data.draw(st.integers(0, 90 - length), "rows"))
+        elif call == "draft":
+            rows = {}
+            for each in data.draw(st.lists(sequences, min_size=1, unique=True), "sequences"):
+                room = 90 - twin.native.length(each)
+                rows[each] = data.draw(st.integers(0, min(room, 9)), "rows")
+            twin.draft(rows)
+        elif call == "truncate":
+            twin.truncate(seq, data.draw(st.integers(0, length), "length"))
+        else:
+            twin.copy(seq, data.draw(sequences, "to"), data.draw(st.integers(0, length), "length"))
+    twin.draft({0: 0, 1: 0, 2: 0})
+
+
+@pytest.fixture(scope="module")
+def history_twin(make_twin: TwinMaker) -> Twin:
+    return make_twin(n_ctx=90, n_seq=3, sliding_window=16, pattern=(True, False), block_size=5)
+
+
+def test_hidden_states_of_the_shipped_pair_draft_as_in_the_reference() -> None:
+    target_path, drafter_path = demo.pair()
+    reference = Reference(drafter_path, target_path, cache_dtype=torch.float16)
+    text = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a"
+    with Target.load(target_path, n_ctx=256, n_threads=1, tapped_layers=(2, 4, 6)) as target:
+        drafter = FusedDrafter(drafter_path, target, n_seq=1, n_ctx=256, n_threads=1)
+        tokens = target.vocabulary.tokenize(text)
+        n = len(tokens) - 1
+        target.decode(tokens[:n], range(n), [0] * n, [False] * n)
+        features = target.hidden_states().reshape(n, -1)
+        reference.inject(0, features)
+        expected = reference.draft(0, tokens[n])
+        (draft,) = drafter.draft([DraftRequest(0, tokens[n], features, 15)])
+    # As `Twin.noise` for three layers in Q8_0, with logits as far apart as training made them.
+    noise = float(expected.std()) * math.sqrt(23) * ROUNDING["Q8_0"]
+    Twin.check(draft, expected, noise)
+
+
+@pytest.mark.parametrize("tensor", ["sinks", "shared_kv"])
+def test_a_drafter_with_tensors_beyond_the_graph_is_refused(
+    tensor: str, make_twin: TwinMaker
+) -> None:
+    with pytest.raises(FileError, match="attn"):
+        make_twin(**{tensor: True})
+
+
+def test_bad_requests_are_refused(make_twin: TwinMaker) -> None:
+    twin = make_twin(n_seq=2)
+    twin.inject(0, 20)
+    nothing = twin.features(0)
+    bad = [
+        [DraftRequest(2, 5, nothing, 7)],
+        [DraftRequest(-1, 5, nothing, 7)],
+        [DraftRequest(0, 320, nothing, 7)],
+        [DraftRequest(0, -1, nothing, 7)],
+        [DraftRequest(0, 5, nothing, 8)],
+        [DraftRequest(0, 5, nothing, 0)],
+        [DraftRequest(0, 5, np.zeros((3, 63), np.float32), 7)],
+        [DraftRequest(0, 5, nothing, 7), DraftRequest(0, 6, nothing, 7)],
+    ]
+    for requests in bad:
+        with pytest.raises(ValueError, match=r"\d"):
+            twin.native.draft(requests)
+    with pytest.raises(ValueError, match="21"):
+        twin.native.copy(0, 1, 21)
+    with pytest.raises(ValueError, match="-1"):
+        twin.native.truncate(0, -1)
+    assert (twin.native.length(0), twin.native.length(1)) == (20, 0)
+    twin.draft({0: 1, 1: 0})
+
+
+def test_a_closed_drafter_says_so(make_twin: TwinMaker) -> None:
+    twin = make_twin()
+    twin.native.close()
+    twin.native.close()
+    with pytest.raises(ClosedError, match="closed"):
+        twin.native.length(0)
