@@ -1,0 +1,37 @@
+"""What the tests share: the shipped pair, loaded once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+# Before llama.cpp starts its threads: those that spin while they wait make tests that share the
+# machine's cores many times slower. Results are the same.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import pytest
+
+from dflash_local import Model, demo, load
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache folder of our own, so that no verdict of another run hides a fault."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DFLASH_LOCAL_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def pair() -> tuple[Path, Path]:
+    """Target and drafter of the shipped pair."""
+    return demo.pair()
+
+
+@pytest.fixture(scope="session")
+def model(pair: tuple[Path, Path]) -> Iterator[Model]:
+    """The shipped pair where its verification is exact to the bit: Q8_0 weights and KV cache."""
+    with load(*pair, n_ctx=2048, kv_type="q8_0", quiet=True) as loaded:
+        yield loaded
