@@ -1,4 +1,4 @@
-"""What can go wrong, by whose hand it was, so that callers can tell a bad file from a bad moment."""
+"""What can go wrong, sorted by whose hand it was: the caller's, a file's, the machine's."""
 
 from __future__ import annotations
 

@@ -10,19 +10,18 @@ from __future__ import annotations
 import codecs
 import ctypes
 import math
-import re
 import secrets
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from graphlib import CycleError, TopologicalSorter
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local import runtime  # noqa: F401  (the check of the installed llama_cpp comes first)
 from dflash_local.errors import BackendError, ClosedError, GrammarError, InputError
+from dflash_local.grammar import parse_grammar
 
 # isort: split
 import llama_cpp.llama_cpp as api
@@ -30,7 +29,6 @@ import llama_cpp.llama_cpp as api
 _MAX_INT = 2**31 - 1
 _RANDOM_SEED = 2**32 - 1  # LLAMA_DEFAULT_SEED: llama.cpp would draw a seed of its own
 _COLDEST = 1e-5  # below it, logits over temperature leave the range of float32
-_DEEPEST, _WIDEST = 100, 1_000_000  # of a grammar: llama.cpp recurses, and copies what repeats
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
 
@@ -132,7 +130,7 @@ class Sampler:
         owned: list[Any] = []
         self._finalizer = weakref.finalize(self, _free, owned)
         if params.grammar is not None:
-            self._grammar = _parse_grammar(vocab, params.grammar)
+            self._grammar = parse_grammar(vocab, params.grammar)
             owned.append(self._grammar)
         if not params.greedy or params.logit_bias or params.penalises:
             self._chain = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
@@ -327,124 +325,3 @@ def _integer(name: str, value: Any, low: int, high: int, hint: str) -> None:
     valid = isinstance(value, (int, np.integer)) and low <= value <= high
     if not valid or isinstance(value, bool):
         raise InputError(f"{name} is {value!r}; give a whole number from {low} to {high} ({hint})")
-
-
-def _parse_grammar(vocab: Any, text: str) -> Any:
-    _check_grammar(text)
-    try:
-        encoded = text.encode()
-    except UnicodeEncodeError as error:
-        raise GrammarError(f"grammar: {text[error.start]!r} is no character of Unicode") from None
-    sampler = api.llama_sampler_init_grammar(vocab, encoded, b"root")
-    if not sampler:
-        raise GrammarError("grammar: llama.cpp cannot parse it; it says why on stderr")
-    return sampler
-
-
-_LEXEME = re.compile(
-    r"""(?P<space>(?:[ \t\r\n]|\#[^\r\n]*)+)
-      | (?P<define>[A-Za-z0-9-]+[ \t]*::=)
-      | (?P<name>[A-Za-z0-9-]+)
-      | (?P<text>"(?:\\.|[^"\\])*"|\[(?:\\.|[^]\\])*]|\.)
-      | (?P<repeat>[*+?]|\{\s*(?P<low>\d{1,9})\s*(?P<range>,\s*(?P<high>\d{1,9})?\s*)?})
-      | (?P<mark>[()|])""",
-    re.VERBOSE | re.DOTALL,
-)
-# Symbols beside the rules that the text names, by names that it cannot give.
-_CHARACTER, _NOTHING, _REPEAT = "a character", "no character", "repeat "
-
-
-def _check_grammar(text: str) -> None:
-    """Refuse, by GrammarError, the grammars on which llama.cpp aborts, throws or never returns.
-
-    These hold token references, which its check and its accepting take differently; {m,n} with
-    n < m; what is too deep or wide for its recursion; and rules that come back to themselves
-    without a character in between, which it does not see behind a rule that may be empty. All
-    else is left to its parser.
-    """
-
-    def fail(reason: str) -> NoReturn:
-        raise GrammarError(f"grammar, line {text.count(chr(10), 0, at) + 1}: {reason}")
-
-    rules: dict[str, list[list[str]]] = {_NOTHING: [[]]}  # of each rule the alternatives' symbols
-    nested: list[list[list[str]]] = []  # the rule at hand and the groups that are open in it
-    at, width, expanded = 0, 0, 0
-    while at < len(text):
-        match = _LEXEME.match(text, at)
-        if match is None or "\0" in match[0]:
-            hint = "; tokens as <...> are not supported" if text[at] in "<!" else ""
-            fail(f"{text[at : at + 20]!r} is not understood{hint}")
-        kind, lexeme = match.lastgroup, match[0]
-        if kind == "define":
-            nested = [[[]]]
-            rules[lexeme[:-3].rstrip()] = nested[0]
-        elif kind != "space" and not nested:
-            fail(f"{lexeme!r} is in no rule; begin with: root ::= ...")
-        elif lexeme == "(":
-            nested[-1][-1].append(group := f"group {len(rules)}")
-            nested.append(rules.setdefault(group, [[]]))
-        elif lexeme == ")":
-            nested.pop()
-        elif lexeme == "|":
-            nested[-1].append([])
-        elif kind == "name":
-            nested[-1][-1].append(lexeme)
-        elif kind == "text":
-            width = len(lexeme)
-            nested[-1][-1].append(_NOTHING if lexeme in ('""', "[]", "[^]") else _CHARACTER)
-        elif kind == "repeat":
-            low = int(match["low"] or lexeme == "+")
-            high = low if match["low"] and not match["range"] else int(match["high"] or 0)
-            unbounded = lexeme in "*+" or (match["range"] and not match["high"]) or high > 2000
-            high = max(low, 1) if unbounded else 1 if lexeme == "?" else high
-            expanded += width * high
-            if high < low or expanded > _WIDEST or not nested[-1][-1]:
-                fail(f"{lexeme} repeats nothing, less than its minimum, or too much")
-            symbol = nested[-1][-1][-1]
-            loop = f"{_REPEAT}{len(rules)}"
-            rules[loop] = [[symbol, loop] if unbounded else [symbol], []]
-            nested[-1][-1][-1:] = [symbol] * (low > 0) + [loop] * (unbounded or high > low)
-        if len(nested) > _DEEPEST:
-            fail(f"more than {_DEEPEST} parentheses inside one another")
-        at = match.end()
-    _check_rules(rules)
-
-
-def _check_rules(rules: dict[str, list[list[str]]]) -> None:
-    missing = {s for alternatives in rules.values() for a in alternatives for s in a}
-    missing = ({"root"} | missing) - rules.keys() - {_CHARACTER}
-    if missing:
-        raise GrammarError(f"grammar: rule {min(missing)} is used but not defined")
-    empty: set[str] = set()  # rules that may be empty
-    found = {_NOTHING}
-    passes = 0
-    while found and passes < _DEEPEST * 4 + 2:  # what needs more is refused below as too deep
-        passes += 1
-        empty |= found
-        found = {
-            name
-            for name, alternatives in rules.items()
-            if name not in empty and any(empty.issuperset(a) for a in alternatives)
-        }
-    first: dict[str, list[str]] = {}  # rules that a rule may begin with
-    for name, alternatives in rules.items():
-        first[name] = []
-        for symbols in alternatives:
-            reached = next((i for i, s in enumerate(symbols) if s not in empty), len(symbols))
-            first[name] += [s for s in symbols[: reached + 1] if s != _CHARACTER]
-        if name.startswith(_REPEAT):  # its return to itself is its end, and adds nothing
-            first[name] = [s for s in first[name] if s != name]
-    try:
-        order = list(TopologicalSorter(first).static_order())
-    except CycleError as error:
-        raise GrammarError(
-            f"grammar: {' -> '.join(error.args[1])} comes back to itself with no character in "
-            "between; write it without left recursion"
-        ) from None
-    depth: dict[str, int] = {}
-    walks: dict[str, int] = {}
-    for name in order:
-        depth[name] = 1 + max((depth[s] for s in first[name]), default=0)
-        walks[name] = 1 + sum(walks[s] for s in first[name])
-        if depth[name] > _DEEPEST * 4 or walks[name] > _WIDEST:
-            raise GrammarError(f"grammar: what {name} may begin with is too deep or too manifold")
