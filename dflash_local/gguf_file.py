@@ -190,6 +190,15 @@ def _shard_paths(first: Path, header: Header, n_shards: int) -> tuple[Path, ...]
     return shards
 
 
+def shard_files(path: Path) -> tuple[Path, ...]:
+    """The files that stand beside `path` and belong to the same model by name, `path` included."""
+    match = _SHARD_NAME.match(path.name)
+    if match is None:
+        return (path,)
+    names = [f"{match[1]}-{index:05d}-of-{match[3]}.gguf" for index in range(1, int(match[3]) + 1)]
+    return tuple(path.with_name(name) for name in names if path.with_name(name).exists())
+
+
 def _check_tensor_count(first: Path, header: Header, n_tensors: int) -> None:
     expected = header.metadata.get("split.tensors.count")
     if expected != n_tensors:

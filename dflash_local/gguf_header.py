@@ -23,8 +23,8 @@ from .gguf_types import (
     known_tensor_types,
 )
 
-MAX_HEADER_BYTES = 1 << 28
-MAX_ARRAY_VALUES = 1 << 23  # of all arrays together; the largest vocabularies need 2 million
+MAX_HEADER_BYTES = 1 << 27
+MAX_ARRAY_VALUES = 1 << 22  # of all arrays together; the largest vocabularies need 1.3 million
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 17
 MAX_DIMS = 4
@@ -215,6 +215,7 @@ class _HeaderReader:
 
     def _check_layout(self, tensors: list[RawTensor], data_start: int, alignment: int) -> None:
         room = self._n_bytes - data_start
+        told = f"it has {max(room, 0)} bytes of tensor data"
         names: set[str] = set()
         expected, end, before = 0, 0, ""
         for tensor in tensors:
@@ -223,14 +224,12 @@ class _HeaderReader:
             names.add(tensor.name)
             where = f"tensor {tensor.name!r} at offset {tensor.offset}"
             if tensor.offset != expected and tensor.offset + tensor.n_bytes > room:
-                self._fail(
-                    f"{where} with {tensor.n_bytes} bytes leaves the file, "
-                    f"whose data are {max(room, 0)} bytes"
-                )
+                self._fail(f"{where} with {tensor.n_bytes} bytes leaves the file: {told}")
             if tensor.offset % alignment:
                 self._fail(f"{where} is not aligned to {alignment} bytes")
             if tensor.offset < expected:
-                self._fail(f"{where} overlaps {before!r}, which ends at {end}")
+                leaves = f" and leaves the file: {told}" if end > room else ""
+                self._fail(f"{where} overlaps {before!r}, which ends at {end}{leaves}")
             if tensor.offset > expected:
                 self._fail(f"{where} leaves a gap: expected offset {expected}")
             end = tensor.offset + tensor.n_bytes

@@ -1,0 +1,163 @@
+"""The child process of `probe`: does what llama.cpp may abort on, and says how far it came.
+
+One JSON object a line on stdout: `{"stage": name}` as a stage begins, then `{"done": true}` or
+`{"fault": text}`, which is about the stage begun last. A stage without either killed the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from typing import Any
+
+_N_CTX = 64
+_SET_TAP = (
+    "llama_set_embeddings_layer_inp",
+    "_Z30llama_set_embeddings_layer_inpP13llama_contextjb",
+    "?llama_set_embeddings_layer_inp@@YAXPEAUllama_context@@I_N@Z",
+)
+
+
+class _Fault(Exception):
+    pass
+
+
+def main(request: dict[str, Any]) -> None:
+    """Run all stages for `request`: target, draft (or null), layers, n_gpu_layers."""
+    _die_quietly()
+    try:
+        _stages(request)
+        _say(done=True)
+    except (_Fault, ImportError) as fault:
+        _say(fault=str(fault))
+
+
+def _stages(request: dict[str, Any]) -> None:
+    _say(stage="import")
+    from . import runtime
+    from .probe_product import wrong_product
+
+    runtime.init()
+    _say(stage="product")
+    wrong = wrong_product()
+    if wrong:
+        raise _Fault(wrong)
+    if request["draft"]:
+        _say(stage="draft")
+        _read_header(os.fsencode(request["draft"]))
+    target = os.fsencode(request["target"])
+    _say(stage="vocabulary")
+    _try_vocabulary(target)
+    _say(stage="load")
+    _try_model(target, request["layers"], request["n_gpu_layers"])
+
+
+def _read_header(path: bytes) -> None:
+    from . import runtime
+
+    class InitParams(ctypes.Structure):
+        _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
+
+    runtime.clear_log()
+    init = runtime._function("gguf_init_from_file", ctypes.c_void_p, ctypes.c_char_p, InitParams)
+    header = init(path, InitParams(True, None))
+    if not header:
+        raise _Fault(runtime.first_error_line() or "no header")
+    runtime._function("gguf_free", None, ctypes.c_void_p)(header)
+
+
+def _try_vocabulary(path: bytes) -> None:
+    import llama_cpp
+
+    params = llama_cpp.llama_model_default_params()
+    params.vocab_only = True
+    model = _loaded(path, params)
+    vocabulary = llama_cpp.llama_model_get_vocab(model)
+    # begin- and end-of-text tokens are asserted upon when a text is tokenized
+    tokens = (llama_cpp.llama_token * 64)()
+    llama_cpp.llama_tokenize(vocabulary, b"a b\n", 4, tokens, len(tokens), True, True)
+    llama_cpp.llama_model_free(model)
+
+
+def _try_model(path: bytes, layers: list[int], n_gpu_layers: int) -> None:
+    import llama_cpp
+
+    from . import runtime
+
+    params = llama_cpp.llama_model_default_params()
+    params.n_gpu_layers = n_gpu_layers
+    # rearranged weights are a copy in memory; `probe_product` has tried the products themselves
+    params.use_extra_bufts = False
+    model = _loaded(path, params)
+    _say(stage="context")
+    runtime.clear_log()
+    context = llama_cpp.llama_init_from_model(model, _context_params(n_gpu_layers))
+    if not context:
+        raise _Fault(runtime.first_error_line() or "no context")
+    set_tap = _set_tap()
+    for layer in layers:
+        set_tap(ctypes.c_void_p(context), layer, True)
+    _say(stage="decode")
+    n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+    for n_tokens in (2, 1):
+        tokens = (llama_cpp.llama_token * n_tokens)(*(i % n_vocab for i in range(n_tokens)))
+        status = llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(tokens, n_tokens))
+        if status != 0:
+            raise _Fault(runtime.first_error_line() or f"llama_decode returned {status}")
+        llama_cpp.llama_synchronize(context)
+    llama_cpp.llama_free(context)
+    llama_cpp.llama_model_free(model)
+
+
+def _context_params(n_gpu_layers: int) -> Any:
+    import llama_cpp
+
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx = params.n_batch = params.n_ubatch = _N_CTX
+    params.n_seq_max = 1
+    params.kv_unified = True
+    # threads that must share a core wait for each other far longer than they work
+    params.n_threads = params.n_threads_batch = max(1, min(4, (os.cpu_count() or 1) // 2))
+    params.offload_kqv = params.op_offload = n_gpu_layers != 0
+    return params
+
+
+def _loaded(path: bytes, params: Any) -> Any:
+    import llama_cpp
+
+    from . import runtime
+
+    runtime.clear_log()
+    model = llama_cpp.llama_model_load_from_file(path, params)
+    if not model:
+        raise _Fault(runtime.first_error_line() or "no model")
+    return model
+
+
+def _set_tap() -> Any:
+    import llama_cpp.llama_cpp as api
+
+    for name in _SET_TAP:
+        if hasattr(api._lib, name):
+            function = getattr(api._lib, name)
+            function.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool]
+            function.restype = None
+            return function
+    raise _Fault(f"{_SET_TAP[0]} is not exported by {api._lib._name}")
+
+
+def _die_quietly() -> None:
+    """No core file, no dialog: dying is one of the answers that this process is there to give."""
+    if sys.platform == "win32":
+        ctypes.windll.kernel32.SetErrorMode(0x8003)
+    else:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _say(**fields: Any) -> None:
+    sys.stdout.write(json.dumps(fields) + "\n")
+    sys.stdout.flush()

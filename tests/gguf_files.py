@@ -1,0 +1,92 @@
+"""GGUF files made for a test: small ones from nothing, and changed copies of shipped ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+Value = tuple[Any, gguf.GGUFValueType, gguf.GGUFValueType | None]
+Tensor = tuple[np.ndarray, gguf.GGMLQuantizationType]
+
+UINT32 = gguf.GGUFValueType.UINT32
+INT32 = gguf.GGUFValueType.INT32
+FLOAT32 = gguf.GGUFValueType.FLOAT32
+BOOL = gguf.GGUFValueType.BOOL
+STRING = gguf.GGUFValueType.STRING
+ARRAY = gguf.GGUFValueType.ARRAY
+
+
+def write(path: Path, keys: Mapping[str, Value], tensors: Mapping[str, Tensor]) -> Path:
+    """Write a GGUF; `keys` holds `general.architecture`."""
+    writer = gguf.GGUFWriter(path, keys["general.architecture"][0])
+    for name, (value, kind, element) in keys.items():
+        if name == "general.alignment":
+            writer.add_custom_alignment(value)
+        elif name != "general.architecture":
+            writer.add_key_value(name, value, kind, sub_type=element)
+    for name, (data, kind) in tensors.items():
+        writer.add_tensor(name, data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@lru_cache
+def parts(source: Path) -> tuple[Mapping[str, Value], Mapping[str, Tensor]]:
+    """Keys and tensors of a good file, which does not change."""
+    reader = gguf.GGUFReader(source)
+    keys = {
+        name: (field.contents(), field.types[0], field.types[-1] if field.types[1:] else None)
+        for name, field in reader.fields.items()
+        if not name.startswith("GGUF.")
+    }
+    tensors = {t.name: (np.array(t.data), t.tensor_type) for t in reader.tensors}
+    return keys, tensors
+
+
+def changed(
+    source: Path,
+    path: Path,
+    *,
+    keys: Mapping[str, Value | None] | None = None,
+    tensors: Callable[[dict[str, Tensor]], Any] | None = None,
+) -> Path:
+    """A copy of `source` at `path` with keys replaced (None: left out) and tensors changed."""
+    good_keys, good_tensors = parts(source)
+    all_keys, all_tensors = dict(good_keys), dict(good_tensors)
+    for name, value in (keys or {}).items():
+        if value is None:
+            all_keys.pop(name)
+        else:
+            all_keys[name] = value
+    if tensors is not None:
+        tensors(all_tensors)
+    return write(path, all_keys, all_tensors)
+
+
+def small(path: Path) -> Path:
+    """A well-formed file of a few hundred bytes: every kind of value, two tensors."""
+    keys: dict[str, Value] = {
+        "general.architecture": ("qwen3", STRING, None),
+        "qwen3.block_count": (2, UINT32, None),
+        "qwen3.rope.freq_base": (10000.0, FLOAT32, None),
+        "qwen3.some_flag": (True, BOOL, None),
+        "qwen3.some_list": ([1, -2, 3], ARRAY, INT32),
+        "tokenizer.ggml.model": ("gpt2", STRING, None),
+        "tokenizer.ggml.tokens": (["a", "b", "ab", "é"], ARRAY, STRING),
+        "tokenizer.ggml.token_type": ([1, 1, 1, 1], ARRAY, INT32),
+        "tokenizer.ggml.merges": (["a b"], ARRAY, STRING),
+    }
+    f32, q8 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q8_0
+    tensors: dict[str, Tensor] = {
+        "token_embd.weight": (np.zeros((4, 34), np.uint8), q8),
+        "output_norm.weight": (np.ones(32, np.float32), f32),
+    }
+    return write(path, keys, tensors)
