@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_local import _native
+from dflash_local import seam
 from dflash_local.draft import Candidates, Draft
 from dflash_local.errors import ClosedError, InputError
 from dflash_local.target import Target
@@ -86,13 +86,13 @@ class FusedDrafter:
         """Raises FileError for a file that the graph cannot run, BackendError without room."""
         self.path = Path(path)
         self._target = target  # keeps the shared tensors alive
-        self._native: _native.FusedDrafter | None = _native.FusedDrafter(
+        self._native: seam.FusedDrafter | None = seam.FusedDrafter(
             target.address, os.fspath(path), n_seq, n_ctx, top_k, n_threads or target.n_threads
         )
         target.attach(self)
 
     @property
-    def _open(self) -> _native.FusedDrafter:
+    def _open(self) -> seam.FusedDrafter:
         if self._native is None:
             raise ClosedError("this drafter is closed; load it again")
         return self._native

@@ -61,11 +61,11 @@ def _read_header(path: bytes) -> None:
         _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
 
     runtime.clear_log()
-    init = runtime._function("gguf_init_from_file", ctypes.c_void_p, ctypes.c_char_p, InitParams)
+    init = runtime.function("gguf_init_from_file", ctypes.c_void_p, ctypes.c_char_p, InitParams)
     header = init(path, InitParams(True, None))
     if not header:
         raise _Fault(runtime.first_error_line() or "no header")
-    runtime._function("gguf_free", None, ctypes.c_void_p)(header)
+    runtime.function("gguf_free", None, ctypes.c_void_p)(header)
 
 
 def _try_vocabulary(path: bytes) -> None:

@@ -131,4 +131,4 @@ def _context() -> Iterator[int]:
 
 
 def _call(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
-    return runtime._function(name, result, *arguments)
+    return runtime.function(name, result, *arguments)

@@ -293,6 +293,3 @@ def function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
 
 def _text(raw: bytes | None) -> str:
     return (raw or b"").decode("utf-8", "replace")
-
-
-_function = function

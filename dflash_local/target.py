@@ -15,7 +15,7 @@ import numpy as np
 from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
-from dflash_local import runtime
+from dflash_local import runtime, seam
 from dflash_local.errors import BackendError, ClosedError, ContextFullError, FileError, InputError
 from dflash_local.plan import KV_TYPES
 from dflash_local.threads import default_threads
@@ -23,10 +23,6 @@ from dflash_local.vocabulary import Vocabulary
 
 # isort: split
 import llama_cpp.llama_cpp as api
-
-from dflash_local import _native
-
-runtime.check_same_library(_native.llama_decode_address())
 
 if TYPE_CHECKING:
     from dflash_local.drafter import Drafter
@@ -186,7 +182,7 @@ class Target:
         self.n_batch: int = api.llama_n_batch(self._context)
         self.n_threads = n_threads
         if options.tapped_layers:
-            self._taps = _native.Taps(_address(self._context), list(options.tapped_layers))
+            self._taps = seam.Taps(_address(self._context), list(options.tapped_layers))
         self._batch = _Batch(self.n_batch)
 
     @property

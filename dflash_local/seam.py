@@ -1,0 +1,19 @@
+"""The compiled part, over the very llama.cpp that `llama_cpp` has loaded.
+
+Everyone takes it from here: an extension that is imported before `llama_cpp` loads a libllama of
+its own, and models of one copy crash in the other. Raises ImportError when there are two.
+"""
+
+from __future__ import annotations
+
+from dflash_local import runtime  # loads llama_cpp
+
+# isort: split
+from dflash_local import _native
+
+runtime.check_same_library(_native.llama_decode_address())
+
+FusedDrafter = _native.FusedDrafter
+Taps = _native.Taps
+
+__all__ = ["FusedDrafter", "Taps"]
