@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
-import signal
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from . import interrupt
 
 if TYPE_CHECKING:
-    from dflash_local import Chunk, Result
+    from dflash_local import Chunk, Model, Result
 
 Ask = Callable[..., "Iterator[Chunk]"]
 """`Model.stream` or `Model.stream_chat`, with everything bound but `cancel`."""
@@ -22,7 +22,7 @@ def answer(ask: Ask, write: Callable[[str], None]) -> Result:
     """Stream one answer into `write`. The first Ctrl-C ends it, a second one raises."""
     cancel = threading.Event()
     result: Result | None = None
-    with _interrupt_sets(cancel), contextlib.closing(_stream(ask(cancel=cancel))) as chunks:
+    with interrupt.setting(cancel), contextlib.closing(_generator(ask(cancel=cancel))) as chunks:
         for chunk in chunks:
             if chunk.text:
                 write(chunk.text)
@@ -32,9 +32,10 @@ def answer(ask: Ask, write: Callable[[str], None]) -> Result:
     return result
 
 
-def with_seed(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The same request with its seed drawn now, so that it can be asked twice."""
-    return {"seed": secrets.randbelow(2**32 - 1), **arguments}
+def plain_answer(model: Model, ask: Ask, drafted: Result) -> Result:
+    """The same request, decoded plainly: same seed, no cache of the first time to start from."""
+    model.forget()
+    return answer(partial(ask, draft_width=0, seed=drafted.seed), write_nothing)
 
 
 def write_stdout(text: str) -> None:
@@ -51,25 +52,6 @@ _CONTROL = [*range(0x20), 0x7F, *range(0x80, 0xA0)]
 _VISIBLE = {code: "\N{REPLACEMENT CHARACTER}" for code in _CONTROL if chr(code) not in "\n\t"}
 
 
-def _stream(chunks: Iterator[Chunk]) -> Generator[Chunk]:
+def _generator(chunks: Iterator[Chunk]) -> Generator[Chunk, None, None]:
     # Closing a generator closes the one that it yields from, which cancels the request.
     yield from chunks
-
-
-@contextlib.contextmanager
-def _interrupt_sets(cancel: threading.Event) -> Iterator[None]:
-    """SIGINT sets `cancel`, once; after that, and outside, it raises KeyboardInterrupt."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        if cancel.is_set():
-            raise KeyboardInterrupt
-        cancel.set()
-
-    before = signal.signal(signal.SIGINT, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

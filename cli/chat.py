@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from .answer import with_seed
 from .loading import check_options, load_model
 from .options import (
     CHAT,
@@ -74,7 +73,5 @@ def chat(ctx: click.Context, /, prompt: str | None, **values: Any) -> None:
             conversation.run(LineEditor(COMMANDS))
             return
         messages = [*opening(values["system"]), {"role": "user", "content": text.rstrip("\r\n")}]
-        if values["compare"]:
-            arguments = with_seed(arguments)
         code = run_single(model, partial(model.stream_chat, messages, **arguments), values, say)
     ctx.exit(code)

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from .answer import with_seed
 from .loading import check_options, load_model
 from .options import (
     ENDING,
@@ -61,8 +60,6 @@ def complete(ctx: click.Context, /, prompt: str | None, **values: Any) -> None:
         raise click.UsageError("the prompt is empty: there is nothing to continue.")
     grammar = read_text(Path(values["grammar_file"])) if values["grammar_file"] else None
     arguments = generation_arguments(values, grammar)
-    if values["compare"]:
-        arguments = with_seed(arguments)
 
     say = speaker(values["quiet"])
     with load_model(values, say) as model:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_local.errors import InputError
 
-from .answer import answer, with_seed, write_nothing, write_stdout
+from .answer import answer, plain_answer, write_stdout
 from .line_editor import LineEditor
 from .report import Say, comparison, comparison_line, stats_page, summary
 
@@ -88,8 +88,7 @@ class Conversation:
 
     def _answer(self, message: str) -> None:
         asked = [*self.messages, {"role": "user", "content": message}]
-        arguments = with_seed(self._arguments) if self._compare else self._arguments
-        ask = partial(self._model.stream_chat, asked, **arguments)
+        ask = partial(self._model.stream_chat, asked, **self._arguments)
         try:
             result = answer(ask, write_stdout)
         except InputError as error:
@@ -100,7 +99,7 @@ class Conversation:
         self.last = result
         self._say(summary(result, self._arguments["max_tokens"]))
         if self._compare and result.finish_reason != "cancelled":
-            plain = answer(partial(ask, draft_width=0), write_nothing)
+            plain = plain_answer(self._model, ask, result)
             if plain.finish_reason != "cancelled":
                 self._say(comparison_line(comparison(result, plain)))
 

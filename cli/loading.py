@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from . import interrupt
 from .options import LOADING, values_of
 from .report import Say
 
@@ -33,6 +34,11 @@ def check_options(values: Mapping[str, Any]) -> None:
 
 def load_model(values: Mapping[str, Any], say: Say) -> Model:
     """The model that the options ask for."""
+    with interrupt.ending():
+        return _load(values, say)
+
+
+def _load(values: Mapping[str, Any], say: Say) -> Model:
     import dflash_local
 
     target, draft = values["target"], values["draft"]
@@ -46,6 +52,4 @@ def load_model(values: Mapping[str, Any], say: Say) -> Model:
         )
     elif draft is None:
         say("no --draft: plain decoding")
-    return dflash_local.load(
-        target, draft, progress=not values["quiet"], **values_of(LOADING, values)
-    )
+    return dflash_local.load(target, draft, quiet=values["quiet"], **values_of(LOADING, values))

@@ -15,7 +15,7 @@ from .values import WholeText, json_object, number, shares, token_bias, whole
 
 ENVIRONMENT = "DFLASH_LOCAL"
 
-KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 SPLIT_MODES = ("none", "layer", "row")
 
 _FILE = click.Path(exists=True, dir_okay=False, readable=True)

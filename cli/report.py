@@ -75,6 +75,7 @@ def json_object(result: Result) -> dict[str, Any]:
         "text": result.text,
         "tokens": list(result.tokens),
         "finish_reason": result.finish_reason,
+        "seed": result.seed,
         "stats": result.stats.as_dict(),
     }
 
@@ -86,9 +87,10 @@ def stats_page(model: Model, last: Result | None) -> list[str]:
         lines += ["last answer", *_indented(_stats_lines(last))]
         if last.stats.accepted_lengths:
             lines += ["rounds by accepted length", *_indented(_histogram(last))]
-    lines += ["plan", *_indented(model.plan.lines())]
-    if model.has_drafter:
-        lines += ["exactness", *_indented(str(model.exactness()).splitlines())]
+    if model.plan is not None:
+        lines += ["plan", *_indented(model.plan.lines())]
+    if model.drafter is not None:
+        lines += ["exactness", *_indented(model.exactness().lines())]
     return lines
 
 

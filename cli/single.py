@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .answer import Ask, answer, write_nothing, write_stdout
+from .answer import Ask, answer, plain_answer, write_nothing, write_stdout
 from .report import Say, comparison, comparison_line, json_object, summary
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ def run_single(model: Model, ask: Ask, values: Mapping[str, Any], say: Say) -> i
     told = json_object(result)
     cancelled = result.finish_reason == "cancelled"
     if values["compare"] and not cancelled:
-        plain = answer(partial(ask, draft_width=0), write_nothing)
+        plain = plain_answer(model, ask, result)
         cancelled = plain.finish_reason == "cancelled"
         if not cancelled:
             told["compare"] = comparison(result, plain)

@@ -95,9 +95,10 @@ def test_the_shell_completes_options() -> None:
 
 def test_defaults_are_those_of_the_library() -> None:
     library = {field.name: field.default for field in fields(SamplingParams)}
-    for option in SAMPLING:
-        if option.name != "logit_bias":
-            assert option.get_default(complete.make_context("complete", [])) == library[option.name]
+    for command in (chat, complete):
+        ours = command.make_context(command.name, ["prompt"]).params
+        names = {option.name for option in SAMPLING} - {"logit_bias"}
+        assert {name: ours[name] for name in names} == {name: library[name] for name in names}
     assert set(KV_TYPES) == set(target.KV_TYPES)
 
 
@@ -112,7 +113,7 @@ def test_tokens_do_not_depend_on_the_draft_width(width: str, greedy: dict[str, A
 
 
 def test_json_is_one_object(greedy: dict[str, Any]) -> None:
-    assert set(greedy) == {"text", "tokens", "finish_reason", "stats", "exactness"}
+    assert set(greedy) == {"text", "tokens", "finish_reason", "seed", "stats", "exactness"}
     assert len(greedy["tokens"]) == 64 and greedy["finish_reason"] == "length"
     stats = greedy["stats"]
     assert stats["emitted"] == 64
@@ -130,12 +131,14 @@ def test_stdout_gets_the_text_and_nothing_else(greedy: dict[str, Any]) -> None:
 def test_a_prompt_may_come_from_a_file_or_stdin(greedy: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "prompt.txt"
     file.write_text(PROMPT)
-    text = greedy["text"].encode()
-    asked = ("complete", "-q", "-n", "64")
-    assert run(*asked, "-f", str(file)).stdout == text
-    assert run(*asked, "-f", "-", stdin=PROMPT.encode()).stdout == text
-    assert run(*asked, "-", stdin=PROMPT.encode()).stdout == text
-    assert run(*asked, stdin=PROMPT.encode()).stdout == text
+    for arguments, stdin in [
+        (("-f", str(file)), ""),
+        (("-f", "-"), PROMPT),
+        (("-",), PROMPT),
+        ((), PROMPT),
+    ]:
+        done = run("complete", "--json", "-n", "8", *arguments, stdin=stdin.encode())
+        assert json.loads(done.stdout)["tokens"] == greedy["tokens"][:8]
 
 
 def test_special_tokens_are_parsed() -> None:
@@ -146,10 +149,10 @@ def test_special_tokens_are_parsed() -> None:
 
 
 def test_plain_decoding_without_a_drafter(greedy: dict[str, Any]) -> None:
-    done = run("complete", "--json", "--target", TARGET, "-n", "64", PROMPT)
+    done = run("complete", "--json", "--target", TARGET, "-n", "16", PROMPT)
     answer = json.loads(done.stdout)
     assert b"no --draft" in done.stderr
-    assert answer["tokens"] == greedy["tokens"]
+    assert answer["tokens"] == greedy["tokens"][:16]
     assert answer["stats"]["drafted"] == 0 and answer["exactness"] is None
 
 
@@ -164,8 +167,8 @@ def test_options_may_be_environment_variables(greedy: dict[str, Any], tmp_path: 
 
     file = tmp_path / "prompt.txt"
     file.write_text("another prompt")
-    answer = completion(PROMPT, "-n", "64", DFLASH_LOCAL_FILE=str(file))
-    assert answer["tokens"] == greedy["tokens"]
+    answer = completion(PROMPT, "-n", "8", DFLASH_LOCAL_FILE=str(file))
+    assert answer["tokens"] == greedy["tokens"][:8]
 
 
 def test_a_seed_repeats_an_answer() -> None:
@@ -191,7 +194,7 @@ def test_a_grammar_is_followed(tmp_path: Path) -> None:
 
 
 def test_a_comparison_with_plain_decoding(greedy: dict[str, Any]) -> None:
-    done = run("complete", "--json", "--compare", "--temp", "0.8", "-n", "32", PROMPT)
+    done = run("complete", "--json", "--compare", "--temp", "0.8", "-n", "16", PROMPT)
     compared = json.loads(done.stdout)["compare"]
     assert compared["equal"] and compared["ratio"] > 0
     assert b"the same tokens" in done.stderr
@@ -304,7 +307,7 @@ def test_prompts_that_are_not_text() -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--ctx", "64", "word " * 200], "64"),
+        (["--ctx", "256", "word " * 600], "256"),
         (["--ctx", "2000000000", PROMPT], "2000000000"),
         (["--draft-width", "1000", PROMPT], "1000"),
         (["--logit-bias", "9999999=1", PROMPT], "9999999"),
@@ -330,4 +333,7 @@ def test_files_that_are_no_model(tmp_path: Path) -> None:
 def test_a_grammar_that_is_none(tmp_path: Path) -> None:
     grammar = tmp_path / "bad.gbnf"
     grammar.write_text("root ::= (")
-    assert "grammar" in refused("complete", "-q", "--grammar-file", str(grammar), PROMPT)
+    done = run("complete", "-q", "--grammar-file", str(grammar), PROMPT)
+    assert (done.returncode, done.stdout) == (2, b"")
+    # llama.cpp itself writes the place of the error before our line.
+    assert b"grammar" in done.stderr.splitlines()[-1] and b"Traceback" not in done.stderr

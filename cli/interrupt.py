@@ -1,0 +1,46 @@
+"""What Ctrl-C does: end an answer and keep it, or end a process that cannot be asked to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+
+@contextlib.contextmanager
+def setting(event: threading.Event) -> Iterator[None]:
+    """The first Ctrl-C sets `event`; a second one raises KeyboardInterrupt, as outside of this."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if event.is_set():
+            raise KeyboardInterrupt
+        event.set()
+
+    with _handled(stop):
+        yield
+
+
+@contextlib.contextmanager
+def ending() -> Iterator[None]:
+    """Ctrl-C ends the process at once.
+
+    For work inside llama.cpp: an exception would wait until it returns, however long that takes,
+    and one that is raised in a callback from it is lost.
+    """
+    with _handled(signal.SIG_DFL):
+        yield
+
+
+@contextlib.contextmanager
+def _handled(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python hands signals to its main thread alone
+        return
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
