@@ -10,6 +10,7 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from dflash_local import demo
 from dflash_local.errors import (
     BackendError,
     ClosedError,
@@ -46,6 +47,7 @@ __all__ = [
     "Result",
     "Target",
     "__version__",
+    "demo",
     "load",
 ]
 
