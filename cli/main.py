@@ -47,6 +47,7 @@ def print_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
 
 
 @click.group(
+    invoke_without_command=True,
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -58,8 +59,12 @@ def print_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
     callback=print_version,
     help="Show the version, the llama.cpp build and its backends.",
 )
-def group() -> None:
+@click.pass_context
+def group(ctx: click.Context) -> None:
     """Language models in GGUF, answering faster by DFlash drafts that they check themselves."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help(), err=True)
+        ctx.exit(BAD_INPUT)
 
 
 group.add_command(chat)
@@ -84,9 +89,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return code if isinstance(code, int) else 0
     except (click.exceptions.Abort, KeyboardInterrupt):
         return INTERRUPTED
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        return BAD_INPUT
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         asked = f" ({context.command_path} -h tells more)" if context is not None else ""
