@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as List
+from contextlib import ExitStack
 
 import numpy as np
 
@@ -86,19 +87,26 @@ class Engine:
         return Sequence(request, slot, sampler, stats)
 
     def end(self, sequence: Sequence) -> None:
-        """Give the slot back, its caches at the same token. Safe to call again."""
+        """Give the slot back, its caches at the same token, if need be empty. Safe to call again.
+
+        Raises what the drafter raises.
+        """
         slot = sequence.slot
         if not slot.busy:
             return
         sequence.sampler.close()
         if sequence.finish_reason is None:
             sequence.finish_reason = "cancelled"
-        if slot.pending is not None and self.drafter:
-            self.drafter.inject(slot.seq, slot.pending)
-        slot.pending = None
         slot.busy = False
         self._clock += 1
         slot.last_use = self._clock
+        pending, slot.pending = slot.pending, None
+        if pending is not None and self.drafter:
+            try:
+                self.drafter.inject(slot.seq, pending)
+            except BaseException:
+                self._forget(slot)
+                raise
 
     def step(self, sequences: List[Sequence]) -> None:
         """One chunk of each prompt that is not yet decoded, then one round of the others.
@@ -120,12 +128,11 @@ class Engine:
 
     def run(self, sequences: List[Sequence]) -> None:
         """Step until all have finished, and give their slots back."""
-        try:
+        with ExitStack() as stack:
+            for sequence in sequences:
+                stack.callback(self.end, sequence)
             while any(sequence.finish_reason is None for sequence in sequences):
                 self.step(sequences)
-        finally:
-            for sequence in sequences:
-                self.end(sequence)
 
     def forget_all(self) -> None:
         """Empty the caches of all free slots."""
@@ -301,11 +308,11 @@ class Engine:
                 del slot.cached[length:]
 
     def _forget(self, slot: Slot) -> None:
+        slot.cached.clear()
+        slot.pending = None
         self.target.clear(slot.seq)
         if self.drafter:
             self.drafter.truncate(slot.seq, 0)
-        slot.cached.clear()
-        slot.pending = None
 
 
 def _checked(draft: Draft) -> Draft:

@@ -1,0 +1,86 @@
+"""The shipped pair as a bare engine: target, drafter, and runs of requests through them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash_local import demo
+from dflash_local.drafter import Drafter, FusedDrafter
+from dflash_local.drafter_spec import DrafterSpec
+from dflash_local.engine import Engine
+from dflash_local.gguf_file import GgufFile
+from dflash_local.sampling import SamplingParams
+from dflash_local.sequence import Request
+from dflash_local.sequence import Sequence as Answer
+from dflash_local.target import Target, TargetOptions
+
+
+@contextmanager
+def open_target(
+    path: Path | None = None, *, n_ctx: int = 512, n_seq: int = 1, kv_type: str = "q8_0"
+) -> Iterator[Target]:
+    """The shipped target, or one of its shape, on the CPU with the layers tapped as its drafter
+    wants."""
+    shipped, drafter = demo.pair()
+    layers = DrafterSpec.read(GgufFile.open(drafter)).target_layers
+    options = TargetOptions(n_ctx=n_ctx, n_seq=n_seq, kv_type=kv_type, tapped_layers=layers)
+    with Target(path or shipped, options) as target:
+        yield target
+
+
+def fused_drafter(target: Target) -> FusedDrafter:
+    """The shipped drafter on an open target, which closes it."""
+    return FusedDrafter(
+        demo.pair()[1], target, n_seq=target.options.n_seq, n_ctx=target.options.n_ctx
+    )
+
+
+@contextmanager
+def open_engine(**options: Any) -> Iterator[Engine]:
+    """Both at work; options are those of `open_target`."""
+    with open_target(**options) as target:
+        yield Engine(target, fused_drafter(target), n_seq=target.options.n_seq)
+
+
+def request(
+    prompt: Sequence[int], width: int, max_tokens: int | None = 48, **params: Any
+) -> Request:
+    return Request(list(prompt), SamplingParams(**params), max_tokens, width)
+
+
+def answer(
+    engine: Engine, prompt: Sequence[int], width: int, max_tokens: int | None = 48, **params: Any
+) -> Answer:
+    """One request, run to its end."""
+    sequence = engine.begin(request(prompt, width, max_tokens, **params))
+    engine.run([sequence])
+    return sequence
+
+
+def plain_tokens(target: Target, prompt: Sequence[int], max_tokens: int = 48) -> list[int]:
+    """What greedy decoding without a drafter answers, from empty caches, which it leaves behind."""
+    target.clear(0)
+    try:
+        return answer(Engine(target, None), prompt, 0, max_tokens).tokens
+    finally:
+        target.clear(0)
+
+
+def prefill(target: Target, tokens: Sequence[int], seq: int = 0) -> NDArray[np.float32]:
+    """Hidden states of `tokens` in an empty sequence, float32 [n, n_features]; the logits of the
+    last row are `target.logits(len(tokens) - 1)`. At most one batch."""
+    target.clear(seq)
+    n = len(tokens)
+    target.decode(tokens, range(n), [seq] * n, [False] * (n - 1) + [True])
+    return target.hidden_states().reshape(n, -1)
+
+
+def consistent(engine: Engine, drafter: Drafter, n_cached: int, seq: int = 0) -> None:
+    """Fail unless both caches of a slot end at the same token, `n_cached`."""
+    assert (len(engine.slots[seq].cached), drafter.length(seq)) == (n_cached, n_cached)

@@ -1,0 +1,268 @@
+"""Whatever a drafter proposes, the text is that of plain decoding; only the gain differs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from adversarial import ScriptedDrafter, always_wrong, oracle, right_for
+from dflash_local import demo
+from dflash_local.draft import ANCHOR, Draft
+from dflash_local.drafter import Drafter, DraftRequest
+from dflash_local.engine import Engine
+from dflash_local.errors import InputError
+from dflash_local.target import Target
+from pair_engine import answer, consistent, open_target
+
+N = 48
+SEEDED = {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Target]:
+    with open_target() as opened:
+        yield opened
+
+
+class Known:
+    """A prompt and its plain answer."""
+
+    def __init__(self, target: Target, text: str, max_tokens: int = N, **params: Any) -> None:
+        self.target = target
+        self.prompt = target.vocabulary.tokenize(text)
+        self.params = params
+        self.max_tokens = max_tokens
+        bare = Engine(target, None)
+        plain = answer(bare, self.prompt, 0, max_tokens, **params)
+        bare.forget_all()
+        self.tokens, self.finish_reason = plain.tokens, plain.finish_reason
+        self.text = self.prompt + self.tokens
+
+    def check(self, drafter: Drafter, width: int = 16) -> Any:
+        """The drafted answer, from empty caches: equal, and with counts that add up."""
+        engine = Engine(self.target, drafter)
+        drafted = answer(engine, self.prompt, width, self.max_tokens, **self.params)
+        assert drafted.tokens == self.tokens
+        assert drafted.finish_reason == self.finish_reason
+        stats = drafted.stats
+        assert stats.emitted == len(self.tokens)
+        assert stats.rounds == sum(stats.accepted_lengths.values())
+        # One token is drawn from the prompt's last row, and each round draws one of its own.
+        assert stats.emitted == 1 + stats.rounds + stats.accepted
+        assert stats.accepted <= stats.drafted
+        consistent(engine, drafter, len(self.text) - 1)
+        engine.forget_all()
+        return stats
+
+
+@pytest.fixture(scope="module", params=["greedy", "seeded"])
+def known(target: Target, request: pytest.FixtureRequest) -> Known:
+    prompt = demo.prompts()["chat"][0]
+    return Known(target, prompt, **(SEEDED if request.param == "seeded" else {}))
+
+
+def ends_of_text(target: Target) -> list[int]:
+    return [t for t in range(target.n_vocab) if target.vocabulary.ends_text(t)]
+
+
+@pytest.mark.parametrize("width", [2, 8, 16])
+def test_always_right_fills_every_round(known: Known, width: int) -> None:
+    stats = known.check(ScriptedDrafter(oracle(known.text)), width)
+    full, rest = divmod(N - 1, width)
+    assert stats.accepted_lengths == {width: full} | ({rest: 1} if rest else {})
+    # The last token of a round is the target's own, and nothing is drafted past `max_tokens`.
+    assert stats.drafted == stats.accepted == N - 1 - stats.rounds
+
+
+@pytest.mark.parametrize("width", [2, 16])
+def test_always_wrong_is_plain_decoding(known: Known, width: int) -> None:
+    drafter = ScriptedDrafter(always_wrong(known.text, known.target.n_vocab))
+    stats = known.check(drafter, width)
+    assert stats.accepted == 0
+    assert stats.accepted_lengths == {1: N - 1}
+
+
+@pytest.mark.parametrize("k", [1, 3, 7, 14])
+def test_right_for_so_many_tokens(known: Known, k: int) -> None:
+    stats = known.check(ScriptedDrafter(right_for(known.text, lambda: k, known.target.n_vocab)))
+    lengths = dict(stats.accepted_lengths)
+    lengths[k + 1] -= (N - 1) // (k + 1)
+    assert {length: n for length, n in lengths.items() if n} == (
+        {(N - 1) % (k + 1): 1} if (N - 1) % (k + 1) else {}
+    )
+
+
+def test_right_for_another_number_each_round(known: Known) -> None:
+    rounds = count()
+    script = right_for(known.text, lambda: next(rounds) * 7 % 16, known.target.n_vocab)
+    stats = known.check(ScriptedDrafter(script))
+    assert len(stats.accepted_lengths) > 2
+
+
+@pytest.mark.parametrize("at", [0, 1, 5, 14])
+def test_a_wrong_end_of_text_ends_nothing(known: Known, at: int) -> None:
+    know, end = oracle(known.text), ends_of_text(known.target)[0]
+
+    def script(anchor_at: int, anchor: int, n: int) -> Draft:
+        tokens = know(anchor_at, anchor, n).tokens
+        return Draft.chain([end if i == at else token for i, token in enumerate(tokens)])
+
+    stats = known.check(ScriptedDrafter(script))
+    assert max(stats.accepted_lengths) == at + 1
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 14, 15, 16, 17])
+def test_a_right_end_of_text_ends_the_answer_with_it(target: Target, n: int) -> None:
+    """At every place of a block; what is drafted behind it is of no account."""
+    # A digit is a token of its own, so the answer ends after n tokens.
+    known = Known(target, "x = ", grammar=f"root ::= [0-9]{{{n}}}")
+    assert len(known.tokens) == n + 1 and known.finish_reason == "stop"
+    assert target.vocabulary.ends_text(known.tokens[-1])
+
+    def script(anchor_at: int, anchor: int, n_draft: int) -> Draft:
+        tokens = known.text[anchor_at + 1 : anchor_at + 1 + n_draft]
+        return Draft.chain(tokens + known.tokens[-1:] * (n_draft - len(tokens)))
+
+    for width in (2, 16):
+        stats = known.check(ScriptedDrafter(script), width)
+        assert stats.rounds == math.ceil(n / width)
+
+
+@pytest.mark.parametrize("invalid", [-1, -(2**31), 2**31 - 1, None], ids=str)
+@pytest.mark.parametrize("at", [0, 1, 14])
+def test_ids_outside_the_vocabulary(known: Known, invalid: int | None, at: int) -> None:
+    """Such a draft ends before them."""
+    know, bad = oracle(known.text), known.target.n_vocab if invalid is None else invalid
+
+    def script(anchor_at: int, anchor: int, n: int) -> Draft:
+        tokens = know(anchor_at, anchor, n).tokens
+        return Draft.chain([bad if i == at else token for i, token in enumerate(tokens)])
+
+    stats = known.check(ScriptedDrafter(script))
+    assert max(stats.accepted_lengths) == at + 1
+
+
+def test_empty_drafts(known: Known) -> None:
+    stats = known.check(ScriptedDrafter(lambda *_: Draft.chain([])))
+    assert stats.drafted == 0
+    assert stats.rounds == N - 1
+
+
+def test_more_tokens_than_asked_for(known: Known) -> None:
+    know = oracle(known.text)
+    stats = known.check(ScriptedDrafter(lambda at, anchor, n: know(at, anchor, 3 * n + 5)), width=8)
+    assert max(stats.accepted_lengths) == 8
+
+
+def test_fewer_tokens_than_asked_for(known: Known) -> None:
+    know = oracle(known.text)
+    stats = known.check(ScriptedDrafter(lambda at, anchor, n: know(at, anchor, min(n, 2))))
+    assert max(stats.accepted_lengths) == 3
+
+
+@pytest.mark.parametrize("logprob", [math.nan, math.inf, -math.inf])
+def test_log_probabilities_that_are_no_numbers(known: Known, logprob: float) -> None:
+    know = oracle(known.text)
+
+    def script(anchor_at: int, anchor: int, n: int) -> Draft:
+        tokens = know(anchor_at, anchor, n).tokens
+        return Draft.chain(tokens, [logprob] * len(tokens))
+
+    assert max(known.check(ScriptedDrafter(script)).accepted_lengths) == 16
+
+
+def test_a_tree_is_refused_and_the_engine_goes_on(known: Known) -> None:
+    tree = Draft([1, 2, 3], [ANCHOR, ANCHOR, 0])
+    drafter = ScriptedDrafter(lambda *_: tree)
+    engine = Engine(known.target, drafter)
+    with pytest.raises(InputError, match=r"^this engine verifies chains; .* proposed a tree$"):
+        answer(engine, known.prompt, 16, N, **known.params)
+    drafter.script = oracle(known.text)
+    assert answer(engine, known.prompt, 16, N, **known.params).tokens == known.tokens
+    engine.forget_all()
+
+
+class Fault(Exception):
+    """What no part of the engine knows of."""
+
+
+class FaultyDrafter(ScriptedDrafter):
+    """Raises in the named method, the n-th time that it is called."""
+
+    def __init__(self, script: Any, method: str, nth: int) -> None:
+        super().__init__(script)
+        self._method, self._left = method, nth
+
+    def _called(self, method: str) -> None:
+        if method == self._method:
+            self._left -= 1
+            if self._left == 0:
+                raise Fault(method)
+
+    def inject(self, seq: int, features: NDArray[np.float32]) -> None:
+        self._called("inject")
+        super().inject(seq, features)
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        self._called("draft")
+        return super().draft(requests)
+
+    def truncate(self, seq: int, length: int) -> None:
+        self._called("truncate")
+        super().truncate(seq, length)
+
+
+@pytest.mark.parametrize(
+    ("method", "nth"),
+    # Injections are of the prompt, then one per round, then one at the end of the answer.
+    [("inject", 1), ("inject", 2), ("inject", 5), ("draft", 1), ("draft", 3), ("truncate", 1)],
+)
+def test_a_drafter_that_fails_leaves_the_engine_usable(known: Known, method: str, nth: int) -> None:
+    drafter = FaultyDrafter(oracle(known.text), method, nth)
+    engine = Engine(known.target, drafter)
+    with pytest.raises(Fault, match=method):
+        for _ in range(9):
+            answer(engine, known.prompt, 16, N, **known.params)
+    assert not engine.slots[0].busy
+    again = answer(engine, known.prompt, 16, N, **known.params)
+    assert again.tokens == known.tokens
+    assert max(again.stats.accepted_lengths) == 16
+    consistent(engine, drafter, len(known.text) - 1)
+    engine.forget_all()
+
+
+def test_a_failure_at_the_end_of_an_answer_leaves_the_next_one_right(known: Known) -> None:
+    """The last injection, made when the whole answer is there, fails."""
+    drafter = ScriptedDrafter(oracle(known.text))
+    engine = Engine(known.target, drafter)
+    sequence = answer(engine, known.prompt, 16, N, **known.params)
+    n_drafts = drafter.drafts
+    engine.forget_all()
+    # One injection for the prompt and one in each draft come before the last.
+    faulty = FaultyDrafter(oracle(known.text), "inject", n_drafts + 2)
+    engine = Engine(known.target, faulty)
+    with pytest.raises(Fault):
+        answer(engine, known.prompt, 16, N, **known.params)
+    assert answer(engine, known.prompt, 16, N, **known.params).tokens == sequence.tokens
+    engine.forget_all()
+
+
+def test_a_drafter_that_miscounts_is_found_out(known: Known) -> None:
+    """One draft is expected here; none and two are not passed over."""
+    for n_drafts in (0, 2):
+
+        class Miscounting(ScriptedDrafter):
+            def draft(self, requests: Sequence[DraftRequest], n: int = n_drafts) -> list[Draft]:
+                return [*super().draft(requests), Draft.chain([])][:n]
+
+        engine = Engine(known.target, Miscounting(oracle(known.text)))
+        with pytest.raises(ValueError):
+            answer(engine, known.prompt, 16, N, **known.params)
+        assert answer(engine, known.prompt, 0, N, **known.params).tokens == known.tokens
+        engine.forget_all()
