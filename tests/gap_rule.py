@@ -1,0 +1,108 @@
+"""Where batched kernels round otherwise than one-token steps, two greedy answers may part, but only
+where the target is undecided.
+
+The gap rule: at the first token that differs from plain decoding, the two likeliest logits of the
+plain run must be closer than rounding can bring them: twice the measured noise, as each of the two
+may move by that much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash_local.sampling import TokenLogprob
+from dflash_local.target import Target
+
+
+def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
+    """Index of the first token that differs, a missing one too; None for equal answers."""
+    for i, (a, b) in enumerate(zip(plain, other, strict=False)):
+        if a != b:
+            return i
+    return None if len(plain) == len(other) else min(len(plain), len(other))
+
+
+def top_two_gap(logprob: TokenLogprob) -> float:
+    """How far the likeliest logit is above the second; needs `logprobs=2`."""
+    (_, first), (_, second) = logprob.top[:2]
+    return first - second
+
+
+def equal_by_gap_rule(
+    plain: Sequence[int],
+    logprobs: Sequence[TokenLogprob],
+    other: Sequence[int],
+    noise: float,
+) -> bool:
+    """Whether two greedy answers are equal. Fails where they part although they must not.
+
+    `logprobs` are those of the plain run, asked for with `logprobs=2`; `noise` is the largest
+    difference of a logit between the two ways of decoding.
+    """
+    at = first_difference(plain, other)
+    if at is None:
+        return True
+    assert at < len(plain), "the other answer goes on after the plain one has ended"
+    gap = top_two_gap(logprobs[at])
+    assert gap <= 2 * noise, (
+        f"answers part at token {at}, where the likeliest logit leads by {gap:.3g}; "
+        f"the largest rounding difference is {noise:.3g}"
+    )
+    return False
+
+
+def step_logits(target: Target, tokens: Sequence[int], begin: int) -> NDArray[np.float32]:
+    """Logits after `tokens[begin:]`, decoded one by one in sequence 0 after the rest in one batch;
+    float32 [n, n_vocab]. Nothing else is in the cache."""
+    _prefill(target, [tokens], begin)
+    rows = []
+    for at in range(begin, len(tokens)):
+        target.decode([tokens[at]], [at], [0], [True])
+        rows.append(target.logits(0).copy())
+    target.clear(0)
+    return np.stack(rows)
+
+
+def joint_logits(
+    target: Target, texts: Sequence[Sequence[int]], begin: int, widths: Sequence[int]
+) -> list[NDArray[np.float32]]:
+    """The same of several texts at once, text s in steps of `widths[s]` rows in sequence s."""
+    _prefill(target, texts, begin)
+    done = [begin] * len(texts)
+    rows: list[list[NDArray[np.float32]]] = [[] for _ in texts]
+    while any(at < len(text) for at, text in zip(done, texts, strict=True)):
+        batch = [
+            (s, at)
+            for s, text in enumerate(texts)
+            for at in range(done[s], min(done[s] + widths[s], len(text)))
+        ]
+        target.decode(
+            [texts[s][at] for s, at in batch],
+            [at for _, at in batch],
+            [s for s, _ in batch],
+            [True] * len(batch),
+        )
+        for row, (s, at) in enumerate(batch):
+            rows[s].append(target.logits(row).copy())
+            done[s] = at + 1
+    for s in range(len(texts)):
+        target.clear(s)
+    return [np.stack(r) for r in rows]
+
+
+def largest_difference(
+    ours: Sequence[NDArray[np.float32]], theirs: Sequence[NDArray[np.float32]]
+) -> float:
+    return max(float(np.abs(a - b).max()) for a, b in zip(ours, theirs, strict=True))
+
+
+def _prefill(target: Target, texts: Sequence[Sequence[int]], begin: int) -> None:
+    for s, text in enumerate(texts):
+        target.clear(s)
+        for first in range(0, begin, target.n_batch):
+            chunk = text[first : min(begin, first + target.n_batch)]
+            n = len(chunk)
+            target.decode(chunk, range(first, first + n), [s] * n, [False] * n)

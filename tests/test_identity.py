@@ -1,0 +1,315 @@
+"""Drafted answers are those of plain decoding: to the bit where the machine computes so (Q8_0
+weights, flash attention, q8_0 KV cache, one sequence, CPU), by the gap rule elsewhere."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adversarial import MeddledDrafter
+from dflash_local import Model, Result, demo, load, sampling
+from dflash_local.draft import Draft
+from dflash_local.engine import Engine
+from gap_rule import equal_by_gap_rule, joint_logits, largest_difference, step_logits
+from pair_engine import answer, fused_drafter, open_engine, open_target, request
+
+WIDTHS = (2, 5, 8, 9, 16)
+MAX_TOKENS = 48
+
+# Any text in the characters of Python, but for capitals and double quotes.
+PYTHON_LIKE = r"""
+root ::= line+
+line ::= " "* statement? "\n"
+statement ::= [a-z_@`] [a-z0-9_ ()\[\]{}.,:;=+*/%<>!#'`-]*
+"""
+JSON_LIST = r"""
+root ::= "[" item ("," item)* "]"
+item ::= " "? (string | number)
+string ::= "\"" [a-z_ ]* "\""
+number ::= [0-9]+
+"""
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "seeded with penalties": {
+        "temperature": 0.8,
+        "seed": 7,
+        "repeat_penalty": 1.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": 0.1,
+    },
+    "biased": {"logit_bias": {265: -float("inf"), 11: 2.0, 300: 1.5}},
+    "Python-like grammar": {"grammar": PYTHON_LIKE},
+    "seeded JSON grammar": {"grammar": JSON_LIST, "temperature": 0.8, "seed": 11},
+}
+
+Plain = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def plain(model: Model) -> Plain:
+    """Plain decoding from empty caches; each answer is computed once."""
+    known: dict[str, Result] = {}
+
+    def decode(prompt: str | list[int], **options: Any) -> Result:
+        key = json.dumps([prompt, options], sort_keys=True, default=str)
+        if key not in known:
+            model.forget()
+            known[key] = model.generate(prompt, draft_width=0, **options)
+            assert known[key].stats.drafted == 0
+        return known[key]
+
+    return decode
+
+
+def some_prompts() -> list[str]:
+    prompts = demo.prompts()
+    return [*prompts["chat"][:1], *prompts["code"][:2]]
+
+
+def long_prompts() -> dict[str, str]:
+    """Two of more than 600 tokens: a conversation, and a file of Python to be gone on with."""
+    chat = demo.prompts()["chat"]
+    turns = "".join(p + "```python\nreturn None\n```<|im_end|>\n" for p in chat[:15])
+    source = inspect.getsource(sampling)
+    return {"conversation": turns + chat[15], "source": source[:2600]}
+
+
+def assert_equal(drafted: Result, plain: Result) -> None:
+    assert drafted.tokens == plain.tokens
+    assert drafted.text == plain.text
+    assert drafted.finish_reason == plain.finish_reason
+    assert drafted.logprobs == plain.logprobs
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_drafted_answers_are_the_plain_ones(
+    model: Model, plain: Plain, way: str, width: int
+) -> None:
+    accepted = 0
+    for prompt in some_prompts():
+        options = {"max_tokens": MAX_TOKENS, **WAYS[way]}
+        expected = plain(prompt, **options)
+        model.forget()
+        drafted = model.generate(prompt, draft_width=width, **options)
+        assert_equal(drafted, expected)
+        accepted += drafted.stats.accepted
+    assert accepted > 0
+
+
+def test_a_grammar_holds_in_drafted_text(model: Model) -> None:
+    result = model.generate(
+        "numbers = ", grammar=JSON_LIST, max_tokens=200, logit_bias={model.tokenize("]")[0]: 4.0}
+    )
+    assert result.finish_reason == "stop"
+    assert isinstance(json.loads(result.text), list)
+
+
+@pytest.mark.parametrize("width", [5, 16])
+@pytest.mark.parametrize("kind", ["conversation", "source"])
+def test_long_prompts(model: Model, plain: Plain, kind: str, width: int) -> None:
+    prompt = long_prompts()[kind]
+    assert len(model.tokenize(prompt)) > 600
+    for options in ({}, WAYS["seeded with penalties"]):
+        expected = plain(prompt, max_tokens=MAX_TOKENS, **options)
+        model.forget()
+        assert_equal(
+            model.generate(prompt, draft_width=width, max_tokens=MAX_TOKENS, **options), expected
+        )
+
+
+@pytest.mark.parametrize("way", ["greedy", "seeded with penalties"])
+def test_log_probabilities_too(model: Model, plain: Plain, way: str) -> None:
+    for prompt in some_prompts():
+        options = {"max_tokens": MAX_TOKENS, "logprobs": 3, **WAYS[way]}
+        expected = plain(prompt, **options)
+        model.forget()
+        assert_equal(model.generate(prompt, draft_width=16, **options), expected)
+        assert [entry.token for entry in expected.logprobs] == expected.tokens
+
+
+def test_across_the_last_positions_of_the_context() -> None:
+    with load(*demo.pair(), n_ctx=256, kv_type="q8_0", n_gpu_layers=0, quiet=True) as model:
+        source = model.tokenize(inspect.getsource(sampling))
+        room = model.n_ctx
+        for n_prompt in (200, room - 17, room - 16, room - 2, room - 1):
+            # No end of text, so that both get there.
+            ends = [t for t in range(model.target.n_vocab) if model.target.vocabulary.ends_text(t)]
+            options: dict[str, Any] = {
+                "max_tokens": None,
+                "logit_bias": dict.fromkeys(ends, -float("inf")),
+            }
+            prompt = source[:n_prompt]
+            expected = model.generate(prompt, draft_width=0, **options)
+            assert expected.finish_reason == "length"
+            # The last token that is emitted needs no place of its own.
+            assert len(expected.tokens) == room - n_prompt + 1
+            for width in WIDTHS:
+                model.forget()
+                assert_equal(model.generate(prompt, draft_width=width, **options), expected)
+
+
+def test_after_prefix_reuse(model: Model, plain: Plain) -> None:
+    first, _, third = some_prompts()
+    shared = long_prompts()["source"][:800]
+    model.forget()
+    model.generate(shared + first, max_tokens=MAX_TOKENS)
+    for prompt in (shared + third, shared + first):
+        expected = plain(prompt, max_tokens=MAX_TOKENS)
+        model.forget()
+        model.generate(shared + "\n\nx = 1", max_tokens=9)
+        drafted = model.generate(prompt, max_tokens=MAX_TOKENS)
+        assert drafted.stats.cached_tokens > 100
+        assert_equal(drafted, expected)
+
+
+def test_after_a_request_whose_every_draft_was_rejected() -> None:
+    with open_target() as target:
+        honest = Engine(target, None)
+        prompt = target.vocabulary.tokenize(some_prompts()[0])
+        expected = answer(honest, prompt, 0).tokens
+        honest.forget_all()
+
+        def spoil(anchor_at: int, draft: Draft) -> Draft:
+            text = prompt + expected
+            return Draft.chain(
+                [(text[anchor_at + 1 + i] + 1) % target.n_vocab for i in range(len(draft))]
+                if anchor_at + len(draft) + 1 < len(text)
+                else []
+            )
+
+        drafter = MeddledDrafter(fused_drafter(target), spoil)
+        engine = Engine(target, drafter)
+        spoiled = answer(engine, prompt, 16)
+        assert spoiled.tokens == expected
+        assert spoiled.stats.drafted > 0
+        assert spoiled.stats.accepted == 0
+        drafter.meddle = lambda _, draft: draft
+        again = answer(engine, prompt, 16)
+        assert again.tokens == expected
+        assert again.stats.accepted > 0
+
+
+# Where rounding differs
+
+
+def test_half_precision_cache_and_long_context_by_the_gap_rule(
+    record_property: Callable[[str, object], None],
+) -> None:
+    answers = different = 0
+    with open_target(n_ctx=1024, kv_type="f16") as target:
+        bare = Engine(target, None)
+        prompts = [target.vocabulary.tokenize(p) for p in long_prompts().values()]
+        runs = [answer(bare, p, 0, MAX_TOKENS, logprobs=2) for p in prompts]
+        noise = 0.0
+        for prompt, run in zip(prompts, runs, strict=True):
+            text, begin = prompt + run.tokens, len(prompt) - 1
+            single = step_logits(target, text, begin)
+            for width in (2, 5, 16):
+                wide = joint_logits(target, [text], begin, [width])
+                noise = max(noise, largest_difference([single], wide))
+        engine = Engine(target, fused_drafter(target))
+        for prompt, run in zip(prompts, runs, strict=True):
+            for width in (5, 16):
+                engine.forget_all()
+                drafted = answer(engine, prompt, width).tokens
+                answers += 1
+                different += not equal_by_gap_rule(run.tokens, run.logprobs, drafted, noise)
+    record_property("noise", noise)
+    record_property("answers that differ", f"{different} of {answers}")
+    print(f"f16 KV, 600 tokens: noise {noise:.3g}, {different} of {answers} answers differ")
+
+
+@pytest.mark.parametrize("kv_type", ["q8_0", "f16"])
+@pytest.mark.parametrize("widths", [(5, 16), (2, 0, 16, 9)], ids=str)
+def test_every_one_of_several_sequences(
+    widths: tuple[int, ...], kv_type: str, record_property: Callable[[str, object], None]
+) -> None:
+    """They share batches, and end at different times."""
+    prompts = demo.prompts()
+    lengths = (48, 21, 37, 44)[: len(widths)]
+    with open_engine(n_ctx=1024, n_seq=len(widths), kv_type=kv_type) as engine:
+        target = engine.target
+        texts = [*prompts["code"][:2], *prompts["chat"][2:4]][: len(widths)]
+        ids = [target.vocabulary.tokenize(text) for text in texts]
+        bare = Engine(target, None)
+        runs = []
+        for prompt in ids:
+            runs.append(answer(bare, prompt, 0, logprobs=2))
+            bare.forget_all()
+        noise = _joint_noise(engine, ids, [run.tokens for run in runs], widths)
+        sequences = [
+            engine.begin(request(prompt, width, n))
+            for prompt, width, n in zip(ids, widths, lengths, strict=True)
+        ]
+        engine.run(sequences)
+        different = 0
+        for sequence, run, n in zip(sequences, runs, lengths, strict=True):
+            drafted = sequence.request.drafts
+            assert (sequence.stats.accepted > 0) == drafted
+            assert sequence.finish_reason == ("length" if len(sequence.tokens) == n else "stop")
+            different += not equal_by_gap_rule(run.tokens[:n], run.logprobs, sequence.tokens, noise)
+    record_property("noise", noise)
+    record_property("answers that differ", f"{different} of {len(widths)}")
+    print(
+        f"{kv_type} KV, widths {widths}: noise {noise:.3g}, {different} of {len(widths)} answers differ"
+    )
+
+
+def _joint_noise(
+    engine: Engine, prompts: list[list[int]], answers: list[list[int]], widths: tuple[int, ...]
+) -> float:
+    """Of logits along the plain answers, between steps of one sequence and of all together."""
+    begin = min(map(len, prompts)) - 1
+    n = min(len(p) + len(a) for p, a in zip(prompts, answers, strict=True))
+    texts = [(p + a)[:n] for p, a in zip(prompts, answers, strict=True)]
+    single = [step_logits(engine.target, text, begin) for text in texts]
+    noise = 0.0
+    for steps in ([max(width, 1) for width in widths], [1] * len(widths), [3] * len(widths)):
+        noise = max(
+            noise, largest_difference(single, joint_logits(engine.target, texts, begin, steps))
+        )
+    return noise
+
+
+@pytest.mark.slow
+def test_all_prompts_of_the_shipped_pair(model: Model, plain: Plain) -> None:
+    """160 tokens each; as a script (`python tests/test_identity.py`) with the other widths too."""
+    for _, prompt in every_prompt():
+        assert_equal(model.generate(prompt, max_tokens=160), plain(prompt, max_tokens=160))
+
+
+def every_prompt() -> Iterator[tuple[str, str]]:
+    for kind, prompts in demo.prompts().items():
+        for prompt in prompts:
+            yield kind, prompt
+
+
+def main(pair: list[Path]) -> None:
+    """Print, per kind and width, how many answers are the plain ones, and the accepted length."""
+    with load(*(pair or demo.pair()), n_ctx=2048, kv_type="q8_0", quiet=True) as model:
+        found: dict[tuple[str, int], list[tuple[bool, int, int]]] = {}
+        for kind, prompt in every_prompt():
+            expected = model.generate(prompt, max_tokens=160, draft_width=0)
+            for width in WIDTHS:
+                model.forget()
+                result = model.generate(prompt, max_tokens=160, draft_width=width)
+                stats = result.stats
+                row = (result.tokens == expected.tokens, stats.emitted - 1, stats.rounds)
+                found.setdefault((kind, width), []).append(row)
+        for (kind, width), rows in sorted(found.items()):
+            equal, emitted, rounds = (sum(column) for column in zip(*rows, strict=True))
+            print(
+                f"{kind}, width {width}: {equal} of {len(rows)} equal, "
+                f"{emitted / rounds:.2f} tokens per round"
+            )
+
+
+if __name__ == "__main__":
+    main([Path(name) for name in sys.argv[1:]])
