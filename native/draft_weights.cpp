@@ -1,8 +1,10 @@
 #include "draft_weights.h"
 
 #include <algorithm>
-#include <cstdio>
+#include <cstdint>
+#include <filesystem>
 #include <fstream>
+#include <system_error>
 #include <utility>
 
 #include "errors.h"
@@ -22,6 +24,17 @@ std::string shape_text(const int64_t * ne, size_t n) {
         text += (i > 0 ? ", " : "") + std::to_string(ne[i]);
     }
     return text + "]";
+}
+
+// Types that only hold whole numbers, or only activations on their way through a product, are not
+// for weights; backends do not check, and crash. Norms and factors are floats in every product.
+void check_type(const ggml_tensor * tensor, bool is_matrix) {
+    const bool is_weight = is_matrix && ggml_get_type_traits(tensor->type)->to_float != nullptr;
+    if (tensor->type != GGML_TYPE_F32 && !is_weight) {
+        throw file_error("tensor " + std::string(tensor->name) + " of the drafter is of type " +
+                         ggml_type_name(tensor->type) + ", expected " +
+                         (is_matrix ? "a type of weights" : "f32") + "; convert it again");
+    }
 }
 
 ggml_backend_buffer_ptr allocate(ggml_context * tensors, ggml_backend_buffer_type_t type) {
@@ -49,6 +62,7 @@ draft_weights::draft_weights(const std::string & path, ggml_backend_dev_t device
     params = draft_params::read(gguf.get());
     create(file.get(), gguf.get());
     bind();
+    check_data(path, gguf.get());
     device_buffer_ = allocate(device_tensors_.get(), ggml_backend_dev_buffer_type(device));
     host_buffer_ = allocate(
         host_tensors_.get(),
@@ -83,7 +97,9 @@ void draft_weights::create(const ggml_context * file, const gguf_context * gguf)
 void draft_weights::add(ggml_context * home, const ggml_tensor * shape, const std::string & name) {
     ggml_tensor * tensor = ggml_dup_tensor(home, shape);
     ggml_set_name(tensor, name.c_str());
-    unbound_[name] = tensor;
+    if (!unbound_.emplace(name, tensor).second) {
+        throw file_error("the drafter has two tensors " + name + "; convert it again");
+    }
 }
 
 ggml_tensor * draft_weights::take(const std::string & name, std::vector<int64_t> shape,
@@ -99,12 +115,14 @@ ggml_tensor * draft_weights::take(const std::string & name, std::vector<int64_t>
     unbound_.erase(it);
     for (size_t i = 0; i < GGML_MAX_DIMS; i++) {
         const int64_t expected = i < shape.size() ? shape[i] : 1;
-        if (expected >= 0 && tensor->ne[i] != expected) {  // -1: any
+        const bool fits = expected < 0 ? tensor->ne[i] > 0 : tensor->ne[i] == expected;  // -1: any
+        if (!fits) {
             throw file_error("tensor " + name + " of the drafter has the shape " +
                              shape_text(tensor->ne, shape.size()) + ", expected " +
                              shape_text(shape.data(), shape.size()));
         }
     }
+    check_type(tensor, shape.size() > 1);
     return tensor;
 }
 
@@ -146,8 +164,21 @@ void draft_weights::bind() {
     }
 }
 
+// Before memory is taken: a few bytes can claim any size.
+void draft_weights::check_data(const std::string & path, const gguf_context * gguf) const {
+    std::error_code error;
+    const std::uintmax_t n_file = std::filesystem::file_size(std::filesystem::u8path(path), error);
+    for (const auto & [name, i] : sources_) {
+        const std::uintmax_t end = gguf_get_data_offset(gguf) + gguf_get_tensor_offset(gguf, i) +
+                                   gguf_get_tensor_size(gguf, i);
+        if (error || end > n_file) {
+            throw file_error(path + " ends inside tensor " + name + "; fetch it again");
+        }
+    }
+}
+
 void draft_weights::read(const std::string & path, const gguf_context * gguf) {
-    std::ifstream file(path, std::ios::binary);
+    std::ifstream file(std::filesystem::u8path(path), std::ios::binary);
     std::vector<char> chunk;
     for (const auto & [name, i] : sources_) {
         ggml_tensor * tensor = ggml_get_tensor(device_tensors_.get(), name.c_str());

@@ -30,7 +30,8 @@ struct draft_layer {
 class draft_weights {
   public:
     // Throws file_error for a file that lacks tensors, holds tensors that the draft graph does not
-    // know, or has one of another shape; backend_error when the device has no room.
+    // know, has one of another shape or type, or ends too early; backend_error when the device has
+    // no room.
     draft_weights(const std::string & path, ggml_backend_dev_t device);
 
     draft_params params;
@@ -48,7 +49,9 @@ class draft_weights {
     void create(const ggml_context * file, const gguf_context * gguf);
     void add(ggml_context * home, const ggml_tensor * shape, const std::string & name);
     void bind();
+    void check_data(const std::string & path, const gguf_context * gguf) const;
     void read(const std::string & path, const gguf_context * gguf);
+    // A tensor of one dimension is of floats, one of two of any type that products take.
     ggml_tensor * take(const std::string & name, std::vector<int64_t> shape, bool required = true);
 
     std::map<std::string, int64_t> sources_;  // index in the file of each tensor's data
