@@ -1,6 +1,7 @@
 #include "draft_cache.h"
 
 #include <algorithm>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -10,8 +11,12 @@ namespace dflash {
 
 namespace {
 
-constexpr int cell_step = 256;       // what attention kernels like a KV length to be a multiple of
+constexpr int cell_step = 256;  // what attention kernels like a KV length to be a multiple of
 constexpr int smallest_cache = 1024;
+
+// Well beyond any model, and small enough that no size computed from them overflows.
+constexpr int most_rows = 1 << 28;
+constexpr int most_sequences = 1 << 12;
 
 int round_up(int n, int step) { return (n + step - 1) / step * step; }
 
@@ -25,20 +30,29 @@ draft_cache::draft_cache(const draft_params & params, ggml_backend_dev_t device,
       n_head_kv_(params.n_head_kv),
       block_size_(params.block_size),
       n_ctx_(n_ctx),
-      device_(device),
-      lengths_(n_seq, 0) {}
+      device_(device) {
+    if (n_seq < 1 || n_seq > most_sequences) {
+        throw std::invalid_argument("n_seq " + std::to_string(n_seq) + " is not in 1 .. " +
+                                    std::to_string(most_sequences));
+    }
+    if (n_ctx < 1 || n_ctx > most_rows) {
+        throw std::invalid_argument("n_ctx " + std::to_string(n_ctx) + " is not in 1 .. " +
+                                    std::to_string(most_rows));
+    }
+    lengths_.assign(n_seq, 0);
+}
 
 size_t draft_cache::n_bytes() const {
     return buffer_ ? ggml_backend_buffer_get_size(buffer_.get()) : 0;
 }
 
-bool draft_cache::reserve(int n_rows) {
+bool draft_cache::reserve(int64_t n_rows) {
     if (n_rows > n_ctx_) {
         throw context_full_error("the drafter's cache holds " + std::to_string(n_ctx_) +
                                  " rows, asked for " + std::to_string(n_rows) +
                                  "; load with a larger context");
     }
-    const int needed = round_up(n_rows + block_size_ + 1, cell_step);
+    const int needed = round_up(static_cast<int>(n_rows) + block_size_ + 1, cell_step);
     if (needed <= n_cells_) {
         return false;
     }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "draft_params.h"
@@ -15,6 +17,7 @@ namespace dflash {
 class draft_cache {
   public:
     // No memory is taken until `reserve`. n_ctx: the most rows that a sequence may hold.
+    // Throws std::invalid_argument for numbers out of their range.
     draft_cache(const draft_params & params, ggml_backend_dev_t device, int n_seq, int n_ctx);
 
     int n_seq() const { return static_cast<int>(lengths_.size()); }
@@ -24,10 +27,15 @@ class draft_cache {
     size_t n_bytes() const;
 
     // Makes room for n_rows per sequence and a block after them. True when the tensors moved, so
-    // that graphs over them are void. Throws context_full_error, backend_error.
-    bool reserve(int n_rows);
+    // that graphs over them are void. Throws context_full_error, backend_error, and has then
+    // changed nothing.
+    bool reserve(int64_t n_rows);
 
     void set_length(int seq, int length);
+
+    // Of all sequences.
+    const std::vector<int> & lengths() const { return lengths_; }
+    void set_lengths(std::vector<int> && lengths) noexcept { lengths_ = std::move(lengths); }
 
     // The first `length` rows of one sequence become those of another.
     void copy(int from, int to, int length);

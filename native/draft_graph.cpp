@@ -14,8 +14,13 @@ constexpr size_t nodes_per_layer = 64;  // more than any layer makes
 
 draft_graph::draft_graph(const draft_weights & weights, const target_tensors & target,
                          const draft_cache & cache, ggml_backend_t backend,
-                         const draft_bucket & size)
-    : bucket(size), weights_(weights), target_(target), cache_(cache), backend_(backend) {
+                         const draft_bucket & size, const draft_capabilities & allowed)
+    : bucket(size),
+      weights_(weights),
+      target_(target),
+      cache_(cache),
+      backend_(backend),
+      allowed_(allowed) {
     create_inputs();
     build();
     allocate();
@@ -83,7 +88,7 @@ ggml_tensor * draft_graph::attention(int layer, ggml_tensor * q) {
 
     ggml_tensor * out = ggml_flash_attn_ext(c, q, k, v, m, p.attention_scale, 0.0f, 0.0f);
     ggml_prec_set_acc(out, GGML_PREC_F32);
-    if (!supports(out)) {
+    if (!allowed_.flash_attention || !supports(out)) {
         ggml_tensor * scores = ggml_mul_mat(c, k, q);
         ggml_prec_set_acc(scores, GGML_PREC_F32);
         ggml_tensor * weights = ggml_soft_max_ext(c, scores, m, p.attention_scale, 0.0f);
@@ -100,17 +105,17 @@ ggml_tensor * draft_graph::feed_forward(int layer, ggml_tensor * x) const {
     const draft_layer & l = weights_.layers[layer];
     ggml_tensor * gate = ggml_mul_mat(c, l.ffn_gate, x);
     ggml_tensor * up = ggml_mul_mat(c, l.ffn_up, x);
-    ggml_tensor * h = weights_.params.gelu ? ggml_geglu_split(c, gate, up)
-                                           : ggml_swiglu_split(c, gate, up);
+    ggml_tensor * h =
+        weights_.params.gelu ? ggml_geglu_split(c, gate, up) : ggml_swiglu_split(c, gate, up);
     return ggml_mul_mat(c, l.ffn_down, h);
 }
 
 void draft_graph::build() {
     const draft_params & p = weights_.params;
     const size_t n_nodes = nodes_per_layer * (p.n_layer + 1);
-    nodes_.reset(ggml_init({ggml_tensor_overhead() * n_nodes +
-                                ggml_graph_overhead_custom(n_nodes, false),
-                            nullptr, /*no_alloc=*/true}));
+    nodes_.reset(
+        ggml_init({ggml_tensor_overhead() * n_nodes + ggml_graph_overhead_custom(n_nodes, false),
+                   nullptr, /*no_alloc=*/true}));
     ggml_context * c = nodes_.get();
     graph_ = ggml_new_graph_custom(c, n_nodes, false);
 
@@ -167,7 +172,7 @@ void draft_graph::output(ggml_tensor * x) {
     ggml_tensor * p_all = ggml_reshape_3d(c, ggml_soft_max(c, logits), 1, logits->ne[0], rows);
     ggml_tensor * p_best = ggml_get_rows(c, p_all, best);
     ggml_tensor * log_p = ggml_log(c, p_best);
-    if (supports(best) && supports(p_best) && supports(log_p)) {
+    if (allowed_.top_k && supports(best) && supports(p_best) && supports(log_p)) {
         ids = best;
         logprobs = log_p;
         ggml_set_output(ids);

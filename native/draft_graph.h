@@ -27,6 +27,12 @@ struct draft_bucket {
     }
 };
 
+// Faster operations that a draft graph may use; it does so only where its backend has them.
+struct draft_capabilities {
+    bool flash_attention = true;
+    bool top_k = true;
+};
+
 // One static ggml graph: injects rows of features into the drafter's cache, then denoises a block
 // per sequence over it. Inputs lie in a buffer of their own, so that what does not change between
 // rounds (the mask embeddings) is uploaded once.
@@ -34,7 +40,8 @@ class draft_graph {
   public:
     // Throws backend_error when the backend lacks an operation or the room.
     draft_graph(const draft_weights & weights, const target_tensors & target,
-                const draft_cache & cache, ggml_backend_t backend, const draft_bucket & bucket);
+                const draft_cache & cache, ggml_backend_t backend, const draft_bucket & bucket,
+                const draft_capabilities & allowed = {});
 
     void compute();
 
@@ -51,8 +58,8 @@ class draft_graph {
     ggml_tensor * mask = nullptr;             // f16 [n_kv, block_size, 1, n_streams]
     ggml_tensor * sliding_mask = nullptr;     // the same; null when no layer has a window
 
-    // Results, rows ordered by stream, then position. `ids` and `logprobs` are null where the
-    // backend has no top-k for this vocabulary: then `logits` holds the whole rows.
+    // Results, rows ordered by stream, then position. `ids` and `logprobs` are null where top-k is
+    // not allowed or the backend has none for this vocabulary: `logits` then holds whole rows.
     ggml_tensor * ids = nullptr;       // i32 [top_k, n_draft * n_streams], in no order
     ggml_tensor * logprobs = nullptr;  // f32 [1, top_k, n_draft * n_streams], of ids
     ggml_tensor * logits = nullptr;    // f32 [n_vocab, n_draft * n_streams]
@@ -73,6 +80,7 @@ class draft_graph {
     const target_tensors & target_;
     const draft_cache & cache_;
     ggml_backend_t backend_;
+    draft_capabilities allowed_;
     ggml_context_ptr inputs_;
     ggml_backend_buffer_ptr input_buffer_;
     ggml_context_ptr nodes_;

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
-#include <numeric>
+#include <stdexcept>
+#include <utility>
 
 #include "errors.h"
 #include "top_k.h"
@@ -12,11 +14,12 @@ namespace dflash {
 
 namespace {
 
-constexpr int kv_step = 256;          // graphs are rebuilt when the context crosses a multiple
-constexpr int smallest_rows = 4;      // row buckets are powers of two from here ...
-constexpr int largest_rows = 512;     // ... to here; more rows go in several graphs
+constexpr int kv_step = 256;       // graphs are rebuilt when the context crosses a multiple
+constexpr int smallest_rows = 4;   // row buckets are powers of two from here ...
+constexpr int largest_rows = 512;  // ... to here; more rows go in several graphs
 constexpr int largest_fused_rows = 64;
 constexpr size_t kept_graphs = 8;
+constexpr int most_threads = 512;  // as llama.cpp
 
 int rows_bucket(int n) {
     int rows = smallest_rows;
@@ -26,47 +29,114 @@ int rows_bucket(int n) {
     return rows;
 }
 
+// The lengths of a cache, which return to what they were when the work on it throws.
+class length_guard {
+  public:
+    explicit length_guard(draft_cache & cache) : cache_(cache), lengths_(cache.lengths()) {}
+    ~length_guard() {
+        if (!done_) {
+            cache_.set_lengths(std::move(lengths_));
+        }
+    }
+    length_guard(const length_guard &) = delete;
+    length_guard & operator=(const length_guard &) = delete;
+
+    void done() { done_ = true; }
+
+  private:
+    draft_cache & cache_;
+    std::vector<int> lengths_;
+    bool done_ = false;
+};
+
 ggml_backend_ptr open_backend(ggml_backend_dev_t device, int n_threads) {
+    if (n_threads < 1 || n_threads > most_threads) {
+        throw std::invalid_argument("n_threads " + std::to_string(n_threads) + " is not in 1 .. " +
+                                    std::to_string(most_threads));
+    }
     ggml_backend_ptr backend(ggml_backend_dev_init(device, nullptr));
     if (!backend) {
         throw backend_error(std::string("cannot open ") + ggml_backend_dev_name(device) +
                             " for the drafter");
     }
-    const auto set_n_threads = reinterpret_cast<ggml_backend_set_n_threads_t>(
-        ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device),
-                                          "ggml_backend_set_n_threads"));
+    const auto set_n_threads =
+        reinterpret_cast<ggml_backend_set_n_threads_t>(ggml_backend_reg_get_proc_address(
+            ggml_backend_dev_backend_reg(device), "ggml_backend_set_n_threads"));
     if (set_n_threads != nullptr) {
         set_n_threads(backend.get(), n_threads);
     }
     return backend;
 }
 
+// What is not finite would stay in the cells, and a masked weight of 0 times NaN is NaN: it would
+// spoil later drafts, too.
+void check_finite(const float * features, size_t n) {
+    constexpr uint32_t exponent = 0x7f800000;
+    bool finite = true;
+    for (size_t i = 0; i < n; i++) {  // no early exit, so that compilers vectorise it
+        uint32_t bits;
+        std::memcpy(&bits, features + i, sizeof(bits));
+        finite &= (bits & exponent) != exponent;
+    }
+    if (!finite) {
+        throw backend_error(
+            "hidden states of the target are not finite, nothing can be drafted from them; "
+            "load without a drafter to see what the target puts out");
+    }
+}
+
+// Sorting needs numbers, and drafts made of anything else are no drafts.
+void check_numbers(const std::vector<float> & values) {
+    if (std::any_of(values.begin(), values.end(), [](float x) { return std::isnan(x); })) {
+        throw backend_error(
+            "the drafter's output is not a number; fetch its file again, or load without a "
+            "drafter");
+    }
+}
+
 }  // namespace
 
 fused_drafter::fused_drafter(const llama_model * model, const std::string & path, int n_seq,
-                             int n_ctx, int top_k, int n_threads)
+                             int n_ctx, int top_k, int n_threads,
+                             const draft_capabilities & allowed)
     : target_(target_tensors::find(model)),
       backend_(open_backend(target_.device(), n_threads)),
       weights_(path, target_.device()),
       cache_(weights_.params, target_.device(), n_seq, n_ctx),
-      top_k_(top_k) {
-    const draft_params & p = weights_.params;
-    const ggml_tensor * head = weights_.head != nullptr ? weights_.head : target_.head;
-    const ggml_tensor * rows = weights_.embedding != nullptr ? weights_.embedding : target_.embedding;
-    for (const ggml_tensor * shared : {head, rows}) {
-        if (shared->ne[0] != p.n_embd) {
-            throw file_error("the drafter is " + std::to_string(p.n_embd) + " wide, " +
-                             shared->name + " of the target " + std::to_string(shared->ne[0]) +
-                             "; take the drafter of this target");
-        }
+      top_k_(top_k),
+      allowed_(allowed) {
+    check_target_fits();
+    n_vocab_ = static_cast<int>(std::min(target_.head->ne[1], target_.embedding->ne[1]));
+    const int mask_token = weights_.params.mask_token;
+    if (mask_token >= n_vocab_) {
+        throw file_error("the drafter's mask token is " + std::to_string(mask_token) +
+                         ", the target has " + std::to_string(n_vocab_) +
+                         " tokens; take the drafter of this target");
     }
-    n_vocab_ = static_cast<int>(std::min(head->ne[1], rows->ne[1]));
-    check_token(p.mask_token);
     if (top_k < 1 || top_k > n_vocab_) {
         throw std::invalid_argument("top_k " + std::to_string(top_k) + " is not in 1 .. " +
                                     std::to_string(n_vocab_));
     }
-    embed(p.mask_token, mask_row_);
+    embed(mask_token, mask_row_);
+}
+
+void fused_drafter::check_target_fits() const {
+    const int n_embd = weights_.params.n_embd;
+    for (const ggml_tensor * shared : {target_.head, target_.embedding}) {
+        if (shared->ne[0] != n_embd) {
+            throw file_error("the drafter is " + std::to_string(n_embd) + " wide, " + shared->name +
+                             " of the target " + std::to_string(shared->ne[0]) +
+                             "; take the drafter of this target");
+        }
+    }
+    for (const ggml_tensor * own : {weights_.head, weights_.embedding}) {
+        if (own != nullptr && own->ne[1] != target_.embedding->ne[1]) {
+            throw file_error(std::string(own->name) + " of the drafter has " +
+                             std::to_string(own->ne[1]) + " tokens, the target " +
+                             std::to_string(target_.embedding->ne[1]) +
+                             "; take the drafter of this target");
+        }
+    }
 }
 
 std::string fused_drafter::device_name() const {
@@ -108,9 +178,9 @@ draft_graph & fused_drafter::graph(const draft_bucket & bucket) {
                                                return a.second.last_use < b.second.last_use;
                                            }));
         }
-        auto built = std::make_unique<draft_graph>(weights_, target_, cache_, backend_.get(), bucket);
-        const size_t n_columns =
-            static_cast<size_t>(bucket.n_streams) * weights_.params.block_size;
+        auto built = std::make_unique<draft_graph>(weights_, target_, cache_, backend_.get(),
+                                                   bucket, allowed_);
+        const size_t n_columns = static_cast<size_t>(bucket.n_streams) * weights_.params.block_size;
         for (size_t i = 0; i < n_columns; i++) {
             const size_t n = mask_row_.size() * sizeof(float);
             ggml_backend_tensor_set(built->block, mask_row_.data(), i * n, n);
@@ -123,10 +193,13 @@ draft_graph & fused_drafter::graph(const draft_bucket & bucket) {
 
 void fused_drafter::inject(int seq, const float * features, int n_rows) {
     check_sequence(seq);
-    if (cache_.reserve(cache_.length(seq) + n_rows)) {
+    check_finite(features, static_cast<size_t>(n_rows) * weights_.params.n_features());
+    if (cache_.reserve(int64_t{cache_.length(seq)} + n_rows)) {
         graphs_.clear();
     }
+    length_guard guard(cache_);
     inject_rows(seq, features, n_rows);
+    guard.done();
 }
 
 void fused_drafter::inject_rows(int seq, const float * features, int n_rows) {
@@ -155,7 +228,8 @@ void fused_drafter::upload_rows(draft_graph & g, const std::vector<draft_request
             cells[row] = cache_.cell(r.seq, start + i);
         }
     }
-    ggml_backend_tensor_set(g.row_positions, positions.data(), 0, positions.size() * sizeof(int32_t));
+    ggml_backend_tensor_set(g.row_positions, positions.data(), 0,
+                            positions.size() * sizeof(int32_t));
     ggml_backend_tensor_set(g.row_cells, cells.data(), 0, cells.size() * sizeof(int64_t));
 }
 
@@ -182,7 +256,8 @@ void fused_drafter::upload_blocks(draft_graph & g, const std::vector<draft_reque
             cells.push_back(cache_.cell(s, starts[s] + i));
         }
     }
-    ggml_backend_tensor_set(g.block_positions, positions.data(), 0, positions.size() * sizeof(int32_t));
+    ggml_backend_tensor_set(g.block_positions, positions.data(), 0,
+                            positions.size() * sizeof(int32_t));
     ggml_backend_tensor_set(g.block_cells, cells.data(), 0, cells.size() * sizeof(int64_t));
     upload_masks(g, starts);
 }
@@ -221,12 +296,13 @@ void fused_drafter::draft(const std::vector<draft_request> & requests, int n_dra
                                     " tokens with a block of " + std::to_string(p.block_size));
     }
     int n_streams = 0;
-    int n_rows = 0;
-    int longest = 0;
+    int64_t n_rows = 0;
+    int64_t longest = 0;
     std::vector<bool> seen(cache_.n_seq(), false);
     for (const draft_request & r : requests) {
         check_sequence(r.seq);
         check_token(r.anchor);
+        check_finite(r.features, static_cast<size_t>(r.n_rows) * p.n_features());
         if (seen[r.seq]) {
             throw std::invalid_argument("sequence " + std::to_string(r.seq) +
                                         " is asked to draft twice in one graph");
@@ -234,7 +310,7 @@ void fused_drafter::draft(const std::vector<draft_request> & requests, int n_dra
         seen[r.seq] = true;
         n_streams = std::max(n_streams, r.seq + 1);
         n_rows += r.n_rows;
-        longest = std::max(longest, cache_.length(r.seq) + r.n_rows);
+        longest = std::max(longest, int64_t{cache_.length(r.seq)} + r.n_rows);
     }
     if (requests.empty()) {
         return;
@@ -242,6 +318,7 @@ void fused_drafter::draft(const std::vector<draft_request> & requests, int n_dra
     if (cache_.reserve(longest)) {
         graphs_.clear();
     }
+    length_guard guard(cache_);
     std::vector<draft_request> rest = requests;
     if (n_rows > largest_fused_rows) {
         for (draft_request & r : rest) {
@@ -251,10 +328,11 @@ void fused_drafter::draft(const std::vector<draft_request> & requests, int n_dra
         n_rows = 0;
     }
     for (int s = 0; s < n_streams; s++) {
-        longest = std::max(longest, cache_.length(s));
+        longest = std::max<int64_t>(longest, cache_.length(s));
     }
-    const int n_kv = (longest + p.block_size + kv_step - 1) / kv_step * kv_step;
-    draft_graph & g = graph({n_streams, rows_bucket(n_rows), n_kv, n_draft, top_k_});
+    const int n_kv = (static_cast<int>(longest) + p.block_size + kv_step - 1) / kv_step * kv_step;
+    const int rows = rows_bucket(static_cast<int>(n_rows));
+    draft_graph & g = graph({n_streams, rows, n_kv, n_draft, top_k_});
     upload_rows(g, rest);
     upload_blocks(g, rest);
     g.compute();
@@ -266,9 +344,11 @@ void fused_drafter::draft(const std::vector<draft_request> & requests, int n_dra
     for (size_t i = 0; i < rest.size(); i++) {
         const draft_request & r = rest[i];
         std::copy_n(all_ids.data() + r.seq * per_stream, per_stream, ids + i * per_stream);
-        std::copy_n(all_logprobs.data() + r.seq * per_stream, per_stream, logprobs + i * per_stream);
+        std::copy_n(all_logprobs.data() + r.seq * per_stream, per_stream,
+                    logprobs + i * per_stream);
         cache_.set_length(r.seq, cache_.length(r.seq) + r.n_rows);
     }
+    guard.done();
 }
 
 void fused_drafter::download(draft_graph & g, std::vector<int32_t> & ids,
@@ -279,6 +359,7 @@ void fused_drafter::download(draft_graph & g, std::vector<int32_t> & ids,
     if (g.ids != nullptr) {
         ggml_backend_tensor_get(g.ids, ids.data(), 0, ids.size() * sizeof(int32_t));
         ggml_backend_tensor_get(g.logprobs, logprobs.data(), 0, logprobs.size() * sizeof(float));
+        check_numbers(logprobs);
         for (size_t i = 0; i < n_rows; i++) {
             sort_best_first(ids.data() + i * top_k_, logprobs.data() + i * top_k_, top_k_);
         }
@@ -289,6 +370,7 @@ void fused_drafter::download(draft_graph & g, std::vector<int32_t> & ids,
     for (size_t i = 0; i < n_rows; i++) {
         ggml_backend_tensor_get(g.logits, row.data(), i * n_vocab * sizeof(float),
                                 n_vocab * sizeof(float));
+        check_numbers(row);
         top_k_of(row, top_k_, ids.data() + i * top_k_, logprobs.data() + i * top_k_);
     }
 }

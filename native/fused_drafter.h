@@ -27,8 +27,13 @@ struct draft_request {
 // The model whose embedding and head it shares must outlive it.
 class fused_drafter {
   public:
+    // Throws file_error for a file that the draft graph cannot run or that does not fit the target,
+    // backend_error without room for it, std::invalid_argument for a number out of its range.
     fused_drafter(const llama_model * model, const std::string & path, int n_seq, int n_ctx,
-                  int top_k, int n_threads);
+                  int top_k, int n_threads, const draft_capabilities & allowed = {});
+
+    fused_drafter(const fused_drafter &) = delete;
+    fused_drafter & operator=(const fused_drafter &) = delete;
 
     const draft_params & params() const { return weights_.params; }
     int n_vocab() const { return n_vocab_; }
@@ -39,11 +44,13 @@ class fused_drafter {
     std::string device_name() const;
 
     // Rows of features become K and V at positions length(seq) and on.
-    // Throws context_full_error, with the cache as it was.
+    // Throws context_full_error, and backend_error also for features that are not finite; the
+    // cache is then as it was.
     void inject(int seq, const float * features, int n_rows);
 
     // Injects and denoises all requests in one graph. Writes, per request, position 1 .. n_draft
     // and rank, [n_requests, n_draft, top_k] ids and log-probabilities, best first.
+    // Throws as `inject` does, and backend_error when the drafter's output is not a number.
     void draft(const std::vector<draft_request> & requests, int n_draft, int32_t * ids,
                float * logprobs);
 
@@ -52,6 +59,7 @@ class fused_drafter {
 
   private:
     void check_sequence(int seq) const;
+    void check_target_fits() const;
     void check_token(int32_t token) const;
     draft_graph & graph(const draft_bucket & bucket);
     void inject_rows(int seq, const float * features, int n_rows);
@@ -68,6 +76,7 @@ class fused_drafter {
     draft_cache cache_;
     int n_vocab_ = 0;
     int top_k_;
+    draft_capabilities allowed_;
     std::vector<float> mask_row_;
     struct graph_slot {
         std::unique_ptr<draft_graph> graph;

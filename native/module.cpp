@@ -4,6 +4,8 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <limits>
 #include <memory>
 #include <stdexcept>
 
@@ -49,6 +51,10 @@ int check_features(const fused_drafter & drafter, const float_rows & features) {
     if (features.shape(1) != width) {
         throw std::invalid_argument("features are " + std::to_string(features.shape(1)) +
                                     " wide, expected " + std::to_string(width));
+    }
+    if (features.shape(0) > static_cast<size_t>(std::numeric_limits<int>::max())) {
+        throw std::invalid_argument(std::to_string(features.shape(0)) +
+                                    " rows of features at once");
     }
     return static_cast<int>(features.shape(0));
 }
@@ -112,8 +118,9 @@ NB_MODULE(_native, m) {
     using namespace dflash;
     nb::register_exception_translator(translate);
 
-    m.def("llama_decode_address", [] { return reinterpret_cast<uintptr_t>(&llama_decode); },
-          "Address of llama_decode as this extension sees it.");
+    m.def(
+        "llama_decode_address", [] { return reinterpret_cast<uintptr_t>(&llama_decode); },
+        "Address of llama_decode as this extension sees it.");
 
     nb::class_<taps>(m, "Taps",
                      "Hidden states of a llama_context, given by its address. See native/taps.h.")

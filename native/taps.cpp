@@ -24,6 +24,9 @@ taps::taps(llama_context * ctx, std::vector<int32_t> layers)
 }
 
 void taps::gather(const int32_t * rows, int n_rows, float * out) const {
+    if (n_rows == 0) {
+        return;  // before the first decode llama.cpp has no states, and aborts when asked for them
+    }
     for (size_t k = 0; k < layers_.size(); k++) {
         const float * states =
             llama_get_embeddings_layer_inp(ctx_, static_cast<uint32_t>(layers_[k]));

@@ -21,7 +21,8 @@ target_tensors target_tensors::find(const llama_model * model) {
         }
     }
     for (ggml_tensor * tensor : embeddings) {
-        const bool on_host = tensor->buffer != nullptr && ggml_backend_buffer_is_host(tensor->buffer);
+        const bool on_host =
+            tensor->buffer != nullptr && ggml_backend_buffer_is_host(tensor->buffer);
         if (found.embedding == nullptr || on_host) {
             found.embedding = tensor;
         }
