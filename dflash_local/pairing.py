@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NoReturn
 
 from .drafter_spec import DrafterSpec, RopeSpec, ScaleSpec
-from .errors import PairError
+from .errors import InputError, PairError
 from .gguf_file import GgufFile
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "RopeSpec",
     "ScaleSpec",
     "check_pair",
+    "check_taps",
     "check_target",
 ]
 
@@ -160,6 +162,19 @@ def check_pair(target: GgufFile, drafter: GgufFile) -> DrafterSpec:
     return spec
 
 
+def check_taps(target: GgufFile, layers: Sequence[int]) -> None:
+    """Raise InputError unless llama.cpp can tap the inputs of these layers of `target`."""
+    if not layers:
+        return
+    _check_tapped(target)
+    n_layer = _tappable_layers(target)
+    for layer in layers:
+        if not 0 <= layer < n_layer:
+            raise InputError(
+                f"{target.path}: cannot tap the input of layer {layer}; expected 0 to {n_layer - 1}"
+            )
+
+
 def _check_architecture(target: GgufFile) -> None:
     name = target.architecture
     if name in RECURRENT_ARCHITECTURES:
@@ -167,6 +182,11 @@ def _check_architecture(target: GgufFile) -> None:
             f"{target.path}: general.architecture is {name!r}, which has recurrent layers whose "
             f"state cannot be rolled back; choose a target without, {_PLAIN}"
         )
+    _check_tapped(target)
+
+
+def _check_tapped(target: GgufFile) -> None:
+    name = target.architecture
     if name not in TAPPED_ARCHITECTURES:
         usable = ", ".join(sorted(TAPPED_ARCHITECTURES - RECURRENT_ARCHITECTURES))
         raise PairError(
@@ -176,9 +196,7 @@ def _check_architecture(target: GgufFile) -> None:
 
 
 def _check_layers(target: GgufFile, drafter: GgufFile, spec: DrafterSpec) -> None:
-    n_layer = target.require(f"{target.architecture}.block_count", int)
-    # trailing layers that predict further tokens are no layers of the graph that is tapped
-    n_layer -= target.optional(f"{target.architecture}.nextn_predict_layers", int, 0)
+    n_layer = _tappable_layers(target)
     beyond = [layer for layer in spec.target_layers if layer >= n_layer]
     if beyond:
         raise PairError(
@@ -186,6 +204,12 @@ def _check_layers(target: GgufFile, drafter: GgufFile, spec: DrafterSpec) -> Non
             f"layer {beyond[0]}, and the target {target.path} has the layers 0 to {n_layer - 1}; "
             "use the target that this drafter was trained for"
         )
+
+
+def _tappable_layers(target: GgufFile) -> int:
+    n_layer = target.require(f"{target.architecture}.block_count", int)
+    # trailing layers that predict further tokens are no layers of the graph that is tapped
+    return n_layer - target.optional(f"{target.architecture}.nextn_predict_layers", int, 0)
 
 
 def _check_vocabulary(target: GgufFile, drafter: GgufFile, spec: DrafterSpec) -> None:

@@ -17,7 +17,10 @@ from numpy.typing import NDArray
 
 from dflash_local import runtime, seam
 from dflash_local.errors import BackendError, ClosedError, ContextFullError, FileError, InputError
+from dflash_local.gguf_file import GgufFile
+from dflash_local.pairing import check_taps, check_target
 from dflash_local.plan import KV_TYPES
+from dflash_local.probe import ensure_loadable
 from dflash_local.threads import default_threads
 from dflash_local.vocabulary import Vocabulary
 
@@ -89,7 +92,7 @@ class Target:
     ) -> None:
         """Raises FileError when llama.cpp refuses the file, BackendError when there is no room.
 
-        The file has passed `dflash_local.gguf_file`: llama.cpp itself aborts on some bad ones.
+        The file has passed the checks of `load`: llama.cpp itself aborts on some bad ones.
         `progress` is called with the part that is loaded, 0 to 1.
         """
         runtime.init()
@@ -110,8 +113,19 @@ class Target:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], **options: Any) -> Target:
-        """`Target(path, TargetOptions(**options))`."""
-        return cls(path, TargetOptions(**options))
+        """Check a file, try it once in a child process, and load it with `TargetOptions`.
+
+        Raises FileError for a bad file, InputError for layers that cannot be tapped and for options
+        out of range, BackendError without room.
+        """
+        wanted = TargetOptions(**options)
+        file = GgufFile.open(path)
+        check_target(file)
+        check_taps(file, wanted.tapped_layers)
+        ensure_loadable(
+            file.path, None, layers=wanted.tapped_layers, n_gpu_layers=wanted.n_gpu_layers
+        )
+        return cls(file.path, wanted)
 
     def _load(self, progress: Callable[[float], None] | None) -> None:
         options = self.options
