@@ -257,9 +257,8 @@ def test_every_one_of_several_sequences(
             different += not equal_by_gap_rule(run.tokens[:n], run.logprobs, sequence.tokens, noise)
     record_property("noise", noise)
     record_property("answers that differ", f"{different} of {len(widths)}")
-    print(
-        f"{kv_type} KV, widths {widths}: noise {noise:.3g}, {different} of {len(widths)} answers differ"
-    )
+    found = f"noise {noise:.3g}, {different} of {len(widths)} answers differ"
+    print(f"{kv_type} KV, widths {widths}: {found}")
 
 
 def _joint_noise(

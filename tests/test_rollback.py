@@ -1,0 +1,158 @@
+"""Roll-back as a property: after any history of accepts and rejects, what comes next is what comes
+after a fresh prefill of the same tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from adversarial import MeddledDrafter
+from dflash_local import demo
+from dflash_local.draft import Candidates, Draft
+from dflash_local.drafter import DraftRequest, FusedDrafter
+from dflash_local.engine import Engine
+from dflash_local.target import Target
+from gap_rule import largest_difference, step_logits
+from pair_engine import answer, consistent, fused_drafter, open_target, plain_tokens, prefill
+
+N = 60
+
+
+@dataclass
+class Next:
+    """What a target and a drafter say after a text: all that later answers depend on."""
+
+    logits: NDArray[np.float32]
+    states: NDArray[np.float32]
+    candidates: Candidates
+
+
+class Bench:
+    """An engine with a history, and a fresh target and drafter to compare it with."""
+
+    def __init__(self, used: Target, fresh: Target) -> None:
+        self.fresh, self.fresh_drafter = fresh, fused_drafter(fresh)
+        prompt = used.vocabulary.tokenize(demo.prompts()["code"][0])
+        # Two texts that begin alike; the target itself goes on with either from `begin`.
+        self.begin = len(prompt)
+        other = [*prompt[: len(prompt) // 2], *prompt[:3] * len(prompt)][: len(prompt)]
+        self.texts = [p + plain_tokens(used, p, N) for p in (prompt, other)]
+        self.text = self.texts[0]
+        self.drafter = fused_drafter(used)
+        self.n_right: list[int] = []
+        self.engine = Engine(used, MeddledDrafter(self.drafter, self._meddle))
+
+    def _meddle(self, anchor_at: int, draft: Draft) -> Draft:
+        """As many right tokens as is said next, then wrong ones."""
+        right = self.text[anchor_at + 1 : anchor_at + 1 + len(draft)]
+        good = self.n_right.pop() if self.n_right else 0
+        n_vocab = self.engine.target.n_vocab
+        return Draft.chain(right[:good] + [(token + 1) % n_vocab for token in right[good:]])
+
+    def run(self, n_prompt: int, n: int, width: int, n_right: list[int]) -> list[int]:
+        """Answer the first `n_prompt` tokens of the text with `n`; what the caches then hold."""
+        self.n_right = list(n_right)
+        sequence = answer(self.engine, self.text[:n_prompt], width, n)
+        assert sequence.tokens == self.text[n_prompt : n_prompt + n]
+        return self.engine.slots[0].cached
+
+    def next_after_history(self, anchor: int) -> Next:
+        return self._next(self.engine.target, self.drafter, anchor)
+
+    def next_after_prefill(self, cached: list[int], anchor: int) -> Next:
+        self.fresh_drafter.truncate(0, 0)
+        self.fresh_drafter.inject(0, prefill(self.fresh, cached))
+        return self._next(self.fresh, self.fresh_drafter, anchor)
+
+    @staticmethod
+    def _next(target: Target, drafter: FusedDrafter, anchor: int) -> Next:
+        length = drafter.length(0)
+        features = np.zeros((0, drafter.n_features), np.float32)
+        (draft,) = drafter.draft([DraftRequest(0, anchor, features, drafter.block_size - 1)])
+        assert draft.candidates is not None
+        target.decode([anchor], [length], [0], [True])
+        found = Next(target.logits(0).copy(), target.hidden_states(), draft.candidates)
+        target.truncate(0, length)
+        return found
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    with open_target(n_ctx=256) as used, open_target(n_ctx=256) as fresh:
+        yield Bench(used, fresh)
+
+
+requests = st.lists(
+    st.tuples(
+        st.integers(0, 1),  # text
+        st.integers(0, 40),  # tokens of the prompt beyond its beginning
+        st.integers(1, 20),  # tokens of the answer
+        st.sampled_from([0, 2, 5, 9, 16]),  # width
+        st.lists(st.integers(0, 15), max_size=20),  # right drafts in each round
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(requests)
+def test_any_history_ends_as_a_fresh_prefill(
+    bench: Bench, history: list[tuple[int, int, int, int, list[int]]]
+) -> None:
+    """The engine keeps its caches from one example to the next, which is history too."""
+    cached: list[int] = []
+    for text, n_more, n, width, n_right in history:
+        bench.text = bench.texts[text]
+        n_prompt = bench.begin + n_more
+        cached = bench.run(n_prompt, n, width, n_right)
+        # The last token of an answer is in no cache.
+        assert cached == bench.text[: n_prompt + n - 1]
+        if width:
+            consistent(bench.engine, bench.drafter, len(cached))
+        assert bench.drafter.length(0) <= len(cached)
+    if bench.drafter.length(0) < len(cached):  # the last one drafted nothing: bring it up to date
+        cached = bench.run(len(cached), 1, 16, [])
+    anchor = bench.text[len(cached)]
+    ours = bench.next_after_history(anchor)
+    fresh = bench.next_after_prefill(cached, anchor)
+    np.testing.assert_array_equal(ours.logits, fresh.logits)
+    np.testing.assert_array_equal(ours.states, fresh.states)
+    np.testing.assert_array_equal(ours.candidates.ids, fresh.candidates.ids)
+    np.testing.assert_array_equal(ours.candidates.logprobs, fresh.candidates.logprobs)
+
+
+def test_within_rounding_where_nothing_is_exact() -> None:
+    """An f16 cache past 256 cells: the history's logits are as far from those of a prefill as
+    logits of single steps are from those of batches, and no farther."""
+    with open_target(n_ctx=1024, kv_type="f16") as used:
+        source = "\n".join(demo.prompts()["code"] * 2)
+        prompt = used.vocabulary.tokenize(source)[:400]
+        text = prompt + plain_tokens(used, prompt, N)
+        single = step_logits(used, text, len(prompt))
+        prefill(used, text)
+        noise = largest_difference([single[-1]], [used.logits(len(text) - 1)])
+        wide = largest_difference([step_logits(used, text, len(text) - 1)[-1]], [single[-1]])
+        noise = max(noise, wide)
+        used.clear(0)
+        drafter = fused_drafter(used)
+
+        def half_right(anchor_at: int, draft: Draft) -> Draft:
+            right = text[anchor_at + 1 : anchor_at + 1 + len(draft)]
+            good = anchor_at % 7
+            return Draft.chain(right[:good] + [(t + 1) % used.n_vocab for t in right[good:]])
+
+        engine = Engine(used, MeddledDrafter(drafter, half_right))
+        sequence = answer(engine, prompt, 16, N - 1)
+        cached = engine.slots[0].cached
+        consistent(engine, drafter, len(prompt) + N - 2)
+        used.decode([sequence.tokens[-1]], [len(cached)], [0], [True])
+        ours = used.logits(0).copy()
+        prefill(used, cached + sequence.tokens[-1:])
+        assert largest_difference([ours], [used.logits(len(cached))]) <= 2 * noise
