@@ -47,9 +47,10 @@ class Twin:
         n_seq: int = 1,
         n_ctx: int = 512,
         top_k: int = 16,
+        n_threads: int = 1,
     ) -> None:
         self.native = FusedDrafter(
-            drafter, target, n_seq=n_seq, n_ctx=n_ctx, top_k=top_k, n_threads=1
+            drafter, target, n_seq=n_seq, n_ctx=n_ctx, top_k=top_k, n_threads=n_threads
         )
         # A cache of halves is part of what the native drafter is, not an error of it.
         self.reference = Reference(drafter, target_path, cache_dtype=torch.float16)
@@ -133,6 +134,7 @@ class Twin:
         assert error > 2 * RMS_LIMIT * self.noise(seq)
 
 
+TWIN_OPTIONS = ("n_seq", "n_ctx", "top_k", "n_threads")
 TwinMaker = Callable[..., Twin]
 
 
@@ -148,11 +150,9 @@ def make_twin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwinMaker]:
         n_embd: int = 64,
         quant: str = "F32",
         tied: bool = True,
-        n_seq: int = 1,
-        n_ctx: int = 512,
-        top_k: int = 16,
         **options: Any,
     ) -> Twin:
+        of_twin = {name: options.pop(name) for name in TWIN_OPTIONS if name in options}
         name = f"{n_embd}-{quant}-{tied}"
         path = folder / f"{name}.gguf"
         if name not in targets:
@@ -160,12 +160,9 @@ def make_twin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwinMaker]:
                 path, n_layer=6, n_embd=n_embd, head_dim=64, n_ff=256, quant=quant, tied=tied
             )
             targets[name] = Target.load(path, n_ctx=64, n_threads=1)
-        options = {"n_ff": 2 * n_embd} | options
         drafter = folder / f"drafter-{len(twins)}.gguf"
-        write_drafter(drafter, path, quant=quant, **options)
-        twins.append(
-            Twin(drafter, path, targets[name], quant=quant, n_seq=n_seq, n_ctx=n_ctx, top_k=top_k)
-        )
+        write_drafter(drafter, path, **({"quant": quant, "n_ff": 2 * n_embd} | options))
+        twins.append(Twin(drafter, path, targets[name], quant=quant, **of_twin))
         return twins[-1]
 
     yield make
@@ -258,7 +255,9 @@ def test_the_window_is_exact_to_the_row(other: int, make_twin: TwinMaker) -> Non
 
 @pytest.mark.parametrize("n_seq", [1, 2, 4])
 def test_sequences_of_unequal_lengths_draft_at_once(n_seq: int, make_twin: TwinMaker) -> None:
-    twin = make_twin(n_seq=n_seq, target_layers=(1, 2), sliding_window=20, pattern=(True, False))
+    twin = make_twin(
+        n_seq=n_seq, n_threads=2, target_layers=(1, 2), sliding_window=20, pattern=(True, False)
+    )
     for seq, n_rows in zip(range(n_seq), (60, 7, 0, 133), strict=False):
         twin.inject(seq, n_rows)
     for n_new in ((3, 1, 8, 0), (0, 5, 0, 2), (0, 0, 0, 0), (30, 1, 16, 40)):

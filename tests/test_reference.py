@@ -265,7 +265,9 @@ def greedy_answer(
     """The answer, and the context features of all rows before its last token."""
     tokens = target.vocabulary.tokenize(prompt)
     target.clear(0)
-    position, answer, features = 0, [], []
+    position = 0
+    answer: list[int] = []
+    features: list[NDArray[np.float32]] = []
     while len(answer) < n_tokens and not (answer and target.vocabulary.ends_text(answer[-1])):
         n = len(tokens)
         output = [False] * (n - 1) + [True]
