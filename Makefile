@@ -9,7 +9,8 @@ NATIVE = $(wildcard native/*.cpp native/*.h tests/native/*.cpp)
 .PHONY: demo test check format typecheck asan setup setup-test clean
 
 demo: setup
-	"$(BIN)/dflash-local" complete --max-tokens 96 "def fib(n):"
+	"$(BIN)/dflash-local" chat --max-tokens 96 \
+	    'Implement `read_json` in Python: Read a JSON file and return its contents.'
 
 test: check
 	"$(BIN)/python" -m pytest
