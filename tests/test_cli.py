@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dflash_local import demo, target
+from dflash_local import demo, plan
 from dflash_local.cli.chat import chat
 from dflash_local.cli.complete import complete
 from dflash_local.cli.options import KV_TYPES, SAMPLING
@@ -27,20 +28,20 @@ TARGET, DRAFTER = map(str, demo.pair())
 
 
 def run(
-    *arguments: str | bytes, stdin: bytes = b"", **environment: str
+    *arguments: str | bytes, stdin: bytes = b"", environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         [COMMAND, *arguments],
         input=stdin,
         capture_output=True,
-        env=os.environ | environment,
+        env={**os.environ, **(environment or {})},
         timeout=300,
     )
 
 
 def completion(*arguments: str, **environment: str) -> dict[str, Any]:
     """What `complete --json` printed: one object, and nothing else."""
-    done = run("complete", "--json", *arguments, **environment)
+    done = run("complete", "--json", *arguments, environment=environment)
     assert done.returncode == 0, done.stderr
     parsed: dict[str, Any] = json.loads(done.stdout)
     return parsed
@@ -89,7 +90,7 @@ def test_version_names_the_build_and_the_backends() -> None:
 
 def test_the_shell_completes_options() -> None:
     asked = {"COMP_WORDS": "dflash-local complete --dra", "COMP_CWORD": "2"}
-    done = run(_DFLASH_LOCAL_COMPLETE="bash_complete", **asked)
+    done = run(environment={"_DFLASH_LOCAL_COMPLETE": "bash_complete", **asked})
     assert set(done.stdout.decode().split()) == {"plain,--draft", "plain,--draft-width"}
 
 
@@ -99,7 +100,7 @@ def test_defaults_are_those_of_the_library() -> None:
         ours = command.make_context(command.name, ["prompt"]).params
         names = {option.name for option in SAMPLING} - {"logit_bias"}
         assert {name: ours[name] for name in names} == {name: library[name] for name in names}
-    assert set(KV_TYPES) == set(target.KV_TYPES)
+    assert set(KV_TYPES) == set(plan.KV_TYPES)
 
 
 # Raw completion.
@@ -233,7 +234,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
 
 def refused(*arguments: str | bytes, stdin: bytes = b"", **environment: str) -> str:
     """The one line that says why."""
-    done = run(*arguments, stdin=stdin, **environment)
+    done = run(*arguments, stdin=stdin, environment=environment)
     assert (done.returncode, done.stdout) == (2, b""), done.stderr
     assert re.fullmatch(rb"dflash-local: error: [^\n]+\n", done.stderr), done.stderr
     return done.stderr.decode()
