@@ -1,0 +1,198 @@
+"""A request that begins as the one before it computes only what is new, and answers the same."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from typing import Any
+
+import pytest
+
+from dflash_local import Model, Result, demo, sampling
+from dflash_local.stats import Stats
+from gap_rule import first_difference
+
+N = 40
+SEEDED = {"temperature": 0.8, "seed": 3, "repeat_penalty": 1.1}
+
+
+def cold(model: Model, prompt: str | list[int], **options: Any) -> Result:
+    model.forget()
+    result = model.generate(prompt, **options)
+    assert result.stats.cached_tokens == 0
+    return result
+
+
+def source(model: Model, n: int) -> list[int]:
+    """The first `n` tokens of a Python file."""
+    return model.tokenize(inspect.getsource(sampling)[: 8 * n])[:n]
+
+
+def common(a: list[int], b: list[int]) -> int:
+    """Tokens that both begin with."""
+    at = first_difference(a, b)
+    return len(a) if at is None else at
+
+
+@pytest.mark.parametrize("options", [{}, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("width", [0, 5, 16])
+def test_the_second_request_equals_the_first(
+    model: Model, width: int, options: dict[str, Any]
+) -> None:
+    """A prompt that is cached whole: only its last token is computed again."""
+    prompt = source(model, 300)
+    options = {"max_tokens": N, "draft_width": width, "logprobs": 2, **options}
+    first = cold(model, prompt, **options)
+    second = model.generate(prompt, **options)
+    assert second.stats.cached_tokens == len(prompt) - 1
+    assert second.tokens == first.tokens
+    assert second.logprobs == first.logprobs
+    assert second.stats.accepted_lengths == first.stats.accepted_lengths
+
+
+def test_what_was_answered_is_cached_too(model: Model) -> None:
+    prompt = source(model, 100)
+    first = cold(model, prompt, max_tokens=N)
+    longer = prompt + first.tokens + model.tokenize("\n\n\ndef")
+    expected = cold(model, longer, max_tokens=N)
+    cold(model, prompt, max_tokens=N)
+    warm = model.generate(longer, max_tokens=N)
+    # All but the last token of the answer, which no cache ever held.
+    assert warm.stats.cached_tokens == len(prompt) + N - 1
+    assert warm.stats.prompt_tokens == len(longer)
+    assert warm.tokens == expected.tokens
+    assert warm.stats.accepted_lengths == expected.stats.accepted_lengths
+
+
+def test_growing_and_shrinking_prompts(model: Model) -> None:
+    text = source(model, 500)
+    lengths = (500, 120, 119, 300, 1, 450, 2)
+    expected = {n: cold(model, text[:n], max_tokens=12).tokens for n in set(lengths)}
+    model.forget()
+    cached: list[int] = []
+    for n in lengths:
+        result = model.generate(text[:n], max_tokens=12)
+        assert result.tokens == expected[n]
+        assert result.stats.cached_tokens == min(common(cached, text[:n]), n - 1)
+        cached = text[:n] + result.tokens[:-1]
+
+
+def test_unlike_prompts_in_turn(model: Model) -> None:
+    prompts = demo.prompts()["code"][:3]
+    expected = [cold(model, p, max_tokens=N).tokens for p in prompts]
+    for _ in range(2):
+        for prompt, tokens in zip(prompts, expected, strict=True):
+            assert model.generate(prompt, max_tokens=N).tokens == tokens
+
+
+def test_changing_the_last_turn_computes_only_what_changed(model: Model) -> None:
+    system = {"role": "system", "content": "You write Python.\n" + "Keep it short. " * 30}
+    turns = [
+        system,
+        {"role": "user", "content": "Write a function `add`."},
+        {"role": "assistant", "content": "```python\ndef add(a, b):\n    return a + b\n```"},
+    ]
+    first = [*turns, {"role": "user", "content": "Now `multiply`, with a docstring."}]
+    second = [*turns, {"role": "user", "content": "Now `divide`, and raise ValueError on zero."}]
+    expected = model.chat(second, max_tokens=N)
+    model.forget()
+    model.chat(first, max_tokens=N)
+    warm = model.chat(second, max_tokens=N)
+    a, b = model.chat_prompt(first), model.chat_prompt(second)
+    assert common(a, b) > 100
+    assert warm.stats.cached_tokens == common(a, b)
+    assert warm.stats.prompt_tokens == len(b)
+    assert warm.tokens == expected.tokens
+
+
+def test_a_conversation_goes_on_where_it_was(model: Model) -> None:
+    messages = [{"role": "user", "content": "Write a function `read_lines`."}]
+    model.forget()
+    cached = 0
+    for question in ("Add type hints.", "Add a docstring.", "Now for bytes."):
+        result = model.chat(messages, max_tokens=N)
+        assert result.stats.cached_tokens >= cached
+        cached = result.stats.prompt_tokens
+        messages += [
+            {"role": "assistant", "content": result.text},
+            {"role": "user", "content": question},
+        ]
+    assert model.chat(messages, max_tokens=N).stats.cached_tokens >= cached
+
+
+def test_drafts_after_a_hit_are_as_good_as_cold(model: Model) -> None:
+    """Over 100 rounds and more: a drafter without its context would accept a fraction of this."""
+    prompts = [source(model, 400) + model.tokenize(p) for p in demo.prompts()["code"][:4]]
+    fresh, warm = Stats(), Stats()
+    for prompt in prompts:
+        result = cold(model, prompt, max_tokens=96)
+        _add(fresh, result.stats)
+        again = model.generate(prompt, max_tokens=96)
+        assert again.stats.cached_tokens == len(prompt) - 1
+        assert again.tokens == result.tokens
+        _add(warm, again.stats)
+    assert warm.rounds >= 100
+    assert abs(warm.mean_accepted_length / fresh.mean_accepted_length - 1) < 0.05
+    assert warm.mean_accepted_length > 1.5
+
+
+def _add(total: Stats, stats: Stats) -> None:
+    for length, rounds in stats.accepted_lengths.items():
+        for _ in range(rounds):
+            total.record_round(drafted=15, emitted=length)
+
+
+def test_a_drafting_request_after_a_plain_one(model: Model) -> None:
+    """The plain one leaves the drafter without rows; they are computed again, not done without."""
+    prompt = source(model, 300)
+    expected = cold(model, prompt, max_tokens=N)
+    cold(model, prompt, max_tokens=N, draft_width=0)
+    drafted = model.generate(prompt, max_tokens=N)
+    assert drafted.tokens == expected.tokens
+    assert drafted.stats.accepted_lengths == expected.stats.accepted_lengths
+    # And the other way round, where the target has all that it needs.
+    plain = model.generate(prompt, max_tokens=N, draft_width=0)
+    assert plain.tokens == expected.tokens
+    assert plain.stats.cached_tokens == len(prompt) - 1
+
+
+def test_plain_requests_in_between_keep_the_drafter_right(model: Model) -> None:
+    prompt = source(model, 200)
+    first = cold(model, prompt, max_tokens=N)
+    longer = prompt + first.tokens
+    expected = cold(model, longer, max_tokens=N)
+    cold(model, prompt, max_tokens=N)
+    plain = model.generate(longer, max_tokens=N, draft_width=0)
+    assert plain.tokens == expected.tokens
+    drafted = model.generate(longer, max_tokens=N)
+    assert drafted.tokens == expected.tokens
+    assert drafted.stats.cached_tokens >= len(prompt)
+    assert drafted.stats.accepted_lengths == expected.stats.accepted_lengths
+
+
+@pytest.mark.parametrize("width", [0, 16])
+def test_after_a_cancelled_request(model: Model, width: int) -> None:
+    prompt = source(model, 300)
+    expected = cold(model, prompt, max_tokens=N)
+    model.forget()
+    cancel = threading.Event()
+    chunks = model.stream(prompt, max_tokens=None, draft_width=width, cancel=cancel)
+    for _, chunk in zip(range(4), chunks, strict=False):
+        assert chunk.finish_reason is None
+    cancel.set()
+    assert [chunk.finish_reason for chunk in chunks][-1] == "cancelled"
+    again = model.generate(prompt, max_tokens=N)
+    assert again.stats.cached_tokens == (len(prompt) - 1 if width else 0)
+    assert again.tokens == expected.tokens
+    assert again.stats.accepted_lengths == expected.stats.accepted_lengths
+
+
+def test_after_one_cancelled_within_its_prompt(model: Model) -> None:
+    prompt = source(model, 1200)  # several batches
+    expected = cold(model, prompt, max_tokens=9)
+    model.forget()
+    cancel = threading.Event()
+    cancel.set()
+    nothing = model.generate(prompt, max_tokens=9, cancel=cancel)
+    assert (nothing.tokens, nothing.finish_reason) == ([], "cancelled")
+    assert model.generate(prompt, max_tokens=9).tokens == expected.tokens
