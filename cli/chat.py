@@ -23,6 +23,7 @@ from .options import (
 from .prompt_text import read_prompt, read_text
 from .report import speaker
 from .single import run_single
+from .values import utf8_text
 
 SECTIONS = {
     "Model": FILES,
@@ -35,7 +36,7 @@ SECTIONS = {
 
 
 @click.command(cls=SectionedCommand, sections=SECTIONS)
-@click.argument("prompt", required=False)
+@click.argument("prompt", type=utf8_text, required=False)
 @click.pass_context
 def chat(ctx: click.Context, /, prompt: str | None, **values: Any) -> None:
     """Answer PROMPT, or hold a conversation.
@@ -58,20 +59,18 @@ def chat(ctx: click.Context, /, prompt: str | None, **values: Any) -> None:
         template["enable_thinking"] = False
     arguments["chat_template_kwargs"] = template or None
 
+    system = values["system"]
+    opening = [] if system is None else [{"role": "system", "content": system}]
     say = speaker(values["quiet"])
-    from .conversation import Conversation, opening
-
     with load_model(values, say) as model:
         if text is None:
+            # Only here: the line editor takes longer to import than all the rest.
+            from .conversation import COMMANDS, Conversation
             from .line_editor import LineEditor
 
-            conversation = Conversation(
-                model, arguments, system=values["system"], compare=values["compare"], say=say
-            )
-            from .conversation import COMMANDS
-
-            conversation.run(LineEditor(COMMANDS))
+            talk = Conversation(model, opening, arguments, compare=values["compare"], say=say)
+            talk.run(LineEditor(COMMANDS))
             return
-        messages = [*opening(values["system"]), {"role": "user", "content": text.rstrip("\r\n")}]
+        messages = [*opening, {"role": "user", "content": text.rstrip("\r\n")}]
         code = run_single(model, partial(model.stream_chat, messages, **arguments), values, say)
     ctx.exit(code)

@@ -23,6 +23,7 @@ from .options import (
 from .prompt_text import read_prompt, read_text
 from .report import speaker
 from .single import run_single
+from .values import utf8_text
 
 FILE = option(
     "-f",
@@ -42,7 +43,7 @@ SECTIONS = {
 
 
 @click.command(cls=SectionedCommand, sections=SECTIONS)
-@click.argument("prompt", required=False)
+@click.argument("prompt", type=utf8_text, required=False)
 @click.pass_context
 def complete(ctx: click.Context, /, prompt: str | None, **values: Any) -> None:
     """Continue PROMPT, the text of -f FILE, or standard input (-).

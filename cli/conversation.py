@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ KEYS = (
 
 
 class Conversation:
-    """The messages so far, and the loop that adds to them.
+    """The messages so far, which begin with `opening`, and the loop that adds to them.
 
     An answer that was stopped stays, as far as it came. A message that cannot be answered, such as
     one beyond the context, is taken back.
@@ -41,9 +41,9 @@ class Conversation:
     def __init__(
         self,
         model: Model,
+        opening: Sequence[Mapping[str, str]],
         arguments: Mapping[str, Any],
         *,
-        system: str | None,
         compare: bool,
         say: Say,
     ) -> None:
@@ -51,8 +51,8 @@ class Conversation:
         self._arguments = dict(arguments)
         self._compare = compare
         self._say = say
-        self._opening = opening(system)
-        self.messages = list(self._opening)
+        self._opening = tuple(opening)
+        self.messages = list(opening)
         self.last: Result | None = None
         self._actions: dict[str, Callable[[], None]] = {
             "/help": self._help,
@@ -118,8 +118,3 @@ class Conversation:
     def _stats(self) -> None:
         for line in stats_page(self._model, self.last):
             print(line, file=sys.stderr)
-
-
-def opening(system: str | None) -> list[dict[str, str]]:
-    """The messages that a conversation starts from."""
-    return [] if system is None else [{"role": "system", "content": system}]

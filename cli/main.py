@@ -78,11 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code."""
-    # What a terminal cannot show should not end the answer.
-    for stream in (sys.stdout, sys.stderr):
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(errors="replace")
+    _prepare_streams()
     try:
         code = group.main(arguments, prog_name=NAME, standalone_mode=False)
         sys.stdout.flush()
@@ -101,6 +97,17 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), BAD_INPUT)
     except (DflashError, ImportError, MemoryError) as error:
         return _fail(str(error) or type(error).__name__, FAILED)
+
+
+def _prepare_streams() -> None:
+    """Have a place to write to, and no character that ends an answer as it cannot be shown."""
+    for name in ("stdout", "stderr"):
+        # Closed by the caller. Python's `print` to no stream at all would go to stdout.
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  (open for good)
+        reconfigure = getattr(getattr(sys, name), "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")
 
 
 def _fail(message: str, code: int) -> int:

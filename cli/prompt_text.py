@@ -19,7 +19,7 @@ def read_prompt(argument: str | None, file: str | None = None) -> str | None:
     if file is not None and file != "-":
         return read_text(Path(file))
     if argument is not None and argument != "-":
-        return _valid(argument)
+        return argument
     if file is None and argument is None and (sys.stdin is None or sys.stdin.isatty()):
         return None
     if sys.stdin is None:
@@ -40,12 +40,3 @@ def _decoded(raw: bytes, source: str) -> str:
             f"{source} is not UTF-8 text (byte {raw[error.start]:#04x} at {error.start}): "
             "convert it first."
         ) from None
-
-
-def _valid(argument: str) -> str:
-    # Python hands bytes of the command line that do not decode on as lone surrogates.
-    try:
-        argument.encode("utf-8")
-    except UnicodeEncodeError:
-        raise click.UsageError("PROMPT is not UTF-8 text: convert it first.") from None
-    return argument

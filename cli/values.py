@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -81,11 +82,24 @@ def json_object(value: Any) -> dict[str, Any]:
     return parsed
 
 
+def utf8_text(value: Any) -> str:
+    """Reads a text. Bytes that the locale cannot decode come as surrogates: they may be UTF-8."""
+    text = str(value)
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        try:
+            return os.fsencode(text).decode("utf-8")
+        except UnicodeError:
+            raise click.BadParameter("the text is not UTF-8: convert it first.") from None
+    return text
+
+
 class WholeText(click.types.StringParamType):
     """A text; the environment variable of a repeatable option holds one, spaces and all."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        text = str(super().convert(value, param, ctx))
+        text = utf8_text(super().convert(value, param, ctx))
         if not text:
             self.fail("the text is empty.", param, ctx)
         return text

@@ -229,6 +229,16 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert process.returncode == 1
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="closes streams as a POSIX shell does")
+@pytest.mark.parametrize("closed", ["1", "2"])
+def test_closed_streams_mix_nothing_up(closed: str, greedy: dict[str, Any]) -> None:
+    script = f'exec "$0" complete -n 64 "$1" {closed}>&-'
+    done = subprocess.run(["sh", "-c", script, COMMAND, PROMPT], capture_output=True, timeout=300)
+    assert done.returncode == 0
+    assert done.stdout.decode() == ("" if closed == "1" else greedy["text"])
+    assert b"Traceback" not in done.stderr
+
+
 # Bad input: exit code 2, one line, nothing on stdout.
 
 
@@ -303,6 +313,14 @@ def test_prompts_that_are_not_text() -> None:
     assert "UTF-8" in refused("complete", stdin=b"caf\xe9")
     if sys.platform == "linux":
         assert "UTF-8" in refused("complete", b"caf\xe9")
+        assert "UTF-8" in refused("complete", "--stop", b"caf\xe9", PROMPT)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="its command lines are Unicode")
+def test_a_prompt_in_another_locale() -> None:
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    here, there = completion("-n", "8", "x = 'é'"), completion("-n", "8", "x = 'é'", **locale)
+    assert here["tokens"] == there["tokens"]
 
 
 @pytest.mark.parametrize(
