@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,13 @@ from synthetic import LOGIT_STD, write_drafter, write_target
 
 torch.set_num_threads(1)  # the products are small
 
+# Set it to -1 to test on the GPU that llama.cpp finds.
+GPU_LAYERS = int(os.environ.get("DFLASH_TEST_GPU_LAYERS", "0"))
+
 # Relative error of an activation, as ggml rounds it for a product with weights of this type:
 # half a unit in the last place, or for 8 bits half a step of a block whose largest is about 2 rms.
-ROUNDING = {"F32": 2**-24, "F16": 2**-11, "BF16": 2**-8} | dict.fromkeys(
+# Tensor cores take F32 as TF32, which has the digits of F16.
+ROUNDING = {"F32": 2**-11, "F16": 2**-11, "BF16": 2**-8} | dict.fromkeys(
     ("Q8_0", "Q4_0", "Q4_K", "Q6_K"), 2**-7
 )
 PRODUCTS = 2, 7  # in all, and per layer, one after the other
@@ -159,9 +164,10 @@ def make_twin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwinMaker]:
             write_target(
                 path, n_layer=6, n_embd=n_embd, head_dim=64, n_ff=256, quant=quant, tied=tied
             )
-            targets[name] = Target.load(path, n_ctx=64, n_threads=1)
+            targets[name] = Target.load(path, n_ctx=64, n_threads=1, n_gpu_layers=GPU_LAYERS)
         drafter = folder / f"drafter-{len(twins)}.gguf"
-        write_drafter(drafter, path, **({"quant": quant, "n_ff": 2 * n_embd} | options))
+        options.setdefault("n_ff", 2 * n_embd)
+        write_drafter(drafter, path, quant=quant, **options)
         twins.append(Twin(drafter, path, targets[name], quant=quant, **of_twin))
         return twins[-1]
 
@@ -432,7 +438,8 @@ def test_hidden_states_of_the_shipped_pair_draft_as_in_the_reference() -> None:
     target_path, drafter_path = demo.pair()
     reference = Reference(drafter_path, target_path, cache_dtype=torch.float16)
     text = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a"
-    with Target.load(target_path, n_ctx=256, n_threads=1, tapped_layers=(2, 4, 6)) as target:
+    options = {"n_ctx": 256, "n_threads": 1, "n_gpu_layers": GPU_LAYERS}
+    with Target.load(target_path, tapped_layers=(2, 4, 6), **options) as target:
         drafter = FusedDrafter(drafter_path, target, n_seq=1, n_ctx=256, n_threads=1)
         tokens = target.vocabulary.tokenize(text)
         n = len(tokens) - 1
