@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dflash_local import demo
@@ -23,15 +23,11 @@ from dflash_local.errors import (
 )
 
 if TYPE_CHECKING:
+    __version__: str
     from dflash_local.loading import load
     from dflash_local.model import Model
     from dflash_local.result import Chunk, Result
     from dflash_local.target import Target
-
-try:
-    __version__ = version("dflash-local")
-except PackageNotFoundError:  # run from a source tree that is not installed
-    __version__ = "0"
 
 __all__ = [
     "BackendError",
@@ -62,10 +58,19 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Load llama.cpp when it is first needed, not for `--help` or to check a file."""
+    if name == "__version__":
+        return _version()
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
     value = getattr(import_module(f"dflash_local.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("dflash-local")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return "0"

@@ -66,6 +66,8 @@ def _check_grammar(text: str) -> None:
             fail(f"{text[at : at + 20]!r} is not understood{hint}")
         kind, lexeme = match.lastgroup, match[0]
         if kind == "define":
+            if len(nested) > 1:
+                fail("a parenthesis of the rule before is not closed")
             nested = [[[]]]
             rules[lexeme[:-3].rstrip()] = nested[0]
         elif kind != "space" and not nested:
@@ -73,6 +75,8 @@ def _check_grammar(text: str) -> None:
         elif lexeme == "(":
             nested[-1][-1].append(group := f"group {len(rules)}")
             nested.append(rules.setdefault(group, [[]]))
+        elif lexeme == ")" and len(nested) == 1:
+            fail("a parenthesis is closed that was not opened")
         elif lexeme == ")":
             nested.pop()
         elif lexeme == "|":
@@ -97,6 +101,8 @@ def _check_grammar(text: str) -> None:
         if len(nested) > _DEEPEST:
             fail(f"more than {_DEEPEST} parentheses inside one another")
         at = match.end()
+    if len(nested) > 1:
+        fail("a parenthesis is not closed")
     _check_rules(rules)
 
 

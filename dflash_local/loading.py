@@ -114,7 +114,8 @@ class _Progress:
 
 
 def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    if sys.stderr is not None:  # else print would take stdout
+        print(line, file=sys.stderr, flush=True)
 
 
 def _silent(_line: str) -> None:

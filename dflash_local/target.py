@@ -192,7 +192,8 @@ class Target:
                 "load with a smaller n_ctx or fewer GPU layers"
             )
         self._memory = api.llama_get_memory(self._context)
-        self.n_ctx: int = api.llama_n_ctx(self._context)
+        # llama.cpp rounds up; the caller's number is the promise.
+        self.n_ctx: int = min(options.n_ctx, api.llama_n_ctx(self._context))
         self.n_batch: int = api.llama_n_batch(self._context)
         self.n_threads = n_threads
         if options.tapped_layers:
@@ -306,6 +307,8 @@ class Target:
         """Free context and model, and close the drafters on it. Safe to call again."""
         for drafter in list(self._drafters):
             drafter.close()
+        if self._model:
+            self.vocabulary.close()
         self._taps = None
         self._logits = None
         context, self._context = self._context, None

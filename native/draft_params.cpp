@@ -144,8 +144,12 @@ rope_params read_rope(const keys & k, const std::string & p, int head_dim) {
     rope.n_ctx_orig = k.integer(p + "rope.scaling.original_context_length", any_count,
                                 k.integer(p + "context_length", any_count, 0));
     const std::string scaling = k.text(p + "rope.scaling.type", "linear");
+    rope.attn_factor = k.real(p + "rope.scaling.attn_factor", 1.0f);
     const std::string factor_key = p + "rope.scaling.factor";
-    const float factor = k.real(factor_key, 0.0f);
+    float factor = k.real(factor_key, 0.0f);
+    if (factor == 0.0f) {  // as old files have it
+        factor = k.real(p + "rope.scale_linear", 0.0f);
+    }
     if (scaling == "none" || factor == 0.0f) {
         return rope;
     }
@@ -156,7 +160,6 @@ rope_params read_rope(const keys & k, const std::string & p, int head_dim) {
                          "known are none, linear and yarn");
     }
     rope.freq_scale = 1.0f / factor;
-    rope.attn_factor = k.real(p + "rope.scaling.attn_factor", 1.0f);
     // llama.cpp reads no other YaRN key for this architecture.
     rope.ext_factor = scaling == "yarn" ? 1.0f : 0.0f;
     return rope;
