@@ -129,6 +129,8 @@ class Sampler:
         self._penalties: Any = None
         owned: list[Any] = []
         self._finalizer = weakref.finalize(self, _free, owned)
+        # At exit it would run while the model's thread may still be drawing a token.
+        self._finalizer.atexit = False
         if params.grammar is not None:
             self._grammar = parse_grammar(vocab, params.grammar)
             owned.append(self._grammar)
