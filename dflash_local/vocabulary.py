@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from dflash_local import runtime  # noqa: F401  (the check of the installed llama_cpp comes first)
-from dflash_local.errors import InputError
+from dflash_local.errors import ClosedError, InputError
 
 # isort: split
 import llama_cpp.llama_cpp as api
@@ -16,13 +20,43 @@ _NO_TOKEN = -1
 
 
 class Vocabulary:
-    """A `llama_vocab *`, which lives as long as its model."""
+    """A `llama_vocab *`, which lives as long as its model. Any thread may read texts and tokens.
+
+    All raise ClosedError once the model is gone.
+    """
 
     def __init__(self, pointer: Any) -> None:
-        self.pointer = pointer
+        self._pointer = pointer
+        self._readers = 0
+        self._changed = threading.Condition()
         self.n_tokens: int = api.llama_vocab_n_tokens(pointer)
         self._pieces: dict[int, bytes] = {}
         self._special: dict[int, bytes] = {}
+
+    @property
+    def pointer(self) -> Any:
+        """The `llama_vocab *`, for the thread that owns the model."""
+        if self._pointer is None:
+            raise ClosedError("this model is closed; load it again")
+        return self._pointer
+
+    def close(self) -> None:
+        """Before the model goes: wait for those who read, and let no one begin to."""
+        with self._changed:
+            self._pointer = None
+            self._changed.wait_for(lambda: not self._readers)
+
+    @contextmanager
+    def _reading(self) -> Iterator[Any]:
+        with self._changed:
+            pointer = self.pointer
+            self._readers += 1
+        try:
+            yield pointer
+        finally:
+            with self._changed:
+                self._readers -= 1
+                self._changed.notify_all()
 
     def tokenize(self, text: str, *, special: bool = True, add_special: bool = True) -> list[int]:
         """Token ids of `text`.
@@ -38,12 +72,13 @@ class Vocabulary:
                 "which is no Unicode text; remove it"
             ) from None
         room = len(raw) + 16
-        while True:
-            ids = (api.llama_token * room)()
-            n = api.llama_tokenize(self.pointer, raw, len(raw), ids, room, add_special, special)
-            if n >= 0:
-                return list(ids[:n])
-            room = -n
+        with self._reading() as pointer:
+            while True:
+                ids = (api.llama_token * room)()
+                n = api.llama_tokenize(pointer, raw, len(raw), ids, room, add_special, special)
+                if n >= 0:
+                    return list(ids[:n])
+                room = -n
 
     def piece(self, token: int) -> bytes:
         """The bytes that `token` adds to a text; nothing for control tokens."""
@@ -56,23 +91,26 @@ class Vocabulary:
     def _piece(self, token: int, known: dict[int, bytes], *, special: bool) -> bytes:
         piece = known.get(token)
         if piece is None:
-            if not 0 <= token < self.n_tokens:
+            if not isinstance(token, (int, np.integer)) or not 0 <= token < self.n_tokens:
                 raise InputError(
-                    f"token id {token} is not in the vocabulary; expected 0 to {self.n_tokens - 1}"
+                    f"token id {token!r} is not in the vocabulary; "
+                    f"expected 0 to {self.n_tokens - 1}"
                 )
             room = 64
-            while True:
-                buffer = ctypes.create_string_buffer(room)
-                n = api.llama_token_to_piece(self.pointer, token, buffer, room, 0, special)
-                if n >= 0:
-                    break
-                room = -n
+            with self._reading() as pointer:
+                while True:
+                    buffer = ctypes.create_string_buffer(room)
+                    n = api.llama_token_to_piece(pointer, token, buffer, room, 0, special)
+                    if n >= 0:
+                        break
+                    room = -n
             piece = known[token] = buffer.raw[:n]
         return piece
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Text of `tokens`, control tokens left out, bytes that are no UTF-8 as U+FFFD."""
-        return b"".join(map(self.piece, tokens)).decode("utf-8", "replace")
+        with self._reading():
+            return b"".join(map(self.piece, tokens)).decode("utf-8", "replace")
 
     def ends_text(self, token: int) -> bool:
         """Whether generation ends with this token (any of the model's end-of-text tokens)."""
@@ -80,11 +118,13 @@ class Vocabulary:
 
     @property
     def bos(self) -> str:
-        return self._optional(api.llama_vocab_bos(self.pointer))
+        with self._reading() as pointer:
+            return self._optional(api.llama_vocab_bos(pointer))
 
     @property
     def eos(self) -> str:
-        return self._optional(api.llama_vocab_eos(self.pointer))
+        with self._reading() as pointer:
+            return self._optional(api.llama_vocab_eos(pointer))
 
     def _optional(self, token: int) -> str:
         return "" if token == _NO_TOKEN else self.name(token)
