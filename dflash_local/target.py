@@ -73,8 +73,9 @@ class TargetOptions:
             raise InputError(
                 f"kv_type {self.kv_type} needs flash attention; leave flash_attn on or take f16"
             )
-        if self.n_threads is not None and not 1 <= self.n_threads <= 512:
-            raise InputError(f"n_threads is {self.n_threads}; expected 1 to 512")
+        n_threads = self.n_threads
+        if n_threads is not None and not (isinstance(n_threads, int) and 1 <= n_threads <= 512):
+            raise InputError(f"n_threads is {n_threads!r}; expected a whole number, 1 to 512")
 
 
 class Target:
