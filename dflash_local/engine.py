@@ -47,10 +47,14 @@ class Engine:
                 f"the prompt has {len(request.prompt)} tokens, the context holds {n_ctx} "
                 "with at least one for the answer; shorten the prompt or load with a larger n_ctx"
             )
-        if request.max_tokens is not None and request.max_tokens < 1:
-            raise InputError(f"max_tokens is {request.max_tokens}; expected 1 or more")
-        if request.draft_width < 0:
-            raise InputError(f"draft_width is {request.draft_width}; expected 0 or more")
+        if request.max_tokens is not None and not _is_count(request.max_tokens, 1):
+            raise InputError(
+                f"max_tokens is {request.max_tokens!r}; expected a whole number, 1 or more"
+            )
+        if not _is_count(request.draft_width, 0):
+            raise InputError(
+                f"draft_width is {request.draft_width!r}; expected a whole number, 0 or more"
+            )
         if request.drafts and not self.drafter:
             raise InputError(
                 f"draft_width is {request.draft_width}, but there is no drafter; "
@@ -313,6 +317,11 @@ class Engine:
         self.target.clear(slot.seq)
         if self.drafter:
             self.drafter.truncate(slot.seq, 0)
+
+
+def _is_count(value: object, least: int) -> bool:
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return whole and value >= least  # type: ignore[operator]
 
 
 def _checked(draft: Draft) -> Draft:

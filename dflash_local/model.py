@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import operator
+import reprlib
 import threading
 import weakref
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass, fields
 from types import TracebackType
@@ -83,6 +85,8 @@ class Model:
         self._worker = Worker(f"dflash-local {target.path.name}")
         self._template: ChatTemplate | None = None
         _open_models.add(self)
+        # A model that nobody holds any more is freed with its last reference; its thread ends then.
+        weakref.finalize(self, self._worker.stop).atexit = False
 
     # Text and tokens
 
@@ -233,18 +237,23 @@ class Model:
                 f"{sorted(unknown)[0]!r} is no option of a request; known are "
                 f"{', '.join(sorted(known))}"
             )
-        tokens = self.tokenize(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
+        tokens = self.tokenize(prompt) if isinstance(prompt, str) else _token_ids(prompt)
         sampling = SamplingParams(**{k: v for k, v in options.items() if k in _SAMPLING})
         sampling.validate(self.target.n_vocab)
         width = options.get("draft_width")
         stop = options.get("stop") or ()
+        if not isinstance(stop, Iterable):
+            raise InputError(f"stop is {stop!r}; give a text, or several in a list")
+        cancel = options.get("cancel")
+        if not (cancel is None or callable(getattr(cancel, "is_set", None))):
+            raise InputError(f"cancel is {cancel!r}; give a threading.Event")
         order = _Order(
             prompt=tokens,
             sampling=sampling,
             max_tokens=options.get("max_tokens", 256),
             draft_width=self.draft_width if width is None else width,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
-            cancel=options.get("cancel"),
+            cancel=cancel,
         )
         self._engine.check(self._request(order, TextStream(self._vocabulary.piece, order.stop)))
         return order
@@ -281,6 +290,17 @@ class Model:
             logprobs=sequence.logprobs,
         )
         job.put(Chunk(shown[-1], sequence.tokens[n:], sequence.logprobs[n:], result))
+
+
+def _token_ids(prompt: Iterable[int]) -> list[int]:
+    try:
+        if isinstance(prompt, (bytes, bytearray)):
+            raise TypeError("text without its encoding")
+        return [operator.index(token) for token in prompt]
+    except TypeError:
+        raise InputError(
+            f"the prompt is {reprlib.repr(prompt)}; give a text, or token ids in a list"
+        ) from None
 
 
 def _last(chunks: Iterator[Chunk]) -> Result:

@@ -98,20 +98,34 @@ class Worker:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
+    def stop(self) -> None:
+        """End the thread when it has done what waits. For when nobody is left to hand it work, and
+        safe in a finalizer, which may run on any thread and at any point."""
+        self._jobs.put(None)
+
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            with self._lock:
-                self._current = job
-                if self._closed:
-                    job.error = ClosedError("the model was closed before this request's turn")
-            if job.error is not None:
-                job.finish()
-                continue
-            job.run()
-            with self._lock:
-                self._current = None
+            self._do(job)
+            # While it waits for the next, the thread keeps nothing of this one: a job holds the
+            # model, which would never be freed.
+            del job
         while not self._jobs.empty():  # queued between close and now
             job = self._jobs.get()
             if job is not None:
-                job.error = ClosedError("the model was closed before this request's turn")
-                job.finish()
+                self._refuse(job)
+
+    def _do(self, job: Job) -> None:
+        with self._lock:
+            closed = self._closed
+            self._current = None if closed else job
+        if closed:
+            self._refuse(job)
+            return
+        job.run()
+        with self._lock:
+            self._current = None
+
+    @staticmethod
+    def _refuse(job: Job) -> None:
+        job.error = ClosedError("the model was closed before this request's turn")
+        job.finish()
