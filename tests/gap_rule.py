@@ -99,6 +99,21 @@ def largest_difference(
     return max(float(np.abs(a - b).max()) for a, b in zip(ours, theirs, strict=True))
 
 
+def joint_noise(
+    target: Target,
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[int]],
+    widths: Sequence[int],
+) -> float:
+    """Largest difference of a logit along plain answers, between steps of each sequence alone and
+    of all together, `widths[s]` rows of sequence s at a time, and some other numbers of rows."""
+    begin = min(map(len, prompts)) - 1
+    texts = [[*prompt, *tokens] for prompt, tokens in zip(prompts, answers, strict=True)]
+    single = [step_logits(target, text, begin) for text in texts]
+    steps = [max(width, 1) for width in widths], [1] * len(texts), [3] * len(texts)
+    return max(largest_difference(single, joint_logits(target, texts, begin, s)) for s in steps)
+
+
 def _prefill(target: Target, texts: Sequence[Sequence[int]], begin: int) -> None:
     for s, text in enumerate(texts):
         target.clear(s)

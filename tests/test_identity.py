@@ -16,7 +16,13 @@ from adversarial import MeddledDrafter
 from dflash_local import Model, Result, demo, load, sampling
 from dflash_local.draft import Draft
 from dflash_local.engine import Engine
-from gap_rule import equal_by_gap_rule, joint_logits, largest_difference, step_logits
+from gap_rule import (
+    equal_by_gap_rule,
+    joint_logits,
+    joint_noise,
+    largest_difference,
+    step_logits,
+)
 from pair_engine import answer, fused_drafter, open_engine, open_target, request
 
 WIDTHS = (2, 5, 8, 9, 16)
@@ -243,7 +249,7 @@ def test_every_one_of_several_sequences(
         for prompt in ids:
             runs.append(answer(bare, prompt, 0, logprobs=2))
             bare.forget_all()
-        noise = _joint_noise(engine, ids, [run.tokens for run in runs], widths)
+        noise = joint_noise(target, ids, [run.tokens for run in runs], widths)
         sequences = [
             engine.begin(request(prompt, width, n))
             for prompt, width, n in zip(ids, widths, lengths, strict=True)
@@ -259,22 +265,6 @@ def test_every_one_of_several_sequences(
     record_property("answers that differ", f"{different} of {len(widths)}")
     found = f"noise {noise:.3g}, {different} of {len(widths)} answers differ"
     print(f"{kv_type} KV, widths {widths}: {found}")
-
-
-def _joint_noise(
-    engine: Engine, prompts: list[list[int]], answers: list[list[int]], widths: tuple[int, ...]
-) -> float:
-    """Of logits along the plain answers, between steps of one sequence and of all together."""
-    begin = min(map(len, prompts)) - 1
-    n = min(len(p) + len(a) for p, a in zip(prompts, answers, strict=True))
-    texts = [(p + a)[:n] for p, a in zip(prompts, answers, strict=True)]
-    single = [step_logits(engine.target, text, begin) for text in texts]
-    noise = 0.0
-    for steps in ([max(width, 1) for width in widths], [1] * len(widths), [3] * len(widths)):
-        noise = max(
-            noise, largest_difference(single, joint_logits(engine.target, texts, begin, steps))
-        )
-    return noise
 
 
 @pytest.mark.slow

@@ -1,0 +1,205 @@
+"""Rounds over sequences: slots, the cells that they share, and what happens at the edges."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dflash_local import demo, sampling
+from dflash_local.engine import Engine
+from dflash_local.errors import ContextFullError, InputError
+from dflash_local.sequence import Sequence
+from gap_rule import equal_by_gap_rule, joint_noise
+from pair_engine import answer, consistent, open_engine, request
+
+N = 24
+
+
+@pytest.fixture(scope="module")
+def two_slots() -> Iterator[Engine]:
+    with open_engine(n_ctx=256, n_seq=2) as engine:
+        yield engine
+
+
+@pytest.fixture
+def engine(two_slots: Engine) -> Iterator[Engine]:
+    """Two slots in a context of 256 tokens, all empty."""
+    yield two_slots
+    for slot in two_slots.slots:
+        assert not slot.busy
+    two_slots.forget_all()
+
+
+def text(engine: Engine, n: int) -> list[int]:
+    """The first `n` tokens of a Python file."""
+    return engine.target.vocabulary.tokenize(inspect.getsource(sampling)[: 8 * n])[:n]
+
+
+class Plain:
+    """A plain answer of one sequence, to compare others with by the gap rule."""
+
+    def __init__(self, engine: Engine, prompt: list[int], max_tokens: int | None = N) -> None:
+        engine.forget_all()
+        self.prompt = prompt
+        run = answer(Engine(engine.target, None), prompt, 0, max_tokens, logprobs=2)
+        self.tokens, self.logprobs = run.tokens, run.logprobs
+        self.finish_reason = run.finish_reason
+        engine.target.clear(0)
+
+
+def assert_equal(engine: Engine, expected: list[Plain], found: list[Sequence]) -> None:
+    for slot in engine.slots:
+        assert not slot.busy
+    engine.forget_all()
+    prompts, tokens = [p.prompt for p in expected], [p.tokens for p in expected]
+    noise = joint_noise(engine.target, prompts, tokens, [s.request.draft_width for s in found])
+    for plain, sequence in zip(expected, found, strict=True):
+        equal_by_gap_rule(plain.tokens, plain.logprobs, sequence.tokens, noise)
+
+
+def test_a_request_may_join_while_another_runs(engine: Engine) -> None:
+    prompts = [engine.target.vocabulary.tokenize(p) for p in demo.prompts()["code"][:2]]
+    expected = [Plain(engine, prompt) for prompt in prompts]
+    first = engine.begin(request(prompts[0], 8, N))
+    for _ in range(3):
+        engine.step([first])
+    assert 0 < len(first.tokens) < N
+    second = engine.begin(request(prompts[1], 16, N))
+    assert second.slot is not first.slot
+    engine.run([first, second])
+    for sequence, prompt in ((first, prompts[0]), (second, prompts[1])):
+        assert engine.drafter is not None
+        consistent(
+            engine, engine.drafter, len(prompt) + len(sequence.tokens) - 1, sequence.slot.seq
+        )
+    assert_equal(engine, expected, [first, second])
+
+
+def test_one_may_be_cancelled_while_the_other_goes_on(engine: Engine) -> None:
+    prompts = [engine.target.vocabulary.tokenize(p) for p in demo.prompts()["code"][:2]]
+    expected = [Plain(engine, prompt) for prompt in prompts]
+    first, second = (engine.begin(request(prompt, 5, N)) for prompt in prompts)
+    for _ in range(3):
+        engine.step([first, second])
+    first.cancelled.set()
+    engine.run([first, second])
+    assert first.finish_reason == "cancelled"
+    assert len(first.tokens) < N == len(second.tokens)
+    expected[0].tokens = expected[0].tokens[: len(first.tokens)]
+    assert_equal(engine, expected, [first, second])
+
+
+def test_a_request_takes_the_slot_that_has_most_of_it(engine: Engine) -> None:
+    long = text(engine, 90)
+    other = engine.target.vocabulary.tokenize(demo.prompts()["chat"][0])
+    engine.run([engine.begin(request(other, 16, 2)), engine.begin(request(long, 16, 2))])
+    assert engine.slots[1].cached[:90] == long
+    sequence = engine.begin(request(long, 16, 2))
+    assert sequence.slot.seq == 1
+    assert sequence.stats.cached_tokens == 89
+    engine.run([sequence])
+    sequence = engine.begin(request(other, 16, 2))
+    assert sequence.slot.seq == 0
+    engine.run([sequence])
+
+
+def test_every_slot_busy(engine: Engine) -> None:
+    sequences = [engine.begin(request([n], 0, 2)) for n in (1, 2)]
+    with pytest.raises(InputError, match="all 2 slots are busy"):
+        engine.begin(request([3], 0, 2))
+    engine.run(sequences)
+    assert len(answer(engine, [3], 0, 2).tokens) == 2
+
+
+def test_idle_slots_make_room(engine: Engine) -> None:
+    """Two prompts of 150 tokens do not fit 256 cells: the one that rests goes."""
+    first, second = text(engine, 150), text(engine, 190)[40:]
+    expected = [Plain(engine, prompt) for prompt in (first, second)]
+    found = [answer(engine, prompt, 16, N) for prompt in (first, second, first)]
+    assert [s.finish_reason for s in found] == ["length"] * 3
+    assert found[2].stats.cached_tokens == 0
+    # One sequence at a time, so to the bit.
+    assert [s.tokens for s in found] == [expected[i].tokens for i in (0, 1, 0)]
+
+
+@pytest.mark.parametrize("widths", [(0, 0), (16, 16), (16, 3)], ids=str)
+def test_two_at_once_share_the_context_to_its_last_cell(
+    engine: Engine, widths: tuple[int, int]
+) -> None:
+    ends = [t for t in range(engine.target.n_vocab) if engine.target.vocabulary.ends_text(t)]
+    bias = dict.fromkeys(ends, -float("inf"))
+    prompts = [text(engine, 100), text(engine, 120)[30:]]
+    sequences = [
+        engine.begin(request(prompt, width, None, logit_bias=bias))
+        for prompt, width in zip(prompts, widths, strict=True)
+    ]
+    engine.run(sequences)
+    assert [s.finish_reason for s in sequences] == ["length", "length"]
+    assert sum(len(slot.cached) for slot in engine.slots) == engine.target.n_ctx
+    for sequence, prompt in zip(sequences, prompts, strict=True):
+        assert sequence.slot.cached == [*prompt, *sequence.tokens[:-1]]
+        assert engine.drafter is not None
+        if sequence.request.drafts:
+            assert engine.drafter.length(sequence.slot.seq) == len(sequence.slot.cached)
+
+
+def test_a_prompt_that_finds_no_room_beside_another(engine: Engine) -> None:
+    first = engine.begin(request(text(engine, 150), 16, N))
+    engine.step([first])
+    second = engine.begin(request(text(engine, 200)[50:], 16, N))
+    engine.run([first, second])
+    assert (second.tokens, second.finish_reason) == ([], "length")
+    assert len(first.tokens) == N
+
+
+def test_a_failing_request_leaves_the_engine_usable(engine: Engine) -> None:
+    """Bias forbids every token of the vocabulary: found out with the first row of logits."""
+    prompt = text(engine, 40)
+    expected = answer(engine, prompt, 16, N).tokens
+    nothing = dict.fromkeys(range(engine.target.n_vocab), -float("inf"))
+    with pytest.raises(InputError, match="leave no token"):
+        answer(engine, prompt, 16, N, logit_bias=nothing)
+    assert [slot.busy for slot in engine.slots] == [False, False]
+    assert answer(engine, prompt, 16, N).tokens == expected
+
+
+def test_ending_twice_and_early(engine: Engine) -> None:
+    prompt = text(engine, 40)
+    expected = answer(engine, prompt, 16, N).tokens
+    sequence = engine.begin(request(prompt, 16, N))
+    engine.end(sequence)
+    engine.end(sequence)
+    assert sequence.finish_reason == "cancelled"
+    assert answer(engine, prompt, 16, N).tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"prompt": []}, InputError, "the prompt is empty"),
+        ({"prompt": [5, -1]}, InputError, "token id -1 of the prompt is not in 0 to 8191"),
+        ({"prompt": [8192]}, InputError, "token id 8192 of the prompt is not in 0 to 8191"),
+        ({"prompt": [1] * 256}, ContextFullError, "has 256 tokens, the context holds 256"),
+        ({"max_tokens": 0}, InputError, "max_tokens is 0; expected a whole number, 1 or more"),
+        ({"max_tokens": 2.5}, InputError, "max_tokens is 2.5; expected a whole number"),
+        ({"width": -1}, InputError, "draft_width is -1; expected a whole number, 0 or more"),
+        ({"width": 17}, InputError, "draft_width is 17; .* allows at most 16"),
+    ],
+)
+def test_what_cannot_begin(
+    engine: Engine, changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    given = {"prompt": [1], "width": 16, "max_tokens": N} | changes
+    with pytest.raises(error, match=message) as found:
+        engine.begin(request(given.pop("prompt"), given.pop("width"), **given))
+    assert "\n" not in str(found.value)
+
+
+def test_drafts_without_a_drafter(engine: Engine) -> None:
+    bare = Engine(engine.target, None)
+    with pytest.raises(InputError, match=r"draft_width is 8, but there is no drafter; load one"):
+        bare.begin(request([1], 8))
+    assert len(answer(bare, [1], 1, 3).tokens) == 3

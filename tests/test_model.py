@@ -1,0 +1,283 @@
+"""Text in, text out: what ends an answer, what can be asked for, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_local import (
+    ContextFullError,
+    FileError,
+    GrammarError,
+    InputError,
+    Model,
+    Result,
+    demo,
+    load,
+)
+
+N = 32
+NON_ASCII = "root ::= [äöüßéñ€日本語한국🙂😀]{14}"
+
+
+@pytest.fixture
+def prompt() -> str:
+    return demo.prompts()["code"][0]
+
+
+def cold(model: Model, prompt: str | list[int], **options: Any) -> Result:
+    model.forget()
+    return model.generate(prompt, **options)
+
+
+def assert_ends_together(model: Model, prompt: str, result: Result) -> None:
+    """Text, counts and both caches end at the same token."""
+    prompt_ids = model.tokenize(prompt)
+    stats = result.stats
+    assert stats.emitted == len(result.tokens)
+    assert stats.emitted == 1 + sum(n * rounds for n, rounds in stats.accepted_lengths.items())
+    assert stats.prompt_tokens == len(prompt_ids)
+    cached = model._engine.slots[0].cached
+    assert cached == prompt_ids + result.tokens[:-1]
+    assert model.drafter is not None
+    assert model.drafter.length(0) == len(cached)
+
+
+# What ends an answer
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 15, 16, 17, 18])
+def test_max_tokens_anywhere_in_a_block(model: Model, prompt: str, n: int) -> None:
+    plain = cold(model, prompt, max_tokens=N, draft_width=0)
+    result = cold(model, prompt, max_tokens=n)
+    assert result.tokens == plain.tokens[:n]
+    assert result.finish_reason == "length"
+    assert result.text == model.detokenize(result.tokens)
+    assert_ends_together(model, prompt, result)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 9, 15, 16, 17])
+def test_end_of_text_anywhere_in_a_block(model: Model, n: int) -> None:
+    grammar = f"root ::= [0-9]{{{n}}}"  # a digit is a token
+    result = cold(model, "x = ", grammar=grammar)
+    assert result.finish_reason == "stop"
+    assert len(result.text) == n and result.text.isdigit()
+    assert len(result.tokens) == n + 1
+    assert model.target.vocabulary.ends_text(result.tokens[-1])
+    assert_ends_together(model, "x = ", result)
+
+
+@pytest.mark.parametrize("at", [0, 1, 4, 9, 14, 22])
+def test_a_stop_string_anywhere_in_a_block(model: Model, prompt: str, at: int) -> None:
+    text = cold(model, prompt, max_tokens=N, draft_width=0).text
+    stop = text[2 * at : 2 * at + 3]
+    plain = cold(model, prompt, max_tokens=N, draft_width=0, stop=stop)
+    result = cold(model, prompt, max_tokens=N, stop=[stop, "no such text"])
+    assert result.finish_reason == plain.finish_reason == "stop"
+    assert result.text == plain.text == text[: text.index(stop)]
+    assert result.tokens == plain.tokens
+    assert stop in model.detokenize(result.tokens)
+    assert stop not in model.detokenize(result.tokens[:-1])
+    assert_ends_together(model, prompt, result)
+
+
+def test_chunks_are_the_result_in_parts(model: Model, prompt: str) -> None:
+    model.forget()
+    chunks = list(model.stream(prompt, max_tokens=N, logprobs=1, stop=["no such text"]))
+    *before, last = chunks
+    assert all(chunk.result is None and chunk.finish_reason is None for chunk in before)
+    result = last.result
+    assert result is not None and last.finish_reason == "length"
+    assert "".join(chunk.text for chunk in chunks) == result.text
+    assert [token for chunk in chunks for token in chunk.tokens] == result.tokens
+    assert [entry for chunk in chunks for entry in chunk.logprobs] == result.logprobs
+    assert len(chunks) > 3  # they come as they are made
+
+
+@pytest.mark.parametrize("width", [0, 16])
+def test_characters_are_never_split(model: Model, width: int) -> None:
+    for seed in range(4):
+        chunks = list(
+            model.stream("s = '", grammar=NON_ASCII, temperature=0.9, seed=seed, draft_width=width)
+        )
+        result = chunks[-1].result
+        assert result is not None and result.finish_reason == "stop"
+        assert "\ufffd" not in result.text
+        assert "".join(chunk.text for chunk in chunks) == result.text
+        # Their bytes are more tokens than characters, so some chunk ended within one.
+        assert len(result.text) == 14 < len(result.tokens) - 1
+
+
+def test_a_seed_that_was_drawn_can_be_given_again(model: Model, prompt: str) -> None:
+    drawn = cold(model, prompt, max_tokens=N, temperature=1.0)
+    again = cold(model, prompt, max_tokens=N, temperature=1.0, seed=drawn.seed, draft_width=0)
+    assert again.tokens == drawn.tokens
+
+
+# What is asked for
+
+
+def test_without_a_drafter(model: Model, prompt: str) -> None:
+    with load(demo.pair()[0], n_ctx=512, kv_type="q8_0", n_gpu_layers=0, quiet=True) as plain:
+        assert plain.draft_width == 0 and plain.drafter is None
+        result = plain.generate(prompt, max_tokens=N)
+        assert result.tokens == cold(model, prompt, max_tokens=N).tokens
+        assert result.stats.drafted == 0
+        with pytest.raises(InputError, match="there is no drafter; load one with draft="):
+            plain.generate(prompt, draft_width=8)
+
+
+def test_chat_is_the_models_own_template(model: Model) -> None:
+    messages = [{"role": "user", "content": "Write a function `add`."}]
+    rendered = model.detokenize(model.chat_prompt(messages))
+    assert "Write a function `add`." in rendered
+    text = f"<|im_start|>user\n{messages[0]['content']}<|im_end|>\n<|im_start|>assistant\n"
+    assert model.chat_prompt(messages) == model.tokenize(text)
+    expected = cold(model, text, max_tokens=N)
+    assert model.chat(messages, max_tokens=N).tokens == expected.tokens
+    thinking = model.chat(messages, max_tokens=N, chat_template_kwargs={"enable_thinking": False})
+    assert thinking.text
+    chunks = list(model.stream_chat(messages, max_tokens=N))
+    assert "".join(chunk.text for chunk in chunks) == expected.text
+
+
+def test_text_to_tokens_and_back(model: Model) -> None:
+    for text in ("def f(x):\n    return x\n", "naïve café 🙂", "tab\there", ""):
+        assert model.detokenize(model.tokenize(text)) == text
+    (marker,) = model.tokenize("<|im_end|>")
+    assert model.detokenize([marker]) == ""
+    assert len(model.tokenize("<|im_end|>", special=False)) > 1
+    for tokens in ([-1], [8192], [10**30], ["a"], [1.5]):
+        with pytest.raises(InputError, match="is not in the vocabulary; expected 0 to 8191"):
+            model.detokenize(tokens)  # type: ignore[arg-type]
+
+
+BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"max_token": 5}, "'max_token' is no option of a request; known are cancel, draft_width"),
+    ({"max_tokens": 0}, "max_tokens is 0; expected a whole number, 1 or more"),
+    ({"max_tokens": -(10**30)}, "max_tokens is -1"),
+    ({"max_tokens": "5"}, "max_tokens is '5'"),
+    ({"max_tokens": 1.5}, r"max_tokens is 1\.5"),
+    ({"max_tokens": float("nan")}, "max_tokens is nan"),
+    ({"draft_width": -1}, "draft_width is -1"),
+    ({"draft_width": 17}, "draft_width is 17; this drafter's block allows at most 16"),
+    ({"draft_width": 10**30}, "draft_width is 1000"),
+    ({"draft_width": "8"}, "draft_width is '8'"),
+    ({"draft_width": 2.5}, r"draft_width is 2\.5"),
+    ({"stop": 3}, "stop is 3"),
+    ({"stop": [""]}, "stop is ''"),
+    ({"stop": ["a", None]}, "stop is None"),
+    ({"cancel": 5}, "cancel is 5; give a threading.Event"),
+    ({"temperature": -0.1}, r"temperature is -0\.1"),
+    ({"temperature": "hot"}, "temperature is 'hot'"),
+    ({"top_p": 0}, "top_p is 0"),
+    ({"top_k": -1}, "top_k is -1"),
+    ({"seed": -1}, "seed is -1"),
+    ({"seed": 10**30}, "seed is 1000"),
+    ({"logprobs": 8193}, "logprobs is 8193"),
+    ({"logit_bias": {8192: 1.0}}, "a token of logit_bias is 8192"),
+    ({"logit_bias": [1]}, r"logit_bias is \[1\]"),
+    ({"grammar": ""}, "grammar is ''"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD_OPTIONS, ids=str)
+def test_bad_options_are_one_line(model: Model, options: dict[str, Any], message: str) -> None:
+    for ask in (model.generate, model.stream):  # at the call, not at the first chunk
+        with pytest.raises(InputError, match=message) as found:
+            ask("x", **options)
+        assert "\n" not in str(found.value)
+        assert len(str(found.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error", "message"),
+    [
+        ("", InputError, "the prompt is empty; give at least one token"),
+        ([], InputError, "the prompt is empty"),
+        (None, InputError, "the prompt is None; give a text, or token ids in a list"),
+        ([None], InputError, r"the prompt is \[None\]"),
+        ([1.5], InputError, r"the prompt is \[1\.5\]"),
+        (["a"], InputError, r"the prompt is \['a'\]"),
+        (b"abc", InputError, "the prompt is b'abc'"),
+        ([-1], InputError, "token id -1 of the prompt is not in 0 to 8191"),
+        ([8192], InputError, "token id 8192 of the prompt"),
+        ([10**30], InputError, "token id 1000"),
+        ("\ud800", InputError, "half a surrogate pair"),
+        ([1] * 2048, ContextFullError, "the prompt has 2048 tokens, the context holds 2048"),
+        ("x " * 40000, ContextFullError, "tokens, the context holds 2048"),
+    ],
+    ids=lambda value: repr(value)[:16],
+)
+def test_bad_prompts_are_one_line(
+    model: Model, prompt: Any, error: type[InputError], message: str
+) -> None:
+    with pytest.raises(error, match=message) as found:
+        model.generate(prompt)
+    assert "\n" not in str(found.value)
+    assert len(str(found.value)) < 300
+
+
+def test_a_bad_grammar(model: Model, prompt: str) -> None:
+    expected = cold(model, prompt, max_tokens=N).tokens
+    for grammar in ("root ::= (", "nonsense", "root ::= missing", "root ::= root"):
+        with pytest.raises(GrammarError) as found:
+            model.generate(prompt, grammar=grammar)
+        assert "\n" not in str(found.value)
+    assert model.generate(prompt, max_tokens=N).tokens == expected
+
+
+# Loading
+
+
+@pytest.fixture
+def no_file(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "no.gguf"
+    path.write_bytes(b"GGUX" + bytes(100))
+    yield path
+
+
+def test_pairs_that_do_not_load(no_file: Path, tmp_path: Path) -> None:
+    target, drafter = demo.pair()
+    missing = tmp_path / "missing.gguf"
+    cases: list[tuple[list[Path], str]] = [
+        ([missing], "missing.gguf"),
+        ([target, missing], "missing.gguf"),
+        ([no_file], "no.gguf"),
+        ([target, no_file], "no.gguf"),
+        ([drafter], "drafter"),
+        ([drafter, target], "drafter"),
+        ([target, target], "tiny-coder-q8_0.gguf"),
+    ]
+    for files, named in cases:
+        with pytest.raises(FileError, match=named) as found:
+            load(*files, quiet=True)
+        assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"n_ctx": 0}, "n_ctx"),
+        ({"n_ctx": -5}, "n_ctx"),
+        ({"n_ctx": 10**12}, "ctx|context"),
+        ({"n_ctx": "big"}, "n_ctx"),
+        ({"n_threads": 0}, "n_threads"),
+        ({"n_threads": 10**6}, "n_threads"),
+        ({"n_threads": "2"}, "n_threads"),
+        ({"n_batch": 0}, "n_batch"),
+        ({"n_gpu_layers": -7}, "n_gpu_layers"),
+        ({"kv_type": "q9_9"}, "kv_type"),
+        ({"split_mode": "diagonal"}, "split_mode"),
+        ({"flash_attn": False, "kv_type": "q8_0"}, "needs flash attention"),
+        ({"main_gpu": -1}, "main_gpu"),
+    ],
+    ids=str,
+)
+def test_settings_that_do_not_load(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(InputError, match=named) as found:
+        load(*demo.pair(), quiet=True, **options)
+    assert "\n" not in str(found.value)
