@@ -1,0 +1,122 @@
+"""How exact verifying is on this machine: measured, kept, told, and true."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dflash_local import Model, demo, load
+from dflash_local.engine import Engine
+from dflash_local.exactness import WIDTHS, Exactness, measure
+from dflash_local.target import Target
+from gap_rule import equal_by_gap_rule, joint_noise
+from pair_engine import answer, fused_drafter, open_target
+from synthetic import dequantize_gguf
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DFLASH_LOCAL_CACHE", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def f32(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """The shipped target with its weights in F32, whose products depend on the batch."""
+    path = tmp_path_factory.mktemp("f32") / "tiny-coder-f32.gguf"
+    dequantize_gguf(demo.pair()[0], path)
+    with open_target(path, n_ctx=256) as target:
+        yield target
+
+
+def no_caches() -> None:
+    pass
+
+
+def test_the_shipped_pair_is_exact_to_its_block(model: Model) -> None:
+    found = model.exactness()
+    assert found.exact_width(32) == 16
+    assert found.differences[32] == dict.fromkeys(WIDTHS, 0.0)
+    assert "after 32 tokens: verifying is exact to the bit up to width 16" in found.lines()[0]
+    assert found.as_dict()["32"]["exact_width"] == 16
+    json.dumps(found.as_dict())
+
+
+def test_it_is_measured_once(own_cache: Path) -> None:
+    """The second time nothing is decoded: what the caches hold stays."""
+    prompt = demo.prompts()["code"][0]
+    with load(*demo.pair(), n_ctx=256, kv_type="q8_0", n_gpu_layers=0, quiet=True) as model:
+        expected = model.generate(prompt, max_tokens=8)
+        found = model.exactness()
+        (kept,) = (own_cache / "exactness").iterdir()
+        again = model.generate(prompt, max_tokens=8)
+        assert again.stats.cached_tokens == 0  # measuring took the caches
+        assert model.exactness() == found
+        third = model.generate(prompt, max_tokens=8)
+        assert third.stats.cached_tokens == third.stats.prompt_tokens - 1
+        assert expected.tokens == again.tokens == third.tokens
+        # Of another setting it knows nothing.
+        kept.write_text("{")
+        assert model.exactness() == found
+        assert json.loads(kept.read_text())
+    with load(*demo.pair(), n_ctx=128, kv_type="f16", n_gpu_layers=0, quiet=True) as other:
+        other.exactness()
+        assert len(list((own_cache / "exactness").iterdir())) == 2
+
+
+def test_the_kept_verdict_is_used_by_the_next_process(own_cache: Path, model: Model) -> None:
+    calls: list[None] = []
+    model.forget()  # nothing runs on the target now
+    found = measure(model.target, before=lambda: calls.append(None))
+    assert measure(model.target, before=lambda: calls.append(None)) == found
+    assert len(calls) == 1
+
+
+def test_weights_in_f32_are_not_exact(own_cache: Path, f32: Target) -> None:
+    found = measure(f32, before=no_caches)
+    assert 0 < found.noise() < 0.1
+    assert found.exact_width(32) < 16
+    assert f"beyond, logits differ by up to {found.noise():.3g}" in "\n".join(found.lines())
+
+
+def test_answers_of_f32_weights_by_the_gap_rule(f32: Target) -> None:
+    prompts = [f32.vocabulary.tokenize(text) for text in demo.prompts()["code"][:2]]
+    bare, different = Engine(f32, None), 0
+    for prompt in prompts:
+        plain = answer(bare, prompt, 0, 32, logprobs=2)
+        noise = joint_noise(f32, [prompt], [plain.tokens], [16])
+        assert noise > 0
+        engine = Engine(f32, fused_drafter(f32))
+        for width in (5, 16):
+            engine.forget_all()
+            drafted = answer(engine, prompt, width, 32)
+            assert drafted.stats.accepted > 0
+            different += not equal_by_gap_rule(plain.tokens, plain.logprobs, drafted.tokens, noise)
+        engine.forget_all()
+    print(f"F32: {different} of 4 answers differ")
+
+
+def test_a_context_too_small_to_measure_in(own_cache: Path) -> None:
+    with open_target(n_ctx=256) as target:
+        found = measure(target, before=no_caches)
+        # 240 tokens are what fits before the widest pass.
+        assert set(found.differences) <= {32, target.n_ctx - max(WIDTHS)}
+        logits = np.zeros(0)
+        target.decode([5], [0], [0], [True])
+        logits = target.logits(0)
+        assert np.isfinite(logits).all()  # and it leaves the target empty and usable
+
+
+def test_in_words() -> None:
+    exact = Exactness({32: {2: 0.0, 4: 0.0, 8: 0.25, 16: 0.5}, 480: dict.fromkeys(WIDTHS, 0.0)})
+    assert exact.lines() == [
+        "after 32 tokens: verifying is exact to the bit up to width 4; "
+        "beyond, logits differ by up to 0.5",
+        "after 480 tokens: verifying is exact to the bit up to width 16, the widest measured",
+    ]
+    assert exact.noise() == 0.5
+    assert Exactness({32: {2: 1e-6, 4: 0.0}}).exact_width(32) == 1
