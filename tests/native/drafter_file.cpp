@@ -1,0 +1,156 @@
+#include "drafter_file.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <stdexcept>
+
+namespace {
+
+std::vector<int64_t> shape_of(const ggml_tensor * tensor) {
+    return {tensor->ne, tensor->ne + ggml_n_dims(tensor)};
+}
+
+std::vector<float> floats_of(const ggml_tensor * tensor) {
+    std::vector<float> values(ggml_nelements(tensor));
+    if (tensor->type == GGML_TYPE_F32) {
+        std::memcpy(values.data(), tensor->data, ggml_nbytes(tensor));
+    } else {
+        ggml_get_type_traits(tensor->type)
+            ->to_float(tensor->data, values.data(), static_cast<int64_t>(values.size()));
+    }
+    return values;
+}
+
+}  // namespace
+
+drafter_file::drafter_file(int64_t n_embd) : keys_(gguf_init_empty()) {
+    constexpr int64_t n_head = 4;
+    constexpr int64_t n_head_kv = 2;
+    constexpr int64_t head_dim = 32;
+    constexpr int64_t n_ff = 64;
+    constexpr ggml_type f32 = GGML_TYPE_F32;
+    constexpr ggml_type q8_0 = GGML_TYPE_Q8_0;
+    gguf_context * k = keys();
+    gguf_set_val_str(k, "general.architecture", "dflash");
+    gguf_set_val_u32(k, "dflash.embedding_length", static_cast<uint32_t>(n_embd));
+    gguf_set_val_u32(k, "dflash.block_count", 1);
+    gguf_set_val_u32(k, "dflash.context_length", 4096);
+    gguf_set_val_u32(k, "dflash.attention.head_count", n_head);
+    gguf_set_val_u32(k, "dflash.attention.head_count_kv", n_head_kv);
+    gguf_set_val_u32(k, "dflash.attention.key_length", head_dim);
+    gguf_set_val_u32(k, "dflash.block_size", 4);
+    gguf_set_val_u32(k, "tokenizer.ggml.mask_token_id", 3);
+    gguf_set_val_f32(k, "dflash.attention.layer_norm_rms_epsilon", 1e-6f);
+    gguf_set_val_f32(k, "dflash.rope.freq_base", 1e6f);
+    const int32_t layers[] = {1};
+    gguf_set_arr_data(k, "dflash.target_layers", GGUF_TYPE_INT32, layers, 1);
+
+    set("fc.weight", q8_0, {n_embd, n_embd});
+    set("enc.output_norm.weight", f32, {n_embd});
+    set("output_norm.weight", f32, {n_embd});
+    set("blk.0.attn_norm.weight", f32, {n_embd});
+    set("blk.0.attn_q.weight", q8_0, {n_embd, n_head * head_dim});
+    set("blk.0.attn_k.weight", q8_0, {n_embd, n_head_kv * head_dim});
+    set("blk.0.attn_v.weight", q8_0, {n_embd, n_head_kv * head_dim});
+    set("blk.0.attn_output.weight", q8_0, {n_head * head_dim, n_embd});
+    set("blk.0.attn_q_norm.weight", f32, {head_dim});
+    set("blk.0.attn_k_norm.weight", f32, {head_dim});
+    set("blk.0.ffn_norm.weight", f32, {n_embd});
+    set("blk.0.ffn_gate.weight", q8_0, {n_embd, n_ff});
+    set("blk.0.ffn_up.weight", q8_0, {n_embd, n_ff});
+    set("blk.0.ffn_down.weight", q8_0, {n_ff, n_embd});
+}
+
+drafter_file::drafter_file(const std::string & path) {
+    ggml_context * raw = nullptr;
+    keys_.reset(gguf_init_from_file(path.c_str(), {/*no_alloc=*/false, &raw}));
+    if (!keys_) {
+        throw std::runtime_error("cannot read " + path);
+    }
+    contexts_.emplace_back(raw);
+    for (int64_t i = 0; i < gguf_get_n_tensors(keys()); i++) {
+        tensors_.push_back(ggml_get_tensor(raw, gguf_get_tensor_name(keys(), i)));
+    }
+}
+
+ggml_tensor * drafter_file::create(const std::string & name, ggml_type type,
+                                   const std::vector<int64_t> & shape) {
+    size_t n_bytes = ggml_row_size(type, shape[0]);
+    for (size_t i = 1; i < shape.size(); i++) {
+        n_bytes *= shape[i];
+    }
+    contexts_.emplace_back(ggml_init({ggml_tensor_overhead() + n_bytes + 256, nullptr, false}));
+    ggml_tensor * tensor =
+        ggml_new_tensor(contexts_.back().get(), type, static_cast<int>(shape.size()), shape.data());
+    ggml_set_name(tensor, name.c_str());
+    std::memset(tensor->data, 0, n_bytes);
+    const auto same = std::find_if(tensors_.begin(), tensors_.end(),
+                                   [&](const ggml_tensor * t) { return t->name == name; });
+    if (same != tensors_.end()) {
+        *same = tensor;
+    } else {
+        tensors_.push_back(tensor);
+    }
+    return tensor;
+}
+
+void drafter_file::set(const std::string & name, ggml_type type,
+                       const std::vector<int64_t> & shape) {
+    ggml_tensor * tensor = create(name, type, shape);
+    const bool is_for_weights =
+        type == GGML_TYPE_F32 || ggml_get_type_traits(type)->to_float != nullptr;
+    if (!is_for_weights) {
+        return;
+    }
+    std::mt19937 random(seed_++);
+    const float spread = 1.0f / std::sqrt(static_cast<float>(shape[0]));
+    std::normal_distribution<float> normal(shape.size() == 1 ? 1.0f : 0.0f, spread);
+    std::vector<float> values(ggml_nelements(tensor));
+    std::generate(values.begin(), values.end(), [&] { return normal(random); });
+    ggml_quantize_chunk(type, values.data(), tensor->data, 0, ggml_nrows(tensor), shape[0],
+                        nullptr);
+}
+
+void drafter_file::set(const std::string & name, const std::vector<int64_t> & shape,
+                       const std::vector<float> & values) {
+    ggml_tensor * tensor = create(name, GGML_TYPE_F32, shape);
+    std::memcpy(tensor->data, values.data(), values.size() * sizeof(float));
+}
+
+void drafter_file::remove(const std::string & name) {
+    tensors_.erase(std::remove_if(tensors_.begin(), tensors_.end(),
+                                  [&](const ggml_tensor * t) { return t->name == name; }),
+                   tensors_.end());
+}
+
+void drafter_file::widen() {
+    const std::vector<ggml_tensor *> narrow = tensors_;
+    for (const ggml_tensor * tensor : narrow) {
+        set(tensor->name, shape_of(tensor), floats_of(tensor));
+    }
+}
+
+void drafter_file::add_widened(const std::string & path, const std::string & from,
+                               const std::string & to) {
+    const drafter_file other(path);
+    for (const ggml_tensor * tensor : other.tensors_) {
+        if (tensor->name == from) {
+            set(to, shape_of(tensor), floats_of(tensor));
+            return;
+        }
+    }
+    throw std::runtime_error(path + " has no " + from);
+}
+
+void drafter_file::write(const std::string & path) const {
+    const gguf_context_ptr out(gguf_init_empty());
+    gguf_set_kv(out.get(), keys_.get());
+    for (const ggml_tensor * tensor : tensors_) {
+        gguf_add_tensor(out.get(), tensor);
+    }
+    if (!gguf_write_to_file(out.get(), path.c_str(), /*only_meta=*/false)) {
+        throw std::runtime_error("cannot write " + path);
+    }
+}

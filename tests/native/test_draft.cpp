@@ -1,0 +1,415 @@
+// The native core on the shipped pair: taps, injection, drafts, roll-back, growth, limits.
+//
+//     test_draft TARGET.gguf DRAFTER.gguf
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "drafter_file.h"
+#include "errors.h"
+#include "fused_drafter.h"
+#include "shipped_pair.h"
+#include "taps.h"
+#include "tests.h"
+
+using dflash::draft_request;
+using dflash::fused_drafter;
+
+namespace {
+
+// How far apart, in nats, log-probabilities may lie: products of 8 bits magnify the last bit of a
+// sum in another order; attention rounds queries and weights to halves here or there; floats do
+// not.
+constexpr float q8_noise = 0.05f;
+constexpr float attention_noise = 5e-3f;
+constexpr float f32_noise = 1e-4f;
+
+struct drafts {
+    int top_k = 0;
+    std::vector<int32_t> ids;
+    std::vector<float> logprobs;
+
+    bool operator==(const drafts & o) const { return ids == o.ids && logprobs == o.logprobs; }
+
+    // Those of one request of several.
+    drafts of(int request, int n_requests) const {
+        const size_t n = ids.size() / n_requests;
+        const auto from = static_cast<std::ptrdiff_t>(n * request);
+        const auto to = static_cast<std::ptrdiff_t>(n * (request + 1));
+        return {top_k,
+                {ids.begin() + from, ids.begin() + to},
+                {logprobs.begin() + from, logprobs.begin() + to}};
+    }
+};
+
+drafts draft(fused_drafter & d, const std::vector<draft_request> & requests, int n_draft) {
+    const size_t n = requests.size() * n_draft * d.top_k();
+    drafts out{d.top_k(), std::vector<int32_t>(n), std::vector<float>(n)};
+    d.draft(requests, n_draft, out.ids.data(), out.logprobs.data());
+    return out;
+}
+
+// Draws a whole block after `n` more rows of the prompt, from its row `first` on.
+drafts draft_after(const shipped_pair & pair, fused_drafter & d, int seq, int n, int first) {
+    const std::vector<float> rows = pair.features(n, first);
+    const int32_t anchor = pair.prompt()[(first + n) % pair.prompt().size()];
+    return draft(d, {{seq, rows.data(), n, anchor}}, d.params().block_size - 1);
+}
+
+void inject(const shipped_pair & pair, fused_drafter & d, int seq, int n, int first = 0) {
+    const std::vector<float> rows = pair.features(n, first);
+    d.inject(seq, rows.data(), n);
+}
+
+// The same candidates with the same log-probabilities, but for those too close to tell apart.
+void check_close(const drafts & a, const drafts & b, float noise, const std::string & what) {
+    check::equal(a.ids.size(), b.ids.size(), what + ": number of drafts");
+    for (size_t start = 0; start < a.ids.size(); start += a.top_k) {
+        for (size_t i = start; i < start + a.top_k; i++) {
+            const float difference = std::abs(a.logprobs[i] - b.logprobs[i]);
+            check::that(difference <= noise,
+                        what + ": log-probabilities " + std::to_string(difference) + " apart");
+            const auto end = b.ids.begin() + static_cast<std::ptrdiff_t>(start + a.top_k);
+            const auto same =
+                std::find(b.ids.begin() + static_cast<std::ptrdiff_t>(start), end, a.ids[i]);
+            const float last = b.logprobs[start + a.top_k - 1];
+            check::that(same != end || a.logprobs[i] <= last + 2 * noise,
+                        what + ": candidate " + std::to_string(a.ids[i]) + " is missing");
+        }
+    }
+}
+
+void check_candidates(const drafts & d, int n_vocab) {
+    for (size_t start = 0; start < d.ids.size(); start += d.top_k) {
+        std::set<int32_t> ids;
+        double mass = 0.0;
+        for (size_t i = start; i < start + d.top_k; i++) {
+            check::that(d.ids[i] >= 0 && d.ids[i] < n_vocab, "an id is no token");
+            check::that(ids.insert(d.ids[i]).second, "a candidate is given twice");
+            check::that(i == start || d.logprobs[i] <= d.logprobs[i - 1], "not best first");
+            mass += std::exp(d.logprobs[i]);
+        }
+        check::that(mass > 0.0 && mass < 1.0 + 1e-3, "probabilities sum to more than 1");
+    }
+}
+
+void taps_give_the_rows_asked_for(const shipped_pair & pair) {
+    const llama_context_ptr ctx = pair.open_context();
+    const dflash::taps taps(ctx.get(), pair.layers());
+    taps.gather(nullptr, 0, nullptr);  // before the first decode
+    pair.decode(ctx.get(), pair.prompt());
+    const std::vector<float> expected = pair.features(3);
+    const size_t width = expected.size() / 3;
+    const std::vector<int32_t> rows = {2, 0, 2};
+    std::vector<float> states(rows.size() * width);
+    taps.gather(rows.data(), 3, states.data());
+    for (size_t i = 0; i < rows.size(); i++) {
+        for (size_t j = 0; j < width; j++) {
+            const float difference = states[i * width + j] - expected[rows[i] * width + j];
+            check::that(std::abs(difference) < 1e-3f, "row " + std::to_string(i) + " is another");
+        }
+    }
+}
+
+void taps_refuse_other_layers(const shipped_pair & pair) {
+    const llama_context_ptr ctx = pair.open_context();
+    const int n_layer = llama_model_n_layer(pair.model());
+    for (const int layer : {-1, 0, n_layer, 1 << 30}) {
+        check::throws<std::invalid_argument>([&] { dflash::taps(ctx.get(), {layer}); },
+                                             std::to_string(layer), "layer");
+    }
+}
+
+void drafts_are_candidates(const shipped_pair & pair) {
+    const auto d = pair.open_drafter();
+    check_candidates(draft_after(pair, *d, 0, 40, 0), d->n_vocab());
+    check::equal(d->length(0), 40, "length");
+    check_candidates(draft_after(pair, *d, 0, 0, 40), d->n_vocab());  // no new rows
+}
+
+void the_first_position_may_draft(const shipped_pair & pair) {
+    const auto d = pair.open_drafter();
+    check_candidates(draft(*d, {{0, nullptr, 0, 5}}, 3), d->n_vocab());
+    check::equal(d->length(0), 0, "length");
+}
+
+void the_same_inputs_give_the_same_drafts(const shipped_pair & pair) {
+    const auto d = pair.open_drafter();
+    inject(pair, *d, 0, 40);
+    const drafts first = draft_after(pair, *d, 0, 3, 40);
+    d->truncate(0, 40);
+    check::equal(draft_after(pair, *d, 0, 3, 40), first, "after a roll-back");
+    const auto other = pair.open_drafter();
+    inject(pair, *other, 0, 40);
+    check::equal(draft_after(pair, *other, 0, 3, 40), first, "with another drafter");
+}
+
+void rows_may_come_in_any_portions(const shipped_pair & pair) {
+    const auto whole = pair.open_drafter();
+    inject(pair, *whole, 0, 600);  // more than one graph takes
+    const drafts expected = draft_after(pair, *whole, 0, 0, 600);
+    const auto parts = pair.open_drafter();
+    int done = 0;
+    for (const int n : {1, 3, 4, 5, 64, 100}) {
+        inject(pair, *parts, 0, n, done);
+        done += n;
+    }
+    // More rows than are fused with a block.
+    check_close(draft_after(pair, *parts, 0, 600 - done, done), expected, q8_noise, "in portions");
+    check::equal(parts->length(0), 600, "length");
+}
+
+void sequences_do_not_see_each_other(const shipped_pair & pair) {
+    const std::vector<int> lengths = {70, 9, 300};
+    const std::vector<int> n_rows = {1, 6, 0};
+    const auto together = pair.open_drafter(3);
+    std::vector<std::vector<float>> rows;
+    std::vector<draft_request> requests;
+    for (int seq = 2; seq >= 0; seq--) {
+        inject(pair, *together, seq, lengths[seq], 5 * seq);
+    }
+    for (const int seq : {2, 0, 1}) {
+        rows.push_back(pair.features(n_rows[seq], 11 * seq));
+        requests.push_back({seq, rows.back().data(), n_rows[seq], 100 + seq});
+    }
+    const drafts all = draft(*together, requests, 7);
+    for (size_t i = 0; i < requests.size(); i++) {
+        draft_request alone = requests[i];
+        const int seq = alone.seq;
+        const auto d = pair.open_drafter(1);
+        inject(pair, *d, 0, lengths[seq], 5 * seq);
+        alone.seq = 0;
+        check_close(all.of(static_cast<int>(i), 3), draft(*d, {alone}, 7), q8_noise,
+                    "sequence " + std::to_string(seq));
+        check::equal(together->length(seq), lengths[seq] + n_rows[seq], "length");
+    }
+}
+
+void a_sequence_drafts_while_others_rest(const shipped_pair & pair) {
+    const auto d = pair.open_drafter(3);
+    for (int seq = 0; seq < 3; seq++) {
+        inject(pair, *d, seq, 30 + 30 * seq);
+    }
+    const drafts before = draft_after(pair, *d, 0, 0, 30);
+    const auto alone = pair.open_drafter(1);
+    inject(pair, *alone, 0, 90);
+    check_close(draft_after(pair, *d, 2, 2, 90), draft_after(pair, *alone, 0, 2, 90), q8_noise,
+                "the last sequence");
+    check_close(draft_after(pair, *d, 0, 0, 30), before, q8_noise, "the first, which rested");
+    check::equal(d->length(1), 60, "length of the one between");
+}
+
+void copies_are_of_their_own(const shipped_pair & pair) {
+    const auto d = pair.open_drafter(2);
+    d->copy(0, 1, 0);  // before there is a cache
+    inject(pair, *d, 0, 50);
+    inject(pair, *d, 1, 80, 9);
+    d->copy(0, 1, 40);
+    check::equal(d->length(1), 40, "length");
+    d->truncate(0, 0);
+    inject(pair, *d, 0, 60, 17);  // over the rows that were copied
+    const auto fresh = pair.open_drafter(1);
+    inject(pair, *fresh, 0, 40);
+    check_close(draft_after(pair, *d, 1, 1, 40), draft_after(pair, *fresh, 0, 1, 40), q8_noise,
+                "the copy");
+    d->copy(1, 1, 10);
+    check::equal(d->length(1), 10, "a copy to itself");
+}
+
+void the_cache_grows_up_to_the_context(const shipped_pair & pair) {
+    constexpr int n_ctx = 3000;
+    const auto d = pair.open_drafter(2, n_ctx);
+    check::equal(d->n_cache_bytes(), size_t{0}, "memory before the first row");
+    std::set<size_t> sizes;
+    for (int done = 0; done < n_ctx; done += 500) {
+        inject(pair, *d, 0, 500, done);
+        inject(pair, *d, 1, 250, done);
+        check_candidates(draft_after(pair, *d, 0, 0, done + 500), d->n_vocab());
+        sizes.insert(d->n_cache_bytes());
+    }
+    check::that(sizes.size() >= 3, "the cache never grew");
+    const drafts last = draft_after(pair, *d, 0, 0, n_ctx);
+    const auto whole = pair.open_drafter(1, n_ctx);
+    inject(pair, *whole, 0, n_ctx);
+    check_close(last, draft_after(pair, *whole, 0, 0, n_ctx), q8_noise, "after growing");
+
+    const std::vector<float> row = pair.features(1);
+    check::throws<dflash::context_full_error>([&] { d->inject(0, row.data(), 1); }, "3001",
+                                              "a row too many");
+    check::throws<dflash::context_full_error>(
+        [&] { draft(*d, {{1, row.data(), 1, 5}, {0, row.data(), 1, 5}}, 3); }, "3001",
+        "a draft with a row too many");
+    check::equal(d->length(0), n_ctx, "length of the full sequence");
+    check::equal(d->length(1), n_ctx / 2, "length of the other");
+    check::equal(draft_after(pair, *d, 0, 0, n_ctx), last, "after the errors");
+}
+
+void graphs_come_and_go(const shipped_pair & pair) {
+    const auto d = pair.open_drafter();
+    inject(pair, *d, 0, 40);
+    const auto all = [&] {
+        std::vector<drafts> out;
+        for (int n_draft = 1; n_draft < d->params().block_size; n_draft++) {
+            out.push_back(draft(*d, {{0, nullptr, 0, 7}}, n_draft));
+        }
+        return out;
+    };
+    check::equal(all(), all(), "more graphs than are kept");
+}
+
+void bad_arguments_are_refused(const shipped_pair & pair) {
+    const auto d = pair.open_drafter(2);
+    inject(pair, *d, 0, 20);
+    const drafts before = draft_after(pair, *d, 0, 0, 20);
+    const std::vector<float> row = pair.features(1);
+    const int block = d->params().block_size;
+    const std::vector<std::pair<const char *, std::function<void()>>> calls = {
+        {"sequence -1", [&] { draft(*d, {{-1, row.data(), 1, 5}}, 3); }},
+        {"sequence 2", [&] { draft(*d, {{2, row.data(), 1, 5}}, 3); }},
+        {"sequence 2", [&] { d->inject(2, row.data(), 1); }},
+        {"sequence 2", [&] { static_cast<void>(d->length(2)); }},
+        {"sequence 2", [&] { d->truncate(2, 0); }},
+        {"sequence -1", [&] { d->copy(-1, 0, 0); }},
+        {"sequence 9", [&] { d->copy(0, 9, 0); }},
+        {"sequence 0", [&] { draft(*d, {{0, row.data(), 1, 5}, {0, row.data(), 1, 5}}, 3); }},
+        {"token -1", [&] { draft(*d, {{0, row.data(), 1, -1}}, 3); }},
+        {"token 8192", [&] { draft(*d, {{1, row.data(), 1, 5}, {0, row.data(), 1, 8192}}, 3); }},
+        {"0 tokens", [&] { draft(*d, {{0, row.data(), 1, 5}}, 0); }},
+        {"16 tokens", [&] { draft(*d, {{0, row.data(), 1, 5}}, block); }},
+        {"-1", [&] { d->truncate(0, -1); }},
+        {"21", [&] { d->truncate(0, 21); }},
+        {"21", [&] { d->copy(0, 1, 21); }},
+        {"-1", [&] { d->copy(0, 1, -1); }},
+        {"n_seq 0", [&] { pair.open_drafter(0); }},
+        {"n_seq -1", [&] { pair.open_drafter(-1); }},
+        {"n_ctx 0", [&] { pair.open_drafter(1, 0); }},
+        {"n_ctx 2147483647", [&] { pair.open_drafter(1, std::numeric_limits<int>::max()); }},
+        {"top_k 0", [&] { fused_drafter(pair.model(), pair.drafter_path(), 1, 64, 0, 1); }},
+        {"top_k 8193", [&] { fused_drafter(pair.model(), pair.drafter_path(), 1, 64, 8193, 1); }},
+        {"n_threads 0", [&] { fused_drafter(pair.model(), pair.drafter_path(), 1, 64, 1, 0); }},
+    };
+    for (const auto & [part, call] : calls) {
+        check::throws<std::invalid_argument>(call, part, part);
+    }
+    d->draft({}, 3, nullptr, nullptr);
+    check::equal(d->length(0), 20, "length of the sequence");
+    check::equal(d->length(1), 0, "length of the other");
+    check::equal(draft_after(pair, *d, 0, 0, 20), before, "after the errors");
+}
+
+void features_that_are_not_finite_are_refused(const shipped_pair & pair) {
+    const auto d = pair.open_drafter();
+    inject(pair, *d, 0, 20);
+    const drafts before = draft_after(pair, *d, 0, 0, 20);
+    for (const float bad : {NAN, INFINITY, -INFINITY}) {
+        std::vector<float> rows = pair.features(100);
+        rows.back() = bad;
+        check::throws<dflash::backend_error>([&] { d->inject(0, rows.data(), 100); }, "not finite",
+                                             "injected");
+        check::throws<dflash::backend_error>([&] { draft(*d, {{0, rows.data(), 100, 5}}, 3); },
+                                             "not finite", "drafted");
+    }
+    check::equal(d->length(0), 20, "length");
+    check::equal(draft_after(pair, *d, 0, 0, 20), before, "after the errors");
+}
+
+// A drafter whose weights are floats, its own head and embedding included, so that only the
+// operations differ.
+void fallbacks_equal_the_fast_operations(const shipped_pair & pair) {
+    const temporary_file file;
+    drafter_file wide(pair.drafter_path());
+    wide.widen();
+    wide.add_widened(pair.target_path(), "token_embd.weight", "token_embd.weight");
+    wide.add_widened(pair.target_path(), "token_embd.weight", "output.weight");
+    gguf_set_val_u32(wide.keys(), "dflash.attention.sliding_window", 50);
+    const bool pattern[] = {true, false, true};
+    gguf_set_arr_data(wide.keys(), "dflash.attention.sliding_window_pattern", GGUF_TYPE_BOOL,
+                      pattern, 3);
+    wide.write(file.path());
+    const auto run = [&](const dflash::draft_capabilities & allowed) {
+        fused_drafter d(pair.model(), file.path(), 2, 1024, 8, 2, allowed);
+        inject(pair, d, 0, 300);
+        inject(pair, d, 1, 20, 7);
+        const std::vector<float> rows = pair.features(5);
+        return draft(d, {{1, rows.data(), 5, 21}, {0, rows.data(), 2, 22}}, 15);
+    };
+    const drafts fast = run({});
+    check_candidates(fast, 8192);
+    check_close(run({/*flash_attention=*/true, /*top_k=*/false}), fast, f32_noise, "top-k");
+    check_close(run({/*flash_attention=*/false, /*top_k=*/true}), fast, attention_noise,
+                "attention");
+    check_close(run({/*flash_attention=*/false, /*top_k=*/false}), fast, attention_noise, "both");
+}
+
+void handles_close_in_any_order(const shipped_pair & pair) {
+    llama_model_params params = llama_model_default_params();
+    llama_model_ptr model(llama_model_load_from_file(pair.target_path().c_str(), params));
+    const auto open = [&] {
+        return std::make_unique<fused_drafter>(model.get(), pair.drafter_path(), 1, 512, 4, 1);
+    };
+    auto first = open();
+    auto second = open();
+    auto unused = open();
+    llama_context_ptr ctx = pair.open_context();
+    auto taps = std::make_unique<dflash::taps>(ctx.get(), pair.layers());
+    inject(pair, *first, 0, 10);
+    inject(pair, *second, 0, 10);
+    ctx.reset();
+    const drafts expected = draft_after(pair, *first, 0, 0, 10);
+    first.reset();
+    check::equal(draft_after(pair, *second, 0, 0, 10), expected, "after the first is closed");
+    taps.reset();
+    unused.reset();
+    second.reset();
+    model.reset();
+}
+
+std::vector<check::test> draft_tests(const shipped_pair & pair) {
+    const auto with = [&](void (*body)(const shipped_pair &)) {
+        return [&pair, body] { body(pair); };
+    };
+    return {
+        {"taps give the rows asked for", with(taps_give_the_rows_asked_for)},
+        {"taps refuse other layers", with(taps_refuse_other_layers)},
+        {"drafts are candidates", with(drafts_are_candidates)},
+        {"the first position may draft", with(the_first_position_may_draft)},
+        {"the same inputs give the same drafts", with(the_same_inputs_give_the_same_drafts)},
+        {"rows may come in any portions", with(rows_may_come_in_any_portions)},
+        {"sequences do not see each other", with(sequences_do_not_see_each_other)},
+        {"a sequence drafts while others rest", with(a_sequence_drafts_while_others_rest)},
+        {"copies are of their own", with(copies_are_of_their_own)},
+        {"the cache grows up to the context", with(the_cache_grows_up_to_the_context)},
+        {"graphs come and go", with(graphs_come_and_go)},
+        {"bad arguments are refused", with(bad_arguments_are_refused)},
+        {"features that are not finite are refused",
+         with(features_that_are_not_finite_are_refused)},
+        {"fallbacks equal the fast operations", with(fallbacks_equal_the_fast_operations)},
+        {"handles close in any order", with(handles_close_in_any_order)},
+    };
+}
+
+}  // namespace
+
+int main(int argc, char ** argv) {
+    if (argc != 3) {
+        std::cerr << "usage: test_draft TARGET.gguf DRAFTER.gguf" << std::endl;
+        return 2;
+    }
+    llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
+    llama_backend_init();
+    int status = check::run(top_k_tests());
+    {
+        const shipped_pair pair(argv[1], argv[2]);
+        status |= check::run(draft_tests(pair));
+        status |= check::run(file_tests(pair));
+    }
+    llama_backend_free();
+    return status;
+}

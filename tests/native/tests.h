@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdio>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "shipped_pair.h"
+
+std::vector<check::test> top_k_tests();
+std::vector<check::test> file_tests(const shipped_pair & pair);
+
+// A name in the temporary folder, and the file of that name while this lives.
+class temporary_file {
+  public:
+    temporary_file();
+    ~temporary_file();
+    temporary_file(const temporary_file &) = delete;
+    temporary_file & operator=(const temporary_file &) = delete;
+
+    const std::string & path() const { return path_; }
+
+  private:
+    std::string path_;
+};
