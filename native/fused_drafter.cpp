@@ -129,7 +129,7 @@ void fused_drafter::check_target_fits() const {
                              "; take the drafter of this target");
         }
     }
-    for (const ggml_tensor * own : {weights_.head, weights_.embedding}) {
+    for (const ggml_tensor * own : {weights_.embedding, weights_.head}) {
         if (own != nullptr && own->ne[1] != target_.embedding->ne[1]) {
             throw file_error(std::string(own->name) + " of the drafter has " +
                              std::to_string(own->ne[1]) + " tokens, the target " +
