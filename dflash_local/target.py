@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from gguf import GGMLQuantizationType
@@ -26,9 +26,6 @@ from dflash_local.vocabulary import Vocabulary
 
 # isort: split
 import llama_cpp.llama_cpp as api
-
-if TYPE_CHECKING:
-    from dflash_local.drafter import Drafter
 
 SPLIT_MODES = {
     "none": api.LLAMA_SPLIT_MODE_NONE,
@@ -78,6 +75,13 @@ class TargetOptions:
             raise InputError(f"n_threads is {n_threads!r}; expected a whole number, 1 to 512")
 
 
+class Closable(Protocol):
+    """What uses a target's tensors and must be gone before them."""
+
+    def close(self) -> None:
+        """Free everything. Safe to call again."""
+
+
 class Target:
     """A loaded model and its context. Not thread safe: one thread owns it.
 
@@ -99,7 +103,7 @@ class Target:
         runtime.init()
         self.path = Path(path)
         self.options = options
-        self._drafters: weakref.WeakSet[Drafter] = weakref.WeakSet()
+        self._drafters: weakref.WeakSet[Closable] = weakref.WeakSet()
         self._model: Any = None
         self._context: Any = None
         self._taps: Any = None
@@ -299,7 +303,7 @@ class Target:
         self._check_open()
         api.llama_memory_seq_rm(self._memory, seq, -1, -1)
 
-    def attach(self, drafter: Drafter) -> None:
+    def attach(self, drafter: Closable) -> None:
         """Close `drafter`, which uses this model's tensors, before the model goes."""
         self._check_open()
         self._drafters.add(drafter)
