@@ -46,7 +46,7 @@ def one_request(model: Model, draw: random.Random, prompt: str) -> None:
     cancel = threading.Event()
     chunks = model.stream(
         prompt,
-        max_tokens=draw.randint(1, 16),
+        max_tokens=draw.randint(1, 10),
         draft_width=draw.choice([0, 2, 8, 16, 16]),
         temperature=draw.choice([0.0, 0.8]),
         repeat_penalty=draw.choice([1.0, 1.1]),
