@@ -1,0 +1,170 @@
+"""Damage checkpoints and mask embeddings at random: what comes of it is a FileError or a file.
+
+    python tests/fuzz_safetensors.py 10000 [seed]
+
+What our reader accepts, the safetensors package must accept too, with the same tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from dflash_local.convert.checkpoint import Checkpoint, read_mask_embedding
+from dflash_local.errors import FileError
+
+HOSTILE = [
+    *(-1, 0, 1, 2**31, 2**32, 2**63, 2**64 - 1, 10**30, 0.5, 1e400, True, None, "", "x" * 500),
+    *("\ud800", "\x00", "a\nb", [], [[]], [1] * 50, [2**40] * 8, {}, {"a": 1}, "F32", "F64", "Q8"),
+]
+
+
+def checkpoint_bytes(folder: Path) -> bytes:
+    path = folder / "seed.safetensors"
+    tensors = {
+        "fc.weight": torch.arange(24, dtype=torch.float32).reshape(4, 6),
+        "norm.weight": torch.ones(6, dtype=torch.bfloat16),
+        "layers.0.q.weight": torch.ones(3, 2, dtype=torch.float16),
+        "d2t": torch.arange(5),
+        "empty": torch.zeros(0, 4),
+    }
+    save_file(tensors, path, metadata={"format": "pt"})
+    return path.read_bytes()
+
+
+def mask_bytes(folder: Path) -> bytes:
+    path = folder / "seed.pt"
+    embedding = torch.arange(16, dtype=torch.bfloat16)
+    torch.save({"mask_token_id": 7, "embedding": embedding}, path)
+    return path.read_bytes()
+
+
+def damaged_bytes(data: bytes, rng: random.Random, end: int) -> bytes:
+    """`data` with a few bytes changed before `end`, cut, repeated, or put in."""
+    out = bytearray(data)
+    for _ in range(rng.choice([1, 1, 1, 2, 5, 20])):
+        at = rng.randrange(min(end, len(out)) or 1) if out else 0
+        match rng.randrange(6):
+            case 0 if out:
+                out[at] ^= 1 << rng.randrange(8)
+            case 1 if out:
+                out[at] = rng.randrange(256)
+            case 2:
+                del out[at : at + rng.randrange(1, 16)]
+            case 3:
+                out[at:at] = rng.randbytes(rng.randrange(1, 16))
+            case 4:
+                del out[rng.randrange(len(out) + 1) :]
+            case 5:
+                out[at:at] = out[at : at + rng.randrange(1, 64)]
+    return bytes(out)
+
+
+def damaged_header(data: bytes, rng: random.Random) -> bytes:
+    """`data` with a hostile value somewhere in its JSON, and a header length that fits."""
+    n_header = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + n_header])
+    for _ in range(rng.choice([1, 1, 2, 4])):
+        name = rng.choice(list(header))
+        match rng.randrange(6):
+            case 0:
+                header[name] = rng.choice(HOSTILE)
+            case 1 if isinstance(header[name], dict) and header[name]:
+                header[name][rng.choice(list(header[name]))] = rng.choice(HOSTILE)
+            case 2 if isinstance(header[name], dict) and isinstance(
+                header[name].get("shape"), list
+            ):
+                header[name]["shape"] = [*header[name]["shape"], rng.choice(HOSTILE)]
+            case 3 if isinstance(header[name], dict) and "data_offsets" in header[name]:
+                header[name]["data_offsets"] = [rng.randrange(300), rng.randrange(300)]
+            case 4:
+                header[str(rng.choice(HOSTILE))] = header.pop(name)
+            case 5:
+                header["copy"] = header[name]
+        if not header:
+            break
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data[8 + n_header :]
+
+
+def one_line(error: FileError, path: Path) -> None:
+    message = str(error)
+    assert message.startswith(str(path)), message
+    assert "\n" not in message and len(message) < 700, message
+    message.encode()
+
+
+def try_checkpoint(data: bytes, folder: Path) -> str:
+    """ "refused" or "accepted"; fails when the reader does anything but these two."""
+    path = folder / "model.safetensors"
+    path.write_bytes(data)
+    try:
+        checkpoint = Checkpoint.open(folder)
+    except FileError as error:
+        one_line(error, folder)
+        return "refused"
+    with safe_open(path, "numpy") as theirs:
+        assert set(theirs.keys()) == set(checkpoint.tensors)
+        for name, entry in checkpoint.tensors.items():
+            assert tuple(theirs.get_slice(name).get_shape()) == entry.shape
+    for name, entry in checkpoint.tensors.items():
+        try:
+            rows = checkpoint.rows(name, 0, entry.shape[0] if entry.shape else 1)
+            assert rows.size == entry.n_elements
+        except FileError as error:
+            one_line(error, folder)
+    return "accepted"
+
+
+def try_mask(data: bytes, folder: Path) -> str:
+    """As `try_checkpoint`, for a mask embedding."""
+    path = folder / "mask_embedding.pt"
+    path.write_bytes(data)
+    try:
+        values = read_mask_embedding(path)
+    except FileError as error:
+        one_line(error, path)
+        return "refused"
+    assert values.ndim == 1
+    return "accepted"
+
+
+def run(count: int, seed: int, folder: Path) -> Counter[str]:
+    """Try `count` damaged files; how many of each kind were refused and accepted."""
+    rng = random.Random(seed)
+    weights, mask = checkpoint_bytes(folder), mask_bytes(folder)
+    for path in folder.iterdir():
+        path.unlink()
+    end = 8 + int.from_bytes(weights[:8], "little")
+    kinds: dict[str, Callable[[], str]] = {
+        "bytes": lambda: try_checkpoint(damaged_bytes(weights, rng, end), folder),
+        "header": lambda: try_checkpoint(damaged_header(weights, rng), folder),
+        "mask": lambda: try_mask(damaged_bytes(mask, rng, len(mask)), folder),
+    }
+    found: Counter[str] = Counter()
+    for index in range(count):
+        kind = list(kinds)[index % len(kinds)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            try:
+                found[f"{kind} {kinds[kind]()}"] += 1
+            except SafetensorError as error:
+                raise AssertionError(f"input {index} of seed {seed}: {error}") from error
+    return found
+
+
+if __name__ == "__main__":
+    n_inputs = int(sys.argv[1]) if len(sys.argv) > 1 else 500
+    first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    with tempfile.TemporaryDirectory() as scratch:
+        print(dict(run(n_inputs, first, Path(scratch))))
