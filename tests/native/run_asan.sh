@@ -8,10 +8,12 @@ build=build/asan
 python=$(command -v "${PYTHON:-python}")
 cmake -S . -B "$build" -DPython_EXECUTABLE="$python" -DCMAKE_BUILD_TYPE=RelWithDebInfo \
     -DDFLASH_MODULE=OFF -DDFLASH_NATIVE_TESTS=ON -DDFLASH_SANITIZE=ON >/dev/null
-cmake --build "$build" --parallel
+cmake --build "$build" --parallel "$(getconf _NPROCESSORS_ONLN)"
 
-export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1
+leaks=$([ "$(uname)" = Linux ] && echo 1 || echo 0) # found on Linux only
+export ASAN_OPTIONS=detect_leaks=$leaks:strict_string_checks=1:detect_stack_use_after_return=1
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE} # threads that spin slow down a shared machine
 pair=dflash_local/demo
 "$build/tests/native/test_draft" \
     "$pair/tiny-coder-q8_0.gguf" "$pair/tiny-coder-dflash-b16-q8_0.gguf"

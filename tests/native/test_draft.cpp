@@ -348,6 +348,26 @@ void fallbacks_equal_the_fast_operations(const shipped_pair & pair) {
     check_close(run({/*flash_attention=*/false, /*top_k=*/false}), fast, attention_noise, "both");
 }
 
+// A draft that fails after its rows went in: they are out again.
+void a_failed_draft_changes_nothing(const shipped_pair & pair) {
+    const temporary_file file;
+    drafter_file damaged(pair.drafter_path());
+    damaged.set("output_norm.weight", {512}, std::vector<float>(512, NAN));
+    damaged.write(file.path());
+    for (const bool top_k : {true, false}) {
+        fused_drafter d(pair.model(), file.path(), 2, 1024, 8, 2, {true, top_k});
+        inject(pair, d, 0, 20);
+        for (const int n : {3, 100}) {  // fused with the block, or before it
+            const std::vector<float> rows = pair.features(n);
+            check::throws<dflash::backend_error>(
+                [&] { draft(d, {{1, rows.data(), n, 5}, {0, rows.data(), n, 5}}, 3); },
+                "not a number", "a drafter without numbers");
+            check::equal(d.length(0), 20, "length");
+            check::equal(d.length(1), 0, "length of the other");
+        }
+    }
+}
+
 void handles_close_in_any_order(const shipped_pair & pair) {
     llama_model_params params = llama_model_default_params();
     llama_model_ptr model(llama_model_load_from_file(pair.target_path().c_str(), params));
@@ -391,6 +411,7 @@ std::vector<check::test> draft_tests(const shipped_pair & pair) {
         {"features that are not finite are refused",
          with(features_that_are_not_finite_are_refused)},
         {"fallbacks equal the fast operations", with(fallbacks_equal_the_fast_operations)},
+        {"a failed draft changes nothing", with(a_failed_draft_changes_nothing)},
         {"handles close in any order", with(handles_close_in_any_order)},
     };
 }
