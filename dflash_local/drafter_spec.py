@@ -5,45 +5,17 @@ Keys and tensor names are those of llama.cpp's `src/models/dflash.cpp`.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import FileError
+from .drafter_tensors import D2T, MARKOV, Kind, Runner, check_tensors, kind_of, runner_of
 from .gguf_file import GgufFile
 
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
 MAX_BLOCK_SIZE = 256
 MAX_EXTENT = 1 << 20
-
-_LAYER_WEIGHTS = (
-    "attn_norm",
-    "attn_q",
-    "attn_k",
-    "attn_v",
-    "attn_output",
-    "attn_q_norm",
-    "attn_k_norm",
-    "ffn_norm",
-    "ffn_gate",
-    "ffn_up",
-    "ffn_down",
-)
-_OPTIONAL_LAYER_WEIGHTS = ("post_attention_norm", "post_ffw_norm", "layer_output_scale")
-_OPTIONAL_WEIGHTS = ("token_embd.weight", "output.weight", "rope_freqs.weight")
-
-# ggml stores these and multiplies none of them
-_NOT_MULTIPLIED = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
-
-# families of the same architecture that the fused graph does not compute
-_OTHER_KINDS = (
-    ("DFlash 2 (path selector and convolutions)", re.compile(r"^selector_|conv_(base|proj)")),
-    ("DSpark on DeepSeek-V4 (hyper-connections)", re.compile(r"(^output_hc_|\.hc_)")),
-    ("DSpark (Markov head)", re.compile(r"^(markov_|conf_proj)")),
-    ("DFlash with a reduced vocabulary", re.compile(r"^d2t")),
-    ("DFlash with attention sinks", re.compile(r"attn_sinks")),
-    ("DFlash with scaled (NVFP4) weights", re.compile(r"scale$")),
-)
+LLAMA_CPP_ROWS = 128
+"""Rows of one batch of llama.cpp's drafter, which makes logits for all of them."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +54,26 @@ class ScaleSpec:
 
 
 @dataclass(frozen=True)
+class SelectorSpec:
+    """The path selector and the convolutions of DFlash 2."""
+
+    rank: int
+    top_k: int
+    """Candidates per position, between which it scores the steps."""
+    kernel_size: int
+    """Positions of the block that a convolution reads."""
+    group_size: int
+    """Neighbouring channels that share a kernel's dynamic part."""
+
+
+@dataclass(frozen=True)
 class DrafterSpec:
-    """A drafter that the fused graph runs; its tensors have the shapes that follow from this."""
+    """The shape of a drafter, from which that of each of its tensors follows."""
+
+    kind: Kind
+    runs_on: Runner
+    """The fused graph for plain DFlash; llama.cpp for what that graph does not know: DFlash 2,
+    DSpark, a reduced vocabulary, attention sinks, values made from keys, causal blocks."""
 
     block_size: int
     """Anchor and mask tokens of one block."""
@@ -103,31 +93,54 @@ class DrafterSpec:
     context_length: int
     rope: RopeSpec
     scales: ScaleSpec
+    n_vocab_draft: int
+    """Rows of the output head: `n_vocab`, or fewer, each mapped to a token by the tensor `d2t`."""
+    causal: bool = False
+    """Positions of a block do not see those after them."""
+    selector: SelectorSpec | None = None
+    """DFlash 2 only."""
+    markov_rank: int = 0
+    """DSpark only."""
+    sample_from_anchor: bool = False
+    """The output at the anchor is a draft, too (DSpark)."""
 
     @property
     def n_taps(self) -> int:
         return len(self.target_layers)
+
+    @property
+    def n_draft(self) -> int:
+        """Tokens that a block drafts at most."""
+        return self.block_size - (0 if self.sample_from_anchor else 1)
+
+    @property
+    def llama_cpp_rows(self) -> int:
+        """Rows of one batch in llama.cpp's own context: at least one block."""
+        return max(self.block_size, LLAMA_CPP_ROWS)
+
+    def llama_cpp_cells(self, n_ctx: int, n_seq: int) -> int:
+        """Cells of that context: of all sequences, and of the blocks that are denoised at once."""
+        return n_ctx * n_seq + self.llama_cpp_rows
 
     @classmethod
     def read(cls, file: GgufFile, *, n_vocab: int | None = None) -> DrafterSpec:
         """The spec of `file`.
 
         `n_vocab` is used where the file itself tells none. Raises FileError, naming key or tensor,
-        when `file` is no `dflash` drafter, lacks a key, contradicts itself, or is of a kind that
-        the fused graph does not run (DFlash 2, DSpark, a reduced vocabulary).
+        when `file` is no `dflash` drafter, lacks a key, contradicts itself, or is of a family that
+        nothing here runs.
         """
         if file.architecture != "dflash":
             file.fail(
                 f"general.architecture is {file.architecture!r}, expected 'dflash'; "
                 "give a DFlash drafter as the draft model, the model itself as the target"
             )
-        _check_kind(file)
-        spec = _from_keys(file, file.n_vocab or n_vocab)
-        _check_shapes(file, spec)
+        spec = _from_keys(file, kind_of(file), file.n_vocab or n_vocab)
+        check_tensors(file, spec)
         return spec
 
 
-def _from_keys(file: GgufFile, n_vocab: int | None) -> DrafterSpec:
+def _from_keys(file: GgufFile, kind: Kind, n_vocab: int | None) -> DrafterSpec:
     n_layer = _count(file, "dflash.block_count", 1, MAX_LAYERS)
     n_embd = _count(file, "dflash.embedding_length", 1, MAX_EXTENT)
     n_head = _count(file, "dflash.attention.head_count", 1, MAX_EXTENT)
@@ -149,10 +162,11 @@ def _from_keys(file: GgufFile, n_vocab: int | None) -> DrafterSpec:
         file.fail(
             "no tokenizer.ggml.tokens, dflash.vocab_size or token_embd.weight: n_vocab unknown"
         )
-    if file.optional("dflash.attention.causal", bool, False):
-        file.fail("dflash.attention.causal is true: drafters with causal blocks are not supported")
+    causal = file.optional("dflash.attention.causal", bool, False)
     window, sliding_layers = _sliding(file, n_layer)
     return DrafterSpec(
+        kind=kind,
+        runs_on=runner_of(file, n_layer, causal=causal),
         block_size=_block_size(file),
         target_layers=_target_layers(file),
         n_embd=n_embd,
@@ -168,7 +182,43 @@ def _from_keys(file: GgufFile, n_vocab: int | None) -> DrafterSpec:
         context_length=_count(file, "dflash.context_length", 1, 1 << 31),
         rope=_rope(file, head_dim),
         scales=_scales(file),
+        n_vocab_draft=_rows(file, D2T, n_vocab),
+        causal=causal,
+        selector=_selector(file, n_embd, n_vocab) if kind == "dflash2" else None,
+        markov_rank=_rows(file, MARKOV, 0) if kind == "dspark" else 0,
+        # what llama.cpp takes a missing key for
+        sample_from_anchor=file.optional("dflash.sample_from_anchor", bool, True)
+        if kind == "dspark"
+        else False,
     )
+
+
+def _selector(file: GgufFile, n_embd: int, n_vocab: int) -> SelectorSpec:
+    """As llama.cpp does, packs candidates and the scores between them into a row of `n_embd`."""
+    top_k = _count(file, "dflash.selector_top_k", 1, n_vocab)
+    if top_k * (top_k + 1) > n_embd:
+        file.fail(
+            f"dflash.selector_top_k is {top_k}: candidates and scores, {top_k * (top_k + 1)} "
+            f"values, exceed dflash.embedding_length, {n_embd}"
+        )
+    group_size = _count(file, "dflash.conv_group_size", 1, n_embd)
+    if n_embd % group_size:
+        file.fail(
+            f"dflash.conv_group_size is {group_size}, expected a divisor of "
+            f"dflash.embedding_length, {n_embd}"
+        )
+    return SelectorSpec(
+        rank=_count(file, "dflash.selector_rank", 1, MAX_EXTENT),
+        top_k=top_k,
+        kernel_size=_count(file, "dflash.conv_kernel_size", 1, MAX_BLOCK_SIZE),
+        group_size=group_size,
+    )
+
+
+def _rows(file: GgufFile, name: str, default: int) -> int:
+    """The first extent of a tensor, `default` without it."""
+    tensor = file.tensors.get(name)
+    return tensor.shape[0] if tensor else default
 
 
 def _count(file: GgufFile, key: str, low: int, high: int, *, default: int | None = None) -> int:
@@ -295,86 +345,3 @@ def _integers(file: GgufFile, key: str) -> tuple[int, ...]:
 
 def _listed(values: tuple[int, ...]) -> str:
     return f"{list(values)}" if len(values) <= 16 else f"{list(values[:16])} and more"
-
-
-def _check_kind(file: GgufFile) -> None:
-    known = re.compile(
-        r"fc\.weight|enc\.output_norm\.weight|output_norm\.weight|"
-        + "|".join(re.escape(name) for name in _OPTIONAL_WEIGHTS)
-        + rf"|blk\.\d+\.({'|'.join(_LAYER_WEIGHTS + _OPTIONAL_LAYER_WEIGHTS)})\.weight"
-    )
-    unknown = [name for name in file.tensors if not known.fullmatch(name)]
-    if not unknown:
-        return
-    kinds = [kind for kind, mark in _OTHER_KINDS if any(mark.search(name) for name in unknown)]
-    listed = ", ".join(unknown[:4]) + (f" and {len(unknown) - 4} more" if len(unknown) > 4 else "")
-    file.fail(
-        f"a drafter of the kind {kinds[0] if kinds else 'unknown to us'}, which this version does "
-        f"not run (tensors {listed}); use a DFlash drafter without these"
-    )
-
-
-def _check_shapes(file: GgufFile, spec: DrafterSpec) -> None:
-    required, optional = _expected_shapes(spec)
-    faults = [f"tensor {name} is missing" for name in required if name not in file.tensors]
-    expected = required | optional
-    for name, tensor in file.tensors.items():
-        if len(_trimmed(tensor.shape)) == 1 and tensor.type_name != "F32":
-            faults.append(f"tensor {name} has the type {tensor.type_name}, expected F32")
-        elif tensor.type_name in _NOT_MULTIPLIED:
-            faults.append(f"tensor {name} has the type {tensor.type_name}, expected a weight type")
-        if name not in expected:
-            faults.append(f"tensor {name} is beyond dflash.block_count {spec.n_layer}")
-        elif _trimmed(tensor.shape) != _trimmed(expected[name]):
-            faults.append(
-                f"tensor {name} has the shape {list(tensor.shape)}, expected {list(expected[name])}"
-            )
-    if faults:
-        more = f"\n(and {len(faults) - 8} more)" if len(faults) > 8 else ""
-        raise FileError("\n".join(f"{file.path}: {fault}" for fault in faults[:8]) + more)
-
-
-def _expected_shapes(
-    spec: DrafterSpec,
-) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
-    """Shapes in ggml's order of the weights that must and of those that may be there."""
-    n_embd, n_ff, head = spec.n_embd, spec.n_ff, spec.head_dim
-    n_q, n_kv = spec.n_head * head, spec.n_head_kv * head
-    required: dict[str, tuple[int, ...]] = {
-        "fc.weight": (spec.n_taps * n_embd, n_embd),
-        "enc.output_norm.weight": (n_embd,),
-        "output_norm.weight": (n_embd,),
-    }
-    optional: dict[str, tuple[int, ...]] = {
-        "token_embd.weight": (n_embd, spec.n_vocab),
-        "output.weight": (n_embd, spec.n_vocab),
-        "rope_freqs.weight": (head // 2,),
-    }
-    shapes = (
-        (n_embd,),
-        (n_embd, n_q),
-        (n_embd, n_kv),
-        (n_embd, n_kv),
-        (n_q, n_embd),
-        (head,),
-        (head,),
-        (n_embd,),
-        (n_embd, n_ff),
-        (n_embd, n_ff),
-        (n_ff, n_embd),
-    )
-    for layer in range(spec.n_layer):
-        for weight, shape in zip(_LAYER_WEIGHTS, shapes, strict=True):
-            required[f"blk.{layer}.{weight}.weight"] = shape
-        for weight, shape in zip(
-            _OPTIONAL_LAYER_WEIGHTS, ((n_embd,), (n_embd,), (1,)), strict=True
-        ):
-            optional[f"blk.{layer}.{weight}.weight"] = shape
-    return required, optional
-
-
-def _trimmed(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """`shape` without the ones that ggml pads it with."""
-    while len(shape) > 1 and shape[-1] == 1:
-        shape = shape[:-1]
-    return shape

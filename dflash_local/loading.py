@@ -10,7 +10,7 @@ from collections.abc import Sequence as List
 from pathlib import Path
 
 from dflash_local import runtime
-from dflash_local.drafter import FusedDrafter
+from dflash_local.drafters import open_drafter
 from dflash_local.gguf_file import GgufFile
 from dflash_local.model import Model
 from dflash_local.pairing import check_pair, check_target
@@ -84,11 +84,12 @@ def load(
         draft_file.path if draft_file else None,
         layers=options.tapped_layers,
         n_gpu_layers=plan.n_gpu_layers,
+        spec=spec,
     )
     loaded = Target(target_file.path, options, progress=_Progress(target_file.path, say))
     try:
         drafter = (
-            FusedDrafter(draft_file.path, loaded, n_seq=1, n_ctx=loaded.n_ctx)
+            open_drafter(draft_file.path, loaded, spec, n_seq=1, n_ctx=loaded.n_ctx)
             if draft_file
             else None
         )

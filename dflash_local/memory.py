@@ -144,6 +144,7 @@ class Footprint:
     def _read_drafter(self, drafter: GgufFile | None, spec: DrafterSpec | None) -> None:
         self.drafter_weights = self._drafter_row = self._drafter_block = 0
         self._drafter_compute = 0
+        self._llama_drafter = spec if spec and spec.runs_on == "llama.cpp" else None
         if drafter is None or spec is None:
             return
         width = spec.n_head_kv * spec.head_dim
@@ -152,6 +153,11 @@ class Footprint:
         self._drafter_block = spec.block_size
         n_ff = _largest(drafter.get("dflash.feed_forward_length"))
         row = 3 * spec.n_embd + spec.n_head * spec.head_dim
+        if self._llama_drafter:
+            # logits of all rows of a batch, copied on the device by the heads, and on the host
+            batch = spec.llama_cpp_rows * (3 * self._n_vocab + 3 * n_ff + row + 2 * width)
+            self._drafter_compute = 4 * (batch + spec.llama_cpp_rows * self.taps * self._n_embd)
+            return
         inject = self._n_batch * (self.taps * self._n_embd + row + 2 * width)
         block = self._n_seq * spec.block_size * (2 * self._n_vocab + 3 * n_ff + row)
         self._drafter_compute = 4 * (inject + block)
@@ -221,11 +227,19 @@ class Footprint:
 
     def drafter_kv(self, n_ctx: int) -> int:
         """The drafter's f16 cache of every sequence, at the end of the context."""
+        if self._llama_drafter:
+            return self._drafter_row * cells(
+                self._llama_drafter.llama_cpp_cells(n_ctx, self._n_seq)
+            )
         return self._drafter_row * cells(n_ctx + self._drafter_block + 1) * self._n_seq
 
     def drafter(self, n_ctx: int) -> int:
         """The drafter with cache and graph. A cache that grows lies beside the one it replaces,
         which can be as long but for one step."""
+        if self._llama_drafter:  # its cache is there from the start
+            rows = self._llama_drafter.llama_cpp_rows
+            mask = 2 * 2 * rows * cells(self._llama_drafter.llama_cpp_cells(n_ctx, self._n_seq))
+            return self.drafter_weights + self.drafter_kv(n_ctx) + self._drafter_compute + mask
         mask = 2 * cells(n_ctx) * self._drafter_block * self._n_seq
         compute = self._drafter_compute + mask if self._drafter_block else 0
         return self.drafter_weights + 2 * self.drafter_kv(n_ctx) + compute

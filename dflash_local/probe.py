@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from .cache_dir import cache_dir
+from .drafter_spec import DrafterSpec
 from .errors import BackendError, FileError
 from .gguf_file import shard_files
 
@@ -30,7 +31,7 @@ REINSTALL = (
     "llama-cpp-python==0.3.36"
 )
 
-_FORMAT = 1
+_FORMAT = 2
 _QUIET_S = 2.0
 _LIMIT_S = 300.0
 _SLOWEST_BYTES_PER_S = 50e6
@@ -69,9 +70,12 @@ def ensure_loadable(
     *,
     layers: tuple[int, ...],
     n_gpu_layers: int = 0,
+    spec: DrafterSpec | None = None,
     limit_s: float = _LIMIT_S,
 ) -> None:
     """Return if llama.cpp can load `target` and decode with taps on `layers`.
+
+    A `draft` that, by its `spec`, llama.cpp itself runs must draft a block, too.
 
     Tried in a child process unless a kept verdict says so already. `limit_s` seconds, and more for
     large files, are given to it. Raises FileError when a file is at fault, BackendError when the
@@ -79,6 +83,7 @@ def ensure_loadable(
     """
     files = shard_files(target) + ((draft,) if draft else ())
     build = _build()
+    trial = _trial(spec) if draft and spec and spec.runs_on == "llama.cpp" else None
     key = {
         "format": _FORMAT,
         "files": [_identity(path) for path in files],
@@ -86,10 +91,18 @@ def ensure_loadable(
         "cpu": _cpu(),
         "layers": list(layers),
         "n_gpu_layers": n_gpu_layers,
+        "trial": trial,
     }
     verdict = _kept(key)
     if verdict is None:
-        verdict = _tried(target, draft, layers, n_gpu_layers, limit_s, files)
+        request = {
+            "target": str(target),
+            "draft": str(draft) if draft else None,
+            "layers": list(layers),
+            "n_gpu_layers": n_gpu_layers,
+            "trial": trial,
+        }
+        verdict = _tried(target, request, limit_s, files)
         if verdict.lasting:
             _keep(key, verdict)
     _raise(verdict, target, draft)
@@ -111,9 +124,11 @@ def _raise(verdict: Verdict, target: Path, draft: Path | None) -> None:
             f"({why}): a native build by GCC before 13 does so on CPUs with AMX; "
             f"reinstall it: {REINSTALL}"
         )
-    path = draft if verdict.stage == "draft" and draft else target
+    path = draft if verdict.stage.startswith("draft") and draft else target
     doing = {
         "draft": "read the header",
+        "draft load": "load the drafter",
+        "draft decode": "draft a block",
         "vocabulary": "load the vocabulary",
         "load": "load the model",
         "context": "make a context",
@@ -125,21 +140,22 @@ def _raise(verdict: Verdict, target: Path, draft: Path | None) -> None:
     )
 
 
-def _tried(
-    target: Path,
-    draft: Path | None,
-    layers: tuple[int, ...],
-    n_gpu_layers: int,
-    limit_s: float,
-    files: tuple[Path, ...],
-) -> Verdict:
-    request = {
-        "path": sys.path,
-        "target": str(target),
-        "draft": str(draft) if draft else None,
-        "layers": list(layers),
-        "n_gpu_layers": n_gpu_layers,
+def _trial(spec: DrafterSpec) -> dict[str, Any]:
+    """What the child needs to draft one block."""
+    return {
+        "n_features": spec.n_taps * spec.n_embd,
+        "block_size": spec.block_size,
+        "mask_token_id": spec.mask_token_id,
+        "causal": spec.causal,
+        "lattice": spec.selector is not None,
     }
+
+
+def _tried(
+    target: Path, request: dict[str, Any], limit_s: float, files: tuple[Path, ...]
+) -> Verdict:
+    n_gpu_layers = request["n_gpu_layers"]
+    request = {"path": sys.path, **request}
     environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
     environment.pop("PYTHONFAULTHANDLER", None)
     if n_gpu_layers == 0:

@@ -25,7 +25,8 @@ class _Fault(Exception):
 
 
 def main(request: dict[str, Any]) -> None:
-    """Run all stages for `request`: target, draft (or null), layers, n_gpu_layers."""
+    """Run all stages for `request`: target, draft (or null), layers, n_gpu_layers, trial (null, or
+    what it takes to draft a block in llama.cpp's own context)."""
     _die_quietly()
     try:
         _stages(request)
@@ -51,7 +52,7 @@ def _stages(request: dict[str, Any]) -> None:
     _say(stage="vocabulary")
     _try_vocabulary(target)
     _say(stage="load")
-    _try_model(target, request["layers"], request["n_gpu_layers"])
+    _try_model(target, request)
 
 
 def _read_header(path: bytes) -> None:
@@ -81,11 +82,12 @@ def _try_vocabulary(path: bytes) -> None:
     llama_cpp.llama_model_free(model)
 
 
-def _try_model(path: bytes, layers: list[int], n_gpu_layers: int) -> None:
+def _try_model(path: bytes, request: dict[str, Any]) -> None:
     import llama_cpp
 
     from . import runtime
 
+    n_gpu_layers = request["n_gpu_layers"]
     params = llama_cpp.llama_model_default_params()
     params.n_gpu_layers = n_gpu_layers
     # rearranged weights are a copy in memory; `probe_product` has tried the products themselves
@@ -97,7 +99,7 @@ def _try_model(path: bytes, layers: list[int], n_gpu_layers: int) -> None:
     if not context:
         raise _Fault(runtime.first_error_line() or "no context")
     set_tap = _set_tap()
-    for layer in layers:
+    for layer in request["layers"]:
         set_tap(ctypes.c_void_p(context), layer, True)
     _say(stage="decode")
     n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
@@ -107,8 +109,38 @@ def _try_model(path: bytes, layers: list[int], n_gpu_layers: int) -> None:
         if status != 0:
             raise _Fault(runtime.first_error_line() or f"llama_decode returned {status}")
         llama_cpp.llama_synchronize(context)
+    if request["trial"]:
+        _try_drafter(request["draft"], context, n_gpu_layers, request["trial"])
     llama_cpp.llama_free(context)
     llama_cpp.llama_model_free(model)
+
+
+def _try_drafter(path: str, target: Any, n_gpu_layers: int, trial: dict[str, Any]) -> None:
+    import numpy as np
+
+    from .errors import DflashError
+    from .llama_context import ContextOptions, DraftContext, Placement
+
+    _say(stage="draft load")
+    size = trial["block_size"]
+    options = ContextOptions(
+        n_seq=1,
+        n_cells=_N_CTX + size,
+        n_rows=max(2, size),
+        n_threads=_n_threads(),
+        causal=trial["causal"],
+        lattice=trial["lattice"],
+    )
+    try:
+        context = DraftContext(path, target, Placement(n_gpu_layers), options)
+        _say(stage="draft decode")
+        context.inject(np.zeros((2, trial["n_features"]), np.float32), [0, 1], [0, 0])
+        tokens = [0] + [trial["mask_token_id"]] * (size - 1)
+        context.draft(tokens, range(2, 2 + size), [0] * size)
+        context.lattice(size) if trial["lattice"] else context.logits(size)
+        context.close()
+    except DflashError as fault:
+        raise _Fault(str(fault)) from None
 
 
 def _context_params(n_gpu_layers: int) -> Any:
@@ -118,10 +150,14 @@ def _context_params(n_gpu_layers: int) -> Any:
     params.n_ctx = params.n_batch = params.n_ubatch = _N_CTX
     params.n_seq_max = 1
     params.kv_unified = True
-    # threads that must share a core wait for each other far longer than they work
-    params.n_threads = params.n_threads_batch = max(1, min(4, (os.cpu_count() or 1) // 2))
+    params.n_threads = params.n_threads_batch = _n_threads()
     params.offload_kqv = params.op_offload = n_gpu_layers != 0
     return params
+
+
+def _n_threads() -> int:
+    """Threads that must share a core wait for each other far longer than they work."""
+    return max(1, min(4, (os.cpu_count() or 1) // 2))
 
 
 def _loaded(path: bytes, params: Any) -> Any:

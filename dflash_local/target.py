@@ -212,6 +212,12 @@ class Target:
         return _address(self._model)
 
     @property
+    def context(self) -> Any:
+        """The `llama_context_p`, for a drafter in a context beside it."""
+        self._check_open()
+        return self._context
+
+    @property
     def can_roll_back(self) -> bool:
         """False for recurrent and hybrid models, whose state cannot be cut at a position."""
         self._check_open()

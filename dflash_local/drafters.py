@@ -1,0 +1,34 @@
+"""Which drafter runs a file: the fused graph where it knows the family, else llama.cpp's own."""
+
+from __future__ import annotations
+
+import os
+
+from dflash_local.drafter import Drafter, FusedDrafter
+from dflash_local.drafter_spec import DrafterSpec
+from dflash_local.drafter_tensors import Runner
+from dflash_local.gguf_file import GgufFile
+from dflash_local.llama_drafter import LlamaDrafter
+from dflash_local.target import Target
+
+
+def open_drafter(
+    path: str | os.PathLike[str],
+    target: Target,
+    spec: DrafterSpec | None = None,
+    *,
+    n_seq: int,
+    n_ctx: int,
+    n_threads: int | None = None,
+    runs_on: Runner | None = None,
+) -> Drafter:
+    """The drafter at `path` for a loaded target, which closes it; `spec` when it is read already.
+
+    `n_ctx` rows for each of `n_seq` sequences. `runs_on` overrides the choice by file: llama.cpp
+    runs every family. Raises FileError for a bad file, BackendError without room.
+    """
+    if spec is None:
+        spec = DrafterSpec.read(GgufFile.open(path), n_vocab=target.n_vocab)
+    if (runs_on or spec.runs_on) == "fused":
+        return FusedDrafter(path, target, n_seq=n_seq, n_ctx=n_ctx, n_threads=n_threads)
+    return LlamaDrafter(path, target, spec, n_seq=n_seq, n_ctx=n_ctx, n_threads=n_threads)
