@@ -92,6 +92,9 @@ def strict_json(text: bytes) -> Any:
             keys = [key for key, _ in pairs]
             twice = next(key for key in found if keys.count(key) > 1)
             raise ValueError(f"{shown(twice)} occurs twice")
+        for text in (*found, *found.values()):
+            if isinstance(text, str) and not _is_text(text):
+                raise ValueError(f"{shown(text)} is no valid text")
         return found
 
     def integer(digits: str) -> int:
@@ -196,14 +199,13 @@ def _check_metadata(path: Path, metadata: object) -> None:
 
 def _entry(path: Path, name: str, raw: object, data_start: int) -> TensorEntry:
     tensor = f"tensor {shown(name)}"
-    if not _is_text(name):
-        fail(path, f"{tensor}: its name is no valid text")
     if not isinstance(raw, dict):
         fail(path, f"{tensor}: {shown(raw)}, expected dtype, shape and data_offsets")
     dtype, shape, offsets = raw.get("dtype"), raw.get("shape"), raw.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in BITS:
         fail(path, f"{tensor}: dtype {shown(dtype)} is not supported")
-    if not _are_sizes(shape):
+    # an empty tensor's other dimensions are limited by no bytes
+    if not _are_sizes(shape) or math.prod(size or 1 for size in shape) >= 1 << 60:
         fail(path, f"{tensor}: shape {shown(shape)}, expected whole numbers")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         fail(path, f"{tensor}: data_offsets {shown(offsets)}, expected its begin and end")
@@ -218,9 +220,9 @@ def _entry(path: Path, name: str, raw: object, data_start: int) -> TensorEntry:
     return TensorEntry(name, dtype, tuple(shape), path, data_start + begin, end - begin)
 
 
-def _is_text(name: str) -> bool:
+def _is_text(text: str) -> bool:
     try:
-        name.encode("utf-8")
+        text.encode("utf-8")
     except UnicodeEncodeError:  # half of a surrogate pair
         return False
     return True
