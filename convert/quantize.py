@@ -1,0 +1,226 @@
+"""Which type a tensor is stored as, and rows of floats as bytes of that type.
+
+The mixtures are those of llama.cpp's quantizer (`src/llama-quant.cpp`), except that the tensors
+which a draft hangs on keep at least 8 bits. The bytes come from the loaded ggml itself, so there is
+one quantizer, and none of ours.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, LlamaFileType, quants
+from gguf import GGMLQuantizationType as Type
+from numpy.typing import NDArray
+
+from dflash_local import runtime
+from dflash_local.errors import InputError
+from dflash_local.threads import default_threads
+
+if TYPE_CHECKING:
+    from .tensors import TensorPlan
+
+_SMALL = 4096  # elements; fewer are not worth rounding
+_PLAIN = (Type.F32, Type.F16, Type.BF16)
+_CRITICAL = frozenset(("fc", "head", "selector", "markov"))
+_LAYER = re.compile(r"^blk\.(\d+)\.")
+# where the length of a row is no multiple of the block: as llama.cpp falls back
+_FALLBACK = {
+    Type.Q3_K: Type.Q4_0,
+    Type.Q4_K: Type.Q5_0,
+    Type.Q5_K: Type.Q5_1,
+    Type.Q6_K: Type.Q8_0,
+}
+
+
+@dataclass(frozen=True)
+class _Outtype:
+    base: Type
+    file_type: LlamaFileType
+
+
+_OUTTYPES = {
+    "f32": _Outtype(Type.F32, LlamaFileType.ALL_F32),
+    "bf16": _Outtype(Type.BF16, LlamaFileType.MOSTLY_BF16),
+    "f16": _Outtype(Type.F16, LlamaFileType.MOSTLY_F16),
+    "q8_0": _Outtype(Type.Q8_0, LlamaFileType.MOSTLY_Q8_0),
+    "q6_k": _Outtype(Type.Q6_K, LlamaFileType.MOSTLY_Q6_K),
+    "q5_k_m": _Outtype(Type.Q5_K, LlamaFileType.MOSTLY_Q5_K_M),
+    "q5_k_s": _Outtype(Type.Q5_K, LlamaFileType.MOSTLY_Q5_K_S),
+    "q5_1": _Outtype(Type.Q5_1, LlamaFileType.MOSTLY_Q5_1),
+    "q5_0": _Outtype(Type.Q5_0, LlamaFileType.MOSTLY_Q5_0),
+    "q4_k_m": _Outtype(Type.Q4_K, LlamaFileType.MOSTLY_Q4_K_M),
+    "q4_k_s": _Outtype(Type.Q4_K, LlamaFileType.MOSTLY_Q4_K_S),
+    "q4_1": _Outtype(Type.Q4_1, LlamaFileType.MOSTLY_Q4_1),
+    "q4_0": _Outtype(Type.Q4_0, LlamaFileType.MOSTLY_Q4_0),
+    "q3_k_m": _Outtype(Type.Q3_K, LlamaFileType.MOSTLY_Q3_K_M),
+}
+OUTTYPES: tuple[str, ...] = tuple(_OUTTYPES)
+
+
+def file_type(outtype: str) -> int:
+    """The value of `general.file_type` for one of OUTTYPES. Raises InputError."""
+    return int(_outtype(outtype).file_type)
+
+
+def tensor_type(
+    plan: TensorPlan, outtype: str, *, n_layer: int, keep_critical: bool = True
+) -> Type:
+    """The type that `plan`'s tensor is stored as in a file of `outtype`, one of OUTTYPES.
+
+    `n_layer`: layers of the drafter, which the mixtures depend on. `keep_critical`: what every
+    draft passes through (fc, selector, Markov heads, output head) gets at least Q8_0. Raises
+    InputError for an outtype that is not known.
+    """
+    base = _outtype(outtype).base
+    if plan.role == "ids":
+        return Type.I64
+    if not _is_matrix(plan):
+        return Type.F32
+    if base in _PLAIN or base == Type.Q8_0:
+        chosen = base
+    elif plan.role in _CRITICAL and keep_critical:
+        chosen = Type.Q8_0
+    elif plan.role in ("head", "embedding"):
+        chosen = Type.Q6_K
+    else:
+        chosen = _mixed(plan.name, outtype, base, n_layer)
+    return _fitting(chosen, plan.shape[0])
+
+
+def n_bytes(shape: tuple[int, ...], kind: Type) -> int:
+    """Bytes of a tensor of `shape` (row length first), whose rows are whole blocks of `kind`."""
+    block, size = GGML_QUANT_SIZES[kind]
+    count = 1
+    for extent in shape:
+        count *= extent
+    return count // block * size
+
+
+def encode(rows: NDArray[np.float32], kind: Type, *, n_threads: int | None = None) -> bytes:
+    """`rows`, f32 [n, row length], as bytes of `kind`, row after row.
+
+    Every row is a whole number of blocks. Raises InputError for values that `kind` cannot hold.
+    """
+    if not np.isfinite(rows).all():
+        raise InputError(f"{_not_finite(rows)} NaN or infinite; the source is damaged")
+    if kind == Type.I64:
+        return rows.astype("<i8").tobytes()
+    if kind in _PLAIN:
+        return _plain(rows, kind)
+    return _quantized(np.ascontiguousarray(rows, np.float32), kind, n_threads or default_threads())
+
+
+def _outtype(name: str) -> _Outtype:
+    if name not in _OUTTYPES:
+        raise InputError(f"outtype {name!r} is not known, expected one of {', '.join(OUTTYPES)}")
+    return _OUTTYPES[name]
+
+
+def _is_matrix(plan: TensorPlan) -> bool:
+    return (
+        plan.role != "norm"
+        and plan.name.endswith(".weight")
+        and len(plan.shape) == 2
+        and plan.shape[1] > 1
+        and plan.shape[0] * plan.shape[1] >= _SMALL
+    )
+
+
+def _mixed(name: str, outtype: str, base: Type, n_layer: int) -> Type:
+    match = _LAYER.match(name)
+    layer = int(match[1]) if match else n_layer
+    part = name.removesuffix(".weight").rpartition(".")[2]
+    more = outtype in ("q4_k_m", "q5_k_m") and _gets_more_bits(layer, n_layer)
+    if part == "attn_v":
+        if more:
+            return Type.Q6_K
+        if outtype == "q4_k_s" and layer < 4:
+            return Type.Q5_K
+        if outtype == "q3_k_m":
+            return Type.Q5_K if layer < 2 else Type.Q4_K
+    elif part == "ffn_down":
+        if more:
+            return Type.Q6_K
+        if outtype == "q4_k_s" and layer < n_layer // 8:
+            return Type.Q5_K
+        if outtype == "q3_k_m":
+            return Type.Q5_K if layer < n_layer // 16 else Type.Q4_K
+    elif part == "attn_output" and outtype == "q3_k_m":
+        return Type.Q4_K
+    return base
+
+
+def _gets_more_bits(layer: int, n_layer: int) -> bool:
+    """The first eighth of the layers, the last, and every third between."""
+    first = n_layer // 8
+    return layer < first or layer >= 7 * n_layer // 8 or (layer - first) % 3 == 2
+
+
+def _fitting(kind: Type, row_length: int) -> Type:
+    if row_length % GGML_QUANT_SIZES[kind][0] == 0:
+        return kind
+    kind = _FALLBACK.get(kind, kind)
+    return kind if row_length % GGML_QUANT_SIZES[kind][0] == 0 else Type.F16
+
+
+def _not_finite(rows: NDArray[np.float32]) -> str:
+    count = int(rows.size - np.count_nonzero(np.isfinite(rows)))
+    return "one value is" if count == 1 else f"{count} values are"
+
+
+def _plain(rows: NDArray[np.float32], kind: Type) -> bytes:
+    with np.errstate(over="ignore"):
+        encoded = quants.quantize(rows, kind)
+    if kind == Type.F16 and not np.isfinite(encoded).all():
+        largest = float(np.abs(rows).max())
+        raise InputError(
+            f"the largest value, {largest:g}, does not fit F16, which ends at 65504; choose bf16"
+        )
+    return encoded.tobytes()
+
+
+@cache
+def _quantizer() -> Callable[..., int]:
+    """`ggml_quantize_chunk` of ggml.h. It keeps no state for the types in use here."""
+    pointer, count = ctypes.c_void_p, ctypes.c_int64
+    return runtime.function(
+        "ggml_quantize_chunk",
+        ctypes.c_size_t,
+        *(ctypes.c_int, pointer, pointer, count, count, count, pointer),
+    )
+
+
+def _quantized(rows: NDArray[np.float32], kind: Type, n_threads: int) -> bytes:
+    n_rows, length = rows.shape
+    encoded: NDArray[Any] = np.empty(n_bytes((length, n_rows), kind), np.uint8)
+    quantize = _quantizer()
+
+    def part(start: int, stop: int) -> None:
+        # offsets are in values; no importance matrix
+        quantize(
+            int(kind),
+            rows.ctypes.data,
+            encoded.ctypes.data,
+            start * length,
+            stop - start,
+            length,
+            None,
+        )
+
+    bounds = np.linspace(0, n_rows, min(n_threads, n_rows) + 1).astype(int).tolist()
+    spans = list(pairwise(bounds))
+    if len(spans) == 1:
+        part(*spans[0])
+    elif spans:
+        with ThreadPoolExecutor(len(spans)) as pool:
+            list(pool.map(part, *zip(*spans, strict=True)))
+    return encoded.tobytes()

@@ -1,0 +1,65 @@
+"""The tokenizer keys of a drafter's GGUF file: those of its target.
+
+A GGUF target's are copied as they are. From Hugging Face files they are built as llama.cpp's
+converter builds them (`conversion/base.py`), so that drafter and target agree to the last token.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gguf import GGUFValueType
+
+from dflash_local.errors import InputError
+from dflash_local.gguf_file import GgufFile
+
+from .hf_vocabulary import read_vocabulary
+from .key import KINDS, Key
+
+if TYPE_CHECKING:
+    from .source import Source
+
+_PREFIX = "tokenizer."
+_TOKENS = "tokenizer.ggml.tokens"
+_MASK = "tokenizer.ggml.mask_token_id"
+
+
+def tokenizer_keys(target: GgufFile | Source, *, n_vocab: int, mask_token_id: int) -> list[Key]:
+    """All `tokenizer.*` keys for a drafter of `target`, the mask token's among them.
+
+    `n_vocab`: tokens that the drafter is for. From HF files the vocabulary is filled up to it;
+    raises InputError if a GGUF target has another number of tokens, or if the mask token is none
+    of them, and FileError if the files cannot be read or are of a family that is not known.
+    """
+    if not 0 <= mask_token_id < n_vocab:
+        raise InputError(
+            f"the mask token has id {mask_token_id}, and the vocabulary ends at {n_vocab - 1}; "
+            "the drafter's config.json is at odds with itself"
+        )
+    if isinstance(target, GgufFile):
+        keys = _copied(target, n_vocab)
+    else:
+        keys = read_vocabulary(target.folder, n_vocab)
+    return [*(key for key in keys if key.name != _MASK), Key(_MASK, mask_token_id, "u32")]
+
+
+def _copied(target: GgufFile, n_vocab: int) -> list[Key]:
+    tokens = target.require(_TOKENS, list)
+    if len(tokens) != n_vocab:
+        target.fail(
+            f"holds {len(tokens)} tokens, and the drafter is for a target with {n_vocab}; "
+            "give the target that the drafter was trained for"
+        )
+    return [
+        _copy(name, target)
+        for name, value in target.metadata.items()
+        # an empty array says nothing, and GGUF writers refuse it
+        if name.startswith(_PREFIX) and value != []
+    ]
+
+
+def _copy(name: str, target: GgufFile) -> Key:
+    value, stored = target.metadata[name], target.value_types[name]
+    is_array = isinstance(value, list)
+    element = GGUFValueType[stored.removeprefix("array of ").upper()]
+    return Key(name, tuple(value) if is_array else value, KINDS[element][is_array])

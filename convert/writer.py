@@ -1,0 +1,209 @@
+"""A GGUF file written tensor by tensor: whole or not at all, and in little memory.
+
+The `gguf` package encodes the metadata and the tensor infos; tensors are read, encoded and written
+in pieces, since that package wants each of them whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType
+from numpy.typing import NDArray
+
+from dflash_local.errors import InputError
+
+from .key import Key
+from .quantize import encode, n_bytes
+
+if TYPE_CHECKING:
+    from .tensors import TensorPlan
+
+_PIECE = 1 << 21  # values that are in memory at once, as f32
+_ARCHITECTURE = "general.architecture"
+
+Rows = Callable[["TensorPlan", int, int], NDArray[np.float32]]
+Progress = Callable[[int, int], None]
+
+
+def write_gguf(
+    path: Path,
+    keys: Sequence[Key],
+    tensors: Sequence[tuple[TensorPlan, GGMLQuantizationType]],
+    read_rows: Rows,
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> None:
+    """Write `path` anew, or over an existing file with `force`.
+
+    `keys` hold `general.architecture`. `read_rows(plan, start, stop)` gives rows of a tensor, f32
+    [stop - start, ne0]; a vector is one row. `progress(done, total)` is told bytes of tensor data.
+
+    The file appears at the end, complete; on any exception nothing is left of it. The same
+    arguments give the same bytes. Raises InputError where the file cannot be written: it exists,
+    there is no such folder, no permission, not enough room.
+    """
+    _check_place(path, force)
+    total = sum(_padded(n_bytes(plan.shape, kind)) for plan, kind in tensors)
+    _check_room(path, total)
+    # in the same folder, so that the last step is a rename
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    try:
+        with _writing(path, total):
+            _write_header(part, keys, tensors)
+            file = part.open("ab")
+        try:
+            _write_tensors(file, path, tensors, read_rows, total, progress)
+            with _writing(path, total):
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            with contextlib.suppress(OSError):  # of what a failed write has left in the buffer
+                file.close()
+        with _writing(path, total):
+            _check_place(path, force)
+            os.replace(part, path)
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def _check_place(path: Path, force: bool) -> None:
+    if path.is_dir():
+        raise InputError(f"{path}: a folder, expected the name of the file to write")
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path}: not a regular file, expected the name of the file to write")
+    if path.exists() and not force:
+        raise InputError(f"{path}: exists already; choose another name, or overwrite it with force")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: there is no folder {path.parent}; make it first")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise InputError(f"{path}: the folder {path.parent} cannot be written to; choose another")
+
+
+def _check_room(path: Path, needed: int) -> None:
+    free = shutil.disk_usage(path.parent).free
+    if free < needed:
+        raise _no_room(path, needed, free)
+
+
+def _no_room(path: Path, needed: int, free: int) -> InputError:
+    return InputError(
+        f"{path}: needs {_size(needed)}, and {path.parent} has {_size(free)} left; "
+        "make room or choose another folder"
+    )
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.2f} MB"
+
+
+@contextlib.contextmanager
+def _writing(path: Path, needed: int) -> Iterator[None]:
+    """Turn the errors of writing into one line. Reading happens outside, with its own messages."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            with contextlib.suppress(OSError):
+                raise _no_room(path, needed, shutil.disk_usage(path.parent).free) from None
+        reason = error.strerror or error
+        raise InputError(f"{path}: cannot be written: {reason}; {_size(needed)} are needed") from (
+            None
+        )
+
+
+def _write_header(
+    part: Path, keys: Sequence[Key], tensors: Sequence[tuple[TensorPlan, GGMLQuantizationType]]
+) -> None:
+    values = {key.name: key for key in keys}
+    writer = gguf.GGUFWriter(part, str(values[_ARCHITECTURE].value))
+    for name, key in values.items():
+        if name != _ARCHITECTURE:
+            kind, element = key.types
+            writer.add_key_value(name, _raw(key), kind, element)
+    for plan, quantization in tensors:
+        writer.add_tensor_info(
+            plan.name,
+            tuple(reversed(plan.shape)),
+            np.dtype(np.float32),
+            n_bytes(plan.shape, quantization),
+            raw_dtype=quantization,
+        )
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+    finally:
+        writer.close()
+
+
+def _raw(key: Key) -> object:
+    # tokens of a vocabulary need not be UTF-8
+    if key.kind == "str":
+        return str(key.value).encode("utf-8", "surrogateescape")
+    if key.kind == "arr_str":
+        assert isinstance(key.value, Sequence)
+        return [str(item).encode("utf-8", "surrogateescape") for item in key.value]
+    return key.value
+
+
+def _write_tensors(
+    file: BinaryIO,
+    path: Path,
+    tensors: Sequence[tuple[TensorPlan, GGMLQuantizationType]],
+    read_rows: Rows,
+    total: int,
+    progress: Progress | None,
+) -> None:
+    with _writing(path, total):
+        if tensors:
+            _pad(file)
+    done = 0
+    for plan, kind in tensors:
+        for piece in _encoded(plan, kind, read_rows):
+            with _writing(path, total):
+                file.write(piece)
+            done += len(piece)
+            if progress is not None:
+                progress(done, total)
+        with _writing(path, total):
+            done += _pad(file)
+    if progress is not None:
+        progress(done, total)
+
+
+def _encoded(plan: TensorPlan, kind: GGMLQuantizationType, read_rows: Rows) -> Iterator[bytes]:
+    """The tensor's data in pieces of at most _PIECE values, if its rows are no longer."""
+    length, n_rows = plan.shape[0], plan.n_rows
+    step = max(1, _PIECE // length)
+    for start in range(0, n_rows, step):
+        stop = min(start + step, n_rows)
+        rows = read_rows(plan, start, stop)
+        if rows.shape != (stop - start, length):
+            raise ValueError(f"{plan.name}: read {rows.shape}, expected {(stop - start, length)}")
+        try:
+            yield encode(rows, kind)
+        except InputError as error:
+            raise InputError(f"tensor '{plan.source or plan.name}': {error}") from None
+
+
+def _pad(file: BinaryIO) -> int:
+    """Fill up to the alignment of GGUF; the bytes that it took."""
+    missing = _padded(file.tell()) - file.tell()
+    file.write(bytes(missing))
+    return missing
+
+
+def _padded(count: int) -> int:
+    return -(-count // gguf.GGUF_DEFAULT_ALIGNMENT) * gguf.GGUF_DEFAULT_ALIGNMENT
