@@ -4,7 +4,7 @@ PYTHON ?= python3
 # The commands' folder: the active virtual environment's, or that of .venv.
 BIN = $(shell $(PYTHON) bootstrap.py --where)
 SOURCES = bootstrap.py dflash_local convert cli tools tests
-NATIVE = $(wildcard native/*.cpp native/*.h tests/native/*.cpp)
+NATIVE = $(wildcard native/*.cpp native/*.h tests/native/*.cpp tests/native/*.h)
 
 .PHONY: demo test check format typecheck asan setup setup-test clean
 

@@ -115,7 +115,7 @@ class Engine:
     def step(self, sequences: List[Sequence]) -> None:
         """One chunk of each prompt that is not yet decoded, then one round of the others.
 
-        Whatever is raised, the caches of these sequences are consistent, if need be empty.
+        Whatever is raised, these sequences are over and their caches empty.
         """
         try:
             for sequence in sequences:
@@ -128,6 +128,7 @@ class Engine:
         except BaseException:
             for sequence in sequences:
                 self._forget(sequence.slot)
+                sequence.finish_reason = sequence.finish_reason or "cancelled"
             raise
 
     def run(self, sequences: List[Sequence]) -> None:

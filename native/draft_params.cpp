@@ -145,11 +145,11 @@ rope_params read_rope(const keys & k, const std::string & p, int head_dim) {
                                 k.integer(p + "context_length", any_count, 0));
     const std::string scaling = k.text(p + "rope.scaling.type", "linear");
     rope.attn_factor = k.real(p + "rope.scaling.attn_factor", 1.0f);
-    const std::string factor_key = p + "rope.scaling.factor";
-    float factor = k.real(factor_key, 0.0f);
-    if (factor == 0.0f) {  // as old files have it
-        factor = k.real(p + "rope.scale_linear", 0.0f);
+    std::string factor_key = p + "rope.scaling.factor";
+    if (k.real(factor_key, 0.0f) == 0.0f) {
+        factor_key = p + "rope.scale_linear";  // as old files have it
     }
+    const float factor = k.real(factor_key, 0.0f);
     if (scaling == "none" || factor == 0.0f) {
         return rope;
     }
