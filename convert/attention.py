@@ -1,0 +1,102 @@
+"""The shape of a drafter's attention: heads, windows, direction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .families import Kind
+
+_MAX_HEADS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Attention of every layer; `windowed[i]` says whether layer i has the sliding window."""
+
+    n_head: int
+    n_head_kv: int
+    states_kv: bool  # the config states n_head_kv
+    head_dim: int
+    states_dim: bool  # the config states head_dim
+    window: int  # tokens, 0 = none
+    windowed: tuple[bool, ...]
+    causal: bool | None
+
+
+def read_attention(kind: Kind, n_embd: int, n_layer: int) -> Attention:
+    """The attention that the config states. Raises FileError naming the field."""
+    gemma4, top = kind.layout == "gemma4", kind.top
+    n_head = top.need_integer("num_attention_heads", 1, _MAX_HEADS)
+    field = "num_global_key_value_heads" if gemma4 else "num_key_value_heads"
+    n_head_kv = top.integer(field, 1, _MAX_HEADS)
+    if n_head_kv is None and gemma4:
+        top.missing(field, "a whole number")
+    if n_head % (n_head_kv or n_head):
+        top.refuse(field, f"a divisor of num_attention_heads, {n_head}")
+    head_dim, states_dim = _head_dim(kind, n_embd, n_head)
+    window, windowed = _sliding(kind, n_layer)
+    return Attention(
+        n_head=n_head,
+        n_head_kv=n_head_kv or n_head,
+        states_kv=n_head_kv is not None,
+        head_dim=head_dim,
+        states_dim=states_dim,
+        window=window,
+        windowed=windowed,
+        causal=_causal(kind),
+    )
+
+
+def _head_dim(kind: Kind, n_embd: int, n_head: int) -> tuple[int, bool]:
+    """The size of a head, and whether the config states it."""
+    name = "global_head_dim" if kind.layout == "gemma4" else "head_dim"
+    value = kind.top.integer(name, 2, 1 << 16)
+    if value is None and name == "global_head_dim":
+        kind.top.missing(name, "a whole number")
+    head_dim = n_embd // n_head if value is None else value
+    if head_dim < 2 or head_dim % 2 or (value is None and n_embd % n_head):
+        kind.top.refuse(name, "an even number")
+    if kind.top.integer("v_head_dim") not in (None, head_dim):
+        kind.top.refuse("v_head_dim", f"{name}, {head_dim}")
+    return head_dim, value is not None
+
+
+def _sliding(kind: Kind, n_layer: int) -> tuple[int, tuple[bool, ...]]:
+    """The window in tokens (0 = none) and the layers that have it."""
+    top, nested = kind.top, kind.nested
+    types = top.strings("layer_types")
+    if types is not None:
+        _check_layer_types(kind, types, n_layer)
+    everywhere = nested.boolean("use_swa") is True
+    window = nested.integer("swa_window_size", 0) or top.integer("sliding_window", 0) or 0
+    if kind.layout == "muse-glimmer":
+        used = types is not None
+    else:
+        used = everywhere or top.boolean("use_sliding_window") is True
+    if everywhere and not window:
+        nested.refuse("swa_window_size", "the window of use_swa")
+    if not used or not window:
+        return 0, (False,) * n_layer
+    if everywhere:
+        return window, (True,) * n_layer
+    if types is None:
+        # as `transformers` derives the types
+        first = top.integer("max_window_layers", 0)
+        if first is None:
+            top.missing("layer_types", "the layers that use_sliding_window is for")
+        return window, tuple(layer >= first for layer in range(n_layer))
+    return window, tuple(name == "sliding_attention" for name in types)
+
+
+def _check_layer_types(kind: Kind, types: list[str], n_layer: int) -> None:
+    known = {"full_attention"}
+    if kind.layout != "gemma4":
+        known.add("sliding_attention")
+    if len(types) != n_layer or not known.issuperset(types):
+        names = " or ".join(sorted(known))
+        kind.top.refuse("layer_types", f"{n_layer} times {names}")
+
+
+def _causal(kind: Kind) -> bool | None:
+    value = kind.top.boolean("is_causal")
+    return kind.nested.boolean("causal") if value is None else value

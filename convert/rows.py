@@ -1,0 +1,55 @@
+"""Rows of a planned tensor, as they will stand in the GGUF file."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .tensors import TensorPlan
+
+
+class RowSource(Protocol):
+    """What is asked of a checkpoint: rows along a tensor's first axis (elements of a vector)."""
+
+    def rows(self, name: str, start: int, stop: int) -> NDArray[np.float32]: ...
+
+
+def planned_rows(source: RowSource, plan: TensorPlan, start: int, stop: int) -> NDArray[np.float32]:
+    """Rows `start` to `stop` of the GGUF tensor: [stop - start, ne0], float32.
+
+    A vector is one row. Reads only the rows asked for, and the rest of the heads that they lie in
+    where heads are permuted.
+    """
+    width = plan.shape[0]
+    if plan.values:
+        return np.asarray(plan.values, dtype=np.float32)[np.newaxis][start:stop]
+    if len(plan.shape) == 1:
+        vector = source.rows(plan.source, 0, width).reshape(width)
+        if plan.permute_heads:
+            vector = vector[_halves(width // plan.permute_heads, plan.permute_heads)]
+        return vector[np.newaxis][start:stop]
+    if len(plan.shape) == 2:
+        return _matrix_rows(source, plan, start, stop)
+    # an outer index of the checkpoint holds several rows
+    inner = plan.n_rows // plan.shape[-1]
+    first, last = start // inner, -(-stop // inner)
+    block = source.rows(plan.source, first, last).reshape(-1, width)
+    return block[start - first * inner : stop - first * inner]
+
+
+def _matrix_rows(source: RowSource, plan: TensorPlan, start: int, stop: int) -> NDArray[np.float32]:
+    if not plan.permute_heads:
+        return source.rows(plan.source, start, stop)
+    head = plan.shape[1] // plan.permute_heads
+    first, last = start // head, -(-stop // head)
+    rows = source.rows(plan.source, first * head, last * head)
+    rows = rows[_halves(head, last - first)]
+    return rows[start - first * head : stop - first * head]
+
+
+def _halves(head: int, n_heads: int) -> NDArray[np.intp]:
+    """Of every head, the even rows and then the odd ones: interleaved pairs become halves."""
+    rows: NDArray[np.intp] = np.arange(head * n_heads, dtype=np.intp)
+    return np.ascontiguousarray(rows.reshape(n_heads, head // 2, 2).transpose(0, 2, 1)).ravel()
