@@ -19,6 +19,7 @@ from gguf import GGUFValueType, TokenType
 from gguf.vocab import bytes_to_unicode
 
 from dflash_local.errors import FileError
+from dflash_local.gguf_vocabulary import vocabulary_fault
 
 from . import tiktoken_ranks
 from .key import KINDS, Key
@@ -90,11 +91,28 @@ def read_vocabulary(folder: Path, n_vocab: int) -> list[Key]:
         _add_ranks(writer, files, family)
     else:
         _add_gemma4(writer, files)
-    return [
+    keys = [
         _key(name, stored.value, stored.type)
         for name, stored in writer.kv_data[0].items()
         if name.startswith("tokenizer.")
     ]
+    _check(keys, folder)
+    return keys
+
+
+def _check(keys: list[Key], folder: Path) -> None:
+    """Refuse what GGUF cannot hold, or llama.cpp would abort on."""
+    for key in keys:
+        values = key.value if isinstance(key.value, (list, tuple)) else [key.value]
+        try:
+            "".join(value for value in values if isinstance(value, str)).encode("utf-8")
+        except UnicodeEncodeError:
+            raise FileError(f"{folder}: {key.name} has half a surrogate pair in it") from None
+    fault = vocabulary_fault(
+        {key.name: key.value for key in keys}, {key.name: key.type_name for key in keys}
+    )
+    if fault:
+        raise FileError(f"{folder}: the tokenizer's files give no usable vocabulary: {fault}")
 
 
 def _key(name: str, value: Any, kind: GGUFValueType) -> Key:

@@ -50,3 +50,9 @@ class Key:
     def types(self) -> tuple[GGUFValueType, GGUFValueType | None]:
         """GGUF's type of the value, and of an array's elements (None: no array)."""
         return _STORED[self.kind]
+
+    @property
+    def type_name(self) -> str:
+        """The stored type in words, such as "uint32" or "array of string"."""
+        kind, element = self.types
+        return kind.name.lower() if element is None else f"array of {element.name.lower()}"

@@ -53,9 +53,10 @@ def write_gguf(
     arguments give the same bytes. Raises InputError where the file cannot be written: it exists,
     there is no such folder, no permission, not enough room.
     """
-    _check_place(path, force)
     total = sum(_padded(n_bytes(plan.shape, kind)) for plan, kind in tensors)
-    _check_room(path, total)
+    with _writing(path, total):
+        _check_place(path, force)
+        _check_room(path, total)
     # in the same folder, so that the last step is a rename
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
