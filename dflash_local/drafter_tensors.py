@@ -138,8 +138,8 @@ def _type_fault(tensor: TensorInfo) -> str:
     if name == D2T:
         return "" if found == "I64" else f"tensor {name} has the type {found}, expected I64"
     # what is added or multiplied element by element, not by a product of matrices
-    plain = len(_trimmed(tensor.shape)) == 1 or name.endswith("_conv_base")
-    if plain and found != "F32":
+    row = len(_trimmed(tensor.shape)) == 1 and name != "conf_proj.weight"
+    if (row or name.endswith("_conv_base")) and found != "F32":
         return f"tensor {name} has the type {found}, expected F32"
     if found in _NOT_MULTIPLIED:
         return f"tensor {name} has the type {found}, expected a weight type"

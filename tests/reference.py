@@ -1,4 +1,4 @@
-"""A small PyTorch reference of the DFlash drafter, written for reading, not for speed.
+"""A small PyTorch reference of the DFlash drafters, written for reading, not for speed.
 
 It follows the method of arXiv 2602.06036 on the tensors and keys of a GGUF of the architecture
 `dflash`. Context rows make keys and values only; a block of `[anchor, mask, mask, ...]` attends to
@@ -104,6 +104,39 @@ class Reference:
 
     def draft(self, seq: int, anchor: int) -> Tensor:
         """Log-probabilities [block_size - 1, n_vocab] of the tokens that follow `anchor`."""
+        return torch.log_softmax(self.logits(seq, anchor)[1:], dim=-1)
+
+    def logits(self, seq: int, anchor: int) -> Tensor:
+        """Of the whole block, [block_size, n_vocab], neither scaled nor capped."""
+        return self._logits(self._hidden(seq, anchor))
+
+    def scaled(self, logits: Tensor) -> Tensor:
+        """Logits scaled and capped, as the keys say."""
+        logits = logits * (self._keys.get("logit_scale") or 1.0)
+        cap = self._keys.get("final_logit_softcapping")
+        return cap * torch.tanh(logits / cap) if cap else logits
+
+    def draft_chain(self, seq: int, anchor: int, tokens: list[int]) -> Tensor:
+        """DSpark: log-probabilities [len(tokens), n_vocab], each given the token before it."""
+        first = 0 if self._keys.get("sample_from_anchor", True) else 1
+        logits = self.logits(seq, anchor)[first:][: len(tokens)]
+        before = torch.tensor([anchor, *tokens[:-1]])
+        bias = self._spread(self._linear("markov_w2", self._weights["markov_w1.weight"][before]), 0)
+        return torch.log_softmax(logits + bias, dim=-1)
+
+    def draft_path(self, seq: int, anchor: int, tokens: list[int]) -> Tensor:
+        """DFlash 2: as `draft_chain`, minus infinity for all but the selector's candidates."""
+        hidden = self._hidden(seq, anchor)[1:][: len(tokens)]
+        logits = self.scaled(self._logits(hidden))
+        ids = logits.topk(self._keys["selector_top_k"]).indices
+        before = self._weights["selector_predecessor.weight"][torch.tensor([anchor, *tokens[:-1]])]
+        step = before * self._linear("selector_hidden", hidden)
+        scores = torch.einsum("nr,nkr->nk", step, self._weights["selector_successor.weight"][ids])
+        rows = torch.full_like(logits, -math.inf)
+        return rows.scatter(1, ids, torch.log_softmax(scores + logits.gather(1, ids), dim=-1))
+
+    def _hidden(self, seq: int, anchor: int) -> Tensor:
+        """What the output head reads: [block_size, n_embd]."""
         tokens = torch.tensor([anchor] + [self._mask_token] * (self.block_size - 1))
         start = self.length(seq)
         positions = torch.arange(start, start + self.block_size)
@@ -111,14 +144,26 @@ class Reference:
         hidden = self._embedding[tokens] * (self._keys.get("embedding_scale") or 1.0)
         for layer in range(self.n_layer):
             hidden = self._layer(layer, hidden, positions, context)
-        logits = self._norm(hidden, "output_norm") @ self._head.T
-        return torch.log_softmax(logits[1:], dim=-1)
+        return self._norm(hidden, "output_norm")
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self._spread(hidden @ self._head.T, -math.inf)
+
+    def _spread(self, rows: Tensor, rest: float) -> Tensor:
+        """From the drafter's own vocabulary to the target's, `rest` for what it does not know."""
+        if "d2t" not in self._weights:
+            return rows
+        wide = rows.new_full((len(rows), len(self._embedding)), rest)
+        wide[:, self._weights["d2t"].long()] = rows
+        return wide
 
     def _layer(
         self, layer: int, hidden: Tensor, positions: Tensor, context: Context | None
     ) -> Tensor:
         block = f"blk.{layer}."
         normed = self._norm(hidden, block + "attn_norm")
+        kernels = self._kernels(block + "attn_conv", normed)
+        normed = self._convolve(kernels, 0, normed)
         queries = self._linear(block + "attn_q", normed).reshape(len(normed), self.n_head, -1)
         queries = self._rope(self._norm(queries, block + "attn_q_norm"), positions)
         keys, values = self._keys_and_values(layer, normed, positions)
@@ -128,14 +173,36 @@ class Reference:
         mixed = self._attend(layer, queries, keys, values, positions)
         attended = self._linear(block + "attn_output", mixed.flatten(1))
         attended = attended * (self._keys.get("attention.value_scale") or 1.0)
+        attended = self._convolve(kernels, 1, attended)
         hidden = hidden + self._norm_if_any(attended, block + "post_attention_norm")
 
         normed = self._norm(hidden, block + "ffn_norm")
+        kernels = self._kernels(block + "ffn_conv", normed)
+        normed = self._convolve(kernels, 0, normed)
         gate = self._activation(self._linear(block + "ffn_gate", normed))
         fed = self._linear(block + "ffn_down", gate * self._linear(block + "ffn_up", normed))
+        fed = self._convolve(kernels, 1, fed)
         hidden = hidden + self._norm_if_any(fed, block + "post_ffw_norm")
         scale = self._weights.get(block + "layer_output_scale.weight")
         return hidden if scale is None else hidden * scale
+
+    def _kernels(self, name: str, rows: Tensor) -> Tensor | None:
+        """Of each row, a kernel per channel before and one after: [rows, 2, taps, n_embd]."""
+        if name + "_base" not in self._weights:
+            return None
+        base = self._weights[name + "_base"]
+        dynamic = self._linear(name + "_proj", rows).reshape(len(rows), 2, base.shape[1], -1)
+        return base + dynamic.repeat_interleave(base.shape[2] // dynamic.shape[3], dim=3)
+
+    @staticmethod
+    def _convolve(kernels: Tensor | None, side: int, rows: Tensor) -> Tensor:
+        """Each row mixed with those before it in the block."""
+        if kernels is None:
+            return rows
+        mixed = torch.zeros_like(rows)
+        for tap in range(min(kernels.shape[2], len(rows))):
+            mixed[tap:] += kernels[tap:, side, tap] * rows[: len(rows) - tap]
+        return mixed
 
     def _attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, positions: Tensor
@@ -247,5 +314,7 @@ class Reference:
 
 
 def _dequantize(tensor: gguf.ReaderTensor, dtype: torch.dtype) -> Tensor:
-    values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+    values = tensor.data
+    if tensor.tensor_type != gguf.GGMLQuantizationType.I64:
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
     return torch.from_numpy(np.array(values, dtype=np.float32)).to(dtype)

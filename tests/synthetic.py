@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,26 @@ LOGIT_STD = 2.0
 EOS, MASK = "<|endoftext|>", "<|mask|>"
 
 Weights = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Markov:
+    """The heads of DSpark."""
+
+    rank: int = 8
+    confidence: bool = True
+    sample_from_anchor: bool | None = None
+    """None leaves the key out."""
+
+
+@dataclass(frozen=True)
+class Selector:
+    """The path selector and the convolutions of DFlash 2."""
+
+    rank: int = 8
+    top_k: int = 5
+    kernel_size: int = 3
+    group_size: int = 16
 
 
 def write_target(
@@ -77,6 +98,9 @@ def write_drafter(
     shared_kv: bool = False,
     rope_dimensions: int | None = None,
     rope_factors: bool = False,
+    markov: Markov | None = None,
+    selector: Selector | None = None,
+    reduced_vocabulary: int = 0,
     context_length: int = 4096,
     extra: Mapping[str, float | str | bool] | None = None,
     seed: int = 1,
@@ -85,7 +109,8 @@ def write_drafter(
 
     `pattern` says which layers have the sliding window (all of them when left out). The other
     options add the optional tensors of the `dflash` architecture, `extra` its optional keys,
-    named without the leading `dflash.`.
+    named without the leading `dflash.`. `reduced_vocabulary` is the number of tokens that the own
+    head knows; 0 = all.
     """
     target = gguf.GGUFReader(target_path)
     target_arch = _scalar(target, "general.architecture")
@@ -102,7 +127,7 @@ def write_drafter(
         _add_array(writer, "dflash.attention.sliding_window_pattern", windowed, GGUFValueType.BOOL)
     if rope_dimensions is not None:
         writer.add_rope_dimension_count(rope_dimensions)
-    keys = {"rope.freq_base": 1e6} | dict(extra or {})
+    keys = {"rope.freq_base": 1e6} | _head_keys(markov, selector) | dict(extra or {})
     for key, value in keys.items():
         _add_scalar(writer, f"dflash.{key}", value)
     for field in target.fields.values():
@@ -116,8 +141,16 @@ def write_drafter(
     draw.norm(writer, "output_norm.weight", n_embd)
     if own_embeddings:
         draw.head(writer, "token_embd.weight", n_vocab, n_embd)
-    if own_head:
-        draw.head(writer, "output.weight", n_vocab, n_embd)
+    n_rows = reduced_vocabulary or n_vocab
+    if own_head or reduced_vocabulary:
+        draw.head(writer, "output.weight", n_rows, n_embd)
+    if reduced_vocabulary:
+        known = np.sort(np.argsort(draw.uniform("d2t", n_vocab))[:n_rows])
+        writer.add_tensor("d2t", known.astype(np.int64))
+    if markov:
+        _write_markov(writer, draw, markov, n_embd, n_vocab, n_rows)
+    if selector:
+        _write_selector(writer, draw, selector, n_embd, n_vocab, n_layer)
     if rope_factors:
         factors = 1.0 + 3.0 * draw.uniform("rope_freqs.weight", head_dim // 2)
         writer.add_tensor("rope_freqs.weight", factors)
@@ -252,6 +285,46 @@ def _write_layer(
     draw.matrix(writer, block + "ffn_gate.weight", n_ff, n_embd, gain=2)
     draw.matrix(writer, block + "ffn_up.weight", n_ff, n_embd)
     draw.matrix(writer, block + "ffn_down.weight", n_embd, n_ff)
+
+
+def _head_keys(markov: Markov | None, selector: Selector | None) -> dict[str, Any]:
+    keys: dict[str, Any] = {}
+    if markov and markov.sample_from_anchor is not None:
+        keys["sample_from_anchor"] = markov.sample_from_anchor
+    if selector:
+        keys["selector_rank"] = selector.rank
+        keys["selector_top_k"] = selector.top_k
+        keys["conv_kernel_size"] = selector.kernel_size
+        keys["conv_group_size"] = selector.group_size
+    return keys
+
+
+def _write_markov(
+    writer: GGUFWriter, draw: _Random, markov: Markov, n_embd: int, n_vocab: int, n_rows: int
+) -> None:
+    draw.matrix(writer, "markov_w1.weight", n_vocab, markov.rank, gain=2)
+    draw.matrix(writer, "markov_w2.weight", n_rows, markov.rank, gain=2)
+    if markov.confidence:
+        draw.matrix(writer, "conf_proj.weight", 1, n_embd + markov.rank)
+        writer.add_tensor("conf_proj.bias", draw.uniform("conf_proj.bias", 1))
+
+
+def _write_selector(
+    writer: GGUFWriter, draw: _Random, selector: Selector, n_embd: int, n_vocab: int, n_layer: int
+) -> None:
+    # Scores of steps then vary about as much as the logits of the best candidates.
+    for name in ("predecessor", "successor"):
+        draw.matrix(writer, f"selector_{name}.weight", n_vocab, selector.rank, gain=2)
+    draw.matrix(writer, "selector_hidden.weight", selector.rank, n_embd)
+    n_kernels = 2 * selector.kernel_size * (n_embd // selector.group_size)
+    for layer in range(n_layer):
+        for part in ("attn", "ffn"):
+            name = f"blk.{layer}.{part}_conv_"
+            base = draw.uniform(name + "base", 2 * selector.kernel_size * n_embd) - 0.5
+            base = base.reshape(2, selector.kernel_size, n_embd)
+            base[:, 0] += 1  # a row is mostly itself
+            writer.add_tensor(name + "base", base)
+            draw.matrix(writer, name + "proj.weight", n_kernels, n_embd, gain=0.3)
 
 
 def _write_vocabulary(writer: GGUFWriter, n_vocab: int) -> None:
