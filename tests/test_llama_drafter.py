@@ -23,6 +23,7 @@ from dflash_local.engine import Engine
 from dflash_local.errors import BackendError, ClosedError, ContextFullError, InputError
 from dflash_local.llama_drafter import LlamaDrafter, best_path, top_ids
 from dflash_local.target import Target
+from gguf_files import Tensor, changed
 from pair_engine import answer, open_target, plain_tokens
 from reference import Reference
 from synthetic import Markov, Selector, write_drafter, write_target
@@ -374,6 +375,26 @@ def test_features_that_are_no_numbers_are_refused(
         drafter.draft([DraftRequest(0, 5, rows[:0], 3), DraftRequest(1, 5, spoilt, 3)])
     assert (drafter.length(0), drafter.length(1)) == (4, 0)
     assert propose(drafter, 5, rows[:0]).tokens == expected.tokens
+
+
+@pytest.mark.parametrize("options", [{}, *FAMILIES.values()], ids=["DFlash", *FAMILIES])
+def test_a_drafter_that_puts_out_no_numbers_says_so_and_changes_nothing(
+    options: Mapping[str, Any], target: Target, tmp_path: Path
+) -> None:
+    def spoil(tensors: dict[str, Tensor]) -> None:
+        values, kind = tensors["output_norm.weight"]
+        tensors["output_norm.weight"] = (np.full_like(values, np.nan), kind)
+
+    good = write_drafter(tmp_path / "good.gguf", target.path, **options)
+    path = changed(good, tmp_path / "bad.gguf", tensors=spoil)
+    drafter = open_drafter(path, target, n_seq=2, n_ctx=64, runs_on="llama.cpp")
+    assert isinstance(drafter, LlamaDrafter)
+    drafter.inject(0, features(4, drafter))
+    requests = [DraftRequest(seq, 5, features(2, drafter), 3) for seq in (0, 1)]
+    for _ in range(2):
+        with pytest.raises(BackendError, match="not a number"):
+            drafter.draft(requests)
+        assert (drafter.length(0), drafter.length(1)) == (4, 0)
 
 
 def test_any_order_of_closing(tmp_path: Path) -> None:
