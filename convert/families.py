@@ -31,12 +31,10 @@ _ACCEPTED = (
     + ", ".join(sorted(_ARCHITECTURES))
 )
 
-# Drafters by name, but not of these layers.
-_REFUSED = {
-    "DeepseekV4DSparkModel": "a DSpark drafter of DeepSeek-V4 stages (hyper-connections, mixture "
-    "of experts), which is cut out of the target's checkpoint; convert it with llama.cpp's "
-    "convert_hf_to_gguf.py --dspark",
-}
+_DEEPSEEK4 = (
+    "a DSpark drafter of DeepSeek-V4 stages (hyper-connections, mixture of experts) inside its "
+    "target's checkpoint; llama.cpp's convert_hf_to_gguf.py --dspark converts it"
+)
 
 # A value other than these changes what a layer computes, in ways that llama.cpp's graph of these
 # drafters has no place for.
@@ -68,7 +66,13 @@ _WHY = {
     "for gpt-oss have)",
     "quantization_config": "no quantised weights: give the drafter in BF16, F16 or F32",
 }
-_MOE = ("num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size")
+_MOE = (
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "moe_intermediate_size",
+    "enable_moe_block",
+)
 
 
 @dataclass(frozen=True)
@@ -130,9 +134,9 @@ def _refuse_speculators(name: str) -> NoReturn:
 
 
 def _refuse_architecture(architecture: str, fields: Fields) -> NoReturn:
-    if why := _REFUSED.get(architecture):
-        raise FileError(f"config.json: architectures is {architecture!r}: {why}")
-    if architecture:
+    if architecture == "DeepseekV4DSparkModel" or fields.raw("dspark_block_size") is not None:
+        what = f"architectures is {architecture!r}: {_DEEPSEEK4}"
+    elif architecture:
         lower = architecture.lower()
         if any(word in lower for word in ("dflash", "dspark", "eagle", "speculator", "medusa")):
             what = f"architectures is {architecture!r}: a drafter of another kind"

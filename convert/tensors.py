@@ -231,8 +231,11 @@ def _markov(config: DraftConfig, found: Mapping[str, TensorEntry]) -> Iterator[_
     yield _Wanted("markov_w1.weight", (first,), (config.n_vocab, rank), "markov")
     yield _Wanted("markov_w2.weight", (second,), (rows, rank), "markov")
     optional = config.states_confidence is not True
+    heads = ["confidence_head.proj", "confidence_proj"]
+    if config.layout == "gemma4":
+        heads.reverse()
     for part, shape in (("weight", (1, config.n_embd + rank)), ("bias", (1,))):
-        sources = (f"confidence_head.proj.{part}", f"confidence_proj.{part}")
+        sources = tuple(f"{head}.{part}" for head in heads)
         missable = optional or part == "bias"
         yield _Wanted(f"conf_proj.{part}", sources, shape, "confidence", optional=missable)
 
