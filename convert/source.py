@@ -304,7 +304,11 @@ def _one_line(repo: str, revision: str | None) -> Iterator[None]:
         else:
             message = f"the hub answered {status}: try again later ({_first_line(error)})"
     except transfer_errors() as error:
-        message = f"the transfer failed ({_first_line(error)}): run it again, and it goes on"
+        if isinstance(error, OSError) and error.errno and not isinstance(error, ConnectionError):
+            cache = constants.HF_HUB_CACHE
+            message = f"{error.strerror} in the cache {cache}: make room, or set HF_HOME elsewhere"
+        else:
+            message = f"the transfer failed ({_first_line(error)}): run it again, and it goes on"
     else:
         return
     raise InputError(f"{repo}: {message}")

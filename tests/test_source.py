@@ -256,6 +256,28 @@ def test_after_an_interrupt_the_rest_is_fetched(hub: Hub, client: Client, on_xet
     assert not list(client.home.rglob("*.incomplete"))
 
 
+@pytest.mark.slow
+def test_after_a_network_that_stayed_away_the_rest_is_fetched(hub: Hub, client: Client) -> None:
+    hub.add(DRAFTER, drafter_files() | {"model.safetensors": LARGE})
+    hub.breaks = [25_000_000] + [0] * 20
+    message = client.refusal("fetch_drafter", DRAFTER)
+    assert message.startswith(f"{DRAFTER}: the transfer failed (")
+    assert message.endswith("run it again, and it goes on")
+    hub.breaks = []
+    source = client.fetch("fetch_drafter", DRAFTER)
+    assert (source.folder / "model.safetensors").read_bytes() == LARGE
+    assert hub.served("storage")[-1] <= len(LARGE) - 20_000_000
+
+
+def test_a_cache_that_cannot_be_written_is_said(hub: Hub, client: Client) -> None:
+    hub.add(DRAFTER, drafter_files())
+    (client.home / "file").write_bytes(b"")
+    client.environment["HF_HUB_CACHE"] = str(client.home / "file" / "hub")
+    message = client.refusal("fetch_drafter", DRAFTER)
+    assert f"Not a directory in the cache {client.home}/file/hub" in message
+    assert "set HF_HOME elsewhere" in message
+
+
 def wait_for_part(home: Path) -> Path:
     """The file that the transfer fills, once something is in it."""
     pause = threading.Event()
