@@ -92,15 +92,19 @@ def fetch_tensors(source: Source, names: Collection[str]) -> Checkpoint:
     Raises FileError when a tensor is not there, and InputError as `fetch_drafter` does.
     """
     commit = source.revision
-    if commit is not None and not (source.folder / SINGLE_NAME).is_file():
-        with _one_line(source.name, commit):
-            listed = _list_files(source.name, commit)[1]
-            wanted = [SINGLE_NAME]
-            if SINGLE_NAME not in listed and INDEX_NAME in listed:
-                index = read_index(fetch(source.name, INDEX_NAME, commit))
-                wanted = sorted({index[name] for name in names if name in index})
-            for name in wanted:
-                fetch(source.name, name, commit)
+    try:
+        return Checkpoint.open(source.folder, only=names)
+    except FileError:
+        if commit is None:
+            raise
+    with _one_line(source.name, commit):
+        listed = _list_files(source.name, commit)[1]
+        wanted = [SINGLE_NAME]
+        if SINGLE_NAME not in listed and INDEX_NAME in listed:
+            index = read_index(fetch(source.name, INDEX_NAME, commit))
+            wanted = sorted({index[name] for name in names if name in index})
+        for name in wanted:
+            fetch(source.name, name, commit)
     return Checkpoint.open(source.folder, only=names)
 
 
@@ -304,7 +308,9 @@ def _one_line(repo: str, revision: str | None) -> Iterator[None]:
         else:
             message = f"the hub answered {status}: try again later ({_first_line(error)})"
     except transfer_errors() as error:
-        if isinstance(error, OSError) and error.errno and not isinstance(error, ConnectionError):
+        if constants.HF_HUB_OFFLINE:
+            message = f"{_why_unreachable(error)}, and not all that is needed is cached"
+        elif isinstance(error, OSError) and error.errno and not isinstance(error, ConnectionError):
             cache = constants.HF_HUB_CACHE
             message = f"{error.strerror} in the cache {cache}: make room, or set HF_HOME elsewhere"
         else:

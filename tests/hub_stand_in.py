@@ -174,7 +174,8 @@ class _HubHandler(_Handler):
         """The repository and commit, or None after the reason has been sent."""
         if name in self.hub.moved:
             address = self.path.replace(name, self.hub.moved[name])
-            return self.reply(307, headers={"Location": address})
+            self.reply(307, headers={"Location": address})
+            return None
         token = self.token()
         if token is not None and token not in self.hub.tokens:
             self.refuse(401, "", "Invalid credentials in Authorization header")

@@ -397,22 +397,36 @@ def test_a_target_comes_without_its_weights(hub: Hub, client: Client) -> None:
 TENSORS = """
 import json, sys
 from dflash_local.convert.source import fetch_target, fetch_tensors
-checkpoint = fetch_tensors(fetch_target(sys.argv[1]), sys.argv[2:])
-print(json.dumps({name: checkpoint.rows(name, 0, 2).tolist() for name in checkpoint.tensors}))
+from dflash_local.errors import InputError
+try:
+    checkpoint = fetch_tensors(fetch_target(sys.argv[1]), sys.argv[2:])
+    print(json.dumps({name: checkpoint.rows(name, 0, 2).tolist() for name in checkpoint.tensors}))
+except InputError as error:
+    print(json.dumps(str(error)))
 """
 
 
 def test_of_a_targets_weights_only_the_shards_asked_for_come(hub: Hub, client: Client) -> None:
+    def tensors(*names: str) -> Any:
+        done = subprocess.run(
+            [sys.executable, "-c", TENSORS, TARGET, *names],
+            cwd=client.home,
+            env=client.settings(),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return json.loads(done.stdout)
+
     hub.add(TARGET, sharded_files())
-    done = subprocess.run(
-        [sys.executable, "-c", TENSORS, TARGET, "norm.weight"],
-        cwd=client.home,
-        env=client.settings(),
-        capture_output=True,
-        text=True,
-        check=True,
+    assert tensors("norm.weight") == {"norm.weight": [1.0, 1.0]}
+    assert "holds no tensor 'lm_head.weight'" in tensors("lm_head.weight")
+    client.environment["HF_HUB_OFFLINE"] = "1"
+    assert tensors("norm.weight") == {"norm.weight": [1.0, 1.0]}
+    assert tensors("fc.weight") == (
+        f"{TARGET}: offline, as HF_HUB_OFFLINE asks (unset it to download),"
+        " and not all that is needed is cached"
     )
-    assert json.loads(done.stdout) == {"norm.weight": [1.0, 1.0]}
     assert hub.served("storage") == [len(sharded_files()["model-00001-of-00002.safetensors"])]
 
 
