@@ -15,6 +15,7 @@ from dflash_local.errors import DflashError, InputError
 
 from .chat import chat
 from .complete import complete
+from .inspect import inspect
 from .single import INTERRUPTED
 
 NAME = "dflash-local"
@@ -69,6 +70,7 @@ def group(ctx: click.Context) -> None:
 
 group.add_command(chat)
 group.add_command(complete)
+group.add_command(inspect)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

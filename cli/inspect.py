@@ -1,0 +1,233 @@
+"""`dflash-local inspect`: what a GGUF file is, and whether a drafter fits a target."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .answer import write_stdout
+from .options import SectionedCommand, option
+
+if TYPE_CHECKING:
+    from dflash_local.convert.fit import Fit
+    from dflash_local.convert.inspection import DrafterReport, FileFacts, TargetReport
+
+_FILE = click.Path(exists=True, dir_okay=False, readable=True)
+_FAMILIES = {"dflash": "DFlash", "dflash2": "DFlash 2", "dspark": "DSpark"}
+_WIDE = 72
+"""Characters of a value that comes from the file."""
+
+SECTIONS = {
+    "Comparison": (
+        option(
+            "--target",
+            type=_FILE,
+            help="GGUF file of a target: compare it with the drafter FILE, field by field.",
+        ),
+    ),
+    "Output": (option("--json", "as_json", is_flag=True, help="Print one JSON object."),),
+}
+
+
+@click.command(cls=SectionedCommand, sections=SECTIONS)
+@click.argument("file", type=_FILE)
+@click.pass_context
+def inspect(ctx: click.Context, /, file: str, target: str | None, as_json: bool) -> None:
+    """Tell what the GGUF FILE is: a drafter, or a target.
+
+    Of a drafter it tells the family and what runs it, block, taps and their place in the target; of
+    a target whether llama.cpp lets a drafter work with it; of both the types of the weights, the
+    tokenizer and where the file comes from. Only headers are read.
+
+    With --target the exit code is 0 when the two fit and 2 when they do not.
+    """
+    from dflash_local.convert.fit import compare
+    from dflash_local.convert.inspection import inspect_drafter, inspect_file
+    from dflash_local.errors import PairError
+    from dflash_local.gguf_file import GgufFile
+
+    opened = GgufFile.open(file)
+    given = ctx.get_parameter_source("target")
+    if given is click.core.ParameterSource.ENVIRONMENT and opened.architecture != "dflash":
+        target = None  # it is for the drafters that are inspected, not for targets
+    if target is None:
+        _print(inspect_file(opened), None, as_json)
+        return
+    other = GgufFile.open(target)
+    fit = compare(other, opened)
+    _print(inspect_drafter(opened, target=other), fit, as_json)
+    if fit.error is not None:
+        raise PairError(fit.error)
+
+
+def _print(report: DrafterReport | TargetReport, fit: Fit | None, as_json: bool) -> None:
+    if as_json:
+        told = report.as_dict()
+        if fit is not None:
+            told["fit"] = fit.as_dict()
+        write_stdout(json.dumps(told) + "\n")
+        return
+    lines = _report_lines(report)
+    if fit is not None:
+        lines += _fit_lines(fit)
+    write_stdout("\n".join(lines) + "\n")
+
+
+def _report_lines(report: DrafterReport | TargetReport) -> list[str]:
+    from dflash_local.convert.inspection import TargetReport
+
+    facts = report.file
+    if isinstance(report, TargetReport):
+        what, rows = "a target", list(_target_rows(report))
+    else:
+        what, rows = "a drafter", list(_drafter_rows(report))
+    rows.append(("tokenizer", _tokenizer_text(facts)))
+    rows.append(("quantization", facts.quantization or "not stated"))
+    shards = f" in {facts.n_shards} files" if facts.n_shards > 1 else ""
+    return [
+        f"{facts.path.name}: {what}, {_size(facts.n_bytes)}{shards}",
+        *_table(rows),
+        *_section("weights", _weight_rows(facts)),
+        *_section("provenance", [(key, _text(value)) for key, value in facts.provenance.items()]),
+    ]
+
+
+def _target_rows(report: TargetReport) -> Iterator[tuple[str, str]]:
+    yield "architecture", report.architecture
+    yield "layers", f"{report.n_layer}, hidden size {report.n_embd}"
+    yield "vocabulary", f"{report.n_vocab} tokens"
+    yield "context", f"{report.context_length} tokens"
+    yield (
+        "taps",
+        "yes: llama.cpp hands out the hidden states of its layers"
+        if report.offers_taps
+        else "no: llama.cpp hands out no hidden states of this architecture",
+    )
+    yield (
+        "roll back",
+        "yes: rejected tokens can be taken back"
+        if report.rolls_back
+        else "no: recurrent layers, whose state cannot be taken back row by row",
+    )
+    yield "drafting", "with a drafter, or plain" if report.takes_drafters else "plain decoding only"
+
+
+def _drafter_rows(report: DrafterReport) -> Iterator[tuple[str, str]]:
+    yield "family", _FAMILIES[report.family]
+    yield "runs on", _runner_text(report)
+    anchor = "the anchor and its" if report.n_draft < report.block_size else "drafts from it on,"
+    yield "block", f"{report.block_size} positions: {anchor} {report.n_draft} drafts"
+    yield (
+        "taps",
+        f"after {_layers(report.taps_after)} of the target (the inputs of "
+        f"{_layers(report.target_layers)})",
+    )
+    yield "layers", f"{report.n_layer}, hidden size {report.n_embd}, feed-forward {report.n_ff}"
+    yield (
+        "attention",
+        f"{report.n_head} heads of {report.head_dim}, {report.n_head_kv} for keys and values, "
+        + ("causal" if report.causal else "both ways in the block"),
+    )
+    yield "window", _window_text(report)
+    yield "RoPE", _rope_text(report)
+    yield "context", f"{report.context_length} tokens"
+    reduced = f", {report.n_vocab_draft} of which are drafted"
+    yield (
+        "vocabulary",
+        f"{report.n_vocab} tokens{reduced if report.n_vocab_draft < report.n_vocab else ''}",
+    )
+    named = "" if report.mask_token is None else f" {report.mask_token!r}"
+    yield "mask token", f"{report.mask_token_id}{named}"
+
+
+def _runner_text(report: DrafterReport) -> str:
+    if report.runs_on == "fused":
+        return "the fused draft graph, which knows all of its tensors"
+    return f"llama.cpp's own graph, for {', '.join(report.because)}"
+
+
+def _window_text(report: DrafterReport) -> str:
+    if not report.sliding_window or not report.sliding_layers:
+        return "none"
+    every = len(report.sliding_layers) == report.n_layer
+    where = "every layer" if every else _layers(report.sliding_layers)
+    return f"{report.sliding_window} tokens in {where}"
+
+
+def _rope_text(report: DrafterReport) -> str:
+    rope = report.rope
+    parts = [f"base {rope.freq_base:g}"]
+    if rope.n_dims < report.head_dim:
+        parts.append(f"{rope.n_dims} of {report.head_dim} values of a head")
+    if any(rope.sections):
+        parts.append(f"M-RoPE sections {', '.join(map(str, rope.sections))}")
+    if rope.scaling != "none":
+        since = f" from {rope.original_context} tokens" if rope.scaling == "yarn" else ""
+        parts.append(f"{rope.scaling} scaling by {rope.factor:g}{since}")
+    return ", ".join(parts)
+
+
+def _layers(layers: tuple[int, ...]) -> str:
+    return f"layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"
+
+
+def _tokenizer_text(facts: FileFacts) -> str:
+    found = facts.tokenizer
+    if found is None:
+        return "none in this file"
+    pre = f" ({found.pre})" if found.pre else ""
+    return f"{found.model}{pre}, {found.n_merges} merges, sha256 {found.sha256}"
+
+
+def _weight_rows(facts: FileFacts) -> list[tuple[str, str]]:
+    rows = []
+    for part in facts.weights:
+        types = ", ".join(f"{name} {_size(count)}" for name, count in part.types.items())
+        tensors = f"{part.n_tensors} tensor{'s' if part.n_tensors > 1 else ''}"
+        rows.append((part.name, f"{types} in {tensors}"))
+    return rows
+
+
+def _fit_lines(fit: Fit) -> list[str]:
+    """A table with a row for each field: its name, both values, the verdict."""
+    head = ("", "target", "drafter", "")
+    rows = [
+        (row.name, _text(row.target), _text(row.drafter), "ok" if row.fits else "differs")
+        for row in fit.fields
+    ]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    verdict = "they fit" if fit.fits else "they do not fit"
+    return [
+        f"with the target {fit.target.name}: {verdict}",
+        *(
+            "  "
+            + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in (head, *rows)
+        ),
+    ]
+
+
+def _section(heading: str, rows: list[tuple[str, str]]) -> list[str]:
+    return [f"  {heading}", *_table(rows, indent=4)] if rows else []
+
+
+def _table(rows: list[tuple[str, str]], indent: int = 2) -> list[str]:
+    width = max(len(name) for name, _ in rows)
+    return [f"{'':{indent}}{name:{width}}  {value}" for name, value in rows]
+
+
+def _text(value: Any) -> str:
+    """A value from the file, on one line and not too long."""
+    joined = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    text = " ".join(joined.split())
+    return text if len(text) <= _WIDE else f"{text[: _WIDE - 3]}..."
+
+
+def _size(n_bytes: int) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if n_bytes >= size:
+            return f"{n_bytes / size:.1f} {unit}"
+    return f"{n_bytes} bytes"
