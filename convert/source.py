@@ -52,18 +52,25 @@ class Source:
     """The YAML front matter of README.md, {} where there is none."""
 
 
-def fetch_drafter(source: str | os.PathLike[str], *, revision: str | None = None) -> Source:
+def fetch_drafter(
+    source: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    accept: Callable[[Path], None] | None = None,
+) -> Source:
     """A drafter's config, weights, card and mask embedding, and nothing else.
 
     `source` is a local folder, which comes first, or a hub id; `revision` a branch, tag or commit
-    of the latter. Raises InputError: nothing there, no access, no network and nothing cached.
+    of the latter. `accept` is given the path of a hub's config before weights are fetched, and may
+    refuse it by an InputError. Raises InputError: nothing there, no access, no network and nothing
+    cached.
     """
     folder = _local_folder(source, revision)
     if folder is not None:
         if not (folder / CONFIG).is_file():
             raise FileError(f"{folder}: holds no {CONFIG}, expected the folder of a drafter")
         return _source(folder)
-    return _from_hub(str(source), revision, _drafter_files, Checkpoint.open)
+    return _from_hub(str(source), revision, _drafter_files, Checkpoint.open, accept)
 
 
 def fetch_target(target: str | os.PathLike[str], *, revision: str | None = None) -> Path | Source:
@@ -173,6 +180,7 @@ def _from_hub(
     revision: str | None,
     select: Callable[[str, list[str], str], Iterator[str]],
     check: Callable[[Path], object] | None,
+    accept: Callable[[Path], None] | None = None,
 ) -> Source:
     """The files that `select` yields of `repo`; `check` tells whether cached ones are complete."""
     import huggingface_hub as hub
@@ -194,6 +202,8 @@ def _from_hub(
             config = hub.hf_hub_download(repo, CONFIG, revision=revision)
             if Path(config).parent.name != commit:
                 config = str(fetch(repo, CONFIG, commit))
+            if accept is not None:
+                accept(Path(config))
             for name in select(repo, listed, commit):
                 fetch(repo, name, commit)
             folder = Path(config).parent

@@ -43,19 +43,22 @@ def write_gguf(
     *,
     force: bool = False,
     progress: Progress | None = None,
+    check: Callable[[Path], None] | None = None,
 ) -> None:
     """Write `path` anew, or over an existing file with `force`.
 
     `keys` hold `general.architecture`. `read_rows(plan, start, stop)` gives rows of a tensor, f32
     [stop - start, ne0]; a vector is one row. `progress(done, total)` is told bytes of tensor data.
 
+    `check` is given the complete file under another name, and may refuse it by an exception.
+
     The file appears at the end, complete; on any exception nothing is left of it. The same
     arguments give the same bytes. Raises InputError where the file cannot be written: it exists,
     there is no such folder, no permission, not enough room.
     """
     total = sum(_padded(n_bytes(plan.shape, kind)) for plan, kind in tensors)
+    check_place(path, force)
     with _writing(path, total):
-        _check_place(path, force)
         _check_room(path, total)
     # in the same folder, so that the last step is a rename
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
@@ -71,25 +74,33 @@ def write_gguf(
         finally:
             with contextlib.suppress(OSError):  # of what a failed write has left in the buffer
                 file.close()
+        if check is not None:
+            check(part)
+        check_place(path, force)
         with _writing(path, total):
-            _check_place(path, force)
             os.replace(part, path)
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
 
 
-def _check_place(path: Path, force: bool) -> None:
-    if path.is_dir():
-        raise InputError(f"{path}: a folder, expected the name of the file to write")
-    if path.exists() and not path.is_file():
-        raise InputError(f"{path}: not a regular file, expected the name of the file to write")
-    if path.exists() and not force:
-        raise InputError(f"{path}: exists already; choose another name, or overwrite it with force")
-    if not path.parent.is_dir():
-        raise InputError(f"{path}: there is no folder {path.parent}; make it first")
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise InputError(f"{path}: the folder {path.parent} cannot be written to; choose another")
+def check_place(path: Path, force: bool) -> None:
+    """Raise InputError where `write_gguf` would, but for the room."""
+    with _writing(path, 0):
+        if path.is_dir():
+            raise InputError(f"{path}: a folder, expected the name of the file to write")
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path}: not a regular file, expected the name of the file to write")
+        if path.exists() and not force:
+            raise InputError(
+                f"{path}: exists already; choose another name, or overwrite it with force"
+            )
+        if not path.parent.is_dir():
+            raise InputError(f"{path}: there is no folder {path.parent}; make it first")
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise InputError(
+                f"{path}: the folder {path.parent} cannot be written to; choose another"
+            )
 
 
 def _check_room(path: Path, needed: int) -> None:
@@ -118,10 +129,8 @@ def _writing(path: Path, needed: int) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             with contextlib.suppress(OSError):
                 raise _no_room(path, needed, shutil.disk_usage(path.parent).free) from None
-        reason = error.strerror or error
-        raise InputError(f"{path}: cannot be written: {reason}; {_size(needed)} are needed") from (
-            None
-        )
+        room = f"; {_size(needed)} are needed" if needed else ""
+        raise InputError(f"{path}: cannot be written: {error.strerror or error}{room}") from None
 
 
 def _write_header(

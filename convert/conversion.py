@@ -1,0 +1,296 @@
+"""From a published drafter to a GGUF file that is known to load."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGML_QUANT_VERSION, GGMLQuantizationType, Keys
+from numpy.typing import NDArray
+
+from dflash_local.drafter_spec import DrafterSpec
+from dflash_local.drafter_tensors import Runner
+from dflash_local.errors import FileError, InputError
+from dflash_local.gguf_file import GgufFile
+from dflash_local.pairing import check_target
+
+from .checkpoint import Checkpoint
+from .config import ARCHITECTURE, DraftConfig, read_config, target_facts
+from .families import Family, tell_kind
+from .key import Key
+from .masked_embedding import masked_tensors
+from .planned_file import planned_file
+from .provenance import model_name, provenance_keys
+from .quantize import file_type, tensor_type
+from .rows import RowSource, planned_rows
+from .safetensors_header import read_limited, strict_json
+from .source import CONFIG, Source, fetch_drafter, fetch_target, target_hint
+from .target_link import target_fields
+from .tensors import TensorPlan, absolute_ids, left_out, plan_tensors
+from .vocabulary import tokenizer_keys
+from .writer import check_place, write_gguf
+from .written_file import check_fit, check_written
+
+Say = Callable[[str], None]
+Progress = Callable[[int, int], None]
+StrPath = str | os.PathLike[str]
+
+_CONFIG_LIMIT = 1 << 24  # bytes
+
+
+@dataclass(frozen=True)
+class ConvertResult:
+    """What was written; or, after a dry run, what would be."""
+
+    path: Path
+    source: str
+    """Hub id, or the folder's name."""
+    revision: str | None
+    """The commit, of a hub's drafter."""
+    sha256: str | None
+    """Of the weights that were read; None after a dry run."""
+    target: str | None
+    family: Family
+    runs_on: Runner
+    outtype: str
+    n_bytes: int
+    """Size of the file; after a dry run, of its tensors."""
+    n_tensors: int
+    block_size: int
+    target_layers: tuple[int, ...]
+    """Tap k is the input of this layer of the target."""
+    left_out: dict[str, str]
+    """Tensors of the checkpoint that the file does not hold, and why."""
+    checks: list[str]
+    """What was found to be right, in words."""
+    notes: list[str] = field(default_factory=list)
+    """What could not be checked, or may surprise."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Values that JSON knows."""
+        values = asdict(self)
+        return values | {"path": str(self.path), "target_layers": list(self.target_layers)}
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Everything but the bytes."""
+
+    path: Path
+    drafter: Source
+    target: GgufFile | Source
+    config: DraftConfig
+    weights: Checkpoint
+    tensors: list[tuple[TensorPlan, GGMLQuantizationType]]
+    origins: dict[str, RowSource]
+    """Where rows come from that the checkpoint does not have, by GGUF name."""
+    left_out: dict[str, str]
+    tokenizer: list[Key]
+
+    def rows(self, plan: TensorPlan, start: int, stop: int) -> NDArray[np.float32]:
+        if plan.role == "ids":
+            ids = absolute_ids(self.weights.integers(plan.source), self.config.n_vocab)
+            return ids.astype(np.float32)[np.newaxis][start:stop]
+        return planned_rows(self.origins.get(plan.name, self.weights), plan, start, stop)
+
+
+def convert(
+    source: StrPath,
+    *,
+    target: StrPath | None = None,
+    outtype: str = "q8_0",
+    output: StrPath | None = None,
+    revision: str | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    say: Say | None = None,
+    progress: Progress | None = None,
+) -> ConvertResult:
+    """Write the drafter `source`, a hub id or a local folder, as a GGUF file.
+
+    `target`: a GGUF file, a local folder or a hub id of the model that it drafts for; left out, the
+    one that the drafter names. `outtype`: one of `quantize.OUTTYPES`. `output`: left out,
+    `<drafter>-<outtype>.gguf` in the working folder; an existing file is only replaced with
+    `force`. `revision`: branch, tag or commit of a hub's drafter. With `dry_run`, all is fetched
+    and planned, and nothing written. `say` is told what is decided on the way, a line each;
+    `progress(done, total)` the bytes of tensors written.
+
+    The file is checked before it gets its name (see `ConvertResult.checks`), and appears whole or
+    not at all. The same input gives the same bytes. Raises InputError, FileError among them, for
+    what cannot be fetched, is no drafter, does not fit the target, or cannot be written.
+    """
+    say = say or _silent
+    number = file_type(outtype)  # before anything is fetched
+    if output is not None:
+        check_place(Path(output), force)
+    drafter = fetch_drafter(source, revision=revision, accept=_check_kind)
+    plan = _planned(drafter, target, outtype, output, say)
+    check_place(plan.path, force)
+    _check_not_the_target(plan)
+    for name, why in plan.left_out.items():
+        say(f"left out: {name} ({why})")
+    sha256 = "" if dry_run else plan.weights.sha256()
+    keys = _keys(plan, number, sha256)
+    planned = planned_file(plan.path, keys, plan.tensors)
+    spec = DrafterSpec.read(planned)
+    found = check_fit(plan.target, planned)
+    n_bytes = planned.n_bytes
+    if not dry_run:
+
+        def check(part: Path) -> None:
+            nonlocal n_bytes
+            n_bytes = part.stat().st_size
+            more = check_written(part, planned, spec, plan.target)
+            found.checks.extend(more.checks)
+            found.notes.extend(more.notes)
+
+        write_gguf(
+            plan.path, keys, plan.tensors, plan.rows, force=force, progress=progress, check=check
+        )
+    for note in found.notes:
+        say(note)
+    return ConvertResult(
+        path=plan.path,
+        source=drafter.name,
+        revision=drafter.revision,
+        sha256=sha256 or None,
+        target=_shown_target(plan.target),
+        family=plan.config.family,
+        runs_on=spec.runs_on,
+        outtype=outtype,
+        n_bytes=n_bytes,
+        n_tensors=len(plan.tensors),
+        block_size=plan.config.block_size,
+        target_layers=plan.config.target_layers,
+        left_out=plan.left_out,
+        checks=found.checks,
+        notes=found.notes,
+    )
+
+
+def _planned(
+    drafter: Source, target: StrPath | None, outtype: str, output: StrPath | None, say: Say
+) -> _Plan:
+    raw = _read_json(drafter.folder / CONFIG)
+    tell_kind(raw)
+    found = _find_target(drafter, raw, target, say)
+    facts = (
+        target_facts(found) if isinstance(found, GgufFile) else _read_json(found.folder / CONFIG)
+    )
+    config = read_config(raw, target=facts)
+    _check_target_link(config, facts, _shown_target(found))
+    weights = Checkpoint.open(drafter.folder)
+    plans = plan_tensors(config, weights.tensors)
+    skipped = left_out(config, weights.tensors)
+    masked = masked_tensors(drafter.folder, config, weights, found)
+    for tensor, _ in masked.values():
+        say(f"{tensor.name}: for mask_embedding.pt, from {tensor.source}")
+        skipped.pop(tensor.source, None)
+    plans = [tensor for tensor in plans if tensor.name not in masked]
+    plans += [tensor for tensor, _ in masked.values()]
+    name = f"{model_name(drafter).lower()}-{outtype}.gguf"
+    return _Plan(
+        path=Path(name) if output is None else Path(output),
+        drafter=drafter,
+        target=found,
+        config=config,
+        weights=weights,
+        tensors=[(each, tensor_type(each, outtype, n_layer=config.n_layer)) for each in plans],
+        origins={name: origin for name, (_, origin) in masked.items()},
+        left_out=skipped,
+        tokenizer=tokenizer_keys(found, n_vocab=config.n_vocab, mask_token_id=config.mask_token_id),
+    )
+
+
+def _find_target(
+    drafter: Source, raw: dict[str, Any], target: StrPath | None, say: Say
+) -> GgufFile | Source:
+    if target is None:
+        named = target_hint(drafter, raw)
+        if named is None:
+            raise InputError(
+                f"{drafter.name}: neither its config nor its card says which target it is for; give"
+                " one with --target: a GGUF file, a folder or a hub id"
+            )
+        say(f"target: {named}, as the drafter says")
+        try:
+            found = fetch_target(named)
+        except InputError as error:
+            raise InputError(
+                f"the target that {drafter.name} names cannot be had: {error}; or give it with"
+                " --target: a GGUF file, a folder or a hub id"
+            ) from None
+    else:
+        found = fetch_target(target)
+    if isinstance(found, Source):
+        return found
+    file = GgufFile.open(found)
+    check_target(file)
+    return file
+
+
+def _check_target_link(config: DraftConfig, facts: dict[str, Any], target: str) -> None:
+    """What the drafter's config says for itself, against the target's."""
+    fields = target_fields(facts)
+    n_vocab, n_layer = fields.integer("vocab_size"), fields.integer("num_hidden_layers")
+    if n_vocab not in (None, config.n_vocab):
+        raise InputError(
+            f"vocabulary size: the drafter is for a target with {config.n_vocab} tokens, and"
+            f" {target} has {n_vocab}; give the target that the drafter was trained for"
+        )
+    beyond = [layer for layer in config.target_layers if n_layer is not None and layer >= n_layer]
+    if beyond:
+        raise InputError(
+            f"tapped layers {list(config.target_layers)}: the drafter reads the input of layer"
+            f" {beyond[0]}, and {target} has the layers 0 to {(n_layer or 0) - 1}; give the target"
+            " that the drafter was trained for"
+        )
+
+
+def _check_not_the_target(plan: _Plan) -> None:
+    if not isinstance(plan.target, GgufFile) or not plan.path.exists():
+        return
+    if any(plan.path.samefile(shard) for shard in plan.target.shards):
+        raise InputError(f"{plan.path}: is the target; choose another name for the drafter")
+
+
+def _keys(plan: _Plan, number: int, sha256: str) -> list[Key]:
+    general = Keys.General
+    return [
+        Key(general.ARCHITECTURE, ARCHITECTURE, "str"),
+        Key(general.TYPE, "model", "str"),
+        Key(general.NAME, model_name(plan.drafter), "str"),
+        *provenance_keys(plan.drafter, plan.target, sha256),
+        *plan.config.keys_for([tensor.name for tensor, _ in plan.tensors]),
+        *plan.tokenizer,
+        Key(general.QUANTIZATION_VERSION, GGML_QUANT_VERSION, "u32"),
+        Key(general.FILE_TYPE, number, "u32"),
+    ]
+
+
+def _shown_target(target: GgufFile | Source) -> str:
+    return str(target.path) if isinstance(target, GgufFile) else target.name
+
+
+def _check_kind(config: Path) -> None:
+    tell_kind(_read_json(config))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        raw = strict_json(read_limited(path, _CONFIG_LIMIT))
+    except ValueError as error:
+        if isinstance(error, FileError):
+            raise
+        raise FileError(f"{path}: not JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise FileError(f"{path}: holds a {type(raw).__name__}, expected a JSON object")
+    return raw
+
+
+def _silent(line: str) -> None:
+    """Nobody asked."""

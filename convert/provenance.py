@@ -1,0 +1,75 @@
+"""What a converted file tells of where it comes from. No times: the same input, the same bytes."""
+
+from __future__ import annotations
+
+from gguf import Keys
+
+import dflash_local
+from dflash_local.gguf_file import GgufFile
+
+from .key import Key
+from .source import Source
+
+# stock llama.cpp passes over keys that it does not know
+SOURCE = "dflash_local.source"
+REVISION = "dflash_local.source.revision"
+SHA256 = "dflash_local.source.sha256"
+TARGET = "dflash_local.target"
+TARGET_REVISION = "dflash_local.target.revision"
+VERSION = "dflash_local.version"
+
+_HUB = "https://huggingface.co"
+
+
+def model_name(source: Source) -> str:
+    """The name without its owner."""
+    return source.name.rpartition("/")[2]
+
+
+def provenance_keys(drafter: Source, target: GgufFile | Source, sha256: str) -> list[Key]:
+    """Source, revision and `sha256` of the weights, the target, and the version of this tool.
+
+    Of a local folder, only its own name; of a GGUF target, the name that it has inside.
+    """
+    keys = [
+        Key(SOURCE, drafter.name, "str"),
+        *_optional(REVISION, drafter.revision),
+        Key(SHA256, sha256, "str"),
+        Key(VERSION, dflash_local.__version__, "str"),
+    ]
+    if _on_hub(drafter):
+        keys.append(Key(Keys.General.SOURCE_REPO_URL, f"{_HUB}/{drafter.name}", "str"))
+    if isinstance(drafter.card.get("license"), str):
+        keys.append(Key(Keys.General.LICENSE, drafter.card["license"], "str"))
+    return [*keys, *_target_keys(target)]
+
+
+def _target_keys(target: GgufFile | Source) -> list[Key]:
+    base = Keys.General
+    if isinstance(target, Source):
+        keys = [
+            Key(TARGET, target.name, "str"),
+            *_optional(TARGET_REVISION, target.revision),
+            Key(base.BASE_MODEL_COUNT, 1, "u32"),
+            Key(base.BASE_MODEL_NAME.format(id=0), model_name(target), "str"),
+        ]
+        if _on_hub(target):
+            url = f"{_HUB}/{target.name}"
+            keys.append(Key(base.BASE_MODEL_REPO_URL.format(id=0), url, "str"))
+        return keys
+    name = target.get(base.NAME)
+    if not isinstance(name, str) or not name:
+        return []
+    return [
+        Key(TARGET, name, "str"),
+        Key(base.BASE_MODEL_COUNT, 1, "u32"),
+        Key(base.BASE_MODEL_NAME.format(id=0), name, "str"),
+    ]
+
+
+def _optional(name: str, value: str | None) -> list[Key]:
+    return [] if value is None else [Key(name, value, "str")]
+
+
+def _on_hub(source: Source) -> bool:
+    return source.revision is not None
