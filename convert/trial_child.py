@@ -53,7 +53,9 @@ def _model(path: str, *, no_alloc: bool = False) -> Any:
     params.n_gpu_layers = 0
     # rearranged weights are a copy in memory
     params.use_extra_bufts = False
-    params.no_alloc = no_alloc
+    if no_alloc:
+        params.no_alloc = True
+        params.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE  # it asserts that nothing is mapped
     runtime.clear_log()
     model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
