@@ -8,7 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .drafter_tensors import D2T, MARKOV, Kind, Runner, check_tensors, kind_of, runner_of
+from .drafter_tensors import (
+    D2T,
+    MARKOV,
+    Kind,
+    Runner,
+    check_tensors,
+    first_bias,
+    kind_of,
+    runner_of,
+)
 from .gguf_file import GgufFile
 
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
@@ -97,6 +106,9 @@ class DrafterSpec:
     """Rows of the output head: `n_vocab`, or fewer, each mapped to a token by the tensor `d2t`."""
     causal: bool = False
     """Positions of a block do not see those after them."""
+    attention_bias: bool = False
+    """Projections of the attention have biases: the fused graph alone runs it, llama.cpp does not
+    load the file."""
     selector: SelectorSpec | None = None
     """DFlash 2 only."""
     markov_rank: int = 0
@@ -184,6 +196,7 @@ def _from_keys(file: GgufFile, kind: Kind, n_vocab: int | None) -> DrafterSpec:
         scales=_scales(file),
         n_vocab_draft=_rows(file, D2T, n_vocab),
         causal=causal,
+        attention_bias=first_bias(file) is not None,
         selector=_selector(file, n_embd, n_vocab) if kind == "dflash2" else None,
         markov_rank=_rows(file, MARKOV, 0) if kind == "dspark" else 0,
         # what llama.cpp takes a missing key for

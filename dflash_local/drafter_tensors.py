@@ -37,12 +37,16 @@ _LAYER_WEIGHTS = (
     "ffn_up",
     "ffn_down",
 )
+# llama.cpp knows these biases of other architectures, by these names, but of no drafter
+_BIASED = ("attn_q", "attn_k", "attn_v", "attn_output")
 _OPTIONAL_LAYER_WEIGHTS = ("post_attention_norm", "post_ffw_norm", "layer_output_scale")
 _WEIGHTS = ("fc", "enc.output_norm", "output_norm", "token_embd", "output", "rope_freqs")
 _FUSED = re.compile(
     rf"({'|'.join(re.escape(name) for name in _WEIGHTS)})\.weight"
     rf"|blk\.\d+\.({'|'.join(_LAYER_WEIGHTS + _OPTIONAL_LAYER_WEIGHTS)})\.weight"
+    rf"|blk\.\d+\.({'|'.join(_BIASED)})\.bias"
 )
+_BIAS = re.compile(r"blk\.\d+\..*\.bias")
 _LLAMA_CPP = re.compile(
     r"d2t|markov_w[12]\.weight|conf_proj\.(weight|bias)"
     r"|selector_(predecessor|successor|hidden)\.weight"
@@ -80,10 +84,34 @@ def kind_of(file: GgufFile) -> Kind:
     return "dspark" if MARKOV in file.tensors else "dflash"
 
 
+def first_bias(file: GgufFile) -> str | None:
+    """A bias of the attention's projections, of which llama.cpp loads none."""
+    return next((name for name in file.tensors if _BIAS.fullmatch(name)), None)
+
+
 def runner_of(file: GgufFile, n_layer: int, *, causal: bool) -> Runner:
-    """What can run it: the fused graph where it knows every tensor, else llama.cpp."""
-    fused = all(_FUSED.fullmatch(name) for name in file.tensors)
-    return "fused" if fused and not causal and not _lacks_values(file, n_layer) else "llama.cpp"
+    """What can run it: the fused graph where it knows all of it, else llama.cpp.
+
+    Raises FileError where neither does.
+    """
+    beyond = _beyond_the_fused_graph(file, n_layer, causal=causal)
+    if beyond is None:
+        return "fused"
+    bias = first_bias(file)
+    if bias is not None:
+        file.fail(
+            f"tensor {bias} is one that only the fused draft graph knows, {beyond} only llama.cpp: "
+            "nothing runs a drafter with both; use another drafter, or none"
+        )
+    return "llama.cpp"
+
+
+def _beyond_the_fused_graph(file: GgufFile, n_layer: int, *, causal: bool) -> str | None:
+    if causal:
+        return "dflash.attention.causal"
+    if _lacks_values(file, n_layer):
+        return "values made from the keys (no attn_v)"
+    return next((f"tensor {name}" for name in file.tensors if not _FUSED.fullmatch(name)), None)
 
 
 def _lacks_values(file: GgufFile, n_layer: int) -> bool:
@@ -185,6 +213,8 @@ def _expected_shapes(spec: DrafterSpec) -> tuple[dict[str, Shape], dict[str, Sha
             _OPTIONAL_LAYER_WEIGHTS, ((n_embd,), (n_embd,), (1,)), strict=True
         ):
             optional[f"{block}{weight}.weight"] = shape
+        for weight in _BIASED:
+            optional[f"{block}{weight}.bias"] = required[f"{block}{weight}.weight"][1:]
         optional[f"{block}attn_sinks.weight"] = (spec.n_head,)
     return required, optional
 

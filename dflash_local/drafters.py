@@ -7,6 +7,7 @@ import os
 from dflash_local.drafter import Drafter, FusedDrafter
 from dflash_local.drafter_spec import DrafterSpec
 from dflash_local.drafter_tensors import Runner
+from dflash_local.errors import FileError
 from dflash_local.gguf_file import GgufFile
 from dflash_local.llama_drafter import LlamaDrafter
 from dflash_local.target import Target
@@ -25,10 +26,13 @@ def open_drafter(
     """The drafter at `path` for a loaded target, which closes it; `spec` when it is read already.
 
     `n_ctx` rows for each of `n_seq` sequences. `runs_on` overrides the choice by file: llama.cpp
-    runs every family. Raises FileError for a bad file, BackendError without room.
+    runs every family, but none with biases. Raises FileError for a bad file, BackendError without
+    room.
     """
     if spec is None:
         spec = DrafterSpec.read(GgufFile.open(path), n_vocab=target.n_vocab)
     if (runs_on or spec.runs_on) == "fused":
         return FusedDrafter(path, target, n_seq=n_seq, n_ctx=n_ctx, n_threads=n_threads)
+    if spec.attention_bias:
+        raise FileError(f"{path}: llama.cpp loads no drafter whose attention has biases")
     return LlamaDrafter(path, target, spec, n_seq=n_seq, n_ctx=n_ctx, n_threads=n_threads)

@@ -55,6 +55,13 @@ ggml_tensor * draft_graph::norm(ggml_tensor * x, ggml_tensor * weight) const {
     return ggml_mul(nodes_.get(), ggml_rms_norm(nodes_.get(), x, weights_.params.rms_eps), weight);
 }
 
+// `bias` may be null.
+ggml_tensor * draft_graph::project(ggml_tensor * x, ggml_tensor * weight,
+                                   ggml_tensor * bias) const {
+    ggml_tensor * y = ggml_mul_mat(nodes_.get(), weight, x);
+    return bias != nullptr ? ggml_add(nodes_.get(), y, bias) : y;
+}
+
 ggml_tensor * draft_graph::rope(ggml_tensor * x, ggml_tensor * positions) const {
     const rope_params & r = weights_.params.rope;
     return ggml_rope_ext(nodes_.get(), x, positions, weights_.rope_freqs, r.n_dims,
@@ -68,9 +75,10 @@ void draft_graph::store(int layer, ggml_tensor * x, ggml_tensor * positions, ggm
     const draft_params & p = weights_.params;
     const draft_layer & l = weights_.layers[layer];
     const int64_t n = x->ne[1];
-    ggml_tensor * k = ggml_reshape_3d(c, ggml_mul_mat(c, l.attn_k, x), p.head_dim, p.n_head_kv, n);
+    ggml_tensor * k = project(x, l.attn_k, l.attn_k_bias);
+    k = ggml_reshape_3d(c, k, p.head_dim, p.n_head_kv, n);
     k = rope(norm(k, l.attn_k_norm), positions);
-    ggml_tensor * v = ggml_mul_mat(c, l.attn_v, x);
+    ggml_tensor * v = project(x, l.attn_v, l.attn_v_bias);
     k = ggml_reshape_2d(c, k, p.n_embd_kv(), n);
     ggml_build_forward_expand(graph_, ggml_set_rows(c, cache_.k[layer], k, cells));
     ggml_build_forward_expand(graph_, ggml_set_rows(c, cache_.v[layer], v, cells));
@@ -132,13 +140,15 @@ void draft_graph::build() {
     for (int i = 0; i < p.n_layer; i++) {
         const draft_layer & l = weights_.layers[i];
         ggml_tensor * h = norm(x, l.attn_norm);
-        ggml_tensor * q = ggml_reshape_3d(c, ggml_mul_mat(c, l.attn_q, h), p.head_dim, p.n_head, n);
+        ggml_tensor * q = project(h, l.attn_q, l.attn_q_bias);
+        q = ggml_reshape_3d(c, q, p.head_dim, p.n_head, n);
         q = rope(norm(q, l.attn_q_norm), block_positions);
         store(i, h, block_positions, block_cells);
-        h = ggml_mul_mat(c, l.attn_output, attention(i, q));
+        h = attention(i, q);
         if (p.value_scale != 0.0f) {
             h = ggml_scale(c, h, p.value_scale);
         }
+        h = project(h, l.attn_output, l.attn_output_bias);
         if (l.attn_post_norm != nullptr) {
             h = norm(h, l.attn_post_norm);
         }
@@ -155,6 +165,20 @@ void draft_graph::build() {
     output(x);
 }
 
+// Logits as the drafter was trained to put them out: scaled, then capped softly.
+ggml_tensor * draft_graph::capped(ggml_tensor * x) const {
+    ggml_context * c = nodes_.get();
+    const draft_params & p = weights_.params;
+    if (p.logit_scale != 0.0f) {
+        x = ggml_scale(c, x, p.logit_scale);
+    }
+    if (p.logit_cap != 0.0f) {
+        x = ggml_tanh(c, ggml_scale(c, x, 1.0f / p.logit_cap));
+        x = ggml_scale(c, x, p.logit_cap);
+    }
+    return x;
+}
+
 void draft_graph::output(ggml_tensor * x) {
     ggml_context * c = nodes_.get();
     const draft_params & p = weights_.params;
@@ -165,7 +189,7 @@ void draft_graph::output(ggml_tensor * x) {
                      column * p.block_size, column);
     x = ggml_reshape_2d(c, ggml_cont(c, x), p.n_embd, rows);
     ggml_tensor * head = weights_.head != nullptr ? weights_.head : target_.head;
-    logits = ggml_mul_mat(c, head, norm(x, weights_.out_norm));
+    logits = capped(ggml_mul_mat(c, head, norm(x, weights_.out_norm)));
 
     // log p of the best only: softmax over whole rows on the device, then a gather.
     ggml_tensor * best = ggml_top_k(c, logits, bucket.top_k);

@@ -62,18 +62,20 @@ class draft_graph {
     // not allowed or the backend has none for this vocabulary: `logits` then holds whole rows.
     ggml_tensor * ids = nullptr;       // i32 [top_k, n_draft * n_streams], in no order
     ggml_tensor * logprobs = nullptr;  // f32 [1, top_k, n_draft * n_streams], of ids
-    ggml_tensor * logits = nullptr;    // f32 [n_vocab, n_draft * n_streams]
+    ggml_tensor * logits = nullptr;    // f32 [n_vocab, n_draft * n_streams], capped
 
   private:
     void create_inputs();
     void build();
     void allocate();
     ggml_tensor * norm(ggml_tensor * x, ggml_tensor * weight) const;
+    ggml_tensor * project(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * bias) const;
     ggml_tensor * rope(ggml_tensor * x, ggml_tensor * positions) const;
     void store(int layer, ggml_tensor * x, ggml_tensor * positions, ggml_tensor * cells);
     ggml_tensor * attention(int layer, ggml_tensor * q);
     ggml_tensor * feed_forward(int layer, ggml_tensor * x) const;
     void output(ggml_tensor * x);
+    ggml_tensor * capped(ggml_tensor * x) const;
     bool supports(const ggml_tensor * op) const { return ggml_backend_supports_op(backend_, op); }
 
     const draft_weights & weights_;

@@ -206,6 +206,8 @@ draft_params draft_params::read(const gguf_context * gguf) {
     params.value_scale = k.real(p + "attention.value_scale", 0.0f);
     const float scale = k.real(p + "embedding_scale", 0.0f);
     params.embedding_scale = scale == 0.0f ? 1.0f : scale;
+    params.logit_scale = k.real(p + "logit_scale", 0.0f);
+    params.logit_cap = k.real(p + "final_logit_softcapping", 0.0f);
     const std::string act = k.text(p + "hidden_activation", "silu");
     params.gelu = act == "gelu" || act == "gelu_pytorch_tanh";
     if (!params.gelu && act != "silu") {

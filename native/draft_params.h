@@ -35,6 +35,8 @@ struct draft_params {
     float attention_scale = 0.0f;  // already resolved: never 0 after reading
     float value_scale = 0.0f;      // of what attention puts out; 0: none
     float embedding_scale = 1.0f;
+    float logit_scale = 0.0f;  // 0: none
+    float logit_cap = 0.0f;    // no logit exceeds it; 0: none
     bool gelu = false;
     rope_params rope;
 

@@ -146,6 +146,10 @@ void draft_weights::bind() {
         l.attn_k = take(b + "attn_k.weight", {d, kv});
         l.attn_v = take(b + "attn_v.weight", {d, kv});
         l.attn_output = take(b + "attn_output.weight", {q, d});
+        l.attn_q_bias = take(b + "attn_q.bias", {q}, false);
+        l.attn_k_bias = take(b + "attn_k.bias", {kv}, false);
+        l.attn_v_bias = take(b + "attn_v.bias", {kv}, false);
+        l.attn_output_bias = take(b + "attn_output.bias", {d}, false);
         l.attn_q_norm = take(b + "attn_q_norm.weight", {hd});
         l.attn_k_norm = take(b + "attn_k_norm.weight", {hd});
         l.attn_post_norm = take(b + "post_attention_norm.weight", {d}, false);

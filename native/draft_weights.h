@@ -15,6 +15,10 @@ struct draft_layer {
     ggml_tensor * attn_k = nullptr;
     ggml_tensor * attn_v = nullptr;
     ggml_tensor * attn_output = nullptr;
+    ggml_tensor * attn_q_bias = nullptr;  // optional, as the next three
+    ggml_tensor * attn_k_bias = nullptr;
+    ggml_tensor * attn_v_bias = nullptr;
+    ggml_tensor * attn_output_bias = nullptr;
     ggml_tensor * attn_q_norm = nullptr;
     ggml_tensor * attn_k_norm = nullptr;
     ggml_tensor * attn_post_norm = nullptr;  // optional

@@ -104,7 +104,7 @@ class Reference:
 
     def draft(self, seq: int, anchor: int) -> Tensor:
         """Log-probabilities [block_size - 1, n_vocab] of the tokens that follow `anchor`."""
-        return torch.log_softmax(self.logits(seq, anchor)[1:], dim=-1)
+        return torch.log_softmax(self.scaled(self.logits(seq, anchor))[1:], dim=-1)
 
     def logits(self, seq: int, anchor: int) -> Tensor:
         """Of the whole block, [block_size, n_vocab], neither scaled nor capped."""
@@ -171,8 +171,8 @@ class Reference:
             keys = torch.cat([context.keys[layer], keys])
             values = torch.cat([context.values[layer], values])
         mixed = self._attend(layer, queries, keys, values, positions)
+        mixed = mixed * (self._keys.get("attention.value_scale") or 1.0)
         attended = self._linear(block + "attn_output", mixed.flatten(1))
-        attended = attended * (self._keys.get("attention.value_scale") or 1.0)
         attended = self._convolve(kernels, 1, attended)
         hidden = hidden + self._norm_if_any(attended, block + "post_attention_norm")
 
@@ -285,7 +285,9 @@ class Reference:
         return functional.gelu(gate, approximate="tanh")
 
     def _linear(self, name: str, rows: Tensor) -> Tensor:
-        return rows @ self._weights[name + ".weight"].T
+        products = rows @ self._weights[name + ".weight"].T
+        bias = self._weights.get(name + ".bias")
+        return products if bias is None else products + bias
 
     def _norm(self, rows: Tensor, name: str) -> Tensor:
         return self._rms_norm(rows) * self._weights[name + ".weight"]

@@ -94,6 +94,7 @@ def write_drafter(
     own_embeddings: bool = False,
     post_norms: bool = False,
     layer_scale: bool = False,
+    biases: Sequence[str] = (),
     sinks: bool = False,
     shared_kv: bool = False,
     rope_dimensions: int | None = None,
@@ -109,8 +110,9 @@ def write_drafter(
 
     `pattern` says which layers have the sliding window (all of them when left out). The other
     options add the optional tensors of the `dflash` architecture, `extra` its optional keys,
-    named without the leading `dflash.`. `reduced_vocabulary` is the number of tokens that the own
-    head knows; 0 = all.
+    named without the leading `dflash.`; `biases` names the projections of the attention that have
+    one ("q", "k", "v", "output"), which llama.cpp does not know. `reduced_vocabulary` is the number
+    of tokens that the own head knows; 0 = all.
     """
     target = gguf.GGUFReader(target_path)
     target_arch = _scalar(target, "general.architecture")
@@ -157,6 +159,10 @@ def write_drafter(
     for layer in range(n_layer):
         _write_layer(writer, draw, layer, n_embd, n_head, n_head_kv, head_dim, n_ff, shared_kv)
         block = f"blk.{layer}."
+        widths = {"q": n_head, "k": n_head_kv, "v": n_head_kv}
+        for name in biases:
+            n = widths[name] * head_dim if name in widths else n_embd
+            draw.bias(writer, f"{block}attn_{name}.bias", n)
         if post_norms:
             draw.norm(writer, block + "post_attention_norm.weight", n_embd)
             draw.norm(writer, block + "post_ffw_norm.weight", n_embd)
@@ -204,6 +210,10 @@ class _Random:
     def norm(self, writer: GGUFWriter, name: str, n: int, mean: float = 1) -> None:
         values = mean + 0.2 * self._generator(name).standard_normal(n, dtype=np.float32)
         writer.add_tensor(name, values.astype(np.float32))
+
+    def bias(self, writer: GGUFWriter, name: str, n: int) -> None:
+        """As large as what it is added to."""
+        writer.add_tensor(name, self._generator(name).standard_normal(n, dtype=np.float32))
 
     def _generator(self, name: str) -> np.random.Generator:
         return np.random.default_rng([self._seed, zlib.crc32(name.encode())])

@@ -178,6 +178,7 @@ def make_twin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwinMaker]:
         target.close()
 
 
+CAPPED = {"logit_scale": 1.5, "final_logit_softcapping": 5.0}
 SHAPES: dict[str, dict[str, Any]] = {
     "1 tap, block of 4, 1 layer": {"block_size": 4, "n_layer": 1},
     "2 taps, block of 5, a head each": {
@@ -218,6 +219,14 @@ SHAPES: dict[str, dict[str, Any]] = {
     "other scales": {
         "extra": {"embedding_scale": 3.0, "attention.scale": 0.4, "attention.value_scale": 0.5}
     },
+    "biases": {"biases": ("q", "k", "v", "output"), "target_layers": (1, 2)},
+    "biases but at the output": {"biases": ("q", "k", "v"), "sliding_window": 12},
+    "biases and a scale of attention": {
+        "biases": ("v", "output"),
+        "extra": {"attention.value_scale": 0.5},
+    },
+    "scaled logits": {"extra": {"logit_scale": 1.5}},
+    "scaled and capped logits": {"extra": CAPPED},
     "partial rope": {"rope_dimensions": 8},
     "rope factors": {"rope_factors": True},
     "linear rope": {"extra": {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}},
@@ -240,6 +249,18 @@ def test_equals_the_reference(options: dict[str, Any], make_twin: TwinMaker) -> 
         twin.draft({0: n_rows})
     twin.reference.copy(0, 1, twin.reference.length(0) - 1)
     twin.assert_not(0, twin.reference.draft(1, anchor=11))
+
+
+def test_what_a_scale_a_cap_and_biases_change_is_seen(make_twin: TwinMaker) -> None:
+    twin = make_twin(extra=CAPPED)
+    twin.draft({0: 20})
+    twin.assert_not(0, torch.log_softmax(twin.reference.logits(0, anchor=11)[1:], dim=-1))
+    plain = make_twin()
+    plain.draft({0: 20})
+    for name in ("q", "k", "v", "output"):
+        twin = make_twin(biases=(name,))
+        twin.draft({0: 20})
+        twin.assert_not(0, plain.reference.draft(0, anchor=11))
 
 
 @pytest.mark.parametrize("quant", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"])

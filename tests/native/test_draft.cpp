@@ -332,6 +332,12 @@ void fallbacks_equal_the_fast_operations(const shipped_pair & pair) {
     const bool pattern[] = {true, false, true};
     gguf_set_arr_data(wide.keys(), "dflash.attention.sliding_window_pattern", GGUF_TYPE_BOOL,
                       pattern, 3);
+    for (const char * layer : {"blk.0.", "blk.2."}) {
+        wide.set(std::string(layer) + "attn_q.bias", GGML_TYPE_F32, {512});
+        wide.set(std::string(layer) + "attn_output.bias", GGML_TYPE_F32, {512});
+    }
+    gguf_set_val_f32(wide.keys(), "dflash.logit_scale", 0.8f);
+    gguf_set_val_f32(wide.keys(), "dflash.final_logit_softcapping", 20.0f);
     wide.write(file.path());
     const auto run = [&](const dflash::draft_capabilities & allowed) {
         fused_drafter d(pair.model(), file.path(), 2, 1024, 8, 2, allowed);

@@ -212,6 +212,13 @@ void tensors_that_do_not_fit(const shipped_pair & pair) {
     edits.push_back(with_tensor("token_embd.weight", GGML_TYPE_Q8_1, {n_embd, n_vocab}));
     edits.push_back(with_tensor("output.weight", GGML_TYPE_Q8_0, {n_embd, n_vocab + 1}));
     edits.push_back(with_tensor("token_embd.weight", GGML_TYPE_Q8_0, {n_embd, n_vocab - 1}));
+    for (const char * name : {"blk.0.attn_q.bias", "blk.0.attn_k.bias", "blk.0.attn_v.bias",
+                              "blk.0.attn_output.bias"}) {
+        edits.push_back(with_tensor(name, GGML_TYPE_F32, {96}));
+        edits.push_back(with_tensor(name, GGML_TYPE_F32, {n_embd, 2}));
+        edits.push_back(with_tensor(name, GGML_TYPE_BF16, {n_embd}));
+    }
+    edits.push_back(with_tensor("blk.0.ffn_up.bias", GGML_TYPE_F32, {64}));
     edits.push_back(with_tensor("blk.0.attn_sinks.weight", GGML_TYPE_F32, {4}));
     edits.push_back(with_tensor("selector_hidden.weight", GGML_TYPE_F32, {n_embd, 8}));
     edits.push_back(with_tensor("blk.1.attn_norm.weight", GGML_TYPE_F32, {n_embd}));
