@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .answer import write_stdout
+from .byte_size import byte_size
 from .options import SectionedCommand, option
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _report_lines(report: DrafterReport | TargetReport) -> list[str]:
     rows.append(("quantization", facts.quantization or "not stated"))
     shards = f" in {facts.n_shards} files" if facts.n_shards > 1 else ""
     return [
-        f"{facts.path.name}: {what}, {_size(facts.n_bytes)}{shards}",
+        f"{facts.path.name}: {what}, {byte_size(facts.n_bytes)}{shards}",
         *_table(rows),
         *_section("weights", _weight_rows(facts)),
         *_section("provenance", [(key, _text(value)) for key, value in facts.provenance.items()]),
@@ -145,8 +146,9 @@ def _drafter_rows(report: DrafterReport) -> Iterator[tuple[str, str]]:
 
 def _runner_text(report: DrafterReport) -> str:
     if report.runs_on == "fused":
-        return "the fused draft graph, which knows all of its tensors"
-    return f"llama.cpp's own graph, for {', '.join(report.because)}"
+        alone = "" if report.llama_cpp_loads else "; llama.cpp loads no biases of the attention"
+        return f"the fused draft graph, which knows all of its tensors{alone}"
+    return f"llama.cpp's own graph, for {', '.join(report.because) or 'what only it knows'}"
 
 
 def _window_text(report: DrafterReport) -> str:
@@ -185,7 +187,7 @@ def _tokenizer_text(facts: FileFacts) -> str:
 def _weight_rows(facts: FileFacts) -> list[tuple[str, str]]:
     rows = []
     for part in facts.weights:
-        types = ", ".join(f"{name} {_size(count)}" for name, count in part.types.items())
+        types = ", ".join(f"{name} {byte_size(count)}" for name, count in part.types.items())
         tensors = f"{part.n_tensors} tensor{'s' if part.n_tensors > 1 else ''}"
         rows.append((part.name, f"{types} in {tensors}"))
     return rows
@@ -224,10 +226,3 @@ def _text(value: Any) -> str:
     joined = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     text = " ".join(joined.split())
     return text if len(text) <= _WIDE else f"{text[: _WIDE - 3]}..."
-
-
-def _size(n_bytes: int) -> str:
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if n_bytes >= size:
-            return f"{n_bytes / size:.1f} {unit}"
-    return f"{n_bytes} bytes"

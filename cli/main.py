@@ -15,6 +15,7 @@ from dflash_local.errors import DflashError, InputError
 
 from .chat import chat
 from .complete import complete
+from .convert import convert
 from .inspect import inspect
 from .single import INTERRUPTED
 
@@ -70,6 +71,7 @@ def group(ctx: click.Context) -> None:
 
 group.add_command(chat)
 group.add_command(complete)
+group.add_command(convert)
 group.add_command(inspect)
 
 

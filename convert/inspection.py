@@ -54,6 +54,7 @@ _ORDER = (
     "other",
 )
 _BLOCK = re.compile(r"^blk\.\d+\.")
+_BIAS = re.compile(r"^blk\.\d+\.attn_.*\.bias$")
 
 # of `general.*`: what describes the file rather than where it comes from
 _NO_PROVENANCE = frozenset({"architecture", "type", "alignment", "file_type"})
@@ -108,6 +109,8 @@ class DrafterReport:
     runs_on: Runner
     because: tuple[str, ...]
     """What the fused graph does not know; empty for a drafter that it runs."""
+    llama_cpp_loads: bool
+    """Stock llama.cpp reads the file: the attention has no biases."""
     block_size: int
     n_draft: int
     target_layers: tuple[int, ...]
@@ -192,7 +195,8 @@ def inspect_drafter(file: GgufFile, *, target: GgufFile | None = None) -> Drafte
         file=_facts(file),
         family=spec.kind,
         runs_on=spec.runs_on,
-        because=tuple(_beyond_fused(file, spec)),
+        because=() if spec.runs_on == "fused" else tuple(_beyond_fused(file, spec)),
+        llama_cpp_loads=not any(_BIAS.match(name) for name in file.tensors),
         block_size=spec.block_size,
         n_draft=spec.n_draft,
         target_layers=spec.target_layers,

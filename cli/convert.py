@@ -1,0 +1,154 @@
+"""`dflash-local convert`: a published drafter as a GGUF file."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from .answer import write_stdout
+from .byte_size import byte_size
+from .options import SectionedCommand, option
+from .report import Say, speaker
+from .writing import WritingProgress
+
+if TYPE_CHECKING:
+    from dflash_local.convert import ConvertResult
+
+# as `dflash_local.convert.quantize` has them, which needs llama.cpp to load
+OUTTYPES = (
+    "f32",
+    "bf16",
+    "f16",
+    "q8_0",
+    "q6_k",
+    "q5_k_m",
+    "q5_k_s",
+    "q5_1",
+    "q5_0",
+    "q4_k_m",
+    "q4_k_s",
+    "q4_1",
+    "q4_0",
+    "q3_k_m",
+)
+_RUNNERS = {"fused": "the fused draft graph", "llama.cpp": "llama.cpp's own graph"}
+
+SECTIONS = {
+    "Input": (
+        option(
+            "--target",
+            metavar="TARGET",
+            show_default="the one that the drafter names",
+            help="What it drafts for: a GGUF file, a local folder, or a hub id.",
+        ),
+        option(
+            "--revision",
+            metavar="REV",
+            show_default="the newest",
+            help="Branch, tag or commit of a SOURCE on the hub.",
+        ),
+    ),
+    "Output": (
+        option(
+            "--outtype",
+            type=click.Choice(OUTTYPES),
+            default="q8_0",
+            help="Type of the weights.",
+        ),
+        option(
+            "-o",
+            "--output",
+            type=click.Path(),
+            metavar="FILE",
+            show_default="<drafter>-<outtype>.gguf here",
+            help="The file to write.",
+        ),
+        option("--force", is_flag=True, help="Replace FILE if it exists."),
+        option("--dry-run", is_flag=True, help="Fetch, plan and check, and write nothing."),
+        option("--json", "as_json", is_flag=True, help="Print one JSON object about the file."),
+        option("-q", "--quiet", is_flag=True, help="Nothing on stderr but errors."),
+    ),
+}
+
+
+@click.command(cls=SectionedCommand, sections=SECTIONS)
+@click.argument("source")
+def convert(
+    source: str,
+    target: str | None,
+    revision: str | None,
+    outtype: str,
+    output: str | None,
+    force: bool,
+    dry_run: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Write the DFlash drafter SOURCE, a hub id or a local folder, as a GGUF file.
+
+    The tokenizer is the target's; of a target on the hub only its config and tokenizer are fetched.
+    The file is checked, and appears whole or not at all. Its path alone goes to stdout.
+    """
+    if quiet:
+        # read once, when the hub's client is imported
+        os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    from dflash_local.convert import convert as run
+
+    say = _printable(speaker(quiet))
+    with WritingProgress(sys.stderr, quiet) as progress:
+        result = run(
+            source,
+            target=target,
+            outtype=outtype,
+            output=None if output is None else Path(output),
+            revision=revision,
+            force=force,
+            dry_run=dry_run,
+            say=say,
+            progress=progress.update,
+        )
+    for line in result.checks:
+        say(f"checked: {line}")
+    say(_summary(result, dry_run))
+    if not dry_run:
+        say(_next_step(result, target))
+    if as_json:
+        write_stdout(json.dumps({**result.as_dict(), "dry_run": dry_run}) + "\n")
+    elif not dry_run:
+        write_stdout(f"{result.path}\n")
+
+
+def _summary(result: ConvertResult, dry_run: bool) -> str:
+    taps = ", ".join(str(layer - 1) for layer in result.target_layers)
+    did = f"would write {result.path}" if dry_run else "written"
+    return (
+        f"{did}: {byte_size(result.n_bytes)} in {result.n_tensors} tensors, {result.outtype}; "
+        f"block of {result.block_size}, taps after layers {taps}; "
+        f"runs on {_RUNNERS[result.runs_on]}"
+    )
+
+
+def _next_step(result: ConvertResult, target: str | None) -> str:
+    """How to use the file: the command, with the target in it where it is a file."""
+    draft = shlex.quote(str(result.path))
+    if target is not None and Path(target).is_file():
+        return f"next: dflash-local chat --target {shlex.quote(target)} --draft {draft}"
+    return (
+        f"next: dflash-local chat --target TARGET.gguf --draft {draft}, "
+        f"where TARGET.gguf is {result.target or 'its target'} in GGUF"
+    )
+
+
+def _printable(say: Say) -> Say:
+    """Names in a line may come from a file: no control characters reach the terminal."""
+
+    def say_plainly(line: str) -> None:
+        say("".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line))
+
+    return say_plainly

@@ -1,0 +1,205 @@
+"""`dflash-local inspect` as its users run it: what it prints, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_local import demo
+from dflash_local.convert.fit import compare
+from dflash_local.gguf_file import GgufFile
+from gguf_files import STRING, UINT32, changed
+from synthetic import Markov, Selector, write_drafter, write_target
+
+COMMAND = Path(sysconfig.get_path("scripts"), "dflash-local")
+TARGET, DRAFTER = map(str, demo.pair())
+
+
+def inspect(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COMMAND, "inspect", *arguments],
+        capture_output=True,
+        env={**os.environ, **environment},
+        encoding="utf-8",
+        timeout=60,
+    )
+
+
+def told(*arguments: str | Path, code: int = 0, **environment: str) -> str:
+    """What it printed; nothing on stderr, unless it ends with an error."""
+    done = inspect(*arguments, **environment)
+    assert done.returncode == code, done.stderr
+    assert bool(done.stderr) == bool(code)
+    return done.stdout
+
+
+def refused(*arguments: str | Path) -> str:
+    """The one line on stderr, of a run that printed nothing else."""
+    done = inspect(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("dflash-local: error: ")
+    return line
+
+
+def row(text: str, name: str) -> str:
+    """What stands beside `name`."""
+    match = re.search(rf"^ +{re.escape(name)} +(.*)$", text, re.MULTILINE)
+    assert match is not None, text
+    return match[1]
+
+
+def test_a_drafter() -> None:
+    text = told(DRAFTER)
+    assert text.startswith("tiny-coder-dflash-b16-q8_0.gguf: a drafter, 10.2 MiB\n")
+    assert row(text, "family") == "DFlash"
+    assert row(text, "runs on").startswith("the fused draft graph")
+    assert row(text, "block") == "16 positions: the anchor and its 15 drafts"
+    assert row(text, "taps").startswith("after layers 1, 3, 5 of the target")
+    assert row(text, "mask token") == "8191 '<|mask|>'"
+    assert row(text, "fc") == "Q8_0 816.0 KiB in 1 tensor"
+    assert row(text, "norms") == "F32 17.5 KiB in 14 tensors"
+    assert row(text, "general.name") == "Drafter"
+
+
+def test_a_target() -> None:
+    text = told(TARGET)
+    assert text.startswith("tiny-coder-q8_0.gguf: a target, 29.0 MiB\n")
+    assert row(text, "architecture") == "qwen3"
+    assert row(text, "layers") == "8, hidden size 512"
+    assert row(text, "taps").startswith("yes") and row(text, "roll back").startswith("yes")
+    assert row(text, "tokenizer") == row(told(DRAFTER), "tokenizer")
+
+
+def test_what_runs_a_drafter_and_why(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target.gguf")
+    two = told(write_drafter(tmp_path / "two.gguf", target, selector=Selector()))
+    spark = told(write_drafter(tmp_path / "spark.gguf", target, markov=Markov()))
+    sinks = told(write_drafter(tmp_path / "sinks.gguf", target, sinks=True, reduced_vocabulary=99))
+    assert (row(two, "family"), row(spark, "family")) == ("DFlash 2", "DSpark")
+    assert row(spark, "block") == "8 positions: drafts from it on, 8 drafts"
+    for text in (two, spark, sinks):
+        assert row(text, "runs on").startswith("llama.cpp's own graph")
+    assert "99 tokens, attention sinks" in row(sinks, "runs on")
+    assert row(sinks, "vocabulary") == "320 tokens, 99 of which are drafted"
+
+
+def test_windows_and_rope(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target.gguf")
+    path = write_drafter(
+        tmp_path / "drafter.gguf",
+        target,
+        n_layer=3,
+        sliding_window=24,
+        pattern=(True, False, True),
+        rope_dimensions=8,
+        extra={
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 1024,
+        },
+    )
+    text = told(path)
+    assert row(text, "window") == "24 tokens in layers 0, 2"
+    expected = "base 1e+06, 8 of 16 values of a head, yarn scaling by 4 from 1024 tokens"
+    assert row(text, "RoPE") == expected
+
+
+@pytest.mark.parametrize("file", [TARGET, DRAFTER])
+def test_json_is_one_object(file: str) -> None:
+    parsed: dict[str, Any] = json.loads(told(file, "--json"))
+    assert parsed["role"] == ("target" if file == TARGET else "drafter")
+    assert parsed["file"]["n_bytes"] == Path(file).stat().st_size
+    assert parsed["file"]["tokenizer"]["n_tokens"] == 8192
+    assert "fit" not in parsed
+
+
+def test_json_and_text_tell_the_same() -> None:
+    parsed, text = json.loads(told(DRAFTER, "--json")), told(DRAFTER)
+    assert ", ".join(map(str, parsed["taps_after"])) in row(text, "taps")
+    assert parsed["file"]["tokenizer"]["sha256"] in row(text, "tokenizer")
+    for part in parsed["file"]["weights"]:
+        assert f"in {part['n_tensors']} tensor" in row(text.split("weights")[1], part["name"])
+
+
+def test_a_pair_that_fits() -> None:
+    text = told(DRAFTER, "--target", TARGET)
+    assert "with the target tiny-coder-q8_0.gguf: they fit" in text
+    assert "differs" not in text
+    assert row(text, "hidden size").split() == ["512", "512", "ok"]
+    fit = json.loads(told(DRAFTER, "--target", TARGET, "--json"))["fit"]
+    assert fit["fits"] is True and fit["error"] is None
+    assert len(fit["fields"]) == len(compare(GgufFile.open(TARGET), GgufFile.open(DRAFTER)).fields)
+
+
+def test_a_pair_that_does_not_fit(tmp_path: Path) -> None:
+    other = write_target(tmp_path / "other.gguf", n_layer=8)
+    done = inspect(DRAFTER, "--target", other)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("dflash-local: error: embedding_length (hidden size) is 512")
+    assert "they do not fit" in done.stdout
+    assert row(done.stdout, "hidden size").split() == ["64", "512", "differs"]
+    assert row(done.stdout, "vocabulary size").split() == ["320", "8192", "differs"]
+    as_json = inspect(DRAFTER, "--target", other, "--json")
+    assert as_json.returncode == 2
+    fit = json.loads(as_json.stdout)["fit"]
+    assert fit["fits"] is False and fit["error"] in line
+
+
+def test_a_target_without_taps(tmp_path: Path) -> None:
+    made = tmp_path / "target.gguf"
+    keys = {
+        f"deepseek2.{name}": (value, UINT32, None)
+        for name, value in (("block_count", 8), ("embedding_length", 512), ("context_length", 64))
+    }
+    changed(Path(TARGET), made, keys={**keys, "general.architecture": ("deepseek2", STRING, None)})
+    text = told(made)
+    assert row(text, "taps").startswith("no") and row(text, "drafting") == "plain decoding only"
+    done = inspect(DRAFTER, "--target", made)
+    assert done.returncode == 2 and "deepseek2" in done.stderr
+
+
+def test_a_target_in_the_environment_is_for_drafters() -> None:
+    assert "they fit" in told(DRAFTER, DFLASH_LOCAL_TARGET=TARGET)
+    assert told(TARGET, DFLASH_LOCAL_TARGET=TARGET) == told(TARGET)
+
+
+def test_bad_files(tmp_path: Path) -> None:
+    short = tmp_path / "short.gguf"
+    short.write_bytes(Path(TARGET).read_bytes()[:100_000])
+    text = tmp_path / "text.gguf"
+    text.write_text("no model at all")
+    block = changed(
+        Path(DRAFTER), tmp_path / "block.gguf", keys={"dflash.block_size": (1, UINT32, None)}
+    )
+    for file in (short, text, block):
+        assert file.name in refused(file)
+        assert file.name in refused(file, "--target", TARGET)
+    for file in (short, text):
+        assert file.name in refused(DRAFTER, "--target", file)
+    assert "block_size" in refused(block)
+    assert "no-such.gguf" in refused("no-such.gguf")
+    assert "no-such.gguf" in refused(DRAFTER, "--target", "no-such.gguf")
+    assert tmp_path.name in refused(tmp_path)
+    assert "drafter" in refused(TARGET, "--target", TARGET)
+    assert "drafter" in refused(DRAFTER, "--target", DRAFTER)
+    assert "FILE" in refused()
+
+
+def test_names_from_a_file_stay_on_their_line(tmp_path: Path) -> None:
+    keys = {
+        "general.name": ("two\nlines\x1b[31m", STRING, None),
+        "general.description": ("long " * 100, STRING, None),
+    }
+    text = told(changed(Path(DRAFTER), tmp_path / "odd.gguf", keys=keys))
+    assert row(text, "general.name").startswith("two lines")
+    assert row(text, "general.description").endswith("...")
+    assert max(map(len, text.splitlines())) < 120

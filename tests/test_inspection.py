@@ -1,0 +1,355 @@
+"""What is told of a file: the truth about its headers, and about whether two of them fit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dflash_local import demo
+from dflash_local.convert.fit import compare
+from dflash_local.convert.inspection import (
+    DrafterReport,
+    TargetReport,
+    inspect_drafter,
+    inspect_file,
+)
+from dflash_local.errors import FileError, InputError, PairError
+from dflash_local.gguf_file import GgufFile
+from dflash_local.pairing import (
+    RECURRENT_ARCHITECTURES,
+    TAPPED_ARCHITECTURES,
+    DrafterSpec,
+    check_pair,
+)
+from gguf_files import ARRAY, INT32, STRING, UINT32, Value, changed, parts
+from synthetic import Markov, Selector, write_drafter, write_target
+
+TARGET, DRAFTER = demo.pair()
+F16 = gguf.GGMLQuantizationType.F16
+Keys = dict[str, Value | None]
+
+# What the fused graph does not know, and a word that the reason has to hold.
+LLAMA_CPP: dict[str, tuple[Mapping[str, Any], str]] = {
+    "DFlash 2": ({"selector": Selector()}, "DFlash 2"),
+    "DSpark": ({"markov": Markov()}, "DSpark"),
+    "reduced": ({"reduced_vocabulary": 100}, "100"),
+    "sinks": ({"sinks": True}, "sinks"),
+    "values from keys": ({"shared_kv": True}, "keys"),
+    "causal": ({"extra": {"attention.causal": True}}, "positions"),
+}
+
+
+@pytest.fixture(scope="module")
+def small_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_target(tmp_path_factory.mktemp("target") / "target.gguf", n_layer=4)
+
+
+def of_drafter(path: Path) -> DrafterReport:
+    report = inspect_file(GgufFile.open(path))
+    assert isinstance(report, DrafterReport)
+    return report
+
+
+def of_target(path: Path) -> TargetReport:
+    report = inspect_file(GgufFile.open(path))
+    assert isinstance(report, TargetReport)
+    return report
+
+
+# Drafters.
+
+
+def test_the_shipped_drafter() -> None:
+    report = of_drafter(DRAFTER)
+    assert (report.family, report.runs_on, report.because) == ("dflash", "fused", ())
+    assert (report.block_size, report.n_draft) == (16, 15)
+    assert (report.target_layers, report.taps_after) == ((2, 4, 6), (1, 3, 5))
+    assert (report.n_layer, report.n_embd, report.n_ff) == (3, 512, 1536)
+    assert (report.n_head, report.n_head_kv, report.head_dim) == (8, 2, 64)
+    assert (report.sliding_window, report.sliding_layers) == (0, ())
+    assert (report.n_vocab, report.n_vocab_draft) == (8192, 8192)
+    assert (report.mask_token_id, report.mask_token) == (8191, "<|mask|>")
+    assert report.file.quantization == "Q8_0"
+    assert report.file.n_bytes == DRAFTER.stat().st_size
+    assert report.file.provenance["general.name"] == "Drafter"
+
+
+def test_a_report_repeats_the_spec_that_the_engine_reads(
+    small_target: Path, tmp_path: Path
+) -> None:
+    path = write_drafter(
+        tmp_path / "drafter.gguf",
+        small_target,
+        n_layer=3,
+        target_layers=(1, 3),
+        sliding_window=24,
+        pattern=(True, False, True),
+        rope_dimensions=8,
+    )
+    report, spec = of_drafter(path), DrafterSpec.read(GgufFile.open(path))
+    told, known = asdict(report), asdict(spec)
+    same = told.keys() & known.keys() - {"sliding_layers"}
+    assert {name: told[name] for name in same} == {name: known[name] for name in same}
+    assert report.sliding_layers == (0, 2)
+    assert report.taps_after == (0, 2)
+    assert report.rope.n_dims == 8
+
+
+@pytest.mark.parametrize("name", LLAMA_CPP)
+def test_a_drafter_for_llama_cpp_says_why(name: str, small_target: Path, tmp_path: Path) -> None:
+    options, word = LLAMA_CPP[name]
+    report = of_drafter(write_drafter(tmp_path / "drafter.gguf", small_target, **options))
+    assert report.runs_on == "llama.cpp"
+    assert len(report.because) == 1 and word in report.because[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"own_head": True, "own_embeddings": True}, {"post_norms": True, "layer_scale": True}],
+)
+def test_only_llama_cpp_needs_a_reason(
+    options: dict[str, Any], small_target: Path, tmp_path: Path
+) -> None:
+    report = of_drafter(write_drafter(tmp_path / "drafter.gguf", small_target, **options))
+    assert (report.runs_on, report.because) == ("fused", ())
+
+
+def test_families_have_their_tensors_in_classes_of_their_own(
+    small_target: Path, tmp_path: Path
+) -> None:
+    two = of_drafter(write_drafter(tmp_path / "2.gguf", small_target, selector=Selector()))
+    spark = of_drafter(write_drafter(tmp_path / "s.gguf", small_target, markov=Markov()))
+    assert {"selector", "convolutions"} <= {part.name for part in two.file.weights}
+    assert {part.name: part.n_tensors for part in spark.file.weights}["markov"] == 4
+
+
+def test_a_vocabulary_may_come_from_the_target(small_target: Path, tmp_path: Path) -> None:
+    whole = write_drafter(tmp_path / "whole.gguf", small_target)
+    tokenizer = {name: None for name in parts(whole)[0] if name.startswith("tokenizer.")}
+    tokenizer.pop("tokenizer.ggml.mask_token_id")
+    bare = GgufFile.open(changed(whole, tmp_path / "bare.gguf", keys=tokenizer))
+    with pytest.raises(FileError, match="n_vocab"):
+        inspect_file(bare)
+    target = GgufFile.open(small_target)
+    report = inspect_drafter(bare, target=target)
+    assert (report.n_vocab, report.mask_token) == (target.n_vocab, "<|mask|>")
+    assert report.file.tokenizer is None
+    assert compare(target, bare).fits
+
+
+# Targets.
+
+
+def test_the_shipped_target() -> None:
+    report = of_target(TARGET)
+    assert (report.architecture, report.n_layer, report.n_embd) == ("qwen3", 8, 512)
+    assert (report.n_vocab, report.context_length) == (8192, 4096)
+    assert report.offers_taps and report.rolls_back and report.takes_drafters
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama", "deepseek2", "glm4moe", "qwen35", "mamba"])
+def test_what_llama_cpp_lets_a_drafter_do(name: str, tmp_path: Path) -> None:
+    keys: Keys = {
+        key.replace("qwen3.", f"{name}.", 1): value
+        for key, value in parts(TARGET)[0].items()
+        if key.startswith("qwen3.")
+    }
+    keys["general.architecture"] = (name, STRING, None)
+    report = of_target(changed(TARGET, tmp_path / "target.gguf", keys=keys))
+    assert report.offers_taps == (name in TAPPED_ARCHITECTURES)
+    assert report.rolls_back == (name not in RECURRENT_ARCHITECTURES)
+    fit = compare(GgufFile.open(report.file.path), GgufFile.open(DRAFTER))
+    assert fit.fits == report.takes_drafters
+
+
+# Weights and tokenizers.
+
+
+@pytest.mark.parametrize("path", [TARGET, DRAFTER])
+def test_every_tensor_is_in_one_class(path: Path) -> None:
+    file = GgufFile.open(path)
+    weights = inspect_file(file).file.weights
+    assert sum(part.n_tensors for part in weights) == len(file.tensors)
+    assert sum(part.n_bytes for part in weights) == sum(t.n_bytes for t in file.tensors.values())
+    assert all(sum(part.types.values()) == part.n_bytes for part in weights)
+    assert "other" not in {part.name for part in weights}
+
+
+def test_types_are_those_of_their_class(small_target: Path, tmp_path: Path) -> None:
+    def halve(tensors: dict[str, Any]) -> None:
+        values, _ = tensors["fc.weight"]
+        tensors["fc.weight"] = (values.astype(np.float16), F16)
+
+    path = write_drafter(tmp_path / "drafter.gguf", small_target)
+    report = of_drafter(changed(path, tmp_path / "half.gguf", tensors=halve))
+    types = {part.name: set(part.types) for part in report.file.weights}
+    assert types == {"fc": {"F16"}, "attention": {"F32"}, "ffn": {"F32"}, "norms": {"F32"}}
+
+
+def test_one_vocabulary_has_one_hash(tmp_path: Path) -> None:
+    ours, theirs = of_target(TARGET).file.tokenizer, of_drafter(DRAFTER).file.tokenizer
+    assert ours is not None and ours == theirs
+    assert len(ours.sha256) == 16 and int(ours.sha256, 16) >= 0
+    tokens, kind, element = parts(TARGET)[0]["tokenizer.ggml.tokens"]
+    merges = parts(TARGET)[0]["tokenizer.ggml.merges"][0]
+    for index, keys in enumerate(
+        (
+            {"tokenizer.ggml.tokens": ([*tokens[:-1], "no such token"], kind, element)},
+            {"tokenizer.ggml.tokens": ([tokens[1], tokens[0], *tokens[2:]], kind, element)},
+            {"tokenizer.ggml.merges": (merges[:-1], kind, element)},
+        )
+    ):
+        other = of_target(changed(TARGET, tmp_path / f"{index}.gguf", keys=keys)).file.tokenizer
+        assert other is not None and other.sha256 != ours.sha256
+
+
+def test_provenance_is_what_the_file_says(tmp_path: Path) -> None:
+    keys: Keys = {
+        "dflash_local.source": ("z-lab/Some-DFlash", STRING, None),
+        "general.source.repo_url": ("https://example.org/z-lab/Some-DFlash", STRING, None),
+        "general.tags": (["a", "b"], ARRAY, STRING),
+    }
+    found = of_drafter(changed(DRAFTER, tmp_path / "d.gguf", keys=keys)).file.provenance
+    assert found["dflash_local.source"] == "z-lab/Some-DFlash"
+    assert found["general.source.repo_url"].endswith("Some-DFlash")
+    assert found["general.tags"] == ["a", "b"]
+    assert not [key for key in found if key.startswith(("tokenizer.", "dflash."))]
+    assert "general.architecture" not in found and "general.file_type" not in found
+
+
+# Do two fit?
+
+
+def test_the_shipped_pair_fits() -> None:
+    fit = compare(GgufFile.open(TARGET), GgufFile.open(DRAFTER))
+    assert fit.fits and fit.error is None
+    assert all(field.fits for field in fit.fields)
+    assert {field.name for field in fit.fields} >= {
+        "taps",
+        "roll back",
+        "hidden size",
+        "tapped layers",
+        "vocabulary size",
+        "tokenizer model",
+        "pre-tokenizer",
+        "tokens",
+    }
+
+
+def renamed_token(index: int) -> Keys:
+    tokens, kind, element = parts(DRAFTER)[0]["tokenizer.ggml.tokens"]
+    return {
+        "tokenizer.ggml.tokens": (
+            [*tokens[:index], "something else", *tokens[index + 1 :]],
+            kind,
+            element,
+        )
+    }
+
+
+MISMATCHES: dict[str, tuple[Keys, str, str]] = {
+    "taps beyond": (
+        {"dflash.target_layers": ([2, 4, 8], ARRAY, INT32)},
+        "tapped layers",
+        "target_layers",
+    ),
+    "model": ({"tokenizer.ggml.model": ("llama", STRING, None)}, "tokenizer model", "model"),
+    "pre": ({"tokenizer.ggml.pre": ("llama-bpe", STRING, None)}, "pre-tokenizer", "pre"),
+    "token": (renamed_token(77), "tokens", "token 77"),
+}
+
+
+@pytest.mark.parametrize("name", MISMATCHES)
+def test_the_first_field_that_differs_is_the_one_in_the_error(name: str, tmp_path: Path) -> None:
+    keys, field, words = MISMATCHES[name]
+    drafter = GgufFile.open(changed(DRAFTER, tmp_path / "drafter.gguf", keys=keys))
+    fit = compare(GgufFile.open(TARGET), drafter)
+    assert next(row.name for row in fit.fields if not row.fits) == field
+    assert fit.error is not None and words in fit.error
+
+
+def test_hidden_size_and_vocabulary_are_compared(small_target: Path, tmp_path: Path) -> None:
+    drafter = write_drafter(tmp_path / "drafter.gguf", small_target)
+    wide = write_target(tmp_path / "wide.gguf", n_layer=4, n_embd=128)
+    large = write_target(tmp_path / "large.gguf", n_layer=4, n_vocab=352)
+    for path, field, values in (
+        (wide, "hidden size", (128, 64)),
+        (large, "vocabulary size", (352, 320)),
+    ):
+        fit = compare(GgufFile.open(path), GgufFile.open(drafter))
+        first = next(row for row in fit.fields if not row.fits)
+        assert (first.name, (first.target, first.drafter)) == (field, values)
+        assert not fit.fits and all(str(value) in str(fit.error) for value in values)
+
+
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    n_embd=st.sampled_from([64, 128]),
+    n_vocab=st.sampled_from([320, 352]),
+    n_layer=st.integers(1, 4),
+    taps=st.lists(st.integers(1, 5), min_size=1, max_size=3, unique=True),
+)
+def test_fields_and_check_agree(
+    n_embd: int, n_vocab: int, n_layer: int, taps: list[int], tmp_path: Path
+) -> None:
+    made_for = write_target(tmp_path / "for.gguf", n_layer=1)
+    target = GgufFile.open(
+        write_target(tmp_path / "t.gguf", n_layer=n_layer, n_embd=n_embd, n_vocab=n_vocab)
+    )
+    drafter = GgufFile.open(write_drafter(tmp_path / "d.gguf", made_for, target_layers=taps))
+    fit = compare(target, drafter)
+    try:
+        check_pair(target, drafter)
+    except PairError as error:
+        assert fit.error == str(error)
+        assert not all(field.fits for field in fit.fields)
+    else:
+        assert fit.fits and all(field.fits for field in fit.fields)
+
+
+# What is neither.
+
+
+def test_files_that_are_neither(tmp_path: Path) -> None:
+    no_block: Keys = {"dflash.block_size": (1, UINT32, None)}
+    vision: Keys = {"general.architecture": ("clip", STRING, None)}
+    cases = {
+        changed(DRAFTER, tmp_path / "block.gguf", keys=no_block): "block_size",
+        changed(TARGET, tmp_path / "vision.gguf", keys=vision): "clip",
+    }
+    for path, words in cases.items():
+        with pytest.raises(FileError, match=words):
+            inspect_file(GgufFile.open(path))
+    with pytest.raises(FileError, match="dflash"):
+        compare(GgufFile.open(TARGET), GgufFile.open(TARGET))
+    with pytest.raises(InputError, match="drafter"):
+        compare(GgufFile.open(DRAFTER), GgufFile.open(DRAFTER))
+
+
+def test_llama_cpp_stays_out() -> None:
+    code = (
+        "import sys\n"
+        "from dflash_local import demo\n"
+        "from dflash_local.convert.fit import compare\n"
+        "from dflash_local.convert.inspection import inspect_file\n"
+        "from dflash_local.gguf_file import GgufFile\n"
+        "target, drafter = map(GgufFile.open, demo.pair())\n"
+        "inspect_file(target), inspect_file(drafter), compare(target, drafter)\n"
+        "print([name for name in sys.modules if name.startswith('llama_cpp')])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert done.stdout.strip() == "[]"
