@@ -21,6 +21,7 @@ class Attention:
     window: int  # tokens, 0 = none
     windowed: tuple[bool, ...]
     causal: bool | None
+    bias: bool  # the projections of queries, keys, values and the output have biases
 
 
 def read_attention(kind: Kind, n_embd: int, n_layer: int) -> Attention:
@@ -44,6 +45,7 @@ def read_attention(kind: Kind, n_embd: int, n_layer: int) -> Attention:
         window=window,
         windowed=windowed,
         causal=_causal(kind),
+        bias=top.boolean("attention_bias") is True,
     )
 
 

@@ -112,6 +112,16 @@ class DraftConfig:
         return self.target.mask_token_id
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user has to know about the GGUF file, a line each."""
+        if not self.attention.bias:
+            return ()
+        return (
+            "its attention has biases: dflash-local drafts with the file, stock llama.cpp does not "
+            "load it",
+        )
+
+    @property
     def target_layers(self) -> tuple[int, ...]:
         """Layer INPUTS: tap k is what enters the target's layer k."""
         return self.target.layers
@@ -145,6 +155,7 @@ def read_config(raw: object, *, target: Mapping[str, Any] | None) -> DraftConfig
     attention = read_attention(kind, n_embd, n_layer)
     rope = _rope(kind, attention, told)
     link = read_target_link(kind, told, n_embd)
+    _check_bias(kind, attention, link)
     selector, markov = read_selector(kind, n_embd), read_markov(kind)
     block_size = _block_size(kind)
     keys = [
@@ -195,6 +206,19 @@ def _check_gemma4(top: Fields) -> None:
         top.refuse("attention_k_eq_v", "true: no other Gemma 4 drafter is known")
     if top.number("final_logit_softcapping", positive=False):
         top.refuse("final_logit_softcapping", "none for a Gemma 4 drafter")
+
+
+def _check_bias(kind: Kind, attention: Attention, link: TargetLink) -> None:
+    """Only our own draft graph knows biases, and only llama.cpp these."""
+    beside = {
+        f"the architecture {kind.architecture}": kind.family != "dflash",
+        "blocks that are causal": attention.causal is True,
+        "a reduced draft_vocab_size": link.n_vocab_draft is not None,
+        "an attention_sink_bias": _either_boolean(kind, "attention_sink_bias") is True,
+    }
+    for what, there in beside.items():
+        if attention.bias and there:
+            kind.top.refuse("attention_bias", f"false beside {what}: nothing runs both")
 
 
 def _rope(kind: Kind, attention: Attention, target: Fields) -> Rope:

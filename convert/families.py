@@ -39,7 +39,6 @@ _DEEPSEEK4 = (
 # A value other than these changes what a layer computes, in ways that llama.cpp's graph of these
 # drafters has no place for.
 _INERT: dict[str, tuple[Any, ...]] = {
-    "attention_bias": (False,),
     "mlp_bias": (False,),
     "use_bias": (False,),
     "qkv_bias": (False,),
@@ -62,8 +61,6 @@ _INERT: dict[str, tuple[Any, ...]] = {
     "quantization_config": (),
 }
 _WHY = {
-    "attention_bias": "false: llama.cpp loads no drafter whose attention has biases (as those "
-    "for gpt-oss have)",
     "quantization_config": "no quantised weights: give the drafter in BF16, F16 or F32",
 }
 _MOE = (

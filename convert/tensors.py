@@ -16,6 +16,7 @@ from .safetensors_header import TensorEntry
 
 Role = Literal[
     "norm",
+    "bias",
     "matrix",
     "fc",
     "head",
@@ -263,7 +264,10 @@ def _layer(config: DraftConfig, source: str, name: str) -> Iterator[_Wanted]:
     yield want("attn_output", "self_attn.o_proj", (n, n_q), "matrix")
     yield want("attn_q_norm", "self_attn.q_norm", (head_dim,), "norm", one)
     yield want("attn_k_norm", "self_attn.k_norm", (head_dim,), "norm", one)
-    yield _sinks(config, source, name)
+    if config.attention.bias:
+        yield from _biases(config, source, name, (q_heads, kv_heads))
+    else:
+        yield _sinks(config, source, name)  # nothing runs both
     if gemma4:
         yield want("post_attention_norm", "post_attention_layernorm", (n,), "norm")
         yield want("ffn_norm", "pre_feedforward_layernorm", (n,), "norm")
@@ -277,6 +281,21 @@ def _layer(config: DraftConfig, source: str, name: str) -> Iterator[_Wanted]:
     yield want("ffn_down", "mlp.down_proj", (n, n_ff), "matrix")
     if config.selector is not None:
         yield from _convolutions(config, source, name)
+
+
+def _biases(
+    config: DraftConfig, source: str, name: str, heads: tuple[int, int]
+) -> Iterator[_Wanted]:
+    """`heads` of queries and of keys whose rows are permuted, as those of the weights are."""
+    n_q, n_kv = config.n_head * config.head_dim, config.n_head_kv * config.head_dim
+    for target, origin, width, permute in (
+        ("attn_q", "q_proj", n_q, heads[0]),
+        ("attn_k", "k_proj", n_kv, heads[1]),
+        ("attn_v", "v_proj", n_kv, 0),
+        ("attn_output", "o_proj", config.n_embd, 0),
+    ):
+        sources = (f"{source}self_attn.{origin}.bias",)
+        yield _Wanted(f"{name}{target}.bias", sources, (width,), "bias", permute)
 
 
 def _sinks(config: DraftConfig, source: str, name: str) -> _Wanted:

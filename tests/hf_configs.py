@@ -101,6 +101,22 @@ def _yarn(n_embd: int, n_vocab: int) -> Config:  # z-lab/Kimi-K2.5-DFlash
     return _qwen3(n_embd, n_vocab, rope_scaling=scaling, rope_theta=50000.0)
 
 
+def _gpt_oss(n_embd: int, n_vocab: int) -> Config:  # z-lab/gpt-oss-20b-DFlash
+    scaling = {"factor": 32.0, "original_max_position_embeddings": 4096, "rope_type": "yarn"}
+    return _qwen3(
+        n_embd,
+        n_vocab,
+        attention_bias=True,
+        block_size=8,
+        initial_context_length=4096,
+        max_position_embeddings=131072,
+        model_type="gpt_oss",
+        rms_norm_eps=1e-05,
+        rope_scaling=scaling,
+        rope_theta=150000,
+    )
+
+
 def _linear(n_embd: int, n_vocab: int) -> Config:
     return _qwen3(n_embd, n_vocab, rope_scaling={"factor": 4.0, "rope_type": "linear"})
 
@@ -322,6 +338,7 @@ VARIANTS: Mapping[str, Callable[[int, int], Config]] = {
     "mrope": _sliding,  # told apart by its target
     "swa-sinks": _swa_sinks,
     "yarn": _yarn,
+    "gpt-oss": _gpt_oss,
     "linear": _linear,
     "llama3": _llama3,
     "scales": _scales,

@@ -86,6 +86,12 @@ def _layer(name: str, n_embd: int) -> Shapes:
         found["layer_scalar"] = (1,)
     else:
         found["self_attn.v_proj.weight"] = (n_kv * head_dim, n_embd)
+    if name == "gpt-oss":
+        found |= {
+            f"{projection[: -len('weight')]}bias": shape[:1]
+            for projection, shape in found.items()
+            if projection.startswith("self_attn.") and projection.endswith("_proj.weight")
+        }
     if name in ("swa-sinks", "dspark-sinks"):
         found["self_attn.attention_sink_bias"] = (N_HEAD,)
     if name == "dflash2":

@@ -54,6 +54,16 @@ EXPECTED: dict[str, dict[str, tuple[Any, str]]] = {
         "rope.scaling.yarn_beta_fast": (32.0, "f32"),
         "rope.scaling.yarn_beta_slow": (1.0, "f32"),
     },
+    "gpt-oss": LAYERS
+    | {
+        "context_length": (131072, "u32"),
+        "block_size": (8, "u32"),
+        "attention.layer_norm_rms_epsilon": (1e-05, "f32"),
+        "rope.freq_base": (150000.0, "f32"),
+        "rope.scaling.type": ("yarn", "str"),
+        "rope.scaling.factor": (32.0, "f32"),
+        "rope.scaling.original_context_length": (4096, "u32"),
+    },
     "linear": LAYERS
     | {"rope.scaling.type": ("linear", "str"), "rope.scaling.factor": (4.0, "f32")},
     "llama3": LAYERS | {"rope.freq_base": (500000.0, "f32")},

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -14,7 +16,9 @@ from numpy.typing import NDArray
 import hf_drafters
 from dflash_local.convert.checkpoint import Checkpoint
 from dflash_local.convert.config import read_config
+from dflash_local.convert.quantize import tensor_type
 from dflash_local.convert.rows import planned_rows
+from dflash_local.convert.safetensors_header import TensorEntry
 from dflash_local.convert.tensors import TensorPlan, absolute_ids, plan_tensors
 from dflash_local.errors import FileError
 
@@ -26,7 +30,7 @@ def checkpoint(folder: Path, name: str) -> tuple[Checkpoint, list[TensorPlan]]:
     return opened, plan_tensors(config, opened.tensors)
 
 
-@pytest.mark.parametrize("name", ["plain", "dflash2", "dspark", "gemma4", "swa-sinks"])
+@pytest.mark.parametrize("name", ["plain", "dflash2", "dspark", "gemma4", "swa-sinks", "gpt-oss"])
 def test_rows_are_the_checkpoints(tmp_path: Path, name: str) -> None:
     source, plans = checkpoint(tmp_path, name)
     weights = hf_drafters.weights(name)
@@ -74,6 +78,28 @@ def test_permuted_heads_have_the_same_scores(tmp_path: Path) -> None:
     assert np.allclose(scores(rows, interleaved=False), before)
     untouched = by_name["blk.1.attn_v.weight"]
     assert untouched.permute_heads == 0
+
+
+def test_biases_are_permuted_as_the_rows_of_their_weights() -> None:
+    raw = hf_drafters.config("gpt-oss") | {"rope_is_neox_style": False}
+    config = read_config(raw, target=hf_drafters.target_config("gpt-oss"))
+    weights = hf_drafters.weights("gpt-oss")
+    tensors = {
+        name: TensorEntry(name, "F32", values.shape, Path("model.safetensors"), 0, values.nbytes)
+        for name, values in weights.items()
+    }
+    plans = {plan.name: plan for plan in plan_tensors(config, tensors)}
+    for part in ("q", "k", "v", "output"):
+        bias = plans[f"blk.1.attn_{part}.bias"]
+        weight = plans[f"blk.1.attn_{part}.weight"]
+        found = planned_rows(Held(weights[bias.source]), bias, 0, 1)[0]
+        # a column of the weight in the bias's place goes where the bias goes
+        as_column = np.ascontiguousarray(weights[bias.source][:, None])
+        column = TensorPlan("c", "c", (1, len(as_column)), "matrix", weight.permute_heads)
+        assert np.array_equal(planned_rows(Held(as_column), column, 0, len(found))[:, 0], found)
+        assert (bias.permute_heads > 0) == (part in ("q", "k"))
+        wide = replace(bias, shape=(1 << 14,))
+        assert tensor_type(wide, "q4_k_m", n_layer=2) == GGMLQuantizationType.F32
 
 
 class Held:

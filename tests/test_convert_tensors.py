@@ -34,6 +34,12 @@ LAYER = {
     "ffn_down.weight": ("mlp.down_proj.weight", (96, 64), "matrix"),
 }
 SINKS = {"attn_sinks.weight": ("self_attn.attention_sink_bias", (4,), "sinks")}
+BIASES = {
+    "attn_q.bias": ("self_attn.q_proj.bias", (64,), "bias"),
+    "attn_k.bias": ("self_attn.k_proj.bias", (32,), "bias"),
+    "attn_v.bias": ("self_attn.v_proj.bias", (32,), "bias"),
+    "attn_output.bias": ("self_attn.o_proj.bias", (64,), "bias"),
+}
 EMBEDDINGS = {"token_embd.weight": ("embed_tokens.weight", (64, 256), "embedding")}
 REDUCED = {
     "output.weight": ("lm_head.weight", (64, 64), "head"),
@@ -52,6 +58,7 @@ ADDED: dict[str, dict[str, Any]] = {
     "plain": {},
     "sliding": {},
     "swa-sinks": {"layer": SINKS},
+    "gpt-oss": {"layer": BIASES},
     "llama3": {"global": {"rope_freqs.weight": ("", (8,), "rope")}},
     "own-head": {
         "global": EMBEDDINGS | {"output.weight": ("lm_head.weight", (64, 256), "head")},
@@ -183,7 +190,8 @@ def test_order_and_prefix_of_the_checkpoint_do_not_matter(name: str) -> None:
 def test_no_tensor_may_be_missing(name: str) -> None:
     config = read(name)
     for missing in hf_drafters.shapes(name):
-        if missing in ("t2d", "embed_tokens.weight") or missing.endswith("proj.bias"):
+        confidence = missing.startswith("confidence") and missing.endswith(".bias")
+        if missing in ("t2d", "embed_tokens.weight") or confidence:
             continue
         if name == "own-head":  # without its head it would use the target's
             continue
@@ -204,6 +212,14 @@ def test_unknown_and_missing_tensors_are_listed() -> None:
         plan_tensors(read("plain"), many)
 
 
+def test_biases_that_are_stated_must_be_there_and_sinks_must_not() -> None:
+    with pytest.raises(FileError, match=r"8 missing: 'layers\.0\.self_attn\.k_proj\.bias', "):
+        plan_tensors(read("plain", attention_bias=True), entries("plain"))
+    sinks = entries("gpt-oss", **{"layers.0.self_attn.sinks": (4,)})
+    with pytest.raises(FileError, match=r"1 not known: 'layers\.0\.self_attn\.sinks'"):
+        plan_tensors(read("gpt-oss"), sinks)
+
+
 def test_layers_beyond_those_of_the_config_are_not_known() -> None:
     with pytest.raises(FileError, match=r"11 not known: 'layers\.1\."):
         plan_tensors(read("plain", num_hidden_layers=1, layer_types=None), entries("plain"))
@@ -219,6 +235,7 @@ def test_layers_beyond_those_of_the_config_are_not_known() -> None:
         ("dflash2", "layers.0.mlp_conv.base_kernel", (2, 3, 64)),
         ("reduced", "d2t", (65,)),
         ("gemma4", "layers.0.layer_scalar", (2,)),
+        ("gpt-oss", "layers.1.self_attn.o_proj.bias", (32,)),
     ],
 )
 def test_a_shape_that_is_not_the_configs(name: str, tensor: str, shape: tuple[int, ...]) -> None:
