@@ -58,8 +58,9 @@ SECTIONS = {
         option(
             "--outtype",
             type=click.Choice(OUTTYPES),
+            metavar="TYPE",
             default="q8_0",
-            help="Type of the weights.",
+            help=f"Type of the weights: {', '.join(OUTTYPES)}.",
         ),
         option(
             "-o",
