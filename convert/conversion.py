@@ -23,6 +23,7 @@ from .config import ARCHITECTURE, DraftConfig, read_config, target_facts
 from .families import Family, tell_kind
 from .key import Key
 from .masked_embedding import masked_tensors
+from .own_tokenizer import check_own_tokenizer
 from .planned_file import planned_file
 from .provenance import model_name, provenance_keys
 from .quantize import file_type, tensor_type
@@ -138,6 +139,7 @@ def convert(
     planned = planned_file(plan.path, keys, plan.tensors)
     spec = DrafterSpec.read(planned)
     found = check_fit(plan.target, planned)
+    found.notes.extend(plan.config.notes)
     n_bytes = planned.n_bytes
     if not dry_run:
 
@@ -192,6 +194,8 @@ def _planned(
         skipped.pop(tensor.source, None)
     plans = [tensor for tensor in plans if tensor.name not in masked]
     plans += [tensor for tensor, _ in masked.values()]
+    tokenizer = tokenizer_keys(found, n_vocab=config.n_vocab, mask_token_id=config.mask_token_id)
+    check_own_tokenizer(drafter.folder, tokenizer, _shown_target(found))
     name = f"{model_name(drafter).lower()}-{outtype}.gguf"
     return _Plan(
         path=Path(name) if output is None else Path(output),
@@ -202,7 +206,7 @@ def _planned(
         tensors=[(each, tensor_type(each, outtype, n_layer=config.n_layer)) for each in plans],
         origins={name: origin for name, (_, origin) in masked.items()},
         left_out=skipped,
-        tokenizer=tokenizer_keys(found, n_vocab=config.n_vocab, mask_token_id=config.mask_token_id),
+        tokenizer=tokenizer,
     )
 
 

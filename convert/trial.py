@@ -42,14 +42,16 @@ def try_drafter(
     """Have llama.cpp, and our own graph where it knows the family, load the drafter at `path`.
 
     With a GGUF `target` each drafts a block; else llama.cpp only checks tensors and vocabulary.
-    Raises FileError when one of them refuses the file or dies on it. Want of memory or time is no
-    fault of the file's.
+    A drafter with biases, which llama.cpp does not load, is tried in our own graph alone. Raises
+    FileError when one of them refuses the file or dies on it. Want of memory or time is no fault of
+    the file's.
     """
     request = {
         "path": sys.path,
         "drafter": str(path),
         "target": str(target) if target else None,
         "fused": spec.runs_on == "fused",
+        "llama_cpp": not spec.attention_bias,
         "block_size": spec.block_size,
         "n_draft": spec.n_draft,
         "n_features": spec.n_taps * spec.n_embd,

@@ -30,16 +30,18 @@ def _stages(request: dict[str, Any]) -> None:
 
     runtime.init()
     if request["target"] is None:
-        with _stage("loading by llama.cpp", "llama.cpp takes its keys, vocabulary and tensors"):
-            _model(request["drafter"], no_alloc=True)
+        if request["llama_cpp"]:
+            with _stage("loading by llama.cpp", "llama.cpp takes its keys, vocabulary and tensors"):
+                _model(request["drafter"], no_alloc=True)
         return
     _say(stage="loading the target")
     model = _model(request["target"])
     if request["fused"]:
         with _stage("drafting in the fused graph", "the fused graph drafts a block"):
             _draft_fused(request, model)
-    with _stage("drafting in llama.cpp", "llama.cpp drafts a block"):
-        _draft_in_llama_cpp(request, model)
+    if request["llama_cpp"]:
+        with _stage("drafting in llama.cpp", "llama.cpp drafts a block"):
+            _draft_in_llama_cpp(request, model)
 
 
 def _model(path: str, *, no_alloc: bool = False) -> Any:
