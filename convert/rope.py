@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .fields import Fields, refuse
 
@@ -29,12 +30,11 @@ _KNOWN = frozenset(
         "attention_factor",
         "attn_factor",
         "extrapolation_factor",
+        "truncate",
         # Deliberately without effect. The Kimi drafters state both of these as 1, but were trained
-        # with the usual amplitude 1 + 0.1 ln(factor), which llama.cpp uses; `truncate` is the
-        # rounding of YaRN's ramp, which llama.cpp always does.
+        # with the usual amplitude 1 + 0.1 ln(factor), which llama.cpp uses.
         "mscale",
         "mscale_all_dim",
-        "truncate",
         "finetuned",
     }
 )
@@ -62,6 +62,7 @@ class Rope:
     factor: float | None = None
     original_context: int | None = None
     attention_factor: float | None = None
+    truncate: bool = True  # the ends of YaRN's ramp are whole dimensions
     stated: dict[str, float] = field(default_factory=dict)  # YaRN's fields that were written down
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -70,6 +71,8 @@ class Rope:
         """Divisors of the `head_dim / 2` frequencies (tensor `rope_freqs`), or none of them."""
         if self.type == "llama3":
             return _llama3_factors(self)
+        if self.type == "yarn" and not self.truncate:
+            return _untruncated_factors(self)
         if self.type == "proportional":
             rotated, half = self.n_rot // 2, self.head_dim // 2
             # so large that the angle of a dimension that is not rotated stays 0
@@ -117,6 +120,12 @@ def read_rope(top: Fields, head_dim: int, *, sliding: bool, mrope_target: bool) 
         fields.missing(
             "original_max_position_embeddings", f"a whole number for the RoPE type {rope_type!r}"
         )
+    truncate = rope_type != "yarn" or fields.boolean("truncate") is not False
+    if not truncate and (sections or n_rot != head_dim):
+        beside = "M-RoPE" if sections else "partial_rotary_factor"
+        fields.refuse("truncate", f"true or none beside {beside}: factors cannot make up for it")
+    if not truncate and theta is not None and theta <= 1.0:
+        refuse("rope_theta", theta, "more than 1 where truncate is false")
     stated = _yarn_fields(fields) if rope_type == "yarn" else {}
     low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
     low, high = 1.0 if low is None else low, 4.0 if high is None else high
@@ -133,6 +142,7 @@ def read_rope(top: Fields, head_dim: int, *, sliding: bool, mrope_target: bool) 
         factor=factor,
         original_context=context,
         attention_factor=stated.get("yarn_attn_factor"),
+        truncate=truncate,
         stated=stated,
         low_freq_factor=low,
         high_freq_factor=high,
@@ -238,6 +248,32 @@ def _yarn_fields(fields: Fields) -> dict[str, float]:
     }
     found = {key: fields.number(name) for key, name in names.items()}
     return {key: value for key, value in found.items() if value is not None}
+
+
+def _untruncated_factors(rope: Rope) -> tuple[float, ...]:
+    """What makes up for the ends of YaRN's ramp, which llama.cpp always rounds."""
+    rounded, exact = _yarn_shares(rope, truncate=True), _yarn_shares(rope, truncate=False)
+    return tuple(float(factor) for factor in (rounded / exact).astype(np.float32))
+
+
+def _yarn_shares(rope: Rope, *, truncate: bool) -> NDArray[np.float64]:
+    """By what YaRN multiplies each of the `head_dim / 2` frequencies."""
+    context, theta = rope.original_context, 10000.0 if rope.theta is None else rope.theta
+    if rope.factor is None or context is None:
+        refuse("rope_scaling", None, "factor and original_max_position_embeddings")
+
+    def dimension(rotations: float) -> float:
+        """The one that makes so many rotations within the context of the training."""
+        turns = context / (rotations * 2 * math.pi)
+        return rope.head_dim * math.log(turns) / (2 * math.log(theta))
+
+    low, high = dimension(_YARN_FIXED["beta_fast"]), dimension(_YARN_FIXED["beta_slow"])
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.head_dim - 1)
+    ramp = (np.arange(rope.head_dim // 2) - low) / max(0.001, high - low)
+    kept: NDArray[np.float64] = 1.0 - np.clip(ramp, 0.0, 1.0)
+    return kept + (1.0 - kept) / rope.factor
 
 
 def _llama3_factors(rope: Rope) -> tuple[float, ...]:

@@ -207,6 +207,22 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"rope_scaling": dict(hf_configs.config("yarn")["rope_scaling"], beta_fast=16.0)},
         "rope_scaling.beta_fast is 16.0, expected 32",
     ),
+    (
+        "gpt-oss",
+        {
+            "rope_scaling": hf_configs.config("gpt-oss")["rope_scaling"] | {"truncate": False},
+            "partial_rotary_factor": 0.5,
+        },
+        "rope_scaling.truncate is False, expected true or none beside partial_rotary_factor",
+    ),
+    (
+        "gpt-oss",
+        {
+            "rope_scaling": hf_configs.config("gpt-oss")["rope_scaling"] | {"truncate": False},
+            "rope_theta": 1.0,
+        },
+        "rope_theta is 1.0, expected more than 1",
+    ),
     ("llama3", {"partial_rotary_factor": 0.5}, "rope_type is 'llama3'.*partial_rotary_factor"),
     ("dspark-interleaved", {"partial_rotary_factor": 0.5}, "rope_is_neox_style is False"),
     ("swa-sinks", nested("swa-sinks", swa_window_size=0) | {"sliding_window": None}, "swa_window"),

@@ -139,6 +139,28 @@ def test_frequency_factors_of_llama3(tmp_path: Path) -> None:
     assert rows.tolist() == [[1.0, 1.0, 1.0, 1.0, 2.6945300102233887, 8.0, 8.0, 8.0]]
 
 
+def test_factors_make_up_for_the_rounded_ramp_of_yarn() -> None:
+    """Of gpt-oss: 64 dimensions, theta 150000, 32 times 4096 tokens."""
+    scaling = hf_drafters.config("gpt-oss")["rope_scaling"] | {"truncate": False}
+    raw = hf_drafters.config("gpt-oss") | {"head_dim": 64, "rope_scaling": scaling}
+    rope = read_config(raw, target=None).rope
+    low, high = (
+        64 * np.log(4096 / (beta * 2 * np.pi)) / (2 * np.log(150000)) for beta in (32.0, 1.0)
+    )
+    assert (low, high) == pytest.approx((8.0928, 17.3980), abs=1e-3)
+
+    def shares(low: float, high: float) -> NDArray[np.float64]:
+        blend = np.clip((np.arange(32) - low) / (high - low), 0, 1)
+        found: NDArray[np.float64] = (1 - blend) + blend / 32
+        return found
+
+    factors = np.array(rope.frequency_factors())
+    assert factors[[0, 8, 18, 31]].tolist() == pytest.approx([1, 1, 1, 1])
+    assert factors.max() > 1.5
+    assert np.allclose(shares(8, 18) / factors, shares(low, high))
+    assert not read_config(hf_drafters.config("gpt-oss"), target=None).rope.frequency_factors()
+
+
 def test_dimensions_that_gemma4_does_not_rotate(tmp_path: Path) -> None:
     source, plans = checkpoint(tmp_path, "gemma4")
     plan = next(plan for plan in plans if plan.role == "rope")
