@@ -13,7 +13,7 @@ from gguf import GGML_QUANT_VERSION, GGMLQuantizationType, Keys
 from numpy.typing import NDArray
 
 from dflash_local.drafter_spec import DrafterSpec
-from dflash_local.drafter_tensors import Runner
+from dflash_local.drafter_tensors import D2T, Runner
 from dflash_local.errors import FileError, InputError
 from dflash_local.gguf_file import GgufFile
 from dflash_local.pairing import check_target
@@ -34,7 +34,7 @@ from .target_link import target_fields
 from .tensors import TensorPlan, absolute_ids, left_out, plan_tensors
 from .vocabulary import tokenizer_keys
 from .writer import check_place, write_gguf
-from .written_file import check_fit, check_written
+from .written_file import Findings, check_fit, check_written
 
 Say = Callable[[str], None]
 Progress = Callable[[int, int], None]
@@ -137,22 +137,24 @@ def convert(
     sha256 = "" if dry_run else plan.weights.sha256()
     keys = _keys(plan, number, sha256)
     planned = planned_file(plan.path, keys, plan.tensors)
-    spec = DrafterSpec.read(planned)
-    found = check_fit(plan.target, planned)
-    found.notes.extend(plan.config.notes)
+    found = Findings()
+    runs_on: Runner = "llama.cpp"
+    # what d2t maps rows to is read from the file itself: that is checked once it is written
+    if D2T not in planned.tensors:
+        runs_on = DrafterSpec.read(planned).runs_on
+        found = check_fit(plan.target, planned)
     n_bytes = planned.n_bytes
     if not dry_run:
 
         def check(part: Path) -> None:
-            nonlocal n_bytes
+            nonlocal found, n_bytes
+            found = check_written(part, planned, plan.target)
             n_bytes = part.stat().st_size
-            more = check_written(part, planned, spec, plan.target)
-            found.checks.extend(more.checks)
-            found.notes.extend(more.notes)
 
         write_gguf(
             plan.path, keys, plan.tensors, plan.rows, force=force, progress=progress, check=check
         )
+    found.notes.extend(plan.config.notes)
     for note in found.notes:
         say(note)
     return ConvertResult(
@@ -162,7 +164,7 @@ def convert(
         sha256=sha256 or None,
         target=_shown_target(plan.target),
         family=plan.config.family,
-        runs_on=spec.runs_on,
+        runs_on=runs_on,
         outtype=outtype,
         n_bytes=n_bytes,
         n_tensors=len(plan.tensors),

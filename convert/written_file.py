@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dflash_local.drafter_spec import DrafterSpec
-from dflash_local.errors import FileError
+from dflash_local.errors import FileError, InputError
 from dflash_local.gguf_file import GgufFile
 from dflash_local.pairing import RECURRENT_ARCHITECTURES, TAPPED_ARCHITECTURES, check_pair
 
@@ -39,19 +39,20 @@ def check_fit(target: GgufFile | Source, drafter: GgufFile) -> Findings:
     return Findings([f"fits the target {target.path.name}"])
 
 
-def check_written(
-    part: Path, planned: GgufFile, spec: DrafterSpec, target: GgufFile | Source
-) -> Findings:
-    """The file `part`, which will get the name `planned.path`. Raises FileError for a bad one."""
+def check_written(part: Path, planned: GgufFile, target: GgufFile | Source) -> Findings:
+    """The file `part`, which will get the name `planned.path`. Raises FileError for a bad one, and
+    PairError for one that does not fit the target."""
     try:
         written = GgufFile.open(part)
         if fault := difference(planned, written):
             raise FileError(f"{part}: {fault} is not what was to be written")
-        found = Findings(["keys, tensors and shapes read back"])
+        spec = DrafterSpec.read(written)
+        found = check_fit(target, written)
+        found.checks.append("keys, tensors and shapes read back")
         tried = try_drafter(part, spec, target.path if isinstance(target, GgufFile) else None)
-    except FileError as error:
+    except InputError as error:
         told = str(error).replace(str(part), str(planned.path))
-        raise FileError(f"{told}; the file was removed") from None
+        raise type(error)(f"{told}; the file was removed") from None
     found.checks.extend(tried.passed)
     if tried.not_tried:
         found.notes.append(f"not tried in llama.cpp: {tried.not_tried}")

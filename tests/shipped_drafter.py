@@ -1,0 +1,87 @@
+"""The shipped drafter as its makers would publish it: config.json and safetensors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+from gguf import quants
+
+from dflash_local import demo
+from dflash_local.gguf_file import GgufFile
+from hf_drafters import write_safetensors
+
+_GLOBALS = {
+    "fc.weight": "fc.weight",
+    "enc.output_norm.weight": "hidden_norm.weight",
+    "output_norm.weight": "norm.weight",
+}
+_LAYERS = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def config() -> dict[str, Any]:
+    """Its config.json."""
+    data = GgufFile.open(demo.pair()[1]).metadata
+    n_layer = data["dflash.block_count"]
+    return {
+        "architectures": ["DFlashDraftModel"],
+        "attention_bias": False,
+        "block_size": data["dflash.block_size"],
+        "dflash_config": {
+            "mask_token_id": data["tokenizer.ggml.mask_token_id"],
+            # the layers whose outputs are tapped
+            "target_layer_ids": [layer - 1 for layer in data["dflash.target_layers"]],
+        },
+        "head_dim": data["dflash.attention.key_length"],
+        "hidden_act": "silu",
+        "hidden_size": data["dflash.embedding_length"],
+        "intermediate_size": data["dflash.feed_forward_length"],
+        "layer_types": ["full_attention"] * n_layer,
+        "max_position_embeddings": data["dflash.context_length"],
+        "model_type": "qwen3",
+        "num_attention_heads": data["dflash.attention.head_count"],
+        "num_hidden_layers": n_layer,
+        "num_key_value_heads": data["dflash.attention.head_count_kv"],
+        "num_target_layers": 8,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": None,
+        "rope_theta": data["dflash.rope.freq_base"],
+        "sliding_window": None,
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+        "vocab_size": len(data["tokenizer.ggml.tokens"]),
+    }
+
+
+def write(folder: Path) -> Path:
+    """Write it into `folder`, weights in F32: these give the stored Q8_0 again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config()), encoding="utf-8")
+    stored: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
+    for tensor in gguf.GGUFReader(demo.pair()[1]).tensors:
+        values = quants.dequantize(tensor.data, tensor.tensor_type)
+        shape = tuple(int(extent) for extent in reversed(tensor.shape))
+        stored[_hf_name(tensor.name)] = ("F32", shape, values.astype("<f4").tobytes())
+    write_safetensors(folder / "model.safetensors", stored)
+    return folder
+
+
+def _hf_name(name: str) -> str:
+    if name in _GLOBALS:
+        return _GLOBALS[name]
+    _, layer, part, _ = name.split(".")
+    return f"layers.{layer}.{_LAYERS[part]}.weight"
