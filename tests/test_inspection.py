@@ -124,6 +124,13 @@ def test_only_llama_cpp_needs_a_reason(
     assert (report.runs_on, report.because) == ("fused", ())
 
 
+def test_biases_keep_llama_cpp_from_the_file(small_target: Path, tmp_path: Path) -> None:
+    plain = of_drafter(write_drafter(tmp_path / "plain.gguf", small_target))
+    biased = of_drafter(write_drafter(tmp_path / "b.gguf", small_target, biases=("q", "output")))
+    assert plain.llama_cpp_loads and not biased.llama_cpp_loads
+    assert (biased.runs_on, biased.because) == ("fused", ())
+
+
 def test_families_have_their_tensors_in_classes_of_their_own(
     small_target: Path, tmp_path: Path
 ) -> None:
