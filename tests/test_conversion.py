@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,15 @@ import numpy as np
 import pytest
 from gguf import quants
 
+import dflash_local
 import hf_drafters
 import shipped_drafter
+import tokenizer_files
 from dflash_local import Model, demo, load
 from dflash_local.convert import convert
+from dflash_local.convert.pretokenizers import FAMILIES
 from dflash_local.gguf_file import GgufFile
+from gguf_files import ARRAY, INT32, STRING, Value, changed, parts
 
 Pair = tuple[Path, Path]
 
@@ -132,3 +138,126 @@ def test_every_published_layout_drafts(
         result = model.generate(PROMPT, max_tokens=16)
     assert result.tokens == plain_tokens
     assert result.stats.drafted > 0
+
+
+def test_the_same_input_gives_the_same_bytes(pair: Pair, tmp_path: Path) -> None:
+    folder = hf_drafters.write(tmp_path / "drafter", "speculators", **SIZES)
+    first = convert(folder, target=pair[0], outtype="q4_k_m", output=tmp_path / "1.gguf")
+    again = convert(folder, target=pair[0], outtype="q4_k_m", output=tmp_path / "2.gguf")
+    assert first.path.read_bytes() == again.path.read_bytes()
+    assert first.sha256 == again.sha256
+
+
+def test_a_reduced_vocabulary_is_mapped_to_tokens(pair: Pair, tmp_path: Path) -> None:
+    folder = hf_drafters.write(tmp_path / "drafter", "reduced", **SIZES)
+    found = convert(folder, target=pair[0], output=tmp_path / "d.gguf")
+    offsets = hf_drafters.weights("reduced", **SIZES)["d2t"]
+    stored = next(t for t in gguf.GGUFReader(found.path).tensors if t.name == "d2t")
+    assert stored.data.tolist() == (offsets + np.arange(len(offsets))).tolist()
+    assert found.left_out == {"t2d": "the reverse of d2t"}
+
+
+def test_files_of_the_target_do_as_well(pair: Pair, drafter: Path, tmp_path: Path) -> None:
+    files = tmp_path / "Tiny-Coder"
+    files.mkdir()
+    tokenizer_files.source(files, tokenizer_files.hf_files(GgufFile.open(pair[0])))
+    found = convert(drafter, target=files, output=tmp_path / "d.gguf")
+    assert found.target == "Tiny-Coder"
+    assert contents(found.path) == contents(pair[1])
+    before, after = GgufFile.open(pair[1]).metadata, GgufFile.open(found.path).metadata
+    for key in before:
+        if key.startswith(("tokenizer.", "dflash.")):
+            assert after[key] == before[key], key
+    assert found.checks == [
+        "sizes and taps fit the config of Tiny-Coder",
+        "keys, tensors and shapes read back",
+        "llama.cpp takes its keys, vocabulary and tensors",
+    ]
+    with opened(pair[0], found.path) as model:
+        assert model.generate(PROMPT, max_tokens=16).stats.accepted > 0
+
+
+def test_the_config_of_the_target_tells_of_its_positions(pair: Pair, tmp_path: Path) -> None:
+    folder = hf_drafters.write(tmp_path / "drafter", "mrope", **SIZES)
+    files = tokenizer_files.hf_files(GgufFile.open(pair[0]))
+    files["config.json"] = hf_drafters.target_config("mrope", **SIZES) | {"model_type": "qwen3_5"}
+    pattern = FAMILIES["qwen3_5"].pattern
+    files["tokenizer.json"]["pre_tokenizer"] = tokenizer_files.split_by(pattern)
+    target = tmp_path / "target"
+    target.mkdir()
+    tokenizer_files.source(target, files)
+    found = convert(folder, target=target, output=tmp_path / "d.gguf")
+    assert GgufFile.open(found.path).get("dflash.rope.dimension_sections") == [8, 0, 0, 0]
+    assert "llama.cpp takes its keys, vocabulary and tensors" in found.checks
+
+
+def test_a_target_that_is_not_drafted_for_here_is_no_obstacle(
+    pair: Pair, drafter: Path, tmp_path: Path
+) -> None:
+    keys, _ = parts(pair[0])
+    changes: dict[str, Value | None] = {"general.architecture": ("qwen3vl", STRING, None)}
+    for name, value in keys.items():
+        if name.startswith("qwen3."):
+            changes |= {name: None, name.replace("qwen3.", "qwen3vl."): value}
+    changes["qwen3vl.rope.dimension_sections"] = ([24, 20, 20, 0], ARRAY, INT32)
+    target = changed(pair[0], tmp_path / "target.gguf", keys=changes)
+    found = convert(drafter, target=target, output=tmp_path / "d.gguf")
+    assert contents(found.path) == contents(pair[1])
+    assert GgufFile.open(found.path).get("dflash.rope.dimension_sections") == [32, 0, 0, 0]
+    assert "llama.cpp drafts a block" in found.checks
+    assert found.notes == ["dflash-local cannot draft for this target: 'qwen3vl' offers no taps"]
+
+
+def test_the_file_says_where_it_comes_from(pair: Pair, drafter: Path, tmp_path: Path) -> None:
+    card = "---\nlicense: apache-2.0\n---\n"
+    (tmp_path / "Drafter").mkdir()
+    for file in drafter.iterdir():
+        os.link(file, tmp_path / "Drafter" / file.name)
+    (tmp_path / "Drafter" / "README.md").write_text(card)
+    found = convert(tmp_path / "Drafter", target=pair[0], output=tmp_path / "d.gguf")
+    digest = hashlib.sha256((drafter / "model.safetensors").read_bytes()).hexdigest()
+    name = GgufFile.open(pair[0]).get("general.name")
+    assert provenance(GgufFile.open(found.path)) == {
+        "dflash_local.source": "Drafter",
+        "dflash_local.source.sha256": digest,
+        "dflash_local.version": dflash_local.__version__,
+        "dflash_local.target": name,
+        "general.license": "apache-2.0",
+        "general.base_model.count": 1,
+        "general.base_model.0.name": name,
+    }
+    assert (found.source, found.revision, found.sha256) == ("Drafter", None, digest)
+    assert str(tmp_path).encode() not in found.path.read_bytes()
+
+
+def test_a_dry_run_writes_nothing(
+    pair: Pair, drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    planned = convert(drafter, target=pair[0], outtype="q4_k_m", dry_run=True)
+    assert os.listdir(tmp_path) == []
+    assert planned.path == Path("tiny-coder-dflash-b16-q4_k_m.gguf")
+    assert planned.sha256 is None
+    written = convert(drafter, target=pair[0], outtype="q4_k_m")
+    assert os.listdir(tmp_path) == [str(planned.path)]
+    for name in ("path", "runs_on", "n_tensors", "left_out", "target_layers", "notes"):
+        assert getattr(written, name) == getattr(planned, name)
+    assert 0 < written.n_bytes - planned.n_bytes < 1 << 20  # the metadata
+    assert planned.checks == written.checks[:1]
+
+
+def test_what_happens_is_told(pair: Pair, tmp_path: Path) -> None:
+    folder = hf_drafters.write(tmp_path / "drafter", "speculators", **SIZES)
+    told: list[str] = []
+    steps: list[tuple[int, int]] = []
+    convert(
+        folder,
+        target=pair[0],
+        output=tmp_path / "d.gguf",
+        say=told.append,
+        progress=lambda done, total: steps.append((done, total)),
+    )
+    assert "left out: t2d (the reverse of d2t)" in told
+    done = [done for done, _ in steps]
+    assert done == sorted(done)
+    assert steps[-1][0] == steps[-1][1] > 0
