@@ -18,6 +18,9 @@ from typing import Any
 from dflash_local.drafter_spec import DrafterSpec
 from dflash_local.errors import FileError
 
+from .trial_child import TARGET_STAGE
+
+_IMPORT = "importing llama.cpp"
 _LIMIT_S = 300.0
 _SLOWEST_BYTES_PER_S = 50e6
 # the child gets our own search path: it must find this package whichever way we were found
@@ -25,6 +28,7 @@ _LAUNCH = (
     "import json, sys; request = json.loads(sys.argv[1]); sys.path[:] = request['path']; "
     "from dflash_local.convert.trial_child import main; main(request)"
 )
+_SIGKILL = 9
 _SHORT_OF_MEMORY = ("failed to allocate", "unable to allocate", "out of memory", "bad_alloc")
 
 
@@ -41,7 +45,7 @@ def try_drafter(
 ) -> Trial:
     """Have llama.cpp, and our own graph where it knows the family, load the drafter at `path`.
 
-    With a GGUF `target` each drafts a block; else llama.cpp only checks tensors and vocabulary.
+    llama.cpp checks keys, vocabulary and tensors; with a GGUF `target` each drafts a block, too.
     A drafter with biases, which llama.cpp does not load, is tried in our own graph alone. Raises
     FileError when one of them refuses the file or dies on it. Want of memory or time is no fault of
     the file's.
@@ -87,13 +91,14 @@ def _verdict(path: Path, child: subprocess.CompletedProcess[bytes]) -> Trial:
         return Trial(tuple(told["passed"]))
     lines = child.stderr.decode("utf-8", "replace").strip().splitlines()
     fault = str(told.get("fault") or (lines[-1] if lines else ""))[:300]
-    if child.returncode == -9:  # SIGKILL
+    if child.returncode == -_SIGKILL:
         return _not_finished(child.stdout, "the process was killed, probably for want of memory")
-    if told["stage"] == "import" or any(words in fault for words in _SHORT_OF_MEMORY):
-        return _not_finished(child.stdout, fault)
     if child.returncode < 0:
         died = f"the process died by {signal.Signals(-child.returncode).name}"
         fault = f"{died}, {fault}" if fault else died
+    short = any(words in fault.lower() for words in _SHORT_OF_MEMORY)
+    if short or told["stage"] in (_IMPORT, TARGET_STAGE):
+        return _not_finished(child.stdout, fault)
     raise FileError(f"{path}: {told['stage']} failed: {fault}")
 
 
@@ -104,7 +109,7 @@ def _not_finished(out: bytes, why: str) -> Trial:
 
 def _report(out: bytes) -> dict[str, Any]:
     """The stage that began last, all that passed, and the end."""
-    told: dict[str, Any] = {"stage": "import", "passed": []}
+    told: dict[str, Any] = {"stage": _IMPORT, "passed": []}
     for line in out.decode("utf-8", "replace").splitlines():
         try:
             said = json.loads(line)

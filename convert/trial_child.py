@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+TARGET_STAGE = "loading the target"
+
 _N_CELLS = 64
 _N_ROWS = 2  # of context that the block sees
 
@@ -29,12 +31,12 @@ def _stages(request: dict[str, Any]) -> None:
     from dflash_local import runtime
 
     runtime.init()
+    if request["llama_cpp"]:
+        with _stage("loading by llama.cpp", "llama.cpp takes its keys, vocabulary and tensors"):
+            _model(request["drafter"], no_alloc=True)
     if request["target"] is None:
-        if request["llama_cpp"]:
-            with _stage("loading by llama.cpp", "llama.cpp takes its keys, vocabulary and tensors"):
-                _model(request["drafter"], no_alloc=True)
         return
-    _say(stage="loading the target")
+    _say(stage=TARGET_STAGE)
     model = _model(request["target"])
     if request["fused"]:
         with _stage("drafting in the fused graph", "the fused graph drafts a block"):

@@ -88,6 +88,7 @@ def test_the_shipped_drafter_comes_out_as_it_was(pair: Pair, drafter: Path, tmp_
     assert found.checks == [
         f"fits the target {target.name}",
         "keys, tensors and shapes read back",
+        "llama.cpp takes its keys, vocabulary and tensors",
         "the fused graph drafts a block",
         "llama.cpp drafts a block",
     ]

@@ -1,0 +1,87 @@
+"""A drafter that was written is tried in a child process: bad ones are refused, bad luck is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import shipped_drafter
+from dflash_local.convert import convert
+from dflash_local.convert.trial import try_drafter
+from dflash_local.drafter_spec import DrafterSpec
+from dflash_local.errors import FileError
+from dflash_local.gguf_file import GgufFile
+from gguf_files import STRING, UINT32, changed
+
+Pair = tuple[Path, Path]
+
+LOADS = "llama.cpp takes its keys, vocabulary and tensors"
+BOTH = ("the fused graph drafts a block", "llama.cpp drafts a block")
+
+
+@pytest.fixture(scope="module")
+def spec(pair: Pair) -> DrafterSpec:
+    return DrafterSpec.read(GgufFile.open(pair[1]))
+
+
+def test_the_shipped_pair_passes(pair: Pair, spec: DrafterSpec) -> None:
+    assert try_drafter(pair[1], spec, pair[0]).passed == (LOADS, *BOTH)
+    assert try_drafter(pair[1], spec, None).passed == (LOADS,)
+    assert try_drafter(pair[1], spec, pair[0]).not_tried == ""
+
+
+def test_what_llama_cpp_refuses_is_a_bad_file(
+    pair: Pair, spec: DrafterSpec, tmp_path: Path
+) -> None:
+    path = changed(pair[1], tmp_path / "d.gguf", tensors=lambda t: t.pop("blk.1.ffn_up.weight"))
+    with pytest.raises(FileError) as caught:
+        try_drafter(path, spec, None)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: loading by llama.cpp failed: ")
+    assert "blk.1.ffn_up.weight" in message and "\n" not in message
+
+
+def test_what_llama_cpp_dies_of_is_a_bad_file(
+    pair: Pair, spec: DrafterSpec, tmp_path: Path
+) -> None:
+    keys = {"split.count": (1, UINT32, None)}  # expected in 16 bits
+    path = changed(pair[1], tmp_path / "d.gguf", keys=keys)
+    with pytest.raises(FileError, match=r"the process died by SIGABRT, .*GGML_ASSERT") as caught:
+        try_drafter(path, spec, None)
+    assert str(caught.value).startswith(f"{path}: loading by llama.cpp failed: ")
+
+
+def test_a_target_that_does_not_load_is_not_the_drafters_fault(
+    pair: Pair, spec: DrafterSpec, tmp_path: Path
+) -> None:
+    keys = {"qwen3.attention.head_count": (3, UINT32, None)}
+    target = changed(pair[0], tmp_path / "target.gguf", keys=keys)
+    tried = try_drafter(pair[1], spec, target)
+    assert tried.passed == (LOADS,)
+    assert tried.not_tried.startswith("loading the target: ")
+    drafter = shipped_drafter.write(tmp_path / "drafter")
+    found = convert(drafter, target=target, output=tmp_path / "d.gguf")
+    assert f"not tried in llama.cpp: {tried.not_tried}" in found.notes
+
+
+def test_want_of_time_is_not_the_drafters_fault(pair: Pair, spec: DrafterSpec) -> None:
+    tried = try_drafter(pair[1], spec, pair[0], limit_s=-60.0)
+    assert tried.passed == ()
+    assert "importing llama.cpp: stopped after" in tried.not_tried
+
+
+def test_a_file_that_fails_its_checks_gets_no_name(pair: Pair, tmp_path: Path) -> None:
+    """A pre-tokenizer that llama.cpp does not know, as a newer target may have."""
+    target = changed(
+        pair[0], tmp_path / "target.gguf", keys={"tokenizer.ggml.pre": ("nobodys", STRING, None)}
+    )
+    drafter = shipped_drafter.write(tmp_path / "drafter")
+    output = tmp_path / "output"
+    output.mkdir()
+    with pytest.raises(FileError) as caught:
+        convert(drafter, target=target, output=output / "d.gguf")
+    message = str(caught.value)
+    assert message.startswith(f"{output / 'd.gguf'}: loading by llama.cpp failed: ")
+    assert "nobodys" in message and message.endswith("; the file was removed")
+    assert list(output.iterdir()) == []
