@@ -12,7 +12,7 @@ from dflash_local.convert.trial import try_drafter
 from dflash_local.drafter_spec import DrafterSpec
 from dflash_local.errors import FileError
 from dflash_local.gguf_file import GgufFile
-from gguf_files import STRING, UINT32, changed
+from gguf_files import ARRAY, STRING, UINT32, changed
 
 Pair = tuple[Path, Path]
 
@@ -45,7 +45,8 @@ def test_what_llama_cpp_refuses_is_a_bad_file(
 def test_what_llama_cpp_dies_of_is_a_bad_file(
     pair: Pair, spec: DrafterSpec, tmp_path: Path
 ) -> None:
-    keys = {"split.count": (1, UINT32, None)}  # expected in 16 bits
+    tokens = GgufFile.open(pair[1]).metadata["tokenizer.ggml.tokens"]
+    keys = {"tokenizer.ggml.tokens": ([*tokens[:-1], tokens[0]], ARRAY, STRING)}
     path = changed(pair[1], tmp_path / "d.gguf", keys=keys)
     with pytest.raises(FileError, match=r"the process died by SIGABRT, .*GGML_ASSERT") as caught:
         try_drafter(path, spec, None)
