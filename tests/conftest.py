@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 # Before llama.cpp starts its threads: those that spin while they wait make tests that share the
 # machine's cores many times slower. Results are the same.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# What is started in the background of a shell inherits that Ctrl-C is ignored, and so would every
+# process that the tests interrupt. A handler of our own is reset to the default in them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 
