@@ -11,13 +11,13 @@ from pathlib import Path
 # machine's cores many times slower. Results are the same.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# What is started in the background of a shell inherits that Ctrl-C is ignored, and so would every
-# process that the tests interrupt. A handler of our own is reset to the default in them.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
 import pytest
 
 from dflash_local import Model, demo, load
+
+# What is started in the background of a shell inherits that Ctrl-C is ignored, and so would every
+# process that the tests interrupt. A handler of our own is reset to the default in them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
