@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from dflash_local.probe_child import die_quietly, say
 
 TARGET_STAGE = "loading the target"
 
@@ -17,14 +17,14 @@ _N_ROWS = 2  # of context that the block sees
 
 def main(request: dict[str, Any]) -> None:
     """Run all stages for `request`: see `trial.try_drafter`."""
-    _die_quietly()
+    die_quietly()
     from dflash_local.errors import DflashError
 
     try:
         _stages(request)
-        _say(done=True)
+        say(done=True)
     except (DflashError, ImportError) as fault:
-        _say(fault=str(fault))
+        say(fault=str(fault))
 
 
 def _stages(request: dict[str, Any]) -> None:
@@ -36,7 +36,7 @@ def _stages(request: dict[str, Any]) -> None:
             _model(request["drafter"], no_alloc=True)
     if request["target"] is None:
         return
-    _say(stage=TARGET_STAGE)
+    say(stage=TARGET_STAGE)
     model = _model(request["target"])
     if request["fused"]:
         with _stage("drafting in the fused graph", "the fused graph drafts a block"):
@@ -116,23 +116,6 @@ def _n_threads() -> int:
 
 @contextmanager
 def _stage(name: str, passed: str) -> Iterator[None]:
-    _say(stage=name)
+    say(stage=name)
     yield
-    _say(passed=passed)
-
-
-def _die_quietly() -> None:
-    """No core file, no dialog: dying is one of the answers that this process is there to give."""
-    if sys.platform == "win32":
-        import ctypes
-
-        ctypes.windll.kernel32.SetErrorMode(0x8003)
-    else:
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _say(**fields: Any) -> None:
-    sys.stdout.write(json.dumps(fields) + "\n")
-    sys.stdout.flush()
+    say(passed=passed)

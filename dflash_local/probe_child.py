@@ -27,31 +27,31 @@ class _Fault(Exception):
 def main(request: dict[str, Any]) -> None:
     """Run all stages for `request`: target, draft (or null), layers, n_gpu_layers, trial (null, or
     what it takes to draft a block in llama.cpp's own context)."""
-    _die_quietly()
+    die_quietly()
     try:
         _stages(request)
-        _say(done=True)
+        say(done=True)
     except (_Fault, ImportError) as fault:
-        _say(fault=str(fault))
+        say(fault=str(fault))
 
 
 def _stages(request: dict[str, Any]) -> None:
-    _say(stage="import")
+    say(stage="import")
     from . import runtime
     from .probe_product import wrong_product
 
     runtime.init()
-    _say(stage="product")
+    say(stage="product")
     wrong = wrong_product()
     if wrong:
         raise _Fault(wrong)
     if request["draft"]:
-        _say(stage="draft")
+        say(stage="draft")
         _read_header(os.fsencode(request["draft"]))
     target = os.fsencode(request["target"])
-    _say(stage="vocabulary")
+    say(stage="vocabulary")
     _try_vocabulary(target)
-    _say(stage="load")
+    say(stage="load")
     _try_model(target, request)
 
 
@@ -93,7 +93,7 @@ def _try_model(path: bytes, request: dict[str, Any]) -> None:
     # rearranged weights are a copy in memory; `probe_product` has tried the products themselves
     params.use_extra_bufts = False
     model = _loaded(path, params)
-    _say(stage="context")
+    say(stage="context")
     runtime.clear_log()
     context = llama_cpp.llama_init_from_model(model, _context_params(n_gpu_layers))
     if not context:
@@ -101,7 +101,7 @@ def _try_model(path: bytes, request: dict[str, Any]) -> None:
     set_tap = _set_tap()
     for layer in request["layers"]:
         set_tap(ctypes.c_void_p(context), layer, True)
-    _say(stage="decode")
+    say(stage="decode")
     n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
     for n_tokens in (2, 1):
         tokens = (llama_cpp.llama_token * n_tokens)(*(i % n_vocab for i in range(n_tokens)))
@@ -121,7 +121,7 @@ def _try_drafter(path: str, target: Any, n_gpu_layers: int, trial: dict[str, Any
     from .errors import DflashError
     from .llama_context import ContextOptions, DraftContext, Placement
 
-    _say(stage="draft load")
+    say(stage="draft load")
     size = trial["block_size"]
     options = ContextOptions(
         n_seq=1,
@@ -133,7 +133,7 @@ def _try_drafter(path: str, target: Any, n_gpu_layers: int, trial: dict[str, Any
     )
     try:
         context = DraftContext(path, target, Placement(n_gpu_layers), options)
-        _say(stage="draft decode")
+        say(stage="draft decode")
         context.inject(np.zeros((2, trial["n_features"]), np.float32), [0, 1], [0, 0])
         tokens = [0] + [trial["mask_token_id"]] * (size - 1)
         context.draft(tokens, range(2, 2 + size), [0] * size)
@@ -184,7 +184,7 @@ def _set_tap() -> Any:
     raise _Fault(f"{_SET_TAP[0]} is not exported by {api._lib._name}")
 
 
-def _die_quietly() -> None:
+def die_quietly() -> None:
     """No core file, no dialog: dying is one of the answers that this process is there to give."""
     if sys.platform == "win32":
         ctypes.windll.kernel32.SetErrorMode(0x8003)
@@ -194,6 +194,7 @@ def _die_quietly() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _say(**fields: Any) -> None:
+def say(**fields: Any) -> None:
+    """One line of JSON for the parent."""
     sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
