@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -90,7 +91,7 @@ def test_each_draft_survives_as_often_as_the_rates_say() -> None:
 def test_rounds_do_not_depend_on_those_before() -> None:
     found = lengths(SyntheticVerifier(solve_p(6.5), 3), [16] * 6400)
     mean = sum(found) / len(found)
-    pairs = [(a - mean) * (b - mean) for a, b in zip(found, found[1:], strict=False)]
+    pairs = [(a - mean) * (b - mean) for a, b in pairwise(found)]
     variance = sum((length - mean) ** 2 for length in found) / len(found)
     assert abs(sum(pairs) / len(pairs)) < 0.05 * variance
 

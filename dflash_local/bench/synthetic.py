@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from itertools import chain
 
 import numpy as np
 
@@ -114,7 +115,7 @@ class SyntheticVerifier:
 
     def _other(self, drawn: int, drafted: set[int]) -> int:
         """A token of the vocabulary near `drawn` that was not drafted and does not end the text."""
-        for token in (*range(drawn, -1, -1), *range(drawn + 1, drawn + 2 + len(drafted))):
+        for token in chain(range(drawn, -1, -1), range(drawn + 1, drawn + 2 + len(drafted))):
             if token not in drafted and not self._ends_text(token):
                 return token
         return drawn
