@@ -1,0 +1,1 @@
+"""Measures decoding on this machine: plain against drafted, in turn, on the same loaded model."""

@@ -1,0 +1,271 @@
+"""One measured request, and what many of them say together: medians, spread, time per stage."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from dflash_local.stats import Stats
+
+if TYPE_CHECKING:
+    from dflash_local.model import Model
+    from dflash_local.target import Target
+
+Width = int | Literal["auto"]
+"""Target rows per verify pass; "auto" leaves it to the model, 0 is plain decoding."""
+
+PLAIN: Width = 0
+
+_LEAST_TOKENS = 8
+"""Answers with fewer decoded tokens say more about the clock than about the model."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A request's tokens and costs. `ttft_s` is what the caller waited for the first token."""
+
+    tokens: list[int]
+    stats: Stats
+    ttft_s: float
+
+    @property
+    def n_decoded(self) -> int:
+        """Tokens of the rounds: all but the one that the prompt's last row gave."""
+        return sum(length * rounds for length, rounds in self.stats.accepted_lengths.items())
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is long enough for its speed to mean something."""
+        return self.n_decoded >= _LEAST_TOKENS
+
+
+def ask(
+    model: Model,
+    tokens: Sequence[int],
+    width: Width,
+    *,
+    temperature: float,
+    seed: int,
+    max_tokens: int,
+) -> Answer:
+    """One request, as a user's would come. Raises what `Model.stream` raises."""
+    options: dict[str, Any] = {} if width == "auto" else {"draft_width": width}
+    start = time.perf_counter()
+    ttft_s, result = 0.0, None
+    for chunk in model.stream(
+        list(tokens), temperature=temperature, seed=seed, max_tokens=max_tokens, **options
+    ):
+        if chunk.tokens and not ttft_s:
+            ttft_s = time.perf_counter() - start
+        result = chunk.result
+    assert result is not None, "only a closed model ends a stream without its result"
+    return Answer(result.tokens, result.stats, ttft_s)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and quartiles of `n` values; the least and the largest where there are only a few."""
+
+    median: float
+    low: float
+    high: float
+    n: int
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread | None:
+        """None of no values."""
+        found = np.fromiter(values, np.float64)
+        if not found.size:
+            return None
+        low, high = (25, 75) if found.size >= 4 else (0, 100)
+        return cls(
+            float(np.median(found)),
+            float(np.percentile(found, low)),
+            float(np.percentile(found, high)),
+            int(found.size),
+        )
+
+    def as_dict(self) -> dict[str, float]:
+        """Four significant digits are more than any clock deserves; six are kept."""
+        return {
+            "median": significant(self.median),
+            "low": significant(self.low),
+            "high": significant(self.high),
+            "n": self.n,
+        }
+
+
+STAGES = ("draft", "verify", "sample", "host")
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What answers of one kind cost. `stage_s` are mean seconds per round, by `STAGES`."""
+
+    tokens_per_second: Spread | None
+    ttft_s: Spread | None
+    stage_s: dict[str, float]
+    n_answers: int
+    n_tokens: int
+    n_too_short: int
+
+    @classmethod
+    def of(cls, answers: Sequence[Answer]) -> Speed:
+        counted = [answer.stats for answer in answers if answer.counts]
+        rounds = sum(stats.rounds for stats in counted)
+        spent = {
+            "draft": sum(stats.draft_s for stats in counted),
+            "verify": sum(stats.verify_s for stats in counted),
+            "sample": sum(stats.sample_s for stats in counted),
+            "host": sum(stats.rest_s for stats in counted),
+        }
+        return cls(
+            tokens_per_second=Spread.of(stats.tokens_per_second for stats in counted),
+            ttft_s=Spread.of(answer.ttft_s for answer in answers),
+            stage_s={name: seconds / rounds for name, seconds in spent.items()} if rounds else {},
+            n_answers=len(answers),
+            n_tokens=sum(len(answer.tokens) for answer in answers),
+            n_too_short=len(answers) - len(counted),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "tokens_per_second": _spread(self.tokens_per_second),
+            "ttft_s": _spread(self.ttft_s),
+            "stage_s": {name: significant(value) for name, value in self.stage_s.items()},
+            "n_answers": self.n_answers,
+            "n_tokens": self.n_tokens,
+            "n_too_short": self.n_too_short,
+        }
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What became of drafts. `lengths`: rounds by tokens emitted; `drafted` and `accepted`: how
+    often the draft at position 1, 2, ... was verified and kept; `widths`: rounds by verified rows.
+    """
+
+    lengths: dict[int, int]
+    drafted: list[int]
+    accepted: list[int]
+    widths: dict[int, int]
+    graph_rebuilds: int
+
+    @classmethod
+    def of(cls, found: Iterable[Stats]) -> Acceptance:
+        lengths: dict[int, int] = {}
+        widths: dict[int, int] = {}
+        drafted: list[int] = []
+        accepted: list[int] = []
+        rebuilds = 0
+        for stats in found:
+            _add(lengths, stats.accepted_lengths)
+            _add(widths, getattr(stats, "widths", {}))
+            _add_list(drafted, getattr(stats, "position_drafted", []))
+            _add_list(accepted, getattr(stats, "position_accepted", []))
+            rebuilds += getattr(stats, "graph_rebuilds", 0)
+        return cls(
+            dict(sorted(lengths.items())), drafted, accepted, dict(sorted(widths.items())), rebuilds
+        )
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens per verify pass, 0 where there was none."""
+        rounds = sum(self.lengths.values())
+        return sum(n * length for length, n in self.lengths.items()) / rounds if rounds else 0.0
+
+    @property
+    def by_position(self) -> list[float]:
+        """Share of the drafts verified at position 1, 2, ... that were accepted."""
+        pairs = zip(self.accepted, self.drafted, strict=True)
+        return [kept / tried if tried else 0.0 for kept, tried in pairs]
+
+    @classmethod
+    def sum(cls, parts: Iterable[Acceptance]) -> Acceptance:
+        total = cls({}, [], [], {}, 0)
+        rebuilds = 0
+        for part in parts:
+            _add(total.lengths, part.lengths)
+            _add(total.widths, part.widths)
+            _add_list(total.drafted, part.drafted)
+            _add_list(total.accepted, part.accepted)
+            rebuilds += part.graph_rebuilds
+        return cls(
+            dict(sorted(total.lengths.items())),
+            total.drafted,
+            total.accepted,
+            dict(sorted(total.widths.items())),
+            rebuilds,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "accepted_length": significant(self.mean_length),
+            "accepted_lengths": {str(length): n for length, n in self.lengths.items()},
+            "acceptance_by_position": [significant(share) for share in self.by_position],
+            "widths": {str(width): n for width, n in self.widths.items()},
+            "graph_rebuilds": self.graph_rebuilds,
+        }
+
+
+def cost_curve(
+    target: Target, widths: Sequence[int], *, depth: int = 256, repeats: int = 7
+) -> dict[int, float]:
+    """Seconds of a target pass by its number of rows, after `depth` tokens; medians.
+
+    Uses sequence 0, which must be empty and is empty again afterwards.
+    """
+    depth = max(1, min(depth, target.n_ctx - max(widths)))
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, target.n_vocab, depth + max(widths), dtype=np.int32)
+    found = {}
+    try:
+        for begin in range(0, depth, target.n_batch):
+            chunk = tokens[begin : min(depth, begin + target.n_batch)]
+            n = len(chunk)
+            target.decode(chunk, range(begin, begin + n), [0] * n, [False] * n)
+        for width in widths:
+            rows = tokens[depth : depth + width]
+            times = []
+            # The first pass of a width builds its graph, which rounds of equal width do not.
+            for _ in range(repeats + 1):
+                start = time.perf_counter()
+                target.decode(rows, range(depth, depth + width), [0] * width, [True] * width)
+                times.append(time.perf_counter() - start)
+                target.truncate(0, depth)
+            found[width] = float(np.median(times[1:]))
+    finally:
+        target.clear(0)
+    return found
+
+
+def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
+    """Index of the first token that differs, a missing one too; None for equal answers."""
+    for i, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return i
+    return None if len(left) == len(right) else min(len(left), len(right))
+
+
+def significant(value: float) -> float:
+    """Six significant digits, for JSON that people read."""
+    return float(f"{value:.6g}")
+
+
+def _spread(found: Spread | None) -> dict[str, float] | None:
+    return found.as_dict() if found else None
+
+
+def _add(total: dict[int, int], more: dict[int, int]) -> None:
+    for key, n in more.items():
+        total[key] = total.get(key, 0) + n
+
+
+def _add_list(total: list[int], more: Sequence[int]) -> None:
+    total.extend([0] * (len(more) - len(total)))
+    for i, n in enumerate(more):
+        total[i] += n

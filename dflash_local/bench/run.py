@@ -1,0 +1,244 @@
+"""Every prompt decoded plainly and with drafts in turn, so that drift hits both alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Literal
+
+from dflash_local.bench.measure import (
+    PLAIN,
+    Acceptance,
+    Answer,
+    Speed,
+    Spread,
+    Width,
+    ask,
+    first_difference,
+    significant,
+)
+from dflash_local.bench.rounding import Lead, lead_after
+from dflash_local.bench.workload import Case
+
+if TYPE_CHECKING:
+    from dflash_local.model import Model
+
+Say = Callable[[str], None]
+Cache = Literal["cold", "hit"]
+
+CACHES: tuple[Cache, ...] = ("cold", "hit")
+"""With empty caches, and right after the same prompt."""
+
+_WARM_UP_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to measure. `widths` are those besides plain decoding, none without a drafter."""
+
+    temperatures: tuple[float, ...] = (0.0, 0.8)
+    widths: tuple[Width, ...] = ("auto",)
+    max_tokens: int = 96
+    repeat: int = 1
+    seed: int = 0
+    compare: bool = True
+    """Whether greedy answers with drafts are held against plain ones."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A greedy answer that parts from plain decoding's at token `at`.
+
+    `lead` is that of plain decoding's likeliest token there.
+    """
+
+    case: Case
+    width: Width
+    cache: Cache
+    at: int
+    lead: Lead
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "category": self.case.category,
+            "prompt": self.case.index,
+            "width": self.width,
+            "cache": self.cache,
+            "token": self.at,
+            "gap": significant(self.lead.gap),
+            "noise": significant(self.lead.noise),
+            "is_within_rounding": self.lead.is_within_rounding,
+        }
+
+
+@dataclass(frozen=True)
+class Row:
+    """A category at one temperature, one state of the caches, and one width against plain.
+
+    `ratio` is that of tokens/s, `ttft_ratio` that of the times to first token, drafted over plain,
+    both taken per prompt. Without a drafter `width` is 0 and `drafted` None.
+    """
+
+    category: str
+    temperature: float
+    cache: Cache
+    width: Width
+    n_prompts: int
+    plain: Speed
+    drafted: Speed | None
+    ratio: Spread | None
+    ttft_ratio: Spread | None
+    acceptance: Acceptance
+    differences: list[Difference] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "category": self.category,
+            "temperature": self.temperature,
+            "cache": self.cache,
+            "width": self.width,
+            "n_prompts": self.n_prompts,
+            "plain": self.plain.as_dict(),
+            "drafted": self.drafted.as_dict() if self.drafted else None,
+            "ratio": self.ratio.as_dict() if self.ratio else None,
+            "ttft_ratio": self.ttft_ratio.as_dict() if self.ttft_ratio else None,
+            **self.acceptance.as_dict(),
+            "n_differing": len(self.differences),
+            "differences": [difference.as_dict() for difference in self.differences],
+        }
+
+
+def run(model: Model, cases: Sequence[Case], settings: Settings, say: Say) -> list[Row]:
+    """Measure all cases, category by category; `say` hears of each. Raises what `Model` raises."""
+    warm_up(model, cases, settings)
+    rows: list[Row] = []
+    for temperature in settings.temperatures:
+        for category, group in groupby(cases, key=lambda case: case.category):
+            found = _Group(model, category, list(group), temperature, settings)
+            found.measure()
+            new = list(found.rows())
+            say(_progress(new))
+            rows += new
+    return rows
+
+
+def warm_up(model: Model, cases: Sequence[Case], settings: Settings) -> None:
+    """A short answer of every width, so that no measured one pays for what only happens once."""
+    for case in cases[:1]:
+        for width in (PLAIN, *settings.widths):
+            for temperature in settings.temperatures:
+                ask(
+                    model,
+                    case.tokens,
+                    width,
+                    temperature=temperature,
+                    seed=settings.seed,
+                    max_tokens=min(_WARM_UP_TOKENS, settings.max_tokens),
+                )
+
+
+class _Group:
+    """The answers to a category's prompts at one temperature."""
+
+    def __init__(
+        self,
+        model: Model,
+        category: str,
+        cases: Sequence[Case],
+        temperature: float,
+        settings: Settings,
+    ) -> None:
+        self._model = model
+        self._category = category
+        self._cases = cases
+        self._temperature = temperature
+        self._settings = settings
+        # Answers by width and state of the caches, in the same order of cases in each list.
+        self._answers: dict[tuple[Width, Cache], list[Answer]] = {
+            (width, cache): [] for width in (PLAIN, *settings.widths) for cache in CACHES
+        }
+
+    def measure(self) -> None:
+        turns = (PLAIN, *self._settings.widths)
+        for repeat in range(self._settings.repeat):
+            for i, case in enumerate(self._cases):
+                for width in turns if (repeat + i) % 2 == 0 else reversed(turns):
+                    self._model.forget()
+                    for cache in CACHES:
+                        answer = ask(
+                            self._model,
+                            case.tokens,
+                            width,
+                            temperature=self._temperature,
+                            seed=self._settings.seed + repeat,
+                            max_tokens=self._settings.max_tokens,
+                        )
+                        self._answers[width, cache].append(answer)
+
+    def rows(self) -> Iterator[Row]:
+        for width in self._settings.widths or (PLAIN,):
+            for cache in CACHES:
+                yield self._row(width, cache)
+
+    def _row(self, width: Width, cache: Cache) -> Row:
+        plain, drafted = self._answers[PLAIN, cache], self._answers[width, cache]
+        pairs = list(zip(plain, drafted, strict=True)) if width != PLAIN else []
+        return Row(
+            category=self._category,
+            temperature=self._temperature,
+            cache=cache,
+            width=width,
+            n_prompts=len(self._cases),
+            plain=Speed.of(plain),
+            drafted=Speed.of(drafted) if pairs else None,
+            ratio=Spread.of(
+                b.stats.tokens_per_second / a.stats.tokens_per_second
+                for a, b in pairs
+                if a.counts and b.counts
+            ),
+            ttft_ratio=Spread.of(b.ttft_s / a.ttft_s for a, b in pairs),
+            acceptance=Acceptance.of(b.stats for _, b in pairs),
+            differences=self._differences(width, cache, pairs),
+        )
+
+    def _differences(
+        self, width: Width, cache: Cache, pairs: Sequence[tuple[Answer, Answer]]
+    ) -> list[Difference]:
+        if self._temperature > 0 or not self._settings.compare:
+            return []
+        found = []
+        # A repetition of a greedy answer is the same answer.
+        for case, (plain, drafted) in zip(self._cases, pairs, strict=False):
+            at = first_difference(plain.tokens, drafted.tokens)
+            if at is not None:
+                lead = self._lead(case, plain, at)
+                found.append(Difference(case, width, cache, at, lead))
+        return found
+
+    def _lead(self, case: Case, plain: Answer, at: int) -> Lead:
+        """At a token of plain decoding's answer; the last one where the other goes on."""
+        self._model.forget()
+        widths = {2, 4, 8, 16, *(width for width in self._settings.widths if width != "auto")}
+        return lead_after(
+            self._model.target,
+            case.tokens,
+            plain.tokens[: min(at, len(plain.tokens) - 1)],
+            sorted(width for width in widths if 1 < width <= self._model.target.n_batch),
+        )
+
+
+def _progress(rows: Sequence[Row]) -> str:
+    """A line about a category that is done: its cold speeds."""
+    cold = [row for row in rows if row.cache == "cold"]
+    parts = [f"{cold[0].category}, temperature {cold[0].temperature:g}: plain"]
+    parts.append(_rate(cold[0].plain))
+    for row in cold:
+        if row.drafted and row.ratio:
+            parts.append(f"| {row.width} {_rate(row.drafted)} ({row.ratio.median:.2f})")
+    return " ".join(parts) + " tokens/s"
+
+
+def _rate(speed: Speed) -> str:
+    found = speed.tokens_per_second
+    return f"{found.median:.4g}" if found else "none"
