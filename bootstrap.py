@@ -369,10 +369,9 @@ def set_up(test: bool) -> None:
         pip(python, ["install", TORCH], TORCH)
     say("installing dflash-local and building its extension")
     pip(python, ["install", *build_requirements(), *missing_build_tools()], "build tools")
-    extra = "[test]" if test else ""
-    pip(
-        python, ["install", "--no-build-isolation", "-e", f"{ROOT}{extra}"], "building dflash-local"
-    )
+    # With matplotlib, so that `dflash-local bench --plot` works at once.
+    project = f"{ROOT}[test,plot]" if test else f"{ROOT}[plot]"
+    pip(python, ["install", "--no-build-isolation", "-e", project], "building dflash-local")
     wanted["llama"] = query(python)["llama"]
     stamp.write_text(json.dumps(wanted), encoding="utf-8")
     say(f"ready: {state['bin']}")

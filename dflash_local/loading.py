@@ -34,6 +34,7 @@ def load(
     split_mode: str = "layer",
     main_gpu: int = 0,
     tensor_split: List[float] | None = None,
+    n_seq: int = 1,
     quiet: bool = False,
 ) -> Model:
     """Load a GGUF target and, to draft for it, a DFlash drafter; without one, decode plainly.
@@ -41,7 +42,8 @@ def load(
     `n_ctx` (tokens) and `n_gpu_layers` (-1 for all): None takes what fits the free memory. The plan
     is printed to stderr unless `quiet`. `kv_type` is the type of the target's KV cache; `n_batch`
     the rows of one prompt batch; `split_mode` ("layer", "row", "none"), `main_gpu` and
-    `tensor_split` are llama.cpp's way to spread a model over GPUs. Raises FileError for bad files,
+    `tensor_split` are llama.cpp's way to spread a model over GPUs. `n_seq` sequences can be decoded
+    at once, in the one context that they share. Raises FileError for bad files,
     PairError where the two do not fit, InputError for what does not fit the memory, with the
     numbers, BackendError where llama.cpp itself fails.
     """
@@ -57,8 +59,9 @@ def load(
         n_ctx=n_ctx,
         n_gpu_layers=n_gpu_layers,
         kv_type=kv_type,
+        n_seq=n_seq,
         n_batch=n_batch,
-        n_outputs=min(n_batch, MAX_OUTPUT_ROWS),
+        n_outputs=min(n_batch, MAX_OUTPUT_ROWS * n_seq),
         flash_attn=flash_attn,
         split_mode=split_mode,
         main_gpu=main_gpu,
@@ -67,6 +70,7 @@ def load(
     )
     options = TargetOptions(
         n_ctx=plan.n_ctx,
+        n_seq=plan.n_seq,
         n_batch=plan.n_batch,
         n_gpu_layers=plan.n_gpu_layers,
         n_threads=n_threads,
@@ -89,7 +93,7 @@ def load(
     loaded = Target(target_file.path, options, progress=_Progress(target_file.path, say))
     try:
         drafter = (
-            open_drafter(draft_file.path, loaded, spec, n_seq=1, n_ctx=loaded.n_ctx)
+            open_drafter(draft_file.path, loaded, spec, n_seq=plan.n_seq, n_ctx=loaded.n_ctx)
             if draft_file
             else None
         )
