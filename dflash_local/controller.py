@@ -1,0 +1,447 @@
+"""Whether to draft, and how many rows to verify: what gives most tokens a second on this machine.
+
+A policy over numbers. It knows the costs of this machine and, for every sequence, the chance that
+each draft survives; all sequences of a batch share the rows of one target pass, so they are judged
+together. It has no clock and no randomness: the same measurements give the same decisions.
+
+Once in a while a *plan* compares plain decoding with drafting for the best few sequences, and fixes
+the rate of tokens that a second is worth. A round then verifies the rows that maximise
+
+    expected tokens - rate * seconds
+
+which, with the rate at its long-run best, maximises tokens per second (renewal theory: Ross 1970).
+As drafts survive less and less likely along a chain, the best k drafts of all sequences are a
+prefix of each chain; costs are looked up for every k, because they are not monotone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import is_, sub
+
+from dflash_local.costs import Costs
+from dflash_local.survival import Prior, Survival
+
+PROBE_SHARE = 0.008
+"""Of the time without drafting, what looking again whether it pays may cost."""
+
+_PURSE = 3.0
+"""Plain rounds that looking again may cost at once, and at the start."""
+_LONGEST_PAUSE = 4096
+"""Rounds: an answer whose next probe is farther off has done with drafting for good."""
+_BACKOFF = 64
+_GAIN_TO_BEGIN = 1.02
+_REPLAN = 8
+_EARLY_ROUNDS = 4
+_REFRESH = 32
+_HORIZON = 24
+"""Rounds over which a better width must earn the change of graph."""
+_BLEND = 0.15
+_AHEAD, _BEHIND = 12.0, -6.0
+"""Plain rounds: the most lead that is remembered, and the lag at which drafting is suspended. The
+estimates end drafting long before; this is for what they cannot see."""
+_SUSPENDED = 256
+
+
+@dataclass
+class Policy:
+    """What the controller keeps of one sequence, for one request."""
+
+    survival: Survival
+    drafting: bool = False
+    probing: bool = False
+    failures: int = 0
+    rest_from: int = 0
+    next_probe: int = 0
+    off: bool = False
+    """For good: no draft will be asked for again, so its context needs no more injections."""
+    rounds: int = 0
+    findings: _Findings | None = field(default=None, repr=False)
+
+    @property
+    def reason(self) -> str:
+        """One line: whether drafting is on, and why."""
+        if self.findings is None:
+            return "drafting has not been tried yet"
+        return self.findings.text(self.drafting)
+
+    @property
+    def warning(self) -> str | None:
+        """One line where far fewer drafts are accepted than the drafter is sure of; else None."""
+        short = self.survival.shortfall()
+        if short is None:
+            return None
+        kept, promised = short
+        return (
+            f"{kept:.0%} of the drafts are accepted where the drafter's own confidence promises "
+            f"{promised:.0%}; likely causes: thinking mode that the drafter was not trained for, "
+            "another tokenizer or chat template, or another fine-tune of the target"
+        )
+
+
+@dataclass(frozen=True)
+class _Findings:
+    """What a plan found; times in plain rounds."""
+
+    n_seqs: int
+    drafts: int
+    tokens: float
+    gain: float
+    draft: float
+    double: float
+    suspended: bool
+
+    def text(self, drafting: bool) -> str:
+        width = f"{self.drafts + self.n_seqs} rows" if self.n_seqs > 1 else f"width {self.drafts+1}"
+        if drafting:
+            return (
+                f"drafting is on: {self.tokens:.1f} tokens a round at {width}, "
+                f"{self.gain:.2f} times the speed of plain decoding"
+            )
+        if self.suspended:
+            return "drafting is off for a while: its rounds took longer than what they gave"
+        if self.double >= 1.5:
+            what = "2 tokens" if self.n_seqs == 1 else f"{2 * self.n_seqs} tokens"
+            return f"drafting is off: checking {what} costs {self.double:.1f} steps on this device"
+        if self.draft >= 0.8:
+            return f"drafting is off: a draft alone costs {self.draft:.1f} steps on this device"
+        return (
+            f"drafting is off: at its best a round would give {self.tokens:.1f} tokens in the "
+            f"time of {self.tokens / max(self.gain, 1e-9):.1f}"
+        )
+
+
+class Controller:
+    """Decides for all sequences of one engine, in the order n_drafts, widths, observe for each
+    sequence that drafted, observe_round."""
+
+    def __init__(self, costs: Costs, block_size: int, prior: Prior | None = None) -> None:
+        """`block_size` rows with the anchor are the most that a sequence verifies."""
+        self.costs = costs
+        self.prior = prior or Prior(block_size)
+        self._n_draft = block_size - 1
+        self._round = 0
+        self._depth = 0
+        # The plan in force
+        self._idle = 0
+        self._replan_at = 0
+        self._members: list[Policy] = []
+        self._drafting = False
+        self._exploring = False
+        self._rate = 0.0
+        self._least = 1
+        # Seconds of a pass with k rows beyond the anchors, and what it was computed for
+        self._passes: list[float] = [0.0]
+        self._base = 0
+        self._table_depth = 0
+        self._table_age = 0
+        # Widths
+        self._prices: list[float] = []
+        self._values: list[float] = []
+        self._last_rows = 0
+        # Accounts, in plain rounds
+        self._purse = _PURSE
+        self._purse_round = 0
+        self._lead = 0.0
+        self._suspended_until = 0
+        self._accepted = 0
+        self._probe_loss = 0.0
+
+    def open(self, depth: int = 0) -> Policy:
+        """A request begins, after `depth` tokens in all caches."""
+        if depth:
+            self._depth = depth
+        return Policy(Survival(self.prior), rest_from=self._round, next_probe=self._round)
+
+    def n_drafts(
+        self, policies: Sequence[Policy], limits: Sequence[int], other_rows: int = 0
+    ) -> list[int]:
+        """How many tokens to draft for each sequence; 0: decode it plainly this round.
+
+        `limits` are the most drafts that make sense for each, by the end of its answer and the room
+        in the context. `other_rows` are rows of sequences in the same pass that have no policy.
+        """
+        self._round += 1
+        n = len(policies)
+        known = n + other_rows == self._base and all(map(is_, policies, self._members))
+        if known and self._idle > 0:
+            self._idle -= 1
+            return [0] * n
+        if not known or self._round >= self._replan_at:
+            self._plan(policies, other_rows)
+            if not self._drafting:
+                return [0] * n
+        n_draft, least = self._n_draft, self._least
+        return [
+            n_draft if (policy.drafting or policy.probing) and limit >= least else 0
+            for policy, limit in zip(policies, limits, strict=True)
+        ]
+
+    def widths(
+        self,
+        policies: Sequence[Policy],
+        logprobs: Sequence[Sequence[float]],
+        limits: Sequence[int],
+    ) -> list[int]:
+        """Rows to verify for each sequence, its anchor included: 1 verifies nothing.
+
+        `logprobs` are those of the drafts, an empty list where nothing was drafted.
+        """
+        chains: list[list[float]] = []
+        for policy, chain, limit in zip(policies, logprobs, limits, strict=True):
+            if not chain or limit < 1:
+                chains.append([])
+                continue
+            survival = policy.survival
+            curve = survival.hopeful if policy.probing else survival.curve
+            chains.append(curve(chain if len(chain) <= limit else chain[:limit]))
+        if len(chains) == 1:
+            return [1 + self._best(chains[0])]
+        merged = sorted((chance for chain in chains for chance in chain), reverse=True)
+        left = self._best(merged)
+        if left == 0:
+            return [1] * len(chains)
+        least = merged[left - 1]
+        widths = []
+        for chain in chains:
+            n = 0
+            for chance in chain:
+                if chance < least or n == left:
+                    break
+                n += 1
+            left -= n
+            widths.append(1 + n)
+        return widths
+
+    def observe(
+        self, policy: Policy, logprobs: Sequence[float], verified: int, accepted: int
+    ) -> None:
+        """What became of a draft: of the first `verified` tokens, `accepted` were kept."""
+        policy.survival.observe(logprobs, verified, accepted)
+        policy.rounds += 1
+        policy.rest_from = self._round
+        self._accepted += accepted
+
+    def observe_round(
+        self,
+        n_rows: int,
+        n_drafting: int,
+        depth: int,
+        draft_s: float,
+        verify_s: float,
+        host_s: float | None = None,
+    ) -> None:
+        """The times of a round: rows of its target pass, sequences that drafted, cached tokens.
+
+        `host_s` is the rest of the round, where the caller knows it.
+        """
+        costs = self.costs
+        self._depth = depth
+        if n_rows == self._last_rows:
+            costs.observe_step(n_rows, depth, verify_s)
+        else:
+            costs.observe_switch(n_rows, depth, verify_s)
+            self._last_rows = n_rows
+        if host_s is not None:
+            costs.observe_host(n_drafting > 0, host_s)
+        if n_drafting:
+            if not self._exploring:  # else it had many rows to inject
+                costs.observe_draft(n_drafting, depth, draft_s)
+            self._settle(draft_s + verify_s, host_s)
+
+    # The plan
+
+    def _plan(self, policies: Sequence[Policy], other_rows: int) -> None:
+        n = len(policies)
+        round_ = self._round
+        self._earn()
+        self._tabulate(n, other_rows)
+        self._members = list(policies)
+        passes, base = self._passes, self._base
+        plain_rate = base / passes[0]
+        best = self._best_set(policies, plain_rate)
+        on, best_gain = best[0], best[1].gain
+        suspended = round_ < self._suspended_until
+        needed = 1.0 if self._drafting and not self._exploring else _GAIN_TO_BEGIN
+        if suspended or best_gain < needed:
+            on = []
+        self._rate = plain_rate * (best_gain if on else 1.0)
+        findings = best[1]
+        early = False
+        for policy in policies:
+            was = policy.drafting
+            policy.drafting = any(policy is other for other in on)
+            policy.probing = False
+            policy.findings = findings
+            if policy.drafting:
+                policy.failures = 0
+                early = early or policy.rounds < _EARLY_ROUNDS
+            elif was:
+                policy.next_probe = round_ + _BACKOFF // 4
+        resting = [policy for policy in policies if not policy.drafting and not policy.off]
+        wait = _LONGEST_PAUSE
+        if resting and not suspended:
+            wait = self._probe(resting, len(on))
+        elif suspended:
+            wait = self._suspended_until - round_
+        self._exploring = wait == 0 and not on
+        self._drafting = bool(on) or wait == 0
+        self._price()
+        if self._drafting:
+            step = 1 if early or wait == 0 else _REPLAN
+            self._replan_at = round_ + min(step, max(wait, 1))
+        else:
+            self._idle = max(wait - 1, 0)
+            self._replan_at = 0
+
+    def _best_set(
+        self, policies: Sequence[Policy], plain_rate: float
+    ) -> tuple[list[Policy], _Findings]:
+        """The sequences to draft for, and what it would bring: the best 1, 2, 4, ... or all."""
+        costs, depth, passes, base = self.costs, self._depth, self._passes, self._base
+        ranked = [(sum(curve), i, curve) for i, curve in enumerate(_typical(policies))]
+        ranked.sort(key=lambda entry: (-entry[0], entry[1]))
+        plain_s = passes[0]
+        best: tuple[float, int, int, float] = (0.0, 0, 0, 1.0)
+        size = 1
+        self._least = 1
+        while True:
+            size = min(size, len(ranked))
+            extra = costs.draft_s(size, depth) + costs.draft_host_s
+            chances = sorted((c for _, _, curve in ranked[:size] for c in curve), reverse=True)
+            tokens = list(accumulate(chances, initial=float(base)))
+            rates = [got / (extra + spent) for got, spent in zip(tokens, passes, strict=False)]
+            rate = max(rates)
+            if rate > best[0]:
+                k = rates.index(rate)
+                best = (rate, size, k, tokens[k])
+                if len(ranked) == 1:  # the shortest rest of an answer worth a draft
+                    self._least = next((j for j, r in enumerate(rates) if r > plain_rate), 1) or 1
+            if size == len(ranked):
+                break
+            size *= 2
+        rate, size, k, got = best
+        findings = _Findings(
+            n_seqs=base,
+            drafts=k,
+            tokens=got,
+            gain=rate / plain_rate,
+            draft=costs.draft_s(size, depth) / plain_s,
+            double=passes[min(base, len(passes) - 1)] / plain_s,
+            suspended=self._round < self._suspended_until,
+        )
+        return [policies[i] for _, i, _ in ranked[:size]], findings
+
+    def _probe(self, resting: list[Policy], n_on: int) -> int:
+        """Let those whose time has come draft once, if the purse allows; rounds to wait if not."""
+        costs, depth, passes = self.costs, self._depth, self._passes
+        due = [policy for policy in resting if policy.next_probe <= self._round]
+        if not due:
+            return min(policy.next_probe for policy in resting) - self._round
+        extra = costs.draft_s(n_on + len(due), depth) - costs.draft_s(n_on, depth)
+        backlog = sum(self._round - policy.rest_from for policy in due)
+        k = min(3, len(passes) - 1)
+        verify = passes[k] - passes[0] + (0 if n_on else 2 * costs.switch_s + costs.draft_host_s)
+        hopes = sum(sum(curve[:k]) for curve in _typical(due)) / len(due)
+        gained = hopes * passes[0] / self._base
+        loss = (extra + costs.inject_s * backlog + max(verify - gained, 0.0)) / passes[0]
+        missing = loss - self._purse
+        if missing > 0:
+            # The context goes on growing while it waits.
+            income = PROBE_SHARE - costs.inject_s * len(due) / passes[0]
+            wait = int(missing / income) + 1 if income > 0 else _LONGEST_PAUSE
+            if wait >= _LONGEST_PAUSE:
+                for policy in due:
+                    policy.off = True
+            return min(wait, _LONGEST_PAUSE)
+        for policy in due:
+            policy.probing = True
+            policy.survival.rest(self._round - policy.rest_from)
+            policy.failures += 1
+            policy.next_probe = self._round + min(2**policy.failures, _BACKOFF)
+        self._probe_loss = loss
+        if n_on:  # only a round of its own shows what it has really cost
+            self._purse -= loss
+        return 0
+
+    def _tabulate(self, n: int, other_rows: int) -> None:
+        """The table of passes, where rows, depth or knowledge have moved."""
+        costs, depth, base = self.costs, self._depth, n + other_rows
+        if (
+            base == self._base
+            and abs(depth - self._table_depth) <= 64 + self._table_depth // 8
+            and costs.n_observed - self._table_age < _REFRESH
+        ):
+            return
+        if base != self._base:
+            self._values = []
+        self._base, self._table_depth, self._table_age = base, depth, costs.n_observed
+        self._passes = [
+            costs.step_s(base + k, depth) + costs.host_s for k in range(n * self._n_draft + 1)
+        ]
+
+    def _price(self) -> None:
+        """What k rows beyond the anchors cost, in tokens."""
+        rate, plain_s = self._rate, self._passes[0]
+        self._prices = [rate * (seconds - plain_s) for seconds in self._passes]
+
+    # A round
+
+    def _best(self, chances: list[float]) -> int:
+        """How many drafts to verify, of all sequences; `chances` fall.
+
+        The last row count is kept unless another is better by more than its graph costs: now, to
+        go there and back, or on average, over the rounds to come.
+        """
+        values = list(map(sub, accumulate(chances, initial=0.0), self._prices))
+        switch = self._rate * self.costs.switch_s
+        top = max(values)
+        best = values.index(top)
+        means = self._values
+        if len(means) == len(values):
+            means = [mean + _BLEND * (v - mean) for mean, v in zip(means, values, strict=True)]
+            self._values = means
+        elif len(values) > len(means):
+            means = self._values = values
+        else:  # near the end of an answer
+            means = values
+        last = self._last_rows - self._base
+        if not 0 <= last < len(values) or self._exploring:
+            return best if top > switch or not self._exploring else 0
+        usual = means.index(max(means))
+        stay = last
+        if (means[usual] - means[last]) * _HORIZON > switch:
+            stay = usual
+        cost = switch if stay != last else 2 * switch
+        return best if top - values[stay] > cost else stay
+
+    # The accounts
+
+    def _earn(self) -> None:
+        self._purse += PROBE_SHARE * (self._round - self._purse_round)
+        self._purse = min(self._purse, _PURSE)
+        self._purse_round = self._round
+
+    def _settle(self, seconds: float, host_s: float | None) -> None:
+        """After a round that drafted: how far it was ahead of plain decoding."""
+        costs, plain_s = self.costs, self._passes[0]
+        seconds += costs.host_s + costs.draft_host_s if host_s is None else host_s
+        # A hiccup of the machine is not the drafts' fault.
+        n = len(self._members)
+        most = 2 * (self._passes[-1] + costs.draft_s(n, self._depth)) + costs.switch_s
+        gained = 1 + self._accepted / self._base - min(seconds, most) / plain_s
+        self._accepted = 0
+        if self._exploring:
+            self._purse = min(self._purse + gained, _PURSE)
+            return
+        self._lead = min(self._lead + gained, _AHEAD)
+        if self._lead < _BEHIND:
+            self._lead = 0.0
+            self._suspended_until = self._round + _SUSPENDED
+            self._replan_at = 0
+
+
+def _typical(policies: Sequence[Policy]) -> list[list[float]]:
+    return [policy.survival.typical() for policy in policies]
