@@ -36,6 +36,9 @@ _GAIN_TO_BEGIN = 1.02
 _REPLAN = 8
 _EARLY_ROUNDS = 4
 _REFRESH = 32
+_PROBED = 3
+"""Drafts verified where the drafter's own confidence is not believed."""
+_KNOWN_ROUNDS = 16
 _HORIZON = 24
 """Rounds over which a better width must earn the change of graph."""
 _BLEND = 0.15
@@ -195,8 +198,14 @@ class Controller:
                 chains.append([])
                 continue
             survival = policy.survival
-            curve = survival.hopeful if policy.probing else survival.curve
-            chains.append(curve(chain if len(chain) <= limit else chain[:limit]))
+            if len(chain) > limit:
+                chain = chain[:limit]
+            if survival.fresh:
+                survival.begin()
+            if policy.probing or policy.rounds < _EARLY_ROUNDS:
+                chains.append(self._hopes(policy, chain))
+            else:
+                chains.append(survival.curve(chain))
         if len(chains) == 1:
             return [1 + self._best(chains[0])]
         merged = sorted((chance for chain in chains for chance in chain), reverse=True)
@@ -251,6 +260,15 @@ class Controller:
                 costs.observe_draft(n_drafting, depth, draft_s)
             self._settle(draft_s + verify_s, host_s)
 
+    def _hopes(self, policy: Policy, chain: Sequence[float]) -> list[float]:
+        """Survival where seeing the outcome is worth something in itself."""
+        survival = policy.survival
+        hopes = survival.hopeful(chain) if policy.probing else survival.curve(chain)
+        # The drafter's confidence is believed once its measure has been taken, and then in turns.
+        if self.prior.rounds < _KNOWN_ROUNDS or policy.failures % 2:
+            hopes[:_PROBED] = [1.0] * min(_PROBED, len(hopes))
+        return hopes
+
     # The plan
 
     def _plan(self, policies: Sequence[Policy], other_rows: int) -> None:
@@ -279,7 +297,9 @@ class Controller:
                 policy.failures = 0
                 early = early or policy.rounds < _EARLY_ROUNDS
             elif was:
-                policy.next_probe = round_ + _BACKOFF // 4
+                early_end = policy.rounds < 2 * _EARLY_ROUNDS
+                policy.failures = 0 if early_end else 3
+                policy.next_probe = round_ + (2 if early_end else 16)
         resting = [policy for policy in policies if not policy.drafting and not policy.off]
         wait = _LONGEST_PAUSE
         if resting and not suspended:
@@ -340,11 +360,14 @@ class Controller:
         due = [policy for policy in resting if policy.next_probe <= self._round]
         if not due:
             return min(policy.next_probe for policy in resting) - self._round
+        # A few at a time: what one learns is the others' prior.
+        due.sort(key=lambda policy: policy.rounds)
+        due = due[: 1 + len(self._members) // 4]
         extra = costs.draft_s(n_on + len(due), depth) - costs.draft_s(n_on, depth)
         backlog = sum(self._round - policy.rest_from for policy in due)
-        k = min(3, len(passes) - 1)
+        k = _PROBED * len(due)
         verify = passes[k] - passes[0] + (0 if n_on else 2 * costs.switch_s + costs.draft_host_s)
-        hopes = sum(sum(curve[:k]) for curve in _typical(due)) / len(due)
+        hopes = sum(sum(curve[:_PROBED]) for curve in _typical(due))
         gained = hopes * passes[0] / self._base
         loss = (extra + costs.inject_s * backlog + max(verify - gained, 0.0)) / passes[0]
         missing = loss - self._purse
@@ -436,6 +459,7 @@ class Controller:
         if self._exploring:
             self._purse = min(self._purse + gained, _PURSE)
             return
+        self._purse = min(self._purse + 0.05 * gained, _PURSE)
         self._lead = min(self._lead + gained, _AHEAD)
         if self._lead < _BEHIND:
             self._lead = 0.0

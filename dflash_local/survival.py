@@ -22,11 +22,16 @@ FACE_VALUE = (-0.3, 1.1)
 
 _VARIANCE = (0.5, 0.0, 0.12)
 """Of `a`, both and `b`, from one answer to the next."""
-_WALK = (0.004, 0.0006)
-"""What a round adds to the variances of `a` and `b`: an answer turns from code to prose."""
+_WALK = (0.0015, 0.0001)
+"""What a round adds to the variances of `a` and `b`: texts drift."""
+_TURN = 0.4
+"""What a turn of the text adds to the variance of `a`, and how many variances of the outcomes of
+the last rounds, each weighing `_MEMORY` of the next, show it."""
+_MEMORY, _SURPRISE = 0.85, 5.0
 _COLD_CHANCE = 0.75
-_SHARE = 0.02
-"""How far a round of a request moves what the next request starts from."""
+_SHARE, _YOUNG = 0.02, 4
+"""How far a round of a request moves what the next request starts from: in the end, and at first
+as a mean over the rounds seen and a few imagined."""
 _RECENT = 8
 _FLOOR, _NUDGE = -20.0, 0.001
 _ENOUGH_TRIALS = 48
@@ -37,15 +42,18 @@ class Prior:
 
     def __init__(self, block_size: int) -> None:
         self.a, self.b = FACE_VALUE
+        self.rounds = 0
         self.curve = [_COLD_CHANCE**j for j in range(1, block_size)]
 
     def learn(self, a: float, b: float, curve: Sequence[float]) -> None:
         """One round of a request: its parameters, and the survival of its draft."""
-        self.a += _SHARE * (a - self.a)
-        self.b += _SHARE * (b - self.b)
+        self.rounds += 1
+        share = max(_SHARE, 1 / (_YOUNG + self.rounds))
+        self.a += share * (a - self.a)
+        self.b += share * (b - self.b)
         if len(curve) == len(self.curve):
             self.curve = [
-                old + _SHARE * (new - old) for old, new in zip(self.curve, curve, strict=True)
+                old + share * (new - old) for old, new in zip(self.curve, curve, strict=True)
             ]
 
 
@@ -55,8 +63,10 @@ class Survival:
     def __init__(self, prior: Prior) -> None:
         self._prior = prior
         self.a, self.b = prior.a, prior.b
+        self.fresh = True
         self._aa, self._ab, self._bb = _VARIANCE
         self._recent: deque[list[float]] = deque(maxlen=_RECENT)
+        self._error = self._error_variance = 0.0
         self._trials = 0
         self._promised = 0.0
         self._kept = 0
@@ -84,6 +94,11 @@ class Survival:
             curve.append(chance)
         return curve
 
+    def begin(self) -> None:
+        """Before a draft: nothing seen yet, so start from what other requests have by now."""
+        if self.fresh:
+            self.a, self.b = self._prior.a, self._prior.b
+
     def typical(self) -> list[float]:
         """The mean curve of the last few drafts, as judged now; the prior's before the first."""
         prior = self._prior.curve
@@ -99,16 +114,22 @@ class Survival:
     def observe(self, logprobs: Sequence[float], verified: int, accepted: int) -> None:
         """Of the first `verified` drafts, `accepted` were kept and the next one, if any, not."""
         self._recent.append(list(logprobs))
+        self.fresh = False
         a, b, aa, ab, bb = self.a, self.b, self._aa, self._ab, self._bb
         aa += _WALK[0]
         bb += _WALK[1]
+        error = _MEMORY * self._error
+        variance = _MEMORY * self._error_variance
         for j in range(min(accepted + 1, verified, len(logprobs))):
             x = _feature(logprobs[j])
             q = 1.0 / (1.0 + math.exp(-a - b * x))
             to_a, to_b = aa + ab * x, ab + bb * x
             spread = q * (1.0 - q)
             gain = 1.0 / (1.0 + spread * (to_a + x * to_b))
-            step = gain * ((j < accepted) - q)
+            miss = (j < accepted) - q
+            error += miss
+            variance += spread
+            step = gain * miss
             a += to_a * step
             b += to_b * step
             shrink = gain * spread
@@ -117,7 +138,11 @@ class Survival:
             bb -= shrink * to_b * to_b
         self.a = min(max(a, -8.0), 8.0)
         self.b = min(max(b, 0.0), 3.0)
+        if error * error > _SURPRISE * variance + 1.0:
+            aa = min(aa + _TURN, _VARIANCE[0])
+            error = variance = 0.0
         self._aa, self._ab, self._bb = aa, ab, bb
+        self._error, self._error_variance = error, variance
         if verified:
             self._tally(logprobs, verified, accepted)
             self._prior.learn(self.a, self.b, self.curve(logprobs))

@@ -104,7 +104,7 @@ MACHINES = {
             "cpu-8b",
             {1: 180.0, 2: 190.0, 4: 260.0, 8: 480.0, 16: 900.0, 32: 1750.0, 64: 3500.0,
              128: 7000.0},
-            draft=110.0, draft_more=80.0, switch=1.0, inject=4.0,
+            draft=110.0, draft_more=80.0, switch=1.0, inject=1.0,
         ),
         Machine(
             "moe",
