@@ -27,12 +27,13 @@ from dflash_local.survival import Prior, Survival
 PROBE_SHARE = 0.008
 """Of the time without drafting, what looking again whether it pays may cost."""
 
-_PURSE = 3.0
-"""Plain rounds that looking again may cost at once, and at the start."""
+_PURSE, _FIRST_PURSE = 3.0, 4.0
+"""Plain rounds that looking again may cost at once: later, and at the very start."""
 _LONGEST_PAUSE = 4096
 """Rounds: an answer whose next probe is farther off has done with drafting for good."""
 _BACKOFF = 64
 _GAIN_TO_BEGIN = 1.02
+_DOUBT = 0.2
 _REPLAN = 8
 _EARLY_ROUNDS = 4
 _REFRESH = 32
@@ -145,9 +146,10 @@ class Controller:
         self._values: list[float] = []
         self._last_rows = 0
         # Accounts, in plain rounds
-        self._purse = _PURSE
+        self._purse = _FIRST_PURSE
         self._purse_round = 0
         self._lead = 0.0
+        self._doubt = 0.0
         self._suspended_until = 0
         self._accepted = 0
         self._probe_loss = 0.0
@@ -282,8 +284,7 @@ class Controller:
         best = self._best_set(policies, plain_rate)
         on, best_gain = best[0], best[1].gain
         suspended = round_ < self._suspended_until
-        needed = 1.0 if self._drafting and not self._exploring else _GAIN_TO_BEGIN
-        if suspended or best_gain < needed:
+        if suspended or not self._pays(best_gain):
             on = []
         self._rate = plain_rate * (best_gain if on else 1.0)
         findings = best[1]
@@ -315,6 +316,17 @@ class Controller:
         else:
             self._idle = max(wait - 1, 0)
             self._replan_at = 0
+
+    def _pays(self, gain: float) -> bool:
+        """Whether to draft, where this many times the speed of plain decoding is expected.
+
+        A few drafts tell little, so a loss must be large or last before drafting ends.
+        """
+        if not self._drafting or self._exploring:
+            self._doubt = 0.0
+            return gain >= _GAIN_TO_BEGIN
+        self._doubt = max(self._doubt + 1.0 - gain, 0.0)
+        return self._doubt < _DOUBT
 
     def _best_set(
         self, policies: Sequence[Policy], plain_rate: float
@@ -383,11 +395,24 @@ class Controller:
             policy.probing = True
             policy.survival.rest(self._round - policy.rest_from)
             policy.failures += 1
-            policy.next_probe = self._round + min(2**policy.failures, _BACKOFF)
+            pause = 1 if self._promises(policy) else min(2**policy.failures, _BACKOFF)
+            policy.next_probe = self._round + pause
         self._probe_loss = loss
         if n_on:  # only a round of its own shows what it has really cost
             self._purse -= loss
         return 0
+
+    def _promises(self, policy: Policy) -> bool:
+        """Whether drafting would pay if all sequences were like this one, and it as good as its
+        few drafts leave possible."""
+        passes, n = self._passes, len(self._members)
+        extra = self.costs.draft_s(n, self._depth) + self.costs.draft_host_s
+        curve = policy.survival.typical(hopeful=True)
+        tokens = accumulate((n * chance for chance in curve), initial=float(self._base))
+        rates = [
+            got / (extra + spent) for got, spent in zip(tokens, passes[::n], strict=True)
+        ]
+        return max(rates) * passes[0] > _GAIN_TO_BEGIN * self._base
 
     def _tabulate(self, n: int, other_rows: int) -> None:
         """The table of passes, where rows, depth or knowledge have moved."""
@@ -443,8 +468,8 @@ class Controller:
     # The accounts
 
     def _earn(self) -> None:
-        self._purse += PROBE_SHARE * (self._round - self._purse_round)
-        self._purse = min(self._purse, _PURSE)
+        earned = PROBE_SHARE * (self._round - self._purse_round)
+        self._purse = max(min(self._purse + earned, _PURSE), self._purse)
         self._purse_round = self._round
 
     def _settle(self, seconds: float, host_s: float | None) -> None:

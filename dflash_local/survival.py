@@ -99,14 +99,15 @@ class Survival:
         if self.fresh:
             self.a, self.b = self._prior.a, self._prior.b
 
-    def typical(self) -> list[float]:
+    def typical(self, *, hopeful: bool = False) -> list[float]:
         """The mean curve of the last few drafts, as judged now; the prior's before the first."""
         prior = self._prior.curve
         if not self._recent:
             return prior
+        judge = self.hopeful if hopeful else self.curve
         sums = [0.0] * len(prior)
         for logprobs in self._recent:
-            for j, chance in enumerate(self.curve(logprobs[: len(sums)])):
+            for j, chance in enumerate(judge(logprobs[: len(sums)])):
                 sums[j] += chance
         n = len(self._recent)
         return [(total + 0.5 * old) / (n + 0.5) for total, old in zip(sums, prior, strict=True)]
