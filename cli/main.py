@@ -13,6 +13,7 @@ import click
 
 from dflash_local.errors import DflashError, InputError
 
+from .bench import bench
 from .chat import chat
 from .complete import complete
 from .convert import convert
@@ -69,6 +70,7 @@ def group(ctx: click.Context) -> None:
         ctx.exit(BAD_INPUT)
 
 
+group.add_command(bench)
 group.add_command(chat)
 group.add_command(complete)
 group.add_command(convert)

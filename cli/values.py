@@ -48,6 +48,32 @@ def number(low: float, high: float, *, above: bool = False) -> Callable[[Any], f
     return read
 
 
+def whole_list(
+    low: int, high: int = MAX_INT, *, thousands: bool = False
+) -> Callable[[Any], tuple[int, ...]]:
+    """Reads `1,4,8`: whole numbers, each kept once; with `thousands`, `8k` is 8192."""
+
+    def read(value: Any) -> tuple[int, ...]:
+        if isinstance(value, tuple):  # read already: click reads its defaults again
+            return value
+        numbers = []
+        for part in str(value).split(","):
+            word = part.strip().lower()
+            factor = 1024 if thousands and word.endswith("k") else 1
+            try:
+                given = int(word[:-1] if factor > 1 else word) * factor
+            except ValueError:
+                given = low - 1
+            if not low <= given <= high:
+                raise click.BadParameter(
+                    f"{value!s} is not a list of whole numbers from {low} to {high}."
+                )
+            numbers.append(given)
+        return tuple(dict.fromkeys(numbers))
+
+    return read
+
+
 def token_bias(value: Any) -> tuple[int, float]:
     """Reads `ID=BIAS`: a token id and what is added to its logit; `ID=-inf` bans the token."""
     token, _, bias = str(value).partition("=")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dflash_local.sequence import Sequence as Running
 
 _WARM_UP_TOKENS = 8
-_TURNS = 2
+TURNS = 2
 """Requests per place: when one ends, another takes its place, as at a server."""
 
 
@@ -104,7 +104,7 @@ def _level(
     engine: Engine, group: Sequence[Case], n: int, temperature: float, settings: Settings
 ) -> list[ConcurrencyRow]:
     turns = (PLAIN, *settings.widths)
-    prompts = [group[i % len(group)].tokens for i in range(_TURNS * n)]
+    prompts = [group[i % len(group)].tokens for i in range(TURNS * n)]
     found: dict[Width, list[tuple[float, list[Answer]]]] = {width: [] for width in turns}
     for width in turns:
         _pass(engine, prompts[:n], n, width, temperature, settings.seed, _WARM_UP_TOKENS)

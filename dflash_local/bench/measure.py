@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -145,38 +145,63 @@ class Speed:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What became of drafts. `lengths`: rounds by tokens emitted; `drafted` and `accepted`: how
-    often the draft at position 1, 2, ... was verified and kept; `widths`: rounds by verified rows.
+    """What became of drafts, in the rounds that had any; `plain_rounds` are the others.
+
+    `lengths`: rounds by tokens emitted. `drafted` and `accepted`: how often the draft at position
+    1, 2, ... was verified and kept. `widths`: rounds by verified rows.
     """
 
-    lengths: dict[int, int]
-    drafted: list[int]
-    accepted: list[int]
-    widths: dict[int, int]
-    graph_rebuilds: int
+    lengths: dict[int, int] = field(default_factory=dict)
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    widths: dict[int, int] = field(default_factory=dict)
+    plain_rounds: int = 0
+    graph_rebuilds: int = 0
 
     @classmethod
     def of(cls, found: Iterable[Stats]) -> Acceptance:
+        return cls.sum(cls._of_one(stats) for stats in found)
+
+    @classmethod
+    def _of_one(cls, stats: Stats) -> Acceptance:
+        widths: dict[int, int] = getattr(stats, "widths", {})
+        # A round without drafts always emits one token, which says nothing about drafts.
+        plain = sum(n for width, n in widths.items() if width <= 1)
+        lengths = dict(stats.accepted_lengths)
+        lengths[1] = lengths.get(1, 0) - plain
+        return cls(
+            {length: n for length, n in lengths.items() if n > 0},
+            list(getattr(stats, "position_drafted", [])),
+            list(getattr(stats, "position_accepted", [])),
+            widths,
+            plain,
+            getattr(stats, "graph_rebuilds", 0),
+        )
+
+    @classmethod
+    def sum(cls, parts: Iterable[Acceptance]) -> Acceptance:
         lengths: dict[int, int] = {}
         widths: dict[int, int] = {}
         drafted: list[int] = []
         accepted: list[int] = []
-        rebuilds = 0
-        for stats in found:
-            _add(lengths, stats.accepted_lengths)
-            _add(widths, getattr(stats, "widths", {}))
-            _add_list(drafted, getattr(stats, "position_drafted", []))
-            _add_list(accepted, getattr(stats, "position_accepted", []))
-            rebuilds += getattr(stats, "graph_rebuilds", 0)
-        return cls(
-            dict(sorted(lengths.items())), drafted, accepted, dict(sorted(widths.items())), rebuilds
-        )
+        plain = rebuilds = 0
+        for part in parts:
+            _add(lengths, part.lengths)
+            _add(widths, part.widths)
+            _add_list(drafted, part.drafted)
+            _add_list(accepted, part.accepted)
+            plain += part.plain_rounds
+            rebuilds += part.graph_rebuilds
+        ordered = (dict(sorted(counts.items())) for counts in (lengths, widths))
+        lengths, widths = ordered
+        return cls(lengths, drafted, accepted, widths, plain, rebuilds)
 
     @property
-    def mean_length(self) -> float:
-        """Tokens per verify pass, 0 where there was none."""
+    def mean_length(self) -> float | None:
+        """Tokens per verify pass; None where no draft was ever checked."""
         rounds = sum(self.lengths.values())
-        return sum(n * length for length, n in self.lengths.items()) / rounds if rounds else 0.0
+        tokens = sum(n * length for length, n in self.lengths.items())
+        return tokens / rounds if rounds else None
 
     @property
     def by_position(self) -> list[float]:
@@ -184,30 +209,14 @@ class Acceptance:
         pairs = zip(self.accepted, self.drafted, strict=True)
         return [kept / tried if tried else 0.0 for kept, tried in pairs]
 
-    @classmethod
-    def sum(cls, parts: Iterable[Acceptance]) -> Acceptance:
-        total = cls({}, [], [], {}, 0)
-        rebuilds = 0
-        for part in parts:
-            _add(total.lengths, part.lengths)
-            _add(total.widths, part.widths)
-            _add_list(total.drafted, part.drafted)
-            _add_list(total.accepted, part.accepted)
-            rebuilds += part.graph_rebuilds
-        return cls(
-            dict(sorted(total.lengths.items())),
-            total.drafted,
-            total.accepted,
-            dict(sorted(total.widths.items())),
-            rebuilds,
-        )
-
     def as_dict(self) -> dict[str, Any]:
+        mean = self.mean_length
         return {
-            "accepted_length": significant(self.mean_length),
+            "accepted_length": None if mean is None else significant(mean),
             "accepted_lengths": {str(length): n for length, n in self.lengths.items()},
             "acceptance_by_position": [significant(share) for share in self.by_position],
             "widths": {str(width): n for width, n in self.widths.items()},
+            "plain_rounds": self.plain_rounds,
             "graph_rebuilds": self.graph_rebuilds,
         }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 from dflash_local.bench.measure import (
@@ -113,9 +112,12 @@ def run(model: Model, cases: Sequence[Case], settings: Settings, say: Say) -> li
     """Measure all cases, category by category; `say` hears of each. Raises what `Model` raises."""
     warm_up(model, cases, settings)
     rows: list[Row] = []
+    groups: dict[str, list[Case]] = {}
+    for case in cases:
+        groups.setdefault(case.category, []).append(case)
     for temperature in settings.temperatures:
-        for category, group in groupby(cases, key=lambda case: case.category):
-            found = _Group(model, category, list(group), temperature, settings)
+        for category, group in groups.items():
+            found = _Group(model, category, group, temperature, settings)
             found.measure()
             new = list(found.rows())
             say(_progress(new))

@@ -1,0 +1,334 @@
+"""`dflash-local bench`: what drafting gains on this machine, against plain decoding in turn."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from . import interrupt
+from .answer import write_stdout
+from .options import FILES, LOADING, SectionedCommand, option, values_of
+from .report import Say, speaker
+from .values import number, whole, whole_list
+from .writing import WritingProgress
+
+if TYPE_CHECKING:
+    from dflash_local import Model
+    from dflash_local.bench.benchmark import Order
+    from dflash_local.bench.report import PaperValue, Report
+    from dflash_local.bench.workload import Prompt
+
+CATEGORIES = ("chat", "code", "fim", "long")
+DATASETS = ("gsm8k", "humaneval")
+
+_FILE = click.Path(exists=True, dir_okay=False, readable=True)
+_FOLDER = click.Path(exists=True, file_okay=False)
+_OUTPUT = click.Path(dir_okay=False, writable=True)
+
+SHAPE = (
+    option(
+        "--shape",
+        metavar="NAME",
+        help="Instead of --target: a model of this shape with random weights, written first. "
+        "qwen3-8b, qwen3-4b, qwen3-30b-a3b, llama-3.1-8b and others.",
+    ),
+    option("--quant", default="Q4_K_M", metavar="TYPE", help="Quantisation of --shape."),
+    option("--shape-layers", type=whole(1, 1000), metavar="N", help="Layers of --shape."),
+    option(
+        "--shape-folder",
+        type=_FOLDER,
+        show_default="a temporary one",
+        help="Write the files of --shape here and keep them, or use those that are here.",
+    ),
+    option(
+        "--synthetic-length",
+        type=number(1, 16),
+        metavar="X",
+        help="Accept so many tokens a round on average, whatever the models say. The text is "
+        "invalid, the speed is not.",
+    ),
+)
+
+PROMPTS = (
+    option(
+        "--category",
+        "categories",
+        type=click.Choice(CATEGORIES),
+        multiple=True,
+        show_default="all",
+        help="Built-in prompts to use; may be repeated.",
+    ),
+    option(
+        "--prompts",
+        type=_FILE,
+        help="Prompts of your own, a JSON object on each line: prompt, messages, or prefix and "
+        "suffix; and a category.",
+    ),
+    option(
+        "--dataset",
+        type=click.Choice(DATASETS),
+        help="Prompts of a published evaluation, beside the values of the paper.",
+    ),
+    option(
+        "--dataset-folder",
+        type=_FOLDER,
+        show_default="from the Hugging Face hub",
+        help="Where the dataset lies.",
+    ),
+    option("--limit", type=whole(1), metavar="N", default=4, help="Prompts of each category."),
+    option(
+        "--depths",
+        type=whole_list(64, 1 << 20, thousands=True),
+        metavar="N,...",
+        show_default="1k,8k,32k; on a CPU 1k",
+        help="Long prompts whose answers end after so many tokens.",
+    ),
+    option("--thinking", is_flag=True, help="Let chat templates ask for a reasoning part."),
+)
+
+MEASURING = (
+    option(
+        "-n",
+        "--max-tokens",
+        type=whole(2),
+        metavar="N",
+        default=96,
+        help="End each answer after so many tokens.",
+    ),
+    option(
+        "--temps",
+        "temperatures",
+        metavar="X,...",
+        default="0,0.8",
+        help="Temperatures.",
+    ),
+    option(
+        "--widths",
+        type=whole_list(2, 64),
+        metavar="N,...",
+        help="Measure these fixed draft widths, too, beside the one that the model chooses.",
+    ),
+    option("--repeat", type=whole(1), metavar="N", default=1, help="Times for each prompt."),
+    option("--seed", type=whole(0, 2**32 - 1000), metavar="N", default=0, help="Of the draws."),
+    option(
+        "--concurrency",
+        type=whole_list(1, 64),
+        metavar="N,...",
+        help="Also so many requests at once, such as 1,4,8.",
+    ),
+    option(
+        "--against-llama-server",
+        "llama_server",
+        type=_FILE,
+        metavar="PATH",
+        help="Also the same prompts through this llama-server, plain and with its DFlash.",
+    ),
+    option(
+        "--server-drafts",
+        type=whole_list(1, 64),
+        metavar="N,...",
+        default="15",
+        help="Drafts a round in llama-server.",
+    ),
+)
+
+OUTPUT = (
+    option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the tables."),
+    option("--markdown", type=_OUTPUT, metavar="FILE", help="Write the results as a table here."),
+    option("--plot", type=_OUTPUT, metavar="FILE", help="Draw them, as .png or .svg."),
+    option("-q", "--quiet", is_flag=True, help="Nothing on stderr but errors."),
+)
+
+SECTIONS = {
+    "Model": (*FILES, *SHAPE),
+    "Prompts": PROMPTS,
+    "Measuring": MEASURING,
+    "Output": OUTPUT,
+    "Machine": LOADING,
+}
+
+
+class BenchCommand(SectionedCommand):
+    """Remembers its arguments, which are written beside the numbers."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta["arguments"] = list(args)
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=BenchCommand, sections=SECTIONS)
+@click.pass_context
+def bench(ctx: click.Context, /, **values: Any) -> None:
+    """Measure on this machine what drafting gains.
+
+    Each prompt is decoded plainly and with drafts in turn on the same loaded model, from empty
+    caches and after a prefix hit. Tables go to stdout: tokens/s, their ratio, how many tokens a
+    round emits, where the time goes. Without --target, the tiny shipped pair is measured.
+    """
+    _check(values)
+    command = shlex.join(["dflash-local", "bench", *ctx.meta["arguments"]])
+    say = speaker(values["quiet"])
+    from dflash_local.bench.benchmark import benchmark
+
+    with _files(values, say) as (target, draft):
+        prompts, paper = _prompts(values, target)
+        order = _order(values, command, target, draft, prompts)
+        report = benchmark(order, partial(_load, quiet=values["quiet"]), say)
+    report.paper = paper
+    _write(report, values)
+
+
+def _check(values: Mapping[str, Any]) -> None:
+    """Refuse what has no meaning or could not be written, before any work."""
+    if values["draft"] is not None and values["target"] is None:
+        raise click.UsageError(
+            f"--draft {values['draft']} is given without its target: add --target."
+        )
+    for one, other in (
+        ("shape", "target"),
+        ("prompts", "dataset"),
+        ("prompts", "categories"),
+        ("dataset", "categories"),
+        ("shape", "prompts"),
+        ("shape", "dataset"),
+        ("shape", "categories"),
+    ):
+        if values[one] and values[other]:
+            names = [f"--{'category' if name == 'categories' else name}" for name in (one, other)]
+            raise click.UsageError(f"{names[0]} and {names[1]} exclude each other: leave out one.")
+    for name in ("shape_layers", "shape_folder"):
+        if values[name] is not None and values["shape"] is None:
+            raise click.UsageError(f"--{name.replace('_', '-')} belongs to --shape: add it.")
+    if values["dataset_folder"] is not None and values["dataset"] is None:
+        raise click.UsageError("--dataset-folder belongs to --dataset: add it.")
+    if values["llama_server"] is not None and not os.access(values["llama_server"], os.X_OK):
+        raise click.UsageError(f"{values['llama_server']} is not executable: name a llama-server.")
+    if values["markdown"] is not None and not Path(values["markdown"]).absolute().parent.is_dir():
+        raise click.UsageError(f"there is no folder for {values['markdown']}: make it first.")
+    if values["plot"] is not None:
+        from dflash_local.bench.plot import check_plot
+
+        check_plot(Path(values["plot"]))
+
+
+def _temperatures(text: str) -> tuple[float, ...]:
+    read = number(0, 100)
+    return tuple(dict.fromkeys(read(part) for part in text.split(",")))
+
+
+def _order(
+    values: Mapping[str, Any],
+    command: str,
+    target: Path,
+    draft: Path | None,
+    prompts: list[Prompt] | None,
+) -> Order:
+    from dflash_local.bench.benchmark import Order, widths_from
+    from dflash_local.bench.run import Settings
+
+    settings = Settings(
+        temperatures=_temperatures(values["temperatures"]),
+        widths=widths_from(values["widths"] or ()),
+        max_tokens=values["max_tokens"],
+        repeat=values["repeat"],
+        seed=values["seed"],
+    )
+    if values["synthetic_length"] is not None and draft is None:
+        raise click.UsageError("--synthetic-length needs a drafter: add --draft.")
+    server = values["llama_server"]
+    return Order(
+        target=target,
+        draft=draft,
+        settings=settings,
+        command=command,
+        prompts=prompts,
+        random=values["shape"] is not None,
+        categories=tuple(values["categories"]) or CATEGORIES,
+        limit=values["limit"],
+        depths=values["depths"],
+        thinking=values["thinking"],
+        concurrency=values["concurrency"] or (),
+        synthetic_length=values["synthetic_length"],
+        llama_server=Path(server) if server else None,
+        server_drafts=values["server_drafts"],
+        loading=values_of(LOADING, values),
+    )
+
+
+@contextmanager
+def _files(values: Mapping[str, Any], say: Say) -> Iterator[tuple[Path, Path | None]]:
+    """Target and drafter; those of a shape are written first, to a temporary folder or theirs."""
+    if values["shape"] is None:
+        if values["target"] is not None:
+            yield Path(values["target"]), Path(values["draft"]) if values["draft"] else None
+            return
+        from dflash_local import demo
+
+        say("no --target: measuring the shipped pair, a tiny model of Python code")
+        yield demo.pair()
+        return
+    from dflash_local.bench.shapes import write_pair
+
+    with tempfile.TemporaryDirectory(prefix="dflash-local-") as temporary:
+        folder = Path(values["shape_folder"] or temporary)
+        with WritingProgress(sys.stderr, values["quiet"]) as progress:
+            pair = write_pair(
+                values["shape"],
+                values["quant"],
+                folder,
+                n_layer=values["shape_layers"],
+                progress=progress.update,
+            )
+        yield pair
+
+
+def _prompts(
+    values: Mapping[str, Any], target: Path
+) -> tuple[list[Prompt] | None, dict[str, PaperValue]]:
+    """Prompts of a file or of a dataset, with the paper's values by category; None: built in."""
+    if values["prompts"] is not None:
+        from dflash_local.bench.workload import read_prompts
+
+        return read_prompts(values["prompts"], limit=values["limit"]), {}
+    if values["dataset"] is None:
+        return None, {}
+    from dflash_local.bench.datasets import load_prompts, paper_value
+
+    folder = Path(values["dataset_folder"]) if values["dataset_folder"] else None
+    found = paper_value(values["dataset"], target.name)
+    return (
+        load_prompts(values["dataset"], folder, values["limit"]),
+        {values["dataset"]: found} if found else {},
+    )
+
+
+def _load(target: Path, draft: Path | None, **options: Any) -> Model:
+    import dflash_local
+
+    with interrupt.ending():
+        return dflash_local.load(target, draft, **options)
+
+
+def _write(report: Report, values: Mapping[str, Any]) -> None:
+    from dflash_local.bench.tables import markdown, terminal
+
+    if values["as_json"]:
+        write_stdout(json.dumps(report.as_dict()) + "\n")
+    else:
+        write_stdout(terminal(report))
+    if values["markdown"] is not None:
+        Path(values["markdown"]).write_text(markdown(report), encoding="utf-8")
+    if values["plot"] is not None:
+        from dflash_local.bench.plot import plot
+
+        plot(report, Path(values["plot"]))

@@ -1,0 +1,254 @@
+"""The same prompts and limits through llama.cpp's own server, plain and with its DFlash."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dflash_local.bench.concurrency import TURNS, ConcurrencyRow
+from dflash_local.bench.measure import Spread, significant
+from dflash_local.bench.run import Row, Say, Settings
+from dflash_local.bench.synthetic import rates
+from dflash_local.bench.workload import Case
+
+if TYPE_CHECKING:
+    from dflash_local.bench.peer import LlamaServer, PeerAnswer
+    from dflash_local.model import Model
+
+_LEAST_TOKENS = 8
+_WARM_UP_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Peer:
+    """How to start the server: with the files and settings of the model that it is held against.
+
+    `n_drafts` are the drafts a round, one server for each; 0 is plain decoding.
+    """
+
+    binary: Path
+    target: Path
+    draft: Path | None
+    n_ctx: int
+    n_gpu_layers: int
+    n_threads: int
+    n_drafts: tuple[int, ...]
+    synthetic_p: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        binary: Path,
+        draft: Path | None,
+        *,
+        n_drafts: Sequence[int],
+        synthetic_p: float | None,
+    ) -> Peer:
+        """The server for what `model` has loaded, `draft` being the drafter's file."""
+        return cls(
+            binary=binary,
+            target=model.target.path,
+            draft=draft,
+            n_ctx=model.n_ctx,
+            n_gpu_layers=model.target.options.n_gpu_layers,
+            n_threads=model.target.n_threads,
+            n_drafts=(0, *(n_drafts if draft else ())),
+            synthetic_p=synthetic_p,
+        )
+
+    def server(self, n_drafts: int, n_slots: int) -> LlamaServer:
+        from dflash_local.bench.peer import LlamaServer
+
+        drafting = n_drafts > 0
+        synthetic = drafting and self.synthetic_p is not None
+        return LlamaServer(
+            self.binary,
+            self.target,
+            self.draft if drafting else None,
+            n_ctx=self.n_ctx,
+            n_slots=n_slots,
+            n_gpu_layers=self.n_gpu_layers,
+            n_threads=self.n_threads,
+            n_draft_max=n_drafts or 1,
+            synthetic_rates=rates(self.synthetic_p or 0.0, n_drafts) if synthetic else None,
+        )
+
+
+@dataclass(frozen=True)
+class PeerRow:
+    """A category through the server: tokens/s of one request, or of all that run at once.
+
+    `n_drafts` is 0 for plain decoding. `ours` is what this package made of the same, `ratio` ours
+    over the server's; None where ours was not measured.
+    """
+
+    category: str
+    temperature: float
+    concurrency: int
+    n_drafts: int
+    tokens_per_second: Spread
+    ttft_s: Spread | None
+    accepted_length: float | None
+    ours: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        median = self.tokens_per_second.median
+        return self.ours / median if self.ours is not None and median else None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "category": self.category,
+            "temperature": self.temperature,
+            "concurrency": self.concurrency,
+            "n_drafts": self.n_drafts,
+            "tokens_per_second": self.tokens_per_second.as_dict(),
+            "ttft_s": self.ttft_s.as_dict() if self.ttft_s else None,
+            "accepted_length": _rounded(self.accepted_length),
+            "ours_tokens_per_second": _rounded(self.ours),
+            "ours_over_theirs": _rounded(self.ratio),
+        }
+
+
+def run_against(
+    peer: Peer,
+    cases: Sequence[Case],
+    levels: Sequence[int],
+    settings: Settings,
+    say: Say,
+) -> list[PeerRow]:
+    """Measure the server on its own, one process for each number of drafts and of slots.
+
+    `levels` are the numbers of requests at once beside 1. Raises what `LlamaServer` raises.
+    """
+    rows: list[PeerRow] = []
+    for n in (1, *(level for level in levels if level > 1)):
+        for n_drafts in peer.n_drafts:
+            with peer.server(n_drafts, n) as server:
+                server.complete(cases[0].tokens, **_request(settings, 0.0, 0, _WARM_UP_TOKENS))
+                for temperature in settings.temperatures:
+                    for category in dict.fromkeys(case.category for case in cases):
+                        group = [case for case in cases if case.category == category]
+                        if n == 1:
+                            row = _alone(server, group, n_drafts, temperature, settings)
+                        else:
+                            row = _at_once(server, group, n, n_drafts, temperature, settings)
+                        if row is not None:
+                            say(_progress(row))
+                            rows.append(row)
+    return rows
+
+
+def held_against(
+    rows: Sequence[PeerRow], alone: Sequence[Row], together: Sequence[ConcurrencyRow]
+) -> list[PeerRow]:
+    """The rows with what this package made of the same: plain by plain, drafted by drafted."""
+    ours: dict[tuple[str, float, int, bool], float] = {}
+    for row in alone:
+        for speed, drafts in ((row.plain, False), (row.drafted, True)):
+            if row.cache == "cold" and speed and speed.tokens_per_second:
+                key = row.category, row.temperature, 1, drafts
+                ours.setdefault(key, speed.tokens_per_second.median)
+    for many in together:
+        for found, drafts in ((many.plain, False), (many.drafted, True)):
+            if many.n > 1 and found:
+                key = many.category, many.temperature, many.n, drafts
+                ours.setdefault(key, found.total.median)
+    return [
+        replace(
+            row,
+            ours=ours.get((row.category, row.temperature, row.concurrency, row.n_drafts > 0)),
+        )
+        for row in rows
+    ]
+
+
+def _request(
+    settings: Settings, temperature: float, seed: int, max_tokens: int | None = None
+) -> dict[str, Any]:
+    return {
+        "max_tokens": max_tokens or settings.max_tokens,
+        "temperature": temperature,
+        "seed": settings.seed + seed,
+        "ignore_eos": not settings.compare,
+    }
+
+
+def _alone(
+    server: LlamaServer,
+    group: Sequence[Case],
+    n_drafts: int,
+    temperature: float,
+    settings: Settings,
+) -> PeerRow | None:
+    answers = [
+        server.complete(case.tokens, **_request(settings, temperature, repeat))
+        for repeat in range(settings.repeat)
+        for case in group
+    ]
+    speeds = Spread.of(a.tokens_per_second for a in answers if a.n_tokens > _LEAST_TOKENS)
+    if speeds is None:
+        return None
+    return PeerRow(
+        category=group[0].category,
+        temperature=temperature,
+        concurrency=1,
+        n_drafts=n_drafts,
+        tokens_per_second=speeds,
+        ttft_s=Spread.of(answer.ttft_s for answer in answers),
+        accepted_length=_accepted_length(answers, n_drafts),
+    )
+
+
+def _at_once(
+    server: LlamaServer,
+    group: Sequence[Case],
+    n: int,
+    n_drafts: int,
+    temperature: float,
+    settings: Settings,
+) -> PeerRow:
+    prompts = [group[i % len(group)].tokens for i in range(TURNS * n)]
+    totals: list[float] = []
+    answers: list[PeerAnswer] = []
+    for repeat in range(max(2, settings.repeat)):
+        start = time.perf_counter()
+        found = server.complete_all(prompts, **_request(settings, temperature, repeat))
+        seconds = time.perf_counter() - start
+        totals.append(sum(answer.n_tokens for answer in found) / seconds)
+        answers += found
+    total = Spread.of(totals)
+    assert total is not None, "a level is measured at least twice"
+    return PeerRow(
+        category=group[0].category,
+        temperature=temperature,
+        concurrency=n,
+        n_drafts=n_drafts,
+        tokens_per_second=total,
+        ttft_s=Spread.of(answer.ttft_s for answer in answers),
+        accepted_length=_accepted_length(answers, n_drafts),
+    )
+
+
+def _accepted_length(answers: Sequence[PeerAnswer], n_drafts: int) -> float | None:
+    """Tokens per verify pass: every pass emits one token beside the drafts that it accepts."""
+    tokens = sum(answer.n_tokens - 1 for answer in answers)
+    passes = tokens - sum(answer.n_accepted for answer in answers)
+    return tokens / passes if n_drafts and passes > 0 else None
+
+
+def _progress(row: PeerRow) -> str:
+    kind = f"DFlash, {row.n_drafts} drafts" if row.n_drafts else "plain"
+    at_once = f", {row.concurrency} at once" if row.concurrency > 1 else ""
+    return (
+        f"llama-server, {kind}: {row.category}, temperature {row.temperature:g}{at_once}: "
+        f"{row.tokens_per_second.median:.4g} tokens/s"
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else significant(value)

@@ -1,0 +1,87 @@
+"""What the numbers were measured on: versions, devices, files, and the memory that it took."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from dflash_local import runtime
+from dflash_local.drafter import FusedDrafter
+
+if TYPE_CHECKING:
+    from dflash_local.model import Model
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes. `drafter_cache` is what it has grown to, `drafter_cache_limit` what it would have at
+    the end of the context; `compute` are the target's buffers as planned."""
+
+    target: int
+    target_cache: int
+    compute: int
+    drafter: int
+    drafter_cache: int
+    drafter_cache_limit: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A loaded model and where it runs."""
+
+    version: str
+    llama_cpp: str
+    devices: tuple[str, ...]
+    n_threads: int
+    target: str
+    drafter: str | None
+    n_ctx: int
+    kv_type: str
+    n_gpu_layers: int
+    block_size: int
+
+    @classmethod
+    def of(cls, model: Model) -> Machine:
+        options = model.target.options
+        drafter = model.drafter
+        used = [d for d in runtime.devices() if options.n_gpu_layers or d.type == "cpu"]
+        return cls(
+            version=_version(),
+            llama_cpp=runtime.llama_build(),
+            devices=tuple(dict.fromkeys(device.description for device in used)),
+            n_threads=model.target.n_threads,
+            target=model.target.path.name,
+            drafter=model.plan.drafter_name if model.plan else None,
+            n_ctx=model.n_ctx,
+            kv_type=options.kv_type,
+            n_gpu_layers=options.n_gpu_layers,
+            block_size=drafter.block_size if drafter else 0,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def memory_of(model: Model) -> Memory | None:
+    """Now; None for a model that was put together without a plan."""
+    plan, drafter = model.plan, model.drafter
+    if plan is None:
+        return None
+    # llama.cpp's own drafting context has its whole cache from the start.
+    grown = drafter.n_cache_bytes if isinstance(drafter, FusedDrafter) else plan.drafter_kv_bytes
+    return Memory(
+        target=plan.target_bytes,
+        target_cache=plan.kv_bytes,
+        compute=plan.compute_bytes,
+        drafter=plan.drafter_bytes,
+        drafter_cache=grown,
+        drafter_cache_limit=plan.drafter_kv_bytes,
+    )
+
+
+def _version() -> str:
+    try:
+        return version("dflash-local")
+    except PackageNotFoundError:  # a source tree that was never installed
+        return "unknown"

@@ -1,0 +1,113 @@
+"""Everything that one run of the benchmark found, and its form as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from dflash_local.bench.against import PeerRow
+from dflash_local.bench.concurrency import ConcurrencyRow
+from dflash_local.bench.machine import Machine, Memory
+from dflash_local.bench.measure import Acceptance, Width, significant
+from dflash_local.bench.run import Difference, Row, Settings
+from dflash_local.sampling import SamplingParams
+
+FORMAT = 1
+"""Of the JSON object; raised when a field changes its meaning or goes."""
+
+
+@dataclass(frozen=True)
+class PaperValue:
+    """What the published evaluation reports for a pair on a dataset."""
+
+    source: str
+    speed_up: float | None
+    accepted_length: float | None
+
+
+@dataclass
+class Report:
+    """`curve` are seconds of a target pass by its rows. `synthetic_length` is None where the
+    models' own drafts were checked; `paper` is by category."""
+
+    command: str
+    machine: Machine
+    settings: Settings
+    rows: list[Row]
+    curve: dict[int, float] = field(default_factory=dict)
+    memory: Memory | None = None
+    concurrency: list[ConcurrencyRow] = field(default_factory=list)
+    peer: list[PeerRow] = field(default_factory=list)
+    paper: dict[str, PaperValue] = field(default_factory=dict)
+    synthetic_length: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def main_width(self) -> Width | None:
+        """The width that summaries show: the first one asked for; None without a drafter."""
+        return self.settings.widths[0] if self.settings.widths else None
+
+    def main_rows(self, *, cache: str = "cold") -> list[Row]:
+        """The rows of the main width, or of plain decoding where that is all there is."""
+        return [
+            row for row in self.rows if row.cache == cache and row.width == (self.main_width or 0)
+        ]
+
+    def acceptance(self, temperature: float) -> Acceptance:
+        """Of the main width in all categories, cold and after a prefix hit, at a temperature."""
+        return Acceptance.sum(
+            row.acceptance
+            for row in self.rows
+            if row.temperature == temperature and row.width == self.main_width
+        )
+
+    @property
+    def differences(self) -> list[Difference]:
+        return [difference for row in self.rows for difference in row.differences]
+
+    @property
+    def n_compared(self) -> int:
+        """Greedy answers with drafts that were held against plain ones."""
+        if not self.settings.compare:
+            return 0
+        return sum(row.n_prompts for row in self.rows if row.temperature == 0 and row.drafted)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`: seconds, bytes and tokens/s, six significant digits."""
+        settings = asdict(self.settings)
+        sampling = SamplingParams()
+        return {
+            "format": FORMAT,
+            "command": self.command,
+            "machine": self.machine.as_dict(),
+            "settings": {
+                **settings,
+                "temperatures": list(self.settings.temperatures),
+                "widths": list(self.settings.widths),
+                "top_k": sampling.top_k,
+                "top_p": sampling.top_p,
+                "min_p": sampling.min_p,
+            },
+            "synthetic_length": self.synthetic_length,
+            "text_is_valid": self.synthetic_length is None,
+            "memory_bytes": asdict(self.memory) if self.memory else None,
+            "rows": [row.as_dict() for row in self.rows],
+            "cost_curve": [
+                {"rows": rows, "seconds": significant(s)} for rows, s in self.curve.items()
+            ],
+            "concurrency": [row.as_dict() for row in self.concurrency],
+            "llama_server": [row.as_dict() for row in self.peer],
+            "paper": {name: asdict(value) for name, value in self.paper.items()},
+            "n_compared": self.n_compared,
+            "n_differing": len(self.differences),
+            "n_beyond_rounding": sum(
+                not difference.lead.is_within_rounding for difference in self.differences
+            ),
+            "notes": list(self.notes),
+        }
+
+
+def temperatures_of(rows: Sequence[Row]) -> list[float]:
+    """In the order in which they were measured."""
+    return list(dict.fromkeys(row.temperature for row in rows))
