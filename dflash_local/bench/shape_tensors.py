@@ -55,7 +55,7 @@ class TensorSpec:
 
 
 def find_quant(name: str) -> Quant:
-    """The quantisation of that name, in any case. Raises InputError, listing those that there are."""
+    """The quantisation of that name, in any case. Raises InputError, listing all names."""
     if name.upper() not in QUANTS:
         raise InputError(
             f"no quantisation {name!r} for shapes; expected one of {', '.join(QUANTS)}"
