@@ -202,7 +202,7 @@ class Controller:
             survival = policy.survival
             if len(chain) > limit:
                 chain = chain[:limit]
-            if survival.fresh:
+            if policy.rounds == 0:
                 survival.begin()
             if policy.probing or policy.rounds < _EARLY_ROUNDS:
                 chains.append(self._hopes(policy, chain))

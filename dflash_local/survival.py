@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 FACE_VALUE = (-0.3, 1.1)
 """`a`, `b` of a drafter that is as often right as it says (fits within 0.03 from 0.2 to 0.99)."""
 
-_VARIANCE = (0.5, 0.0, 0.12)
-"""Of `a`, both and `b`, from one answer to the next."""
+_UNKNOWN = (0.5, 0.0, 0.12)
+"""Variances of `a`, both and `b` before anything is seen of a drafter."""
+_APART = (0.15, 0.0, 0.02)
+"""What the requests of one drafter differ by."""
 _WALK = (0.0015, 0.0001)
 """What a round adds to the variances of `a` and `b`: texts drift."""
 _TURN = 0.4
@@ -29,47 +31,50 @@ _TURN = 0.4
 the last rounds, each weighing `_MEMORY` of the next, show it."""
 _MEMORY, _SURPRISE = 0.85, 5.0
 _COLD_CHANCE = 0.75
-_SHARE, _YOUNG = 0.02, 4
-"""How far a round of a request moves what the next request starts from: in the end, and at first
-as a mean over the rounds seen and a few imagined."""
+_SHARE = 0.02
+"""How far a round of a request moves the curve that the next request starts from."""
+_YOUNG = 32
 _RECENT = 8
 _FLOOR, _NUDGE = -20.0, 0.001
 _ENOUGH_TRIALS = 48
 
 
-class Prior:
-    """What a request begins with: the average of those before it. One per drafter."""
+class _Filter:
+    """Mean and covariance of `a`, `b`, given the outcomes seen."""
 
-    def __init__(self, block_size: int) -> None:
-        self.a, self.b = FACE_VALUE
-        self.rounds = 0
-        self.curve = [_COLD_CHANCE**j for j in range(1, block_size)]
+    __slots__ = ("a", "aa", "ab", "b", "bb")
 
-    def learn(self, a: float, b: float, curve: Sequence[float]) -> None:
-        """One round of a request: its parameters, and the survival of its draft."""
-        self.rounds += 1
-        share = max(_SHARE, 1 / (_YOUNG + self.rounds))
-        self.a += share * (a - self.a)
-        self.b += share * (b - self.b)
-        if len(curve) == len(self.curve):
-            self.curve = [
-                old + share * (new - old) for old, new in zip(self.curve, curve, strict=True)
-            ]
+    def __init__(self, a: float, b: float, aa: float, ab: float, bb: float) -> None:
+        self.a, self.b = a, b
+        self.aa, self.ab, self.bb = aa, ab, bb
 
+    def walk(self, rounds: int = 1) -> None:
+        self.aa = min(self.aa + _WALK[0] * rounds, _UNKNOWN[0])
+        self.bb = min(self.bb + _WALK[1] * rounds, _UNKNOWN[2])
 
-class Survival:
-    """The filter of one request. Numbers only; no clock, no randomness."""
-
-    def __init__(self, prior: Prior) -> None:
-        self._prior = prior
-        self.a, self.b = prior.a, prior.b
-        self.fresh = True
-        self._aa, self._ab, self._bb = _VARIANCE
-        self._recent: deque[list[float]] = deque(maxlen=_RECENT)
-        self._error = self._error_variance = 0.0
-        self._trials = 0
-        self._promised = 0.0
-        self._kept = 0
+    def update(self, features: Sequence[float], accepted: int) -> tuple[float, float]:
+        """The outcomes of one chain, of which `accepted` were kept and the next one, if it has a
+        feature, not. Returns their surprise, and the variance it was expected to have."""
+        a, b, aa, ab, bb = self.a, self.b, self.aa, self.ab, self.bb
+        surprise = variance = 0.0
+        for j, x in enumerate(features):
+            q = 1.0 / (1.0 + math.exp(-a - b * x))
+            to_a, to_b = aa + ab * x, ab + bb * x
+            spread = q * (1.0 - q)
+            gain = 1.0 / (1.0 + spread * (to_a + x * to_b))
+            miss = (j < accepted) - q
+            surprise += miss
+            variance += spread
+            a += to_a * gain * miss
+            b += to_b * gain * miss
+            shrink = gain * spread
+            aa -= shrink * to_a * to_a
+            ab -= shrink * to_a * to_b
+            bb -= shrink * to_b * to_b
+        self.a = min(max(a, -8.0), 8.0)
+        self.b = min(max(b, 0.0), 3.0)
+        self.aa, self.ab, self.bb = aa, ab, bb
+        return surprise, variance
 
     def curve(self, logprobs: Sequence[float]) -> list[float]:
         """The chance of each draft that it and all before it are accepted; never rising."""
@@ -83,75 +88,99 @@ class Survival:
             curve.append(chance)
         return curve
 
+
+class Prior:
+    """What a request begins with, learnt from those before it. One per drafter."""
+
+    def __init__(self, block_size: int) -> None:
+        self.curve = [_COLD_CHANCE**j for j in range(1, block_size)]
+        self.rounds = 0
+        self._filter = _Filter(*FACE_VALUE, *_UNKNOWN)
+        self._recent: deque[list[float]] = deque(maxlen=_RECENT)
+        self._cold = self.curve
+
+    def filter(self) -> _Filter:
+        """For a request of which nothing is seen."""
+        known = self._filter
+        aa, bb = known.aa + _APART[0], known.bb + _APART[2]
+        return _Filter(known.a, known.b, aa, known.ab, bb)
+
+    def learn(self, logprobs: Sequence[float], features: Sequence[float], accepted: int) -> None:
+        """The outcome of one chain of any request."""
+        self.rounds += 1
+        self._filter.walk()
+        self._filter.update(features, accepted)
+        if self.rounds <= _YOUNG:  # what it knows of itself still changes: judge all anew
+            self._recent.append(list(logprobs))
+            self.curve = _mean(self._recent, self._filter.curve, self._cold)
+        elif len(logprobs) == len(self.curve):
+            self.curve = [
+                old + _SHARE * (new - old)
+                for old, new in zip(self.curve, self._filter.curve(logprobs), strict=True)
+            ]
+
+
+class Survival:
+    """What is known of one request. Numbers only; no clock, no randomness."""
+
+    def __init__(self, prior: Prior) -> None:
+        self._prior = prior
+        self._filter = prior.filter()
+        self._recent: deque[list[float]] = deque(maxlen=_RECENT)
+        self._surprise = self._variance = 0.0
+        self._trials = 0
+        self._promised = 0.0
+        self._kept = 0
+
+    def begin(self) -> None:
+        """Before a draft: as long as nothing is seen, start from what other requests have now."""
+        if not self._recent:
+            self._filter = self._prior.filter()
+
+    def curve(self, logprobs: Sequence[float]) -> list[float]:
+        """The chance of each draft that it and all before it are accepted; never rising."""
+        return self._filter.curve(logprobs)
+
     def hopeful(self, logprobs: Sequence[float]) -> list[float]:
-        """`curve` with each chance one standard deviation up: what may be after a long pause."""
-        chance = 1.0
+        """`curve` with each chance one standard deviation up: what may be, for all that is seen."""
+        known, chance = self._filter, 1.0
         curve = []
         for logprob in logprobs:
             x = _feature(logprob)
-            deviation = math.sqrt(max(self._aa + x * (2 * self._ab + x * self._bb), 0.0))
-            chance /= 1.0 + math.exp(-self.a - self.b * x - deviation)
+            deviation = math.sqrt(max(known.aa + x * (2 * known.ab + x * known.bb), 0.0))
+            chance /= 1.0 + math.exp(-known.a - known.b * x - deviation)
             curve.append(chance)
         return curve
 
-    def begin(self) -> None:
-        """Before a draft: nothing seen yet, so start from what other requests have by now."""
-        if self.fresh:
-            self.a, self.b = self._prior.a, self._prior.b
-
     def typical(self, *, hopeful: bool = False) -> list[float]:
         """The mean curve of the last few drafts, as judged now; the prior's before the first."""
-        prior = self._prior.curve
         if not self._recent:
-            return prior
-        judge = self.hopeful if hopeful else self.curve
-        sums = [0.0] * len(prior)
-        for logprobs in self._recent:
-            for j, chance in enumerate(judge(logprobs[: len(sums)])):
-                sums[j] += chance
-        n = len(self._recent)
-        return [(total + 0.5 * old) / (n + 0.5) for total, old in zip(sums, prior, strict=True)]
+            return self._prior.curve
+        return _mean(self._recent, self.hopeful if hopeful else self.curve, self._prior.curve)
 
     def observe(self, logprobs: Sequence[float], verified: int, accepted: int) -> None:
         """Of the first `verified` drafts, `accepted` were kept and the next one, if any, not."""
         self._recent.append(list(logprobs))
-        self.fresh = False
-        a, b, aa, ab, bb = self.a, self.b, self._aa, self._ab, self._bb
-        aa += _WALK[0]
-        bb += _WALK[1]
-        error = _MEMORY * self._error
-        variance = _MEMORY * self._error_variance
-        for j in range(min(accepted + 1, verified, len(logprobs))):
-            x = _feature(logprobs[j])
-            q = 1.0 / (1.0 + math.exp(-a - b * x))
-            to_a, to_b = aa + ab * x, ab + bb * x
-            spread = q * (1.0 - q)
-            gain = 1.0 / (1.0 + spread * (to_a + x * to_b))
-            miss = (j < accepted) - q
-            error += miss
-            variance += spread
-            step = gain * miss
-            a += to_a * step
-            b += to_b * step
-            shrink = gain * spread
-            aa -= shrink * to_a * to_a
-            ab -= shrink * to_a * to_b
-            bb -= shrink * to_b * to_b
-        self.a = min(max(a, -8.0), 8.0)
-        self.b = min(max(b, 0.0), 3.0)
-        if error * error > _SURPRISE * variance + 1.0:
-            aa = min(aa + _TURN, _VARIANCE[0])
-            error = variance = 0.0
-        self._aa, self._ab, self._bb = aa, ab, bb
-        self._error, self._error_variance = error, variance
-        if verified:
-            self._tally(logprobs, verified, accepted)
-            self._prior.learn(self.a, self.b, self.curve(logprobs))
+        known = self._filter
+        known.walk()
+        tried = min(accepted + 1, verified, len(logprobs))
+        if not tried:
+            return
+        features = [_feature(logprob) for logprob in logprobs[:tried]]
+        surprise, variance = known.update(features, accepted)
+        self._surprise = _MEMORY * self._surprise + surprise
+        self._variance = _MEMORY * self._variance + variance
+        if self._surprise * self._surprise > _SURPRISE * self._variance + 1.0:
+            known.aa = min(known.aa + _TURN, _UNKNOWN[0])
+            self._surprise = self._variance = 0.0
+        self._prior.learn(logprobs, features, accepted)
+        self._trials += tried
+        self._kept += min(accepted, tried)
+        self._promised += sum(math.exp(max(min(lp, 0.0), _FLOOR)) for lp in logprobs[:tried])
 
     def rest(self, rounds: int) -> None:
         """`rounds` went by without a draft: what was learnt is worth less, the last drafts too."""
-        self._aa = min(self._aa + _WALK[0] * rounds, _VARIANCE[0])
-        self._bb = min(self._bb + _WALK[1] * rounds, _VARIANCE[2])
+        self._filter.walk(rounds)
         while len(self._recent) > 1:
             self._recent.popleft()
 
@@ -166,12 +195,20 @@ class Survival:
             return None
         return kept, promised
 
-    def _tally(self, logprobs: Sequence[float], verified: int, accepted: int) -> None:
-        n = min(accepted + 1, verified, len(logprobs))
-        self._trials += n
-        self._kept += min(accepted, n)
-        self._promised += sum(math.exp(max(min(logprob, 0.0), _FLOOR)) for logprob in logprobs[:n])
-
 
 def _feature(logprob: float) -> float:
     return -math.log(_NUDGE - min(logprob, 0.0)) if logprob > _FLOOR else -3.0
+
+
+def _mean(
+    chains: deque[list[float]],
+    judge: Callable[[Sequence[float]], list[float]],
+    prior: list[float],
+) -> list[float]:
+    """The mean curve of these drafts, with half a draft of the prior's."""
+    sums = [0.0] * len(prior)
+    for chain in chains:
+        for j, chance in enumerate(judge(chain[: len(sums)])):
+            sums[j] += chance
+    n = len(chains)
+    return [(total + 0.5 * old) / (n + 0.5) for total, old in zip(sums, prior, strict=True)]

@@ -285,7 +285,7 @@ def play(
 ) -> Played:
     """Answers of these lengths, `n_seqs` at a time, a new one as soon as one has ended; ends when
     there are none to fill the batch."""
-    rng, jitter = random.Random(seed), random.Random(seed + 1)
+    rng, luck, jitter = (random.Random(3 * seed + i) for i in range(3))
     played = Played()
     waiting = list(lengths)
 
@@ -321,7 +321,7 @@ def play(
         for answer, (logprobs, chances), width in zip(answers, drafts, widths, strict=True):
             assert 1 <= width <= 1 + len(chances), "more rows than drafts"
             kept = 0
-            while kept < width - 1 and rng.random() < chances[kept]:
+            while kept < width - 1 and luck.random() < chances[kept]:
                 kept += 1
             expected = survived = 1.0
             for chance in chances[: width - 1]:
