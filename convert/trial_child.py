@@ -72,7 +72,7 @@ def _draft_fused(request: dict[str, Any], model: Any) -> None:
 
     from dflash_local import seam
 
-    drafter = seam.FusedDrafter(model, request["drafter"], 1, _N_CELLS, 1, _n_threads())
+    drafter = seam.FusedDrafter(model, None, request["drafter"], 1, _N_CELLS, 1, _n_threads())
     features = np.zeros((_N_ROWS, request["n_features"]), np.float32)
     drafter.draft([0], [features], [0], request["n_draft"])
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,23 +14,24 @@ from numpy.typing import NDArray
 from dflash_local import seam
 from dflash_local.draft import Candidates, Draft
 from dflash_local.errors import ClosedError, InputError
+from dflash_local.features import Features, StoredFeatures
 from dflash_local.target import Target
 
-TOP_K = 8
-"""Candidates per drafted position; a chain needs one, a tree rarely more than these."""
+TOP_K = 1
+"""Candidates per drafted position: all that a chain needs."""
 
 
 @dataclass(frozen=True)
 class DraftRequest:
     """One block of one sequence.
 
-    `features` float32 [n, n_features] are the context features of the rows accepted since the last
-    draft, possibly none; `anchor` is the token after them; `n_draft` is how many tokens to propose.
+    `features`, [n, n_features], are the context features of the rows accepted since the last draft,
+    possibly none; `anchor` is the token after them; `n_draft` is how many tokens to propose.
     """
 
     seq: int
     anchor: int
-    features: NDArray[np.float32]
+    features: Features
     n_draft: int
 
 
@@ -48,8 +49,8 @@ class Drafter(Protocol):
     def length(self, seq: int) -> int:
         """Rows injected."""
 
-    def inject(self, seq: int, features: NDArray[np.float32]) -> None:
-        """Context features, float32 [n, n_features], of the next n positions.
+    def inject(self, seq: int, features: Features) -> None:
+        """Context features, [n, n_features], of the next n positions.
 
         Raises ContextFullError, with nothing injected, when they do not fit.
         """
@@ -87,7 +88,13 @@ class FusedDrafter:
         self.path = Path(path)
         self._target = target  # keeps the shared tensors alive
         self._native: seam.FusedDrafter | None = seam.FusedDrafter(
-            target.address, os.fspath(path), n_seq, n_ctx, top_k, n_threads or target.n_threads
+            target.address,
+            target.native,
+            os.fspath(path),
+            n_seq,
+            n_ctx,
+            top_k,
+            n_threads or target.n_threads,
         )
         target.attach(self)
 
@@ -122,19 +129,27 @@ class FusedDrafter:
     def length(self, seq: int) -> int:
         return self._open.length(seq)
 
-    def inject(self, seq: int, features: NDArray[np.float32]) -> None:
-        self._open.inject(seq, self._rows(features))
+    def inject(self, seq: int, features: Features) -> None:
+        if self._is_stored(features):
+            self._open.inject_stored(seq, features.rows)
+        else:
+            self._open.inject(seq, self._rows(features))
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         if not requests:
             return []
         n_draft = max(request.n_draft for request in requests)
-        ids, logprobs = self._open.draft(
-            [request.seq for request in requests],
-            [self._rows(request.features) for request in requests],
-            [request.anchor for request in requests],
-            n_draft,
-        )
+        seqs = [request.seq for request in requests]
+        anchors = [request.anchor for request in requests]
+        features = [request.features for request in requests]
+        if all(self._is_stored(rows) for rows in features):
+            ids, logprobs = self._open.draft_stored(
+                seqs, [rows.rows for rows in features if self._is_stored(rows)], anchors, n_draft
+            )
+        else:
+            ids, logprobs = self._open.draft(
+                seqs, [self._rows(rows) for rows in features], anchors, n_draft
+            )
         return [
             Draft.chain(
                 ids[i, : request.n_draft, 0].tolist(),
@@ -153,7 +168,10 @@ class FusedDrafter:
     def close(self) -> None:
         self._native = None
 
-    def _rows(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _is_stored(self, features: Features) -> TypeGuard[StoredFeatures]:
+        return isinstance(features, StoredFeatures) and features.target is self._target
+
+    def _rows(self, features: Features) -> NDArray[np.float32]:
         if features.ndim != 2 or features.shape[1] != self.n_features:
             raise InputError(
                 f"context features of shape {features.shape}; expected [n, {self.n_features}]"

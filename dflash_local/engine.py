@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as List
 from contextlib import ExitStack
+from typing import TypeAlias
 
 import numpy as np
 
 from dflash_local.draft import ANCHOR, Draft
 from dflash_local.drafter import Drafter, DraftRequest
 from dflash_local.errors import ContextFullError, InputError
-from dflash_local.sampling import Sampler
+from dflash_local.features import StoredFeatures
+from dflash_local.sampling import Sampler, not_finite
 from dflash_local.sequence import Request, Sequence, Slot
 from dflash_local.stats import Stats
 from dflash_local.target import Target
 from dflash_local.verify import Verdict, verify
 
 _NO_DRAFT = Draft.chain([])
+
+Verifier: TypeAlias = Callable[[Draft, Callable[[int], int], Callable[[int], bool]], Verdict]
 
 
 class Engine:
@@ -28,6 +33,9 @@ class Engine:
         self.drafter = drafter
         self.slots = [Slot(seq) for seq in range(n_seq)]
         self._clock = 0
+        self._n_decoded = 0
+        self.verifier: Verifier = verify
+        """How drafts are checked; a benchmark may put another in its place."""
 
     @property
     def max_width(self) -> int:
@@ -104,13 +112,11 @@ class Engine:
         slot.busy = False
         self._clock += 1
         slot.last_use = self._clock
-        pending, slot.pending = slot.pending, None
-        if pending is not None and self.drafter:
-            try:
-                self.drafter.inject(slot.seq, pending)
-            except BaseException:
-                self._forget(slot)
-                raise
+        try:
+            self._inject(slot)
+        except BaseException:
+            self._forget(slot)
+            raise
 
     def step(self, sequences: List[Sequence]) -> None:
         """One chunk of each prompt that is not yet decoded, then one round of the others.
@@ -157,19 +163,21 @@ class Engine:
         if self._free_cells() < len(chunk):  # other sequences have taken the rest
             sequence.finish_reason = "length"
             return
-        self.target.decode(
+        self._pass(
             chunk,
             range(begin, begin + len(chunk)),
             [slot.seq] * len(chunk),
             [False] * (len(chunk) - 1) + [last],
         )
         slot.cached += chunk
-        if self.drafter and sequence.request.drafts:
-            states = self.target.hidden_states()
-            self.drafter.inject(slot.seq, states.reshape(len(chunk), -1))
+        if sequence.request.drafts:
+            first = self.target.first_stored
+            slot.pending += range(first, first + len(chunk))
+            self._inject(slot)
         stats = sequence.stats
         if last:
-            self._sample(sequence, len(chunk) - 1)
+            token = self._draw(sequence, len(chunk) - 1, 0)
+            sequence.emit(token, ends_text=self.target.vocabulary.ends_text(token))
             stats.emitted += 1
         stats.prompt_s += time.perf_counter() - start
         stats.ttft_s = stats.prompt_s
@@ -210,7 +218,7 @@ class Engine:
                 continue
             free -= limit
             slot = sequence.slot
-            features = slot.pending if slot.pending is not None else self._no_features()
+            features = StoredFeatures(self.target, slot.pending)
             # Always the whole width: a graph of another size would be another graph.
             n_draft = sequence.request.draft_width - 1
             requests.append(DraftRequest(slot.seq, sequence.anchor, features, n_draft))
@@ -219,7 +227,7 @@ class Engine:
         if not requests or self.drafter is None:
             return drafts
         for i, limit, draft in zip(places, limits, self.drafter.draft(requests), strict=True):
-            sequences[i].slot.pending = None
+            sequences[i].slot.pending = []
             drafts[i] = _checked(draft.valid_prefix(self.target.n_vocab).clip(limit))
         return drafts
 
@@ -236,15 +244,15 @@ class Engine:
             tokens += [sequence.anchor, *draft.tokens]
             positions += range(begin, begin + n)
             seq_ids += [sequence.slot.seq] * n
-        self.target.decode(tokens, positions, seq_ids, [True] * len(tokens))
+        self._pass(tokens, positions, seq_ids, [True] * len(tokens))
         return first_rows
 
     def _match(self, sequence: Sequence, draft: Draft, first_row: int) -> Verdict:
         vocabulary = self.target.vocabulary
-        return verify(
+        return self.verifier(
             draft,
-            sample=lambda row: self._draw(sequence, first_row + row),
-            stop=lambda token: sequence.emit(token, ends_text=vocabulary.ends_text(token)),
+            lambda row: self._draw(sequence, first_row + row, first_row + row),
+            lambda token: sequence.emit(token, ends_text=vocabulary.ends_text(token)),
         )
 
     def _accept(self, sequence: Sequence, draft: Draft, verdict: Verdict, first_row: int) -> None:
@@ -256,27 +264,42 @@ class Engine:
         if len(verdict.path) < 1 + len(draft):
             self.target.truncate(slot.seq, len(slot.cached))
         if sequence.request.drafts:
-            states = self.target.hidden_states(first_row + row for row in verdict.path)
-            features = states.reshape(len(verdict.path), -1)
-            if slot.pending is not None:  # a round that had no room to draft left some
-                features = np.concatenate([slot.pending, features])
-            slot.pending = features
+            first = self.target.first_stored + first_row
+            slot.pending += [first + row for row in verdict.path]
         sequence.stats.record_round(drafted=len(draft), emitted=n_emitted)
 
-    def _sample(self, sequence: Sequence, row: int) -> None:
-        token = self._draw(sequence, row)
-        sequence.emit(token, ends_text=self.target.vocabulary.ends_text(token))
-
-    def _draw(self, sequence: Sequence, row: int) -> int:
+    def _draw(self, sequence: Sequence, row: int, output_row: int) -> int:
+        """The target's token after a row of the last batch, the `output_row`-th with logits."""
+        sampler = sequence.sampler
+        if sampler.takes_best and sequence.request.sampling.logprobs is None:
+            token = self.target.best()[output_row]
+            if token < 0:
+                raise not_finite()
+            return token
         logits = self.target.logits(row)
-        token = sequence.sampler.sample(logits)
+        token = sampler.sample(logits)
         if sequence.request.sampling.logprobs is not None:
-            sequence.logprobs.append(sequence.sampler.logprobs(logits, token))
+            sequence.logprobs.append(sampler.logprobs(logits, token))
         return token
 
-    def _no_features(self) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-        width = self.target.n_embd * len(self.target.options.tapped_layers)
-        return np.zeros((0, width), np.float32)
+    # What the drafter has of the target's hidden states
+
+    def _pass(
+        self, tokens: List[int], positions: List[int], seq_ids: List[int], output: List[bool]
+    ) -> None:
+        """One batch through the target, whose store must not lose rows that nobody has injected."""
+        n = len(tokens)
+        lost = self._n_decoded + n - self.target.n_stored
+        for slot in self.slots:
+            if slot.pending and slot.pending[0] < lost:
+                self._inject(slot)
+        self.target.decode(tokens, positions, seq_ids, output)
+        self._n_decoded = self.target.first_stored + n
+
+    def _inject(self, slot: Slot) -> None:
+        pending, slot.pending = slot.pending, []
+        if pending and self.drafter:
+            self.drafter.inject(slot.seq, StoredFeatures(self.target, pending))
 
     # Cells of the one cache that all slots share
 
@@ -314,7 +337,7 @@ class Engine:
 
     def _forget(self, slot: Slot) -> None:
         slot.cached.clear()
-        slot.pending = None
+        slot.pending = []
         self.target.clear(slot.seq)
         if self.drafter:
             self.drafter.truncate(slot.seq, 0)

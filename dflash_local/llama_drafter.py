@@ -15,6 +15,7 @@ from dflash_local.draft import Candidates, Draft
 from dflash_local.drafter import TOP_K, DraftRequest
 from dflash_local.drafter_spec import DrafterSpec
 from dflash_local.errors import BackendError, ClosedError, ContextFullError, FileError, InputError
+from dflash_local.features import Features
 from dflash_local.llama_context import MAX_SEQUENCES, ContextOptions, DraftContext, Placement
 from dflash_local.target import Target
 
@@ -108,7 +109,7 @@ class LlamaDrafter:
         self._check_sequence(seq)
         return self._lengths[seq]
 
-    def inject(self, seq: int, features: NDArray[np.float32]) -> None:
+    def inject(self, seq: int, features: Features) -> None:
         self._check_sequence(seq)
         rows = self._rows(features)
         self._check_room(seq, len(rows))
@@ -270,7 +271,7 @@ class LlamaDrafter:
                 "larger context"
             )
 
-    def _rows(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _rows(self, features: Features) -> NDArray[np.float32]:
         if features.ndim != 2 or features.shape[1] != self.n_features:
             raise InputError(
                 f"context features of shape {features.shape}; expected [n, {self.n_features}]"

@@ -36,7 +36,7 @@ _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32
 class SamplingParams:
     """How to choose a token.
 
-    `temperature` 0 takes the likeliest token, the one of the lowest id among equals. `top_k` 0,
+    `temperature` 0 takes the likeliest token (of equals, on the CPU, the lowest). `top_k` 0,
     `top_p` 1, `min_p` 0, `repeat_penalty` 1 and the other penalties 0 switch a sampler off.
     `repeat_last_n` is how far back penalties look, in tokens: 0 not at all, -1 the whole context.
     `seed` None draws one. `logit_bias` is added to the logits of its token ids, -inf forbids one.
@@ -171,6 +171,11 @@ class Sampler:
         ):
             api.llama_sampler_chain_add(chain, sampler)
 
+    @property
+    def takes_best(self) -> bool:
+        """Whether each draw is the likeliest token of the logits, whatever came before."""
+        return self._chain is None and self._grammar is None
+
     def accept_prompt(self, tokens: Iterable[int]) -> None:
         """Show the prompt to the penalties, once, before the first draw. The grammar sees none."""
         self._check_open()
@@ -292,14 +297,18 @@ class Sampler:
             )
         peak = logits.max()
         if not math.isfinite(peak):  # numpy passes a NaN on
-            raise BackendError(
-                f"the target's logits are not finite numbers (largest: {peak}); the model file is "
-                "damaged, or this llama.cpp computes it wrongly: try flash_attn=False or the CPU"
-            )
+            raise not_finite()
 
     def _check_open(self) -> None:
         if not self._finalizer.alive:
             raise ClosedError("this sampler is closed; make a new one")
+
+
+def not_finite() -> BackendError:
+    return BackendError(
+        "the target's logits are not finite numbers; the model file is damaged, or this llama.cpp "
+        "computes it wrongly: try flash_attn=False or the CPU"
+    )
 
 
 def _free(samplers: list[Any]) -> None:

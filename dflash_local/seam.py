@@ -14,6 +14,6 @@ from dflash_local import _native
 runtime.check_same_library(_native.llama_decode_address())
 
 FusedDrafter = _native.FusedDrafter
-Taps = _native.Taps
+TargetPass = _native.TargetPass
 
-__all__ = ["FusedDrafter", "Taps"]
+__all__ = ["FusedDrafter", "TargetPass"]

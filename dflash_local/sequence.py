@@ -7,9 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dflash_local.sampling import Sampler, SamplingParams, TokenLogprob
 from dflash_local.stats import Stats
 
@@ -44,13 +41,13 @@ class Slot:
     """One sequence id of target and drafter, and what their caches hold.
 
     `cached` are the tokens in the target's cache by position. The drafter has the first
-    `drafter.length(seq)` of them; while a sequence drafts, `pending` are the context features of
-    the rest, float32 [n, n_features].
+    `drafter.length(seq)` of them; while a sequence drafts, `pending` are the rest, by their numbers
+    in the target's store of hidden states.
     """
 
     seq: int
     cached: list[int] = field(default_factory=list)
-    pending: NDArray[np.float32] | None = None
+    pending: list[int] = field(default_factory=list)
     busy: bool = False
     last_use: int = 0
 

@@ -35,6 +35,7 @@ SPLIT_MODES = {
 MAX_OUTPUT_ROWS = 64
 """Rows of a batch, per sequence, whose logits can be asked for: the widest verify pass."""
 
+_STORED_PER_SEQUENCE = 2 * MAX_OUTPUT_ROWS  # rows of a verify pass, and those before it
 _ALL_LAYERS = 999
 _NO_SLOT = 1  # llama_decode: no room in the KV cache, nothing was changed
 
@@ -106,10 +107,8 @@ class Target:
         self._drafters: weakref.WeakSet[Closable] = weakref.WeakSet()
         self._model: Any = None
         self._context: Any = None
-        self._taps: Any = None
-        self._logits: NDArray[np.float32] | None = None
-        self._output_index: NDArray[np.int64] = np.zeros(0, np.int64)
-        self._n_rows = 0
+        self._pass: Any = None
+        self._output: list[bool] = []
         try:
             self._load(progress)
         except BaseException:
@@ -177,6 +176,7 @@ class Target:
         params.n_ubatch = options.n_batch
         params.n_seq_max = options.n_seq
         params.n_outputs_max = min(options.n_batch, MAX_OUTPUT_ROWS * options.n_seq)
+        params.n_outputs_max_per_seq = MAX_OUTPUT_ROWS
         params.n_threads = n_threads
         params.n_threads_batch = n_threads
         params.flash_attn_type = (
@@ -201,15 +201,31 @@ class Target:
         self.n_ctx: int = min(options.n_ctx, api.llama_n_ctx(self._context))
         self.n_batch: int = api.llama_n_batch(self._context)
         self.n_threads = n_threads
-        if options.tapped_layers:
-            self._taps = seam.Taps(_address(self._context), list(options.tapped_layers))
-        self._batch = _Batch(self.n_batch)
+        if options.tapped_layers and not self.can_roll_back and options.n_seq > 1:
+            raise InputError(
+                f"{self.path} is recurrent: its layers cannot be tapped for {options.n_seq} "
+                "sequences at once; load it with one"
+            )
+        self._pass = seam.TargetPass(
+            _address(self._context),
+            options.n_seq,
+            self.n_batch,
+            list(options.tapped_layers),
+            self.n_batch + options.n_seq * _STORED_PER_SEQUENCE,
+            self.can_roll_back or options.n_seq == 1,
+        )
 
     @property
     def address(self) -> int:
         """Address of the `llama_model`, for the native part."""
         self._check_open()
         return _address(self._model)
+
+    @property
+    def native(self) -> Any:
+        """The `seam.TargetPass`, whose store a drafter may read."""
+        self._check_open()
+        return self._pass
 
     @property
     def context(self) -> Any:
@@ -249,12 +265,10 @@ class Target:
         n = len(tokens)
         if not 0 < n <= self.n_batch:
             raise InputError(f"a batch of {n} rows; expected 1 to {self.n_batch}")
-        self._logits = None
-        self._n_rows = 0
-        batch = self._batch.fill(tokens, positions, seq_ids, output)
-        self._output_index = np.cumsum(self._batch.output[:n], dtype=np.int64) - 1
+        self._output = []
+        rows = _list(output)
         runtime.clear_log()
-        status = api.llama_decode(self._context, batch)
+        status = self._pass.decode(_list(tokens), _list(positions), _list(seq_ids), rows)
         if status == _NO_SLOT:
             raise ContextFullError(
                 f"no room for {n} more tokens in a context of {self.n_ctx}; "
@@ -262,37 +276,68 @@ class Target:
             )
         if status != 0:
             raise BackendError(f"llama_decode failed on {n} rows with {status}: {_reason()}")
-        api.llama_synchronize(self._context)  # so that a caller's clock sees the work
-        self._n_rows = n
+        self._output = rows
+
+    def best(self) -> list[int]:
+        """The likeliest token of each output row of the last batch, found on the device.
+
+        -1 where the logits are not finite numbers. Of equals on the CPU the lowest, on a GPU always
+        the same one.
+        """
+        self._check_open()
+        tokens: list[int] = self._pass.best
+        return tokens
 
     def logits(self, row: int) -> NDArray[np.float32]:
-        """Logits of a row of the last batch, float32 [n_vocab]; valid until the next `decode`."""
+        """Logits of a row of the last batch, float32 [n_vocab], fetched from the device."""
         self._check_row(row)
-        if not self._batch.output[row]:
+        if not self._output[row]:
             raise InputError(f"row {row} of the last batch was decoded without logits")
-        if self._logits is None:
-            n_outputs = int(self._output_index[self._n_rows - 1]) + 1
-            start = ctypes.cast(api.llama_get_logits(self._context), ctypes.c_void_p).value
-            if not start:
-                raise BackendError("llama.cpp gave no logits for the last batch")
-            rows = (ctypes.c_float * (n_outputs * self.n_vocab)).from_address(start)
-            self._logits = np.ctypeslib.as_array(rows).reshape(n_outputs, self.n_vocab)
-        logits: NDArray[np.float32] = self._logits[self._output_index[row]]
+        logits: NDArray[np.float32] = self._pass.logits(sum(self._output[:row]))
         return logits
+
+    @property
+    def n_features(self) -> int:
+        """Width of a context feature: taps times hidden size."""
+        return self.n_embd * len(self.options.tapped_layers)
+
+    @property
+    def n_stored(self) -> int:
+        """How many rows of hidden states are kept: those decoded last."""
+        self._check_open()
+        return int(self._pass.n_stored)
+
+    @property
+    def first_stored(self) -> int:
+        """Number in the store of the first row of the last batch; the others follow."""
+        self._check_open()
+        return int(self._pass.first_stored)
+
+    @property
+    def n_rebuilds(self) -> int:
+        """How often llama.cpp has built its graph anew: at other widths, and where a cache grew."""
+        self._check_open()
+        return int(self._pass.n_rebuilds)
+
+    def stored(self, rows: Sequence[int]) -> NDArray[np.float32]:
+        """Context features of rows by their numbers in the store, float32 [n, n_features]."""
+        self._check_tapped()
+        features: NDArray[np.float32] = self._pass.hidden_states(rows)
+        return features
 
     def hidden_states(self, rows: Iterable[int] | None = None) -> NDArray[np.float32]:
         """Inputs of the tapped layers for rows of the last batch, float32 [n_rows, n_taps, n_embd].
 
         The input of layer i+1 is the residual stream after layer i. None: all rows of the batch.
         """
-        self._check_open()
-        if self._taps is None:
-            raise InputError("no layers are tapped; load with tapped_layers or with a drafter")
-        indices = range(self._n_rows) if rows is None else rows
-        states: NDArray[np.float32] = self._taps.gather(
-            np.fromiter(indices, np.int32), self._n_rows
-        )
-        return states
+        self._check_tapped()
+        n = len(self._output)
+        wanted = list(range(n) if rows is None else rows)
+        for row in wanted:
+            self._check_row(row)
+        first = self.first_stored
+        states = self.stored([first + row for row in wanted])
+        return states.reshape(len(wanted), len(self.options.tapped_layers), self.n_embd)
 
     def truncate(self, seq: int, length: int) -> bool:
         """Forget positions `length` and up. False: this model cannot, and nothing is done."""
@@ -320,12 +365,11 @@ class Target:
             drafter.close()
         if self._model:
             self.vocabulary.close()
-        self._taps = None
-        self._logits = None
         context, self._context = self._context, None
         model, self._model = self._model, None
         if context:
             api.llama_free(context)
+        self._pass = None  # after the context, whose graph it is part of
         if model:
             api.llama_model_free(model)
 
@@ -350,40 +394,17 @@ class Target:
 
     def _check_row(self, row: int) -> None:
         self._check_open()
-        if not 0 <= row < self._n_rows:
-            raise InputError(f"row {row} is not in the last batch of {self._n_rows}")
+        if not 0 <= row < len(self._output):
+            raise InputError(f"row {row} is not in the last batch of {len(self._output)}")
+
+    def _check_tapped(self) -> None:
+        self._check_open()
+        if not self.options.tapped_layers:
+            raise InputError("no layers are tapped; load with tapped_layers or with a drafter")
 
 
-class _Batch:
-    """A `llama_batch` over numpy arrays, filled anew for every decode."""
-
-    def __init__(self, n: int) -> None:
-        self.tokens = np.zeros(n, np.int32)
-        self.positions = np.zeros(n, np.int32)
-        self.seq_counts = np.ones(n, np.int32)
-        self.seq_ids = np.zeros(n, np.int32)
-        self.output = np.zeros(n, np.int8)
-        step = self.seq_ids.itemsize
-        self._seq_rows = self.seq_ids.ctypes.data + step * np.arange(n, dtype=np.uintp)
-        self._struct = api.llama_batch()
-        self._struct.token = _pointer(self.tokens, api.llama_token)
-        self._struct.pos = _pointer(self.positions, api.llama_pos)
-        self._struct.n_seq_id = _pointer(self.seq_counts, ctypes.c_int32)
-        self._struct.seq_id = _pointer(self._seq_rows, ctypes.POINTER(api.llama_seq_id))
-        self._struct.logits = _pointer(self.output, ctypes.c_int8)
-
-    def fill(self, tokens: Any, positions: Any, seq_ids: Any, output: Any) -> Any:
-        n = len(tokens)
-        self.tokens[:n] = tokens
-        self.positions[:n] = positions
-        self.seq_ids[:n] = seq_ids
-        self.output[:n] = output
-        self._struct.n_tokens = n
-        return self._struct
-
-
-def _pointer(array: NDArray[Any], kind: Any) -> Any:
-    return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
+def _list(values: Any) -> list[Any]:
+    return values.tolist() if isinstance(values, np.ndarray) else list(values)
 
 
 def _address(handle: Any) -> int:

@@ -62,15 +62,22 @@ bool draft_cache::reserve(int64_t n_rows) {
 
     const size_t n_layer = k.size();
     ggml_context_ptr tensors(
-        ggml_init({ggml_tensor_overhead() * (2 * n_layer + 1), nullptr, /*no_alloc=*/true}));
+        ggml_init({ggml_tensor_overhead() * (2 * n_layer + 3), nullptr, /*no_alloc=*/true}));
     const int64_t width = static_cast<int64_t>(head_dim_) * n_head_kv_;
     const int64_t rows = static_cast<int64_t>(n_cells) * n_seq();
     std::vector<ggml_tensor *> new_k(n_layer);
     std::vector<ggml_tensor *> new_v(n_layer);
-    for (size_t i = 0; i < n_layer; i++) {
-        new_k[i] = ggml_new_tensor_2d(tensors.get(), GGML_TYPE_F16, width, rows);
-        new_v[i] = ggml_new_tensor_2d(tensors.get(), GGML_TYPE_F16, width, rows);
-    }
+    const auto layers_of = [&](std::vector<ggml_tensor *> & parts) {
+        ggml_tensor * all = ggml_new_tensor_2d(tensors.get(), GGML_TYPE_F16, width,
+                                               rows * static_cast<int64_t>(n_layer));
+        for (size_t i = 0; i < n_layer; i++) {
+            parts[i] =
+                ggml_view_2d(tensors.get(), all, width, rows, all->nb[1], i * rows * all->nb[1]);
+        }
+        return all;
+    };
+    ggml_tensor * new_all_k = layers_of(new_k);
+    ggml_tensor * new_all_v = layers_of(new_v);
     ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors_from_buft(
         tensors.get(), ggml_backend_dev_buffer_type(device_)));
     if (!buffer) {
@@ -90,6 +97,8 @@ bool draft_cache::reserve(int64_t n_rows) {
     }
     k = std::move(new_k);
     v = std::move(new_v);
+    all_k = new_all_k;
+    all_v = new_all_v;
     tensors_ = std::move(tensors);
     buffer_ = std::move(buffer);
     n_cells_ = n_cells;
@@ -112,6 +121,13 @@ void draft_cache::copy_cells(ggml_tensor * from, int64_t from_cell, ggml_tensor 
 }
 
 void draft_cache::set_length(int seq, int length) { lengths_.at(seq) = length; }
+
+void draft_cache::clear() {
+    lengths_.assign(lengths_.size(), 0);
+    if (buffer_) {
+        ggml_backend_buffer_clear(buffer_.get(), 0);
+    }
+}
 
 void draft_cache::copy(int from, int to, int length) {
     if (from != to) {

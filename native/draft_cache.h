@@ -33,6 +33,9 @@ class draft_cache {
 
     void set_length(int seq, int length);
 
+    // Forgets all rows, and what they were.
+    void clear();
+
     // Of all sequences.
     const std::vector<int> & lengths() const { return lengths_; }
     void set_lengths(std::vector<int> && lengths) noexcept { lengths_ = std::move(lengths); }
@@ -48,8 +51,15 @@ class draft_cache {
     }
     int64_t spare_cell() const { return n_cells_ - 1; }
 
-    std::vector<ggml_tensor *> k;  // per layer
+    // Cell of a layer's cell in the tensors of all layers.
+    int64_t cell_of_all(int layer, int64_t cell) const {
+        return static_cast<int64_t>(layer) * n_cells_ * n_seq() + cell;
+    }
+
+    std::vector<ggml_tensor *> k;  // per layer, parts of the next two
     std::vector<ggml_tensor *> v;
+    ggml_tensor * all_k = nullptr;  // [n_embd_kv, n_cells * n_seq * n_layer]
+    ggml_tensor * all_v = nullptr;
 
   private:
     void copy_cells(ggml_tensor * from, int64_t from_cell, ggml_tensor * to, int64_t to_cell,

@@ -1,5 +1,6 @@
 #include "draft_graph.h"
 
+#include <algorithm>
 #include <string>
 
 #include "errors.h"
@@ -8,51 +9,62 @@ namespace dflash {
 
 namespace {
 
-constexpr size_t nodes_per_layer = 64;  // more than any layer makes
+constexpr size_t nodes_per_layer = 80;  // more than any layer makes
 
 }  // namespace
 
-draft_graph::draft_graph(const draft_weights & weights, const target_tensors & target,
-                         const draft_cache & cache, ggml_backend_t backend,
-                         const draft_bucket & size, const draft_capabilities & allowed)
-    : bucket(size),
-      weights_(weights),
-      target_(target),
-      cache_(cache),
-      backend_(backend),
-      allowed_(allowed) {
+draft_graph::draft_graph(const draft_parts & parts, const draft_bucket & size,
+                         const draft_capabilities & allowed)
+    : bucket(size), parts_(parts), p_(parts.weights.params), allowed_(allowed) {
     create_inputs();
+    if (bucket.n_streams > 0) {
+        create_mask_rows();
+    }
     build();
     allocate();
 }
 
 void draft_graph::create_inputs() {
-    const draft_params & p = weights_.params;
-    inputs_.reset(ggml_init({ggml_tensor_overhead() * 16, nullptr, /*no_alloc=*/true}));
-    ggml_context * c = inputs_.get();
-    features = ggml_new_tensor_2d(c, GGML_TYPE_F32, p.n_features(), bucket.n_rows);
-    row_positions = ggml_new_tensor_1d(c, GGML_TYPE_I32, bucket.n_rows);
-    row_cells = ggml_new_tensor_1d(c, GGML_TYPE_I64, bucket.n_rows);
+    const int64_t n_rows = bucket.n_rows;
+    if (bucket.stored) {
+        stored_cells_ = inputs_.add(GGML_TYPE_I32, {n_rows});
+    } else {
+        features_ = inputs_.add(GGML_TYPE_F32, {p_.n_features(), n_rows});
+    }
+    row_positions_ = inputs_.add(GGML_TYPE_I32, {n_rows * p_.n_layer});
+    row_cells_ = inputs_.add(GGML_TYPE_I64, {n_rows * p_.n_layer});
     if (bucket.n_streams > 0) {
-        const int n = p.block_size * bucket.n_streams;
-        block = ggml_new_tensor_3d(c, GGML_TYPE_F32, p.n_embd, p.block_size, bucket.n_streams);
-        block_positions = ggml_new_tensor_1d(c, GGML_TYPE_I32, n);
-        block_cells = ggml_new_tensor_1d(c, GGML_TYPE_I64, n);
-        mask = ggml_new_tensor_4d(c, GGML_TYPE_F16, bucket.n_kv, p.block_size, 1, bucket.n_streams);
-        if (p.sliding_window > 0) {
-            sliding_mask = ggml_dup_tensor(c, mask);
+        const int64_t block = p_.block_size;
+        const int64_t n = bucket.n_streams;
+        anchors_ = inputs_.add(GGML_TYPE_F32, {p_.n_embd, 1, n});
+        block_positions_ = inputs_.add(GGML_TYPE_I32, {block * n});
+        block_cells_ = inputs_.add(GGML_TYPE_I64, {block * n});
+        mask_ = inputs_.add(GGML_TYPE_F16, {bucket.n_kv, block, 1, n});
+        if (p_.sliding_window > 0) {
+            sliding_mask_ = inputs_.add(GGML_TYPE_F16, {bucket.n_kv, block, 1, n});
         }
     }
-    input_buffer_.reset(ggml_backend_alloc_ctx_tensors(c, backend_));
-    if (!input_buffer_) {
+    inputs_.place(parts_.backend);
+}
+
+// What the rows of a block after the anchor hold, always.
+void draft_graph::create_mask_rows() {
+    constants_.reset(ggml_init({ggml_tensor_overhead(), nullptr, /*no_alloc=*/true}));
+    mask_rows_ = ggml_new_tensor_3d(constants_.get(), GGML_TYPE_F32, p_.n_embd, p_.block_size - 1,
+                                    bucket.n_streams);
+    constant_buffer_.reset(ggml_backend_alloc_ctx_tensors(constants_.get(), parts_.backend));
+    if (!constant_buffer_) {
         throw backend_error("no room for the inputs of the draft graph on " +
-                            std::string(ggml_backend_name(backend_)));
+                            std::string(ggml_backend_name(parts_.backend)));
     }
-    ggml_backend_buffer_clear(input_buffer_.get(), 0);
+    const size_t n = parts_.mask_row.size() * sizeof(float);
+    for (int64_t i = 0; i < ggml_nrows(mask_rows_); i++) {
+        ggml_backend_tensor_set(mask_rows_, parts_.mask_row.data(), i * n, n);
+    }
 }
 
 ggml_tensor * draft_graph::norm(ggml_tensor * x, ggml_tensor * weight) const {
-    return ggml_mul(nodes_.get(), ggml_rms_norm(nodes_.get(), x, weights_.params.rms_eps), weight);
+    return ggml_mul(nodes_.get(), ggml_rms_norm(nodes_.get(), x, p_.rms_eps), weight);
 }
 
 // `bias` may be null.
@@ -63,90 +75,140 @@ ggml_tensor * draft_graph::project(ggml_tensor * x, ggml_tensor * weight,
 }
 
 ggml_tensor * draft_graph::rope(ggml_tensor * x, ggml_tensor * positions) const {
-    const rope_params & r = weights_.params.rope;
-    return ggml_rope_ext(nodes_.get(), x, positions, weights_.rope_freqs, r.n_dims,
+    const rope_params & r = p_.rope;
+    return ggml_rope_ext(nodes_.get(), x, positions, parts_.weights.rope_freqs, r.n_dims,
                          GGML_ROPE_TYPE_NEOX, r.n_ctx_orig, r.freq_base, r.freq_scale, r.ext_factor,
                          r.attn_factor, r.beta_fast, r.beta_slow);
 }
 
-// K and V of the columns of x, at their own positions, into their cells.
-void draft_graph::store(int layer, ggml_tensor * x, ggml_tensor * positions, ggml_tensor * cells) {
+// k: [head_dim, n_head_kv, n], normed and roped; v: [n_embd_kv, n].
+void draft_graph::store(ggml_tensor * k_cache, ggml_tensor * v_cache, ggml_tensor * k,
+                        ggml_tensor * v, ggml_tensor * cells) {
     ggml_context * c = nodes_.get();
-    const draft_params & p = weights_.params;
-    const draft_layer & l = weights_.layers[layer];
-    const int64_t n = x->ne[1];
-    ggml_tensor * k = project(x, l.attn_k, l.attn_k_bias);
-    k = ggml_reshape_3d(c, k, p.head_dim, p.n_head_kv, n);
-    k = rope(norm(k, l.attn_k_norm), positions);
-    ggml_tensor * v = project(x, l.attn_v, l.attn_v_bias);
-    k = ggml_reshape_2d(c, k, p.n_embd_kv(), n);
-    ggml_build_forward_expand(graph_, ggml_set_rows(c, cache_.k[layer], k, cells));
-    ggml_build_forward_expand(graph_, ggml_set_rows(c, cache_.v[layer], v, cells));
+    // A view, not a reshape: backends look for it to rotate and store in one kernel.
+    k = ggml_view_2d(c, k, p_.n_embd_kv(), k->ne[2], k->nb[2], 0);
+    ggml_build_forward_expand(graph_, ggml_set_rows(c, k_cache, k, cells));
+    ggml_build_forward_expand(graph_, ggml_set_rows(c, v_cache, v, cells));
+}
+
+ggml_tensor * draft_graph::context_features() {
+    ggml_tensor * x = bucket.stored
+                          ? ggml_get_rows(nodes_.get(), parts_.store->states, stored_cells_)
+                          : features_;
+    return norm(ggml_mul_mat(nodes_.get(), parts_.weights.fc, x), parts_.weights.fc_norm);
+}
+
+// K and V of context features, [n_embd, n_rows], layer by layer.
+void draft_graph::inject(ggml_tensor * g) {
+    ggml_context * c = nodes_.get();
+    const int64_t n = bucket.n_rows;
+    ggml_tensor * positions = ggml_view_1d(c, row_positions_, n, 0);
+    for (int i = 0; i < p_.n_layer; i++) {
+        const draft_layer & l = parts_.weights.layers[i];
+        ggml_tensor * k = project(g, l.attn_k, l.attn_k_bias);
+        k = rope(norm(ggml_reshape_3d(c, k, p_.head_dim, p_.n_head_kv, n), l.attn_k_norm),
+                 positions);
+        ggml_tensor * v = project(g, l.attn_v, l.attn_v_bias);
+        ggml_tensor * cells = ggml_view_1d(c, row_cells_, n, i * n * sizeof(int64_t));
+        store(parts_.cache.all_k, parts_.cache.all_v, k, v, cells);
+    }
+}
+
+// The same for all layers at once: a handful of launches instead of a handful per layer.
+void draft_graph::inject_all(ggml_tensor * g) {
+    ggml_context * c = nodes_.get();
+    const draft_weights & w = parts_.weights;
+    const int64_t n = bucket.n_rows;
+    const int64_t width = p_.n_embd_kv();
+    g = ggml_repeat_4d(c, g, p_.n_embd, n, p_.n_layer, 1);
+    ggml_tensor * kv = project(g, w.all_kv, w.all_kv_bias);  // [2 width, n, n_layer]
+    ggml_tensor * k = ggml_view_4d(c, kv, p_.head_dim, p_.n_head_kv, n, p_.n_layer,
+                                   p_.head_dim * sizeof(float), kv->nb[1], kv->nb[2], 0);
+    k = ggml_reshape_3d(c, norm(k, w.all_k_norm), p_.head_dim, p_.n_head_kv, n * p_.n_layer);
+    ggml_tensor * v = ggml_view_2d(c, kv, width, n * p_.n_layer, kv->nb[1], width * sizeof(float));
+    store(parts_.cache.all_k, parts_.cache.all_v, rope(k, row_positions_), v, row_cells_);
+}
+
+// Queries of the block, [head_dim, n_head, block_size * n_streams], roped; its K and V go to the
+// cache. h: [n_embd, block_size * n_streams].
+ggml_tensor * draft_graph::queries(int layer, ggml_tensor * h) {
+    ggml_context * c = nodes_.get();
+    const draft_layer & l = parts_.weights.layers[layer];
+    const int64_t n = h->ne[1];
+    const int64_t n_q = static_cast<int64_t>(p_.head_dim) * p_.n_head;
+    const int64_t n_kv = p_.n_embd_kv();
+    ggml_tensor * q = nullptr;
+    ggml_tensor * k = nullptr;
+    ggml_tensor * v = nullptr;
+    if (l.attn_qkv != nullptr) {
+        ggml_tensor * qkv = project(h, l.attn_qkv, l.attn_qkv_bias);
+        const size_t head = p_.head_dim * sizeof(float);
+        q = ggml_view_3d(c, qkv, p_.head_dim, p_.n_head, n, head, qkv->nb[1], 0);
+        k = ggml_view_3d(c, qkv, p_.head_dim, p_.n_head_kv, n, head, qkv->nb[1],
+                         n_q * sizeof(float));
+        v = ggml_view_2d(c, qkv, n_kv, n, qkv->nb[1], (n_q + n_kv) * sizeof(float));
+    } else {
+        q = project(h, l.attn_q, l.attn_q_bias);
+        q = ggml_reshape_3d(c, q, p_.head_dim, p_.n_head, n);
+        k = project(h, l.attn_k, l.attn_k_bias);
+        k = ggml_reshape_3d(c, k, p_.head_dim, p_.n_head_kv, n);
+        v = project(h, l.attn_v, l.attn_v_bias);
+    }
+    q = rope(norm(q, l.attn_q_norm), block_positions_);
+    k = rope(norm(k, l.attn_k_norm), block_positions_);
+    store(parts_.cache.k[layer], parts_.cache.v[layer], k, v, block_cells_);
+    return q;
 }
 
 // q: [head_dim, n_head, block_size * n_streams], roped. Returns [n_head * head_dim, same columns].
 ggml_tensor * draft_graph::attention(int layer, ggml_tensor * q) {
     ggml_context * c = nodes_.get();
-    const draft_params & p = weights_.params;
-    ggml_tensor * m = p.is_sliding[layer] ? sliding_mask : mask;
-    ggml_tensor * k = cache_.view(c, cache_.k[layer], bucket.n_kv, bucket.n_streams);
-    ggml_tensor * v = cache_.view(c, cache_.v[layer], bucket.n_kv, bucket.n_streams);
-    q = ggml_reshape_4d(c, q, p.head_dim, p.n_head, p.block_size, bucket.n_streams);
+    const draft_cache & cache = parts_.cache;
+    ggml_tensor * m = p_.is_sliding[layer] ? sliding_mask_ : mask_;
+    ggml_tensor * k = cache.view(c, cache.k[layer], bucket.n_kv, bucket.n_streams);
+    ggml_tensor * v = cache.view(c, cache.v[layer], bucket.n_kv, bucket.n_streams);
+    q = ggml_reshape_4d(c, q, p_.head_dim, p_.n_head, p_.block_size, bucket.n_streams);
     q = ggml_permute(c, q, 0, 2, 1, 3);
 
-    ggml_tensor * out = ggml_flash_attn_ext(c, q, k, v, m, p.attention_scale, 0.0f, 0.0f);
+    ggml_tensor * out = ggml_flash_attn_ext(c, q, k, v, m, p_.attention_scale, 0.0f, 0.0f);
     ggml_prec_set_acc(out, GGML_PREC_F32);
     if (!allowed_.flash_attention || !supports(out)) {
         ggml_tensor * scores = ggml_mul_mat(c, k, q);
         ggml_prec_set_acc(scores, GGML_PREC_F32);
-        ggml_tensor * weights = ggml_soft_max_ext(c, scores, m, p.attention_scale, 0.0f);
+        ggml_tensor * weights = ggml_soft_max_ext(c, scores, m, p_.attention_scale, 0.0f);
         ggml_tensor * vt = ggml_cont(c, ggml_permute(c, v, 1, 0, 2, 3));
         out = ggml_permute(c, ggml_mul_mat(c, vt, weights), 0, 2, 1, 3);
         out = ggml_cont(c, out);
     }
-    return ggml_reshape_2d(c, out, static_cast<int64_t>(p.head_dim) * p.n_head,
-                           static_cast<int64_t>(p.block_size) * bucket.n_streams);
+    return ggml_reshape_2d(c, out, static_cast<int64_t>(p_.head_dim) * p_.n_head,
+                           static_cast<int64_t>(p_.block_size) * bucket.n_streams);
 }
 
 ggml_tensor * draft_graph::feed_forward(int layer, ggml_tensor * x) const {
     ggml_context * c = nodes_.get();
-    const draft_layer & l = weights_.layers[layer];
-    ggml_tensor * gate = ggml_mul_mat(c, l.ffn_gate, x);
-    ggml_tensor * up = ggml_mul_mat(c, l.ffn_up, x);
-    ggml_tensor * h =
-        weights_.params.gelu ? ggml_geglu_split(c, gate, up) : ggml_swiglu_split(c, gate, up);
+    const draft_layer & l = parts_.weights.layers[layer];
+    ggml_tensor * h = nullptr;
+    if (l.ffn_gate_up != nullptr) {
+        ggml_tensor * both = ggml_mul_mat(c, l.ffn_gate_up, x);
+        h = p_.gelu ? ggml_geglu(c, both) : ggml_swiglu(c, both);
+    } else {
+        ggml_tensor * gate = ggml_mul_mat(c, l.ffn_gate, x);
+        ggml_tensor * up = ggml_mul_mat(c, l.ffn_up, x);
+        h = p_.gelu ? ggml_geglu_split(c, gate, up) : ggml_swiglu_split(c, gate, up);
+    }
     return ggml_mul_mat(c, l.ffn_down, h);
 }
 
-void draft_graph::build() {
-    const draft_params & p = weights_.params;
-    const size_t n_nodes = nodes_per_layer * (p.n_layer + 1);
-    nodes_.reset(
-        ggml_init({ggml_tensor_overhead() * n_nodes + ggml_graph_overhead_custom(n_nodes, false),
-                   nullptr, /*no_alloc=*/true}));
+// [n_embd, block_size * n_streams]: what the last layer puts out.
+ggml_tensor * draft_graph::denoise() {
     ggml_context * c = nodes_.get();
-    graph_ = ggml_new_graph_custom(c, n_nodes, false);
-
-    ggml_tensor * g = norm(ggml_mul_mat(c, weights_.fc, features), weights_.fc_norm);
-    for (int i = 0; i < p.n_layer; i++) {
-        store(i, g, row_positions, row_cells);
-    }
-    if (bucket.n_streams == 0) {
-        return;
-    }
-
-    const int64_t n = static_cast<int64_t>(p.block_size) * bucket.n_streams;
-    ggml_tensor * x = ggml_reshape_2d(c, block, p.n_embd, n);
-    for (int i = 0; i < p.n_layer; i++) {
-        const draft_layer & l = weights_.layers[i];
-        ggml_tensor * h = norm(x, l.attn_norm);
-        ggml_tensor * q = project(h, l.attn_q, l.attn_q_bias);
-        q = ggml_reshape_3d(c, q, p.head_dim, p.n_head, n);
-        q = rope(norm(q, l.attn_q_norm), block_positions);
-        store(i, h, block_positions, block_cells);
-        h = attention(i, q);
-        if (p.value_scale != 0.0f) {
-            h = ggml_scale(c, h, p.value_scale);
+    const int64_t n = static_cast<int64_t>(p_.block_size) * bucket.n_streams;
+    ggml_tensor * x = ggml_reshape_2d(c, ggml_concat(c, anchors_, mask_rows_, 1), p_.n_embd, n);
+    for (int i = 0; i < p_.n_layer; i++) {
+        const draft_layer & l = parts_.weights.layers[i];
+        ggml_tensor * h = attention(i, queries(i, norm(x, l.attn_norm)));
+        if (p_.value_scale != 0.0f) {
+            h = ggml_scale(c, h, p_.value_scale);
         }
         h = project(h, l.attn_output, l.attn_output_bias);
         if (l.attn_post_norm != nullptr) {
@@ -162,74 +224,76 @@ void draft_graph::build() {
             x = ggml_mul(c, x, l.output_scale);
         }
     }
-    output(x);
+    return x;
 }
 
-// Logits as the drafter was trained to put them out: scaled, then capped softly.
-ggml_tensor * draft_graph::capped(ggml_tensor * x) const {
+// As the drafter was trained to put them out: scaled, then capped softly. [n_vocab, rows]
+ggml_tensor * draft_graph::logits(ggml_tensor * x) const {
     ggml_context * c = nodes_.get();
-    const draft_params & p = weights_.params;
-    if (p.logit_scale != 0.0f) {
-        x = ggml_scale(c, x, p.logit_scale);
+    const int64_t rows = static_cast<int64_t>(bucket.n_draft) * bucket.n_streams;
+    // The anchor's own output is not a draft: positions p+1 .. p+n_draft of every block.
+    const size_t column = p_.n_embd * sizeof(float);
+    x = ggml_view_3d(c, x, p_.n_embd, bucket.n_draft, bucket.n_streams, column,
+                     column * p_.block_size, column);
+    x = ggml_reshape_2d(c, ggml_cont(c, x), p_.n_embd, rows);
+    ggml_tensor * head = parts_.weights.head != nullptr ? parts_.weights.head : parts_.target.head;
+    x = ggml_mul_mat(c, head, norm(x, parts_.weights.out_norm));
+    if (p_.logit_scale != 0.0f) {
+        x = ggml_scale(c, x, p_.logit_scale);
     }
-    if (p.logit_cap != 0.0f) {
-        x = ggml_tanh(c, ggml_scale(c, x, 1.0f / p.logit_cap));
-        x = ggml_scale(c, x, p.logit_cap);
+    if (p_.logit_cap != 0.0f) {
+        x = ggml_tanh(c, ggml_scale(c, x, 1.0f / p_.logit_cap));
+        x = ggml_scale(c, x, p_.logit_cap);
     }
     return x;
 }
 
-void draft_graph::output(ggml_tensor * x) {
-    ggml_context * c = nodes_.get();
-    const draft_params & p = weights_.params;
-    const int64_t rows = static_cast<int64_t>(bucket.n_draft) * bucket.n_streams;
-    // The anchor's own output is not a draft: positions p+1 .. p+n_draft of every block.
-    const size_t column = p.n_embd * sizeof(float);
-    x = ggml_view_3d(c, x, p.n_embd, bucket.n_draft, bucket.n_streams, column,
-                     column * p.block_size, column);
-    x = ggml_reshape_2d(c, ggml_cont(c, x), p.n_embd, rows);
-    ggml_tensor * head = weights_.head != nullptr ? weights_.head : target_.head;
-    logits = capped(ggml_mul_mat(c, head, norm(x, weights_.out_norm)));
-
-    // log p of the best only: softmax over whole rows on the device, then a gather.
-    ggml_tensor * best = ggml_top_k(c, logits, bucket.top_k);
-    ggml_tensor * p_all = ggml_reshape_3d(c, ggml_soft_max(c, logits), 1, logits->ne[0], rows);
-    ggml_tensor * p_best = ggml_get_rows(c, p_all, best);
-    ggml_tensor * log_p = ggml_log(c, p_best);
-    if (allowed_.top_k && supports(best) && supports(p_best) && supports(log_p)) {
-        ids = best;
-        logprobs = log_p;
-        ggml_set_output(ids);
-        ggml_set_output(logprobs);
-        ggml_build_forward_expand(graph_, ids);
-        ggml_build_forward_expand(graph_, logprobs);
+void draft_graph::build() {
+    const size_t n_nodes = nodes_per_layer * (p_.n_layer + 1) + draft_output::n_nodes;
+    nodes_.reset(
+        ggml_init({ggml_tensor_overhead() * n_nodes + ggml_graph_overhead_custom(n_nodes, false),
+                   nullptr, /*no_alloc=*/true}));
+    graph_ = ggml_new_graph_custom(nodes_.get(), n_nodes, false);
+    ggml_tensor * g = context_features();
+    if (parts_.weights.all_kv != nullptr) {
+        inject_all(g);
     } else {
-        ggml_set_output(logits);
-        ggml_build_forward_expand(graph_, logits);
+        inject(g);
+    }
+    if (bucket.n_streams > 0) {
+        output_.build(nodes_.get(), graph_, parts_.backend, logits(denoise()), bucket.top_k,
+                      allowed_.top_k);
     }
 }
 
 void draft_graph::allocate() {
+    ggml_backend_t backend = parts_.backend;
     for (int i = 0; i < ggml_graph_n_nodes(graph_); i++) {
         const ggml_tensor * node = ggml_graph_node(graph_, i);
         if (!supports(node)) {
-            throw backend_error(std::string(ggml_backend_name(backend_)) + " lacks " +
+            throw backend_error(std::string(ggml_backend_name(backend)) + " lacks " +
                                 ggml_op_desc(node) + " for " + ggml_type_name(node->type) +
                                 ", which the draft graph needs; load without a drafter");
         }
     }
-    allocator_.reset(ggml_gallocr_new(ggml_backend_get_default_buffer_type(backend_)));
+    allocator_.reset(ggml_gallocr_new(ggml_backend_get_default_buffer_type(backend)));
     if (!ggml_gallocr_alloc_graph(allocator_.get(), graph_)) {
         throw backend_error("no room for the draft graph on " +
-                            std::string(ggml_backend_name(backend_)));
+                            std::string(ggml_backend_name(backend)));
     }
 }
 
 void draft_graph::compute() {
-    const ggml_status status = ggml_backend_graph_compute(backend_, graph_);
+    ggml_backend_t backend = parts_.backend;
+    inputs_.upload(backend);
+    const ggml_status status = ggml_backend_graph_compute_async(backend, graph_);
     if (status != GGML_STATUS_SUCCESS) {
-        throw backend_error(std::string(ggml_backend_name(backend_)) +
+        throw backend_error(std::string(ggml_backend_name(backend)) +
                             " failed on the draft graph: " + ggml_status_to_string(status));
+    }
+    if (bucket.n_streams == 0) {
+        // The inputs may be written anew, and the target may overwrite what it stored.
+        ggml_backend_synchronize(backend);
     }
 }
 

@@ -4,8 +4,11 @@
 #include <vector>
 
 #include "draft_cache.h"
+#include "draft_output.h"
 #include "draft_weights.h"
 #include "ggml-cpp.h"
+#include "input_pack.h"
+#include "tap_store.h"
 #include "target_tensors.h"
 
 namespace dflash {
@@ -18,12 +21,13 @@ struct draft_bucket {
     int n_kv;       // cells that attention looks at
     int n_draft;    // positions p+1 .. p+n_draft of each block that go through the head
     int top_k;
+    bool stored;  // features come from the target's store, not from the host
 
     bool operator<(const draft_bucket & o) const { return key() < o.key(); }
 
   private:
-    std::tuple<int, int, int, int, int> key() const {
-        return {n_streams, n_rows, n_kv, n_draft, top_k};
+    std::tuple<int, int, int, int, int, bool> key() const {
+        return {n_streams, n_rows, n_kv, n_draft, top_k, stored};
     }
 };
 
@@ -33,61 +37,91 @@ struct draft_capabilities {
     bool top_k = true;
 };
 
+// What a draft graph computes with.
+struct draft_parts {
+    const draft_weights & weights;
+    const target_tensors & target;
+    const draft_cache & cache;
+    const tap_store * store;              // null: features only come from the host
+    const std::vector<float> & mask_row;  // the embedding of the mask token
+    ggml_backend_t backend;
+};
+
 // One static ggml graph: injects rows of features into the drafter's cache, then denoises a block
-// per sequence over it. Inputs lie in a buffer of their own, so that what does not change between
-// rounds (the mask embeddings) is uploaded once.
+// per sequence over it.
 class draft_graph {
   public:
     // Throws backend_error when the backend lacks an operation or the room.
-    draft_graph(const draft_weights & weights, const target_tensors & target,
-                const draft_cache & cache, ggml_backend_t backend, const draft_bucket & bucket,
+    draft_graph(const draft_parts & parts, const draft_bucket & bucket,
                 const draft_capabilities & allowed = {});
 
+    // The places of the inputs, to be filled before `compute`; what is not written keeps its value.
+    float * features() const { return inputs_.host<float>(features_); }  // [n_rows, n_features]
+    int32_t * stored_cells() const { return inputs_.host<int32_t>(stored_cells_); }    // [n_rows]
+    int32_t * row_positions() const { return inputs_.host<int32_t>(row_positions_); }  // [n_rows]
+    // [n_layer, n_rows], of the cache of all layers
+    int64_t * row_cells() const { return inputs_.host<int64_t>(row_cells_); }
+    float * anchors() const { return inputs_.host<float>(anchors_); }  // [n_streams, n_embd]
+    // [n_streams, block_size], as the next, whose cells are those of one layer
+    int32_t * block_positions() const { return inputs_.host<int32_t>(block_positions_); }
+    int64_t * block_cells() const { return inputs_.host<int64_t>(block_cells_); }
+    // [n_streams, block_size, n_kv]; the second only where a layer has a window
+    ggml_fp16_t * mask() const { return inputs_.host<ggml_fp16_t>(mask_); }
+    ggml_fp16_t * sliding_mask() const { return inputs_.host<ggml_fp16_t>(sliding_mask_); }
+
+    // Uploads the inputs and computes; without blocks it waits for the end.
     void compute();
 
-    draft_bucket bucket;
+    // After `compute`, with blocks: rows ordered by stream, then position. See draft_output.
+    void read(int32_t * ids, float * logprobs) { output_.read(parts_.backend, ids, logprobs); }
 
-    ggml_tensor * features = nullptr;       // f32 [n_taps * n_embd, n_rows]
-    ggml_tensor * row_positions = nullptr;  // i32 [n_rows]
-    ggml_tensor * row_cells = nullptr;      // i64 [n_rows]
-
-    // Null when the bucket has no blocks.
-    ggml_tensor * block = nullptr;            // f32 [n_embd, block_size, n_streams]: embeddings
-    ggml_tensor * block_positions = nullptr;  // i32 [block_size * n_streams]
-    ggml_tensor * block_cells = nullptr;      // i64 [block_size * n_streams]
-    ggml_tensor * mask = nullptr;             // f16 [n_kv, block_size, 1, n_streams]
-    ggml_tensor * sliding_mask = nullptr;     // the same; null when no layer has a window
-
-    // Results, rows ordered by stream, then position. `ids` and `logprobs` are null where top-k is
-    // not allowed or the backend has none for this vocabulary: `logits` then holds whole rows.
-    ggml_tensor * ids = nullptr;       // i32 [top_k, n_draft * n_streams], in no order
-    ggml_tensor * logprobs = nullptr;  // f32 [1, top_k, n_draft * n_streams], of ids
-    ggml_tensor * logits = nullptr;    // f32 [n_vocab, n_draft * n_streams], capped
+    const draft_bucket bucket;
 
   private:
     void create_inputs();
+    void create_mask_rows();
     void build();
     void allocate();
+    ggml_tensor * context_features();
     ggml_tensor * norm(ggml_tensor * x, ggml_tensor * weight) const;
     ggml_tensor * project(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * bias) const;
     ggml_tensor * rope(ggml_tensor * x, ggml_tensor * positions) const;
-    void store(int layer, ggml_tensor * x, ggml_tensor * positions, ggml_tensor * cells);
+    void inject(ggml_tensor * g);
+    void inject_all(ggml_tensor * g);
+    ggml_tensor * denoise();
+    ggml_tensor * queries(int layer, ggml_tensor * h);
     ggml_tensor * attention(int layer, ggml_tensor * q);
     ggml_tensor * feed_forward(int layer, ggml_tensor * x) const;
-    void output(ggml_tensor * x);
-    ggml_tensor * capped(ggml_tensor * x) const;
-    bool supports(const ggml_tensor * op) const { return ggml_backend_supports_op(backend_, op); }
+    void store(ggml_tensor * k_cache, ggml_tensor * v_cache, ggml_tensor * k, ggml_tensor * v,
+               ggml_tensor * cells);
+    ggml_tensor * logits(ggml_tensor * x) const;
+    bool supports(const ggml_tensor * op) const {
+        return ggml_backend_supports_op(parts_.backend, op);
+    }
 
-    const draft_weights & weights_;
-    const target_tensors & target_;
-    const draft_cache & cache_;
-    ggml_backend_t backend_;
+    const draft_parts parts_;
+    const draft_params & p_;
     draft_capabilities allowed_;
-    ggml_context_ptr inputs_;
-    ggml_backend_buffer_ptr input_buffer_;
+
+    input_pack inputs_;
+    ggml_tensor * features_ = nullptr;         // f32 [n_features, n_rows]
+    ggml_tensor * stored_cells_ = nullptr;     // i32 [n_rows]
+    ggml_tensor * row_positions_ = nullptr;    // i32 [n_rows * n_layer]
+    ggml_tensor * row_cells_ = nullptr;        // i64 [n_rows * n_layer]
+    ggml_tensor * anchors_ = nullptr;          // f32 [n_embd, 1, n_streams]
+    ggml_tensor * block_positions_ = nullptr;  // i32 [block_size * n_streams]
+    ggml_tensor * block_cells_ = nullptr;      // i64 [block_size * n_streams]
+    ggml_tensor * mask_ = nullptr;             // f16 [n_kv, block_size, 1, n_streams]
+    ggml_tensor * sliding_mask_ = nullptr;     // the same
+
+    ggml_tensor * mask_rows_ = nullptr;  // f32 [n_embd, block_size - 1, n_streams]
+    ggml_context_ptr constants_;
+    ggml_backend_buffer_ptr constant_buffer_;
+
     ggml_context_ptr nodes_;
     ggml_gallocr_ptr allocator_;
     ggml_cgraph * graph_ = nullptr;
+    draft_output output_;
 };
 
 }  // namespace dflash

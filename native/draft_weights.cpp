@@ -76,11 +76,18 @@ size_t draft_weights::n_bytes() const {
 
 void draft_weights::create(const ggml_context * file, const gguf_context * gguf) {
     const int64_t n = gguf_get_n_tensors(gguf);
-    const ggml_init_params init = {ggml_tensor_overhead() * (n + 2), nullptr, /*no_alloc=*/true};
+    // Each tensor, the stacks of some, and the parts of stacks.
+    const size_t most = static_cast<size_t>(n) + 8 * static_cast<size_t>(params.n_layer) + 16;
+    const ggml_init_params init = {ggml_tensor_overhead() * most, nullptr, /*no_alloc=*/true};
     device_tensors_.reset(ggml_init(init));
     host_tensors_.reset(ggml_init(init));
+    stack_all(file);
     for (int64_t i = 0; i < n; i++) {
         const std::string name = gguf_get_tensor_name(gguf, i);
+        if (unbound_.count(name) != 0 && sources_.count(name) == 0) {
+            sources_[name] = i;  // part of a stack
+            continue;
+        }
         const ggml_tensor * shape = ggml_get_tensor(const_cast<ggml_context *>(file), name.c_str());
         // Of the embedding only single rows are read, on the host.
         const bool on_host = name == embedding_name;
@@ -92,6 +99,64 @@ void draft_weights::create(const ggml_context * file, const gguf_context * gguf)
         add(device_tensors_.get(), unbound_.at(embedding_name), head_name);
         sources_[head_name] = tied->second;
     }
+}
+
+// What is multiplied by the same columns lies side by side, that of all layers if types allow.
+void draft_weights::stack_all(const ggml_context * file) {
+    std::vector<std::string> weights;
+    std::vector<std::string> biases;
+    std::vector<std::string> norms;
+    for (int i = 0; i < params.n_layer; i++) {
+        const std::string b = "blk." + std::to_string(i) + ".";
+        for (const char * part : {"attn_q", "attn_k", "attn_v"}) {
+            weights.push_back(b + part + ".weight");
+            biases.push_back(b + part + ".bias");
+        }
+        norms.push_back(b + "attn_k_norm.weight");
+        stack(file, {b + "ffn_gate.weight", b + "ffn_up.weight"});
+    }
+    stack(file, biases);
+    stack(file, norms);
+    if (!stack(file, weights)) {
+        for (size_t i = 0; i < weights.size(); i += 3) {
+            stack(file, {weights.begin() + i, weights.begin() + i + 3});
+        }
+    }
+}
+
+// One tensor for all, and each as a part of it: matrices by rows, vectors end to end. False, with
+// nothing done, where one is missing or types or widths differ.
+bool draft_weights::stack(const ggml_context * file, const std::vector<std::string> & names) {
+    std::vector<const ggml_tensor *> parts;
+    bool vectors = true;
+    for (const std::string & name : names) {
+        const ggml_tensor * part = ggml_get_tensor(const_cast<ggml_context *>(file), name.c_str());
+        if (part == nullptr || ggml_n_dims(part) > 2 || unbound_.count(name) != 0) {
+            return false;
+        }
+        vectors = vectors && part->ne[1] == 1;
+        parts.push_back(part);
+    }
+    int64_t n = 0;
+    for (const ggml_tensor * part : parts) {
+        if (part->type != parts[0]->type || (!vectors && part->ne[0] != parts[0]->ne[0])) {
+            return false;
+        }
+        n += vectors ? part->ne[0] : part->ne[1];
+    }
+    ggml_context * home = device_tensors_.get();
+    ggml_tensor * all = vectors ? ggml_new_tensor_1d(home, parts[0]->type, n)
+                                : ggml_new_tensor_2d(home, parts[0]->type, parts[0]->ne[0], n);
+    size_t offset = 0;
+    for (size_t i = 0; i < parts.size(); i++) {
+        ggml_tensor * part =
+            vectors ? ggml_view_1d(home, all, parts[i]->ne[0], offset)
+                    : ggml_view_2d(home, all, all->ne[0], parts[i]->ne[1], all->nb[1], offset);
+        ggml_set_name(part, names[i].c_str());
+        unbound_.emplace(names[i], part);
+        offset += ggml_nbytes(parts[i]);
+    }
+    return true;
 }
 
 void draft_weights::add(ggml_context * home, const ggml_tensor * shape, const std::string & name) {
@@ -161,10 +226,57 @@ void draft_weights::bind() {
         l.ffn_post_norm = take(b + "post_ffw_norm.weight", {d}, false);
         l.output_scale = take(b + "layer_output_scale.weight", {1}, false);
     }
+    bind_stacks();
     if (!unbound_.empty()) {
         throw file_error("the draft graph does not know tensor " + unbound_.begin()->first + " (" +
                          std::to_string(unbound_.size()) +
                          " such): this drafter is of another kind than plain DFlash");
+    }
+}
+
+void draft_weights::bind_stacks() {
+    ggml_context * c = device_tensors_.get();
+    const int64_t d = params.n_embd;
+    const int64_t q = static_cast<int64_t>(params.head_dim) * params.n_head;
+    const int64_t kv = params.n_embd_kv();
+    const int64_t qkv = q + 2 * kv;
+    const auto together = [](const ggml_tensor * a, const ggml_tensor * b) {
+        return a != nullptr && b != nullptr && a->view_src != nullptr && a->view_src == b->view_src;
+    };
+    for (draft_layer & l : layers) {
+        if (together(l.ffn_gate, l.ffn_up)) {
+            l.ffn_gate_up = l.ffn_gate->view_src;
+        }
+        const bool has_bias = l.attn_q_bias || l.attn_k_bias || l.attn_v_bias;
+        const bool one_bias =
+            together(l.attn_q_bias, l.attn_k_bias) && together(l.attn_q_bias, l.attn_v_bias);
+        if (!together(l.attn_q, l.attn_k) || !together(l.attn_q, l.attn_v) ||
+            (has_bias && !one_bias)) {
+            continue;
+        }
+        ggml_tensor * all = l.attn_q->view_src;
+        l.attn_qkv = ggml_view_2d(c, all, d, qkv, all->nb[1], l.attn_q->view_offs);
+        if (one_bias) {
+            l.attn_qkv_bias =
+                ggml_view_1d(c, l.attn_q_bias->view_src, qkv, l.attn_q_bias->view_offs);
+        }
+    }
+    const draft_layer & first = layers.front();
+    const draft_layer & last = layers.back();
+    const bool all_bias = first.attn_qkv_bias != nullptr;
+    if (first.attn_qkv == nullptr || !together(first.attn_q, last.attn_q) ||
+        !together(first.attn_k_norm, last.attn_k_norm) ||
+        (all_bias && !together(first.attn_q_bias, last.attn_q_bias))) {
+        return;
+    }
+    const int64_t n = params.n_layer;
+    ggml_tensor * all = first.attn_q->view_src;
+    all_kv = ggml_view_3d(c, all, d, 2 * kv, n, all->nb[1], qkv * all->nb[1], q * all->nb[1]);
+    all_k_norm = ggml_reshape_4d(c, first.attn_k_norm->view_src, params.head_dim, 1, 1, n);
+    if (all_bias) {
+        ggml_tensor * bias = first.attn_q_bias->view_src;
+        all_kv_bias =
+            ggml_view_3d(c, bias, 2 * kv, 1, n, bias->nb[0], qkv * bias->nb[0], q * bias->nb[0]);
     }
 }
 

@@ -28,6 +28,11 @@ struct draft_layer {
     ggml_tensor * ffn_down = nullptr;
     ggml_tensor * ffn_post_norm = nullptr;  // optional
     ggml_tensor * output_scale = nullptr;   // optional
+
+    // Several of the above in one, so that one product does for all; null where types differ.
+    ggml_tensor * attn_qkv = nullptr;       // [n_embd, q + 2 kv]
+    ggml_tensor * attn_qkv_bias = nullptr;  // optional
+    ggml_tensor * ffn_gate_up = nullptr;    // [n_embd, 2 n_ff]
 };
 
 // The weights of one drafter file, in the memory of one device.
@@ -47,12 +52,20 @@ class draft_weights {
     ggml_tensor * head = nullptr;       // the drafter's own; null: the target's
     std::vector<draft_layer> layers;
 
+    // K and V of all layers in one product, for what is injected; null where types differ.
+    ggml_tensor * all_kv = nullptr;       // [n_embd, 2 kv, n_layer]
+    ggml_tensor * all_kv_bias = nullptr;  // f32 [2 kv, 1, n_layer], optional
+    ggml_tensor * all_k_norm = nullptr;   // f32 [head_dim, 1, 1, n_layer]
+
     size_t n_bytes() const;  // on the device
 
   private:
     void create(const ggml_context * file, const gguf_context * gguf);
     void add(ggml_context * home, const ggml_tensor * shape, const std::string & name);
+    void stack_all(const ggml_context * file);
+    bool stack(const ggml_context * file, const std::vector<std::string> & names);
     void bind();
+    void bind_stacks();
     void check_data(const std::string & path, const gguf_context * gguf) const;
     void read(const std::string & path, const gguf_context * gguf);
     // A tensor of one dimension is of floats, one of two of any type that products take.

@@ -85,27 +85,33 @@ void check_finite(const float * features, size_t n) {
     }
 }
 
-// Sorting needs numbers, and drafts made of anything else are no drafts.
-void check_numbers(const std::vector<float> & values) {
-    if (std::any_of(values.begin(), values.end(), [](float x) { return std::isnan(x); })) {
-        throw backend_error(
-            "the drafter's output is not a number; fetch its file again, or load without a "
-            "drafter");
-    }
-}
-
 }  // namespace
 
-fused_drafter::fused_drafter(const llama_model * model, const std::string & path, int n_seq,
-                             int n_ctx, int top_k, int n_threads,
-                             const draft_capabilities & allowed)
+feature_rows feature_rows::part(int begin, int end, int width) const {
+    feature_rows rows;
+    rows.n = end - begin;
+    if (host != nullptr) {
+        rows.host = host + static_cast<size_t>(begin) * width;
+    } else if (!stored.empty()) {
+        rows.stored.assign(stored.begin() + begin, stored.begin() + end);
+    }
+    return rows;
+}
+
+fused_drafter::fused_drafter(const llama_model * model, const tap_store * store,
+                             const std::string & path, int n_seq, int n_ctx, int top_k,
+                             int n_threads, const draft_capabilities & allowed)
     : target_(target_tensors::find(model)),
+      store_(store),
       backend_(open_backend(target_.device(), n_threads)),
       weights_(path, target_.device()),
       cache_(weights_.params, target_.device(), n_seq, n_ctx),
       top_k_(top_k),
       allowed_(allowed) {
     check_target_fits();
+    if (store_ != nullptr && store_->n_features() != weights_.params.n_features()) {
+        store_ = nullptr;  // of a target that was opened for another drafter
+    }
     n_vocab_ = static_cast<int>(std::min(target_.head->ne[1], target_.embedding->ne[1]));
     const int mask_token = weights_.params.mask_token;
     if (mask_token >= n_vocab_) {
@@ -169,7 +175,20 @@ void fused_drafter::embed(int32_t token, std::vector<float> & row) const {
     }
 }
 
-draft_graph & fused_drafter::graph(const draft_bucket & bucket) {
+void fused_drafter::check_features(const feature_rows & features) const {
+    const int width = weights_.params.n_features();
+    if (features.stored.empty()) {
+        check_finite(features.host, static_cast<size_t>(features.n) * width);
+        return;
+    }
+    if (store_ == nullptr) {
+        throw std::invalid_argument("this drafter has no store of " + std::to_string(width) +
+                                    " features to take rows from");
+    }
+    store_->check(features.stored);
+}
+
+fused_drafter::graph_slot & fused_drafter::graph(const draft_bucket & bucket) {
     auto it = graphs_.find(bucket);
     if (it == graphs_.end()) {
         if (graphs_.size() >= kept_graphs) {
@@ -178,113 +197,101 @@ draft_graph & fused_drafter::graph(const draft_bucket & bucket) {
                                                return a.second.last_use < b.second.last_use;
                                            }));
         }
-        auto built = std::make_unique<draft_graph>(weights_, target_, cache_, backend_.get(),
-                                                   bucket, allowed_);
-        const size_t n_columns = static_cast<size_t>(bucket.n_streams) * weights_.params.block_size;
-        for (size_t i = 0; i < n_columns; i++) {
-            const size_t n = mask_row_.size() * sizeof(float);
-            ggml_backend_tensor_set(built->block, mask_row_.data(), i * n, n);
+        graph_slot slot;
+        slot.graph = std::make_unique<draft_graph>(
+            draft_parts{weights_, target_, cache_, store_, mask_row_, backend_.get()}, bucket,
+            allowed_);
+        if (bucket.n_streams > 0) {
+            const int n_rows = bucket.n_streams * weights_.params.block_size;
+            slot.mask.emplace(slot.graph->mask(), bucket.n_kv, n_rows);
+            if (weights_.params.sliding_window > 0) {
+                slot.sliding_mask.emplace(slot.graph->sliding_mask(), bucket.n_kv, n_rows);
+            }
         }
-        it = graphs_.emplace(bucket, graph_slot{std::move(built), 0}).first;
+        it = graphs_.emplace(bucket, std::move(slot)).first;
     }
     it->second.last_use = ++clock_;
-    return *it->second.graph;
+    return it->second;
 }
 
-void fused_drafter::inject(int seq, const float * features, int n_rows) {
+void fused_drafter::inject(int seq, const feature_rows & features) {
     check_sequence(seq);
-    check_finite(features, static_cast<size_t>(n_rows) * weights_.params.n_features());
-    if (cache_.reserve(int64_t{cache_.length(seq)} + n_rows)) {
+    check_features(features);
+    if (cache_.reserve(int64_t{cache_.length(seq)} + features.n)) {
         graphs_.clear();
     }
     length_guard guard(cache_);
-    inject_rows(seq, features, n_rows);
+    inject_rows(seq, features);
     guard.done();
 }
 
-void fused_drafter::inject_rows(int seq, const float * features, int n_rows) {
-    for (int done = 0; done < n_rows;) {
-        const int n = std::min(largest_rows, n_rows - done);
-        draft_graph & g = graph({0, rows_bucket(n), 0, 0, 0});
-        const size_t width = weights_.params.n_features();
-        upload_rows(g, {{seq, features + done * width, n, 0}});
+void fused_drafter::inject_rows(int seq, const feature_rows & features) {
+    const int width = weights_.params.n_features();
+    for (int done = 0; done < features.n;) {
+        const int n = std::min(largest_rows, features.n - done);
+        const draft_request part{seq, features.part(done, done + n, width), 0};
+        draft_graph & g = *graph({0, rows_bucket(n), 0, 0, 0, !part.features.stored.empty()}).graph;
+        fill_rows(g, {part});
         g.compute();
         cache_.set_length(seq, cache_.length(seq) + n);
         done += n;
     }
 }
 
-void fused_drafter::upload_rows(draft_graph & g, const std::vector<draft_request> & requests) {
+void fused_drafter::fill_rows(draft_graph & g, const std::vector<draft_request> & requests) {
+    const draft_params & p = weights_.params;
     const int n_rows = g.bucket.n_rows;
     std::vector<int32_t> positions(n_rows, 0);
     std::vector<int64_t> cells(n_rows, cache_.spare_cell());
-    const size_t row_bytes = weights_.params.n_features() * sizeof(float);
     int row = 0;
     for (const draft_request & r : requests) {
-        ggml_backend_tensor_set(g.features, r.features, row * row_bytes, r.n_rows * row_bytes);
+        if (r.features.host != nullptr && r.features.n > 0) {
+            const auto width = static_cast<size_t>(p.n_features());
+            std::copy_n(r.features.host, r.features.n * width, g.features() + row * width);
+        }
         const int start = cache_.length(r.seq);
-        for (int i = 0; i < r.n_rows; i++, row++) {
+        for (int i = 0; i < r.features.n; i++, row++) {
             positions[row] = start + i;
             cells[row] = cache_.cell(r.seq, start + i);
+            if (g.bucket.stored) {
+                g.stored_cells()[row] = store_->cell(r.features.stored[i]);
+            }
         }
     }
-    ggml_backend_tensor_set(g.row_positions, positions.data(), 0,
-                            positions.size() * sizeof(int32_t));
-    ggml_backend_tensor_set(g.row_cells, cells.data(), 0, cells.size() * sizeof(int64_t));
+    for (int layer = 0; layer < p.n_layer; layer++) {
+        std::copy(positions.begin(), positions.end(), g.row_positions() + layer * n_rows);
+        std::transform(cells.begin(), cells.end(), g.row_cells() + layer * n_rows,
+                       [&](int64_t cell) { return cache_.cell_of_all(layer, cell); });
+    }
 }
 
-void fused_drafter::upload_blocks(draft_graph & g, const std::vector<draft_request> & requests) {
-    const int n_streams = g.bucket.n_streams;
-    const int block = weights_.params.block_size;
+void fused_drafter::fill_blocks(graph_slot & slot, const std::vector<draft_request> & requests) {
+    draft_graph & g = *slot.graph;
+    const draft_params & p = weights_.params;
     // A sequence between those that draft denoises a block, too, which nobody reads.
-    std::vector<int> starts(n_streams);
-    for (int s = 0; s < n_streams; s++) {
+    std::vector<int> starts(g.bucket.n_streams);
+    for (int s = 0; s < g.bucket.n_streams; s++) {
         starts[s] = cache_.length(s);
     }
     std::vector<float> row;
     for (const draft_request & r : requests) {
-        starts[r.seq] += r.n_rows;
+        starts[r.seq] += r.features.n;
         embed(r.anchor, row);
-        const size_t n = row.size() * sizeof(float);
-        ggml_backend_tensor_set(g.block, row.data(), n * block * r.seq, n);
+        std::copy(row.begin(), row.end(), g.anchors() + static_cast<size_t>(r.seq) * p.n_embd);
     }
-    std::vector<int32_t> positions;
-    std::vector<int64_t> cells;
-    for (int s = 0; s < n_streams; s++) {
-        for (int i = 0; i < block; i++) {
-            positions.push_back(starts[s] + i);
-            cells.push_back(cache_.cell(s, starts[s] + i));
-        }
-    }
-    ggml_backend_tensor_set(g.block_positions, positions.data(), 0,
-                            positions.size() * sizeof(int32_t));
-    ggml_backend_tensor_set(g.block_cells, cells.data(), 0, cells.size() * sizeof(int64_t));
-    upload_masks(g, starts);
-}
-
-void fused_drafter::upload_masks(draft_graph & g, const std::vector<int> & starts) {
-    const draft_params & p = weights_.params;
-    const ggml_fp16_t visible = ggml_fp32_to_fp16(0.0f);
-    const ggml_fp16_t hidden = ggml_fp32_to_fp16(-INFINITY);
-    const size_t n_kv = g.bucket.n_kv;
-    std::vector<ggml_fp16_t> mask(n_kv * p.block_size * starts.size());
-    const auto fill = [&](ggml_tensor * tensor, int window) {
-        std::fill(mask.begin(), mask.end(), hidden);
-        for (size_t s = 0; s < starts.size(); s++) {
-            const int end = starts[s] + p.block_size;
-            for (int i = 0; i < p.block_size; i++) {
-                // A key is seen when fewer than `window` positions lie between it and the query;
-                // what comes after the query in the block always is.
-                const int first = window > 0 ? std::max(0, starts[s] + i - window + 1) : 0;
-                ggml_fp16_t * r = mask.data() + (s * p.block_size + i) * n_kv;
-                std::fill(r + first, r + end, visible);
+    for (int s = 0; s < g.bucket.n_streams; s++) {
+        for (int i = 0; i < p.block_size; i++) {
+            const int at = s * p.block_size + i;
+            g.block_positions()[at] = starts[s] + i;
+            g.block_cells()[at] = cache_.cell(s, starts[s] + i);
+            slot.mask->show(at, 0, starts[s] + p.block_size);
+            if (slot.sliding_mask) {
+                // A key is seen when fewer than the window's positions lie between it and the
+                // query; what comes after the query in the block always is.
+                const int first = std::max(0, starts[s] + i - p.sliding_window + 1);
+                slot.sliding_mask->show(at, first, starts[s] + p.block_size);
             }
         }
-        ggml_backend_tensor_set(tensor, mask.data(), 0, mask.size() * sizeof(ggml_fp16_t));
-    };
-    fill(g.mask, 0);
-    if (g.sliding_mask != nullptr) {
-        fill(g.sliding_mask, p.sliding_window);
     }
 }
 
@@ -298,19 +305,26 @@ void fused_drafter::draft(const std::vector<draft_request> & requests, int n_dra
     int n_streams = 0;
     int64_t n_rows = 0;
     int64_t longest = 0;
+    bool stored = false;
+    bool from_host = false;
     std::vector<bool> seen(cache_.n_seq(), false);
     for (const draft_request & r : requests) {
         check_sequence(r.seq);
         check_token(r.anchor);
-        check_finite(r.features, static_cast<size_t>(r.n_rows) * p.n_features());
+        check_features(r.features);
         if (seen[r.seq]) {
             throw std::invalid_argument("sequence " + std::to_string(r.seq) +
                                         " is asked to draft twice in one graph");
         }
         seen[r.seq] = true;
+        stored = stored || !r.features.stored.empty();
+        from_host = from_host || (r.features.n > 0 && r.features.host != nullptr);
         n_streams = std::max(n_streams, r.seq + 1);
-        n_rows += r.n_rows;
-        longest = std::max(longest, int64_t{cache_.length(r.seq)} + r.n_rows);
+        n_rows += r.features.n;
+        longest = std::max(longest, int64_t{cache_.length(r.seq)} + r.features.n);
+    }
+    if (stored && from_host) {
+        throw std::invalid_argument("features of one draft come from the host or from the store");
     }
     if (requests.empty()) {
         return;
@@ -322,8 +336,8 @@ void fused_drafter::draft(const std::vector<draft_request> & requests, int n_dra
     std::vector<draft_request> rest = requests;
     if (n_rows > largest_fused_rows) {
         for (draft_request & r : rest) {
-            inject_rows(r.seq, r.features, r.n_rows);
-            r.n_rows = 0;
+            inject_rows(r.seq, r.features);
+            r.features = {};
         }
         n_rows = 0;
     }
@@ -331,48 +345,36 @@ void fused_drafter::draft(const std::vector<draft_request> & requests, int n_dra
         longest = std::max<int64_t>(longest, cache_.length(s));
     }
     const int n_kv = (static_cast<int>(longest) + p.block_size + kv_step - 1) / kv_step * kv_step;
-    const int rows = rows_bucket(static_cast<int>(n_rows));
-    draft_graph & g = graph({n_streams, rows, n_kv, n_draft, top_k_});
-    upload_rows(g, rest);
-    upload_blocks(g, rest);
-    g.compute();
+    // A graph without new rows is that of the place where they come from.
+    const bool from_store = stored || (n_rows == 0 && store_ != nullptr);
+    graph_slot & slot = graph(
+        {n_streams, rows_bucket(static_cast<int>(n_rows)), n_kv, n_draft, top_k_, from_store});
+    fill_rows(*slot.graph, rest);
+    fill_blocks(slot, rest);
 
-    std::vector<int32_t> all_ids;
-    std::vector<float> all_logprobs;
-    download(g, all_ids, all_logprobs);
     const size_t per_stream = static_cast<size_t>(n_draft) * top_k_;
+    std::vector<int32_t> all_ids(n_streams * per_stream);
+    std::vector<float> all_logprobs(n_streams * per_stream);
+    slot.graph->compute();
+    try {
+        slot.graph->read(all_ids.data(), all_logprobs.data());
+    } catch (const backend_error &) {
+        if (stored) {
+            // Of features that are no numbers, a cell that nobody may see would spoil later
+            // drafts, too: zero times NaN is NaN.
+            guard.done();
+            cache_.clear();
+        }
+        throw;
+    }
     for (size_t i = 0; i < rest.size(); i++) {
         const draft_request & r = rest[i];
         std::copy_n(all_ids.data() + r.seq * per_stream, per_stream, ids + i * per_stream);
         std::copy_n(all_logprobs.data() + r.seq * per_stream, per_stream,
                     logprobs + i * per_stream);
-        cache_.set_length(r.seq, cache_.length(r.seq) + r.n_rows);
+        cache_.set_length(r.seq, cache_.length(r.seq) + r.features.n);
     }
     guard.done();
-}
-
-void fused_drafter::download(draft_graph & g, std::vector<int32_t> & ids,
-                             std::vector<float> & logprobs) const {
-    const size_t n_rows = static_cast<size_t>(g.bucket.n_draft) * g.bucket.n_streams;
-    ids.resize(n_rows * top_k_);
-    logprobs.resize(n_rows * top_k_);
-    if (g.ids != nullptr) {
-        ggml_backend_tensor_get(g.ids, ids.data(), 0, ids.size() * sizeof(int32_t));
-        ggml_backend_tensor_get(g.logprobs, logprobs.data(), 0, logprobs.size() * sizeof(float));
-        check_numbers(logprobs);
-        for (size_t i = 0; i < n_rows; i++) {
-            sort_best_first(ids.data() + i * top_k_, logprobs.data() + i * top_k_, top_k_);
-        }
-        return;
-    }
-    const auto n_vocab = static_cast<size_t>(g.logits->ne[0]);
-    std::vector<float> row(n_vocab);
-    for (size_t i = 0; i < n_rows; i++) {
-        ggml_backend_tensor_get(g.logits, row.data(), i * n_vocab * sizeof(float),
-                                n_vocab * sizeof(float));
-        check_numbers(row);
-        top_k_of(row, top_k_, ids.data() + i * top_k_, logprobs.data() + i * top_k_);
-    }
 }
 
 void fused_drafter::truncate(int seq, int length) {

@@ -2,24 +2,36 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "draft_cache.h"
 #include "draft_graph.h"
+#include "draft_mask.h"
 #include "draft_weights.h"
 #include "ggml-cpp.h"
 #include "llama.h"
+#include "tap_store.h"
 #include "target_tensors.h"
 
 namespace dflash {
+
+// Context features, n rows of n_taps * n_embd: either on the host, row by row, or in the target's
+// store, by the numbers that these rows have there.
+struct feature_rows {
+    int n = 0;
+    const float * host = nullptr;
+    std::vector<int64_t> stored;
+
+    feature_rows part(int begin, int end, int width) const;
+};
 
 // One block to denoise: the rows of features accepted since the last draft of this sequence, then
 // an anchor at the position after them.
 struct draft_request {
     int seq = 0;
-    const float * features = nullptr;  // [n_rows, n_taps * n_embd], row by row
-    int n_rows = 0;
+    feature_rows features;
     int32_t anchor = 0;
 };
 
@@ -29,8 +41,10 @@ class fused_drafter {
   public:
     // Throws file_error for a file that the draft graph cannot run or that does not fit the target,
     // backend_error without room for it, std::invalid_argument for a number out of its range.
-    fused_drafter(const llama_model * model, const std::string & path, int n_seq, int n_ctx,
-                  int top_k, int n_threads, const draft_capabilities & allowed = {});
+    // store: of the target, on the same device; null where features only come from the host.
+    fused_drafter(const llama_model * model, const tap_store * store, const std::string & path,
+                  int n_seq, int n_ctx, int top_k, int n_threads,
+                  const draft_capabilities & allowed = {});
 
     fused_drafter(const fused_drafter &) = delete;
     fused_drafter & operator=(const fused_drafter &) = delete;
@@ -44,13 +58,14 @@ class fused_drafter {
     std::string device_name() const;
 
     // Rows of features become K and V at positions length(seq) and on.
-    // Throws context_full_error, and backend_error also for features that are not finite; the
-    // cache is then as it was.
-    void inject(int seq, const float * features, int n_rows);
+    // Throws context_full_error, and backend_error also for features from the host that are not
+    // finite; the cache is then as it was.
+    void inject(int seq, const feature_rows & features);
 
-    // Injects and denoises all requests in one graph. Writes, per request, position 1 .. n_draft
-    // and rank, [n_requests, n_draft, top_k] ids and log-probabilities, best first.
-    // Throws as `inject` does, and backend_error when the drafter's output is not a number.
+    // Injects and denoises all requests in one graph; all features come from one place. Writes, per
+    // request, position 1 .. n_draft and rank, [n_requests, n_draft, top_k] ids and
+    // log-probabilities, best first. Throws as `inject` does, and backend_error when the drafter's
+    // output is not a number; if its features were stored, the cache is then empty.
     void draft(const std::vector<draft_request> & requests, int n_draft, int32_t * ids,
                float * logprobs);
 
@@ -61,16 +76,18 @@ class fused_drafter {
     void check_sequence(int seq) const;
     void check_target_fits() const;
     void check_token(int32_t token) const;
-    draft_graph & graph(const draft_bucket & bucket);
-    void inject_rows(int seq, const float * features, int n_rows);
-    void upload_rows(draft_graph & g, const std::vector<draft_request> & requests);
-    void upload_blocks(draft_graph & g, const std::vector<draft_request> & requests);
-    void upload_masks(draft_graph & g, const std::vector<int> & starts);
+    struct graph_slot;
+
+    void check_features(const feature_rows & features) const;
+    graph_slot & graph(const draft_bucket & bucket);
+    void inject_rows(int seq, const feature_rows & features);
+    void fill_rows(draft_graph & g, const std::vector<draft_request> & requests);
+    void fill_blocks(graph_slot & slot, const std::vector<draft_request> & requests);
     void embed(int32_t token, std::vector<float> & row) const;
-    void download(draft_graph & g, std::vector<int32_t> & ids, std::vector<float> & logprobs) const;
 
     // In the order that they must outlive each other; graphs go first.
     target_tensors target_;
+    const tap_store * store_;
     ggml_backend_ptr backend_;
     draft_weights weights_;
     draft_cache cache_;
@@ -80,6 +97,8 @@ class fused_drafter {
     std::vector<float> mask_row_;
     struct graph_slot {
         std::unique_ptr<draft_graph> graph;
+        std::optional<draft_mask> mask;
+        std::optional<draft_mask> sliding_mask;
         uint64_t last_use = 0;
     };
     std::map<draft_bucket, graph_slot> graphs_;

@@ -10,8 +10,5 @@
 #include "ggml.h"
 #include "llama.h"
 
-void llama_set_embeddings_layer_inp(llama_context * ctx, uint32_t layer, bool value);
-float * llama_get_embeddings_layer_inp(llama_context * ctx, uint32_t layer);
-
 const std::vector<std::pair<std::string, ggml_tensor *>> & llama_internal_get_tensor_map(
     const llama_model * model);

@@ -12,7 +12,7 @@
 #include "errors.h"
 #include "fused_drafter.h"
 #include "llama.h"
-#include "taps.h"
+#include "target_pass.h"
 
 namespace nb = nanobind;
 
@@ -20,7 +20,6 @@ namespace dflash {
 namespace {
 
 using float_rows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using token_ids = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 template <typename T>
 nb::ndarray<nb::numpy, T> as_array(std::unique_ptr<T[]> data, std::initializer_list<size_t> shape) {
@@ -59,31 +58,43 @@ int check_features(const fused_drafter & drafter, const float_rows & features) {
     return static_cast<int>(features.shape(0));
 }
 
-std::unique_ptr<fused_drafter> open_drafter(uintptr_t model, const std::string & path, int n_seq,
-                                            int n_ctx, int top_k, int n_threads) {
+feature_rows on_host(const fused_drafter & drafter, const float_rows & features) {
+    feature_rows rows;
+    rows.n = check_features(drafter, features);
+    rows.host = features.data();
+    return rows;
+}
+
+feature_rows in_store(std::vector<int64_t> && rows) {
+    feature_rows features;
+    features.n = static_cast<int>(rows.size());
+    features.stored = std::move(rows);
+    return features;
+}
+
+std::unique_ptr<fused_drafter> open_drafter(uintptr_t model, const target_pass * pass,
+                                            const std::string & path, int n_seq, int n_ctx,
+                                            int top_k, int n_threads) {
     const nb::gil_scoped_release release;
-    return std::make_unique<fused_drafter>(reinterpret_cast<const llama_model *>(model), path,
-                                           n_seq, n_ctx, top_k, n_threads);
+    return std::make_unique<fused_drafter>(reinterpret_cast<const llama_model *>(model),
+                                           pass != nullptr ? pass->store() : nullptr, path, n_seq,
+                                           n_ctx, top_k, n_threads);
 }
 
 void inject(fused_drafter & self, int seq, const float_rows & features) {
-    const int n = check_features(self, features);
+    const feature_rows rows = on_host(self, features);
     const nb::gil_scoped_release release;
-    self.inject(seq, features.data(), n);
+    self.inject(seq, rows);
 }
 
-nb::tuple draft(fused_drafter & self, const std::vector<int> & seqs,
-                const std::vector<float_rows> & features, const std::vector<int32_t> & anchors,
-                int n_draft) {
-    if (features.size() != seqs.size() || anchors.size() != seqs.size()) {
-        throw std::invalid_argument("one array of features and one anchor per sequence, please");
-    }
-    std::vector<draft_request> requests;
-    for (size_t i = 0; i < seqs.size(); i++) {
-        requests.push_back(
-            {seqs[i], features[i].data(), check_features(self, features[i]), anchors[i]});
-    }
-    const size_t n = seqs.size();
+void inject_stored(fused_drafter & self, int seq, std::vector<int64_t> rows) {
+    const nb::gil_scoped_release release;
+    self.inject(seq, in_store(std::move(rows)));
+}
+
+nb::tuple draft_requests(fused_drafter & self, const std::vector<draft_request> & requests,
+                         int n_draft) {
+    const size_t n = requests.size();
     const auto n_positions = static_cast<size_t>(std::max(n_draft, 0));
     const auto k = static_cast<size_t>(self.top_k());
     auto ids = std::make_unique<int32_t[]>(n * n_positions * k);
@@ -96,19 +107,77 @@ nb::tuple draft(fused_drafter & self, const std::vector<int> & seqs,
                           as_array<float>(std::move(logprobs), {n, n_positions, k}));
 }
 
-nb::ndarray<nb::numpy, float> gather(const taps & self, const token_ids & rows, int n_batch) {
-    const size_t n = rows.shape(0);
-    for (size_t i = 0; i < n; i++) {
-        if (rows.data()[i] < 0 || rows.data()[i] >= n_batch) {
-            throw std::invalid_argument("row " + std::to_string(rows.data()[i]) +
-                                        " is not in the last batch of " + std::to_string(n_batch));
-        }
+void check_counts(size_t n_seqs, size_t n_features, size_t n_anchors) {
+    if (n_features != n_seqs || n_anchors != n_seqs) {
+        throw std::invalid_argument("one piece of features and one anchor per sequence, please");
     }
-    const auto n_taps = static_cast<size_t>(self.n_taps());
-    const auto n_embd = static_cast<size_t>(self.n_embd());
-    auto out = std::make_unique<float[]>(n * n_taps * n_embd);
-    self.gather(rows.data(), static_cast<int>(n), out.get());
-    return as_array<float>(std::move(out), {n, n_taps, n_embd});
+}
+
+nb::tuple draft(fused_drafter & self, const std::vector<int> & seqs,
+                const std::vector<float_rows> & features, const std::vector<int32_t> & anchors,
+                int n_draft) {
+    check_counts(seqs.size(), features.size(), anchors.size());
+    std::vector<draft_request> requests;
+    for (size_t i = 0; i < seqs.size(); i++) {
+        requests.push_back({seqs[i], on_host(self, features[i]), anchors[i]});
+    }
+    return draft_requests(self, requests, n_draft);
+}
+
+nb::tuple draft_stored(fused_drafter & self, const std::vector<int> & seqs,
+                       std::vector<std::vector<int64_t>> rows, const std::vector<int32_t> & anchors,
+                       int n_draft) {
+    check_counts(seqs.size(), rows.size(), anchors.size());
+    std::vector<draft_request> requests;
+    for (size_t i = 0; i < seqs.size(); i++) {
+        requests.push_back({seqs[i], in_store(std::move(rows[i])), anchors[i]});
+    }
+    return draft_requests(self, requests, n_draft);
+}
+
+std::unique_ptr<target_pass> open_pass(uintptr_t context, int n_seq, int n_batch,
+                                       std::vector<int32_t> layers, int n_stored, bool in_graph) {
+    return std::make_unique<target_pass>(reinterpret_cast<llama_context *>(context), n_seq, n_batch,
+                                         std::move(layers), n_stored, in_graph);
+}
+
+int decode(target_pass & self, const std::vector<int32_t> & tokens,
+           const std::vector<int32_t> & positions, const std::vector<int32_t> & seqs,
+           const std::vector<bool> & output) {
+    const size_t n = tokens.size();
+    if (positions.size() != n || seqs.size() != n || output.size() != n) {
+        throw std::invalid_argument("each token has one position, one sequence and one flag");
+    }
+    const nb::gil_scoped_release release;
+    std::vector<batch_row> rows(n);
+    for (size_t i = 0; i < n; i++) {
+        rows[i] = {tokens[i], positions[i], seqs[i], output[i]};
+    }
+    return self.decode(rows);
+}
+
+nb::ndarray<nb::numpy, float> logits(const target_pass & self, int output_row) {
+    const auto n = static_cast<size_t>(self.n_vocab());
+    auto out = std::make_unique<float[]>(n);
+    {
+        const nb::gil_scoped_release release;
+        self.logits(output_row, out.get());
+    }
+    return as_array<float>(std::move(out), {n});
+}
+
+nb::ndarray<nb::numpy, float> hidden_states(const target_pass & self,
+                                            const std::vector<int64_t> & rows) {
+    if (self.store() == nullptr) {
+        throw std::invalid_argument("no layers are tapped");
+    }
+    const auto width = static_cast<size_t>(self.store()->n_features());
+    auto out = std::make_unique<float[]>(rows.size() * width);
+    {
+        const nb::gil_scoped_release release;
+        self.store()->read(rows, out.get());
+    }
+    return as_array<float>(std::move(out), {rows.size(), width});
 }
 
 }  // namespace
@@ -122,19 +191,30 @@ NB_MODULE(_native, m) {
         "llama_decode_address", [] { return reinterpret_cast<uintptr_t>(&llama_decode); },
         "Address of llama_decode as this extension sees it.");
 
-    nb::class_<taps>(m, "Taps",
-                     "Hidden states of a llama_context, given by its address. See native/taps.h.")
-        .def("__init__",
-             [](taps * self, uintptr_t ctx, std::vector<int32_t> layers) {
-                 new (self) taps(reinterpret_cast<llama_context *>(ctx), std::move(layers));
-             })
-        .def("gather", &gather, nb::arg("rows"), nb::arg("n_batch"),
-             "float32 [n_rows, n_taps, n_embd] of the last batch, which had n_batch rows.");
+    nb::class_<target_pass>(
+        m, "TargetPass",
+        "Passes through a llama_context, given by its address. See native/target_pass.h.")
+        .def(nb::new_(&open_pass), nb::arg("context"), nb::arg("n_seq"), nb::arg("n_batch"),
+             nb::arg("layers"), nb::arg("n_stored"), nb::arg("in_graph"))
+        .def("decode", &decode, nb::arg("tokens"), nb::arg("positions"), nb::arg("seqs"),
+             nb::arg("output"), "Status of llama_decode.")
+        .def_prop_ro("best", &target_pass::best, "Likeliest token of each output row; -1: none.")
+        .def("logits", &logits, nb::arg("output_row"), "float32 [n_vocab]")
+        .def("hidden_states", &hidden_states, nb::arg("rows"),
+             "float32 [n_rows, n_taps * n_embd], of rows by their numbers in the store.")
+        .def_prop_ro("first_stored", &target_pass::first_stored,
+                     "Number in the store of the first row of the last pass.")
+        .def_prop_ro(
+            "n_stored",
+            [](const target_pass & p) { return p.store() != nullptr ? p.store()->n_rows() : 0; })
+        .def_prop_ro("n_rebuilds", &target_pass::n_rebuilds,
+                     "How often llama.cpp has built its graph.");
 
     nb::class_<fused_drafter>(
         m, "FusedDrafter", "A drafter file at work on a llama_model. See native/fused_drafter.h.")
-        .def(nb::new_(&open_drafter), nb::arg("model"), nb::arg("path"), nb::arg("n_seq"),
-             nb::arg("n_ctx"), nb::arg("top_k"), nb::arg("n_threads"))
+        .def(nb::new_(&open_drafter), nb::arg("model"), nb::arg("target_pass").none(),
+             nb::arg("path"), nb::arg("n_seq"), nb::arg("n_ctx"), nb::arg("top_k"),
+             nb::arg("n_threads"))
         .def_prop_ro("n_vocab", &fused_drafter::n_vocab)
         .def_prop_ro("n_features", [](const fused_drafter & d) { return d.params().n_features(); })
         .def_prop_ro("block_size", [](const fused_drafter & d) { return d.params().block_size; })
@@ -145,6 +225,9 @@ NB_MODULE(_native, m) {
         .def_prop_ro("device", &fused_drafter::device_name)
         .def("length", &fused_drafter::length, nb::arg("seq"))
         .def("inject", &inject, nb::arg("seq"), nb::arg("features"))
+        .def("inject_stored", &inject_stored, nb::arg("seq"), nb::arg("rows"))
+        .def("draft_stored", &draft_stored, nb::arg("seqs"), nb::arg("rows"), nb::arg("anchors"),
+             nb::arg("n_draft"), "As `draft`, with features by their numbers in the store.")
         .def("draft", &draft, nb::arg("seqs"), nb::arg("features"), nb::arg("anchors"),
              nb::arg("n_draft"),
              "ids int32 and log-probabilities float32, both [n_seqs, n_draft, top_k], best first.")

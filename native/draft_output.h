@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
+
+namespace dflash {
+
+// The end of a draft graph: from rows of logits to the likeliest tokens and their
+// log-probabilities, found on the device as far as its backend can.
+class draft_output {
+  public:
+    // The most nodes that `build` adds to a graph.
+    static constexpr size_t n_nodes = 48;
+
+    // on_device: false brings whole rows of logits to the host. Throws backend_error without room.
+    void build(ggml_context * nodes, ggml_cgraph * graph, ggml_backend_t backend,
+               ggml_tensor * logits, int top_k, bool on_device);
+
+    // After the graph: waits for it. ids and logprobs: [rows, top_k], best first, equals by id.
+    // Throws backend_error when the output is not a number.
+    void read(ggml_backend_t backend, int32_t * ids, float * logprobs);
+
+  private:
+    bool build_best(ggml_context * nodes, ggml_backend_t backend, ggml_tensor * logits);
+    bool build_top_k(ggml_context * nodes, ggml_backend_t backend, ggml_tensor * logits);
+    void guard(ggml_backend_t backend, const std::vector<ggml_tensor *> & gathered);
+    void read_best(ggml_backend_t backend, int32_t * ids, float * logprobs);
+    void read_top_k(ggml_backend_t backend, int32_t * ids, float * logprobs);
+    void read_logits(ggml_backend_t backend, int32_t * ids, float * logprobs);
+
+    int top_k_ = 0;
+    int64_t n_rows_ = 0;
+    int64_t n_vocab_ = 0;
+
+    // Top one: each row is a number of chunks.
+    int64_t chunk_size_ = 0;
+    ggml_tensor * chunks_ = nullptr;      // i32 [rows]: which chunk the best is in
+    ggml_tensor * places_ = nullptr;      // i32 [rows]: where in it
+    ggml_tensor * normaliser_ = nullptr;  // f32 [1, rows]: one over the probability of the best
+    ggml_backend_buffer_ptr guarded_;
+    // Top k
+    ggml_tensor * ids_ = nullptr;       // i32 [top_k, rows]
+    ggml_tensor * logprobs_ = nullptr;  // f32 [1, top_k, rows]
+    // Neither
+    ggml_tensor * logits_ = nullptr;  // f32 [n_vocab, rows]
+};
+
+}  // namespace dflash

@@ -1,0 +1,229 @@
+#include "target_pass.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+#include "errors.h"
+#include "target_tensors.h"
+
+namespace dflash {
+
+namespace {
+
+// Index of the largest of a row, the first of equals; -1 where it is no finite number or a NaN is
+// among them. In lanes, which compilers turn into vectors: ggml's own on the CPU is not.
+int32_t largest(const float * row, int n) {
+    constexpr int n_lanes = 16;
+    std::array<float, n_lanes> peaks;
+    std::array<int, n_lanes> odd{};
+    peaks.fill(-INFINITY);
+    int i = 0;
+    for (; i + n_lanes <= n; i += n_lanes) {
+        for (int lane = 0; lane < n_lanes; lane++) {
+            const float x = row[i + lane];
+            peaks[lane] = x > peaks[lane] ? x : peaks[lane];
+            odd[lane] |= x != x ? 1 : 0;
+        }
+    }
+    for (; i < n; i++) {
+        peaks[0] = row[i] > peaks[0] ? row[i] : peaks[0];
+        odd[0] |= row[i] != row[i] ? 1 : 0;
+    }
+    const float peak = *std::max_element(peaks.begin(), peaks.end());
+    if (!std::isfinite(peak) || std::find(odd.begin(), odd.end(), 1) != odd.end()) {
+        return -1;
+    }
+    return static_cast<int32_t>(std::find(row, row + n, peak) - row);
+}
+
+}  // namespace
+
+// What llama.cpp calls. One sampler for each sequence, all with the same pass behind them.
+struct target_pass::door {
+    static target_pass & pass(const llama_sampler * s) {
+        return *static_cast<target_pass *>(s->ctx);
+    }
+
+    static const char * name(const llama_sampler *) { return "dflash"; }
+    static void apply(llama_sampler *, llama_token_data_array *) {}
+    static void free(llama_sampler *) {}  // the pass is not the sampler's
+
+    static bool init(llama_sampler *, ggml_backend_buffer_type_t, uint32_t) { return true; }
+
+    static void reset(llama_sampler * s) { pass(s).is_built_ = false; }
+
+    static void build(llama_sampler * s, ggml_context * nodes, ggml_cgraph * graph,
+                      llama_sampler_data * data) {
+        // A view of one row of a padded copy of the logits of all output rows, which come first.
+        const ggml_tensor * padded = data->logits->view_src;
+        ggml_tensor * all = padded != nullptr ? padded->src[0] : nullptr;
+        data->logits = nullptr;  // nothing for llama.cpp to copy to the host
+        target_pass & p = pass(s);
+        if (all != nullptr && !p.is_built_) {
+            p.is_built_ = true;
+            p.build(nodes, graph, all);
+        }
+    }
+
+    static llama_sampler_i & interface() {
+        static llama_sampler_i table = {name,
+                                        /*accept=*/nullptr,
+                                        apply,
+                                        /*reset=*/nullptr,
+                                        /*clone=*/nullptr,
+                                        free,
+                                        init,
+                                        /*backend_accept=*/nullptr,
+                                        build,
+                                        /*backend_set_input=*/nullptr,
+                                        reset,
+                                        /*copy_state=*/nullptr};
+        return table;
+    }
+};
+
+target_pass::target_pass(llama_context * ctx, int n_seq, int n_batch, std::vector<int32_t> layers,
+                         int n_stored, bool in_graph)
+    : ctx_(ctx),
+      n_vocab_(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)))),
+      n_embd_(llama_model_n_embd(llama_get_model(ctx))),
+      layers_(std::move(layers)),
+      in_graph_(in_graph) {
+    const int n_layer = llama_model_n_layer(llama_get_model(ctx));
+    for (const int32_t layer : layers_) {
+        if (layer < 1 || layer >= n_layer) {
+            throw std::invalid_argument("cannot tap the input of layer " + std::to_string(layer) +
+                                        "; the target offers 1 .. " + std::to_string(n_layer - 1));
+        }
+    }
+    if (!in_graph_) {
+        if (!layers_.empty()) {
+            throw std::invalid_argument(
+                "several sequences of this target cannot be tapped in one batch");
+        }
+        return;
+    }
+    const ggml_backend_dev_t device = target_tensors::find(llama_get_model(ctx)).device();
+    on_host_ = ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
+    if (!layers_.empty()) {
+        store_ = std::make_unique<tap_store>(device, static_cast<int>(layers_.size()) * n_embd_,
+                                             n_stored, n_batch);
+    }
+    for (int seq = 0; seq < n_seq; seq++) {
+        llama_sampler * chain = llama_sampler_chain_init(llama_sampler_chain_default_params());
+        chains_.push_back(chain);
+        llama_sampler_chain_add(chain, llama_sampler_init(&door::interface(), this));
+        if (!llama_set_sampler(ctx_, seq, chain)) {
+            throw backend_error("llama.cpp does not let its graph of this target be extended");
+        }
+    }
+}
+
+target_pass::~target_pass() {
+    for (llama_sampler * chain : chains_) {
+        llama_sampler_free(chain);
+    }
+}
+
+void target_pass::build(ggml_context * nodes, ggml_cgraph * graph, ggml_tensor * logits) {
+    n_rebuilds_++;
+    graph_logits_ = logits;
+    ggml_set_output(logits);
+    if (!on_host_) {
+        graph_best_ = ggml_argmax(nodes, logits);
+        ggml_set_output(graph_best_);
+        ggml_build_forward_expand(graph, graph_best_);
+    }
+    for (size_t k = 0; k < layers_.size(); k++) {
+        // The input of a layer is the output of the one before, under the name llama.cpp gives it.
+        const std::string name = "l_out-" + std::to_string(layers_[k] - 1);
+        ggml_tensor * state = ggml_graph_get_tensor(graph, name.c_str());
+        if (state == nullptr || state->ne[0] != n_embd_ || state->ne[1] > store_->cells->ne[0]) {
+            missing_ = name;  // llama.cpp does not expect exceptions here
+            continue;
+        }
+        ggml_tensor * states = store_->states;
+        ggml_tensor * place = ggml_view_2d(nodes, states, n_embd_, states->ne[1], states->nb[1],
+                                           k * n_embd_ * sizeof(float));
+        ggml_tensor * cells = ggml_view_1d(nodes, store_->cells, state->ne[1], 0);
+        ggml_build_forward_expand(graph, ggml_set_rows(nodes, place, state, cells));
+    }
+}
+
+int target_pass::decode(const std::vector<batch_row> & rows) {
+    const auto n = static_cast<int32_t>(rows.size());
+    llama_batch batch = llama_batch_init(n, 0, 1);
+    struct batch_guard {
+        llama_batch & batch;
+        ~batch_guard() { llama_batch_free(batch); }
+    } guard{batch};
+    batch.n_tokens = n;
+    n_outputs_ = 0;
+    best_.clear();
+    for (int32_t i = 0; i < n; i++) {
+        batch.token[i] = rows[i].token;
+        batch.pos[i] = rows[i].position;
+        batch.n_seq_id[i] = 1;
+        batch.seq_id[i][0] = rows[i].seq;
+        batch.logits[i] = rows[i].output ? 1 : 0;
+        n_outputs_ += rows[i].output ? 1 : 0;
+    }
+    if (store_) {
+        first_stored_ = store_->begin(n);
+    }
+    const int status = llama_decode(ctx_, batch);
+    if (status != 0) {
+        n_outputs_ = 0;
+        return status;
+    }
+    llama_synchronize(ctx_);
+    if (!missing_.empty()) {
+        throw backend_error("llama.cpp's graph of this target has no tensor " + missing_ +
+                            " to tap; load without a drafter");
+    }
+    if (n_outputs_ > 0) {
+        find_best();
+    }
+    return 0;
+}
+
+void target_pass::find_best() {
+    best_.resize(n_outputs_);
+    if (in_graph_ && !on_host_) {
+        ggml_backend_tensor_get(graph_best_, best_.data(), 0, best_.size() * sizeof(int32_t));
+        return;
+    }
+    std::vector<float> copied;
+    const float * all = nullptr;
+    if (!in_graph_) {
+        all = llama_get_logits(ctx_);
+    } else if (ggml_backend_buffer_is_host(graph_logits_->buffer)) {
+        all = static_cast<const float *>(graph_logits_->data);
+    } else {  // a large product of weights on the host, which llama.cpp took to a GPU
+        copied.resize(static_cast<size_t>(n_outputs_) * n_vocab_);
+        ggml_backend_tensor_get(graph_logits_, copied.data(), 0, copied.size() * sizeof(float));
+        all = copied.data();
+    }
+    for (int i = 0; i < n_outputs_; i++) {
+        best_[i] = largest(all + static_cast<size_t>(i) * n_vocab_, n_vocab_);
+    }
+}
+
+void target_pass::logits(int output_row, float * out) const {
+    if (output_row < 0 || output_row >= n_outputs_) {
+        throw std::invalid_argument("output row " + std::to_string(output_row) +
+                                    " is not in the last pass of " + std::to_string(n_outputs_));
+    }
+    const size_t n = static_cast<size_t>(n_vocab_) * sizeof(float);
+    if (in_graph_) {
+        ggml_backend_tensor_get(graph_logits_, out, output_row * graph_logits_->nb[1], n);
+    } else {
+        std::memcpy(out, llama_get_logits(ctx_) + size_t(output_row) * n_vocab_, n);
+    }
+}
+
+}  // namespace dflash
