@@ -1,0 +1,249 @@
+"""A peer process is started with the right arguments, heard, and always stopped.
+
+llama-server comes from no package index, so a stand-in plays it here: a real process with the same
+endpoints and the same ways to fail.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_local.bench import peer
+from dflash_local.bench.peer import LlamaServer
+from dflash_local.bench.synthetic import rates, solve_p
+from dflash_local.errors import BackendError, InputError
+from llama_server_stand_in import alive, program, runs
+
+TARGET, DRAFT = Path("target.gguf"), Path("draft.gguf")
+
+
+@pytest.fixture
+def behave(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return lambda mode: monkeypatch.setenv("STAND_IN", mode)
+
+
+def server(folder: Path, draft: Path | None = DRAFT, **options: Any) -> LlamaServer:
+    return LlamaServer(program(folder), TARGET, draft, **{"n_ctx": 512, **options})
+
+
+def option(arguments: list[str], name: str) -> str:
+    assert arguments.count(name) == 1
+    return arguments[arguments.index(name) + 1]
+
+
+def test_an_answer_has_the_servers_own_times(tmp_path: Path) -> None:
+    with server(tmp_path) as running:
+        answer = running.complete([5, 6, 7], max_tokens=11)
+    assert (answer.n_tokens, answer.n_prompt) == (11, 3)
+    assert (answer.n_drafted, answer.n_accepted) == (30, 5)
+    assert (answer.decode_s, answer.ttft_s) == (0.5, 0.25)
+    assert answer.tokens_per_second == 20.0
+    assert answer.rounds == 5
+    assert answer.mean_accepted_length == 2.0
+    assert answer.tokens == [5, 6, 7] * 11
+
+
+def test_plain_decoding_has_no_drafts(tmp_path: Path) -> None:
+    with server(tmp_path, None) as running:
+        answer = running.complete([5], max_tokens=4)
+    assert (answer.n_drafted, answer.n_accepted, answer.mean_accepted_length) == (0, 0, 1.0)
+
+
+def test_requests_say_what_was_asked(tmp_path: Path) -> None:
+    with server(tmp_path) as running:
+        answer = running.complete(
+            (1, 2), max_tokens=3, temperature=0.7, seed=9, ignore_eos=True, cache_prompt=True
+        )
+        greedy = running.complete([1], max_tokens=1)
+    assert json.loads(answer.text) == {
+        "prompt": [1, 2],
+        "n_predict": 3,
+        "temperature": 0.7,
+        "seed": 9,
+        "ignore_eos": True,
+        "cache_prompt": True,
+        "return_tokens": True,
+    }
+    asked = json.loads(greedy.text)
+    assert (asked["temperature"], asked["ignore_eos"], asked["cache_prompt"]) == (0.0, False, False)
+    assert "seed" not in asked
+
+
+def test_arguments_are_those_of_the_run(tmp_path: Path) -> None:
+    chances = rates(solve_p(6.5, 7), 7)
+    running = server(
+        tmp_path,
+        n_ctx=4096,
+        n_slots=4,
+        n_gpu_layers=-1,
+        n_threads=3,
+        n_draft_max=7,
+        synthetic_rates=chances,
+        kv_type="q8_0",
+    )
+    with running:
+        pass
+    (arguments,) = runs(tmp_path)
+    assert option(arguments, "-m") == "target.gguf"
+    assert option(arguments, "-md") == "draft.gguf"
+    assert option(arguments, "--spec-type") == "draft-dflash"
+    assert option(arguments, "--spec-draft-n-max") == "7"
+    assert (option(arguments, "-c"), option(arguments, "-np")) == ("16384", "4")
+    assert (option(arguments, "-ngl"), option(arguments, "--spec-draft-ngl")) == ("all", "all")
+    assert option(arguments, "-t") == "3"
+    assert option(arguments, "-fa") == "on"
+    assert (option(arguments, "-ctk"), option(arguments, "-ctv")) == ("q8_0", "q8_0")
+    said = option(arguments, "--spec-synth-rates")
+    assert [float(rate) for rate in said.split(",")] == chances
+
+
+def test_plain_arguments_name_no_drafter_and_no_device(tmp_path: Path) -> None:
+    with server(tmp_path, None, flash_attn=False):
+        pass
+    (arguments,) = runs(tmp_path)
+    assert option(arguments, "-fa") == "off"
+    assert not {"-md", "-ngl", "-t", "--device"} & set(arguments)
+    assert not [argument for argument in arguments if argument.startswith("--spec")]
+
+
+def test_no_layers_on_gpus_means_no_gpu(tmp_path: Path) -> None:
+    with server(tmp_path, n_gpu_layers=0):
+        pass
+    (arguments,) = runs(tmp_path)
+    assert (option(arguments, "-ngl"), option(arguments, "--device")) == ("0", "none")
+
+
+@pytest.mark.parametrize("synthetic", [[0.5], [0.5] * 16])
+def test_rates_that_do_not_fit_the_drafts_are_refused(
+    synthetic: list[float], tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="expected one for each"):
+        server(tmp_path, synthetic_rates=synthetic)
+
+
+def test_rates_without_a_drafter_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="for 0 drafts"):
+        server(tmp_path, None, synthetic_rates=[0.5] * 15)
+
+
+def test_many_requests_are_under_way_at_once(tmp_path: Path, behave: Any) -> None:
+    behave("four at once")
+    with server(tmp_path, n_slots=4) as running:
+        answers, seconds = running.complete_all([[n] for n in range(4)], max_tokens=2)
+    assert [answer.tokens for answer in answers] == [[n, n] for n in range(4)]
+    assert seconds > 0
+
+
+def test_no_requests_are_no_fault(tmp_path: Path) -> None:
+    with server(tmp_path) as running:
+        assert running.complete_all([], max_tokens=2)[0] == []
+
+
+def test_a_server_that_loads_is_waited_for(tmp_path: Path, behave: Any) -> None:
+    behave("slow")
+    with server(tmp_path) as running:
+        assert running.complete([1], max_tokens=1).n_tokens == 1
+
+
+def test_a_port_that_was_taken_meanwhile_is_replaced(tmp_path: Path, behave: Any) -> None:
+    behave("taken")
+    with server(tmp_path) as running:
+        running.complete([1], max_tokens=1)
+    first, second = runs(tmp_path)
+    assert option(first, "--port") != option(second, "--port")
+
+
+def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(logs))
+    with pytest.raises(RuntimeError), server(tmp_path) as running:
+        assert alive(tmp_path)
+        raise RuntimeError
+    assert not alive(tmp_path)
+    assert list(logs.iterdir()) == []
+    running.close()
+
+
+def test_a_server_that_does_not_stop_is_killed(
+    tmp_path: Path, behave: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    behave("stubborn")
+    monkeypatch.setattr(peer, "_STOP_S", 0.2)
+    with server(tmp_path):
+        pass
+    assert not alive(tmp_path)
+
+
+def test_a_server_that_dies_says_why_in_one_line(tmp_path: Path, behave: Any) -> None:
+    behave("dies")
+    with pytest.raises(BackendError) as caught, server(tmp_path):
+        pass
+    said = str(caught.value)
+    assert said.endswith(
+        "llama-server ended with code 3: common_init_: failed to load model 'x.gguf'"
+    )
+    assert not alive(tmp_path)
+
+
+def test_a_server_that_dies_without_a_word(tmp_path: Path, behave: Any) -> None:
+    behave("silent death")
+    with pytest.raises(BackendError, match="ended with code 4: it said nothing"), server(tmp_path):
+        pass
+
+
+def test_a_server_that_never_comes_up_is_given_up_and_stopped(tmp_path: Path, behave: Any) -> None:
+    behave("deaf")
+    with (
+        pytest.raises(BackendError, match=r"not ready after 1 s: .*never comes"),
+        server(tmp_path, start_limit_s=1.0),
+    ):
+        pass
+    assert not alive(tmp_path)
+
+
+def test_a_refusal_is_told(tmp_path: Path, behave: Any) -> None:
+    behave("refuses")
+    with (
+        server(tmp_path) as running,
+        pytest.raises(BackendError, match=r"answered 400: request \(30 tokens\) exceeds"),
+    ):
+        running.complete([1], max_tokens=1)
+
+
+@pytest.mark.parametrize("mode", ["another program", "no json"])
+def test_another_program_on_the_other_side_is_told(mode: str, tmp_path: Path, behave: Any) -> None:
+    behave(mode)
+    with server(tmp_path) as running, pytest.raises(BackendError, match="answered"):
+        running.complete([1], max_tokens=1)
+
+
+def test_a_death_in_a_request_is_told_with_its_last_words(tmp_path: Path, behave: Any) -> None:
+    behave("dies in a request")
+    with (
+        server(tmp_path) as running,
+        pytest.raises(BackendError, match=r"ended with code 134: GGML_ASSERT\(ctx != nullptr\)"),
+    ):
+        running.complete([1], max_tokens=1)
+
+
+def test_what_is_no_program_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("hello")
+    (tmp_path / "broken").write_bytes(b"\x7fELF nonsense")
+    (tmp_path / "broken").chmod(0o755)
+    for name, message in [
+        ("nowhere", "no such file, expected the program llama-server"),
+        ("", "a folder, expected the program llama-server"),
+        ("text", "not executable, expected the program llama-server"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            LlamaServer(tmp_path / name, TARGET, None, n_ctx=64)
+    with (
+        pytest.raises(InputError, match="cannot be run"),
+        LlamaServer(tmp_path / "broken", TARGET, None, n_ctx=64),
+    ):
+        pass
