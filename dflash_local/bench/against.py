@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +35,8 @@ class Peer:
     n_gpu_layers: int
     n_threads: int
     n_drafts: tuple[int, ...]
+    flash_attn: bool = True
+    kv_type: str = "f16"
     synthetic_p: float | None = None
 
     @classmethod
@@ -49,18 +50,22 @@ class Peer:
         synthetic_p: float | None,
     ) -> Peer:
         """The server for what `model` has loaded, `draft` being the drafter's file."""
+        options = model.target.options
         return cls(
             binary=binary,
             target=model.target.path,
             draft=draft,
             n_ctx=model.n_ctx,
-            n_gpu_layers=model.target.options.n_gpu_layers,
+            n_gpu_layers=options.n_gpu_layers,
             n_threads=model.target.n_threads,
             n_drafts=(0, *(n_drafts if draft else ())),
+            flash_attn=options.flash_attn,
+            kv_type=options.kv_type,
             synthetic_p=synthetic_p,
         )
 
     def server(self, n_drafts: int, n_slots: int) -> LlamaServer:
+        """One that is still to be entered; its slots share the context, as our sequences do."""
         from dflash_local.bench.peer import LlamaServer
 
         drafting = n_drafts > 0
@@ -69,12 +74,14 @@ class Peer:
             self.binary,
             self.target,
             self.draft if drafting else None,
-            n_ctx=self.n_ctx,
+            n_ctx=self.n_ctx // n_slots,
             n_slots=n_slots,
             n_gpu_layers=self.n_gpu_layers,
             n_threads=self.n_threads,
             n_draft_max=n_drafts or 1,
             synthetic_rates=rates(self.synthetic_p or 0.0, n_drafts) if synthetic else None,
+            flash_attn=self.flash_attn,
+            kv_type=self.kv_type,
         )
 
 
@@ -216,9 +223,7 @@ def _at_once(
     totals: list[float] = []
     answers: list[PeerAnswer] = []
     for repeat in range(max(2, settings.repeat)):
-        start = time.perf_counter()
-        found = server.complete_all(prompts, **_request(settings, temperature, repeat))
-        seconds = time.perf_counter() - start
+        found, seconds = server.complete_all(prompts, **_request(settings, temperature, repeat))
         totals.append(sum(answer.n_tokens for answer in found) / seconds)
         answers += found
     total = Spread.of(totals)
@@ -235,10 +240,9 @@ def _at_once(
 
 
 def _accepted_length(answers: Sequence[PeerAnswer], n_drafts: int) -> float | None:
-    """Tokens per verify pass: every pass emits one token beside the drafts that it accepts."""
     tokens = sum(answer.n_tokens - 1 for answer in answers)
-    passes = tokens - sum(answer.n_accepted for answer in answers)
-    return tokens / passes if n_drafts and passes > 0 else None
+    rounds = sum(answer.rounds for answer in answers)
+    return tokens / rounds if n_drafts and rounds > 0 else None
 
 
 def _progress(row: PeerRow) -> str:

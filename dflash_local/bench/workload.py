@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,12 +110,16 @@ def _parsed(raw: Any) -> Prompt:
         if not (isinstance(messages, list) and messages):
             raise TypeError("messages is not a list of objects with role and content")
         return Prompt(category, messages=tuple(messages))
-    texts = [raw[name] for name in (["prompt"] if "prompt" in raw else ["prefix", "suffix"])]
-    if not all(isinstance(text, str) for text in texts):
-        raise TypeError("prompt, prefix and suffix are texts")
-    if len(texts) == 2:
-        return Prompt(category, infill=(texts[0], texts[1]))
-    return Prompt(category, text=texts[0])
+    if forms == ["prompt"]:
+        return Prompt(category, text=_text(raw, "prompt"))
+    return Prompt(category, infill=(_text(raw, "prefix"), _text(raw, "suffix")))
+
+
+def _text(raw: Mapping[str, Any], name: str) -> str:
+    value = raw.get(name)
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {reprlib.repr(value)}; expected a text")
+    return value
 
 
 def _user(text: str) -> tuple[Mapping[str, str], ...]:

@@ -1,0 +1,86 @@
+"""The picture of a benchmark: a file of the kind that its name says, or one line why not."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as xml
+from pathlib import Path
+
+import pytest
+
+from dflash_local import InputError
+from dflash_local.bench.machine import Machine
+from dflash_local.bench.measure import Acceptance, Speed, Spread
+from dflash_local.bench.plot import check_plot, plot
+from dflash_local.bench.report import Report
+from dflash_local.bench.run import Row, Settings
+
+pytest.importorskip("matplotlib", reason="pictures need matplotlib")
+
+SPEED = Speed(Spread(100.0, 90.0, 110.0, 4), Spread(0.01, 0.01, 0.02, 4), {}, 4, 64, 0)
+
+
+def row(category: str, temperature: float, ratio: float) -> Row:
+    return Row(
+        category=category,
+        temperature=temperature,
+        cache="cold",
+        width="auto",
+        n_prompts=4,
+        plain=SPEED,
+        drafted=SPEED,
+        ratio=Spread(ratio, 0.9 * ratio, 1.2 * ratio, 4),
+        ttft_ratio=None,
+        acceptance=Acceptance({1: 10, 4: 5, 16: 1}),
+    )
+
+
+@pytest.fixture
+def report() -> Report:
+    return Report(
+        command="dflash-local bench",
+        machine=Machine(
+            version="0",
+            llama_cpp="llama.cpp",
+            devices=("A processor",),
+            n_threads=2,
+            target="target.gguf",
+            drafter="drafter.gguf",
+            n_ctx=4096,
+            kv_type="f16",
+            n_gpu_layers=0,
+            block_size=16,
+        ),
+        settings=Settings(),
+        rows=[row("chat", 0.0, 2.1), row("fim", 0.0, 1.4), row("chat", 0.8, 1.7)],
+        curve={1: 0.004, 2: 0.005, 16: 0.009},
+    )
+
+
+def test_png_is_a_picture(report: Report, tmp_path: Path) -> None:
+    plot(report, tmp_path / "bench.png")
+    raw = (tmp_path / "bench.png").read_bytes()
+    assert raw.startswith(b"\x89PNG\r\n\x1a\n") and raw.endswith(b"IEND\xaeB`\x82")
+    width, height = (int.from_bytes(raw[at : at + 4], "big") for at in (16, 20))
+    assert width > 2 * height > 1000
+
+
+def test_svg_holds_its_words_and_is_the_same_each_time(report: Report, tmp_path: Path) -> None:
+    for name in ("a.svg", "b.SVG"):
+        plot(report, tmp_path / name)
+    text = (tmp_path / "a.svg").read_text(encoding="utf-8")
+    assert xml.fromstring(text).tag.endswith("svg")
+    assert text == (tmp_path / "b.SVG").read_text(encoding="utf-8")
+    for words in ("Speed against plain decoding", "target.gguf", "one by one", "chat"):
+        assert words in text
+
+
+def test_what_was_not_measured_leaves_its_place_empty(report: Report, tmp_path: Path) -> None:
+    report.rows, report.curve = [], {}
+    plot(report, tmp_path / "empty.svg")
+    assert "no drafts were checked" in (tmp_path / "empty.svg").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["bench.pdf", "bench", "missing/bench.png"])
+def test_pictures_that_cannot_be_written_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError):
+        check_plot(tmp_path / name)

@@ -1,0 +1,122 @@
+"""`dflash-local bench` as its users run it: a process, its streams, its exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from dflash_local import demo
+from dflash_local.cli.bench import SECTIONS
+
+COMMAND = Path(sysconfig.get_path("scripts"), "dflash-local")
+TARGET, DRAFTER = map(str, demo.pair())
+FEW = ("--max-tokens", "10", "--limit", "1", "--threads", "1", "--gpu-layers", "0")
+
+
+def bench(
+    *arguments: str, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COMMAND, "bench", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **(environment or {})},
+        timeout=300,
+    )
+
+
+def test_help_names_a_variable_for_every_option() -> None:
+    text = re.sub(r"\s+", " ", bench("-h").stdout)
+    for option in (option for section in SECTIONS.values() for option in section):
+        long = max(option.opts, key=len)
+        variable = f"DFLASH_LOCAL_{long.strip('-').replace('-', '_').upper()}"
+        assert option.envvar == variable
+        assert f"env var: {variable}" in text
+
+
+def test_tables_go_to_stdout_and_progress_to_stderr(tmp_path: Path) -> None:
+    arguments = (*FEW, "--category", "chat", "--category", "fim", "--temps", "0")
+    markdown, picture = tmp_path / "bench.md", tmp_path / "bench.svg"
+    done = bench(*arguments, "--markdown", str(markdown), "--plot", str(picture))
+    assert done.returncode == 0, done.stderr
+    assert "tokens/s: median" in done.stdout and "chat (1)" in done.stdout
+    assert "all 4 equal plain decoding's" in done.stdout
+    assert "chat, temperature 0: plain" in done.stderr
+    assert "fill-in-the-middle" in markdown.read_text(encoding="utf-8")
+    assert "dflash-local bench --max-tokens 10" in markdown.read_text(encoding="utf-8")
+    assert picture.read_text(encoding="utf-8").startswith("<?xml")
+
+
+def test_json_is_one_object_with_all_that_was_asked_for(tmp_path: Path) -> None:
+    prompts = tmp_path / "mine.jsonl"
+    prompts.write_text('{"prompt": "def add(a, b):", "category": "mine"}\n', encoding="utf-8")
+    done = bench(
+        *FEW, "--json", "-q", "--prompts", str(prompts), "--temps", "0,0.5", "--widths", "4"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    told = json.loads(done.stdout)
+    assert {row["category"] for row in told["rows"]} == {"mine"}
+    assert {row["width"] for row in told["rows"]} == {"auto", 4}
+    assert {row["temperature"] for row in told["rows"]} == {0.0, 0.5}
+    assert {row["cache"] for row in told["rows"]} == {"cold", "hit"}
+    assert told["n_differing"] == 0
+
+
+def test_requests_at_once_are_measured_too() -> None:
+    done = bench(*FEW, "--json", "--category", "chat", "--temps", "0", "--concurrency", "1,2")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["concurrency"]
+    assert [(row["category"], row["concurrency"]) for row in rows] == [("chat", 1), ("chat", 2)]
+    assert all(row["drafted"]["total_tokens_per_second"]["median"] > 0 for row in rows)
+
+
+def test_a_target_alone_is_decoded_plainly() -> None:
+    done = bench(*FEW, "--target", TARGET, "--category", "chat", "--temps", "0", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert [row["drafted"] for row in told["rows"]] == [None, None]
+    assert told["memory_bytes"]["drafter"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (("--draft", DRAFTER), "without its target"),
+        (("--target", "no.gguf"), "does not exist"),
+        (("--widths", "1"), "not a list of whole numbers"),
+        (("--widths", "17", "-n", "4", "--limit", "1"), "block of 16"),
+        (("--depths", "1x"), "not a list of whole numbers"),
+        (("--temps", "0,warm"), "not a number"),
+        (("--plot", "picture.gif"), ".png or .svg"),
+        (("--plot", "no/such/folder.png"), "no folder"),
+        (("--markdown", "no/such/folder.md"), "no folder"),
+        (("--shape", "qwen3-8b", "--target", TARGET), "exclude each other"),
+        (("--shape", "no-such-shape"), "no shape 'no-such-shape'"),
+        (("--shape-layers", "2"), "belongs to --shape"),
+        (("--dataset-folder", "."), "belongs to --dataset"),
+        (("--category", "fim", "--dataset", "gsm8k"), "exclude each other"),
+        (("--against-llama-server", TARGET), "not executable"),
+        (("--synthetic-length", "6.5", "--target", TARGET), "needs a drafter"),
+        (("--synthetic-length", "17"), "not a number"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments: tuple[str, ...], fault: str) -> None:
+    done = bench("-q", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"dflash-local: error: [^\n]+\n", done.stderr)
+    assert fault in done.stderr
+
+
+def test_prompts_that_are_none_are_refused_with_their_line(tmp_path: Path) -> None:
+    prompts = tmp_path / "bad.jsonl"
+    prompts.write_text('{"prompt": "a"}\nnot json\n', encoding="utf-8")
+    done = bench("-q", "--prompts", str(prompts))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "line 2" in done.stderr
