@@ -7,13 +7,44 @@ from numpy.typing import NDArray
 
 def llama_decode_address() -> int: ...
 
-class Taps:
-    def __init__(self, ctx: int, layers: Sequence[int]) -> None: ...
-    def gather(self, rows: NDArray[np.int32], n_batch: int) -> NDArray[np.float32]: ...
+class TargetPass:
+    def __init__(
+        self,
+        context: int,
+        n_seq: int,
+        n_batch: int,
+        layers: Sequence[int],
+        n_stored: int,
+        in_graph: bool,
+    ) -> None: ...
+    def decode(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        seqs: Sequence[int],
+        output: Sequence[bool],
+    ) -> int: ...
+    @property
+    def best(self) -> list[int]: ...
+    def logits(self, output_row: int) -> NDArray[np.float32]: ...
+    def hidden_states(self, rows: Sequence[int]) -> NDArray[np.float32]: ...
+    @property
+    def first_stored(self) -> int: ...
+    @property
+    def n_stored(self) -> int: ...
+    @property
+    def n_rebuilds(self) -> int: ...
 
 class FusedDrafter:
     def __init__(
-        self, model: int, path: str, n_seq: int, n_ctx: int, top_k: int, n_threads: int
+        self,
+        model: int,
+        target_pass: TargetPass | None,
+        path: str,
+        n_seq: int,
+        n_ctx: int,
+        top_k: int,
+        n_threads: int,
     ) -> None: ...
     @property
     def n_vocab(self) -> int: ...
@@ -31,10 +62,18 @@ class FusedDrafter:
     def device(self) -> str: ...
     def length(self, seq: int) -> int: ...
     def inject(self, seq: int, features: NDArray[np.float32]) -> None: ...
+    def inject_stored(self, seq: int, rows: Sequence[int]) -> None: ...
     def draft(
         self,
         seqs: Sequence[int],
         features: Sequence[NDArray[np.float32]],
+        anchors: Sequence[int],
+        n_draft: int,
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]: ...
+    def draft_stored(
+        self,
+        seqs: Sequence[int],
+        rows: Sequence[Sequence[int]],
         anchors: Sequence[int],
         n_draft: int,
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]: ...
