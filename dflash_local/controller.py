@@ -98,7 +98,9 @@ class _Findings:
     suspended: bool
 
     def text(self, drafting: bool) -> str:
-        width = f"{self.drafts + self.n_seqs} rows" if self.n_seqs > 1 else f"width {self.drafts+1}"
+        width = (
+            f"{self.drafts + self.n_seqs} rows" if self.n_seqs > 1 else f"width {self.drafts + 1}"
+        )
         if drafting:
             return (
                 f"drafting is on: {self.tokens:.1f} tokens a round at {width}, "
@@ -409,9 +411,7 @@ class Controller:
         extra = self.costs.draft_s(n, self._depth) + self.costs.draft_host_s
         curve = policy.survival.typical(hopeful=True)
         tokens = accumulate((n * chance for chance in curve), initial=float(self._base))
-        rates = [
-            got / (extra + spent) for got, spent in zip(tokens, passes[::n], strict=True)
-        ]
+        rates = [got / (extra + spent) for got, spent in zip(tokens, passes[::n], strict=True)]
         return max(rates) * passes[0] > _GAIN_TO_BEGIN * self._base
 
     def _tabulate(self, n: int, other_rows: int) -> None:

@@ -31,9 +31,10 @@ _TURN = 0.4
 the last rounds, each weighing `_MEMORY` of the next, show it."""
 _MEMORY, _SURPRISE = 0.85, 5.0
 _COLD_CHANCE = 0.75
-_SHARE = 0.02
-"""How far a round of a request moves the curve that the next request starts from."""
 _YOUNG = 32
+"""Rounds by which a drafter is known."""
+_SPARSE, _SHARE = 4, 0.06
+"""Then one round in so many, to save time, moves the curve that the next request starts from."""
 _RECENT = 8
 _FLOOR, _NUDGE = -20.0, 0.001
 _ENOUGH_TRIALS = 48
@@ -108,6 +109,8 @@ class Prior:
     def learn(self, logprobs: Sequence[float], features: Sequence[float], accepted: int) -> None:
         """The outcome of one chain of any request."""
         self.rounds += 1
+        if self.rounds > _YOUNG and self.rounds % _SPARSE:
+            return
         self._filter.walk()
         self._filter.update(features, accepted)
         if self.rounds <= _YOUNG:  # what it knows of itself still changes: judge all anew
@@ -173,7 +176,10 @@ class Survival:
         if self._surprise * self._surprise > _SURPRISE * self._variance + 1.0:
             known.aa = min(known.aa + _TURN, _UNKNOWN[0])
             self._surprise = self._variance = 0.0
-        self._prior.learn(logprobs, features, accepted)
+        prior = self._prior
+        prior.learn(logprobs, features, accepted)
+        if prior.rounds <= _YOUNG:  # what is seen of the drafter says more than what is of this
+            self._filter = prior.filter()
         self._trials += tried
         self._kept += min(accepted, tried)
         self._promised += sum(math.exp(max(min(lp, 0.0), _FLOOR)) for lp in logprobs[:tried])

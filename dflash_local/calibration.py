@@ -1,0 +1,264 @@
+"""Measures what the parts of a round cost on this machine, in a few seconds, and keeps it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from dflash_local import runtime
+from dflash_local.cache_dir import cache_dir
+from dflash_local.costs import Costs
+from dflash_local.drafter import Drafter, DraftRequest
+from dflash_local.features import Features
+from dflash_local.target import Target
+
+WIDTHS = (1, 2, 8, 4, 16, 9, 6, 3, 12)
+"""Rows of a sequence, those first that say most: a slow machine gets no further."""
+SHALLOW, DEEP = 4, 1024
+"""Cached tokens after which is measured: of each sequence, few, as a slow machine would take long
+to fill a cache; and in all."""
+BUDGET_S = 3.0
+BUDGET_STEPS = 200
+
+_ROWS = 4  # that a usual round injects
+_MANY_ROWS = 64
+_TIMED = 4
+_DEEP_WIDTHS = (1, 8, 16)
+_FORMAT = 1
+# What Python spends around a draft and a pass; live rounds tell better.
+_HOST_S, _DRAFT_HOST_S = 1e-4, 1.5e-4
+
+
+def measure(target: Target, drafter: Drafter, *, before: Callable[[], None]) -> Costs:
+    """The costs of this pair for up to `target.options.n_seq` sequences, kept per machine, files,
+    build and settings.
+
+    Takes `BUDGET_S` seconds or `BUDGET_STEPS` target steps, whichever end first, but always wakes
+    the model with a pass, and takes the time of two drafts, two plain steps and two of two rows.
+    `before` empties all caches of target and drafter: called only if there is something to measure,
+    and they are empty after it too.
+    """
+    try:
+        return Costs.from_dict(json.loads(_place(target, drafter).read_text()))
+    except (OSError, ValueError):
+        pass  # not measured yet, or not readable
+    before()
+    trial = _Trial(target, drafter)
+    try:
+        costs = trial.run()
+    finally:
+        trial.empty()
+    keep(target, drafter, costs)
+    return costs
+
+
+def keep(target: Target, drafter: Drafter, costs: Costs) -> None:
+    """For the next process, which begins with what this one has learnt."""
+    try:
+        place = _place(target, drafter)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        temporary = place.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(json.dumps(costs.as_dict()))
+        temporary.replace(place)
+    except OSError:
+        pass  # measured again next time
+
+
+class _Trial:
+    """One calibration: passes and drafts on random tokens, timed within the budget."""
+
+    def __init__(self, target: Target, drafter: Drafter) -> None:
+        self.target, self.drafter = target, drafter
+        self.n_seq = target.options.n_seq
+        self.start = time.perf_counter()
+        self.n_steps = 0
+        self.part = 0  # cached tokens of each sequence
+        self.rng = np.random.default_rng(0)
+        self.steps: dict[int, dict[int, list[float]]] = {}
+        self.drafts: dict[int, dict[int, list[float]]] = {}
+        self.switches: list[float] = []
+        self.injections: list[float] = []
+        most = min(drafter.block_size, target.n_batch // self.n_seq)
+        self.widths = [width for width in WIDTHS if width <= most]
+
+    def run(self) -> Costs:
+        features = self._fill(SHALLOW)
+        self.start = time.perf_counter()
+        shallow = self.n_seq * self.part
+        self._draft(1, 1, features)
+        for n_rows in self._rows(self.widths[:2]):
+            self._step(n_rows, 1, needed=n_rows in (self.n_seq, 2 * self.n_seq))
+        for timed in (1, _TIMED):
+            for n_rows in self._rows(self.widths):
+                self._step(n_rows, timed)
+            for n_seqs in sorted({1, self.n_seq}):
+                self._draft(n_seqs, timed)
+            self._inject()
+        # Room for a pass of all rows after it, and for a draft of many.
+        room = self.target.n_ctx // self.n_seq - max(*self.widths, _MANY_ROWS)
+        deep = min(DEEP // self.n_seq, room)
+        n_filled = self.n_seq * deep
+        passes = math.ceil(n_filled / self.target.n_batch) + 3 * _TIMED
+        widest = max(self.steps[shallow])
+        seconds = median(self.steps[shallow][widest])
+        if deep >= 4 * self.part and self._affords(passes, seconds * (n_filled / widest + passes)):
+            features = self._fill(deep)
+            for n_rows in self._rows([w for w in _DEEP_WIDTHS if w in self.widths]):
+                self._step(n_rows, _TIMED - 1)
+            self._draft(1, _TIMED - 1)
+        return Costs(
+            _medians(self.steps),
+            _medians(self.drafts),
+            switch_s=max(median(self.switches), 0.0) if self.switches else 0.0,
+            host_s=_HOST_S,
+            draft_host_s=_DRAFT_HOST_S,
+            inject_s=max(median(self.injections), 0.0) if self.injections else 0.0,
+        )
+
+    def empty(self) -> None:
+        for seq in range(self.n_seq):
+            self.target.clear(seq)
+            self.drafter.truncate(seq, 0)
+
+    @property
+    def depth(self) -> int:
+        return self.n_seq * self.part
+
+    def _rows(self, widths: list[int]) -> list[int]:
+        """Row counts of a pass: of all sequences together, and of one alone."""
+        together = [width * self.n_seq for width in widths]
+        return list(dict.fromkeys(n for pair in zip(together, widths, strict=True) for n in pair))
+
+    def _affords(self, n_steps: int, seconds: float) -> bool:
+        spent = time.perf_counter() - self.start
+        return self.n_steps + n_steps <= BUDGET_STEPS and spent + seconds <= BUDGET_S
+
+    def _fill(self, part: int) -> Features:
+        """Both caches to `part` tokens of each sequence; returns what the first injected last."""
+        self.empty()
+        chunk = self.target.n_batch // self.n_seq
+        for begin in range(0, part, chunk):
+            self.part = begin
+            n = min(chunk, part - begin)
+            self._pass(n * self.n_seq, output=False)
+            for seq in range(self.n_seq):
+                self.drafter.inject(seq, _features(self.target, range(seq * n, (seq + 1) * n)))
+        self.part = part
+        return _features(self.target, range(n))
+
+    def _pass(self, n_rows: int, *, output: bool = True) -> float:
+        """Seconds of a pass of random rows, dealt to the sequences as evenly as they go."""
+        seq_ids = sorted(i % self.n_seq for i in range(n_rows))
+        positions = [self.part + i - seq_ids.index(seq) for i, seq in enumerate(seq_ids)]
+        tokens = self.rng.integers(0, self.target.n_vocab, n_rows, dtype=np.int32)
+        begin = time.perf_counter()
+        self.target.decode(tokens, positions, seq_ids, [output] * n_rows)
+        self.n_steps += 1
+        return time.perf_counter() - begin
+
+    def _step(self, n_rows: int, timed: int, *, needed: bool = False) -> None:
+        """Time passes of `n_rows` rows at the present depth; the first one apart."""
+        known = self.steps.setdefault(self.depth, {})
+        if not needed and not self._affords(1 + timed, (1 + timed) * self._guess(n_rows)):
+            return
+        seconds = []
+        for _ in range(1 + timed):
+            seconds.append(self._pass(n_rows))
+            for seq in range(self.n_seq):
+                self.target.truncate(seq, self.part)
+        known.setdefault(n_rows, []).extend(seconds[1:])
+        if timed > 1:
+            # A captured GPU graph is back with the second pass after a change, or later.
+            usual = median(seconds[2:])
+            self.switches.append(seconds[0] + seconds[1] - 2 * usual)
+
+    def _guess(self, n_rows: int) -> float:
+        """Seconds of a pass, if need be from the nearest narrower one timed, by the row."""
+        known = self.steps[self.depth]
+        near = max((n for n in known if n <= n_rows), default=0)
+        return min(known[near]) * n_rows / near if near else 0.0
+
+    def _draft(self, n_seqs: int, timed: int, features: Features | None = None) -> None:
+        """Time the draft stage for the first `n_seqs` sequences; the first one apart."""
+        known = self.drafts.setdefault(self.depth, {})
+        if features is None:
+            usual = median(next(iter(self.drafts.values()))[1]) * n_seqs
+            if not self._affords(1, (1 + timed) * usual + self._guess(_ROWS)):
+                return
+            features = self._new_features(_ROWS)
+        seconds = [self._one_draft(n_seqs, features) for _ in range(1 + timed)]
+        known.setdefault(n_seqs, []).extend(seconds[1:])
+
+    def _inject(self) -> None:
+        """Time a draft that has many rows to inject first."""
+        usual = median(self.drafts[self.depth][1])
+        n_rows = min(_MANY_ROWS, self.target.n_batch, self.target.n_ctx // self.n_seq - self.part)
+        if n_rows <= 2 * _ROWS or not self._affords(1, 6 * usual + 2 * self._guess(n_rows)):
+            return
+        features = self._new_features(n_rows)
+        self._one_draft(1, features)
+        seconds = self._one_draft(1, features)
+        self.injections.append((seconds - usual) / (n_rows - _ROWS))
+
+    def _new_features(self, n_rows: int) -> Features:
+        self._pass(n_rows, output=False)
+        for seq in range(self.n_seq):
+            self.target.truncate(seq, self.part)
+        return _features(self.target, range(n_rows))
+
+    def _one_draft(self, n_seqs: int, features: Features) -> float:
+        """Seconds of one draft stage that injects `features` in each sequence; then undone."""
+        n_draft = self.drafter.block_size - 1
+        requests = [DraftRequest(seq, 1, features, n_draft) for seq in range(n_seqs)]
+        begin = time.perf_counter()
+        self.drafter.draft(requests)
+        seconds = time.perf_counter() - begin
+        for seq in range(n_seqs):
+            self.drafter.truncate(seq, self.part)
+        return seconds
+
+
+def _features(target: Target, rows: range) -> Features:
+    """Context features of these rows of the last pass, as the engine hands them over."""
+    return target.hidden_states(rows).reshape(len(rows), -1)
+
+
+def _medians(times: dict[int, dict[int, list[float]]]) -> dict[int, dict[int, float]]:
+    return {
+        depth: {n: median(seconds) for n, seconds in row.items()} for depth, row in times.items()
+    }
+
+
+def _place(target: Target, drafter: Drafter) -> Path:
+    return cache_dir() / "costs" / f"{_key(target, drafter)}.json"
+
+
+def _key(target: Target, drafter: Drafter) -> str:
+    parts: dict[str, Any] = {
+        "format": _FORMAT,
+        "target": _file(target.path),
+        "drafter": [_file(getattr(drafter, "path", None)), type(drafter).__name__],
+        "options": asdict(target.options),
+        "threads": target.n_threads,
+        "build": runtime.llama_build(),
+        "system": runtime.system_info(),
+        "devices": [device.description for device in runtime.devices()],
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _file(path: Path | None) -> list[str | int]:
+    if path is None:
+        return []
+    stat = path.stat()
+    return [os.fspath(path.resolve()), stat.st_size, stat.st_mtime_ns]
