@@ -16,7 +16,7 @@ from dflash_local.bench.run import Row, Settings
 
 pytest.importorskip("matplotlib", reason="pictures need matplotlib")
 
-SPEED = Speed(Spread(100.0, 90.0, 110.0, 4), Spread(0.01, 0.01, 0.02, 4), {}, 4, 64, 0)
+SPEED = Speed(Spread(100.0, 90.0, 110.0, 4), 100.0, Spread(0.01, 0.01, 0.02, 4), {}, 4, 64, 0)
 
 
 def row(category: str, temperature: float, ratio: float) -> Row:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_local import demo
 from dflash_local.bench.against import Peer, held_against, run_against
-from dflash_local.bench.concurrency import run_together
+from dflash_local.bench.concurrency import ConcurrencyRow, run_together
 from dflash_local.bench.machine import Machine, memory_of
 from dflash_local.bench.measure import Width, cost_curve
 from dflash_local.bench.report import Report
@@ -30,6 +30,7 @@ from dflash_local.bench.workload import (
 from dflash_local.errors import InputError
 
 if TYPE_CHECKING:
+    from dflash_local.engine import Engine
     from dflash_local.model import Model
 
 CURVE_ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32)
@@ -71,7 +72,10 @@ def benchmark(order: Order, load: Callable[..., Model], say: Say) -> Report:
     """
     order = replace(order, settings=_settings(order))
     p = None if order.synthetic_length is None else solve_p(order.synthetic_length)
-    with load(order.target, order.draft, **order.loading) as model, _accepting(model, p, order):
+    with (
+        load(order.target, order.draft, **order.loading) as model,
+        _accepting(_engine(model), p, order.settings.seed),
+    ):
         _check_widths(model, order.settings)
         cases, notes = _cases(model, order)
         report = Report(
@@ -88,11 +92,7 @@ def benchmark(order: Order, load: Callable[..., Model], say: Say) -> Report:
         peer = _peer(model, order, p)
     short = _without_depths(cases, order)
     if order.concurrency and short:
-        n_seq = max(order.concurrency)
-        loading = {**order.loading, "n_seq": n_seq}
-        with load(order.target, order.draft, **loading) as model, _accepting(model, p, order):
-            engine = _engine(model, n_seq)
-            rows, left_out = run_together(engine, short, order.concurrency, order.settings, say)
+        rows, left_out = _together(order, short, load, p, say)
         report.concurrency = rows
         report.notes += left_out
     if peer is not None:
@@ -100,6 +100,18 @@ def benchmark(order: Order, load: Callable[..., Model], say: Say) -> Report:
         found = run_against(peer, short or cases, levels, order.settings, say)
         report.peer = held_against(found, report.rows, report.concurrency)
     return report
+
+
+def _together(
+    order: Order, cases: Sequence[Case], load: Callable[..., Model], p: float | None, say: Say
+) -> tuple[list[ConcurrencyRow], list[str]]:
+    """On a model of its own: one that is loaded for several sequences need not be the fastest for
+    a single one."""
+    n_seq = max(order.concurrency)
+    with load(order.target, order.draft, **{**order.loading, "n_seq": n_seq}) as model:
+        engine = _engine(model, n_seq)
+        with _accepting(engine, p, order.settings.seed):
+            return run_together(engine, cases, order.concurrency, order.settings, say)
 
 
 def _settings(order: Order) -> Settings:
@@ -156,7 +168,7 @@ def _curve_rows(model: Model) -> list[int]:
     return [rows for rows in CURVE_ROWS if rows <= min(most, model.n_ctx - 1)]
 
 
-def _engine(model: Model, n_seq: int = 1) -> Any:
+def _engine(model: Model, n_seq: int = 1) -> Engine:
     if len(model._engine.slots) < n_seq:
         from dflash_local.engine import Engine
 
@@ -165,16 +177,14 @@ def _engine(model: Model, n_seq: int = 1) -> Any:
 
 
 @contextmanager
-def _accepting(model: Model, p: float | None, order: Order) -> Iterator[None]:
+def _accepting(engine: Engine, p: float | None, seed: int) -> Iterator[None]:
     """Drafts that survive with probability `p` each for as long as this lasts; None: by merit."""
     if p is None:
         yield
         return
-    engine = _engine(model)
-    merit = getattr(engine, "verifier", None)
-    engine.verifier = SyntheticVerifier(
-        p, order.settings.seed, ends_text=model.target.vocabulary.ends_text
-    )
+    merit = engine.verifier
+    ends_text = engine.target.vocabulary.ends_text
+    engine.verifier = SyntheticVerifier(p, seed, ends_text=ends_text)
     try:
         yield
     finally:

@@ -104,9 +104,11 @@ STAGES = ("draft", "verify", "sample", "host")
 
 @dataclass(frozen=True)
 class Speed:
-    """What answers of one kind cost. `stage_s` are mean seconds per round, by `STAGES`."""
+    """What answers of one kind cost. `overall` are tokens/s of all of them together; `stage_s` mean
+    seconds per round, by `STAGES`."""
 
     tokens_per_second: Spread | None
+    overall: float | None
     ttft_s: Spread | None
     stage_s: dict[str, float]
     n_answers: int
@@ -125,6 +127,7 @@ class Speed:
         }
         return cls(
             tokens_per_second=Spread.of(stats.tokens_per_second for stats in counted),
+            overall=_overall([answer for answer in answers if answer.counts]),
             ttft_s=Spread.of(answer.ttft_s for answer in answers),
             stage_s={name: seconds / rounds for name, seconds in spent.items()} if rounds else {},
             n_answers=len(answers),
@@ -135,6 +138,9 @@ class Speed:
     def as_dict(self) -> dict[str, Any]:
         return {
             "tokens_per_second": _spread(self.tokens_per_second),
+            "overall_tokens_per_second": None
+            if self.overall is None
+            else significant(self.overall),
             "ttft_s": _spread(self.ttft_s),
             "stage_s": {name: significant(value) for name, value in self.stage_s.items()},
             "n_answers": self.n_answers,
@@ -263,6 +269,11 @@ def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
 def significant(value: float) -> float:
     """Six significant digits, for JSON that people read."""
     return float(f"{value:.6g}")
+
+
+def _overall(answers: Sequence[Answer]) -> float | None:
+    seconds = sum(answer.stats.decode_s for answer in answers)
+    return sum(answer.n_decoded for answer in answers) / seconds if seconds > 0 else None
 
 
 def _spread(found: Spread | None) -> dict[str, float] | None:

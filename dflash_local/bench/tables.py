@@ -102,7 +102,8 @@ def _speeds(report: Report) -> str:
             "plain": _spread(row.plain.tokens_per_second),
         }
         if drafted and row.drafted:
-            cells["width"] = row.width
+            if len(report.settings.widths) > 1:
+                cells["width"] = row.width
             cells["drafted"] = _spread(row.drafted.tokens_per_second)
             cells["ratio"] = _ratio(row.ratio)
             cells["accepted"] = _length(row.acceptance)
