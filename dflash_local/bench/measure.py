@@ -99,6 +99,9 @@ class Spread:
         }
 
 
+CURVE_DEPTH = 256
+"""Tokens of context in which the cost of a pass is measured."""
+
 STAGES = ("draft", "verify", "sample", "host")
 
 
@@ -228,7 +231,7 @@ class Acceptance:
 
 
 def cost_curve(
-    target: Target, widths: Sequence[int], *, depth: int = 256, repeats: int = 7
+    target: Target, widths: Sequence[int], *, depth: int = CURVE_DEPTH, repeats: int = 7
 ) -> dict[int, float]:
     """Seconds of a target pass by its number of rows, after `depth` tokens; medians.
 

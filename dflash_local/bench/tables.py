@@ -8,7 +8,7 @@ from typing import Any
 from tabulate import tabulate
 
 from dflash_local.bench.machine import Machine
-from dflash_local.bench.measure import STAGES, Acceptance, Spread
+from dflash_local.bench.measure import CURVE_DEPTH, STAGES, Acceptance, Spread
 from dflash_local.bench.report import Report, temperatures_of
 from dflash_local.bench.run import Row
 from dflash_local.memory import size_text
@@ -38,7 +38,9 @@ def terminal(report: Report) -> str:
     if report.peer:
         sections.append(("llama-server on the same files and prompts", _peer(report)))
     if report.curve:
-        sections.append(("a pass of the target by its rows", _curve(report)))
+        sections.append(
+            (f"a pass of the target by its rows, after {CURVE_DEPTH} tokens", _curve(report))
+        )
     if report.memory:
         sections.append(("memory", _memory(report)))
     sections.append(("", "\n".join(_tail(report))))
@@ -297,13 +299,19 @@ def _table(rows: Sequence[dict[str, Any]], *, right: Sequence[str]) -> str:
 
 
 def _spread(found: Spread | None) -> str:
-    if found is None:
-        return "-"
-    return f"{found.median:.4g} ({found.low:.4g}-{found.high:.4g})"
+    return _with_range(found, ".4g")
 
 
 def _ratio(found: Spread | None) -> str:
-    return f"{found.median:.2f} ({found.low:.2f}-{found.high:.2f})" if found else "-"
+    return _with_range(found, ".2f")
+
+
+def _with_range(found: Spread | None, form: str) -> str:
+    if found is None:
+        return "-"
+    if found.n == 1:
+        return f"{found.median:{form}}"
+    return f"{found.median:{form}} ({found.low:{form}}-{found.high:{form}})"
 
 
 def _median(found: Spread | None) -> str:
