@@ -154,13 +154,22 @@ class Controller:
         self._doubt = 0.0
         self._suspended_until = 0
         self._accepted = 0
-        self._probe_loss = 0.0
 
     def open(self, depth: int = 0) -> Policy:
         """A request begins, after `depth` tokens in all caches."""
         if depth:
             self._depth = depth
         return Policy(Survival(self.prior), rest_from=self._round, next_probe=self._round)
+
+    @property
+    def idle(self) -> int:
+        """Rounds for which nothing is to be asked: they are plain."""
+        return self._idle
+
+    def skip(self, n_rounds: int) -> None:
+        """So many plain rounds were made without asking, at most `idle`."""
+        self._idle -= n_rounds
+        self._round += n_rounds
 
     def n_drafts(
         self, policies: Sequence[Policy], limits: Sequence[int], other_rows: int = 0
@@ -370,24 +379,18 @@ class Controller:
 
     def _probe(self, resting: list[Policy], n_on: int) -> int:
         """Let those whose time has come draft once, if the purse allows; rounds to wait if not."""
-        costs, depth, passes = self.costs, self._depth, self._passes
         due = [policy for policy in resting if policy.next_probe <= self._round]
         if not due:
             return min(policy.next_probe for policy in resting) - self._round
-        # A few at a time: what one learns is the others' prior.
-        due.sort(key=lambda policy: policy.rounds)
-        due = due[: 1 + len(self._members) // 4]
-        extra = costs.draft_s(n_on + len(due), depth) - costs.draft_s(n_on, depth)
-        backlog = sum(self._round - policy.rest_from for policy in due)
-        k = _PROBED * len(due)
-        verify = passes[k] - passes[0] + (0 if n_on else 2 * costs.switch_s + costs.draft_host_s)
-        hopes = sum(sum(curve[:_PROBED]) for curve in _typical(due))
-        gained = hopes * passes[0] / self._base
-        loss = (extra + costs.inject_s * backlog + max(verify - gained, 0.0)) / passes[0]
+        loss = self._probe_loss(due, n_on)
+        if loss > self._purse:  # then a few: what one learns is the others' prior
+            due.sort(key=lambda policy: policy.rounds)
+            due = due[: 1 + len(self._members) // 4]
+            loss = self._probe_loss(due, n_on)
         missing = loss - self._purse
         if missing > 0:
             # The context goes on growing while it waits.
-            income = PROBE_SHARE - costs.inject_s * len(due) / passes[0]
+            income = PROBE_SHARE - self.costs.inject_s * len(due) / self._passes[0]
             wait = int(missing / income) + 1 if income > 0 else _LONGEST_PAUSE
             if wait >= _LONGEST_PAUSE:
                 for policy in due:
@@ -399,10 +402,20 @@ class Controller:
             policy.failures += 1
             pause = 1 if self._promises(policy) else min(2**policy.failures, _BACKOFF)
             policy.next_probe = self._round + pause
-        self._probe_loss = loss
         if n_on:  # only a round of its own shows what it has really cost
             self._purse -= loss
         return 0
+
+    def _probe_loss(self, due: Sequence[Policy], n_on: int) -> float:
+        """Plain rounds that a probe of these is expected to lose, beside `n_on` that draft."""
+        costs, depth, passes = self.costs, self._depth, self._passes
+        extra = costs.draft_s(n_on + len(due), depth) - costs.draft_s(n_on, depth)
+        extra += costs.inject_s * sum(self._round - policy.rest_from for policy in due)
+        verify = passes[_PROBED * len(due)] - passes[0]
+        if not n_on:
+            verify += 2 * costs.switch_s + costs.draft_host_s
+        hopes = sum(sum(curve[:_PROBED]) for curve in _typical(due))
+        return (extra + max(verify - hopes * passes[0] / self._base, 0.0)) / passes[0]
 
     def _promises(self, policy: Policy) -> bool:
         """Whether drafting would pay if all sequences were like this one, and it as good as its
