@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ DATASETS = ("gsm8k", "humaneval")
 
 _FILE = click.Path(exists=True, dir_okay=False, readable=True)
 _FOLDER = click.Path(exists=True, file_okay=False)
+_PLACE = click.Path(exists=True)
 _OUTPUT = click.Path(dir_okay=False, writable=True)
 
 SHAPE = (
@@ -81,9 +82,9 @@ PROMPTS = (
     ),
     option(
         "--dataset-folder",
-        type=_FOLDER,
+        type=_PLACE,
         show_default="from the Hugging Face hub",
-        help="Where the dataset lies.",
+        help="Where the dataset lies: a folder, or its file.",
     ),
     option("--limit", type=whole(1), metavar="N", default=4, help="Prompts of each category."),
     option(
@@ -181,10 +182,10 @@ def bench(ctx: click.Context, /, **values: Any) -> None:
     from dflash_local.bench.benchmark import benchmark
 
     with _files(values, say) as (target, draft):
-        prompts, paper = _prompts(values, target)
-        order = _order(values, command, target, draft, prompts)
+        order = _order(values, command, target, draft)
         report = benchmark(order, partial(_load, quiet=values["quiet"]), say)
-    report.paper = paper
+    if values["dataset"] is not None:
+        report.paper = _paper(values["dataset"], target, order.settings.temperatures)
     _write(report, values)
 
 
@@ -231,7 +232,6 @@ def _order(
     command: str,
     target: Path,
     draft: Path | None,
-    prompts: list[Prompt] | None,
 ) -> Order:
     from dflash_local.bench.benchmark import Order, widths_from
     from dflash_local.bench.run import Settings
@@ -251,7 +251,7 @@ def _order(
         draft=draft,
         settings=settings,
         command=command,
-        prompts=prompts,
+        prompts=_prompts(values),
         random=values["shape"] is not None,
         categories=tuple(values["categories"]) or CATEGORIES,
         limit=values["limit"],
@@ -292,24 +292,28 @@ def _files(values: Mapping[str, Any], say: Say) -> Iterator[tuple[Path, Path | N
         yield pair
 
 
-def _prompts(
-    values: Mapping[str, Any], target: Path
-) -> tuple[list[Prompt] | None, dict[str, PaperValue]]:
-    """Prompts of a file or of a dataset, with the paper's values by category; None: built in."""
+def _prompts(values: Mapping[str, Any]) -> list[Prompt] | None:
+    """Those of a file or of a dataset; None for the built-in ones."""
     if values["prompts"] is not None:
         from dflash_local.bench.workload import read_prompts
 
-        return read_prompts(values["prompts"], limit=values["limit"]), {}
+        return read_prompts(values["prompts"], limit=values["limit"])
     if values["dataset"] is None:
-        return None, {}
-    from dflash_local.bench.datasets import load_prompts, paper_value
+        return None
+    from dflash_local.bench.datasets import load_prompts
 
     folder = Path(values["dataset_folder"]) if values["dataset_folder"] else None
-    found = paper_value(values["dataset"], target.name)
-    return (
-        load_prompts(values["dataset"], folder, values["limit"]),
-        {values["dataset"]: found} if found else {},
-    )
+    return load_prompts(values["dataset"], folder, values["limit"])
+
+
+def _paper(
+    dataset: str, target: Path, temperatures: Sequence[float]
+) -> dict[tuple[str, float], PaperValue]:
+    """What the paper reports for this dataset and target, where it does, by temperature."""
+    from dflash_local.bench.datasets import paper_value
+
+    values = {(dataset, t): paper_value(dataset, target.name, t) for t in temperatures}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _load(target: Path, draft: Path | None, **options: Any) -> Model:

@@ -29,7 +29,7 @@ class PaperValue:
 @dataclass
 class Report:
     """`curve` are seconds of a target pass by its rows. `synthetic_length` is None where the
-    models' own drafts were checked; `paper` is by category."""
+    models' own drafts were checked; `paper` is by category and temperature."""
 
     command: str
     machine: Machine
@@ -39,7 +39,7 @@ class Report:
     memory: Memory | None = None
     concurrency: list[ConcurrencyRow] = field(default_factory=list)
     peer: list[PeerRow] = field(default_factory=list)
-    paper: dict[str, PaperValue] = field(default_factory=dict)
+    paper: dict[tuple[str, float], PaperValue] = field(default_factory=dict)
     synthetic_length: float | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -98,7 +98,10 @@ class Report:
             ],
             "concurrency": [row.as_dict() for row in self.concurrency],
             "llama_server": [row.as_dict() for row in self.peer],
-            "paper": {name: asdict(value) for name, value in self.paper.items()},
+            "paper": [
+                {"category": category, "temperature": temperature, **asdict(value)}
+                for (category, temperature), value in self.paper.items()
+            ],
             "n_compared": self.n_compared,
             "n_differing": len(self.differences),
             "n_beyond_rounding": sum(

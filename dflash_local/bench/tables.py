@@ -9,7 +9,7 @@ from tabulate import tabulate
 
 from dflash_local.bench.machine import Machine
 from dflash_local.bench.measure import CURVE_DEPTH, STAGES, Acceptance, Spread
-from dflash_local.bench.report import Report, temperatures_of
+from dflash_local.bench.report import PaperValue, Report, temperatures_of
 from dflash_local.bench.run import Row
 from dflash_local.memory import size_text
 
@@ -110,7 +110,7 @@ def _speeds(report: Report) -> str:
             cells["ratio"] = _ratio(row.ratio)
             cells["accepted"] = _length(row.acceptance)
             if report.paper:
-                paper = report.paper.get(row.category)
+                paper = report.paper.get((row.category, row.temperature))
                 cells["paper"] = _paper(paper) if paper and row.cache == "cold" else ""
         cells["first token, ms"] = _first_token(row)
         rows.append(cells)
@@ -230,6 +230,8 @@ def _memory(report: Report) -> str:
 def _tail(report: Report) -> Iterator[str]:
     if report.n_compared:
         yield _sameness(report)
+    for source in dict.fromkeys(value.source for value in report.paper.values()):
+        yield f"paper: {source}; its speed-up is that of another program and machine"
     for note in report.notes:
         yield f"note: {note}"
 
@@ -267,7 +269,7 @@ def _card(report: Report) -> list[dict[str, Any]]:
             cells["speed-up"] = _ratio(row.ratio)
             cells["accepted length"] = _length(row.acceptance)
             if report.paper:
-                paper = report.paper.get(row.category)
+                paper = report.paper.get((row.category, row.temperature))
                 cells["paper"] = _paper(paper) if paper else ""
         rows.append(cells)
     for many in report.concurrency:
@@ -326,7 +328,7 @@ def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.3g}"
 
 
-def _paper(value: Any) -> str:
+def _paper(value: PaperValue) -> str:
     parts = []
     if value.speed_up is not None:
         parts.append(f"{value.speed_up:.2f}x")
