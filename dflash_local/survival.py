@@ -37,6 +37,8 @@ _SPARSE, _SHARE = 4, 0.06
 """Then one round in so many, to save time, moves the curve that the next request starts from."""
 _RECENT = 8
 _FLOOR, _NUDGE = -20.0, 0.001
+_OUTSIDE = (-3.0, 6.9)  # the features of no chance, and of certainty
+_NO_FEATURE = 1.0
 _ENOUGH_TRIALS = 48
 
 
@@ -79,15 +81,8 @@ class _Filter:
 
     def curve(self, logprobs: Sequence[float]) -> list[float]:
         """The chance of each draft that it and all before it are accepted; never rising."""
-        a, b, chance = self.a, self.b, 1.0
-        exp, log = math.exp, math.log
-        curve = []
-        for logprob in logprobs:
-            # Not a number counts as no confidence at all.
-            x = -log(_NUDGE - min(logprob, 0.0)) if logprob > _FLOOR else -3.0
-            chance /= 1.0 + exp(-a - b * x)
-            curve.append(chance)
-        return curve
+        a, b, chance, exp = -self.a, self.b, 1.0, math.exp
+        return [chance := chance / (1.0 + exp(a - b * x)) for x in _features(logprobs)]
 
 
 class Prior:
@@ -148,8 +143,7 @@ class Survival:
         """`curve` with each chance one standard deviation up: what may be, for all that is seen."""
         known, chance = self._filter, 1.0
         curve = []
-        for logprob in logprobs:
-            x = _feature(logprob)
+        for x in _features(logprobs):
             deviation = math.sqrt(max(known.aa + x * (2 * known.ab + x * known.bb), 0.0))
             chance /= 1.0 + math.exp(-known.a - known.b * x - deviation)
             curve.append(chance)
@@ -169,7 +163,7 @@ class Survival:
         tried = min(accepted + 1, verified, len(logprobs))
         if not tried:
             return
-        features = [_feature(logprob) for logprob in logprobs[:tried]]
+        features = _features(logprobs)[:tried]
         surprise, variance = known.update(features, accepted)
         self._surprise = _MEMORY * self._surprise + surprise
         self._variance = _MEMORY * self._variance + variance
@@ -202,8 +196,12 @@ class Survival:
         return kept, promised
 
 
-def _feature(logprob: float) -> float:
-    return -math.log(_NUDGE - min(logprob, 0.0)) if logprob > _FLOOR else -3.0
+def _features(logprobs: Sequence[float]) -> list[float]:
+    if not any(logprobs):  # a drafter that gives none
+        return [_NO_FEATURE] * len(logprobs)
+    log = math.log
+    # Not a number counts as no confidence at all.
+    return [-log(_NUDGE - lp) if 0.0 >= lp > _FLOOR else _OUTSIDE[lp > 0.0] for lp in logprobs]
 
 
 def _mean(
