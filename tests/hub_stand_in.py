@@ -163,6 +163,8 @@ class _HubHandler(_Handler):
         parts = [unquote(part) for part in path.strip("/").split("/")]
         if parts[:2] == ["api", "models"] and len(parts) in (4, 6):
             return self.info(f"{parts[2]}/{parts[3]}", parts[5] if len(parts) == 6 else "main")
+        if parts[0] == "datasets":  # known here by their whole address
+            parts[:2] = ["/".join(parts[:2])]
         if len(parts) >= 5 and parts[2] == "resolve":
             return self.resolve(f"{parts[0]}/{parts[1]}", parts[3], "/".join(parts[4:]))
         return self.refuse(404, "", "Not found")

@@ -1,0 +1,236 @@
+"""Prompts of the published evaluation, from the hub and from folders, and the paper's values."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_local.bench.datasets import DATASETS, load_prompts, paper_value
+from dflash_local.errors import FileError, InputError
+from hub_stand_in import Hub, running
+
+PARQUET = Path(__file__).parent / "parquet" / "snappy-dictionary.parquet"
+ROWS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(20)]
+STEPS = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+
+# The client reads its settings when it is imported, so each fetch is a process of its own.
+SCRIPT = """
+import json, sys
+from dflash_local.bench.datasets import load_prompts
+from dflash_local.errors import InputError
+try:
+    print(json.dumps([prompt.messages[0]["content"] for prompt in load_prompts(sys.argv[1])]))
+except InputError as error:
+    print(json.dumps({"error": str(error)}))
+"""
+
+
+def contents(name: str, *arguments: Any, **options: Any) -> list[str]:
+    prompts = load_prompts(name, *arguments, **options)
+    assert all(prompt.category == name for prompt in prompts)
+    assert all(len(prompt.messages) == 1 for prompt in prompts)
+    assert all(prompt.messages[0]["role"] == "user" for prompt in prompts)
+    return [prompt.messages[0]["content"] for prompt in prompts]
+
+
+def write_lines(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+# The hub
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with running() as hub:
+        hub.add(
+            f"datasets/{DATASETS['gsm8k'].repo}",
+            {DATASETS["gsm8k"].file: PARQUET.read_bytes(), "README.md": b"#"},
+        )
+        yield hub
+
+
+def fetched(hub: Hub, home: Path, name: str, **settings: str) -> Any:
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("HF_", "HUGGING_FACE_")) and "proxy" not in key.lower()
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, name],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        env={
+            **kept,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "HF_ENDPOINT": hub.endpoint,
+            "HF_HOME": str(home),
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            **settings,
+        },
+    )
+    return json.loads(done.stdout)
+
+
+def test_questions_come_from_the_hub_once(hub: Hub, tmp_path: Path) -> None:
+    first = fetched(hub, tmp_path, "gsm8k")
+    assert len(first) == 40
+    assert first[0] == "0 Bäume tragen je 2 Äpfel. Wie viele Äpfel? " + STEPS
+    assert fetched(hub, tmp_path, "gsm8k", HF_HUB_OFFLINE="1") == first
+    assert hub.served("hub", ".parquet") == [PARQUET.stat().st_size]
+
+
+def test_without_a_network_one_line_says_what_to_do(hub: Hub, tmp_path: Path) -> None:
+    answer = fetched(hub, tmp_path, "gsm8k", HF_HUB_OFFLINE="1")
+    assert answer["error"].startswith("openai/gsm8k: cannot be fetched (")
+    assert "--dataset gsm8k --dataset-folder FOLDER" in answer["error"]
+    assert "\n" not in answer["error"]
+
+
+def test_a_dataset_that_is_gone_is_told(hub: Hub, tmp_path: Path) -> None:
+    assert "cannot be fetched" in fetched(hub, tmp_path, "humaneval")["error"]
+
+
+# Folders
+
+
+@pytest.mark.parametrize("name", ["test.jsonl", "test.json", "test.jsonl.gz", "Test.JSONL"])
+def test_a_folder_serves_as_well(name: str, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / name, ROWS)
+    if name.endswith(".json"):
+        path.write_text(json.dumps(ROWS))
+    if name.endswith(".gz"):
+        path.write_bytes(gzip.compress(path.read_bytes()))
+    expected = [row["question"] + STEPS for row in ROWS]
+    assert contents("gsm8k", tmp_path) == expected
+    assert contents("gsm8k", path) == expected
+
+
+def test_a_parquet_file_in_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "main").mkdir()
+    (tmp_path / "main" / "test-00000-of-00001.parquet").write_bytes(PARQUET.read_bytes())
+    (tmp_path / "main" / "train-00000-of-00001.parquet").write_bytes(b"PAR1")
+    assert len(contents("gsm8k", tmp_path)) == 40
+
+
+def test_code_is_asked_for_as_in_the_evaluation(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "HumanEval.jsonl", [{"prompt": "def f(x):\n"}])
+    assert contents("humaneval", path) == [
+        "Write a solution to the following problem and make sure that it passes the tests:\n"
+        "```python\ndef f(x):\n\n```"
+    ]
+
+
+def test_what_the_reference_program_caches_is_taken_as_it_is(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "gsm8k.jsonl", [{"turns": ["What is 1 + 1?" + STEPS]}])
+    assert contents("gsm8k", path) == ["What is 1 + 1?" + STEPS]
+
+
+def test_of_several_files_the_one_for_the_test_is_taken(tmp_path: Path) -> None:
+    write_lines(tmp_path / "gsm8k_train.jsonl", ROWS[:3])
+    write_lines(tmp_path / "gsm8k_test.jsonl", ROWS[:5])
+    write_lines(tmp_path / "mbpp_test.jsonl", ROWS[:7])
+    assert len(contents("gsm8k", tmp_path)) == 5
+
+
+def test_samples_repeat_and_depend_on_the_seed(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "test.jsonl", ROWS)
+    drawn = contents("gsm8k", path, 8)
+    assert len(set(drawn)) == 8
+    assert set(drawn) < set(contents("gsm8k", path))
+    assert contents("gsm8k", path, 8) == drawn
+    assert contents("gsm8k", path, 8, seed=1) != drawn
+    assert contents("gsm8k", path, 100) == contents("gsm8k", path)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ('{"answer": "4"}\n', "row 1 has no text 'question'"),
+        ('{"question": 5}\n', "row 1 has no text 'question'"),
+        ("[1]\n", "row 1 has no text"),
+        ('{"question": "a"}\n{"quest', "malformed JSON"),
+        ("\n", "holds no prompts"),
+        ("[" * 100_000, "malformed JSON"),
+    ],
+)
+def test_a_file_of_other_rows_is_refused(rows: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "test.jsonl").write_text(rows)
+    with pytest.raises(FileError, match=message):
+        load_prompts("gsm8k", tmp_path)
+
+
+def test_a_file_that_only_looks_right_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "test.json").write_text("{}")
+    with pytest.raises(FileError, match="no JSON array"):
+        load_prompts("gsm8k", tmp_path)
+    (tmp_path / "test.jsonl.gz").write_bytes(b"plain")
+    with pytest.raises(FileError, match="cannot be read"):
+        load_prompts("gsm8k", tmp_path / "test.jsonl.gz")
+
+
+def test_a_folder_that_says_too_little_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such folder"):
+        load_prompts("gsm8k", tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"holds no \.jsonl"):
+        load_prompts("gsm8k", tmp_path)
+    for name in ("a.jsonl", "b.jsonl"):
+        write_lines(tmp_path / name, ROWS)
+    with pytest.raises(InputError, match=r"2 files could be the questions of gsm8k \(a.jsonl, b"):
+        load_prompts("gsm8k", tmp_path)
+
+
+def test_unknown_names_and_limits_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no dataset 'mmlu'; expected one of gsm8k, humaneval"):
+        load_prompts("mmlu", tmp_path)
+    with pytest.raises(InputError, match="0 prompts of gsm8k; expected 1 or more"):
+        load_prompts("gsm8k", tmp_path, 0)
+
+
+# The paper
+
+
+@pytest.mark.parametrize(
+    ("target", "dataset", "temperature", "expected"),
+    [
+        ("Qwen3-8B-Q4_K_M.gguf", "gsm8k", 0.0, (5.15, 6.54)),
+        ("qwen3-8b", "humaneval", 1.0, (4.32, 5.52)),
+        ("Qwen_Qwen3-4B-Q8_0.gguf", "humaneval", 0.0, (5.21, 6.64)),
+        ("Qwen3-Coder-30B-A3B-Instruct-UD-Q4_K_XL.gguf", "humaneval", 0.0, (3.5, 8.09)),
+        ("Meta-Llama-3.1-8B-Instruct-Q4_K_M.gguf", "gsm8k", 0.0, (2.4, 4.32)),
+    ],
+)
+def test_the_paper_has_a_value_for_its_pairs(
+    target: str, dataset: str, temperature: float, expected: tuple[float, float]
+) -> None:
+    found = paper_value(dataset, target, temperature)
+    assert found is not None
+    assert (found.speed_up, found.accepted_length) == expected
+    assert "2602.06036" in found.source
+
+
+@pytest.mark.parametrize(
+    ("target", "dataset", "temperature"),
+    [
+        ("Qwen3-8B-Q4_K_M.gguf", "gsm8k", 0.6),
+        ("Qwen3-4B-Instruct-2507-Q4_K_M.gguf", "gsm8k", 0.0),
+        ("DeepSeek-R1-0528-Qwen3-8B-Q4_K_M.gguf", "gsm8k", 0.0),
+        ("Qwen3-8B-Base-Q8_0.gguf", "gsm8k", 0.0),
+        ("Qwen3-80B.gguf", "gsm8k", 0.0),
+        ("Qwen3-Coder-30B-A3B-Instruct-Q4_K_M.gguf", "gsm8k", 0.0),
+        ("tiny-coder-q8_0.gguf", "humaneval", 0.0),
+    ],
+)
+def test_other_pairs_have_none(target: str, dataset: str, temperature: float) -> None:
+    assert paper_value(dataset, target, temperature) is None
