@@ -89,7 +89,8 @@ def test_rows_hold_plain_and_drafted_answers_of_the_same_prompts(rows: list[Row]
         assert row.n_prompts == row.plain.n_answers == row.drafted.n_answers == 2
         assert row.plain.ttft_s is not None and row.plain.ttft_s.low > 0
         assert set(row.plain.stage_s) == set(STAGES)
-        assert row.plain.stage_s["verify"] > row.plain.stage_s["sample"] > 0
+        # A greedy token is drawn where the logits lie, within the pass.
+        assert row.plain.stage_s["verify"] > row.plain.stage_s["sample"] >= 0
 
 
 def test_fixed_widths_are_kept(rows: list[Row]) -> None:
