@@ -13,6 +13,7 @@ from dflash_local.bench.synthetic import SyntheticVerifier, mean_length, rates, 
 from dflash_local.draft import ANCHOR, Draft
 from dflash_local.errors import InputError
 from dflash_local.verify import Verdict
+from pair_engine import open_engine, request
 
 EOS = 7
 
@@ -159,3 +160,13 @@ def test_in_a_tree_each_sibling_has_its_own_chance() -> None:
     first = [rounds.run(draft).tokens[0] for _ in range(6400)]
     assert first.count(1) / 6400 == pytest.approx(0.5, abs=0.02)
     assert first.count(2) / 6400 == pytest.approx(0.25, abs=0.02)
+
+
+@pytest.mark.parametrize(("p", "length"), [(0.0, 1), (1.0, 16)])
+def test_a_real_engine_accepts_what_it_is_told(p: float, length: int) -> None:
+    with open_engine() as engine:
+        engine.verifier = SyntheticVerifier(p, 12, ends_text=engine.target.vocabulary.ends_text)
+        prompt = engine.target.vocabulary.tokenize("def f(x):")
+        sequence = engine.begin(request(prompt, 16, 1 + 8 * length))
+        engine.run([sequence])
+    assert sequence.stats.accepted_lengths == {length: 8}
