@@ -186,15 +186,20 @@ def _rows(path: Path) -> list[Any]:
 def _download(name: str, dataset: Dataset) -> Path:
     """The file in the hub client's cache, fetched where it is not there yet."""
     import huggingface_hub as hub
-    from huggingface_hub import errors
 
     try:
         return Path(hub.hf_hub_download(dataset.repo, dataset.file, repo_type="dataset"))
-    # its HTTP library, which differs between versions, comes with the base class
-    except (OSError, ValueError, errors.HfHubHTTPError.__bases__[0]) as error:
+    except _client_errors() as error:
         reason = re.split(r"\n|\. ", str(error).strip())[0][:200] or type(error).__name__
         raise InputError(
             f"{dataset.repo}: cannot be fetched ({reason}); with a copy of "
             f"{Path(dataset.file).name}, or of the same rows as .jsonl, run it from a folder: "
             f"--dataset {name} --dataset-folder FOLDER"
         ) from None
+
+
+def _client_errors() -> tuple[type[Exception], ...]:
+    from huggingface_hub.errors import HfHubHTTPError
+
+    # its HTTP library, which differs between versions, comes with the base class
+    return (OSError, ValueError, HfHubHTTPError.__bases__[0])
