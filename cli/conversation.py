@@ -102,6 +102,8 @@ class Conversation:
             plain = plain_answer(self._model, ask, result)
             if plain.finish_reason != "cancelled":
                 self._say(comparison_line(comparison(result, plain)))
+                if result.stats.drafting:
+                    self._say(result.stats.drafting)
 
     def _help(self) -> None:
         width = max(map(len, COMMANDS)) + 2

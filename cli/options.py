@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from .values import WholeText, json_object, number, shares, token_bias, whole
+from .values import WholeText, draft_width, json_object, number, shares, token_bias, whole
 
 ENVIRONMENT = "DFLASH_LOCAL"
 
@@ -217,10 +217,10 @@ ENDING = (
     ),
     option(
         "--draft-width",
-        type=whole(0),
+        type=draft_width,
         metavar="N",
-        show_default="the drafter's block",
-        help="Tokens that the target checks per round; 0 decodes plainly.",
+        show_default="auto",
+        help="Tokens that the target checks per round; 0 decodes plainly, auto does what pays.",
     ),
 )
 

@@ -107,6 +107,8 @@ def _stats_lines(result: Result) -> list[str]:
             f"drafts   {stats.accepted} accepted of {stats.drafted} in {stats.rounds} rounds, "
             f"{stats.mean_accepted_length:.2f} tokens per round"
         )
+    if stats.drafting:
+        lines.append(f"width    {stats.drafting}")
     told = ", ".join(f"{name} {100 * share:.0f} %" for name, share in stats.shares.items())
     lines.append(f"time     {told}")
     return lines

@@ -31,6 +31,8 @@ def run_single(model: Model, ask: Ask, values: Mapping[str, Any], say: Say) -> i
         if not cancelled:
             told["compare"] = comparison(result, plain)
             say(comparison_line(told["compare"]))
+            if result.stats.drafting:
+                say(result.stats.drafting)
     if as_json:
         # An exactness of drafts that were never made says nothing.
         drafted = result.stats.drafted > 0 and not cancelled

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -30,6 +30,11 @@ def whole(low: int, high: int = MAX_INT) -> Callable[[Any], int]:
         return given
 
     return read
+
+
+def draft_width(value: Any) -> int | Literal["auto"]:
+    """Reads `auto` or a number of rows."""
+    return "auto" if value == "auto" else whole(0)(value)
 
 
 def number(low: float, high: float, *, above: bool = False) -> Callable[[Any], float]:

@@ -19,7 +19,7 @@ from dflash_local import runtime
 from dflash_local.cache_dir import cache_dir
 from dflash_local.costs import Costs
 from dflash_local.drafter import Drafter, DraftRequest
-from dflash_local.features import Features
+from dflash_local.features import Features, StoredFeatures
 from dflash_local.target import Target
 
 WIDTHS = (1, 2, 8, 4, 16, 9, 6, 3, 12)
@@ -230,7 +230,8 @@ class _Trial:
 
 def _features(target: Target, rows: range) -> Features:
     """Context features of these rows of the last pass, as the engine hands them over."""
-    return target.hidden_states(rows).reshape(len(rows), -1)
+    first = target.first_stored
+    return StoredFeatures(target, [first + row for row in rows])
 
 
 def _medians(times: dict[int, dict[int, list[float]]]) -> dict[int, dict[int, float]]:

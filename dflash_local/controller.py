@@ -27,7 +27,7 @@ from dflash_local.survival import Prior, Survival
 PROBE_SHARE = 0.008
 """Of the time without drafting, what looking again whether it pays may cost."""
 
-_PURSE, _FIRST_PURSE = 3.0, 4.0
+_PURSE, _FIRST_PURSE = 3.0, 3.5
 """Plain rounds that looking again may cost at once: later, and at the very start."""
 _LONGEST_PAUSE = 4096
 """Rounds: an answer whose next probe is farther off has done with drafting for good."""
@@ -165,6 +165,11 @@ class Controller:
     def idle(self) -> int:
         """Rounds for which nothing is to be asked: they are plain."""
         return self._idle
+
+    @property
+    def hopeful(self) -> bool:
+        """Whether a request that begins now may well draft, as far as is known."""
+        return self._drafting or self.prior.rounds < _KNOWN_ROUNDS
 
     def skip(self, n_rounds: int) -> None:
         """So many plain rounds were made without asking, at most `idle`."""
@@ -333,6 +338,8 @@ class Controller:
 
         A few drafts tell little, so a loss must be large or last before drafting ends.
         """
+        if self._purse < 0 and self.prior.rounds < _KNOWN_ROUNDS:
+            return False
         if not self._drafting or self._exploring:
             self._doubt = 0.0
             return gain >= _GAIN_TO_BEGIN
@@ -494,10 +501,11 @@ class Controller:
         most = 2 * (self._passes[-1] + costs.draft_s(n, self._depth)) + costs.switch_s
         gained = 1 + self._accepted / self._base - min(seconds, most) / plain_s
         self._accepted = 0
+        learning = self._exploring or self.prior.rounds < _KNOWN_ROUNDS
+        self._purse += gained if learning else 0.05 * gained
+        self._purse = min(self._purse, _FIRST_PURSE if learning else _PURSE)
         if self._exploring:
-            self._purse = min(self._purse + gained, _PURSE)
             return
-        self._purse = min(self._purse + 0.05 * gained, _PURSE)
         self._lead = min(self._lead + gained, _AHEAD)
         if self._lead < _BEHIND:
             self._lead = 0.0

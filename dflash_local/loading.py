@@ -9,7 +9,9 @@ from collections.abc import Callable
 from collections.abc import Sequence as List
 from pathlib import Path
 
-from dflash_local import runtime
+from dflash_local import calibration, runtime
+from dflash_local.controller import Controller
+from dflash_local.drafter import Drafter
 from dflash_local.drafters import open_drafter
 from dflash_local.gguf_file import GgufFile
 from dflash_local.model import Model
@@ -97,10 +99,18 @@ def load(
             if draft_file
             else None
         )
-        return Model(loaded, drafter, plan)
+        controller = _controller(loaded, drafter, say) if drafter else None
+        return Model(loaded, drafter, plan, controller=controller, say=say)
     except BaseException:
         loaded.close()
         raise
+
+
+def _controller(target: Target, drafter: Drafter, say: Callable[[str], None]) -> Controller:
+    def begin() -> None:
+        say("measuring what drafting costs on this machine, once: a few seconds")
+
+    return Controller(calibration.measure(target, drafter, before=begin), drafter.block_size)
 
 
 class _Progress:

@@ -8,13 +8,15 @@ import operator
 import reprlib
 import threading
 import weakref
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass, fields
 from types import TracebackType
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
+from dflash_local import calibration
 from dflash_local.chat.template import ChatTemplate
+from dflash_local.controller import Controller
 from dflash_local.drafter import Drafter
 from dflash_local.engine import Engine
 from dflash_local.errors import DflashError, InputError
@@ -23,6 +25,7 @@ from dflash_local.plan import Plan
 from dflash_local.result import Chunk, Result
 from dflash_local.sampling import SamplingParams
 from dflash_local.sequence import Request
+from dflash_local.stats import Stats
 from dflash_local.target import Target
 from dflash_local.text import TextStream
 from dflash_local.worker import Job, Worker
@@ -34,13 +37,14 @@ class Options(TypedDict, total=False):
     """Keyword arguments of every generating method, beside those of `SamplingParams`.
 
     `max_tokens`: None generates to the end of text or of the context. `stop`: texts that end the
-    answer. `draft_width`: target rows per verify pass, None the model's default, 0 plain decoding.
+    answer. `draft_width`: target rows per verify pass; 0 is plain decoding, "auto" what pays best
+    on this machine, None the model's default.
     `cancel`: an event that, once set, ends the answer within one round.
     """
 
     max_tokens: int | None
     stop: str | List[str]
-    draft_width: int | None
+    draft_width: int | Literal["auto"] | None
     cancel: threading.Event | None
     temperature: float
     top_k: int
@@ -63,7 +67,7 @@ class _Order:
     prompt: list[int]
     sampling: SamplingParams
     max_tokens: int | None
-    draft_width: int
+    draft_width: int | Literal["auto"]
     stop: tuple[str, ...]
     cancel: threading.Event | None
 
@@ -74,14 +78,26 @@ class Model:
     Close it, or use it as a context manager; what is left open is closed when Python exits.
     """
 
-    def __init__(self, target: Target, drafter: Drafter | None, plan: Plan | None = None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        plan: Plan | None = None,
+        *,
+        controller: Controller | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        """`controller` is what requests of width "auto" go by; without one they decode plainly.
+        `say` hears, once each, what a user should know of drafting here."""
         self.plan = plan
         self.target = target
         self.drafter = drafter
-        self.draft_width = drafter.block_size if drafter else 0
-        """Verify width of requests that name none: the drafter's whole block."""
+        self.draft_width: int | Literal["auto"] = "auto" if drafter else 0
+        """Verify width of requests that name none."""
         self._vocabulary = target.vocabulary
-        self._engine = Engine(target, drafter)
+        self._engine = Engine(target, drafter, target.options.n_seq, controller)
+        self._say = say
+        self._said: set[str] = set()
         self._worker = Worker(f"dflash-local {target.path.name}")
         self._template: ChatTemplate | None = None
         _open_models.add(self)
@@ -89,6 +105,11 @@ class Model:
         weakref.finalize(self, self._worker.stop).atexit = False
 
     # Text and tokens
+
+    @property
+    def engine(self) -> Engine:
+        """What runs the requests. It belongs to this model's thread, as long as one is running."""
+        return self._engine
 
     @property
     def n_ctx(self) -> int:
@@ -213,6 +234,8 @@ class Model:
     def close(self) -> None:
         """End what runs and free everything. Safe to call again."""
         self._worker.close()
+        if self._engine.controller and self.drafter and self.target.is_open:
+            calibration.keep(self.target, self.drafter, self._engine.controller.costs)
         if self.drafter:
             self.drafter.close()
         self.target.close()
@@ -280,6 +303,7 @@ class Model:
                 self._engine.step([sequence])
         finally:
             self._engine.end(sequence)
+        self._tell(sequence.stats)
         shown.append(text.take() + text.finish())
         result = Result(
             text="".join(shown),
@@ -290,6 +314,14 @@ class Model:
             logprobs=sequence.logprobs,
         )
         job.put(Chunk(shown[-1], sequence.tokens[n:], sequence.logprobs[n:], result))
+
+    def _tell(self, stats: Stats) -> None:
+        """Once each: that drafting does not pay here, and what may be wrong with it."""
+        off = stats.drafting if stats.drafting and not stats.drafted else None
+        for kind, line in (("off", off), ("warning", stats.warning)):
+            if line and self._say and kind not in self._said:
+                self._said.add(kind)
+                self._say(line)
 
 
 def _token_ids(prompt: Iterable[int]) -> list[int]:

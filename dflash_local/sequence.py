@@ -7,6 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
+from dflash_local.controller import Policy
+from dflash_local.errors import ContextFullError, InputError
 from dflash_local.sampling import Sampler, SamplingParams, TokenLogprob
 from dflash_local.stats import Stats
 
@@ -21,19 +25,56 @@ def _never(_token: int) -> bool:
 class Request:
     """What to generate.
 
-    `draft_width` are target rows per verify pass with the anchor; 0 (and 1) is plain decoding.
-    `on_token` hears every token but an end of text, in order; True ends generation with it.
+    `draft_width` are target rows per verify pass with the anchor; 0 (and 1) is plain decoding, and
+    "auto" is what pays best, round by round. `on_token` hears every token but an end of text, in
+    order; True ends generation with it.
     """
 
     prompt: list[int]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int | None = None
-    draft_width: int = 0
+    draft_width: int | Literal["auto"] = 0
     on_token: Callable[[int], bool] = _never
 
     @property
     def drafts(self) -> bool:
-        return self.draft_width > 1
+        return self.draft_width == "auto" or self.draft_width > 1
+
+    def check(self, n_vocab: int, n_ctx: int, max_width: int) -> None:
+        """Raises InputError, ContextFullError for what cannot be begun.
+
+        `max_width` is the widest verify pass; 0 where there is no drafter.
+        """
+        if not self.prompt:
+            raise InputError("the prompt is empty; give at least one token")
+        for token in self.prompt:
+            if not 0 <= token < n_vocab:
+                raise InputError(f"token id {token} of the prompt is not in 0 to {n_vocab - 1}")
+        if len(self.prompt) >= n_ctx:
+            raise ContextFullError(
+                f"the prompt has {len(self.prompt)} tokens, the context holds {n_ctx} "
+                "with at least one for the answer; shorten the prompt or load with a larger n_ctx"
+            )
+        if self.max_tokens is not None and not _is_count(self.max_tokens, 1):
+            raise InputError(
+                f"max_tokens is {self.max_tokens!r}; expected a whole number, 1 or more"
+            )
+        width = self.draft_width
+        if width == "auto":
+            return
+        if not _is_count(width, 0):
+            raise InputError(
+                f'draft_width is {width!r}; expected a whole number, 0 or more, or "auto"'
+            )
+        if self.drafts and not max_width:
+            raise InputError(
+                f"draft_width is {width}, but there is no drafter; "
+                "load one with draft=, or set draft_width to 0"
+            )
+        if width > max(max_width, 1):
+            raise InputError(
+                f"draft_width is {width}; this drafter's block allows at most {max_width}"
+            )
 
 
 @dataclass
@@ -50,6 +91,8 @@ class Slot:
     pending: list[int] = field(default_factory=list)
     busy: bool = False
     last_use: int = 0
+    resigned: bool = False
+    """Drafting was given up here for good, so that the drafter has fallen behind the target."""
 
     def common_prefix(self, tokens: list[int]) -> int:
         """How many tokens `tokens` and the cache begin with in common."""
@@ -68,10 +111,24 @@ class Sequence:
     slot: Slot
     sampler: Sampler
     stats: Stats
+    policy: Policy | None = None
+    """Of a request that leaves its width to the controller."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def keeps_features(self) -> bool:
+        """Whether it may still draft, so that the drafter will want what the target sees."""
+        if self.policy is not None:
+            return not self.policy.off
+        return self.request.drafts
+
+    @property
+    def takes_best(self) -> bool:
+        """Whether its tokens are the likeliest ones, and nothing else is asked of the logits."""
+        return self.sampler.takes_best and self.request.sampling.logprobs is None
 
     @property
     def in_prompt(self) -> bool:
@@ -96,3 +153,8 @@ class Sequence:
         elif self.remaining == 0:
             self.finish_reason = "length"
         return self.finish_reason is not None
+
+
+def _is_count(value: object, least: int) -> bool:
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return whole and value >= least  # type: ignore[operator]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,10 +13,12 @@ class Stats:
 
     `rounds` are verify passes, a plain decoding step being one too; `drafted` and `accepted` count
     drafted tokens; `emitted` counts all tokens of the answer, also one drawn from the prompt's own
-    last row. `accepted_lengths` maps the tokens emitted in a round (accepted drafts + 1) to the
-    number of such rounds. `prompt_tokens` include the `cached_tokens`, which were not computed
-    again. `prompt_s` ends and `decode_s` begins with the prompt's last row; `draft_s`, `verify_s`
-    and `sample_s` are parts of `decode_s`. `ttft_s` runs from the request to its first token.
+    last row. `outcomes` maps (drafts verified, tokens emitted) of a round to the number of such
+    rounds. `graph_rebuilds` are passes for which llama.cpp built its graph anew. `drafting` says in
+    a line why the controller drafts or does not, `warning` what seems wrong. `prompt_tokens`
+    include the `cached_tokens`, which were not computed again. `prompt_s` ends and `decode_s`
+    begins with the prompt's last row; `draft_s`, `verify_s` and `sample_s` are parts of `decode_s`.
+    `ttft_s` runs from the request to its first token.
     """
 
     rounds: int = 0
@@ -30,7 +33,10 @@ class Stats:
     verify_s: float = 0.0
     sample_s: float = 0.0
     ttft_s: float = 0.0
-    accepted_lengths: dict[int, int] = field(default_factory=dict)
+    graph_rebuilds: int = 0
+    drafting: str | None = None
+    warning: str | None = None
+    outcomes: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def record_round(self, *, drafted: int, emitted: int) -> None:
         """Count one verify pass over `drafted` nodes that emitted `emitted` (at least 1) tokens."""
@@ -38,17 +44,44 @@ class Stats:
         self.drafted += drafted
         self.accepted += emitted - 1
         self.emitted += emitted
-        self.accepted_lengths[emitted] = self.accepted_lengths.get(emitted, 0) + 1
+        outcome = (drafted, emitted)
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+
+    @property
+    def accepted_lengths(self) -> dict[int, int]:
+        """Rounds by the tokens that they emitted (accepted drafts + 1)."""
+        return _summed((emitted, n) for (_, emitted), n in self.outcomes.items())
+
+    @property
+    def widths(self) -> dict[int, int]:
+        """Rounds by the rows that they verified, the anchor included."""
+        return _summed((drafted + 1, n) for (drafted, _), n in self.outcomes.items())
+
+    @property
+    def position_drafted(self) -> list[int]:
+        """How often the first, second, ... draft of a round was verified."""
+        most = max((drafted for drafted, _ in self.outcomes), default=0)
+        return [
+            sum(n for (drafted, _), n in self.outcomes.items() if drafted > position)
+            for position in range(most)
+        ]
+
+    @property
+    def position_accepted(self) -> list[int]:
+        """How often it was accepted."""
+        return [
+            sum(n for (_, emitted), n in self.outcomes.items() if emitted > position + 1)
+            for position in range(len(self.position_drafted))
+        ]
 
     @property
     def _round_tokens(self) -> int:
-        return sum(length * rounds for length, rounds in self.accepted_lengths.items())
+        return sum(emitted * n for (_, emitted), n in self.outcomes.items())
 
     @property
     def mean_accepted_length(self) -> float:
         """Tokens emitted per verify pass; 0 before the first one."""
-        rounds = sum(self.accepted_lengths.values())
-        return self._round_tokens / rounds if rounds else 0.0
+        return self._round_tokens / self.rounds if self.rounds else 0.0
 
     @property
     def tokens_per_second(self) -> float:
@@ -81,9 +114,13 @@ class Stats:
             "accepted": self.accepted,
             "emitted": self.emitted,
             "mean_accepted_length": round(self.mean_accepted_length, 4),
-            "accepted_lengths": {
-                str(n): self.accepted_lengths[n] for n in sorted(self.accepted_lengths)
-            },
+            "accepted_lengths": {str(n): rounds for n, rounds in self.accepted_lengths.items()},
+            "widths": {str(width): rounds for width, rounds in self.widths.items()},
+            "position_drafted": self.position_drafted,
+            "position_accepted": self.position_accepted,
+            "graph_rebuilds": self.graph_rebuilds,
+            "drafting": self.drafting,
+            "warning": self.warning,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "tokens_per_second": round(self.tokens_per_second, 4),
@@ -96,3 +133,11 @@ class Stats:
             "rest_s": round(self.rest_s, 6),
             "shares": {name: round(share, 4) for name, share in self.shares.items()},
         }
+
+
+def _summed(pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Sums by key, keys rising."""
+    sums: dict[int, int] = {}
+    for key, n in pairs:
+        sums[key] = sums.get(key, 0) + n
+    return dict(sorted(sums.items()))

@@ -216,6 +216,10 @@ class Target:
         )
 
     @property
+    def is_open(self) -> bool:
+        return bool(self._context)
+
+    @property
     def address(self) -> int:
         """Address of the `llama_model`, for the native part."""
         self._check_open()
@@ -269,14 +273,27 @@ class Target:
         rows = _list(output)
         runtime.clear_log()
         status = self._pass.decode(_list(tokens), _list(positions), _list(seq_ids), rows)
-        if status == _NO_SLOT:
-            raise ContextFullError(
-                f"no room for {n} more tokens in a context of {self.n_ctx}; "
-                "load with a larger n_ctx or give a shorter prompt"
-            )
-        if status != 0:
-            raise BackendError(f"llama_decode failed on {n} rows with {status}: {_reason()}")
+        self._check_status(status, n)
         self._output = rows
+
+    def decode_ahead(
+        self, tokens: Sequence[int], positions: Sequence[int], seq_ids: Sequence[int], n_steps: int
+    ) -> list[list[int]]:
+        """Greedy decoding of some sequences: `n_steps` batches of a row each, the likeliest token
+        after each row being the next row.
+
+        Returns the tokens, [steps][sequences]; fewer steps where some sequence has come to an end
+        of text, or to -1, as `best` has it.
+
+        `first_stored` is then the number of the first step's first row. Raises as `decode`.
+        """
+        self._check_open()
+        n = len(tokens)
+        self._output = []
+        runtime.clear_log()
+        status, found = self._pass.decode_ahead(tokens, positions, seq_ids, n_steps)
+        self._check_status(status, n)
+        return [found[i : i + n] for i in range(0, len(found), n)]
 
     def best(self) -> list[int]:
         """The likeliest token of each output row of the last batch, found on the device.
@@ -391,6 +408,15 @@ class Target:
     def _check_open(self) -> None:
         if not self._context:
             raise ClosedError("this target is closed; load it again")
+
+    def _check_status(self, status: int, n: int) -> None:
+        if status == _NO_SLOT:
+            raise ContextFullError(
+                f"no room for {n} more tokens in a context of {self.n_ctx}; "
+                "load with a larger n_ctx or give a shorter prompt"
+            )
+        if status != 0:
+            raise BackendError(f"llama_decode failed on {n} rows with {status}: {_reason()}")
 
     def _check_row(self, row: int) -> None:
         self._check_open()

@@ -156,6 +156,26 @@ int decode(target_pass & self, const std::vector<int32_t> & tokens,
     return self.decode(rows);
 }
 
+nb::tuple decode_ahead(target_pass & self, const std::vector<int32_t> & tokens,
+                       const std::vector<int32_t> & positions, const std::vector<int32_t> & seqs,
+                       int n_steps) {
+    const size_t n = tokens.size();
+    if (positions.size() != n || seqs.size() != n) {
+        throw std::invalid_argument("each token has one position and one sequence");
+    }
+    std::vector<batch_row> rows(n);
+    for (size_t i = 0; i < n; i++) {
+        rows[i] = {tokens[i], positions[i], seqs[i], true};
+    }
+    std::vector<int32_t> out;
+    int status = 0;
+    {
+        const nb::gil_scoped_release release;
+        status = self.decode_ahead(std::move(rows), n_steps, out);
+    }
+    return nb::make_tuple(status, out);
+}
+
 nb::ndarray<nb::numpy, float> logits(const target_pass & self, int output_row) {
     const auto n = static_cast<size_t>(self.n_vocab());
     auto out = std::make_unique<float[]>(n);
@@ -198,6 +218,9 @@ NB_MODULE(_native, m) {
              nb::arg("layers"), nb::arg("n_stored"), nb::arg("in_graph"))
         .def("decode", &decode, nb::arg("tokens"), nb::arg("positions"), nb::arg("seqs"),
              nb::arg("output"), "Status of llama_decode.")
+        .def("decode_ahead", &decode_ahead, nb::arg("tokens"), nb::arg("positions"),
+             nb::arg("seqs"), nb::arg("n_steps"),
+             "Status of llama_decode, and the tokens step by step.")
         .def_prop_ro("best", &target_pass::best, "Likeliest token of each output row; -1: none.")
         .def("logits", &logits, nb::arg("output_row"), "float32 [n_vocab]")
         .def("hidden_states", &hidden_states, nb::arg("rows"),

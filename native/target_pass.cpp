@@ -191,6 +191,27 @@ int target_pass::decode(const std::vector<batch_row> & rows) {
     return 0;
 }
 
+int target_pass::decode_ahead(std::vector<batch_row> rows, int n_steps,
+                              std::vector<int32_t> & out) {
+    const llama_vocab * vocab = llama_model_get_vocab(llama_get_model(ctx_));
+    const int64_t first = store_ ? store_->n_written() : 0;
+    bool ended = false;
+    for (int step = 0; step < n_steps && !ended; step++) {
+        const int status = decode(rows);
+        if (status != 0) {
+            return status;
+        }
+        for (size_t i = 0; i < rows.size(); i++) {
+            rows[i].token = best_[i];
+            rows[i].position++;
+            ended = ended || best_[i] < 0 || llama_vocab_is_eog(vocab, best_[i]);
+        }
+        out.insert(out.end(), best_.begin(), best_.end());
+    }
+    first_stored_ = first;
+    return 0;
+}
+
 void target_pass::find_best() {
     best_.resize(n_outputs_);
     if (in_graph_ && !on_host_) {

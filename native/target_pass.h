@@ -43,6 +43,11 @@ class target_pass {
     // graph lacks a layer to tap.
     int decode(const std::vector<batch_row> & rows);
 
+    // Plain greedy decoding of some sequences, n_steps times: each row's likeliest token is the
+    // next row. Ends early after a step in which some sequence has come to an end of text or to
+    // logits that are not finite. Appends the tokens to out, step by step. Status as `decode`.
+    int decode_ahead(std::vector<batch_row> rows, int n_steps, std::vector<int32_t> & out);
+
     // Of the last pass, by output row: the likeliest tokens; among equals the lowest id on the CPU,
     // always the same one on a GPU. -1 where the logits are not finite numbers.
     const std::vector<int32_t> & best() const { return best_; }

@@ -244,8 +244,8 @@ def test_a_failure_at_the_end_of_an_answer_leaves_the_next_one_right(known: Know
     sequence = answer(engine, known.prompt, 16, N, **known.params)
     n_drafts = drafter.drafts
     engine.forget_all()
-    # One injection for the prompt and one in each draft come before the last.
-    faulty = FaultyDrafter(oracle(known.text), "inject", n_drafts + 2)
+    # One injection in each draft, with the prompt in the first, comes before the last.
+    faulty = FaultyDrafter(oracle(known.text), "inject", n_drafts + 1)
     engine = Engine(known.target, faulty)
     with pytest.raises(Fault):
         answer(engine, known.prompt, 16, N, **known.params)

@@ -1,0 +1,280 @@
+"""A round over N sequences: draft, verify, accept. What is accepted is the next injection."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as List
+from typing import TypeAlias
+
+from dflash_local.caches import Caches
+from dflash_local.controller import Controller
+from dflash_local.draft import ANCHOR, Draft
+from dflash_local.drafter import DraftRequest
+from dflash_local.errors import InputError
+from dflash_local.features import StoredFeatures
+from dflash_local.sampling import not_finite
+from dflash_local.sequence import Sequence
+from dflash_local.verify import Verdict, verify
+
+_NO_DRAFT = Draft.chain([])
+_MOST_WITH_A_DRAFT = 64
+"""Rows to inject that a draft graph takes along."""
+_AHEAD_S, _MOST_AHEAD = 0.004, 16
+"""What is decoded ahead, in seconds and steps: it delays the answer on its way, and a cancel."""
+
+Verifier: TypeAlias = Callable[[Draft, Callable[[int], int], Callable[[int], bool]], Verdict]
+
+
+class Rounds:
+    """Takes sequences whose prompt is decoded a round further."""
+
+    def __init__(self, caches: Caches, controller: Controller | None) -> None:
+        self.target = caches.target
+        self.drafter = caches.drafter
+        self.controller = controller if caches.drafter else None
+        self.verifier: Verifier = verify
+        self._caches = caches
+        self._max_width = caches.drafter.block_size if caches.drafter else 0
+        self._step_s = 1.0  # of a plain step, lately
+
+    def run(self, sequences: List[Sequence]) -> None:
+        """One round of all of these, or some plain ones. Raises as `Target.decode`, and what the
+        drafter raises."""
+        sequences = self._with_room(sequences)
+        if not sequences:
+            return
+        start = time.perf_counter()
+        limits = self._limits(sequences)
+        wanted = self._wanted(sequences, limits)
+        if not any(wanted) and all(sequence.takes_best for sequence in sequences):
+            self._decode_ahead(sequences, start)
+            return
+        self._catch_up(sequences, wanted)
+        began = time.perf_counter()
+        drafts = self._draft(sequences, wanted, limits)
+        drafted = time.perf_counter()
+        n_rebuilds = self.target.n_rebuilds
+        first_rows = self._decode(sequences, drafts)
+        n_rebuilds = self.target.n_rebuilds - n_rebuilds
+        verified = time.perf_counter()
+        for sequence, draft, row in zip(sequences, drafts, first_rows, strict=True):
+            sampling = time.perf_counter()
+            verdict = self._match(sequence, draft, row)
+            sequence.stats.sample_s += time.perf_counter() - sampling
+            self._accept(sequence, draft, verdict, row)
+        end = time.perf_counter()
+        for sequence in sequences:
+            stats = sequence.stats
+            stats.draft_s += drafted - start
+            stats.verify_s += verified - drafted
+            stats.decode_s += end - start
+            stats.graph_rebuilds += n_rebuilds
+        if self.controller and any(s.policy is not None for s in sequences):
+            self.controller.observe_round(
+                first_rows[-1] + 1 + len(drafts[-1]),
+                sum(map(bool, wanted)),
+                self._caches.depth,
+                drafted - began,
+                verified - drafted,
+                end - verified,
+            )
+
+    def _with_room(self, sequences: List[Sequence]) -> list[Sequence]:
+        """Those whose anchor fits the context; the rest have reached its end."""
+        widths = [s.request.draft_width for s in sequences]
+        self._caches.make_room(sum(self._max_width if w == "auto" else max(1, w) for w in widths))
+        room = self._caches.free_cells
+        for sequence in sequences[max(room, 0) :]:
+            sequence.finish_reason = "length"
+        return list(sequences[: max(room, 0)])
+
+    def _limits(self, sequences: List[Sequence]) -> list[int]:
+        """The most drafts that each may verify: what can be emitted, and has room."""
+        free = self._caches.free_cells - len(sequences)  # the anchors
+        limits = []
+        for sequence in sequences:
+            width = sequence.request.draft_width
+            limit = min((self._max_width if width == "auto" else width) - 1, free)
+            if sequence.remaining is not None:
+                limit = min(limit, sequence.remaining - 1)
+            limits.append(max(limit, 0))
+            free -= limits[-1]
+        return limits
+
+    def _wanted(self, sequences: List[Sequence], limits: List[int]) -> list[int]:
+        """How many tokens to draft for each; 0 decodes it plainly this time."""
+        if self.drafter is None:
+            return [0] * len(sequences)
+        # Always a whole width: a graph of another size would be another graph.
+        wanted = [
+            0 if s.request.draft_width == "auto" or limit < 1 else s.request.draft_width - 1
+            for s, limit in zip(sequences, limits, strict=True)
+        ]
+        if self.controller:
+            left = [i for i, s in enumerate(sequences) if s.policy is not None]
+            policies = [p for s in sequences if (p := s.policy) is not None]
+            if left:
+                chosen = self.controller.n_drafts(
+                    policies, [limits[i] for i in left], len(sequences) - len(left)
+                )
+                for i, n in zip(left, chosen, strict=True):
+                    wanted[i] = n
+        return wanted
+
+    def _catch_up(self, sequences: List[Sequence], wanted: List[int]) -> None:
+        """A prompt, or what plain decoding left, goes to the drafter apart from the draft."""
+        for sequence, n in zip(sequences, wanted, strict=True):
+            if n and len(sequence.slot.pending) > _MOST_WITH_A_DRAFT:
+                self._caches.inject(sequence.slot)
+
+    def _draft(
+        self, sequences: List[Sequence], wanted: List[int], limits: List[int]
+    ) -> list[Draft]:
+        """A draft per sequence, as far as it shall be verified; empty for those without."""
+        drafts = [_NO_DRAFT] * len(sequences)
+        places = [i for i, n in enumerate(wanted) if n]
+        if not places or self.drafter is None:
+            return drafts
+        requests = [
+            DraftRequest(
+                sequences[i].slot.seq,
+                sequences[i].anchor,
+                StoredFeatures(self.target, sequences[i].slot.pending),
+                wanted[i],
+            )
+            for i in places
+        ]
+        for i, draft in zip(places, self.drafter.draft(requests), strict=True):
+            sequences[i].slot.pending = []
+            drafts[i] = _checked(draft.valid_prefix(self.target.n_vocab).clip(limits[i]))
+        self._choose_widths(sequences, drafts, limits)
+        return drafts
+
+    def _choose_widths(
+        self, sequences: List[Sequence], drafts: list[Draft], limits: List[int]
+    ) -> None:
+        if not self.controller:
+            return
+        left = [i for i, s in enumerate(sequences) if s.policy is not None]
+        policies = [p for s in sequences if (p := s.policy) is not None]
+        if not left:
+            return
+        widths = self.controller.widths(
+            policies, [drafts[i].logprobs for i in left], [limits[i] for i in left]
+        )
+        for i, width in zip(left, widths, strict=True):
+            drafts[i] = drafts[i].clip(width - 1)
+
+    def _decode_ahead(self, sequences: List[Sequence], start: float) -> None:
+        """Several plain rounds at once, where these take less than a reader could notice: what
+        Python does between two passes costs a small model more than a tenth of its speed."""
+        n = len(sequences)
+        left = [s.remaining for s in sequences if s.remaining is not None]
+        by_time = int(_AHEAD_S / self._step_s) + 1
+        n_steps = min([*left, self._caches.free_cells // n, by_time, _MOST_AHEAD])
+        if self.controller and any(s.policy is not None for s in sequences):
+            n_steps = min(n_steps, self.controller.idle + 1)
+        n_steps = max(n_steps, 1)
+        rebuilds = self.target.n_rebuilds
+        steps = self._caches.decode_ahead(
+            [s.anchor for s in sequences],
+            [len(s.slot.cached) for s in sequences],
+            [s.slot.seq for s in sequences],
+            n_steps,
+        )
+        rebuilds = self.target.n_rebuilds - rebuilds
+        decoded = time.perf_counter()
+        seconds = (decoded - start) / len(steps)
+        self._step_s += (seconds - self._step_s) / 4
+        for i, sequence in enumerate(sequences):
+            self._emit_steps(sequence, [step[i] for step in steps], i, n)
+        end = time.perf_counter()
+        for sequence in sequences:
+            stats = sequence.stats
+            stats.verify_s += decoded - start
+            stats.decode_s += end - start
+            stats.graph_rebuilds += rebuilds
+        if self.controller and any(s.policy is not None for s in sequences):
+            self.controller.skip(len(steps) - 1)
+            self.controller.observe_round(
+                n, 0, self._caches.depth, 0.0, seconds, (end - decoded) / len(steps)
+            )
+
+    def _emit_steps(self, sequence: Sequence, tokens: List[int], place: int, n: int) -> None:
+        """What a sequence has decoded ahead, up to its end; rows beyond are forgotten."""
+        slot = sequence.slot
+        first = self.target.first_stored + place
+        ends_text = self.target.vocabulary.ends_text
+        for step, token in enumerate(tokens):
+            if token < 0:
+                raise not_finite()
+            slot.cached.append(sequence.anchor)
+            if self.drafter and sequence.keeps_features:
+                slot.pending.append(first + step * n)
+            sequence.stats.record_round(drafted=0, emitted=1)
+            if sequence.emit(token, ends_text=ends_text(token)):
+                if step + 1 < len(tokens):
+                    self.target.truncate(slot.seq, len(slot.cached))
+                return
+
+    def _decode(self, sequences: List[Sequence], drafts: List[Draft]) -> list[int]:
+        """One batch, [anchor, drafts] of every sequence; returns the row of each anchor."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        seq_ids: list[int] = []
+        first_rows: list[int] = []
+        for sequence, draft in zip(sequences, drafts, strict=True):
+            first_rows.append(len(tokens))
+            n = 1 + len(draft)
+            begin = len(sequence.slot.cached)
+            tokens += [sequence.anchor, *draft.tokens]
+            positions += range(begin, begin + n)
+            seq_ids += [sequence.slot.seq] * n
+        self._caches.decode(tokens, positions, seq_ids, [True] * len(tokens))
+        return first_rows
+
+    def _match(self, sequence: Sequence, draft: Draft, first_row: int) -> Verdict:
+        vocabulary = self.target.vocabulary
+        return self.verifier(
+            draft,
+            lambda row: self.draw(sequence, first_row + row, first_row + row),
+            lambda token: sequence.emit(token, ends_text=vocabulary.ends_text(token)),
+        )
+
+    def _accept(self, sequence: Sequence, draft: Draft, verdict: Verdict, first_row: int) -> None:
+        """Keep the accepted rows of the caches; their hidden states are the next injection."""
+        slot = sequence.slot
+        n_emitted = len(verdict.tokens)
+        anchor = (sequence.tokens[-n_emitted - 1],)
+        slot.cached += anchor + tuple(draft.tokens[row - 1] for row in verdict.path[1:])
+        if len(verdict.path) < 1 + len(draft):
+            self.target.truncate(slot.seq, len(slot.cached))
+        if self.drafter and sequence.keeps_features:
+            first = self.target.first_stored + first_row
+            slot.pending += [first + row for row in verdict.path]
+        sequence.stats.record_round(drafted=len(draft), emitted=n_emitted)
+        if sequence.policy is not None and self.controller and draft:
+            self.controller.observe(
+                sequence.policy, draft.logprobs, len(draft), len(verdict.path) - 1
+            )
+
+    def draw(self, sequence: Sequence, row: int, output_row: int) -> int:
+        """The target's token after a row of the last batch, the `output_row`-th with logits."""
+        sampler = sequence.sampler
+        if sequence.takes_best:
+            token = self.target.best()[output_row]
+            if token < 0:
+                raise not_finite()
+            return token
+        logits = self.target.logits(row)
+        token = sampler.sample(logits)
+        if sequence.request.sampling.logprobs is not None:
+            sequence.logprobs.append(sampler.logprobs(logits, token))
+        return token
+
+
+def _checked(draft: Draft) -> Draft:
+    if draft.parents != list(range(ANCHOR, len(draft) - 1)):
+        raise InputError("this engine verifies chains; the drafter proposed a tree")
+    return draft
