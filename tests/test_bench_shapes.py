@@ -232,17 +232,25 @@ def test_an_interrupted_write_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+# what getrusage tells on Linux counts the process, too, that started this one
+WRITE = """
+import resource, sys
+from pathlib import Path
+from dflash_local.bench.shapes import write_pair
+write_pair("qwen3-4b", "Q4_K_M", Path(sys.argv[1]), n_layer=3)
+status = Path("/proc/self/status")
+if status.exists():
+    print(int(status.read_text().split("VmHWM:")[1].split()[0]) * 1024)
+else:
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
 def test_writing_takes_little_memory(tmp_path: Path) -> None:
-    code = (
-        "import resource, sys; from pathlib import Path; from dflash_local.bench.shapes import *;"
-        "write_pair('qwen3-4b', 'Q4_K_M', Path(sys.argv[1]), n_layer=3);"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
-    )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
+        [sys.executable, "-c", WRITE, str(tmp_path)],
         capture_output=True,
         check=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    unit = 1 if sys.platform == "darwin" else 1024
-    assert int(done.stdout) * unit < 200e6
+    assert 20e6 < int(done.stdout) < 200e6
