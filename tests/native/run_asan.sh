@@ -15,6 +15,6 @@ export ASAN_OPTIONS=detect_leaks=$leaks:strict_string_checks=1:detect_stack_use_
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE} # threads that spin slow down a shared machine
 pair=dflash_local/demo
-"$build/tests/native/test_draft" \
+"$build/tests/native/test_native" \
     "$pair/tiny-coder-q8_0.gguf" "$pair/tiny-coder-dflash-b16-q8_0.gguf"
-echo "test_draft: clean under AddressSanitizer"
+echo "test_native: clean under AddressSanitizer"

@@ -1,15 +1,15 @@
 #include "shipped_pair.h"
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
-
-#include "taps.h"
 
 namespace {
 
 constexpr int top_k = 8;
 constexpr int n_threads = 2;
+constexpr int n_outputs = 64;  // of a pass, per sequence
 
 const std::string text =
     "class Stack:\n"
@@ -47,33 +47,42 @@ shipped_pair::shipped_pair(const std::string & target, std::string drafter)
     layers_ = open_drafter()->params().target_layers;
     prompt_ = tokenize(model_.get());
 
-    const llama_context_ptr ctx = open_context();
-    const dflash::taps taps(ctx.get(), layers_);
-    decode(ctx.get(), prompt_);
-    std::vector<int32_t> rows(prompt_.size());
-    for (size_t i = 0; i < rows.size(); i++) {
-        rows[i] = static_cast<int32_t>(i);
-    }
-    features_.resize(rows.size() * taps.n_taps() * taps.n_embd());
-    taps.gather(rows.data(), static_cast<int>(rows.size()), features_.data());
-}
-
-llama_context_ptr shipped_pair::open_context() const {
-    llama_context_params params = llama_context_default_params();
-    params.n_ctx = 512;
-    params.n_batch = 256;
-    params.n_ubatch = 256;
-    params.n_threads = n_threads;
-    params.n_threads_batch = n_threads;
-    return llama_context_ptr(llama_init_from_model(model_.get(), params));
-}
-
-void shipped_pair::decode(llama_context * ctx, const std::vector<int32_t> & tokens) const {
-    std::vector<int32_t> copy = tokens;
-    if (llama_decode(ctx, llama_batch_get_one(copy.data(), static_cast<int32_t>(copy.size())))) {
+    const int n = static_cast<int>(prompt_.size());
+    const opened_target opened = open_target(layers_);
+    if (opened.pass->decode(rows(n)) != 0) {
         throw std::runtime_error("llama_decode failed");
     }
-    llama_synchronize(ctx);
+    std::vector<int64_t> stored(n);
+    std::iota(stored.begin(), stored.end(), opened.pass->first_stored());
+    features_.resize(stored.size() * opened.pass->store()->n_features());
+    opened.pass->store()->read(stored, features_.data());
+}
+
+opened_target shipped_pair::open_target(const std::vector<int32_t> & layers, int n_stored,
+                                        int n_seq) const {
+    llama_context_params params = llama_context_default_params();
+    params.n_ctx = 512;
+    params.n_batch = n_batch;
+    params.n_ubatch = n_batch;
+    params.n_seq_max = n_seq;
+    params.n_outputs_max = n_outputs * n_seq;
+    params.n_outputs_max_per_seq = n_outputs;
+    params.kv_unified = true;
+    params.n_threads = n_threads;
+    params.n_threads_batch = n_threads;
+    opened_target target;
+    target.ctx.reset(llama_init_from_model(model_.get(), params));
+    target.pass = std::make_unique<dflash::target_pass>(target.ctx.get(), n_seq, n_batch, layers,
+                                                        n_stored, /*in_graph=*/true);
+    return target;
+}
+
+std::vector<dflash::batch_row> shipped_pair::rows(int n, int first, int seq) const {
+    std::vector<dflash::batch_row> rows(n);
+    for (int i = 0; i < n; i++) {
+        rows[i] = {prompt_[(first + i) % prompt_.size()], first + i, seq, i + 1 == n};
+    }
+    return rows;
 }
 
 std::vector<float> shipped_pair::features(int n, int first) const {
@@ -88,10 +97,17 @@ std::vector<float> shipped_pair::features(int n, int first) const {
 
 std::unique_ptr<dflash::fused_drafter> shipped_pair::open_drafter(
     int n_seq, int n_ctx, const dflash::draft_capabilities & allowed) const {
-    return std::make_unique<dflash::fused_drafter>(model(), drafter_path_, n_seq, n_ctx, top_k,
-                                                   n_threads, allowed);
+    return std::make_unique<dflash::fused_drafter>(model(), nullptr, drafter_path_, n_seq, n_ctx,
+                                                   top_k, n_threads, allowed);
 }
 
 std::unique_ptr<dflash::fused_drafter> shipped_pair::open_drafter(const std::string & path) const {
-    return std::make_unique<dflash::fused_drafter>(model(), path, 1, 1024, top_k, n_threads);
+    return std::make_unique<dflash::fused_drafter>(model(), nullptr, path, 1, 1024, top_k,
+                                                   n_threads);
+}
+
+std::unique_ptr<dflash::fused_drafter> shipped_pair::open_drafter(const dflash::tap_store & store,
+                                                                  int n_seq) const {
+    return std::make_unique<dflash::fused_drafter>(model(), &store, drafter_path_, n_seq, 1024,
+                                                   top_k, n_threads);
 }

@@ -6,6 +6,13 @@
 
 #include "fused_drafter.h"
 #include "llama-cpp.h"
+#include "target_pass.h"
+
+// A context of the shipped target, and the passes through it.
+struct opened_target {
+    std::unique_ptr<dflash::target_pass> pass;
+    llama_context_ptr ctx;  // goes first
+};
 
 // The shipped target, loaded, with hidden states of a prompt that it has seen.
 class shipped_pair {
@@ -18,8 +25,16 @@ class shipped_pair {
     const std::vector<int32_t> & layers() const { return layers_; }
     const std::vector<int32_t> & prompt() const { return prompt_; }
 
-    llama_context_ptr open_context() const;
-    void decode(llama_context * ctx, const std::vector<int32_t> & tokens) const;
+    // The most rows of one pass.
+    static constexpr int n_batch = 256;
+
+    // With taps of these layers, n_stored rows of which are kept.
+    opened_target open_target(const std::vector<int32_t> & layers, int n_stored = n_batch,
+                              int n_seq = 1) const;
+
+    // n tokens of the prompt from its token `first` on, over and over, at the positions from
+    // `first` on of a sequence; logits are wanted of the last.
+    std::vector<dflash::batch_row> rows(int n, int first = 0, int seq = 0) const;
 
     // [n, n_features] of the prompt from its row `first` on, over and over.
     std::vector<float> features(int n, int first = 0) const;
@@ -27,6 +42,8 @@ class shipped_pair {
     std::unique_ptr<dflash::fused_drafter> open_drafter(
         int n_seq = 1, int n_ctx = 1024, const dflash::draft_capabilities & allowed = {}) const;
     std::unique_ptr<dflash::fused_drafter> open_drafter(const std::string & path) const;
+    std::unique_ptr<dflash::fused_drafter> open_drafter(const dflash::tap_store & store,
+                                                        int n_seq = 1) const;
 
   private:
     std::string target_path_;

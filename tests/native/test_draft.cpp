@@ -1,10 +1,7 @@
-// The native core on the shipped pair: taps, injection, drafts, roll-back, growth, limits.
-//
-//     test_draft TARGET.gguf DRAFTER.gguf
+// The native drafter on the shipped pair: injection, drafts, roll-back, growth, limits.
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <limits>
 #include <memory>
 #include <set>
@@ -13,10 +10,10 @@
 
 #include "check.h"
 #include "drafter_file.h"
+#include "drafts.h"
 #include "errors.h"
 #include "fused_drafter.h"
 #include "shipped_pair.h"
-#include "taps.h"
 #include "tests.h"
 
 using dflash::draft_request;
@@ -30,43 +27,6 @@ namespace {
 constexpr float q8_noise = 0.05f;
 constexpr float attention_noise = 5e-3f;
 constexpr float f32_noise = 1e-4f;
-
-struct drafts {
-    int top_k = 0;
-    std::vector<int32_t> ids;
-    std::vector<float> logprobs;
-
-    bool operator==(const drafts & o) const { return ids == o.ids && logprobs == o.logprobs; }
-
-    // Those of one request of several.
-    drafts of(int request, int n_requests) const {
-        const size_t n = ids.size() / n_requests;
-        const auto from = static_cast<std::ptrdiff_t>(n * request);
-        const auto to = static_cast<std::ptrdiff_t>(n * (request + 1));
-        return {top_k,
-                {ids.begin() + from, ids.begin() + to},
-                {logprobs.begin() + from, logprobs.begin() + to}};
-    }
-};
-
-drafts draft(fused_drafter & d, const std::vector<draft_request> & requests, int n_draft) {
-    const size_t n = requests.size() * n_draft * d.top_k();
-    drafts out{d.top_k(), std::vector<int32_t>(n), std::vector<float>(n)};
-    d.draft(requests, n_draft, out.ids.data(), out.logprobs.data());
-    return out;
-}
-
-// Draws a whole block after `n` more rows of the prompt, from its row `first` on.
-drafts draft_after(const shipped_pair & pair, fused_drafter & d, int seq, int n, int first) {
-    const std::vector<float> rows = pair.features(n, first);
-    const int32_t anchor = pair.prompt()[(first + n) % pair.prompt().size()];
-    return draft(d, {{seq, rows.data(), n, anchor}}, d.params().block_size - 1);
-}
-
-void inject(const shipped_pair & pair, fused_drafter & d, int seq, int n, int first = 0) {
-    const std::vector<float> rows = pair.features(n, first);
-    d.inject(seq, rows.data(), n);
-}
 
 // The same candidates with the same log-probabilities, but for those too close to tell apart.
 void check_close(const drafts & a, const drafts & b, float noise, const std::string & what) {
@@ -100,33 +60,6 @@ void check_candidates(const drafts & d, int n_vocab) {
     }
 }
 
-void taps_give_the_rows_asked_for(const shipped_pair & pair) {
-    const llama_context_ptr ctx = pair.open_context();
-    const dflash::taps taps(ctx.get(), pair.layers());
-    taps.gather(nullptr, 0, nullptr);  // before the first decode
-    pair.decode(ctx.get(), pair.prompt());
-    const std::vector<float> expected = pair.features(3);
-    const size_t width = expected.size() / 3;
-    const std::vector<int32_t> rows = {2, 0, 2};
-    std::vector<float> states(rows.size() * width);
-    taps.gather(rows.data(), 3, states.data());
-    for (size_t i = 0; i < rows.size(); i++) {
-        for (size_t j = 0; j < width; j++) {
-            const float difference = states[i * width + j] - expected[rows[i] * width + j];
-            check::that(std::abs(difference) < 1e-3f, "row " + std::to_string(i) + " is another");
-        }
-    }
-}
-
-void taps_refuse_other_layers(const shipped_pair & pair) {
-    const llama_context_ptr ctx = pair.open_context();
-    const int n_layer = llama_model_n_layer(pair.model());
-    for (const int layer : {-1, 0, n_layer, 1 << 30}) {
-        check::throws<std::invalid_argument>([&] { dflash::taps(ctx.get(), {layer}); },
-                                             std::to_string(layer), "layer");
-    }
-}
-
 void drafts_are_candidates(const shipped_pair & pair) {
     const auto d = pair.open_drafter();
     check_candidates(draft_after(pair, *d, 0, 40, 0), d->n_vocab());
@@ -136,7 +69,7 @@ void drafts_are_candidates(const shipped_pair & pair) {
 
 void the_first_position_may_draft(const shipped_pair & pair) {
     const auto d = pair.open_drafter();
-    check_candidates(draft(*d, {{0, nullptr, 0, 5}}, 3), d->n_vocab());
+    check_candidates(draft(*d, {{0, {}, 5}}, 3), d->n_vocab());
     check::equal(d->length(0), 0, "length");
 }
 
@@ -177,7 +110,7 @@ void sequences_do_not_see_each_other(const shipped_pair & pair) {
     }
     for (const int seq : {2, 0, 1}) {
         rows.push_back(pair.features(n_rows[seq], 11 * seq));
-        requests.push_back({seq, rows.back().data(), n_rows[seq], 100 + seq});
+        requests.push_back({seq, {n_rows[seq], rows.back().data()}, 100 + seq});
     }
     const drafts all = draft(*together, requests, 7);
     for (size_t i = 0; i < requests.size(); i++) {
@@ -241,10 +174,10 @@ void the_cache_grows_up_to_the_context(const shipped_pair & pair) {
     check_close(last, draft_after(pair, *whole, 0, 0, n_ctx), q8_noise, "after growing");
 
     const std::vector<float> row = pair.features(1);
-    check::throws<dflash::context_full_error>([&] { d->inject(0, row.data(), 1); }, "3001",
+    check::throws<dflash::context_full_error>([&] { d->inject(0, {1, row.data()}); }, "3001",
                                               "a row too many");
     check::throws<dflash::context_full_error>(
-        [&] { draft(*d, {{1, row.data(), 1, 5}, {0, row.data(), 1, 5}}, 3); }, "3001",
+        [&] { draft(*d, {{1, {1, row.data()}, 5}, {0, {1, row.data()}, 5}}, 3); }, "3001",
         "a draft with a row too many");
     check::equal(d->length(0), n_ctx, "length of the full sequence");
     check::equal(d->length(1), n_ctx / 2, "length of the other");
@@ -257,7 +190,7 @@ void graphs_come_and_go(const shipped_pair & pair) {
     const auto all = [&] {
         std::vector<drafts> out;
         for (int n_draft = 1; n_draft < d->params().block_size; n_draft++) {
-            out.push_back(draft(*d, {{0, nullptr, 0, 7}}, n_draft));
+            out.push_back(draft(*d, {{0, {}, 7}}, n_draft));
         }
         return out;
     };
@@ -271,18 +204,19 @@ void bad_arguments_are_refused(const shipped_pair & pair) {
     const std::vector<float> row = pair.features(1);
     const int block = d->params().block_size;
     const std::vector<std::pair<const char *, std::function<void()>>> calls = {
-        {"sequence -1", [&] { draft(*d, {{-1, row.data(), 1, 5}}, 3); }},
-        {"sequence 2", [&] { draft(*d, {{2, row.data(), 1, 5}}, 3); }},
-        {"sequence 2", [&] { d->inject(2, row.data(), 1); }},
+        {"sequence -1", [&] { draft(*d, {{-1, {1, row.data()}, 5}}, 3); }},
+        {"sequence 2", [&] { draft(*d, {{2, {1, row.data()}, 5}}, 3); }},
+        {"sequence 2", [&] { d->inject(2, {1, row.data()}); }},
         {"sequence 2", [&] { static_cast<void>(d->length(2)); }},
         {"sequence 2", [&] { d->truncate(2, 0); }},
         {"sequence -1", [&] { d->copy(-1, 0, 0); }},
         {"sequence 9", [&] { d->copy(0, 9, 0); }},
-        {"sequence 0", [&] { draft(*d, {{0, row.data(), 1, 5}, {0, row.data(), 1, 5}}, 3); }},
-        {"token -1", [&] { draft(*d, {{0, row.data(), 1, -1}}, 3); }},
-        {"token 8192", [&] { draft(*d, {{1, row.data(), 1, 5}, {0, row.data(), 1, 8192}}, 3); }},
-        {"0 tokens", [&] { draft(*d, {{0, row.data(), 1, 5}}, 0); }},
-        {"16 tokens", [&] { draft(*d, {{0, row.data(), 1, 5}}, block); }},
+        {"sequence 0", [&] { draft(*d, {{0, {1, row.data()}, 5}, {0, {1, row.data()}, 5}}, 3); }},
+        {"token -1", [&] { draft(*d, {{0, {1, row.data()}, -1}}, 3); }},
+        {"token 8192",
+         [&] { draft(*d, {{1, {1, row.data()}, 5}, {0, {1, row.data()}, 8192}}, 3); }},
+        {"0 tokens", [&] { draft(*d, {{0, {1, row.data()}, 5}}, 0); }},
+        {"16 tokens", [&] { draft(*d, {{0, {1, row.data()}, 5}}, block); }},
         {"-1", [&] { d->truncate(0, -1); }},
         {"21", [&] { d->truncate(0, 21); }},
         {"21", [&] { d->copy(0, 1, 21); }},
@@ -291,9 +225,12 @@ void bad_arguments_are_refused(const shipped_pair & pair) {
         {"n_seq -1", [&] { pair.open_drafter(-1); }},
         {"n_ctx 0", [&] { pair.open_drafter(1, 0); }},
         {"n_ctx 2147483647", [&] { pair.open_drafter(1, std::numeric_limits<int>::max()); }},
-        {"top_k 0", [&] { fused_drafter(pair.model(), pair.drafter_path(), 1, 64, 0, 1); }},
-        {"top_k 8193", [&] { fused_drafter(pair.model(), pair.drafter_path(), 1, 64, 8193, 1); }},
-        {"n_threads 0", [&] { fused_drafter(pair.model(), pair.drafter_path(), 1, 64, 1, 0); }},
+        {"top_k 0",
+         [&] { fused_drafter(pair.model(), nullptr, pair.drafter_path(), 1, 64, 0, 1); }},
+        {"top_k 8193",
+         [&] { fused_drafter(pair.model(), nullptr, pair.drafter_path(), 1, 64, 8193, 1); }},
+        {"n_threads 0",
+         [&] { fused_drafter(pair.model(), nullptr, pair.drafter_path(), 1, 64, 1, 0); }},
     };
     for (const auto & [part, call] : calls) {
         check::throws<std::invalid_argument>(call, part, part);
@@ -311,9 +248,9 @@ void features_that_are_not_finite_are_refused(const shipped_pair & pair) {
     for (const float bad : {NAN, INFINITY, -INFINITY}) {
         std::vector<float> rows = pair.features(100);
         rows.back() = bad;
-        check::throws<dflash::backend_error>([&] { d->inject(0, rows.data(), 100); }, "not finite",
-                                             "injected");
-        check::throws<dflash::backend_error>([&] { draft(*d, {{0, rows.data(), 100, 5}}, 3); },
+        check::throws<dflash::backend_error>([&] { d->inject(0, {100, rows.data()}); },
+                                             "not finite", "injected");
+        check::throws<dflash::backend_error>([&] { draft(*d, {{0, {100, rows.data()}, 5}}, 3); },
                                              "not finite", "drafted");
     }
     check::equal(d->length(0), 20, "length");
@@ -340,11 +277,11 @@ void fallbacks_equal_the_fast_operations(const shipped_pair & pair) {
     gguf_set_val_f32(wide.keys(), "dflash.final_logit_softcapping", 20.0f);
     wide.write(file.path());
     const auto run = [&](const dflash::draft_capabilities & allowed) {
-        fused_drafter d(pair.model(), file.path(), 2, 1024, 8, 2, allowed);
+        fused_drafter d(pair.model(), nullptr, file.path(), 2, 1024, 8, 2, allowed);
         inject(pair, d, 0, 300);
         inject(pair, d, 1, 20, 7);
         const std::vector<float> rows = pair.features(5);
-        return draft(d, {{1, rows.data(), 5, 21}, {0, rows.data(), 2, 22}}, 15);
+        return draft(d, {{1, {5, rows.data()}, 21}, {0, {2, rows.data()}, 22}}, 15);
     };
     const drafts fast = run({});
     check_candidates(fast, 8192);
@@ -361,12 +298,12 @@ void a_failed_draft_changes_nothing(const shipped_pair & pair) {
     damaged.set("output_norm.weight", {512}, std::vector<float>(512, NAN));
     damaged.write(file.path());
     for (const bool top_k : {true, false}) {
-        fused_drafter d(pair.model(), file.path(), 2, 1024, 8, 2, {true, top_k});
+        fused_drafter d(pair.model(), nullptr, file.path(), 2, 1024, 8, 2, {true, top_k});
         inject(pair, d, 0, 20);
         for (const int n : {3, 100}) {  // fused with the block, or before it
             const std::vector<float> rows = pair.features(n);
             check::throws<dflash::backend_error>(
-                [&] { draft(d, {{1, rows.data(), n, 5}, {0, rows.data(), n, 5}}, 3); },
+                [&] { draft(d, {{1, {n, rows.data()}, 5}, {0, {n, rows.data()}, 5}}, 3); },
                 "not a number", "a drafter without numbers");
             check::equal(d.length(0), 20, "length");
             check::equal(d.length(1), 0, "length of the other");
@@ -374,36 +311,32 @@ void a_failed_draft_changes_nothing(const shipped_pair & pair) {
     }
 }
 
-void handles_close_in_any_order(const shipped_pair & pair) {
-    llama_model_params params = llama_model_default_params();
-    llama_model_ptr model(llama_model_load_from_file(pair.target_path().c_str(), params));
-    const auto open = [&] {
-        return std::make_unique<fused_drafter>(model.get(), pair.drafter_path(), 1, 512, 4, 1);
-    };
-    auto first = open();
-    auto second = open();
-    auto unused = open();
-    llama_context_ptr ctx = pair.open_context();
-    auto taps = std::make_unique<dflash::taps>(ctx.get(), pair.layers());
-    inject(pair, *first, 0, 10);
-    inject(pair, *second, 0, 10);
-    ctx.reset();
-    const drafts expected = draft_after(pair, *first, 0, 0, 10);
-    first.reset();
-    check::equal(draft_after(pair, *second, 0, 0, 10), expected, "after the first is closed");
-    taps.reset();
-    unused.reset();
-    second.reset();
-    model.reset();
+// Greedy chains take one candidate, which is found in another way than several.
+void the_best_is_the_first_of_several(const shipped_pair & pair) {
+    for (const bool on_device : {true, false}) {
+        const auto run = [&](int top_k) {
+            fused_drafter d(pair.model(), nullptr, pair.drafter_path(), 1, 1024, top_k, 2,
+                            {/*flash_attention=*/true, on_device});
+            inject(pair, d, 0, 40);
+            return draft_after(pair, d, 0, 3, 40);
+        };
+        const drafts several = run(8);
+        const drafts best = run(1);
+        for (size_t i = 0; i < best.ids.size(); i++) {
+            check::equal(best.ids[i], several.ids[8 * i], "token");
+            const float difference = best.logprobs[i] - several.logprobs[8 * i];
+            check::that(std::abs(difference) < 1e-5f, "log-probability");
+        }
+    }
 }
+
+}  // namespace
 
 std::vector<check::test> draft_tests(const shipped_pair & pair) {
     const auto with = [&](void (*body)(const shipped_pair &)) {
         return [&pair, body] { body(pair); };
     };
     return {
-        {"taps give the rows asked for", with(taps_give_the_rows_asked_for)},
-        {"taps refuse other layers", with(taps_refuse_other_layers)},
         {"drafts are candidates", with(drafts_are_candidates)},
         {"the first position may draft", with(the_first_position_may_draft)},
         {"the same inputs give the same drafts", with(the_same_inputs_give_the_same_drafts)},
@@ -417,26 +350,7 @@ std::vector<check::test> draft_tests(const shipped_pair & pair) {
         {"features that are not finite are refused",
          with(features_that_are_not_finite_are_refused)},
         {"fallbacks equal the fast operations", with(fallbacks_equal_the_fast_operations)},
+        {"the best is the first of several", with(the_best_is_the_first_of_several)},
         {"a failed draft changes nothing", with(a_failed_draft_changes_nothing)},
-        {"handles close in any order", with(handles_close_in_any_order)},
     };
-}
-
-}  // namespace
-
-int main(int argc, char ** argv) {
-    if (argc != 3) {
-        std::cerr << "usage: test_draft TARGET.gguf DRAFTER.gguf" << std::endl;
-        return 2;
-    }
-    llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
-    llama_backend_init();
-    int status = check::run(top_k_tests());
-    {
-        const shipped_pair pair(argv[1], argv[2]);
-        status |= check::run(draft_tests(pair));
-        status |= check::run(file_tests(pair));
-    }
-    llama_backend_free();
-    return status;
 }

@@ -68,7 +68,7 @@ void drafters_of_its_making_load(const shipped_pair & pair) {
     const auto d = pair.open_drafter(file.path());
     std::vector<int32_t> ids(3 * d->top_k());
     std::vector<float> logprobs(ids.size());
-    d->draft({{0, nullptr, 0, 1}}, 3, ids.data(), logprobs.data());
+    d->draft({{0, {}, 1}}, 3, ids.data(), logprobs.data());
 }
 
 void files_that_are_no_gguf(const shipped_pair & pair) {
@@ -266,8 +266,22 @@ void every_type_of_weights_drafts(const shipped_pair & pair) {
         std::vector<int32_t> ids(3 * d->top_k());
         std::vector<float> logprobs(ids.size());
         const std::vector<float> row(d->params().n_features(), 0.5f);
-        d->draft({{0, row.data(), 1, 1}}, 3, ids.data(), logprobs.data());
+        d->draft({{0, {1, row.data()}, 1}}, 3, ids.data(), logprobs.data());
     }
+}
+
+// Its gate and its other half are matrices of one row, as which they lie side by side.
+void the_narrowest_feed_forward_drafts(const shipped_pair & pair) {
+    const temporary_file file;
+    drafter_file drafter(n_embd);
+    drafter.set("blk.0.ffn_gate.weight", GGML_TYPE_F32, {n_embd, 1});
+    drafter.set("blk.0.ffn_up.weight", GGML_TYPE_F32, {n_embd, 1});
+    drafter.set("blk.0.ffn_down.weight", GGML_TYPE_F32, {1, n_embd});
+    drafter.write(file.path());
+    const auto d = pair.open_drafter(file.path());
+    std::vector<int32_t> ids(3 * d->top_k());
+    std::vector<float> logprobs(ids.size());
+    d->draft({{0, {}, 1}}, 3, ids.data(), logprobs.data());
 }
 
 // Any bytes of the header or the data changed: a typed error, or drafts.
@@ -290,7 +304,7 @@ void damaged_files(const shipped_pair & pair) {
             std::vector<int32_t> ids(static_cast<size_t>(n_draft) * d->top_k());
             std::vector<float> logprobs(ids.size());
             const std::vector<float> rows(3 * d->params().n_features(), 0.5f);
-            d->draft({{0, rows.data(), 3, 1}}, n_draft, ids.data(), logprobs.data());
+            d->draft({{0, {3, rows.data()}, 1}}, n_draft, ids.data(), logprobs.data());
         } catch (const dflash::file_error &) {
             n_refused++;
         } catch (const dflash::backend_error &) {
@@ -305,7 +319,7 @@ void damaged_files(const shipped_pair & pair) {
 temporary_file::temporary_file() {
     static int n = 0;
     static const unsigned seed = std::random_device()();
-    const std::string name = "test_draft-" + std::to_string(seed) + "-" + std::to_string(n++);
+    const std::string name = "test_native-" + std::to_string(seed) + "-" + std::to_string(n++);
     path_ = (std::filesystem::temp_directory_path() / (name + ".gguf")).string();
 }
 
@@ -329,6 +343,7 @@ std::vector<check::test> file_tests(const shipped_pair & pair) {
         {"tensors without rows", with(tensors_without_rows)},
         {"drafters of another target", with(drafters_of_another_target)},
         {"every type of weights drafts", with(every_type_of_weights_drafts)},
+        {"the narrowest feed-forward drafts", with(the_narrowest_feed_forward_drafts)},
         {"damaged files", with(damaged_files)},
     };
 }

@@ -9,6 +9,11 @@
 #include "shipped_pair.h"
 
 std::vector<check::test> top_k_tests();
+std::vector<check::test> mask_tests();
+std::vector<check::test> output_tests();
+std::vector<check::test> target_tests(const shipped_pair & pair);
+std::vector<check::test> store_tests(const shipped_pair & pair);
+std::vector<check::test> draft_tests(const shipped_pair & pair);
 std::vector<check::test> file_tests(const shipped_pair & pair);
 
 // A name in the temporary folder, and the file of that name while this lives.

@@ -1,0 +1,195 @@
+// Passes of the shipped target: the likeliest tokens, logits, and what is refused.
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+
+#include "drafts.h"
+#include "errors.h"
+#include "tests.h"
+
+using dflash::batch_row;
+using dflash::target_pass;
+
+namespace {
+
+std::vector<float> logits_of(const target_pass & pass, int output_row) {
+    std::vector<float> logits(pass.n_vocab());
+    pass.logits(output_row, logits.data());
+    return logits;
+}
+
+void check_best(const target_pass & pass, int n_outputs, const std::string & what) {
+    check::equal(static_cast<int>(pass.best().size()), n_outputs, what + ": number of outputs");
+    for (int i = 0; i < n_outputs; i++) {
+        const std::vector<float> logits = logits_of(pass, i);
+        const auto largest = std::max_element(logits.begin(), logits.end()) - logits.begin();
+        check::equal(pass.best()[i], static_cast<int32_t>(largest),
+                     what + ": output row " + std::to_string(i));
+    }
+}
+
+// Rows of two sequences, some with outputs, at any width.
+void the_best_are_the_largest_logits(const shipped_pair & pair) {
+    const opened_target target = pair.open_target(pair.layers(), pair.n_batch, 2);
+    std::mt19937 random(4);
+    int lengths[] = {0, 0};
+    for (const int width : {1, 2, 16, 3, 7, 8, 9, 1, 1, 12}) {
+        std::vector<batch_row> rows;
+        int n_outputs = 0;
+        for (int seq = 0; seq < 2; seq++) {
+            for (batch_row row : pair.rows(width, lengths[seq], seq)) {
+                row.output = random() % 2 == 0;
+                n_outputs += row.output ? 1 : 0;
+                rows.push_back(row);
+            }
+            lengths[seq] += width;
+        }
+        check::equal(target.pass->decode(rows), 0, "status");
+        check_best(*target.pass, n_outputs, "width " + std::to_string(width));
+    }
+}
+
+// The way of models whose batches llama.cpp may split.
+void passes_without_the_graph_give_the_same(const shipped_pair & pair) {
+    const opened_target target = pair.open_target({});
+    const opened_target plain = pair.open_target({});
+    target_pass outside(plain.ctx.get(), 1, pair.n_batch, {}, pair.n_batch, /*in_graph=*/false);
+    llama_set_sampler(plain.ctx.get(), 0, nullptr);  // else its graph is that of the first pass
+    int done = 0;
+    for (const int width : {20, 1, 5}) {
+        std::vector<batch_row> rows = pair.rows(width, done);
+        rows.front().output = true;
+        check::equal(target.pass->decode(rows), 0, "status");
+        check::equal(outside.decode(rows), 0, "status outside");
+        check::equal(outside.best(), target.pass->best(), "best");
+        for (int i = 0; i < outside.n_outputs(); i++) {
+            check::equal(logits_of(outside, i), logits_of(*target.pass, i), "logits");
+        }
+        done += width;
+    }
+    check::that(outside.store() == nullptr, "a store without a graph");
+    check::throws<std::invalid_argument>(
+        [&] { target_pass(plain.ctx.get(), 1, pair.n_batch, pair.layers(), 256, false); },
+        "cannot be tapped", "taps");
+}
+
+// Step by step, or in one call.
+void steps_ahead_are_greedy_steps(const shipped_pair & pair) {
+    constexpr int n_steps = 12;
+    const opened_target ahead = pair.open_target(pair.layers(), pair.n_batch, 2);
+    const opened_target stepwise = pair.open_target(pair.layers(), pair.n_batch, 2);
+    std::vector<batch_row> next;
+    for (int seq = 0; seq < 2; seq++) {
+        const std::vector<batch_row> prompt = pair.rows(20 + seq, 0, seq);
+        check::equal(ahead.pass->decode(prompt), 0, "status");
+        check::equal(stepwise.pass->decode(prompt), 0, "status");
+        next.push_back({stepwise.pass->best()[0], 20 + seq, seq, true});
+    }
+    std::vector<int32_t> found;
+    check::equal(ahead.pass->decode_ahead(next, n_steps, found), 0, "status");
+    check::equal(found.size(), size_t{2 * n_steps}, "number of tokens");
+    for (int step = 0; step < n_steps; step++) {
+        check::equal(stepwise.pass->decode(next), 0, "status");
+        for (int seq = 0; seq < 2; seq++) {
+            next[seq].token = stepwise.pass->best()[seq];
+            next[seq].position++;
+            check::equal(found[2 * step + seq], next[seq].token, "token");
+        }
+    }
+    const int64_t first = ahead.pass->first_stored();
+    check::equal(first, stepwise.pass->first_stored() - 2 * (n_steps - 1), "first row");
+    std::vector<int64_t> rows(2 * n_steps);
+    std::iota(rows.begin(), rows.end(), first);
+    std::vector<float> a(rows.size() * ahead.pass->store()->n_features());
+    std::vector<float> b(a.size());
+    ahead.pass->store()->read(rows, a.data());
+    stepwise.pass->store()->read(rows, b.data());
+    check::equal(a, b, "hidden states");
+}
+
+void graphs_are_built_for_new_widths(const shipped_pair & pair) {
+    const opened_target target = pair.open_target(pair.layers());
+    int done = 0;
+    const auto n_rebuilds_of = [&](int width) {
+        const int64_t before = target.pass->n_rebuilds();
+        check::equal(target.pass->decode(pair.rows(width, done)), 0, "status");
+        done += width;
+        return target.pass->n_rebuilds() - before;
+    };
+    check::that(n_rebuilds_of(3) > 0, "the first pass");
+    for (const int width : {4, 1, 8}) {
+        check::that(n_rebuilds_of(width) > 0, "another width");
+        check::equal(n_rebuilds_of(width), int64_t{0}, "the same width");
+    }
+}
+
+void layers_that_are_not_there_are_refused(const shipped_pair & pair) {
+    const int n_layer = llama_model_n_layer(pair.model());
+    for (const int layer : {-1, 0, n_layer, 1 << 30}) {
+        check::throws<std::invalid_argument>([&] { pair.open_target({2, layer}); },
+                                             std::to_string(layer), "layer");
+    }
+}
+
+void logits_of_other_rows_are_refused(const shipped_pair & pair) {
+    const opened_target target = pair.open_target({});
+    std::vector<float> logits(target.pass->n_vocab());
+    const auto refused = [&](int row) {
+        check::throws<std::invalid_argument>([&] { target.pass->logits(row, logits.data()); },
+                                             "output row " + std::to_string(row), "logits");
+    };
+    refused(0);
+    check::equal(target.pass->decode(pair.rows(4)), 0, "status");
+    refused(-1);
+    refused(1);
+}
+
+void a_full_context_is_a_status(const shipped_pair & pair) {
+    const opened_target target = pair.open_target(pair.layers());
+    const auto n_ctx = static_cast<int>(llama_n_ctx(target.ctx.get()));
+    for (int done = 0; done < n_ctx; done += pair.n_batch) {
+        check::equal(target.pass->decode(pair.rows(pair.n_batch, done)), 0, "status");
+    }
+    check::equal(target.pass->decode(pair.rows(1, n_ctx)), 1, "status of a row too many");
+    check::that(target.pass->best().empty(), "best of a pass that failed");
+    llama_memory_seq_rm(llama_get_memory(target.ctx.get()), 0, n_ctx - 5, -1);
+    check::equal(target.pass->decode(pair.rows(5, n_ctx - 5)), 0, "status after a roll-back");
+    check_best(*target.pass, 1, "after a roll-back");
+}
+
+void handles_close_in_any_order(const shipped_pair & pair) {
+    const opened_target steady = pair.open_target(pair.layers());
+    check::equal(steady.pass->decode(pair.rows(10)), 0, "status");
+    opened_target target = pair.open_target(pair.layers());
+    auto first = pair.open_drafter(*target.pass->store());
+    auto second = pair.open_drafter(*steady.pass->store());
+    auto unused = pair.open_drafter(*target.pass->store());
+    inject(pair, *first, 0, 10);
+    inject(pair, *second, 0, 10);
+    const drafts expected = draft_after(pair, *first, 0, 0, 10);
+    first.reset();
+    unused.reset();
+    target.ctx.reset();
+    target.pass.reset();
+    check::equal(draft_after(pair, *second, 0, 0, 10), expected, "after the others are closed");
+    check::equal(steady.pass->decode(pair.rows(3, 10)), 0, "status");
+}
+
+}  // namespace
+
+std::vector<check::test> target_tests(const shipped_pair & pair) {
+    const auto with = [&](void (*body)(const shipped_pair &)) {
+        return [&pair, body] { body(pair); };
+    };
+    return {
+        {"the best are the largest logits", with(the_best_are_the_largest_logits)},
+        {"passes without the graph give the same", with(passes_without_the_graph_give_the_same)},
+        {"steps ahead are greedy steps", with(steps_ahead_are_greedy_steps)},
+        {"graphs are built for new widths", with(graphs_are_built_for_new_widths)},
+        {"layers that are not there are refused", with(layers_that_are_not_there_are_refused)},
+        {"logits of other rows are refused", with(logits_of_other_rows_are_refused)},
+        {"a full context is a status", with(a_full_context_is_a_status)},
+        {"handles close in any order", with(handles_close_in_any_order)},
+    };
+}
