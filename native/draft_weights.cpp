@@ -244,7 +244,8 @@ void draft_weights::bind_stacks() {
         return a != nullptr && b != nullptr && a->view_src != nullptr && a->view_src == b->view_src;
     };
     for (draft_layer & l : layers) {
-        if (together(l.ffn_gate, l.ffn_up)) {
+        // Matrices of one row each lie end to end.
+        if (together(l.ffn_gate, l.ffn_up) && l.ffn_gate->view_src->ne[0] == d) {
             l.ffn_gate_up = l.ffn_gate->view_src;
         }
         const bool has_bias = l.attn_q_bias || l.attn_k_bias || l.attn_v_bias;
@@ -264,10 +265,14 @@ void draft_weights::bind_stacks() {
     const draft_layer & first = layers.front();
     const draft_layer & last = layers.back();
     const bool all_bias = first.attn_qkv_bias != nullptr;
-    if (first.attn_qkv == nullptr || !together(first.attn_q, last.attn_q) ||
-        !together(first.attn_k_norm, last.attn_k_norm) ||
+    if (!together(first.attn_q, last.attn_q) || !together(first.attn_k_norm, last.attn_k_norm) ||
         (all_bias && !together(first.attn_q_bias, last.attn_q_bias))) {
         return;
+    }
+    for (const draft_layer & l : layers) {
+        if (l.attn_qkv == nullptr || (l.attn_qkv_bias != nullptr) != all_bias) {
+            return;  // some layers have biases, others none
+        }
     }
     const int64_t n = params.n_layer;
     ggml_tensor * all = first.attn_q->view_src;

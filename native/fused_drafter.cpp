@@ -359,9 +359,9 @@ void fused_drafter::draft(const std::vector<draft_request> & requests, int n_dra
     try {
         slot.graph->read(all_ids.data(), all_logprobs.data());
     } catch (const backend_error &) {
-        if (stored) {
-            // Of features that are no numbers, a cell that nobody may see would spoil later
-            // drafts, too: zero times NaN is NaN.
+        if (store_ != nullptr) {
+            // Of stored features that are no numbers, injected now or before, a cell that nobody
+            // may see would spoil later drafts, too: zero times NaN is NaN.
             guard.done();
             cache_.clear();
         }

@@ -22,7 +22,7 @@ namespace dflash {
 struct feature_rows {
     int n = 0;
     const float * host = nullptr;
-    std::vector<int64_t> stored;
+    std::vector<int64_t> stored = {};
 
     feature_rows part(int begin, int end, int width) const;
 };
@@ -65,7 +65,8 @@ class fused_drafter {
     // Injects and denoises all requests in one graph; all features come from one place. Writes, per
     // request, position 1 .. n_draft and rank, [n_requests, n_draft, top_k] ids and
     // log-probabilities, best first. Throws as `inject` does, and backend_error when the drafter's
-    // output is not a number; if its features were stored, the cache is then empty.
+    // output is not a number; with a store, from where features come unchecked, the cache is then
+    // empty.
     void draft(const std::vector<draft_request> & requests, int n_draft, int32_t * ids,
                float * logprobs);
 

@@ -146,6 +146,7 @@ void target_pass::build(ggml_context * nodes, ggml_cgraph * graph, ggml_tensor *
             missing_ = name;  // llama.cpp does not expect exceptions here
             continue;
         }
+        n_tapped_ = state->ne[1];
         ggml_tensor * states = store_->states;
         ggml_tensor * place = ggml_view_2d(nodes, states, n_embd_, states->ne[1], states->nb[1],
                                            k * n_embd_ * sizeof(float));
@@ -184,6 +185,13 @@ int target_pass::decode(const std::vector<batch_row> & rows) {
     if (!missing_.empty()) {
         throw backend_error("llama.cpp's graph of this target has no tensor " + missing_ +
                             " to tap; load without a drafter");
+    }
+    // Of parts, only the last would have its rows in the graph's tensors.
+    const bool is_split = (n_outputs_ > 0 && in_graph_ && graph_logits_->ne[1] != n_outputs_) ||
+                          (store_ && n_tapped_ != n);
+    if (is_split) {
+        throw backend_error("llama.cpp has split a batch of " + std::to_string(n) +
+                            " rows of this target; load it with one sequence");
     }
     if (n_outputs_ > 0) {
         find_best();

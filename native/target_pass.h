@@ -40,7 +40,7 @@ class target_pass {
     target_pass & operator=(const target_pass &) = delete;
 
     // Status of llama_decode; 0: done, and the device idle. Throws backend_error when the model's
-    // graph lacks a layer to tap.
+    // graph lacks a layer to tap, or does not take all rows at once.
     int decode(const std::vector<batch_row> & rows);
 
     // Plain greedy decoding of some sequences, n_steps times: each row's likeliest token is the
@@ -79,6 +79,7 @@ class target_pass {
     // Of the graph that llama.cpp has built last; it owns the tensors.
     ggml_tensor * graph_logits_ = nullptr;
     ggml_tensor * graph_best_ = nullptr;
+    int64_t n_tapped_ = 0;  // rows of a tapped layer
     bool is_built_ = false;
     std::string missing_;
     int64_t n_rebuilds_ = 0;
