@@ -17,117 +17,45 @@ prefix of each chain; costs are looked up for every k, because they are not mono
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import is_, sub
 
 from dflash_local.costs import Costs
+from dflash_local.policy import Findings, Policy
+from dflash_local.purse import Purse
 from dflash_local.survival import Prior, Survival
 
-PROBE_SHARE = 0.008
-"""Of the time without drafting, what looking again whether it pays may cost."""
+__all__ = ["Controller", "Policy"]
 
-_PURSE, _FIRST_PURSE = 3.0, 3.5
-"""Plain rounds that looking again may cost at once: later, and at the very start."""
 _LONGEST_PAUSE = 4096
 """Rounds: an answer whose next probe is farther off has done with drafting for good."""
-_BACKOFF = 64
+_FIRST_PAUSE, _BACKOFF = 16, 64
+"""Rounds without drafting after an end of it, and the longest between probes that can be paid."""
 _GAIN_TO_BEGIN = 1.02
 _DOUBT = 0.2
-_REPLAN = 8
-_EARLY_ROUNDS = 4
+"""Loss, added up over plans, at which drafting ends."""
+_REPLAN, _EARLY_ROUNDS = 8, 4
+"""Rounds between plans, after a request's first ones."""
 _REFRESH = 32
 _PROBED = 3
 """Drafts verified where the drafter's own confidence is not believed."""
 _KNOWN_ROUNDS = 16
+"""Rounds by which it can be."""
 _HORIZON = 24
 """Rounds over which a better width must earn the change of graph."""
 _BLEND = 0.15
-_AHEAD, _BEHIND = 12.0, -6.0
-"""Plain rounds: the most lead that is remembered, and the lag at which drafting is suspended. The
-estimates end drafting long before; this is for what they cannot see."""
-_SUSPENDED = 256
-
-
-@dataclass
-class Policy:
-    """What the controller keeps of one sequence, for one request."""
-
-    survival: Survival
-    drafting: bool = False
-    probing: bool = False
-    failures: int = 0
-    rest_from: int = 0
-    next_probe: int = 0
-    off: bool = False
-    """For good: no draft will be asked for again, so its context needs no more injections."""
-    rounds: int = 0
-    findings: _Findings | None = field(default=None, repr=False)
-
-    @property
-    def reason(self) -> str:
-        """One line: whether drafting is on, and why."""
-        if self.findings is None:
-            return "drafting has not been tried yet"
-        return self.findings.text(self.drafting)
-
-    @property
-    def warning(self) -> str | None:
-        """One line where far fewer drafts are accepted than the drafter is sure of; else None."""
-        short = self.survival.shortfall()
-        if short is None:
-            return None
-        kept, promised = short
-        return (
-            f"{kept:.0%} of the drafts are accepted where the drafter's own confidence promises "
-            f"{promised:.0%}; likely causes: thinking mode that the drafter was not trained for, "
-            "another tokenizer or chat template, or another fine-tune of the target"
-        )
-
-
-@dataclass(frozen=True)
-class _Findings:
-    """What a plan found; times in plain rounds."""
-
-    n_seqs: int
-    drafts: int
-    tokens: float
-    gain: float
-    draft: float
-    double: float
-    suspended: bool
-
-    def text(self, drafting: bool) -> str:
-        width = (
-            f"{self.drafts + self.n_seqs} rows" if self.n_seqs > 1 else f"width {self.drafts + 1}"
-        )
-        if drafting:
-            return (
-                f"drafting is on: {self.tokens:.1f} tokens a round at {width}, "
-                f"{self.gain:.2f} times the speed of plain decoding"
-            )
-        if self.suspended:
-            return "drafting is off for a while: its rounds took longer than what they gave"
-        if self.double >= 1.5:
-            what = "2 tokens" if self.n_seqs == 1 else f"{2 * self.n_seqs} tokens"
-            return f"drafting is off: checking {what} costs {self.double:.1f} steps on this device"
-        if self.draft >= 0.8:
-            return f"drafting is off: a draft alone costs {self.draft:.1f} steps on this device"
-        return (
-            f"drafting is off: at its best a round would give {self.tokens:.1f} tokens in the "
-            f"time of {self.tokens / max(self.gain, 1e-9):.1f}"
-        )
 
 
 class Controller:
-    """Decides for all sequences of one engine, in the order n_drafts, widths, observe for each
-    sequence that drafted, observe_round."""
+    """Decides for all sequences of one engine. In each round: `n_drafts`; where any drafted,
+    `widths`, and `observe` for each that did; `observe_round`."""
 
     def __init__(self, costs: Costs, block_size: int, prior: Prior | None = None) -> None:
         """`block_size` rows with the anchor are the most that a sequence verifies."""
         self.costs = costs
         self.prior = prior or Prior(block_size)
         self._n_draft = block_size - 1
+        self._purse = Purse()
         self._round = 0
         self._depth = 0
         # The plan in force
@@ -136,6 +64,7 @@ class Controller:
         self._members: list[Policy] = []
         self._drafting = False
         self._exploring = False
+        self._doubt = 0.0
         self._rate = 0.0
         self._least = 1
         # Seconds of a pass with k rows beyond the anchors, and what it was computed for
@@ -147,12 +76,6 @@ class Controller:
         self._prices: list[float] = []
         self._values: list[float] = []
         self._last_rows = 0
-        # Accounts, in plain rounds
-        self._purse = _FIRST_PURSE
-        self._purse_round = 0
-        self._lead = 0.0
-        self._doubt = 0.0
-        self._suspended_until = 0
         self._accepted = 0
 
     def open(self, depth: int = 0) -> Policy:
@@ -216,14 +139,15 @@ class Controller:
                 chains.append([])
                 continue
             survival = policy.survival
+            survival.notice(chain)
             if len(chain) > limit:
                 chain = chain[:limit]
-            if policy.rounds == 0:
-                survival.begin()
             if policy.probing or policy.rounds < _EARLY_ROUNDS:
                 chains.append(self._hopes(policy, chain))
             else:
                 chains.append(survival.curve(chain))
+            policy.rounds += 1
+            policy.rest_from = self._round
         if len(chains) == 1:
             return [1 + self._best(chains[0])]
         merged = sorted((chance for chain in chains for chance in chain), reverse=True)
@@ -245,10 +169,11 @@ class Controller:
     def observe(
         self, policy: Policy, logprobs: Sequence[float], verified: int, accepted: int
     ) -> None:
-        """What became of a draft: of the first `verified` tokens, `accepted` were kept."""
+        """What became of a draft: of the first `verified` tokens, `accepted` were kept.
+
+        `logprobs` may end with the verified ones. Not needed where nothing was verified.
+        """
         policy.survival.observe(logprobs, verified, accepted)
-        policy.rounds += 1
-        policy.rest_from = self._round
         self._accepted += accepted
 
     def observe_round(
@@ -262,7 +187,8 @@ class Controller:
     ) -> None:
         """The times of a round: rows of its target pass, sequences that drafted, cached tokens.
 
-        `host_s` is the rest of the round, where the caller knows it.
+        `host_s` is the rest of the round, where the caller knows it. Not for rounds of which
+        `n_drafts` was not asked, except plain ones.
         """
         costs = self.costs
         self._depth = depth
@@ -276,7 +202,8 @@ class Controller:
         if n_drafting:
             if not self._exploring:  # else it had many rows to inject
                 costs.observe_draft(n_drafting, depth, draft_s)
-            self._settle(draft_s + verify_s, host_s)
+            rest_s = costs.host_s + costs.draft_host_s if host_s is None else host_s
+            self._settle(draft_s + verify_s + rest_s)
 
     def _hopes(self, policy: Policy, chain: Sequence[float]) -> list[float]:
         """Survival where seeing the outcome is worth something in itself."""
@@ -290,24 +217,18 @@ class Controller:
     # The plan
 
     def _plan(self, policies: Sequence[Policy], other_rows: int) -> None:
-        n = len(policies)
-        round_ = self._round
-        self._earn()
-        self._tabulate(n, other_rows)
+        now, purse = self._round, self._purse
+        purse.earn(now)
+        self._tabulate(len(policies), other_rows)
         self._members = list(policies)
-        passes, base = self._passes, self._base
-        plain_rate = base / passes[0]
-        best = self._best_set(policies, plain_rate)
-        on, best_gain = best[0], best[1].gain
-        suspended = round_ < self._suspended_until
-        if suspended or not self._pays(best_gain):
+        able = [policy for policy in policies if not policy.off] if self._n_draft else []
+        on, findings = self._best_set(able) if able else ([], None)
+        if findings and (findings.suspended or not self._pays(findings.gain)):
             on = []
-        self._rate = plain_rate * (best_gain if on else 1.0)
-        findings = best[1]
+        self._rate = self._base / self._passes[0] * (findings.gain if findings and on else 1.0)
         early = False
-        for policy in policies:
-            was = policy.drafting
-            policy.drafting = any(policy is other for other in on)
+        for policy in able:
+            was, policy.drafting = policy.drafting, any(policy is other for other in on)
             policy.probing = False
             policy.findings = findings
             if policy.drafting:
@@ -316,21 +237,19 @@ class Controller:
             elif was:
                 early_end = policy.rounds < 2 * _EARLY_ROUNDS
                 policy.failures = 0 if early_end else 3
-                policy.next_probe = round_ + (2 if early_end else 16)
-        resting = [policy for policy in policies if not policy.drafting and not policy.off]
+                policy.next_probe = now + (2 if early_end else _FIRST_PAUSE)
         wait = _LONGEST_PAUSE
-        if resting and not suspended:
+        if findings and findings.suspended:
+            wait = purse.suspended_until - now
+        elif resting := [policy for policy in able if not policy.drafting]:
             wait = self._probe(resting, len(on))
-        elif suspended:
-            wait = self._suspended_until - round_
         self._exploring = wait == 0 and not on
         self._drafting = bool(on) or wait == 0
-        self._price()
+        self._prices = [self._rate * (seconds - self._passes[0]) for seconds in self._passes]
         if self._drafting:
-            step = 1 if early or wait == 0 else _REPLAN
-            self._replan_at = round_ + min(step, max(wait, 1))
+            self._replan_at = now + min(1 if early or wait == 0 else _REPLAN, max(wait, 1))
         else:
-            self._idle = max(wait - 1, 0)
+            self._idle = wait - 1
             self._replan_at = 0
 
     def _pays(self, gain: float) -> bool:
@@ -338,7 +257,7 @@ class Controller:
 
         A few drafts tell little, so a loss must be large or last before drafting ends.
         """
-        if self._purse < 0 and self.prior.rounds < _KNOWN_ROUNDS:
+        if self._purse.amount < 0 and self.prior.rounds < _KNOWN_ROUNDS:
             return False
         if not self._drafting or self._exploring:
             self._doubt = 0.0
@@ -346,14 +265,13 @@ class Controller:
         self._doubt = max(self._doubt + 1.0 - gain, 0.0)
         return self._doubt < _DOUBT
 
-    def _best_set(
-        self, policies: Sequence[Policy], plain_rate: float
-    ) -> tuple[list[Policy], _Findings]:
+    def _best_set(self, policies: Sequence[Policy]) -> tuple[list[Policy], Findings]:
         """The sequences to draft for, and what it would bring: the best 1, 2, 4, ... or all."""
         costs, depth, passes, base = self.costs, self._depth, self._passes, self._base
         ranked = [(sum(curve), i, curve) for i, curve in enumerate(_typical(policies))]
         ranked.sort(key=lambda entry: (-entry[0], entry[1]))
         plain_s = passes[0]
+        plain_rate = base / plain_s
         best: tuple[float, int, int, float] = (0.0, 0, 0, 1.0)
         size = 1
         self._least = 1
@@ -373,14 +291,14 @@ class Controller:
                 break
             size *= 2
         rate, size, k, got = best
-        findings = _Findings(
+        findings = Findings(
             n_seqs=base,
             drafts=k,
             tokens=got,
             gain=rate / plain_rate,
             draft=costs.draft_s(size, depth) / plain_s,
             double=passes[min(base, len(passes) - 1)] / plain_s,
-            suspended=self._round < self._suspended_until,
+            suspended=self._round < self._purse.suspended_until,
         )
         return [policies[i] for _, i, _ in ranked[:size]], findings
 
@@ -390,19 +308,19 @@ class Controller:
         if not due:
             return min(policy.next_probe for policy in resting) - self._round
         loss = self._probe_loss(due, n_on)
-        if loss > self._purse:  # then a few: what one learns is the others' prior
+        if loss > self._purse.amount:  # then a few: what one learns is the others' prior
             due.sort(key=lambda policy: policy.rounds)
             due = due[: 1 + len(self._members) // 4]
             loss = self._probe_loss(due, n_on)
-        missing = loss - self._purse
-        if missing > 0:
+        if loss > self._purse.amount:
             # The context goes on growing while it waits.
-            income = PROBE_SHARE - self.costs.inject_s * len(due) / self._passes[0]
-            wait = int(missing / income) + 1 if income > 0 else _LONGEST_PAUSE
-            if wait >= _LONGEST_PAUSE:
-                for policy in due:
-                    policy.off = True
-            return min(wait, _LONGEST_PAUSE)
+            upkeep = self.costs.inject_s * len(due) / self._passes[0]
+            wait = self._purse.wait(loss, upkeep)
+            if wait is not None and wait < _LONGEST_PAUSE:
+                return wait
+            for policy in due:
+                policy.off = True
+            return _LONGEST_PAUSE
         for policy in due:
             policy.probing = True
             policy.survival.rest(self._round - policy.rest_from)
@@ -410,7 +328,7 @@ class Controller:
             pause = 1 if self._promises(policy) else min(2**policy.failures, _BACKOFF)
             policy.next_probe = self._round + pause
         if n_on:  # only a round of its own shows what it has really cost
-            self._purse -= loss
+            self._purse.amount -= loss
         return 0
 
     def _probe_loss(self, due: Sequence[Policy], n_on: int) -> float:
@@ -418,7 +336,7 @@ class Controller:
         costs, depth, passes = self.costs, self._depth, self._passes
         extra = costs.draft_s(n_on + len(due), depth) - costs.draft_s(n_on, depth)
         extra += costs.inject_s * sum(self._round - policy.rest_from for policy in due)
-        verify = passes[_PROBED * len(due)] - passes[0]
+        verify = passes[min(_PROBED, self._n_draft) * len(due)] - passes[0]
         if not n_on:
             verify += 2 * costs.switch_s + costs.draft_host_s
         hopes = sum(sum(curve[:_PROBED]) for curve in _typical(due))
@@ -450,11 +368,6 @@ class Controller:
             costs.step_s(base + k, depth) + costs.host_s for k in range(n * self._n_draft + 1)
         ]
 
-    def _price(self) -> None:
-        """What k rows beyond the anchors cost, in tokens."""
-        rate, plain_s = self._rate, self._passes[0]
-        self._prices = [rate * (seconds - plain_s) for seconds in self._passes]
-
     # A round
 
     def _best(self, chances: list[float]) -> int:
@@ -485,31 +398,18 @@ class Controller:
         cost = switch if stay != last else 2 * switch
         return best if top - values[stay] > cost else stay
 
-    # The accounts
-
-    def _earn(self) -> None:
-        earned = PROBE_SHARE * (self._round - self._purse_round)
-        self._purse = max(min(self._purse + earned, _PURSE), self._purse)
-        self._purse_round = self._round
-
-    def _settle(self, seconds: float, host_s: float | None) -> None:
+    def _settle(self, seconds: float) -> None:
         """After a round that drafted: how far it was ahead of plain decoding."""
-        costs, plain_s = self.costs, self._passes[0]
-        seconds += costs.host_s + costs.draft_host_s if host_s is None else host_s
+        plain_s = self._passes[0]
         # A hiccup of the machine is not the drafts' fault.
-        n = len(self._members)
-        most = 2 * (self._passes[-1] + costs.draft_s(n, self._depth)) + costs.switch_s
-        gained = 1 + self._accepted / self._base - min(seconds, most) / plain_s
+        drafts_s = self.costs.draft_s(len(self._members), self._depth)
+        seconds = min(seconds, 2 * (self._passes[-1] + drafts_s) + self.costs.switch_s)
+        gained = 1 + self._accepted / self._base - seconds / plain_s
         self._accepted = 0
-        learning = self._exploring or self.prior.rounds < _KNOWN_ROUNDS
-        self._purse += gained if learning else 0.05 * gained
-        self._purse = min(self._purse, _FIRST_PURSE if learning else _PURSE)
-        if self._exploring:
-            return
-        self._lead = min(self._lead + gained, _AHEAD)
-        if self._lead < _BEHIND:
-            self._lead = 0.0
-            self._suspended_until = self._round + _SUSPENDED
+        purse = self._purse
+        learning = self.prior.rounds < _KNOWN_ROUNDS
+        purse.settle(gained, self._round, exploring=self._exploring, learning=learning)
+        if self._round < purse.suspended_until:
             self._replan_at = 0
 
 

@@ -92,7 +92,7 @@ class Prior:
         self.curve = [_COLD_CHANCE**j for j in range(1, block_size)]
         self.rounds = 0
         self._filter = _Filter(*FACE_VALUE, *_UNKNOWN)
-        self._recent: deque[list[float]] = deque(maxlen=_RECENT)
+        self._recent: deque[Sequence[float]] = deque(maxlen=_RECENT)
         self._cold = self.curve
 
     def filter(self) -> _Filter:
@@ -109,7 +109,7 @@ class Prior:
         self._filter.walk()
         self._filter.update(features, accepted)
         if self.rounds <= _YOUNG:  # what it knows of itself still changes: judge all anew
-            self._recent.append(list(logprobs))
+            self._recent.append(logprobs)
             self.curve = _mean(self._recent, self._filter.curve, self._cold)
         elif len(logprobs) == len(self.curve):
             self.curve = [
@@ -124,16 +124,20 @@ class Survival:
     def __init__(self, prior: Prior) -> None:
         self._prior = prior
         self._filter = prior.filter()
-        self._recent: deque[list[float]] = deque(maxlen=_RECENT)
+        self._recent: deque[Sequence[float]] = deque(maxlen=_RECENT)
         self._surprise = self._variance = 0.0
         self._trials = 0
         self._promised = 0.0
         self._kept = 0
 
-    def begin(self) -> None:
-        """Before a draft: as long as nothing is seen, start from what other requests have now."""
-        if not self._recent:
+    def notice(self, logprobs: Sequence[float]) -> None:
+        """A new draft, before anything is asked of it."""
+        if not self._recent:  # nothing seen: start from what other requests have found by now
             self._filter = self._prior.filter()
+        self._filter.walk()
+        # Cut short by the end of the answer, it would count as hopeless beyond.
+        if len(logprobs) >= len(self._prior.curve) or not self._recent:
+            self._recent.append(logprobs)
 
     def curve(self, logprobs: Sequence[float]) -> list[float]:
         """The chance of each draft that it and all before it are accepted; never rising."""
@@ -157,9 +161,7 @@ class Survival:
 
     def observe(self, logprobs: Sequence[float], verified: int, accepted: int) -> None:
         """Of the first `verified` drafts, `accepted` were kept and the next one, if any, not."""
-        self._recent.append(list(logprobs))
         known = self._filter
-        known.walk()
         tried = min(accepted + 1, verified, len(logprobs))
         if not tried:
             return
@@ -205,7 +207,7 @@ def _features(logprobs: Sequence[float]) -> list[float]:
 
 
 def _mean(
-    chains: deque[list[float]],
+    chains: deque[Sequence[float]],
     judge: Callable[[Sequence[float]], list[float]],
     prior: list[float],
 ) -> list[float]:

@@ -1,0 +1,88 @@
+"""What the controller keeps of one sequence, and what it tells of its decision in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dflash_local.survival import Survival
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a plan found for the sequences of a batch; times in plain rounds.
+
+    At its best, drafting verifies `drafts` drafts of all sequences, emits `tokens` a round and is
+    `gain` times as fast as plain decoding. `draft` is the draft stage, `double` a pass of twice the
+    rows of a plain one.
+    """
+
+    n_seqs: int
+    drafts: int
+    tokens: float
+    gain: float
+    draft: float
+    double: float
+    suspended: bool
+
+    def text(self, drafting: bool) -> str:
+        """One line: whether drafting is on, and why."""
+        n = self.n_seqs
+        if drafting:
+            width = f"{self.drafts + n} rows" if n > 1 else f"width {self.drafts + 1}"
+            return (
+                f"drafting is on: {self.tokens:.1f} tokens a round at {width}, "
+                f"{self.gain:.2f} times the speed of plain decoding"
+            )
+        if self.suspended:
+            return "drafting is off for a while: its rounds took longer than their tokens are worth"
+        if self.gain >= 1:
+            return "drafting is off for a while: it has not paid so far"
+        if self.double >= 1.5:
+            return (
+                f"drafting is off: checking {2 * n} tokens costs {self.double:.1f} steps "
+                "on this device"
+            )
+        if self.draft >= 0.8:
+            return f"drafting is off: a draft alone costs {self.draft:.1f} steps on this device"
+        return (
+            f"drafting is off: at its best a round would give {self.tokens / n:.1f} tokens in the "
+            f"time of {self.tokens / n / max(self.gain, 1e-9):.1f}"
+        )
+
+
+@dataclass(eq=False)
+class Policy:
+    """One request's part in the decisions."""
+
+    survival: Survival
+    drafting: bool = False
+    probing: bool = False
+    """Drafts this round only, to see whether it pays."""
+    off: bool = False
+    """For good: no draft will be asked for again, so its context needs no more injections."""
+    rounds: int = 0
+    failures: int = 0
+    """Probes since it last drafted."""
+    rest_from: int = 0
+    next_probe: int = 0
+    findings: Findings | None = field(default=None, repr=False)
+
+    @property
+    def reason(self) -> str:
+        """One line: whether drafting is on, and why."""
+        if self.findings is None:
+            return "drafting has not been tried yet"
+        return self.findings.text(self.drafting)
+
+    @property
+    def warning(self) -> str | None:
+        """One line where far fewer drafts are accepted than the drafter is sure of; else None."""
+        short = self.survival.shortfall()
+        if short is None:
+            return None
+        kept, promised = short
+        return (
+            f"{kept:.0%} of the drafts are accepted where the drafter's own confidence promises "
+            f"{promised:.0%}; likely causes: a thinking mode that the drafter was not trained for, "
+            "another tokenizer or chat template, or another fine-tune of the target"
+        )

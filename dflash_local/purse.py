@@ -1,0 +1,53 @@
+"""What drafting may cost, and has brought: accounts in plain rounds, the time of one being 1."""
+
+from __future__ import annotations
+
+INCOME = 0.008
+"""Of the time, what looking again whether drafting pays may cost."""
+FULL, AT_FIRST = 3.0, 3.5
+"""The most that is saved up, and what there is at the very start: an answer of 200 tokens loses no
+more than 3 % by a drafter that is of no use."""
+SUSPENDED = 256
+"""Rounds without drafting after `_BEHIND`."""
+
+_SHARE_OF_GAIN = 0.05
+_AHEAD, _BEHIND = 12.0, -6.0
+"""The most lead that is remembered, and the lag at which drafting is suspended. The estimates end
+drafting long before; this is for what they cannot see."""
+
+
+class Purse:
+    """Pays for rounds that are expected to lose time, and watches those that are not."""
+
+    def __init__(self) -> None:
+        self.amount = AT_FIRST
+        self.suspended_until = 0
+        self._lead = 0.0
+        self._round = 0
+
+    def earn(self, now: int) -> None:
+        """The income since the last call; `now` counts rounds."""
+        earned = self.amount + INCOME * (now - self._round)
+        self.amount = max(min(earned, FULL), self.amount)
+        self._round = now
+
+    def wait(self, price: float, upkeep: float) -> int | None:
+        """Rounds until `price`, growing by `upkeep` a round, can be paid; None: never."""
+        income = INCOME - upkeep
+        return int((price - self.amount) / income) + 1 if income > 0 else None
+
+    def settle(self, gained: float, now: int, *, exploring: bool, learning: bool) -> None:
+        """After a round that drafted and was `gained` plain rounds ahead of plain decoding.
+
+        `exploring`: it was a probe, which the purse pays for; `learning`: so little is known of the
+        drafter that all its rounds count as such.
+        """
+        paid = exploring or learning
+        self.amount += gained if paid else _SHARE_OF_GAIN * gained
+        self.amount = min(self.amount, AT_FIRST if paid else FULL)
+        if exploring:
+            return
+        self._lead = min(self._lead + gained, _AHEAD)
+        if self._lead < _BEHIND:
+            self._lead = 0.0
+            self.suspended_until = now + SUSPENDED
