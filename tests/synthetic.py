@@ -88,6 +88,7 @@ def write_drafter(
     head_dim: int = 16,
     n_ff: int = 128,
     quant: str = "F32",
+    mixed: Mapping[str, str] | None = None,
     sliding_window: int = 0,
     pattern: Sequence[bool] | None = None,
     own_head: bool = False,
@@ -108,17 +109,18 @@ def write_drafter(
 ) -> Path:
     """Write a drafter for the target at `target_path`, whose width and vocabulary it takes over.
 
+    `mixed` gives matrices of these names another type than `quant`.
     `pattern` says which layers have the sliding window (all of them when left out). The other
     options add the optional tensors of the `dflash` architecture, `extra` its optional keys,
     named without the leading `dflash.`; `biases` names the projections of the attention that have
-    one ("q", "k", "v", "output"), which llama.cpp does not know. `reduced_vocabulary` is the number
-    of tokens that the own head knows; 0 = all.
+    one ("q", "k", "v", "output", or "1.q" in layer 1 only), which llama.cpp does not know.
+    `reduced_vocabulary` is the number of tokens that the own head knows; 0 = all.
     """
     target = gguf.GGUFReader(target_path)
     target_arch = _scalar(target, "general.architecture")
     n_embd = int(_scalar(target, f"{target_arch}.embedding_length"))
     n_vocab = len(target.fields["tokenizer.ggml.tokens"].data)
-    draw = _Random(seed, quant)
+    draw = _Random(seed, quant, mixed)
     writer = GGUFWriter(path, "dflash")
     _write_shape(writer, n_layer, n_embd, n_head, n_head_kv, head_dim, n_ff, context_length)
     writer.add_uint32("dflash.block_size", block_size)
@@ -160,7 +162,9 @@ def write_drafter(
         _write_layer(writer, draw, layer, n_embd, n_head, n_head_kv, head_dim, n_ff, shared_kv)
         block = f"blk.{layer}."
         widths = {"q": n_head, "k": n_head_kv, "v": n_head_kv}
-        for name in biases:
+        for name in (b.removeprefix(f"{layer}.") for b in biases):
+            if name[0].isdigit():
+                continue
             n = widths[name] * head_dim if name in widths else n_embd
             draw.bias(writer, f"{block}attn_{name}.bias", n)
         if post_norms:
@@ -192,9 +196,8 @@ def dequantize_gguf(source: str | Path, destination: str | Path) -> Path:
 class _Random:
     """Random tensors; each depends on the seed and its own name only, not on the order."""
 
-    def __init__(self, seed: int, quant: str) -> None:
-        self._seed = seed
-        self._quant = GGMLQuantizationType[quant]
+    def __init__(self, seed: int, quant: str, mixed: Mapping[str, str] | None = None) -> None:
+        self._seed, self._quant, self._mixed = seed, quant, mixed or {}
 
     def uniform(self, name: str, n: int) -> Weights:
         return self._generator(name).random(n, dtype=np.float32)
@@ -202,7 +205,8 @@ class _Random:
     def matrix(self, writer: GGUFWriter, name: str, n_out: int, n_in: int, gain: float = 1) -> None:
         values = self._generator(name).standard_normal((n_out, n_in), dtype=np.float32)
         values *= np.float32(gain / np.sqrt(n_in))
-        writer.add_tensor(name, quantize(values, self._quant), raw_dtype=self._quant)
+        kind = GGMLQuantizationType[self._mixed.get(name, self._quant)]
+        writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
 
     def head(self, writer: GGUFWriter, name: str, n_vocab: int, n_embd: int) -> None:
         self.matrix(writer, name, n_vocab, n_embd, gain=LOGIT_STD)
