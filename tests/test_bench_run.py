@@ -29,7 +29,6 @@ from dflash_local.bench.rounding import lead_after
 from dflash_local.bench.run import CACHES, Row, Settings, run
 from dflash_local.bench.tables import markdown, terminal
 from dflash_local.bench.workload import Case, built_in, read_by
-from dflash_local.engine import Engine
 from dflash_local.stats import Stats
 
 SETTINGS = Settings(temperatures=(0.0, 0.8), widths=("auto", 4), max_tokens=16)
@@ -133,10 +132,8 @@ def test_progress_is_told_once_for_each_category(model: Model, cases: list[Case]
 
 def test_several_at_once_give_what_one_at_a_time_gives(model: Model, cases: list[Case]) -> None:
     model.forget()
-    engine = Engine(model.target, model.drafter, 1)
     settings = replace(SETTINGS, temperatures=(0.0,), widths=(4,), max_tokens=12)
-    rows, notes = run_together(engine, cases, [1], settings, quiet)
-    engine.forget_all()
+    rows, notes = run_together(model.engine, cases, [1], settings, quiet)
     assert notes == []
     assert [(row.category, row.n, row.width) for row in rows] == [("chat", 1, 4), ("fim", 1, 4)]
     for row in rows:
@@ -147,9 +144,8 @@ def test_several_at_once_give_what_one_at_a_time_gives(model: Model, cases: list
 
 def test_what_the_context_cannot_hold_at_once_is_told(model: Model, cases: list[Case]) -> None:
     model.forget()
-    engine = Engine(model.target, model.drafter, 1)
     settings = replace(SETTINGS, max_tokens=2040)
-    rows, notes = run_together(engine, cases[:1], [1], settings, quiet)
+    rows, notes = run_together(model.engine, cases[:1], [1], settings, quiet)
     assert rows == []
     assert "left out" in notes[0] and str(model.n_ctx) in notes[0]
 
@@ -191,13 +187,16 @@ def test_too_short_answers_do_not_count_for_speed(model: Model, cases: list[Case
     assert speed.ttft_s is not None
 
 
-def test_acceptance_adds_up() -> None:
+def test_acceptance_adds_up_and_leaves_plain_rounds_out() -> None:
     stats = Stats()
-    for emitted in (1, 3, 3):
-        stats.record_round(drafted=3, emitted=emitted)
+    for drafted, emitted in ((3, 1), (3, 3), (2, 3), (0, 1), (0, 1)):
+        stats.record_round(drafted=drafted, emitted=emitted)
     total = Acceptance.sum([Acceptance.of([stats]), Acceptance.of([stats])])
     assert total.lengths == {1: 2, 3: 4}
     assert total.mean_length == pytest.approx(14 / 6)
+    assert total.plain_rounds == 4
+    assert total.widths == {1: 4, 3: 2, 4: 4}
+    assert total.by_position == pytest.approx([2 / 3, 2 / 3, 0.0])
     assert Acceptance().mean_length is None
 
 

@@ -74,7 +74,7 @@ def benchmark(order: Order, load: Callable[..., Model], say: Say) -> Report:
     p = None if order.synthetic_length is None else solve_p(order.synthetic_length)
     with (
         load(order.target, order.draft, **order.loading) as model,
-        _accepting(_engine(model), p, order.settings.seed),
+        _accepting(model.engine, p, order.settings.seed),
     ):
         _check_widths(model, order.settings)
         cases, notes = _cases(model, order)
@@ -85,12 +85,13 @@ def benchmark(order: Order, load: Callable[..., Model], say: Say) -> Report:
             rows=run(model, cases, order.settings, say),
             synthetic_length=order.synthetic_length,
             notes=notes,
+            long_categories=_long_categories(order),
         )
         report.memory = memory_of(model)
         model.forget()
         report.curve = cost_curve(model.target, _curve_rows(model))
         peer = _peer(model, order, p)
-    short = _without_depths(cases, order)
+    short = [case for case in cases if case.category not in report.long_categories]
     if order.concurrency and short:
         rows, left_out = _together(order, short, load, p, say)
         report.concurrency = rows
@@ -107,11 +108,12 @@ def _together(
 ) -> tuple[list[ConcurrencyRow], list[str]]:
     """On a model of its own: one that is loaded for several sequences need not be the fastest for
     a single one."""
-    n_seq = max(order.concurrency)
-    with load(order.target, order.draft, **{**order.loading, "n_seq": n_seq}) as model:
-        engine = _engine(model, n_seq)
-        with _accepting(engine, p, order.settings.seed):
-            return run_together(engine, cases, order.concurrency, order.settings, say)
+    loading = {**order.loading, "n_seq": max(order.concurrency)}
+    with (
+        load(order.target, order.draft, **loading) as model,
+        _accepting(model.engine, p, order.settings.seed),
+    ):
+        return run_together(model.engine, cases, order.concurrency, order.settings, say)
 
 
 def _settings(order: Order) -> Settings:
@@ -158,22 +160,13 @@ def _cases(model: Model, order: Order) -> tuple[list[Case], list[str]]:
     return cases, notes
 
 
-def _without_depths(cases: Sequence[Case], order: Order) -> list[Case]:
-    long = {depth_name(depth) for depth in (*DEPTHS, *(order.depths or ()))}
-    return [case for case in cases if case.category not in long]
+def _long_categories(order: Order) -> tuple[str, ...]:
+    return tuple(depth_name(depth) for depth in order.depths or DEPTHS)
 
 
 def _curve_rows(model: Model) -> list[int]:
     most = max(model.drafter.block_size if model.drafter else 16, 16)
     return [rows for rows in CURVE_ROWS if rows <= min(most, model.n_ctx - 1)]
-
-
-def _engine(model: Model, n_seq: int = 1) -> Engine:
-    if len(model._engine.slots) < n_seq:
-        from dflash_local.engine import Engine
-
-        return Engine(model.target, model.drafter, n_seq)
-    return model._engine
 
 
 @contextmanager

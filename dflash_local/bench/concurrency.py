@@ -152,7 +152,7 @@ def _pass(
             while waiting and len(running) < n:
                 i, prompt = waiting.popleft()
                 sampling = SamplingParams(temperature=temperature, seed=seed + i)
-                request = Request(prompt, sampling, max_tokens, _engine_width(engine, width))
+                request = Request(prompt, sampling, max_tokens, width)
                 running.append((engine.begin(request), time.perf_counter()))
             engine.step([sequence for sequence, _ in running])
             for sequence, begun in [r for r in running if r[0].finish_reason is not None]:
@@ -164,10 +164,6 @@ def _pass(
             engine.end(sequence)
     seconds = time.perf_counter() - start
     return sum(len(answer.tokens) for answer in answers) / seconds, answers
-
-
-def _engine_width(engine: Engine, width: Width) -> int:
-    return engine.max_width if width == "auto" else width
 
 
 def _together(passes: Sequence[tuple[float, list[Answer]]]) -> Together:

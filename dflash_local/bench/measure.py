@@ -173,18 +173,18 @@ class Acceptance:
 
     @classmethod
     def _of_one(cls, stats: Stats) -> Acceptance:
-        widths: dict[int, int] = getattr(stats, "widths", {})
+        widths = stats.widths
         # A round without drafts always emits one token, which says nothing about drafts.
         plain = sum(n for width, n in widths.items() if width <= 1)
         lengths = dict(stats.accepted_lengths)
         lengths[1] = lengths.get(1, 0) - plain
         return cls(
             {length: n for length, n in lengths.items() if n > 0},
-            list(getattr(stats, "position_drafted", [])),
-            list(getattr(stats, "position_accepted", [])),
+            stats.position_drafted,
+            stats.position_accepted,
             widths,
             plain,
-            getattr(stats, "graph_rebuilds", 0),
+            stats.graph_rebuilds,
         )
 
     @classmethod

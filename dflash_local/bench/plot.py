@@ -100,18 +100,21 @@ def _accepted_lengths(axes: Axes, report: Report) -> None:
         return
     longest = max(max(acceptance.lengths) for acceptance in found.values())
     width = 0.84 / len(found)
+    forced = False
     for i, (temperature, acceptance) in enumerate(found.items()):
         total = sum(acceptance.lengths.values())
         places = [length - 0.42 + (i + 0.5) * width for length in range(1, longest + 1)]
         shares = [100 * acceptance.lengths.get(n, 0) / total for n in range(1, longest + 1)]
         label = f"temperature {temperature:g}: {acceptance.mean_length or 0:.2f} on average"
+        forced = forced or report.is_forced(temperature)
         axes.bar(places, shares, width * 0.94, color=_COLOURS[i % 6], label=label)
     axes.set_xlabel("tokens emitted in a round (accepted drafts + 1)")
     axes.set_ylabel("share of rounds, %")
     step = 1 if longest <= 16 else 2
     axes.set_xticks(range(1, longest + 1, step))
     axes.grid(axis="x", visible=False)
-    axes.legend(loc="upper right")
+    note = "whole blocks, asked for where plain decoding was faster" if forced else None
+    axes.legend(loc="upper right", title=note, title_fontsize=8.5, alignment="left")
 
 
 def _cost_curve(axes: Axes, report: Report) -> None:

@@ -42,6 +42,7 @@ class Report:
     paper: dict[tuple[str, float], PaperValue] = field(default_factory=dict)
     synthetic_length: float | None = None
     notes: list[str] = field(default_factory=list)
+    long_categories: tuple[str, ...] = ()
 
     @property
     def main_width(self) -> Width | None:
@@ -55,12 +56,22 @@ class Report:
         ]
 
     def acceptance(self, temperature: float) -> Acceptance:
-        """Of the main width in all categories, cold and after a prefix hit, at a temperature."""
-        return Acceptance.sum(
-            row.acceptance
+        """What drafts of the main width are worth at a temperature, over all categories but those
+        of long prompts, unless there are no others."""
+        rows = [
+            row
             for row in self.rows
-            if row.temperature == temperature and row.width == self.main_width
-        )
+            if row.temperature == temperature
+            and row.width == self.main_width
+            # Forced drafts are the same for both states of the caches.
+            and (row.cache == "cold" or not row.forced)
+        ]
+        short = [row for row in rows if row.category not in self.long_categories]
+        return Acceptance.sum(row.shown for row in short or rows)
+
+    def is_forced(self, temperature: float) -> bool:
+        """Whether that acceptance is in part of drafts that the controller would not have made."""
+        return any(row.forced for row in self.main_rows() if row.temperature == temperature)
 
     @property
     def differences(self) -> list[Difference]:

@@ -30,6 +30,8 @@ CACHES: tuple[Cache, ...] = ("cold", "hit")
 """With empty caches, and right after the same prompt."""
 
 _WARM_UP_TOKENS = 16
+_FEW_ROUNDS = 16
+_FORCED_PROMPTS, _FORCED_TOKENS = 2, 64
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,17 @@ class Row:
     ttft_ratio: Spread | None
     acceptance: Acceptance
     differences: list[Difference] = field(default_factory=list)
+    forced: Acceptance | None = None
+    """Of a few answers with whole blocks of drafts, where the controller checked next to none: what
+    would be accepted. Their speed is in no number."""
+    drafting: str | None = None
+    """Why the controller drafted or did not, by the last answer."""
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def shown(self) -> Acceptance:
+        """The acceptance that tells most of the drafter."""
+        return self.forced or self.acceptance
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -103,6 +116,9 @@ class Row:
             "ratio": self.ratio.as_dict() if self.ratio else None,
             "ttft_ratio": self.ttft_ratio.as_dict() if self.ttft_ratio else None,
             **self.acceptance.as_dict(),
+            "forced": self.forced.as_dict() if self.forced else None,
+            "drafting": self.drafting,
+            "warnings": list(self.warnings),
             "n_differing": len(self.differences),
             "differences": [difference.as_dict() for difference in self.differences],
         }
@@ -180,10 +196,31 @@ class _Group:
 
     def rows(self) -> Iterator[Row]:
         for width in self._settings.widths or (PLAIN,):
+            forced = self._forced(width)
             for cache in CACHES:
-                yield self._row(width, cache)
+                yield self._row(width, cache, forced)
 
-    def _row(self, width: Width, cache: Cache) -> Row:
+    def _forced(self, width: Width) -> Acceptance | None:
+        """What the drafter is worth where the controller hardly used it."""
+        drafter = self._model.drafter
+        found = [answer.stats for cache in CACHES for answer in self._answers[width, cache]]
+        rounds = sum(Acceptance.of(found).lengths.values())
+        if width != "auto" or drafter is None or rounds >= _FEW_ROUNDS:
+            return None
+        answers = [
+            ask(
+                self._model,
+                case.tokens,
+                drafter.block_size,
+                temperature=self._temperature,
+                seed=self._settings.seed,
+                max_tokens=min(self._settings.max_tokens, _FORCED_TOKENS),
+            )
+            for case in self._cases[:_FORCED_PROMPTS]
+        ]
+        return Acceptance.of(answer.stats for answer in answers)
+
+    def _row(self, width: Width, cache: Cache, forced: Acceptance | None) -> Row:
         plain, drafted = self._answers[PLAIN, cache], self._answers[width, cache]
         pairs = list(zip(plain, drafted, strict=True)) if width != PLAIN else []
         return Row(
@@ -202,6 +239,9 @@ class _Group:
             ttft_ratio=Spread.of(b.ttft_s / a.ttft_s for a, b in pairs),
             acceptance=Acceptance.of(b.stats for _, b in pairs),
             differences=self._differences(width, cache, pairs),
+            forced=forced,
+            drafting=drafted[-1].stats.drafting if pairs else None,
+            warnings=list(dict.fromkeys(b.stats.warning for _, b in pairs if b.stats.warning)),
         )
 
     def _differences(

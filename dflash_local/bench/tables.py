@@ -19,7 +19,8 @@ _INVALID = (
     "allows; speed is real, acceptance is not"
 )
 _NAMES = {"fim": "fill-in-the-middle"}
-_NO_DRAFTS = "no drafts were checked: plain decoding was faster"
+_NO_DRAFTS = "no drafts were checked"
+_FORCED = " (* whole blocks, asked for where plain decoding was faster)"
 
 
 def terminal(report: Report) -> str:
@@ -32,7 +33,9 @@ def terminal(report: Report) -> str:
         sections.append(("milliseconds a round", _stages(report)))
         for temperature in temperatures_of(report.rows):
             title = f"accepted lengths at temperature {temperature:g}, width {report.main_width}"
-            sections.append((title, _histogram(report.acceptance(temperature))))
+            forced = report.is_forced(temperature)
+            text = _histogram(report.acceptance(temperature), chosen=not forced)
+            sections.append((title + (_FORCED if forced else ""), text))
     if report.concurrency:
         sections.append(("several requests at once, tokens/s", _together(report)))
     if report.peer:
@@ -108,7 +111,7 @@ def _speeds(report: Report) -> str:
                 cells["width"] = row.width
             cells["drafted"] = _spread(row.drafted.tokens_per_second)
             cells["ratio"] = _ratio(row.ratio)
-            cells["accepted"] = _length(row.acceptance)
+            cells["accepted"] = _accepted(row)
             if report.paper:
                 paper = report.paper.get((row.category, row.temperature))
                 cells["paper"] = _paper(paper) if paper and row.cache == "cold" else ""
@@ -139,8 +142,11 @@ def _stages(report: Report) -> str:
     return _table(rows, right=("plain round", "drafted round", *STAGES))
 
 
-def _histogram(acceptance: Acceptance) -> str:
-    """Rounds by tokens emitted; beside it how often the draft that makes it so long was kept."""
+def _histogram(acceptance: Acceptance, *, chosen: bool) -> str:
+    """Rounds by tokens emitted; beside it how often the draft that makes it so long was kept.
+
+    `chosen`: the widths were the controller's, and tell something.
+    """
     total = sum(acceptance.lengths.values())
     if not total:
         return _NO_DRAFTS
@@ -158,12 +164,9 @@ def _histogram(acceptance: Acceptance) -> str:
             tried = 2 <= length <= len(kept) + 1 and acceptance.drafted[length - 2]
             cells["draft kept"] = f"{100 * kept[length - 2]:.0f} %" if tried else ""
         rows.append(cells)
-    mean = f"mean {_length(acceptance)} tokens in {total} rounds with drafts"
-    if acceptance.plain_rounds:
-        mean += f", {acceptance.plain_rounds} without"
-    if acceptance.widths:
-        used = ", ".join(f"{width}: {n}" for width, n in acceptance.widths.items())
-        mean += f"; rounds by rows verified: {used}"
+    mean = f"mean {_length(acceptance)} tokens in {total} rounds"
+    used = [f"{width}: {n}" for width, n in acceptance.widths.items() if width > 1]
+    mean += f"; rounds by rows verified: {', '.join(used)}" if chosen and used else ""
     return f"{_table(rows, right=('tokens', 'rounds', 'draft kept'))}\n{mean}"
 
 
@@ -230,10 +233,25 @@ def _memory(report: Report) -> str:
 def _tail(report: Report) -> Iterator[str]:
     if report.n_compared:
         yield _sameness(report)
+    yield from _reasons(report)
     for source in dict.fromkeys(value.source for value in report.paper.values()):
         yield f"paper: {source}; its speed-up is that of another program and machine"
     for note in report.notes:
         yield f"note: {note}"
+
+
+def _reasons(report: Report) -> Iterator[str]:
+    """What the controller says of its choices, each once, with the categories it says it of."""
+    said: dict[str, list[str]] = {}
+    for row in report.main_rows():
+        if row.temperature == report.rows[0].temperature:
+            texts = [f"{report.main_width}: {row.drafting}"] if row.drafting else []
+            for text in [*texts, *row.warnings]:
+                said.setdefault(text, []).append(_NAMES.get(row.category, row.category))
+    for text, categories in said.items():
+        yield f"{text} ({', '.join(categories)})"
+    if any(row.forced for row in report.main_rows()):
+        yield "* accepted where whole blocks are drafted; the width chosen was plain decoding"
 
 
 def _sameness(report: Report) -> str:
@@ -267,7 +285,7 @@ def _card(report: Report) -> list[dict[str, Any]]:
         if row.drafted:
             cells["drafted tokens/s"] = _median(row.drafted.tokens_per_second)
             cells["speed-up"] = _ratio(row.ratio)
-            cells["accepted length"] = _length(row.acceptance)
+            cells["accepted length"] = _accepted(row)
             if report.paper:
                 paper = report.paper.get((row.category, row.temperature))
                 cells["paper"] = _paper(paper) if paper else ""
@@ -318,6 +336,10 @@ def _with_range(found: Spread | None, form: str) -> str:
 
 def _median(found: Spread | None) -> str:
     return f"{found.median:.4g}" if found else "-"
+
+
+def _accepted(row: Row) -> str:
+    return _length(row.shown) + ("*" if row.forced else "")
 
 
 def _length(found: Acceptance) -> str:
