@@ -53,12 +53,19 @@ class Draft:
                 f"a draft of {len(self.tokens)} tokens has {len(self.parents)} parents "
                 f"and {len(self.logprobs)} log-probabilities; the counts must be equal"
             )
+        if self.is_chain:
+            return
         for node, parent in enumerate(self.parents):
             if not ANCHOR <= parent < node:
                 raise ValueError(f"node {node} of a draft has parent {parent}, not one before it")
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether each node follows the one before."""
+        return self.parents == list(range(ANCHOR, len(self.parents) - 1))
 
     @classmethod
     def chain(
@@ -82,14 +89,14 @@ class Draft:
 
     def valid_prefix(self, n_vocab: int) -> Draft:
         """Without the nodes whose token is outside 0..n_vocab-1 and all that descend from them."""
+        if not self.tokens or (min(self.tokens) >= 0 and max(self.tokens) < n_vocab):
+            return self
         kept: list[int] = []
         index = {ANCHOR: ANCHOR}
         for node, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True)):
             if 0 <= token < n_vocab and parent in index:
                 index[node] = len(kept)
                 kept.append(node)
-        if len(kept) == len(self):
-            return self
         return replace(
             self,
             tokens=[self.tokens[node] for node in kept],

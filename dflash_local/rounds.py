@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from dflash_local.caches import Caches
 from dflash_local.controller import Controller
-from dflash_local.draft import ANCHOR, Draft
+from dflash_local.draft import Draft
 from dflash_local.drafter import DraftRequest
 from dflash_local.errors import InputError
 from dflash_local.features import StoredFeatures
@@ -275,6 +275,6 @@ class Rounds:
 
 
 def _checked(draft: Draft) -> Draft:
-    if draft.parents != list(range(ANCHOR, len(draft) - 1)):
+    if not draft.is_chain:
         raise InputError("this engine verifies chains; the drafter proposed a tree")
     return draft

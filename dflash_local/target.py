@@ -109,6 +109,7 @@ class Target:
         self._context: Any = None
         self._pass: Any = None
         self._output: list[bool] = []
+        self._best: list[int] | None = None
         try:
             self._load(progress)
         except BaseException:
@@ -269,7 +270,7 @@ class Target:
         n = len(tokens)
         if not 0 < n <= self.n_batch:
             raise InputError(f"a batch of {n} rows; expected 1 to {self.n_batch}")
-        self._output = []
+        self._output, self._best = [], None
         rows = _list(output)
         runtime.clear_log()
         status = self._pass.decode(_list(tokens), _list(positions), _list(seq_ids), rows)
@@ -289,7 +290,7 @@ class Target:
         """
         self._check_open()
         n = len(tokens)
-        self._output = []
+        self._output, self._best = [], None
         runtime.clear_log()
         status, found = self._pass.decode_ahead(tokens, positions, seq_ids, n_steps)
         self._check_status(status, n)
@@ -302,8 +303,9 @@ class Target:
         the same one.
         """
         self._check_open()
-        tokens: list[int] = self._pass.best
-        return tokens
+        if self._best is None:
+            self._best = self._pass.best
+        return self._best
 
     def logits(self, row: int) -> NDArray[np.float32]:
         """Logits of a row of the last batch, float32 [n_vocab], fetched from the device."""

@@ -32,6 +32,7 @@ class Vocabulary:
         self.n_tokens: int = api.llama_vocab_n_tokens(pointer)
         self._pieces: dict[int, bytes] = {}
         self._special: dict[int, bytes] = {}
+        self._ends: dict[int, bool] = {}
 
     @property
     def pointer(self) -> Any:
@@ -114,7 +115,10 @@ class Vocabulary:
 
     def ends_text(self, token: int) -> bool:
         """Whether generation ends with this token (any of the model's end-of-text tokens)."""
-        return bool(api.llama_vocab_is_eog(self.pointer, token))
+        known = self._ends.get(token)
+        if known is None:
+            known = self._ends[token] = bool(api.llama_vocab_is_eog(self.pointer, token))
+        return known
 
     @property
     def bos(self) -> str:
