@@ -100,6 +100,16 @@ def test_fixed_widths_are_kept(rows: list[Row]) -> None:
             assert max(row.acceptance.lengths) <= 4
 
 
+def test_what_drafts_are_worth_is_shown_even_where_none_are_made(rows: list[Row]) -> None:
+    for row in (row for row in rows if row.width == "auto"):
+        assert row.drafting is not None
+        assert row.shown.mean_length is not None and row.shown.mean_length >= 1
+        if row.forced:
+            told = row.as_dict()["forced"]
+            assert told["plain_rounds"] < sum(told["widths"].values())
+    assert all(row.forced is None for row in rows if row.width == 4)
+
+
 def test_greedy_answers_equal_plain_ones(rows: list[Row]) -> None:
     assert [difference for row in rows for difference in row.differences] == []
     greedy = [row for row in rows if row.temperature == 0]

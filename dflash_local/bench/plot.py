@@ -113,7 +113,7 @@ def _accepted_lengths(axes: Axes, report: Report) -> None:
     step = 1 if longest <= 16 else 2
     axes.set_xticks(range(1, longest + 1, step))
     axes.grid(axis="x", visible=False)
-    note = "whole blocks, asked for where plain decoding was faster" if forced else None
+    note = "whole blocks, asked for\nwhere plain decoding was faster" if forced else None
     axes.legend(loc="upper right", title=note, title_fontsize=8.5, alignment="left")
 
 
@@ -190,7 +190,7 @@ def _ratios(axes: Axes, report: Report) -> None:
     axes.set_yticks(range(len(categories)), [_NAMES.get(name, name) for name in categories])
     axes.set_ylim(len(categories) - 0.5, -0.5)
     high = max(row.ratio.high for row in rows if row.ratio)
-    axes.set_xlim(0, 1.3 * max(high, 1.1))
+    axes.set_xlim(0, 1.45 * max(high, 1.1))
     axes.set_xlabel("drafted over plain, tokens/s (1 = plain decoding)")
     axes.grid(axis="y", visible=False)
 
