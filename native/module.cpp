@@ -42,6 +42,8 @@ void translate(const std::exception_ptr & p, void *) {
         raise_as("ContextFullError", e.what());
     } catch (const backend_error & e) {
         raise_as("BackendError", e.what());
+    } catch (const std::invalid_argument & e) {
+        raise_as("InputError", e.what());
     }
 }
 

@@ -110,8 +110,10 @@ target_pass::target_pass(llama_context * ctx, int n_seq, int n_batch, std::vecto
     const ggml_backend_dev_t device = target_tensors::find(llama_get_model(ctx)).device();
     on_host_ = ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
     if (!layers_.empty()) {
+        // The batch for which llama.cpp reserves memory is as large, and a multiple of n_seq.
+        const int most_rows = n_batch + n_seq - 1;
         store_ = std::make_unique<tap_store>(device, static_cast<int>(layers_.size()) * n_embd_,
-                                             n_stored, n_batch);
+                                             n_stored, most_rows);
     }
     for (int seq = 0; seq < n_seq; seq++) {
         llama_sampler * chain = llama_sampler_chain_init(llama_sampler_chain_default_params());
