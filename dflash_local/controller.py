@@ -64,6 +64,8 @@ class Controller:
         self._members: list[Policy] = []
         self._drafting = False
         self._exploring = False
+        self._early = False
+        self._planned_at = 0
         self._doubt = 0.0
         self._rate = 0.0
         self._least = 1
@@ -226,7 +228,7 @@ class Controller:
         if findings and (findings.suspended or not self._pays(findings.gain)):
             on = []
         self._rate = self._base / self._passes[0] * (findings.gain if findings and on else 1.0)
-        early = False
+        self._planned_at, early = now, False
         for policy in able:
             was, policy.drafting = policy.drafting, any(policy is other for other in on)
             policy.probing = False
@@ -238,6 +240,7 @@ class Controller:
                 early_end = policy.rounds < 2 * _EARLY_ROUNDS
                 policy.failures = 0 if early_end else 3
                 policy.next_probe = now + (2 if early_end else _FIRST_PAUSE)
+        self._early = early
         wait = _LONGEST_PAUSE
         if findings and findings.suspended:
             wait = purse.suspended_until - now
@@ -247,6 +250,7 @@ class Controller:
         self._drafting = bool(on) or wait == 0
         self._prices = [self._rate * (seconds - self._passes[0]) for seconds in self._passes]
         if self._drafting:
+            self._idle = 0
             self._replan_at = now + min(1 if early or wait == 0 else _REPLAN, max(wait, 1))
         else:
             self._idle = wait - 1
@@ -262,7 +266,9 @@ class Controller:
         if not self._drafting or self._exploring:
             self._doubt = 0.0
             return gain >= _GAIN_TO_BEGIN
-        self._doubt = max(self._doubt + 1.0 - gain, 0.0)
+        # Plans that follow one another closely judge by the same drafts.
+        weight = min((self._round - self._planned_at) * (1.0 if self._early else 0.5), 1.0)
+        self._doubt = max(self._doubt + weight * (1.0 - gain), 0.0)
         return self._doubt < _DOUBT
 
     def _best_set(self, policies: Sequence[Policy]) -> tuple[list[Policy], Findings]:
@@ -297,7 +303,7 @@ class Controller:
             tokens=got,
             gain=rate / plain_rate,
             draft=costs.draft_s(size, depth) / plain_s,
-            double=passes[min(base, len(passes) - 1)] / plain_s,
+            double=costs.step_s(2 * base, depth) / costs.step_s(base, depth),
             suspended=self._round < self._purse.suspended_until,
         )
         return [policies[i] for _, i, _ in ranked[:size]], findings
@@ -376,7 +382,11 @@ class Controller:
         The last row count is kept unless another is better by more than its graph costs: now, to
         go there and back, or on average, over the rounds to come.
         """
-        values = list(map(sub, accumulate(chances, initial=0.0), self._prices))
+        prices = self._prices
+        if self._exploring:  # no more than can be paid, come what may
+            most = self._rate * self._passes[0] * max(self._purse.amount, 1.0)
+            chances = chances[: max(k for k, price in enumerate(prices) if price <= most)]
+        values = list(map(sub, accumulate(chances, initial=0.0), prices))
         switch = self._rate * self.costs.switch_s
         top = max(values)
         best = values.index(top)
@@ -409,7 +419,7 @@ class Controller:
         purse = self._purse
         learning = self.prior.rounds < _KNOWN_ROUNDS
         purse.settle(gained, self._round, exploring=self._exploring, learning=learning)
-        if self._round < purse.suspended_until:
+        if purse.losing or self._round < purse.suspended_until:
             self._replan_at = 0
 
 

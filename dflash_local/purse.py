@@ -7,11 +7,13 @@ INCOME = 0.008
 FULL, AT_FIRST = 3.0, 3.5
 """The most that is saved up, and what there is at the very start: an answer of 200 tokens loses no
 more than 3 % by a drafter that is of no use."""
-SUSPENDED = 256
-"""Rounds without drafting after `_BEHIND`."""
+SUSPENDED, _LONGEST = 64, 1024
+"""Rounds without drafting after `_BEHIND`, twice as many each time, until it
+has paid in between."""
 
+_BLEND = 0.25
 _SHARE_OF_GAIN = 0.05
-_AHEAD, _BEHIND = 12.0, -6.0
+_AHEAD, _BEHIND = 8.0, -6.0
 """The most lead that is remembered, and the lag at which drafting is suspended. The estimates end
 drafting long before; this is for what they cannot see."""
 
@@ -22,8 +24,15 @@ class Purse:
     def __init__(self) -> None:
         self.amount = AT_FIRST
         self.suspended_until = 0
+        self._suspended = SUSPENDED
         self._lead = 0.0
         self._round = 0
+        self._trend = 0.0
+
+    @property
+    def losing(self) -> bool:
+        """Whether the last few rounds that drafted were behind plain decoding."""
+        return self._trend < 0
 
     def earn(self, now: int) -> None:
         """The income since the last call; `now` counts rounds."""
@@ -33,8 +42,10 @@ class Purse:
 
     def wait(self, price: float, upkeep: float) -> int | None:
         """Rounds until `price`, growing by `upkeep` a round, can be paid; None: never."""
-        income = INCOME - upkeep
-        return int((price - self.amount) / income) + 1 if income > 0 else None
+        if upkeep >= INCOME:
+            return None
+        rounds = int((price - self.amount) / (INCOME - upkeep)) + 1
+        return rounds if price + upkeep * rounds <= FULL else None
 
     def settle(self, gained: float, now: int, *, exploring: bool, learning: bool) -> None:
         """After a round that drafted and was `gained` plain rounds ahead of plain decoding.
@@ -47,7 +58,11 @@ class Purse:
         self.amount = min(self.amount, AT_FIRST if paid else FULL)
         if exploring:
             return
+        self._trend += _BLEND * (gained - self._trend)
         self._lead = min(self._lead + gained, _AHEAD)
+        if self._lead == _AHEAD:
+            self._suspended = SUSPENDED
         if self._lead < _BEHIND:
             self._lead = 0.0
-            self.suspended_until = now + SUSPENDED
+            self.suspended_until = now + self._suspended
+            self._suspended = min(2 * self._suspended, _LONGEST)
