@@ -31,7 +31,7 @@ REINSTALL = (
     "llama-cpp-python==0.3.36"
 )
 
-_FORMAT = 2
+_FORMAT = 3
 _QUIET_S = 2.0
 _LIMIT_S = 300.0
 _SLOWEST_BYTES_PER_S = 50e6
@@ -132,6 +132,7 @@ def _raise(verdict: Verdict, target: Path, draft: Path | None) -> None:
         "vocabulary": "load the vocabulary",
         "load": "load the model",
         "context": "make a context",
+        "taps": "tap its layers",
         "decode": "decode two tokens",
     }.get(verdict.stage, verdict.stage)
     raise FileError(
@@ -242,18 +243,20 @@ def _telling_line(err: str) -> str:
 
 
 def _build() -> tuple[Path, ...]:
-    """The libraries of the installed llama_cpp, which is not imported for this."""
+    """Our compiled part, and the libraries of the installed llama_cpp, not imported for this."""
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or spec.origin is None:
         raise BackendError(f"llama-cpp-python is not installed; {REINSTALL}")
     folder = Path(spec.origin).parent / "lib"
-    return tuple(
-        sorted(
-            path
-            for path in folder.glob("*")
-            if re.match(r"(lib)?(llama|ggml)[\w-]*\.(so|dylib|dll)$", path.name)
-        )
+    libraries = sorted(
+        path
+        for path in folder.glob("*")
+        if re.match(r"(lib)?(llama|ggml)[\w-]*\.(so|dylib|dll)$", path.name)
     )
+    ours = importlib.util.find_spec("dflash_local._native")
+    if ours is not None and ours.origin is not None:
+        libraries.append(Path(ours.origin))
+    return tuple(libraries)
 
 
 def _identity(path: Path) -> list[Any]:

@@ -13,11 +13,6 @@ import sys
 from typing import Any
 
 _N_CTX = 64
-_SET_TAP = (
-    "llama_set_embeddings_layer_inp",
-    "_Z30llama_set_embeddings_layer_inpP13llama_contextjb",
-    "?llama_set_embeddings_layer_inp@@YAXPEAUllama_context@@I_N@Z",
-)
 
 
 class _Fault(Exception):
@@ -37,7 +32,7 @@ def main(request: dict[str, Any]) -> None:
 
 def _stages(request: dict[str, Any]) -> None:
     say(stage="import")
-    from . import runtime
+    from . import runtime, seam  # noqa: F401 - that the compiled part is there and fits, too
     from .probe_product import wrong_product
 
     runtime.init()
@@ -98,21 +93,38 @@ def _try_model(path: bytes, request: dict[str, Any]) -> None:
     context = llama_cpp.llama_init_from_model(model, _context_params(n_gpu_layers))
     if not context:
         raise _Fault(runtime.first_error_line() or "no context")
-    set_tap = _set_tap()
-    for layer in request["layers"]:
-        set_tap(ctypes.c_void_p(context), layer, True)
-    say(stage="decode")
-    n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
-    for n_tokens in (2, 1):
-        tokens = (llama_cpp.llama_token * n_tokens)(*(i % n_vocab for i in range(n_tokens)))
-        status = llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(tokens, n_tokens))
-        if status != 0:
-            raise _Fault(runtime.first_error_line() or f"llama_decode returned {status}")
-        llama_cpp.llama_synchronize(context)
+    passes = _try_passes(model, context, request["layers"])
     if request["trial"]:
         _try_drafter(request["draft"], context, n_gpu_layers, request["trial"])
     llama_cpp.llama_free(context)
+    del passes  # after the context, whose graph it is part of
     llama_cpp.llama_model_free(model)
+
+
+def _try_passes(model: Any, context: Any, layers: list[int]) -> Any:
+    """Two rows and one, as `Target` decodes them; returns the `seam.TargetPass`."""
+    import llama_cpp
+
+    from . import runtime, seam
+    from .errors import DflashError
+
+    say(stage="taps")
+    try:
+        passes = seam.TargetPass(context, 1, _N_CTX, layers, _N_CTX, True)
+        say(stage="decode")
+        n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+        for positions in ([0, 1], [2]):
+            runtime.clear_log()
+            n = len(positions)
+            tokens = [position % n_vocab for position in positions]
+            status = passes.decode(tokens, positions, [0] * n, [True] * n)
+            if status != 0:
+                raise _Fault(runtime.first_error_line() or f"llama_decode returned {status}")
+            if layers:
+                passes.hidden_states([passes.first_stored])
+    except DflashError as fault:
+        raise _Fault(str(fault)) from None
+    return passes
 
 
 def _try_drafter(path: str, target: Any, n_gpu_layers: int, trial: dict[str, Any]) -> None:
@@ -149,6 +161,7 @@ def _context_params(n_gpu_layers: int) -> Any:
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = params.n_batch = params.n_ubatch = _N_CTX
     params.n_seq_max = 1
+    params.n_outputs_max = params.n_outputs_max_per_seq = _N_CTX
     params.kv_unified = True
     params.n_threads = params.n_threads_batch = _n_threads()
     params.offload_kqv = params.op_offload = n_gpu_layers != 0
@@ -170,18 +183,6 @@ def _loaded(path: bytes, params: Any) -> Any:
     if not model:
         raise _Fault(runtime.first_error_line() or "no model")
     return model
-
-
-def _set_tap() -> Any:
-    import llama_cpp.llama_cpp as api
-
-    for name in _SET_TAP:
-        if hasattr(api._lib, name):
-            function = getattr(api._lib, name)
-            function.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool]
-            function.restype = None
-            return function
-    raise _Fault(f"{_SET_TAP[0]} is not exported by {api._lib._name}")
 
 
 def die_quietly() -> None:
