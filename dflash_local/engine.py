@@ -125,13 +125,14 @@ class Engine:
         Whatever is raised, these sequences are over and their caches empty.
         """
         try:
+            answering = [s for s in sequences if not s.in_prompt]
             for sequence in sequences:
                 if sequence.cancelled.is_set() and sequence.finish_reason is None:
                     sequence.finish_reason = "cancelled"
                 elif sequence.finish_reason is None and sequence.in_prompt:
                     self._prefill(sequence)
-                    continue
-            self._rounds.run([s for s in sequences if s.finish_reason is None and not s.in_prompt])
+            # A first token goes out before its sequence's first round.
+            self._rounds.run([s for s in answering if s.finish_reason is None])
         except BaseException:
             for sequence in sequences:
                 self.caches.forget(sequence.slot)

@@ -14,12 +14,22 @@ namespace dflash {
 
 namespace {
 
-constexpr int kv_step = 256;       // graphs are rebuilt when the context crosses a multiple
-constexpr int smallest_rows = 4;   // row buckets are powers of two from here ...
-constexpr int largest_rows = 512;  // ... to here; more rows go in several graphs
+constexpr int smallest_kv_step = 256;  // what attention kernels like lengths to be a multiple of
+constexpr int smallest_rows = 8;       // row buckets are powers of two from here ...
+constexpr int largest_rows = 512;      // ... to here; more rows go in several graphs
 constexpr int largest_fused_rows = 64;
 constexpr size_t kept_graphs = 8;
 constexpr int most_threads = 512;  // as llama.cpp
+
+// KV lengths that graphs are made for: an eighth of the context apart at most, as each new one
+// costs more than a draft.
+int kv_bucket(int64_t n) {
+    int64_t step = smallest_kv_step;
+    while (step * 16 <= n) {
+        step *= 2;
+    }
+    return static_cast<int>((n + step - 1) / step * step);
+}
 
 int rows_bucket(int n) {
     int rows = smallest_rows;
@@ -344,7 +354,7 @@ void fused_drafter::draft(const std::vector<draft_request> & requests, int n_dra
     for (int s = 0; s < n_streams; s++) {
         longest = std::max<int64_t>(longest, cache_.length(s));
     }
-    const int n_kv = (static_cast<int>(longest) + p.block_size + kv_step - 1) / kv_step * kv_step;
+    const int n_kv = std::min(kv_bucket(longest + p.block_size), cache_.n_cells());
     // A graph without new rows is that of the place where they come from.
     const bool from_store = stored || (n_rows == 0 && store_ != nullptr);
     graph_slot & slot = graph(
