@@ -267,6 +267,11 @@ class Rounds:
             if token < 0:
                 raise not_finite()
             return token
+        n_candidates = sampler.n_candidates
+        if n_candidates is not None:
+            drawn = sampler.sample_from(*self.target.candidates(output_row, n_candidates))
+            if drawn is not None:
+                return drawn
         logits = self.target.logits(row)
         token = sampler.sample(logits)
         if sequence.request.sampling.logprobs is not None:

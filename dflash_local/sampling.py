@@ -28,6 +28,7 @@ import llama_cpp.llama_cpp as api
 
 _MAX_INT = 2**31 - 1
 _RANDOM_SEED = 2**32 - 1  # LLAMA_DEFAULT_SEED: llama.cpp would draw a seed of its own
+_MOST_CANDIDATES = 256  # beyond, finding them costs as much as handing on all logits
 _COLDEST = 1e-5  # below it, logits over temperature leave the range of float32
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
@@ -176,6 +177,15 @@ class Sampler:
         """Whether each draw is the likeliest token of the logits, whatever came before."""
         return self._chain is None and self._grammar is None
 
+    @property
+    def n_candidates(self) -> int | None:
+        """How many of the largest logits tell each draw, by `sample_from`; None: all are needed."""
+        params, most = self.params, self.params.top_k
+        bounded = not params.greedy and 1 <= most < min(_MOST_CANDIDATES, self._n_vocab)
+        plain = not params.logit_bias and not params.penalises and self._grammar is None
+        # One more than are kept shows whether a tie decides which.
+        return most + 1 if bounded and plain and params.logprobs is None else None
+
     def accept_prompt(self, tokens: Iterable[int]) -> None:
         """Show the prompt to the penalties, once, before the first draw. The grammar sees none."""
         self._check_open()
@@ -193,6 +203,25 @@ class Sampler:
         token = self._draw(logits)
         if self._grammar is not None and not self._allows(token):
             token = self._draw_by_grammar(logits)
+        self._accept(token)
+        return token
+
+    def sample_from(self, ids: NDArray[np.int32], logits: NDArray[np.float32]) -> int | None:
+        """`sample`, from the `n_candidates` largest logits alone, the largest first.
+
+        The same token, and the same state afterwards. None, with nothing drawn, where some are
+        equal: their order then depends on the logits that are not here.
+        """
+        self._check_open()
+        n = len(ids)
+        if not (logits[:-1] > logits[1:]).all():
+            return None
+        data = self._data[:n]
+        data["id"] = ids
+        data["logit"] = logits
+        array = _candidates(data)
+        api.llama_sampler_apply(self._chain, ctypes.byref(array))
+        token = int(array.data[array.selected].id)
         self._accept(token)
         return token
 

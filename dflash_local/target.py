@@ -315,6 +315,16 @@ class Target:
         logits: NDArray[np.float32] = self._pass.logits(sum(self._output[:row]))
         return logits
 
+    def candidates(self, output_row: int, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """The k largest logits of an output row of the last batch: ids int32 [k] and logits float32
+        [k], the largest first, of equals the lowest id.
+
+        Raises BackendError for logits that are not finite numbers.
+        """
+        self._check_open()
+        ids, logits = self._pass.candidates(output_row, k)
+        return ids, logits
+
     @property
     def n_features(self) -> int:
         """Width of a context feature: taps times hidden size."""

@@ -4,19 +4,13 @@
 #include <string>
 
 #include "errors.h"
+#include "host_buffer.h"
 
 namespace dflash {
 
 namespace {
 
 constexpr size_t most_inputs = 16;
-
-ggml_backend_buffer_type_t host_type(ggml_backend_dev_t device) {
-    ggml_backend_buffer_type_t type = ggml_backend_dev_host_buffer_type(device);
-    return type != nullptr ? type
-                           : ggml_backend_dev_buffer_type(
-                                 ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU));
-}
 
 }  // namespace
 
@@ -41,7 +35,7 @@ void input_pack::place(ggml_backend_t backend) {
         n_bytes += (ggml_backend_buft_get_alloc_size(type, input) + step - 1) / step * step;
     }
     buffer_.reset(ggml_backend_buft_alloc_buffer(type, n_bytes));
-    host_buffer_.reset(ggml_backend_buft_alloc_buffer(host_type(device), n_bytes));
+    host_buffer_.reset(ggml_backend_buft_alloc_buffer(host_buffer_type(device), n_bytes));
     if (!buffer_ || !host_buffer_) {
         throw backend_error("no room for the inputs of the draft graph on " +
                             std::string(ggml_backend_name(backend)));

@@ -178,7 +178,7 @@ nb::tuple decode_ahead(target_pass & self, const std::vector<int32_t> & tokens,
     return nb::make_tuple(status, out);
 }
 
-nb::ndarray<nb::numpy, float> logits(const target_pass & self, int output_row) {
+nb::ndarray<nb::numpy, float> logits(target_pass & self, int output_row) {
     const auto n = static_cast<size_t>(self.n_vocab());
     auto out = std::make_unique<float[]>(n);
     {
@@ -186,6 +186,18 @@ nb::ndarray<nb::numpy, float> logits(const target_pass & self, int output_row) {
         self.logits(output_row, out.get());
     }
     return as_array<float>(std::move(out), {n});
+}
+
+nb::tuple candidates(target_pass & self, int output_row, int k) {
+    const auto n = static_cast<size_t>(std::max(k, 0));
+    auto ids = std::make_unique<int32_t[]>(n);
+    auto logits = std::make_unique<float[]>(n);
+    {
+        const nb::gil_scoped_release release;
+        self.candidates(output_row, k, ids.get(), logits.get());
+    }
+    return nb::make_tuple(as_array<int32_t>(std::move(ids), {n}),
+                          as_array<float>(std::move(logits), {n}));
 }
 
 nb::ndarray<nb::numpy, float> hidden_states(const target_pass & self,
@@ -225,6 +237,8 @@ NB_MODULE(_native, m) {
              "Status of llama_decode, and the tokens step by step.")
         .def_prop_ro("best", &target_pass::best, "Likeliest token of each output row; -1: none.")
         .def("logits", &logits, nb::arg("output_row"), "float32 [n_vocab]")
+        .def("candidates", &candidates, nb::arg("output_row"), nb::arg("k"),
+             "The k largest logits of a row: ids int32 [k], logits float32 [k], largest first.")
         .def("hidden_states", &hidden_states, nb::arg("rows"),
              "float32 [n_rows, n_taps * n_embd], of rows by their numbers in the store.")
         .def_prop_ro("first_stored", &target_pass::first_stored,

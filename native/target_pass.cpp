@@ -1,46 +1,15 @@
 #include "target_pass.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
-#include <cstring>
 #include <stdexcept>
 #include <utility>
 
 #include "errors.h"
+#include "host_buffer.h"
+#include "largest.h"
 #include "target_tensors.h"
 
 namespace dflash {
-
-namespace {
-
-// Index of the largest of a row, the first of equals; -1 where it is no finite number or a NaN is
-// among them. In lanes, which compilers turn into vectors: ggml's own on the CPU is not.
-int32_t largest(const float * row, int n) {
-    constexpr int n_lanes = 16;
-    std::array<float, n_lanes> peaks;
-    std::array<int, n_lanes> odd{};
-    peaks.fill(-INFINITY);
-    int i = 0;
-    for (; i + n_lanes <= n; i += n_lanes) {
-        for (int lane = 0; lane < n_lanes; lane++) {
-            const float x = row[i + lane];
-            peaks[lane] = x > peaks[lane] ? x : peaks[lane];
-            odd[lane] |= x != x ? 1 : 0;
-        }
-    }
-    for (; i < n; i++) {
-        peaks[0] = row[i] > peaks[0] ? row[i] : peaks[0];
-        odd[0] |= row[i] != row[i] ? 1 : 0;
-    }
-    const float peak = *std::max_element(peaks.begin(), peaks.end());
-    if (!std::isfinite(peak) || std::find(odd.begin(), odd.end(), 1) != odd.end()) {
-        return -1;
-    }
-    return static_cast<int32_t>(std::find(row, row + n, peak) - row);
-}
-
-}  // namespace
 
 // What llama.cpp calls. One sampler for each sequence, all with the same pass behind them.
 struct target_pass::door {
@@ -240,20 +209,50 @@ void target_pass::find_best() {
         all = copied.data();
     }
     for (int i = 0; i < n_outputs_; i++) {
-        best_[i] = largest(all + static_cast<size_t>(i) * n_vocab_, n_vocab_);
+        best_[i] = largest_of(all + static_cast<size_t>(i) * n_vocab_, n_vocab_);
     }
 }
 
-void target_pass::logits(int output_row, float * out) const {
+const float * target_pass::row_on_host(int output_row) {
     if (output_row < 0 || output_row >= n_outputs_) {
         throw std::invalid_argument("output row " + std::to_string(output_row) +
                                     " is not in the last pass of " + std::to_string(n_outputs_));
     }
+    const size_t offset = static_cast<size_t>(output_row) * n_vocab_;
+    if (!in_graph_) {
+        return llama_get_logits(ctx_) + offset;
+    }
+    if (ggml_backend_buffer_is_host(graph_logits_->buffer)) {
+        return static_cast<const float *>(graph_logits_->data) + offset;
+    }
     const size_t n = static_cast<size_t>(n_vocab_) * sizeof(float);
-    if (in_graph_) {
-        ggml_backend_tensor_get(graph_logits_, out, output_row * graph_logits_->nb[1], n);
-    } else {
-        std::memcpy(out, llama_get_logits(ctx_) + size_t(output_row) * n_vocab_, n);
+    if (!staged_) {
+        staged_.reset(ggml_backend_buft_alloc_buffer(
+            host_buffer_type(
+                ggml_backend_buft_get_device(ggml_backend_buffer_get_type(graph_logits_->buffer))),
+            n));
+        if (!staged_) {
+            throw backend_error("no room on the host for a row of logits");
+        }
+    }
+    void * staged = ggml_backend_buffer_get_base(staged_.get());
+    ggml_backend_tensor_get(graph_logits_, staged, offset * sizeof(float), n);
+    return static_cast<const float *>(staged);
+}
+
+void target_pass::logits(int output_row, float * out) {
+    std::copy_n(row_on_host(output_row), n_vocab_, out);
+}
+
+void target_pass::candidates(int output_row, int k, int32_t * ids, float * logits) {
+    if (k < 1 || k > n_vocab_) {
+        throw std::invalid_argument(std::to_string(k) + " candidates of " +
+                                    std::to_string(n_vocab_) + " tokens");
+    }
+    if (!largest_of(row_on_host(output_row), n_vocab_, k, ids, logits)) {
+        throw backend_error(
+            "the target's logits are not finite numbers; the model file is damaged, or this "
+            "llama.cpp computes it wrongly: try flash_attn=False or the CPU");
     }
 }
 

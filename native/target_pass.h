@@ -53,7 +53,11 @@ class target_pass {
     const std::vector<int32_t> & best() const { return best_; }
 
     // Logits of an output row of the last pass, [n_vocab].
-    void logits(int output_row, float * out) const;
+    void logits(int output_row, float * out);
+
+    // The k largest of these, largest first, equals by id. Throws backend_error where one of the
+    // logits is a NaN or the largest is not finite.
+    void candidates(int output_row, int k, int32_t * ids, float * logits);
 
     int n_vocab() const { return n_vocab_; }
     int n_outputs() const { return n_outputs_; }
@@ -66,6 +70,7 @@ class target_pass {
 
     void build(ggml_context * nodes, ggml_cgraph * graph, ggml_tensor * logits);
     void find_best();
+    const float * row_on_host(int output_row);
 
     llama_context * ctx_;
     int n_vocab_;
@@ -84,6 +89,7 @@ class target_pass {
     std::string missing_;
     int64_t n_rebuilds_ = 0;
 
+    ggml_backend_buffer_ptr staged_;  // a row of logits, in memory that the device writes to
     int n_outputs_ = 0;
     int64_t first_stored_ = 0;
     std::vector<int32_t> best_;

@@ -467,3 +467,48 @@ def test_closing_twice_is_fine_and_using_after_is_not(vocab: Vocab) -> None:
     ):
         with pytest.raises(ClosedError):
             use()
+
+
+@pytest.mark.parametrize("params", [{}, {"top_k": 1}, {"top_k": 5, "top_p": 0.7}, {"top_k": 200}])
+@pytest.mark.parametrize("temperature", [0.1, 0.8, 3.0])
+def test_the_largest_logits_are_enough_for_a_draw(
+    vocab: Vocab, params: dict[str, Any], temperature: float
+) -> None:
+    rng = np.random.default_rng(5)
+    settings = SamplingParams(temperature=temperature, seed=11, **params)
+    with (
+        Sampler(settings, vocab.pointer, vocab.n, n_ctx=64) as whole,
+        Sampler(settings, vocab.pointer, vocab.n, n_ctx=64) as few,
+    ):
+        k = few.n_candidates
+        assert k == settings.top_k + 1
+        for spread in (0.5, 2.0, 8.0) * 20:
+            logits = rng.normal(0, spread, vocab.n).astype(np.float32)
+            ids = np.argsort(-logits, kind="stable")[:k].astype(np.int32)
+            assert few.sample_from(ids, logits[ids]) == whole.sample(logits)
+
+
+def test_a_tie_among_the_largest_logits_is_not_decided(vocab: Vocab) -> None:
+    with Sampler(
+        SamplingParams(temperature=1, top_k=2, seed=1), vocab.pointer, vocab.n, n_ctx=64
+    ) as sampler:
+        ids = np.array([3, 4, 5], np.int32)
+        assert sampler.sample_from(ids, np.array([2, 1, 1], np.float32)) is None
+        assert sampler.sample_from(ids, np.array([2, 1, 0.5], np.float32)) in (3, 4)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"top_k": 0},
+        {"top_k": 300},
+        {"logit_bias": {3: 1.0}},
+        {"repeat_penalty": 1.1},
+        {"logprobs": 0},
+        {"grammar": 'root ::= "a"'},
+    ],
+)
+def test_other_draws_need_all_logits(vocab: Vocab, params: dict[str, Any]) -> None:
+    settings = SamplingParams(**{"temperature": 1.0, "seed": 1} | params)
+    with Sampler(settings, vocab.pointer, vocab.n, n_ctx=64) as sampler:
+        assert sampler.n_candidates is None
