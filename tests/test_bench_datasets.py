@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from dflash_local.bench.datasets import DATASETS, load_prompts, paper_value
 from dflash_local.errors import FileError, InputError
 from hub_stand_in import Hub, running
 
-PARQUET = Path(__file__).parent / "parquet" / "snappy-dictionary.parquet"
 ROWS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(20)]
 STEPS = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 
@@ -46,15 +47,26 @@ def write_lines(path: Path, rows: list[Any]) -> Path:
     return path
 
 
+QUESTIONS = [f"{n} Bäume tragen je {n + 2} Äpfel. Wie viele Äpfel?" for n in range(40)]
+
+
+@pytest.fixture(scope="module")
+def parquet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file as the hub's own are: of these questions, with answers."""
+    path = tmp_path_factory.mktemp("parquet") / "test-00000-of-00001.parquet"
+    pq.write_table(pa.table({"question": QUESTIONS, "answer": list(map(str, range(40)))}), path)
+    return path
+
+
 # The hub
 
 
 @pytest.fixture
-def hub() -> Iterator[Hub]:
+def hub(parquet: Path) -> Iterator[Hub]:
     with running() as hub:
         hub.add(
             f"datasets/{DATASETS['gsm8k'].repo}",
-            {DATASETS["gsm8k"].file: PARQUET.read_bytes(), "README.md": b"#"},
+            {DATASETS["gsm8k"].file: parquet.read_bytes(), "README.md": b"#"},
         )
         yield hub
 
@@ -83,12 +95,11 @@ def fetched(hub: Hub, home: Path, name: str, **settings: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_questions_come_from_the_hub_once(hub: Hub, tmp_path: Path) -> None:
+def test_questions_come_from_the_hub_once(hub: Hub, parquet: Path, tmp_path: Path) -> None:
     first = fetched(hub, tmp_path, "gsm8k")
-    assert len(first) == 40
-    assert first[0] == "0 Bäume tragen je 2 Äpfel. Wie viele Äpfel? " + STEPS
+    assert first == [question + STEPS for question in QUESTIONS]
     assert fetched(hub, tmp_path, "gsm8k", HF_HUB_OFFLINE="1") == first
-    assert hub.served("hub", ".parquet") == [PARQUET.stat().st_size]
+    assert hub.served("hub", ".parquet") == [parquet.stat().st_size]
 
 
 def test_without_a_network_one_line_says_what_to_do(hub: Hub, tmp_path: Path) -> None:
@@ -117,11 +128,56 @@ def test_a_folder_serves_as_well(name: str, tmp_path: Path) -> None:
     assert contents("gsm8k", path) == expected
 
 
-def test_a_parquet_file_in_a_folder(tmp_path: Path) -> None:
+def test_a_parquet_file_in_a_folder(parquet: Path, tmp_path: Path) -> None:
     (tmp_path / "main").mkdir()
-    (tmp_path / "main" / "test-00000-of-00001.parquet").write_bytes(PARQUET.read_bytes())
+    (tmp_path / "main" / parquet.name).write_bytes(parquet.read_bytes())
     (tmp_path / "main" / "train-00000-of-00001.parquet").write_bytes(b"PAR1")
-    assert len(contents("gsm8k", tmp_path)) == 40
+    assert contents("gsm8k", tmp_path) == [question + STEPS for question in QUESTIONS]
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "zstd"])
+def test_however_a_parquet_file_is_written(compression: str, tmp_path: Path) -> None:
+    path = tmp_path / "test.parquet"
+    table = pa.table({"question": ["same"] * 300 + ["other"], "n": range(301)})
+    pq.write_table(table, path, compression=compression, row_group_size=100)
+    assert contents("gsm8k", path) == ["same" + STEPS] * 300 + ["other" + STEPS]
+    pq.write_table(pa.table({"turns": [["a", "b"], ["c"]]}), path, compression=compression)
+    assert contents("gsm8k", path) == ["a", "c"]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [{"prompt": ["a"]}, {"question": [5]}, {"question": [None, "a"]}, {"question": [{"a": "b"}]}],
+    ids=str,
+)
+def test_a_parquet_file_of_other_rows_is_refused(columns: dict[str, Any], tmp_path: Path) -> None:
+    pq.write_table(pa.table(columns), tmp_path / "test.parquet")
+    with pytest.raises(FileError, match=r"test\.parquet: row 1 has no text 'question'"):
+        load_prompts("gsm8k", tmp_path)
+
+
+def test_a_damaged_parquet_file_is_refused(parquet: Path, tmp_path: Path) -> None:
+    path, whole = tmp_path / "test.parquet", parquet.read_bytes()
+    for content in (b"", b"PAR1", whole[:-9], whole[:4] + b"\xff" * (len(whole) - 4)):
+        path.write_bytes(content)
+        with pytest.raises(FileError, match=r"test\.parquet: cannot be read as Parquet") as found:
+            load_prompts("gsm8k", path)
+        assert "\n" not in str(found.value)
+
+
+def test_without_pyarrow_one_line_says_what_to_install(
+    parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # as import finds it where there is none
+    for given, named in ((None, "--dataset gsm8k"), (parquet, str(parquet))):
+        with pytest.raises(InputError) as found:
+            load_prompts("gsm8k", given)
+        assert str(found.value) == (
+            f"{named} needs pyarrow: pip install 'dflash-local[datasets]', or give "
+            "--dataset-folder with .jsonl files"
+        )
+    path = write_lines(tmp_path / "test.jsonl", ROWS)
+    assert len(contents("gsm8k", path)) == len(ROWS)
 
 
 def test_code_is_asked_for_as_in_the_evaluation(tmp_path: Path) -> None:

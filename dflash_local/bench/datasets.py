@@ -13,18 +13,18 @@ import gzip
 import json
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dflash_local.bench.parquet import read_texts
 from dflash_local.bench.workload import Prompt
 from dflash_local.errors import FileError, InputError
 
 if TYPE_CHECKING:
     from dflash_local.bench.report import PaperValue
 
+_TURNS = "turns"
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
 
 
@@ -94,7 +94,8 @@ def load_prompts(
 
     From the hub, or from `folder`: a file, or a folder with one, in .jsonl, .jsonl.gz, .json or
     .parquet, of the published columns or of the form that the reference program caches. Raises
-    InputError: no such dataset, no network, nothing of the kind in the folder.
+    InputError: no such dataset, no network, nothing of the kind in the folder, a .parquet file
+    without pyarrow to read it.
     """
     if name not in DATASETS:
         raise InputError(f"no dataset {name!r}; expected one of {', '.join(DATASETS)}")
@@ -151,12 +152,10 @@ def _find(name: str, folder: Path) -> Path:
 
 def _texts(path: Path, dataset: Dataset) -> Iterator[str]:
     """User messages."""
-    if path.suffix.lower() == ".parquet":
-        for question in read_texts(path, dataset.column):
-            yield dataset.before + question + dataset.after
-        return
-    for number, row in enumerate(_rows(path), start=1):
-        turns = row.get("turns") if isinstance(row, dict) else None
+    parquet = path.suffix.lower() == ".parquet"
+    rows = _parquet_rows(path, (dataset.column, _TURNS)) if parquet else _rows(path)
+    for number, row in enumerate(rows, start=1):
+        turns = row.get(_TURNS) if isinstance(row, dict) else None
         text = row.get(dataset.column) if isinstance(row, dict) else None
         if isinstance(turns, list) and turns and isinstance(turns[0], str):
             yield turns[0]
@@ -164,6 +163,31 @@ def _texts(path: Path, dataset: Dataset) -> Iterator[str]:
             yield dataset.before + text + dataset.after
         else:
             raise FileError(f"{path}: row {number} has no text {dataset.column!r}")
+
+
+def _parquet_rows(path: Path, columns: Collection[str]) -> list[Any]:
+    """Rows of a Parquet file, with those of `columns` that it has."""
+    _check_parquet(str(path))
+    from pyarrow import ArrowException, parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            found = [name for name in file.schema_arrow.names if name in columns]
+            rows: list[Any] = file.read(columns=found).to_pylist()
+    except (ArrowException, OSError, ValueError) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise FileError(f"{path}: cannot be read as Parquet: {reason}") from None
+    return rows
+
+
+def _check_parquet(name: str) -> None:
+    try:
+        import pyarrow.parquet  # noqa: F401  (whether it is there, and works)
+    except ImportError:
+        raise InputError(
+            f"{name} needs pyarrow: pip install 'dflash-local[datasets]', or give "
+            "--dataset-folder with .jsonl files"
+        ) from None
 
 
 def _rows(path: Path) -> list[Any]:
@@ -185,6 +209,7 @@ def _rows(path: Path) -> list[Any]:
 
 def _download(name: str, dataset: Dataset) -> Path:
     """The file in the hub client's cache, fetched where it is not there yet."""
+    _check_parquet(f"--dataset {name}")
     import huggingface_hub as hub
 
     try:
