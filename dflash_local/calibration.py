@@ -34,7 +34,7 @@ _ROWS = 4  # that a usual round injects
 _MANY_ROWS = 64
 _TIMED = 4
 _DEEP_WIDTHS = (1, 8, 16)
-_FORMAT = 1
+_FORMAT = 2
 # What Python spends around a draft and a pass; live rounds tell better.
 _HOST_S, _DRAFT_HOST_S = 1e-4, 1.5e-4
 
@@ -83,6 +83,8 @@ class _Trial:
         self.start = time.perf_counter()
         self.n_steps = 0
         self.part = 0  # cached tokens of each sequence
+        # A GPU's graph is captured with the second pass after a change and replayed from the third.
+        self.warm_up = 3 if target.options.n_gpu_layers else 1
         self.rng = np.random.default_rng(0)
         self.steps: dict[int, dict[int, list[float]]] = {}
         self.drafts: dict[int, dict[int, list[float]]] = {}
@@ -169,18 +171,18 @@ class _Trial:
     def _step(self, n_rows: int, timed: int, *, needed: bool = False) -> None:
         """Time passes of `n_rows` rows at the present depth; the first one apart."""
         known = self.steps.setdefault(self.depth, {})
-        if not needed and not self._affords(1 + timed, (1 + timed) * self._guess(n_rows)):
+        n = self.warm_up + timed
+        if not needed and not self._affords(n, n * self._guess(n_rows)):
             return
         seconds = []
-        for _ in range(1 + timed):
+        for _ in range(n):
             seconds.append(self._pass(n_rows))
             for seq in range(self.n_seq):
                 self.target.truncate(seq, self.part)
-        known.setdefault(n_rows, []).extend(seconds[1:])
+        known.setdefault(n_rows, []).extend(seconds[self.warm_up :])
         if timed > 1:
-            # A captured GPU graph is back with the second pass after a change, or later.
-            usual = median(seconds[2:])
-            self.switches.append(seconds[0] + seconds[1] - 2 * usual)
+            usual = median(seconds[self.warm_up :])
+            self.switches.append(sum(seconds[: self.warm_up]) - self.warm_up * usual)
 
     def _guess(self, n_rows: int) -> float:
         """Seconds of a pass, if need be from the nearest narrower one timed, by the row."""
@@ -193,11 +195,11 @@ class _Trial:
         known = self.drafts.setdefault(self.depth, {})
         if features is None:
             usual = median(next(iter(self.drafts.values()))[1]) * n_seqs
-            if not self._affords(1, (1 + timed) * usual + self._guess(_ROWS)):
+            if not self._affords(1, (self.warm_up + timed) * usual + self._guess(_ROWS)):
                 return
             features = self._new_features(_ROWS)
-        seconds = [self._one_draft(n_seqs, features) for _ in range(1 + timed)]
-        known.setdefault(n_seqs, []).extend(seconds[1:])
+        seconds = [self._one_draft(n_seqs, features) for _ in range(self.warm_up + timed)]
+        known.setdefault(n_seqs, []).extend(seconds[self.warm_up :])
 
     def _inject(self) -> None:
         """Time a draft that has many rows to inject first."""
@@ -206,7 +208,8 @@ class _Trial:
         if n_rows <= 2 * _ROWS or not self._affords(1, 6 * usual + 2 * self._guess(n_rows)):
             return
         features = self._new_features(n_rows)
-        self._one_draft(1, features)
+        for _ in range(self.warm_up):
+            self._one_draft(1, features)
         seconds = self._one_draft(1, features)
         self.injections.append((seconds - usual) / (n_rows - _ROWS))
 
@@ -245,11 +248,13 @@ def _place(target: Target, drafter: Drafter) -> Path:
 
 
 def _key(target: Target, drafter: Drafter) -> str:
+    options = asdict(target.options)
+    options["n_ctx"] = target.n_ctx.bit_length()  # costs follow what is cached, not what could be
     parts: dict[str, Any] = {
         "format": _FORMAT,
         "target": _file(target.path),
         "drafter": [_file(getattr(drafter, "path", None)), type(drafter).__name__],
-        "options": asdict(target.options),
+        "options": options,
         "threads": target.n_threads,
         "build": runtime.llama_build(),
         "system": runtime.system_info(),

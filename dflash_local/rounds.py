@@ -22,6 +22,8 @@ _MOST_WITH_A_DRAFT = 64
 """Rows to inject that a draft graph takes along."""
 _AHEAD_S, _MOST_AHEAD = 0.004, 16
 """What is decoded ahead, in seconds and steps: it delays the answer on its way, and a cancel."""
+_TO_WARM_UP = 2
+"""Steps after a change of width, whose graphs are built and captured: their time is no step's."""
 
 Verifier: TypeAlias = Callable[[Draft, Callable[[int], int], Callable[[int], bool]], Verdict]
 
@@ -37,6 +39,7 @@ class Rounds:
         self._caches = caches
         self._max_width = caches.drafter.block_size if caches.drafter else 0
         self._step_s = 1.0  # of a plain step, lately
+        self._last_rows = 0
 
     def run(self, sequences: List[Sequence]) -> None:
         """One round of all of these, or some plain ones. Raises as `Target.decode`, and what the
@@ -172,7 +175,8 @@ class Rounds:
         n = len(sequences)
         left = [s.remaining for s in sequences if s.remaining is not None]
         by_time = int(_AHEAD_S / self._step_s) + 1
-        n_steps = min([*left, self._caches.free_cells // n, by_time, _MOST_AHEAD])
+        most = _MOST_AHEAD if n == self._last_rows else _TO_WARM_UP
+        n_steps = min([*left, self._caches.free_cells // n, by_time, most])
         if self.controller and any(s.policy is not None for s in sequences):
             n_steps = min(n_steps, self.controller.idle + 1)
         n_steps = max(n_steps, 1)
@@ -184,6 +188,7 @@ class Rounds:
             n_steps,
         )
         rebuilds = self.target.n_rebuilds - rebuilds
+        self._last_rows = n
         decoded = time.perf_counter()
         seconds = (decoded - start) / len(steps)
         self._step_s += (seconds - self._step_s) / 4
@@ -232,6 +237,7 @@ class Rounds:
             positions += range(begin, begin + n)
             seq_ids += [sequence.slot.seq] * n
         self._caches.decode(tokens, positions, seq_ids, [True] * len(tokens))
+        self._last_rows = len(tokens)
         return first_rows
 
     def _match(self, sequence: Sequence, draft: Draft, first_row: int) -> Verdict:
