@@ -39,19 +39,22 @@ _FORMAT = 2
 _HOST_S, _DRAFT_HOST_S = 1e-4, 1.5e-4
 
 
-def measure(target: Target, drafter: Drafter, *, before: Callable[[], None]) -> Costs:
+def measure(
+    target: Target, drafter: Drafter, *, before: Callable[[], None], anew: bool = False
+) -> Costs:
     """The costs of this pair for up to `target.options.n_seq` sequences, kept per machine, files,
-    build and settings.
+    build and settings; `anew` measures them though they are kept.
 
     Takes `BUDGET_S` seconds or `BUDGET_STEPS` target steps, whichever end first, but always wakes
     the model with a pass, and takes the time of two drafts, two plain steps and two of two rows.
     `before` empties all caches of target and drafter: called only if there is something to measure,
     and they are empty after it too.
     """
-    try:
-        return Costs.from_dict(json.loads(_place(target, drafter).read_text()))
-    except (OSError, ValueError):
-        pass  # not measured yet, or not readable
+    if not anew:
+        try:
+            return Costs.from_dict(json.loads(_place(target, drafter).read_text()))
+        except (OSError, ValueError):
+            pass  # not measured yet, or not readable
     before()
     trial = _Trial(target, drafter)
     try:

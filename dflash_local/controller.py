@@ -32,7 +32,7 @@ _LONGEST_PAUSE = 4096
 _FIRST_PAUSE, _BACKOFF = 16, 64
 """Rounds without drafting after an end of it, and the longest between probes that can be paid."""
 _GAIN_TO_BEGIN = 1.02
-_DOUBT = 0.2
+_DOUBT = 0.3
 """Loss, added up over plans, at which drafting ends."""
 _REPLAN, _EARLY_ROUNDS = 8, 4
 """Rounds between plans, after a request's first ones."""
@@ -44,6 +44,7 @@ _KNOWN_ROUNDS = 16
 _HORIZON = 24
 """Rounds over which a better width must earn the change of graph."""
 _BLEND = 0.15
+_HICCUP = 1.5
 
 
 class Controller:
@@ -204,8 +205,10 @@ class Controller:
         if n_drafting:
             if not self._exploring:  # else it had many rows to inject
                 costs.observe_draft(n_drafting, depth, draft_s)
-            rest_s = costs.host_s + costs.draft_host_s if host_s is None else host_s
-            self._settle(draft_s + verify_s + rest_s)
+            expected = costs.host_s + costs.draft_host_s
+            seconds = draft_s + verify_s + (expected if host_s is None else host_s)
+            expected += costs.draft_s(n_drafting, depth) + costs.step_s(n_rows, depth)
+            self._settle(seconds, expected + costs.switch_s)
 
     def _hopes(self, policy: Policy, chain: Sequence[float]) -> list[float]:
         """Survival where seeing the outcome is worth something in itself."""
@@ -408,12 +411,11 @@ class Controller:
         cost = switch if stay != last else 2 * switch
         return best if top - values[stay] > cost else stay
 
-    def _settle(self, seconds: float) -> None:
+    def _settle(self, seconds: float, expected: float) -> None:
         """After a round that drafted: how far it was ahead of plain decoding."""
         plain_s = self._passes[0]
         # A hiccup of the machine is not the drafts' fault.
-        drafts_s = self.costs.draft_s(len(self._members), self._depth)
-        seconds = min(seconds, 2 * (self._passes[-1] + drafts_s) + self.costs.switch_s)
+        seconds = min(seconds, _HICCUP * expected)
         gained = 1 + self._accepted / self._base - seconds / plain_s
         self._accepted = 0
         purse = self._purse

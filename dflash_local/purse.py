@@ -13,7 +13,7 @@ has paid in between."""
 
 _BLEND = 0.25
 _SHARE_OF_GAIN = 0.05
-_AHEAD, _BEHIND = 8.0, -6.0
+_AHEAD, _AT_FIRST_LEAD, _BEHIND = 8.0, -3.0, -6.0
 """The most lead that is remembered, and the lag at which drafting is suspended. The estimates end
 drafting long before; this is for what they cannot see."""
 
@@ -25,7 +25,7 @@ class Purse:
         self.amount = AT_FIRST
         self.suspended_until = 0
         self._suspended = SUSPENDED
-        self._lead = 0.0
+        self._lead = _AT_FIRST_LEAD
         self._round = 0
         self._trend = 0.0
 

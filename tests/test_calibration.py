@@ -1,0 +1,132 @@
+"""The costs of the shipped pair on this machine: measured once, within bounds, and kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dflash_local import calibration
+from dflash_local.calibration import BUDGET_STEPS, keep, measure
+from dflash_local.controller import Controller
+from dflash_local.target import Target
+from pair_engine import answer, consistent, fused_drafter, open_engine, open_target
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DFLASH_LOCAL_CACHE", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows of every pass that a target makes."""
+    rows: list[int] = []
+    decode = Target.decode
+
+    def counted(self: Target, tokens: list[int], *rest: list[int]) -> None:
+        rows.append(len(tokens))
+        decode(self, tokens, *rest)
+
+    monkeypatch.setattr(Target, "decode", counted)
+    return rows
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budget that leaves out most points."""
+    monkeypatch.setattr(calibration, "BUDGET_S", 0.1)
+
+
+def nothing() -> None:
+    pass
+
+
+def test_measured_once_and_kept(own_cache: Path, passes: list[int]) -> None:
+    calls: list[None] = []
+    with open_target() as target:
+        drafter = fused_drafter(target)
+        costs = measure(target, drafter, before=lambda: calls.append(None))
+        assert 0 < len(passes) <= BUDGET_STEPS + 1
+        assert all(costs.step_s(rows, 0) > 0 for rows in range(1, 17))
+        assert costs.draft_s(1, 0) > 0
+        n = len(passes)
+        again = measure(target, drafter, before=lambda: calls.append(None))
+        assert again.as_dict() == costs.as_dict()
+        assert len(calls) == 1 and len(passes) == n
+        # What live rounds have taught is there for the next process.
+        for _ in range(20):
+            again.observe_step(5, 100, 1.0)
+        keep(target, drafter, again)
+        assert measure(target, drafter, before=nothing).as_dict() == again.as_dict()
+    (kept,) = (own_cache / "costs").iterdir()
+    assert json.loads(kept.read_text())["step_s"]
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"step_s": {}}', '{"step_s": {"4": {"1": 0}}}'])
+@pytest.mark.usefixtures("short")
+def test_a_damaged_file_is_measured_anew(own_cache: Path, damage: str) -> None:
+    with open_target(n_ctx=256) as target:
+        drafter = fused_drafter(target)
+        measure(target, drafter, before=nothing)
+        (kept,) = (own_cache / "costs").iterdir()
+        kept.write_text(damage)
+        calls: list[None] = []
+        costs = measure(target, drafter, before=lambda: calls.append(None))
+        assert len(calls) == 1
+        assert json.loads(kept.read_text()) == costs.as_dict()
+
+
+@pytest.mark.usefixtures("short")
+def test_other_settings_are_measured_apart(own_cache: Path) -> None:
+    for kv_type in ("q8_0", "f16"):
+        with open_target(n_ctx=256, kv_type=kv_type) as target:
+            measure(target, fused_drafter(target), before=nothing)
+    assert len(list((own_cache / "costs").iterdir())) == 2
+
+
+def test_a_slow_machine_takes_few_points(
+    own_cache: Path, passes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the time is over at once, a plain step and one of two rows are still known."""
+    monkeypatch.setattr(calibration, "BUDGET_S", 0.0)
+    with open_target(n_ctx=256) as target:
+        costs = measure(target, fused_drafter(target), before=nothing)
+    assert list(costs.curve()) == [1, 2]
+    assert len(passes) == 5
+    assert costs.step_s(16, 0) >= costs.step_s(2, 0)
+    assert costs.draft_s(1, 0) > 0
+    Controller(costs, 16).open()
+
+
+def test_several_sequences(own_cache: Path, passes: list[int]) -> None:
+    with open_target(n_ctx=512, n_seq=3) as target:
+        costs = measure(target, fused_drafter(target), before=nothing)
+    assert {1, 3, 6} <= costs.curve().keys()
+    assert len(passes) <= BUDGET_STEPS + 1
+    assert costs.draft_s(3, 0) > 0
+
+
+@pytest.mark.usefixtures("own_cache", "short")
+@pytest.mark.parametrize("n_ctx", [24, 40, 100])
+def test_a_small_context(n_ctx: int) -> None:
+    with open_target(n_ctx=n_ctx) as target:
+        costs = measure(target, fused_drafter(target), before=nothing)
+        assert costs.step_s(1, 0) > 0
+        target.decode([5], [0], [0], [True])
+        assert np.isfinite(target.logits(0)).all()
+
+
+def test_both_caches_are_empty_after_it(own_cache: Path) -> None:
+    with open_engine(n_ctx=256) as engine:
+        prompt = [5, 6, 7, 8, 9]
+        expected = answer(engine, prompt, 8).tokens
+        engine.forget_all()
+        drafter = engine.drafter
+        assert drafter is not None
+        measure(engine.target, drafter, before=engine.forget_all)
+        consistent(engine, drafter, 0)
+        assert answer(engine, prompt, 8).tokens == expected

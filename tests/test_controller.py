@@ -1,0 +1,294 @@
+"""The policy on simulated machines and texts: near the best fixed width, never below plain."""
+
+from __future__ import annotations
+
+import functools
+import random
+
+import pytest
+
+from dflash_local.controller import Controller, Policy
+from dflash_local.costs import Costs
+from dflash_local.survival import Prior
+from simulation import BLOCK, DEPTH, MACHINES, TEXTS, Fixed, Machine, Played, play
+
+LENGTHS = [400, 200, 1200, 200, 1000]
+WIDTHS = (0, 2, 3, 4, 5, 6, 8, 9, 10, 12, 14, 16)
+
+
+def lengths(n_seqs: int) -> list[int]:
+    return LENGTHS * max(1, n_seqs // 2)
+
+
+@functools.cache
+def survivals(name: str) -> list[list[float]]:
+    """Mean tokens a round by width, for each quarter of an answer."""
+    rng = random.Random(99)
+    quarters = []
+    for quarter in range(4):
+        tokens = [0.0] * (BLOCK + 1)
+        for _ in range(300):
+            _, chances = TEXTS[name](rng, quarter / 4)
+            survived = total = 1.0
+            tokens[1] += total
+            for width, chance in enumerate(chances, 2):
+                survived *= chance
+                total += survived
+                tokens[width] += total
+        quarters.append([total / 300 for total in tokens])
+    return quarters
+
+
+def best_width(machine: Machine, name: str, n_seqs: int) -> int:
+    """Of all fixed widths, the fastest on the average text."""
+
+    def token_s(width: int) -> float:
+        if width < 2:
+            return machine.step(n_seqs) + machine.host
+        spent = machine.drafts(n_seqs) + machine.step(n_seqs * width)
+        spent += machine.host + machine.draft_host
+        return spent * sum(1 / tokens[width] for tokens in survivals(name)) / 4
+
+    return min(WIDTHS, key=token_s)
+
+
+def fixed(machine: Machine, name: str, n_seqs: int, width: int) -> Played:
+    policy = Fixed(machine.costs(n_seqs), width)
+    return play(machine, TEXTS[name], policy, lengths(n_seqs), n_seqs=n_seqs)
+
+
+@pytest.mark.parametrize("n_seqs", [1, 4, 8])
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+def test_near_the_best_width_in_hindsight(machine: Machine, n_seqs: int) -> None:
+    """Knowing nothing at first, and again after other answers of the kind."""
+    for name, text in TEXTS.items():
+        width = best_width(machine, name, n_seqs)
+        best = fixed(machine, name, n_seqs, width).rate
+        plain = fixed(machine, name, n_seqs, 0).rate if width else best
+        best = max(best, plain)
+        controller = Controller(machine.costs(n_seqs), BLOCK)
+        cold = play(machine, text, controller, lengths(n_seqs), n_seqs=n_seqs)
+        seeded = play(machine, text, controller, lengths(n_seqs), n_seqs=n_seqs)
+        told = (
+            f"{machine.name}, {name}, {n_seqs} at once: best is width {width} at "
+            f"{best / plain:.2f} of plain; of it {cold.rate / best:.3f}, seeded "
+            f"{seeded.rate / best:.3f}, engaged after {cold.engaged_after()}"
+        )
+        print(told)
+        assert cold.rate > 0.97 * best, told
+        assert seeded.rate > 0.97 * best, told
+        assert min(cold.rate, seeded.rate) > 0.97 * plain, told
+        if best > 1.05 * plain:
+            engaged = cold.engaged_after()
+            assert engaged is not None and engaged <= 20, told
+        if name == "switching" and best > 1.1 * plain:
+            assert min(cold.rate, seeded.rate) >= best, told
+
+
+@pytest.mark.parametrize("n_seqs", [1, 4])
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+@pytest.mark.parametrize("name", ["hopeless", "geometric 0.3", "over-confident"])
+def test_short_answers_lose_little_where_drafting_is_of_no_use(
+    machine: Machine, n_seqs: int, name: str
+) -> None:
+    """The very first 200 tokens with a drafter, over several seeds, and the answers after them."""
+    first, later = [], []
+    for seed in range(6):
+        controller = Controller(machine.costs(n_seqs), BLOCK)
+        plain = Fixed(machine.costs(n_seqs), 0)
+        for answers, ratios in (([200] * n_seqs, first), ([100] * (8 * n_seqs), later)):
+            played = [
+                play(machine, TEXTS[name], policy, answers, n_seqs=n_seqs, seed=seed)
+                for policy in (controller, plain)
+            ]
+            ratios.append(played[0].rate / played[1].rate)
+    assert sum(first) / len(first) > 0.95
+    assert sum(later) / len(later) > 0.98
+
+
+def test_the_same_measurements_give_the_same_decisions() -> None:
+    machine, text = MACHINES["h200-q4_k_m"], TEXTS["switching"]
+    runs = [
+        play(machine, text, Controller(machine.costs(4), BLOCK), [300] * 8, n_seqs=4)
+        for _ in range(2)
+    ]
+    assert runs[0].rows == runs[1].rows
+    assert runs[0].seconds == runs[1].seconds
+
+
+def test_few_widths_where_a_change_is_dear_and_any_where_it_is_free() -> None:
+    text = TEXTS["code"]
+    dear, free = (
+        Machine("", {1: 4.0, 2: 4.2, 16: 9.0}, 1.0, 0.1, switch, 0.0) for switch in (6.0, 0.0)
+    )
+    kept = play(dear, text, Controller(dear.costs(1), BLOCK), [2000])
+    assert kept.switches() < len(kept.rows) / 10
+    changed = play(free, text, Controller(free.costs(1), BLOCK), [2000])
+    assert changed.switches() > len(changed.rows) / 4
+
+
+def steady(costs: Costs, n_seqs: int, logprob: float, accepted: int) -> tuple[list[int], Policy]:
+    """Widths after some rounds of equal drafts, of which `accepted` are kept if verified."""
+    controller = Controller(costs, BLOCK)
+    policies = [controller.open(DEPTH) for _ in range(n_seqs)]
+    limits = [BLOCK - 1] * n_seqs
+    chosen = [1] * n_seqs
+    for _ in range(40):
+        n_drafts = controller.n_drafts(policies, limits)
+        chains = [[logprob] * n for n in n_drafts]
+        chosen = [1] * n_seqs
+        if any(n_drafts):
+            chosen = controller.widths(policies, chains, limits)
+            for policy, chain, width in zip(policies, chains, chosen, strict=True):
+                if chain:
+                    controller.observe(policy, chain, width - 1, min(accepted, width - 1))
+        n_drafting = sum(map(bool, n_drafts))
+        controller.observe_round(
+            sum(chosen),
+            n_drafting,
+            DEPTH,
+            costs.draft_s(n_drafting, DEPTH),
+            costs.step_s(sum(chosen), DEPTH),
+        )
+    return chosen, policies[0]
+
+
+def test_fills_up_to_the_next_cheaper_width() -> None:
+    steps = {1: 4.0, 2: 4.2, 8: 8.5, 9: 7.0, 10: 8.6, 16: 9.5}
+    costs = Costs({DEPTH: {n: ms / 1e3 for n, ms in steps.items()}}, {DEPTH: {1: 1e-3}})
+    widths, _ = steady(costs, 1, -0.35, 4)
+    assert widths == [9]
+    # 32 rows of two sequences are cheaper than 16 or 24.
+    steps = {1: 5.0, 2: 5.3, 8: 7.9, 16: 8.6, 24: 8.7, 31: 8.7, 32: 7.0}
+    costs = Costs({DEPTH: {n: ms / 1e3 for n, ms in steps.items()}}, {DEPTH: {1: 1e-3}})
+    widths, _ = steady(costs, 2, -0.2, 6)
+    assert sum(widths) == 32
+
+
+def test_rows_go_to_the_sequence_whose_drafts_survive() -> None:
+    costs = Costs({DEPTH: {1: 0.004, 4: 0.006, 32: 0.02}}, {DEPTH: {1: 1e-3, 2: 1e-3}})
+    controller = Controller(costs, BLOCK)
+    policies = [controller.open(DEPTH), controller.open(DEPTH)]
+    for _ in range(30):
+        assert controller.n_drafts(policies, [15, 15]) == [15, 15]
+        sure, unsure = [-0.01] * 15, [-0.5] * 15
+        widths = controller.widths(policies, [sure, unsure], [15, 15])
+        controller.observe(policies[0], sure, widths[0] - 1, widths[0] - 1)
+        controller.observe(policies[1], unsure, widths[1] - 1, min(1, widths[1] - 1))
+        controller.observe_round(sum(widths), 2, DEPTH, 1e-3, costs.step_s(sum(widths), DEPTH))
+    assert widths[0] > 3 * widths[1]
+
+
+def test_limits_are_kept() -> None:
+    costs = MACHINES["rtx-4090"].costs(3)
+    controller = Controller(costs, BLOCK)
+    policies = [controller.open(DEPTH) for _ in range(3)]
+    for limits in ([15, 0, 3], [1, 1, 1], [0, 0, 0], [2, 15, 15]):
+        drafted = controller.n_drafts(policies, limits)
+        assert all(n == 0 for n, limit in zip(drafted, limits, strict=True) if limit == 0)
+        widths = controller.widths(policies, [[-0.01] * n for n in drafted], limits)
+        assert all(1 <= w <= 1 + limit for w, limit in zip(widths, limits, strict=True))
+        for policy, n, width in zip(policies, drafted, widths, strict=True):
+            if n:
+                controller.observe(policy, [-0.01] * n, width - 1, width - 1)
+        controller.observe_round(sum(widths), sum(map(bool, drafted)), DEPTH, 1e-3, 8e-3)
+
+
+def test_sequences_come_and_go_and_others_share_the_pass() -> None:
+    controller = Controller(MACHINES["h200-q8_0"].costs(4), BLOCK)
+    rng = random.Random(3)
+    policies: list[Policy] = []
+    for step in range(300):
+        if step % 7 == 0 and len(policies) < 4:
+            policies.append(controller.open(DEPTH))
+        elif step % 11 == 0 and policies:
+            policies.pop(rng.randrange(len(policies)))
+        if not policies:
+            continue
+        others = rng.randrange(3) if step % 5 == 0 else 0
+        limits = [rng.randrange(16) for _ in policies]
+        drafted = controller.n_drafts(policies, limits, others)
+        chains = [[-rng.random() for _ in range(n)] for n in drafted]
+        widths = [1] * len(policies)
+        if any(drafted):
+            widths = controller.widths(policies, chains, limits)
+        for policy, chain, width in zip(policies, chains, widths, strict=True):
+            if chain and width > 1:
+                controller.observe(policy, chain[: width - 1], width - 1, rng.randrange(width))
+        n_drafting = sum(map(bool, drafted))
+        controller.observe_round(sum(widths) + others, n_drafting, DEPTH, 1e-3, 6e-3, 1e-4)
+    assert all(policy.reason for policy in policies)
+
+
+def test_what_has_given_up_is_never_asked_again() -> None:
+    controller = Controller(MACHINES["h200-q4_k_m"].costs(2), BLOCK)
+    policies = [controller.open(DEPTH), controller.open(DEPTH)]
+    policies[0].off = True
+    for _ in range(50):
+        assert controller.n_drafts(policies, [15, 15])[0] == 0
+    assert controller.n_drafts(policies[:1], [15]) == [0]
+
+
+def test_injections_dearer_than_probes_are_worth_end_drafting_for_good() -> None:
+    machine = Machine("", {1: 1.0, 2: 2.0, 16: 16.0}, draft=2.0, draft_more=0, switch=0, inject=0.1)
+    played = play(machine, TEXTS["prose"], Controller(machine.costs(1), BLOCK), [300])
+    assert played.policies[0].off
+
+
+def test_a_drafter_of_blocks_of_one_is_never_asked() -> None:
+    controller = Controller(MACHINES["h200-q4_k_m"].costs(1), 1)
+    policies = [controller.open(DEPTH)]
+    assert [controller.n_drafts(policies, [15]) for _ in range(20)] == [[0]] * 20
+
+
+def test_costs_that_are_wrong_by_far_are_found_out() -> None:
+    """Measured on an idle machine, drafts and wide passes are four times as dear in the end."""
+    true = MACHINES["laptop"]
+    optimistic = Machine(
+        "",
+        {n: ms if n == 1 else 22.0 + (ms - 22.0) / 4 for n, ms in true.steps.items()},
+        draft=1.5,
+        draft_more=0.5,
+        switch=0.5,
+        inject=0.0,
+    )
+    text = TEXTS["geometric 0.3"]
+    controller = Controller(optimistic.costs(1), BLOCK)
+    plain = play(true, text, Fixed(true.costs(1), 0), [2000]).rate
+    assert play(true, text, controller, [2000]).rate > 0.97 * plain
+
+
+def test_the_reason_in_words() -> None:
+    cpu = MACHINES["cpu-tiny"]
+    played = play(cpu, TEXTS["prose"], Controller(cpu.costs(1), BLOCK), [100])
+    reason = played.policies[0].reason
+    assert reason == "drafting is off: checking 2 tokens costs 2.6 steps on this device"
+    gpu = MACHINES["h200-q4_k_m"]
+    played = play(gpu, TEXTS["code"], Controller(gpu.costs(1), BLOCK), [400])
+    assert played.policies[0].reason.startswith("drafting is on: ")
+    played = play(gpu, TEXTS["hopeless"], Controller(gpu.costs(1), BLOCK), [400])
+    assert played.policies[0].reason.startswith("drafting is off: at its best a round would give ")
+    tiny = MACHINES["tiny-gpu"]
+    played = play(tiny, TEXTS["hopeless"], Controller(tiny.costs(1), BLOCK), [400])
+    assert "a draft alone costs 0.9 steps" in played.policies[0].reason
+    assert Controller(gpu.costs(1), BLOCK).open().reason == "drafting has not been tried yet"
+
+
+def test_a_drafter_far_worse_than_it_thinks_is_told_of() -> None:
+    machine = MACHINES["rtx-4090"]
+    for name, warned in (("over-confident", True), ("code", False), ("prose", False)):
+        played = play(machine, TEXTS[name], Controller(machine.costs(1), BLOCK), [1000])
+        warning = played.policies[0].warning
+        assert (warning is not None) == warned
+        if warning:
+            assert "thinking mode" in warning and "fine-tune" in warning
+
+
+def test_a_prior_goes_from_one_controller_to_the_next() -> None:
+    machine = MACHINES["cpu-8b"]
+    prior = Prior(BLOCK)
+    first = Controller(machine.costs(1), BLOCK, prior)
+    assert first.hopeful
+    play(machine, TEXTS["prose"], first, [2000])
+    second = Controller(machine.costs(1), BLOCK, prior)
+    assert not second.hopeful
