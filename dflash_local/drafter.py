@@ -118,6 +118,11 @@ class FusedDrafter:
         return self._open.device
 
     @property
+    def n_builds(self) -> int:
+        """Draft graphs made so far: each for a length of context and a number of rows."""
+        return self._open.n_builds
+
+    @property
     def n_weight_bytes(self) -> int:
         return self._open.n_weight_bytes
 

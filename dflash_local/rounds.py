@@ -40,6 +40,8 @@ class Rounds:
         self._max_width = caches.drafter.block_size if caches.drafter else 0
         self._step_s = 1.0  # of a plain step, lately
         self._last_rows = 0
+        self._n_builds = 0  # of draft graphs
+        self._warming_up = 0  # drafts until the last of these is at its speed
 
     def run(self, sequences: List[Sequence]) -> None:
         """One round of all of these, or some plain ones. Raises as `Target.decode`, and what the
@@ -57,6 +59,8 @@ class Rounds:
         began = time.perf_counter()
         drafts = self._draft(sequences, wanted, limits)
         drafted = time.perf_counter()
+        n_drafting = sum(map(bool, wanted))
+        draft_s = self._usual_draft_s(drafted - began, n_drafting)
         n_rebuilds = self.target.n_rebuilds
         first_rows = self._decode(sequences, drafts)
         n_rebuilds = self.target.n_rebuilds - n_rebuilds
@@ -76,12 +80,24 @@ class Rounds:
         if self.controller and any(s.policy is not None for s in sequences):
             self.controller.observe_round(
                 first_rows[-1] + 1 + len(drafts[-1]),
-                sum(map(bool, wanted)),
+                n_drafting,
                 self._caches.depth,
-                drafted - began,
+                draft_s,
                 verified - drafted,
                 end - verified,
             )
+
+    def _usual_draft_s(self, seconds: float, n_drafting: int) -> float:
+        """What the draft stage takes when its graph is there: the first draft with a graph makes
+        it, on a GPU the second captures it, and no later one will."""
+        n_builds = getattr(self.drafter, "n_builds", 0)
+        if n_builds != self._n_builds:
+            self._n_builds, self._warming_up = n_builds, 1 + _TO_WARM_UP
+        if self._warming_up and n_drafting:
+            self._warming_up -= 1
+            if self.controller:
+                return min(seconds, self.controller.costs.draft_s(n_drafting, self._caches.depth))
+        return seconds
 
     def _with_room(self, sequences: List[Sequence]) -> list[Sequence]:
         """Those whose anchor fits the context; the rest have reached its end."""

@@ -45,7 +45,7 @@ class length_guard {
     explicit length_guard(draft_cache & cache) : cache_(cache), lengths_(cache.lengths()) {}
     ~length_guard() {
         if (!done_) {
-            cache_.set_lengths(std::move(lengths_));
+            cache_.set_lengths(lengths_);
         }
     }
     length_guard(const length_guard &) = delete;
@@ -110,12 +110,12 @@ feature_rows feature_rows::part(int begin, int end, int width) const {
 
 fused_drafter::fused_drafter(const llama_model * model, const tap_store * store,
                              const std::string & path, int n_seq, int n_ctx, int top_k,
-                             int n_threads, const draft_capabilities & allowed)
+                             int n_threads, const draft_capabilities & allowed, int draft_window)
     : target_(target_tensors::find(model)),
       store_(store),
       backend_(open_backend(target_.device(), n_threads)),
       weights_(path, target_.device()),
-      cache_(weights_.params, target_.device(), n_seq, n_ctx),
+      cache_(weights_.params, target_.device(), n_seq, n_ctx, draft_window),
       top_k_(top_k),
       allowed_(allowed) {
     check_target_fits();
@@ -208,14 +208,16 @@ fused_drafter::graph_slot & fused_drafter::graph(const draft_bucket & bucket) {
                                            }));
         }
         graph_slot slot;
+        n_builds_++;
         slot.graph = std::make_unique<draft_graph>(
             draft_parts{weights_, target_, cache_, store_, mask_row_, backend_.get()}, bucket,
             allowed_);
         if (bucket.n_streams > 0) {
             const int n_rows = bucket.n_streams * weights_.params.block_size;
-            slot.mask.emplace(slot.graph->mask(), bucket.n_kv, n_rows);
+            slot.mask.emplace(slot.graph->mask(), bucket.n_kv, n_rows, cache_.n_ring());
             if (weights_.params.sliding_window > 0) {
-                slot.sliding_mask.emplace(slot.graph->sliding_mask(), bucket.n_kv, n_rows);
+                slot.sliding_mask.emplace(slot.graph->sliding_mask(), bucket.n_kv, n_rows,
+                                          cache_.n_ring());
             }
         }
         it = graphs_.emplace(bucket, std::move(slot)).first;
@@ -237,8 +239,11 @@ void fused_drafter::inject(int seq, const feature_rows & features) {
 
 void fused_drafter::inject_rows(int seq, const feature_rows & features) {
     const int width = weights_.params.n_features();
-    for (int done = 0; done < features.n;) {
-        const int n = std::min(largest_rows, features.n - done);
+    // Rows whose cells later ones take again are left out, and no graph writes a cell twice.
+    const int left_out = std::max(0, features.n - cache_.n_ring());
+    cache_.set_length(seq, cache_.length(seq) + left_out);
+    for (int done = left_out; done < features.n;) {
+        const int n = std::min({largest_rows, cache_.n_ring(), features.n - done});
         const draft_request part{seq, features.part(done, done + n, width), 0};
         draft_graph & g = *graph({0, rows_bucket(n), 0, 0, 0, !part.features.stored.empty()}).graph;
         fill_rows(g, {part});
@@ -260,6 +265,7 @@ void fused_drafter::fill_rows(draft_graph & g, const std::vector<draft_request> 
             std::copy_n(r.features.host, r.features.n * width, g.features() + row * width);
         }
         const int start = cache_.length(r.seq);
+        cache_.overwrite(r.seq, start + r.features.n);
         for (int i = 0; i < r.features.n; i++, row++) {
             positions[row] = start + i;
             cells[row] = cache_.cell(r.seq, start + i);
@@ -290,15 +296,17 @@ void fused_drafter::fill_blocks(graph_slot & slot, const std::vector<draft_reque
         std::copy(row.begin(), row.end(), g.anchors() + static_cast<size_t>(r.seq) * p.n_embd);
     }
     for (int s = 0; s < g.bucket.n_streams; s++) {
+        cache_.overwrite(s, starts[s] + p.block_size);
+        const int visible = cache_.first_visible(s, starts[s]);
         for (int i = 0; i < p.block_size; i++) {
             const int at = s * p.block_size + i;
             g.block_positions()[at] = starts[s] + i;
             g.block_cells()[at] = cache_.cell(s, starts[s] + i);
-            slot.mask->show(at, 0, starts[s] + p.block_size);
+            slot.mask->show(at, visible, starts[s] + p.block_size);
             if (slot.sliding_mask) {
                 // A key is seen when fewer than the window's positions lie between it and the
                 // query; what comes after the query in the block always is.
-                const int first = std::max(0, starts[s] + i - p.sliding_window + 1);
+                const int first = std::max(visible, starts[s] + i - p.sliding_window + 1);
                 slot.sliding_mask->show(at, first, starts[s] + p.block_size);
             }
         }

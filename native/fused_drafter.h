@@ -42,9 +42,10 @@ class fused_drafter {
     // Throws file_error for a file that the draft graph cannot run or that does not fit the target,
     // backend_error without room for it, std::invalid_argument for a number out of its range.
     // store: of the target, on the same device; null where features only come from the host.
+    // draft_window: of a sequence's rows, how many drafts look at: the last ones; 0: all.
     fused_drafter(const llama_model * model, const tap_store * store, const std::string & path,
                   int n_seq, int n_ctx, int top_k, int n_threads,
-                  const draft_capabilities & allowed = {});
+                  const draft_capabilities & allowed = {}, int draft_window = 0);
 
     fused_drafter(const fused_drafter &) = delete;
     fused_drafter & operator=(const fused_drafter &) = delete;
@@ -53,13 +54,14 @@ class fused_drafter {
     int n_vocab() const { return n_vocab_; }
     int top_k() const { return top_k_; }
     int length(int seq) const;
+    int64_t n_builds() const { return n_builds_; }  // draft graphs made so far
     size_t n_weight_bytes() const { return weights_.n_bytes(); }
     size_t n_cache_bytes() const { return cache_.n_bytes(); }
     std::string device_name() const;
 
     // Rows of features become K and V at positions length(seq) and on.
     // Throws context_full_error, and backend_error also for features from the host that are not
-    // finite; the cache is then as it was.
+    // finite; the cache is then as it was, but for rows before the window.
     void inject(int seq, const feature_rows & features);
 
     // Injects and denoises all requests in one graph; all features come from one place. Writes, per
@@ -104,6 +106,7 @@ class fused_drafter {
     };
     std::map<draft_bucket, graph_slot> graphs_;
     uint64_t clock_ = 0;
+    int64_t n_builds_ = 0;
 };
 
 }  // namespace dflash

@@ -76,11 +76,12 @@ feature_rows in_store(std::vector<int64_t> && rows) {
 
 std::unique_ptr<fused_drafter> open_drafter(uintptr_t model, const target_pass * pass,
                                             const std::string & path, int n_seq, int n_ctx,
-                                            int top_k, int n_threads) {
+                                            int top_k, int n_threads, int draft_window) {
     const nb::gil_scoped_release release;
     return std::make_unique<fused_drafter>(reinterpret_cast<const llama_model *>(model),
                                            pass != nullptr ? pass->store() : nullptr, path, n_seq,
-                                           n_ctx, top_k, n_threads);
+                                           n_ctx, top_k, n_threads, draft_capabilities{},
+                                           draft_window);
 }
 
 void inject(fused_drafter & self, int seq, const float_rows & features) {
@@ -253,12 +254,13 @@ NB_MODULE(_native, m) {
         m, "FusedDrafter", "A drafter file at work on a llama_model. See native/fused_drafter.h.")
         .def(nb::new_(&open_drafter), nb::arg("model"), nb::arg("target_pass").none(),
              nb::arg("path"), nb::arg("n_seq"), nb::arg("n_ctx"), nb::arg("top_k"),
-             nb::arg("n_threads"))
+             nb::arg("n_threads"), nb::arg("draft_window") = 0)
         .def_prop_ro("n_vocab", &fused_drafter::n_vocab)
         .def_prop_ro("n_features", [](const fused_drafter & d) { return d.params().n_features(); })
         .def_prop_ro("block_size", [](const fused_drafter & d) { return d.params().block_size; })
         .def_prop_ro("target_layers",
                      [](const fused_drafter & d) { return d.params().target_layers; })
+        .def_prop_ro("n_builds", &fused_drafter::n_builds, "Draft graphs made so far.")
         .def_prop_ro("n_weight_bytes", &fused_drafter::n_weight_bytes)
         .def_prop_ro("n_cache_bytes", &fused_drafter::n_cache_bytes)
         .def_prop_ro("device", &fused_drafter::device_name)
