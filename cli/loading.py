@@ -15,14 +15,20 @@ if TYPE_CHECKING:
     from dflash_local import Model
 
 
-def check_options(values: Mapping[str, Any]) -> None:
-    """Refuse combinations that have no meaning, before any work. Raises click.UsageError."""
+def check_files(values: Mapping[str, Any]) -> None:
+    """Refuse a drafter without its target. Raises click.UsageError."""
     target, draft = values["target"], values["draft"]
     if draft is not None and target is None:
         raise click.UsageError(
             f"--draft {draft} is given without its target: add --target, or leave out --draft to "
             "use the shipped pair."
         )
+
+
+def check_options(values: Mapping[str, Any]) -> None:
+    """Refuse combinations that have no meaning, before any work. Raises click.UsageError."""
+    check_files(values)
+    target, draft = values["target"], values["draft"]
     if values["compare"] and target is not None and draft is None:
         raise click.UsageError("--compare needs a drafter to compare with: add --draft.")
     if values["compare"] and values["draft_width"] in (0, 1):
@@ -32,13 +38,13 @@ def check_options(values: Mapping[str, Any]) -> None:
         )
 
 
-def load_model(values: Mapping[str, Any], say: Say) -> Model:
-    """The model that the options ask for."""
+def load_model(values: Mapping[str, Any], say: Say, **more: Any) -> Model:
+    """The model that the options ask for; `more` goes to `dflash_local.load`."""
     with interrupt.ending():
-        return _load(values, say)
+        return _load(values, say, more)
 
 
-def _load(values: Mapping[str, Any], say: Say) -> Model:
+def _load(values: Mapping[str, Any], say: Say, more: Mapping[str, Any]) -> Model:
     import dflash_local
 
     target, draft = values["target"], values["draft"]
@@ -52,4 +58,5 @@ def _load(values: Mapping[str, Any], say: Say) -> Model:
         )
     elif draft is None:
         say("no --draft: plain decoding")
-    return dflash_local.load(target, draft, quiet=values["quiet"], **values_of(LOADING, values))
+    options = values_of(LOADING, values)
+    return dflash_local.load(target, draft, quiet=values["quiet"], **options, **more)

@@ -14,6 +14,7 @@ import click
 from dflash_local.errors import DflashError, InputError
 
 from .bench import bench
+from .calibrate import calibrate
 from .chat import chat
 from .complete import complete
 from .convert import convert
@@ -71,6 +72,7 @@ def group(ctx: click.Context) -> None:
 
 
 group.add_command(bench)
+group.add_command(calibrate)
 group.add_command(chat)
 group.add_command(complete)
 group.add_command(convert)

@@ -37,6 +37,7 @@ def load(
     main_gpu: int = 0,
     tensor_split: List[float] | None = None,
     n_seq: int = 1,
+    recalibrate: bool = False,
     quiet: bool = False,
 ) -> Model:
     """Load a GGUF target and, to draft for it, a DFlash drafter; without one, decode plainly.
@@ -45,9 +46,10 @@ def load(
     is printed to stderr unless `quiet`. `kv_type` is the type of the target's KV cache; `n_batch`
     the rows of one prompt batch; `split_mode` ("layer", "row", "none"), `main_gpu` and
     `tensor_split` are llama.cpp's way to spread a model over GPUs. `n_seq` sequences can be decoded
-    at once, in the one context that they share. Raises FileError for bad files,
-    PairError where the two do not fit, InputError for what does not fit the memory, with the
-    numbers, BackendError where llama.cpp itself fails.
+    at once, in the one context that they share. `recalibrate` measures what drafting costs on this
+    machine though it is known from an earlier time. Raises FileError for bad files, PairError where
+    the two do not fit, InputError for what does not fit the memory, with the numbers, BackendError
+    where llama.cpp itself fails.
     """
     say = _silent if quiet else _to_stderr
     target_file = GgufFile.open(target)
@@ -99,18 +101,22 @@ def load(
             if draft_file
             else None
         )
-        controller = _controller(loaded, drafter, say) if drafter else None
+        controller = _controller(loaded, drafter, say, recalibrate) if drafter else None
         return Model(loaded, drafter, plan, controller=controller, say=say)
     except BaseException:
         loaded.close()
         raise
 
 
-def _controller(target: Target, drafter: Drafter, say: Callable[[str], None]) -> Controller:
+def _controller(
+    target: Target, drafter: Drafter, say: Callable[[str], None], anew: bool
+) -> Controller:
     def begin() -> None:
-        say("measuring what drafting costs on this machine, once: a few seconds")
+        once = "" if anew else ", once"
+        say(f"measuring what drafting costs on this machine{once}: a few seconds")
 
-    return Controller(calibration.measure(target, drafter, before=begin), drafter.block_size)
+    costs = calibration.measure(target, drafter, before=begin, anew=anew)
+    return Controller(costs, drafter.block_size)
 
 
 class _Progress:

@@ -1,0 +1,61 @@
+"""`dflash-local calibrate`: measure anew what drafting costs on this machine, and keep it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from .answer import write_stdout
+from .loading import check_files, load_model
+from .options import FILES, LOADING, SectionedCommand, option
+from .report import speaker
+
+SECTIONS = {
+    "Model": FILES,
+    "Output": (
+        option("--json", "as_json", is_flag=True, help="Print one JSON object, in milliseconds."),
+        option("-q", "--quiet", is_flag=True, help="Nothing on stderr but errors."),
+    ),
+    "Machine": LOADING,
+}
+
+
+@click.command(cls=SectionedCommand, sections=SECTIONS)
+def calibrate(**values: Any) -> None:
+    """Measure what a round costs on this machine, and keep it for --draft-width auto.
+
+    This is done by itself when a pair is first loaded; do it again where that was disturbed, or
+    when the machine has changed. It takes a few seconds. What is kept belongs to these files and to
+    these options of the machine.
+    """
+    check_files(values)
+    if values["target"] is not None and values["draft"] is None:
+        raise click.UsageError("calibrate measures what drafting costs: add --draft.")
+    with load_model(values, speaker(values["quiet"]), recalibrate=True) as model:
+        controller, drafter = model.engine.controller, model.drafter
+        assert controller is not None and drafter is not None
+        costs, block_size = controller.costs, drafter.block_size
+    from dflash_local.bench.outlook import outlook_line, outlooks
+
+    found = outlooks(costs, block_size)
+    if values["as_json"]:
+        told = _milliseconds(costs.as_dict())
+        told["block_size"] = block_size
+        told["outlook"] = [each.as_dict() for each in found]
+        write_stdout(json.dumps(told) + "\n")
+    else:
+        write_stdout("".join(f"{line}\n" for line in [*costs.lines(), outlook_line(found)]))
+
+
+def _milliseconds(costs: Mapping[str, Any]) -> dict[str, Any]:
+    """`Costs.as_dict`, with its `*_s` in seconds as `*_ms`, to the tenth of a microsecond."""
+    return {f"{name.removesuffix('_s')}_ms": _scaled(value) for name, value in costs.items()}
+
+
+def _scaled(seconds: Any) -> Any:
+    if isinstance(seconds, Mapping):
+        return {key: _scaled(value) for key, value in seconds.items()}
+    return round(1e3 * seconds, 4)

@@ -1,0 +1,75 @@
+"""What the costs of a machine mean: which width would pay, and how much, by accepted length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from dflash_local.bench.synthetic import rates, solve_p
+from dflash_local.costs import Costs
+
+LENGTHS = (3.0, 4.5, 6.5)
+"""Accepted lengths of a drafter on prose, on most tasks, and on code or mathematics."""
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """The best that drafting makes of an accepted length: tokens a round, of a whole block.
+
+    `width` counts target rows with the anchor, `gain` is the speed over that of plain decoding; a
+    drafting round is at least of width 2, and its gain may be less than 1.
+    """
+
+    accepted_length: float
+    width: int
+    gain: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "accepted_length": self.accepted_length,
+            "width": self.width,
+            "gain": round(self.gain, 3),
+        }
+
+
+def outlooks(costs: Costs, block_size: int, lengths: Sequence[float] = LENGTHS) -> list[Outlook]:
+    """For one sequence at the least depth measured, and for each length that the block allows; the
+    whole block where it allows none.
+
+    Draft j survives with p^j, as with a synthetic acceptance of that length.
+    """
+    n_drafts, depth = block_size - 1, costs.depths[0]
+    plain_s = costs.step_s(1, depth) + costs.host_s
+    drafting_s = costs.draft_s(1, depth) + costs.draft_host_s + costs.host_s
+    found = []
+    for length in [each for each in lengths if each <= block_size] or [float(block_size)]:
+        survival = rates(solve_p(length, n_drafts), n_drafts)
+        gains = {
+            1 + n: tokens * plain_s / (drafting_s + costs.step_s(1 + n, depth))
+            for n, tokens in enumerate(accumulate(survival, initial=1.0))
+            if n
+        }
+        width = max(gains, key=gains.__getitem__)
+        found.append(Outlook(length, width, gains[width]))
+    return found
+
+
+def outlook_line(found: Sequence[Outlook]) -> str:
+    """In one line: where drafting would pay, and where not, by accepted length."""
+    texts = []
+    for pays in (True, False):
+        some = [each for each in found if (each.gain > 1) == pays]
+        if some:
+            lengths = ", ".join(f"{each.accepted_length:g}" for each in some)
+            gains = ", ".join(f"{each.gain:.2f}" for each in some)
+            widths = ", ".join(str(each.width) for each in some)
+            texts.append(
+                f"at an accepted length of {lengths} drafting pays with width {widths}: "
+                f"{gains} times plain decoding"
+                if pays
+                else f"at an accepted length of {lengths} drafting does not pay: at most {gains} "
+                "times plain decoding"
+            )
+    return "; ".join(texts)
