@@ -13,6 +13,9 @@ namespace {
 
 constexpr int cell_step = 256;  // what attention kernels like a KV length to be a multiple of
 constexpr int smallest_cache = 1024;
+// Rows before the window that stay, so that a draft loses nothing to a roll back of as many; no
+// fewer than one draft injects, so that these and its block never meet in a cell.
+constexpr int spare_rows = 64;
 
 // Well beyond any model, and small enough that no size computed from them overflows.
 constexpr int most_rows = 1 << 28;
@@ -23,13 +26,14 @@ int round_up(int n, int step) { return (n + step - 1) / step * step; }
 }  // namespace
 
 draft_cache::draft_cache(const draft_params & params, ggml_backend_dev_t device, int n_seq,
-                         int n_ctx)
+                         int n_ctx, int window)
     : k(params.n_layer),
       v(params.n_layer),
       head_dim_(params.head_dim),
       n_head_kv_(params.n_head_kv),
       block_size_(params.block_size),
       n_ctx_(n_ctx),
+      window_(window),
       device_(device) {
     if (n_seq < 1 || n_seq > most_sequences) {
         throw std::invalid_argument("n_seq " + std::to_string(n_seq) + " is not in 1 .. " +
@@ -39,11 +43,24 @@ draft_cache::draft_cache(const draft_params & params, ggml_backend_dev_t device,
         throw std::invalid_argument("n_ctx " + std::to_string(n_ctx) + " is not in 1 .. " +
                                     std::to_string(most_rows));
     }
-    lengths_.assign(n_seq, 0);
+    if (window < 0) {
+        throw std::invalid_argument("draft_window " + std::to_string(window) +
+                                    " is negative; 0 is for all rows");
+    }
+    if (window == 0 || window > n_ctx) {
+        window_ = n_ctx;
+    }
+    // No more than the context needs, with which the ring never comes round.
+    largest_ = round_up(std::min(window_ + spare_rows, n_ctx) + block_size_ + 1, cell_step);
+    rows_.resize(n_seq);
 }
 
 size_t draft_cache::n_bytes() const {
     return buffer_ ? ggml_backend_buffer_get_size(buffer_.get()) : 0;
+}
+
+int draft_cache::first_visible(int seq, int length) const {
+    return std::max(rows_.at(seq).first, length - window_);
 }
 
 bool draft_cache::reserve(int64_t n_rows) {
@@ -52,13 +69,13 @@ bool draft_cache::reserve(int64_t n_rows) {
                                  " rows, asked for " + std::to_string(n_rows) +
                                  "; load with a larger context");
     }
-    const int needed = round_up(static_cast<int>(n_rows) + block_size_ + 1, cell_step);
+    const int needed =
+        std::min(round_up(static_cast<int>(n_rows) + block_size_ + 1, cell_step), largest_);
     if (needed <= n_cells_) {
         return false;
     }
-    const int largest = round_up(n_ctx_ + block_size_ + 1, cell_step);
     const int wanted = std::max({needed, smallest_cache, round_up(n_cells_ * 3 / 2, cell_step)});
-    const int n_cells = std::min(wanted, largest);
+    const int n_cells = std::min(wanted, largest_);
 
     const size_t n_layer = k.size();
     ggml_context_ptr tensors(
@@ -90,9 +107,11 @@ bool draft_cache::reserve(int64_t n_rows) {
     ggml_backend_buffer_clear(buffer.get(), 0);
     for (size_t i = 0; i < n_layer; i++) {
         for (int seq = 0; seq < n_seq(); seq++) {
+            // A ring that can grow has not come round yet.
+            const int64_t from = static_cast<int64_t>(seq) * n_cells_;
             const int64_t to = static_cast<int64_t>(seq) * n_cells;
-            copy_cells(k[i], cell(seq, 0), new_k[i], to, length(seq));
-            copy_cells(v[i], cell(seq, 0), new_v[i], to, length(seq));
+            copy_cells(k[i], from, new_k[i], to, length(seq));
+            copy_cells(v[i], from, new_v[i], to, length(seq));
         }
     }
     k = std::move(new_k);
@@ -120,23 +139,50 @@ void draft_cache::copy_cells(ggml_tensor * from, int64_t from_cell, ggml_tensor 
     ggml_backend_tensor_copy(src, dst);
 }
 
-void draft_cache::set_length(int seq, int length) { lengths_.at(seq) = length; }
+void draft_cache::set_length(int seq, int length) {
+    held_rows & rows = rows_.at(seq);
+    rows = {length, std::min(rows.first, length)};
+}
+
+void draft_cache::overwrite(int seq, int end) {
+    held_rows & rows = rows_.at(seq);
+    rows.first = std::max(rows.first, end - n_ring());
+}
+
+std::vector<int> draft_cache::lengths() const {
+    std::vector<int> lengths;
+    for (const held_rows & rows : rows_) {
+        lengths.push_back(rows.length);
+    }
+    return lengths;
+}
+
+void draft_cache::set_lengths(const std::vector<int> & lengths) noexcept {
+    for (size_t seq = 0; seq < lengths.size(); seq++) {
+        set_length(static_cast<int>(seq), lengths[seq]);
+    }
+}
 
 void draft_cache::clear() {
-    lengths_.assign(lengths_.size(), 0);
+    rows_.assign(rows_.size(), {});
     if (buffer_) {
         ggml_backend_buffer_clear(buffer_.get(), 0);
     }
 }
 
 void draft_cache::copy(int from, int to, int length) {
+    const int first = std::min(rows_.at(from).first, length);
     if (from != to) {
-        for (size_t i = 0; i < k.size(); i++) {
-            copy_cells(k[i], cell(from, 0), k[i], cell(to, 0), length);
-            copy_cells(v[i], cell(from, 0), v[i], cell(to, 0), length);
+        for (int begin = first; begin < length;) {  // up to where the ring comes round, then on
+            const int n = std::min(length - begin, n_ring() - begin % n_ring());
+            for (size_t i = 0; i < k.size(); i++) {
+                copy_cells(k[i], cell(from, begin), k[i], cell(to, begin), n);
+                copy_cells(v[i], cell(from, begin), v[i], cell(to, begin), n);
+            }
+            begin += n;
         }
     }
-    set_length(to, length);
+    rows_.at(to) = {length, first};
 }
 
 ggml_tensor * draft_cache::view(ggml_context * ctx, ggml_tensor * cache, int n_kv,

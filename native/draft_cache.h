@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include "draft_params.h"
@@ -11,34 +10,49 @@
 namespace dflash {
 
 // K and V of injected rows, f16, per drafter layer: [n_embd_kv, n_cells * n_seq]. A sequence owns
-// n_cells cells in a row and its row at position p is its cell p, so that rolling back is a matter
-// of its length. Cells beyond a length are scratch: the block's own K and V lie there during a
-// draft, and the last cell takes the rows that only fill a bucket up.
+// n_cells cells in a row: a ring, but for the last, which takes the rows that only fill a bucket
+// up. Its row at position p is cell p of the ring, modulo its size, so that rolling back is a
+// matter of its length. Cells beyond a length are scratch: the block's own K and V lie there during
+// a draft.
+//
+// Without a window the ring is as long as the context and never comes round. With one it holds the
+// window, a block, and some more rows to roll back to; older rows are overwritten.
 class draft_cache {
   public:
-    // No memory is taken until `reserve`. n_ctx: the most rows that a sequence may hold.
+    // No memory is taken until `reserve`. n_ctx: the most rows that a sequence may have. window:
+    // how many of them, the last, drafts look at; 0: all.
     // Throws std::invalid_argument for numbers out of their range.
-    draft_cache(const draft_params & params, ggml_backend_dev_t device, int n_seq, int n_ctx);
+    draft_cache(const draft_params & params, ggml_backend_dev_t device, int n_seq, int n_ctx,
+                int window = 0);
 
-    int n_seq() const { return static_cast<int>(lengths_.size()); }
+    int n_seq() const { return static_cast<int>(rows_.size()); }
     int n_ctx() const { return n_ctx_; }
     int n_cells() const { return n_cells_; }
-    int length(int seq) const { return lengths_.at(seq); }
+    int n_ring() const { return n_cells_ - 1; }
+    int length(int seq) const { return rows_.at(seq).length; }
     size_t n_bytes() const;
 
-    // Makes room for n_rows per sequence and a block after them. True when the tensors moved, so
-    // that graphs over them are void. Throws context_full_error, backend_error, and has then
-    // changed nothing.
+    // The first position that a draft after `length` rows may look at: within the window, and not
+    // overwritten.
+    int first_visible(int seq, int length) const;
+
+    // Makes room for n_rows per sequence, as far as the window goes, and a block after them. True
+    // when the tensors moved, so that graphs over them are void. Throws context_full_error,
+    // backend_error, and has then changed nothing.
     bool reserve(int64_t n_rows);
 
     void set_length(int seq, int length);
+
+    // To be called before cells of positions up to `end` are written, scratch included: the rows
+    // that lay there are gone, whatever becomes of the new ones.
+    void overwrite(int seq, int end);
 
     // Forgets all rows, and what they were.
     void clear();
 
     // Of all sequences.
-    const std::vector<int> & lengths() const { return lengths_; }
-    void set_lengths(std::vector<int> && lengths) noexcept { lengths_ = std::move(lengths); }
+    std::vector<int> lengths() const;
+    void set_lengths(const std::vector<int> & lengths) noexcept;
 
     // The first `length` rows of one sequence become those of another.
     void copy(int from, int to, int length);
@@ -47,7 +61,7 @@ class draft_cache {
     ggml_tensor * view(ggml_context * ctx, ggml_tensor * cache, int n_kv, int n_streams) const;
 
     int64_t cell(int seq, int position) const {
-        return static_cast<int64_t>(seq) * n_cells_ + position;
+        return static_cast<int64_t>(seq) * n_cells_ + position % n_ring();
     }
     int64_t spare_cell() const { return n_cells_ - 1; }
 
@@ -62,6 +76,11 @@ class draft_cache {
     ggml_tensor * all_v = nullptr;
 
   private:
+    struct held_rows {
+        int length = 0;  // rows that it was given: positions 0 .. length-1
+        int first = 0;   // those from here on are still there
+    };
+
     void copy_cells(ggml_tensor * from, int64_t from_cell, ggml_tensor * to, int64_t to_cell,
                     int n) const;
 
@@ -69,11 +88,13 @@ class draft_cache {
     int n_head_kv_;
     int block_size_;
     int n_ctx_;
+    int window_;
+    int largest_ = 0;  // cells per sequence, at most
     int n_cells_ = 0;
     ggml_backend_dev_t device_;
     ggml_context_ptr tensors_;
     ggml_backend_buffer_ptr buffer_;
-    std::vector<int> lengths_;
+    std::vector<held_rows> rows_;
 };
 
 }  // namespace dflash

@@ -7,14 +7,14 @@
 namespace dflash {
 
 // Which cells each row of a draft graph's blocks may look at, as attention takes it: f16
-// [n_rows, n_kv], 0 or minus infinity. Each row looks at one range of cells, and only what changes
-// is written: a range of thousands moves by a few from one draft to the next.
+// [n_rows, n_kv], 0 or minus infinity. Each row looks at one range of positions, and only what
+// changes is written: a range of thousands moves by a few from one draft to the next.
 class draft_mask {
   public:
-    // Hides all cells of all rows.
-    draft_mask(ggml_fp16_t * mask, int n_kv, int n_rows);
+    // Hides all cells of all rows. n_ring: position p lies in cell p modulo n_ring.
+    draft_mask(ggml_fp16_t * mask, int n_kv, int n_rows, int n_ring);
 
-    // The row looks at cells first .. end-1.
+    // The row looks at positions first .. end-1, n_ring at most; their cells are below n_kv.
     void show(int row, int first, int end);
 
   private:
@@ -23,8 +23,11 @@ class draft_mask {
         int end = 0;
     };
 
+    void fill(int row, int first, int end, float value);
+
     ggml_fp16_t * mask_;
     int n_kv_;
+    int n_ring_;
     std::vector<range> shown_;
 };
 

@@ -78,10 +78,9 @@ std::unique_ptr<fused_drafter> open_drafter(uintptr_t model, const target_pass *
                                             const std::string & path, int n_seq, int n_ctx,
                                             int top_k, int n_threads, int draft_window) {
     const nb::gil_scoped_release release;
-    return std::make_unique<fused_drafter>(reinterpret_cast<const llama_model *>(model),
-                                           pass != nullptr ? pass->store() : nullptr, path, n_seq,
-                                           n_ctx, top_k, n_threads, draft_capabilities{},
-                                           draft_window);
+    return std::make_unique<fused_drafter>(
+        reinterpret_cast<const llama_model *>(model), pass != nullptr ? pass->store() : nullptr,
+        path, n_seq, n_ctx, top_k, n_threads, draft_capabilities{}, draft_window);
 }
 
 void inject(fused_drafter & self, int seq, const float_rows & features) {

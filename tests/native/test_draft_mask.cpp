@@ -10,6 +10,7 @@
 namespace {
 
 constexpr int n_kv = 37;
+constexpr int n_ring = 36;
 constexpr int n_rows = 3;
 
 std::vector<float> as_floats(const std::vector<ggml_fp16_t> & cells) {
@@ -20,26 +21,29 @@ std::vector<float> as_floats(const std::vector<ggml_fp16_t> & cells) {
 
 void a_new_mask_hides_all() {
     std::vector<ggml_fp16_t> cells(n_kv * n_rows, ggml_fp32_to_fp16(1.0f));
-    const dflash::draft_mask mask(cells.data(), n_kv, n_rows);
+    const dflash::draft_mask mask(cells.data(), n_kv, n_rows, n_ring);
     check::equal(as_floats(cells), std::vector<float>(cells.size(), -INFINITY), "cells");
 }
 
 void moves_equal_a_mask_written_anew() {
     std::mt19937 random(3);
-    std::uniform_int_distribution<int> bound(0, n_kv);
+    std::uniform_int_distribution<int> bound(0, 5 * n_ring);
+    std::uniform_int_distribution<int> length(-3, n_ring);  // empty ranges among them
+    std::uniform_int_distribution<int> step(-2, 6);
     std::vector<ggml_fp16_t> cells(n_kv * n_rows);
-    dflash::draft_mask mask(cells.data(), n_kv, n_rows);
+    dflash::draft_mask mask(cells.data(), n_kv, n_rows, n_ring);
     std::vector<float> expected(cells.size(), -INFINITY);
+    std::vector<int> ends(n_rows, 0);
     for (int i = 0; i < 5000; i++) {
         const int row = static_cast<int>(random() % n_rows);
-        int first = bound(random);
-        int end = bound(random);
-        if (i % 7 != 0) {  // else as they come, empty ranges among them
-            std::tie(first, end) = std::minmax({first, end});
-        }
+        // Mostly on by a little, as drafts go, and round the ring many times.
+        const int end = std::max(0, i % 7 == 0 ? bound(random) : ends[row] + step(random));
+        const int first = std::max(0, end - length(random));
+        ends[row] = end;
         mask.show(row, first, end);
-        for (int cell = 0; cell < n_kv; cell++) {
-            expected[row * n_kv + cell] = first <= cell && cell < end ? 0.0f : -INFINITY;
+        std::fill_n(expected.begin() + row * n_kv, n_kv, -INFINITY);
+        for (int position = first; position < end; position++) {
+            expected[row * n_kv + position % n_ring] = 0.0f;
         }
         check::equal(as_floats(cells), expected,
                      "move " + std::to_string(i) + " to " + std::to_string(first) + " .. " +
