@@ -20,32 +20,77 @@ __all__ = [
     "check_target",
 ]
 
-# Architectures whose graph sets `t_layer_inp` in llama.cpp's src/models, under their names in
-# src/llama-arch.cpp. Tapping another one aborts the process.
+# Architectures whose graph in llama.cpp's src/models calls the output of each layer `l_out`, keeps
+# that name and hands it on, as it is, as the input of the next layer: what is tapped. Names as in
+# src/llama-arch.cpp. Not so in others: several streams side by side (gemma3n, hy_v4, deepseek4), a
+# norm between loops (nanbeige), layers without an output (deci), another name in the end (step35,
+# nemotron_h).
 TAPPED_ARCHITECTURES = frozenset(
     {
+        "afmoe",
+        "apertus",
+        "arcee",
+        "bailingmoe",
+        "bailingmoe2",
         "bailingmoe3",
-        "deepseek4",
+        "chatglm",
+        "cohere2",
+        "cohere2moe",
+        "command-r",
+        "dbrx",
+        "deepseek",
+        "deepseek2",
+        "dots1",
+        "ernie4_5",
+        "ernie4_5-moe",
+        "exaone",
+        "exaone-moe",
+        "exaone4",
+        "falcon",
+        "gemma",
+        "gemma2",
+        "gemma3",
         "gemma4",
+        "glm4",
+        "glm4moe",
         "gpt-oss",
+        "granite",
+        "granitemoe",
+        "grok",
         "hunyuan-dense",
+        "hunyuan-moe",
         "hunyuan_vl",
+        "internlm2",
         "lfm2",
         "lfm2moe",
         "llama",
+        "llama4",
         "mimo2",
+        "minicpm",
+        "minicpm3",
         "minimax-01",
         "minimax-m2",
+        "mistral3",
+        "mistral4",
         "muse-glimmer",
-        "nanbeige",
-        "nemotron_h",
-        "nemotron_h_moe",
+        "nemotron",
+        "olmo",
+        "olmo2",
+        "olmoe",
+        "phi2",
+        "phi3",
+        "phimoe",
+        "qwen2",
+        "qwen2moe",
         "qwen3",
         "qwen35",
         "qwen35moe",
         "qwen3moe",
         "qwen3next",
-        "qwen4exp",
+        "seed_oss",
+        "smollm3",
+        "stablelm",
+        "starcoder2",
     }
 )
 
@@ -169,9 +214,9 @@ def check_taps(target: GgufFile, layers: Sequence[int]) -> None:
     _check_tapped(target)
     n_layer = _tappable_layers(target)
     for layer in layers:
-        if not 0 <= layer < n_layer:
+        if not 1 <= layer < n_layer:
             raise InputError(
-                f"{target.path}: cannot tap the input of layer {layer}; expected 0 to {n_layer - 1}"
+                f"{target.path}: cannot tap the input of layer {layer}; expected 1 to {n_layer - 1}"
             )
 
 
@@ -188,10 +233,10 @@ def _check_architecture(target: GgufFile) -> None:
 def _check_tapped(target: GgufFile) -> None:
     name = target.architecture
     if name not in TAPPED_ARCHITECTURES:
-        usable = ", ".join(sorted(TAPPED_ARCHITECTURES - RECURRENT_ARCHITECTURES))
         raise PairError(
-            f"{target.path}: general.architecture is {name!r}, whose hidden states llama.cpp does "
-            f"not offer to a drafter; choose a target of {usable}, {_PLAIN}"
+            f"{target.path}: general.architecture is {name!r}, whose hidden states cannot be had "
+            "from llama.cpp's graph; choose a target of another, such as qwen3, llama, gemma3 or "
+            f"gpt-oss, {_PLAIN}"
         )
 
 

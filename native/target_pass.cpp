@@ -113,7 +113,9 @@ void target_pass::build(ggml_context * nodes, ggml_cgraph * graph, ggml_tensor *
         // The input of a layer is the output of the one before, under the name llama.cpp gives it.
         const std::string name = "l_out-" + std::to_string(layers_[k] - 1);
         ggml_tensor * state = ggml_graph_get_tensor(graph, name.c_str());
-        if (state == nullptr || state->ne[0] != n_embd_ || state->ne[1] > store_->cells->ne[0]) {
+        const bool fits = state != nullptr && state->ne[0] == n_embd_ &&
+                          ggml_nrows(state) == state->ne[1] && state->ne[1] <= store_->cells->ne[0];
+        if (!fits) {
             missing_ = name;  // llama.cpp does not expect exceptions here
             continue;
         }
@@ -153,9 +155,12 @@ int target_pass::decode(const std::vector<batch_row> & rows) {
         return status;
     }
     llama_synchronize(ctx_);
+    if (in_graph_ && n_outputs_ > 0 && graph_logits_ == nullptr) {
+        throw backend_error("this target puts out no logits; give a language model");
+    }
     if (!missing_.empty()) {
         throw backend_error("llama.cpp's graph of this target has no tensor " + missing_ +
-                            " to tap; load without a drafter");
+                            " to tap, a row for each token; load without a drafter");
     }
     // Of parts, only the last would have its rows in the graph's tensors.
     const bool is_split = (n_outputs_ > 0 && in_graph_ && graph_logits_->ne[1] != n_outputs_) ||

@@ -157,14 +157,14 @@ def test_a_pair_that_does_not_fit(tmp_path: Path) -> None:
 def test_a_target_without_taps(tmp_path: Path) -> None:
     made = tmp_path / "target.gguf"
     keys = {
-        f"deepseek2.{name}": (value, UINT32, None)
+        f"gemma3n.{name}": (value, UINT32, None)
         for name, value in (("block_count", 8), ("embedding_length", 512), ("context_length", 64))
     }
-    changed(Path(TARGET), made, keys={**keys, "general.architecture": ("deepseek2", STRING, None)})
+    changed(Path(TARGET), made, keys={**keys, "general.architecture": ("gemma3n", STRING, None)})
     text = told(made)
     assert row(text, "taps").startswith("no") and row(text, "drafting") == "plain decoding only"
     done = inspect(DRAFTER, "--target", made)
-    assert done.returncode == 2 and "deepseek2" in done.stderr
+    assert done.returncode == 2 and "gemma3n" in done.stderr
 
 
 def test_a_target_in_the_environment_is_for_drafters() -> None:

@@ -164,7 +164,7 @@ def test_the_shipped_target() -> None:
     assert report.offers_taps and report.rolls_back and report.takes_drafters
 
 
-@pytest.mark.parametrize("name", ["qwen3", "llama", "deepseek2", "glm4moe", "qwen35", "mamba"])
+@pytest.mark.parametrize("name", ["qwen3", "llama", "deepseek2", "gemma3n", "qwen35", "mamba"])
 def test_what_llama_cpp_lets_a_drafter_do(name: str, tmp_path: Path) -> None:
     keys: Keys = {
         key.replace("qwen3.", f"{name}.", 1): value

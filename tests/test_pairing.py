@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from dflash_local import demo
-from dflash_local.errors import FileError, PairError
+from dflash_local.errors import FileError, InputError, PairError
 from dflash_local.gguf_file import GgufFile
 from dflash_local.pairing import (
     RECURRENT_ARCHITECTURES,
     TAPPED_ARCHITECTURES,
     DrafterSpec,
     check_pair,
+    check_taps,
     check_target,
 )
 from gguf_files import ARRAY, BOOL, FLOAT32, INT32, STRING, UINT32, Tensor, Value, changed, parts
@@ -257,7 +258,7 @@ def test_recurrent_targets_are_refused(tmp_path: Path, name: str) -> None:
     assert f"'{name}'" in message and "recurrent" in message and "plain decoding" in message
 
 
-@pytest.mark.parametrize("name", ["deepseek2", "glm4moe", "qwen2"])
+@pytest.mark.parametrize("name", ["gemma3n", "deci", "step35", "nanbeige"])
 def test_targets_without_taps_are_refused(tmp_path: Path, name: str) -> None:
     message = mismatch(of_architecture(tmp_path, name), GgufFile.open(DRAFTER))
     assert f"'{name}'" in message and "hidden states" in message and "plain decoding" in message
@@ -265,11 +266,31 @@ def test_targets_without_taps_are_refused(tmp_path: Path, name: str) -> None:
 
 def test_plain_decoding_needs_no_taps(tmp_path: Path) -> None:
     check_target(of_architecture(tmp_path, "mamba"))
-    check_target(of_architecture(tmp_path, "deepseek2"))
+    check_target(of_architecture(tmp_path, "gemma3n"))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3", "deepseek2", "glm4moe", "gpt-oss"])
+def test_targets_of_other_architectures_are_drafted_for(tmp_path: Path, name: str) -> None:
+    assert name in TAPPED_ARCHITECTURES - RECURRENT_ARCHITECTURES
+    check_pair(of_architecture(tmp_path, name), GgufFile.open(DRAFTER))
+
+
+def test_layers_that_can_be_tapped(tmp_path: Path) -> None:
+    shipped = GgufFile.open(TARGET)
+    check_taps(shipped, ())
+    check_taps(shipped, (1, 7))
+    for layer in (-1, 0, 8):
+        with pytest.raises(InputError, match=f"input of layer {layer}; expected 1 to 7"):
+            check_taps(shipped, (2, layer))
+    more = target(tmp_path, {"qwen3.nextn_predict_layers": (1, UINT32, None)})
+    with pytest.raises(InputError, match="expected 1 to 6"):
+        check_taps(more, (7,))
+    with pytest.raises(InputError, match="gemma3n"):
+        check_taps(of_architecture(tmp_path, "gemma3n"), (2,))
 
 
 def test_the_architectures_are_names_of_the_gguf_package_or_newer() -> None:
     newer = {"bailingmoe3", "deepseek4", "glm5-next", "kimi-k3", "minimax-01", "muse-glimmer"}
-    newer |= {"nanbeige", "qwen4exp"}
+    newer |= {"cohere2moe", "qwen4exp"}
     known = set(gguf.MODEL_ARCH_NAMES.values())
     assert (TAPPED_ARCHITECTURES | RECURRENT_ARCHITECTURES) - known <= newer
