@@ -108,6 +108,13 @@ LOADING = (
         help="Flash attention in the target.",
     ),
     option(
+        "--draft-window",
+        type=whole(0),
+        metavar="N",
+        show_default="the whole context",
+        help="Tokens that the drafter looks back at; its cache holds no more of them.",
+    ),
+    option(
         "--split-mode",
         type=click.Choice(SPLIT_MODES),
         default="layer",

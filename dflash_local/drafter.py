@@ -81,11 +81,16 @@ class FusedDrafter:
         *,
         n_seq: int,
         n_ctx: int,
+        draft_window: int = 0,
         top_k: int = TOP_K,
         n_threads: int | None = None,
     ) -> None:
-        """Raises FileError for a file that the graph cannot run, BackendError without room."""
+        """`draft_window`: of a sequence's rows, how many drafts look at: the last ones; 0: all. No
+        others are kept, but some to roll back to. Raises FileError for a file that the graph cannot
+        run, InputError for numbers out of range, BackendError without room.
+        """
         self.path = Path(path)
+        self.draft_window = draft_window
         self._target = target  # keeps the shared tensors alive
         self._native: seam.FusedDrafter | None = seam.FusedDrafter(
             target.address,
@@ -95,6 +100,7 @@ class FusedDrafter:
             n_ctx,
             top_k,
             n_threads or target.n_threads,
+            draft_window,
         )
         target.attach(self)
 
@@ -128,7 +134,7 @@ class FusedDrafter:
 
     @property
     def n_cache_bytes(self) -> int:
-        """Of the cache as it is now; it grows with the context in use."""
+        """Of the cache as it is now; it grows with the context in use, as far as the window."""
         return self._open.n_cache_bytes
 
     def length(self, seq: int) -> int:

@@ -20,19 +20,36 @@ def open_drafter(
     *,
     n_seq: int,
     n_ctx: int,
+    draft_window: int = 0,
     n_threads: int | None = None,
     runs_on: Runner | None = None,
 ) -> Drafter:
     """The drafter at `path` for a loaded target, which closes it; `spec` when it is read already.
 
-    `n_ctx` rows for each of `n_seq` sequences. `runs_on` overrides the choice by file: llama.cpp
+    `n_ctx` rows for each of `n_seq` sequences, of which drafts look at the last `draft_window`; 0:
+    at all. `runs_on` overrides the choice by file: llama.cpp
     runs every family, but none with biases. Raises FileError for a bad file, BackendError without
     room.
     """
     if spec is None:
         spec = DrafterSpec.read(GgufFile.open(path), n_vocab=target.n_vocab)
     if (runs_on or spec.runs_on) == "fused":
-        return FusedDrafter(path, target, n_seq=n_seq, n_ctx=n_ctx, n_threads=n_threads)
+        return FusedDrafter(
+            path,
+            target,
+            n_seq=n_seq,
+            n_ctx=n_ctx,
+            draft_window=draft_window,
+            n_threads=n_threads,
+        )
     if spec.attention_bias:
         raise FileError(f"{path}: llama.cpp loads no drafter whose attention has biases")
-    return LlamaDrafter(path, target, spec, n_seq=n_seq, n_ctx=n_ctx, n_threads=n_threads)
+    return LlamaDrafter(
+        path,
+        target,
+        spec,
+        n_seq=n_seq,
+        n_ctx=n_ctx,
+        draft_window=draft_window,
+        n_threads=n_threads,
+    )

@@ -17,7 +17,7 @@ from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
 from dflash_local import runtime
-from dflash_local.errors import BackendError, FileError
+from dflash_local.errors import BackendError, FileError, InputError
 
 # isort: split
 import llama_cpp.llama_cpp as api
@@ -234,6 +234,11 @@ class DraftContext:
     def remove(self, seq: int, start: int) -> None:
         """Forget positions `start` and up."""
         api.llama_memory_seq_rm(self._memory, seq, start, -1)
+
+    def forget(self, seq: int, end: int) -> None:
+        """Forget positions before `end`, which may be negative."""
+        if end > 0 and not api.llama_memory_seq_rm(self._memory, seq, 0, end):
+            raise InputError("llama.cpp keeps all rows of this drafter; load without draft_window")
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Sequence `target`, which is empty, shares the first `length` positions of `source`."""

@@ -39,21 +39,27 @@ class LlamaDrafter:
         *,
         n_seq: int,
         n_ctx: int,
+        draft_window: int = 0,
         n_threads: int | None = None,
     ) -> None:
         """`spec` as read from the file at `path`, which the probe has tried: llama.cpp aborts on
-        some bad ones. Raises FileError for a file of another target, InputError for numbers out of
-        range, BackendError without room.
+        some bad ones. `draft_window`: of a sequence's rows, how many are kept: the last ones; 0:
+        all. Raises FileError for a file of another target, InputError for numbers out of range,
+        BackendError without room.
         """
         if not 1 <= n_seq <= MAX_SEQUENCES:
             raise InputError(f"n_seq is {n_seq}, expected 1 to {MAX_SEQUENCES}")
         if not 1 <= n_ctx <= _MAX_ROWS:
             raise InputError(f"n_ctx is {n_ctx}, expected 1 to {_MAX_ROWS}")
+        if draft_window < 0:
+            raise InputError(f"draft_window is {draft_window}, expected 0 or more")
         self.path = Path(path)
+        self.draft_window = draft_window
         self.spec = spec
         self._check_target(target)
         self._target = target  # its context outlives ours
         self._n_ctx = n_ctx
+        self._window = min(draft_window, n_ctx) or n_ctx
         self._lengths = [0] * n_seq
         self._context = DraftContext(
             path,
@@ -66,7 +72,7 @@ class LlamaDrafter:
             ),
             ContextOptions(
                 n_seq=n_seq,
-                n_cells=spec.llama_cpp_cells(n_ctx, n_seq),
+                n_cells=spec.llama_cpp_cells(self._window, n_seq),
                 n_rows=spec.llama_cpp_rows,
                 n_threads=n_threads or target.n_threads,
                 flash_attn=target.options.flash_attn,
@@ -171,6 +177,9 @@ class LlamaDrafter:
         for begin in range(0, len(features), step):
             part = slice(begin, begin + step)
             self._context.inject(features[part], positions[part], seqs[part])
+            if self._window < self._n_ctx:
+                for seq, position in dict(zip(seqs[part], positions[part], strict=True)).items():
+                    self._context.forget(seq, position + 1 - self._window)
         for seq, rows in work:
             self._lengths[seq] += len(rows)
 

@@ -37,6 +37,7 @@ def load(
     main_gpu: int = 0,
     tensor_split: List[float] | None = None,
     n_seq: int = 1,
+    draft_window: int = 0,
     recalibrate: bool = False,
     quiet: bool = False,
 ) -> Model:
@@ -46,10 +47,11 @@ def load(
     is printed to stderr unless `quiet`. `kv_type` is the type of the target's KV cache; `n_batch`
     the rows of one prompt batch; `split_mode` ("layer", "row", "none"), `main_gpu` and
     `tensor_split` are llama.cpp's way to spread a model over GPUs. `n_seq` sequences can be decoded
-    at once, in the one context that they share. `recalibrate` measures what drafting costs on this
-    machine though it is known from an earlier time. Raises FileError for bad files, PairError where
-    the two do not fit, InputError for what does not fit the memory, with the numbers, BackendError
-    where llama.cpp itself fails.
+    at once, in the one context that they share. The drafter looks back at `draft_window` tokens of
+    a sequence, and its cache holds no more of them; 0 is for all. `recalibrate` measures what
+    drafting costs on this machine though it is known from an earlier time. Raises FileError for bad
+    files, PairError where the two do not fit, InputError for what does not fit the memory, with the
+    numbers, BackendError where llama.cpp itself fails.
     """
     say = _silent if quiet else _to_stderr
     target_file = GgufFile.open(target)
@@ -67,6 +69,7 @@ def load(
         n_batch=n_batch,
         n_outputs=min(n_batch, MAX_OUTPUT_ROWS * n_seq),
         flash_attn=flash_attn,
+        draft_window=draft_window,
         split_mode=split_mode,
         main_gpu=main_gpu,
         tensor_split=tensor_split,
@@ -97,7 +100,14 @@ def load(
     loaded = Target(target_file.path, options, progress=_Progress(target_file.path, say))
     try:
         drafter = (
-            open_drafter(draft_file.path, loaded, spec, n_seq=plan.n_seq, n_ctx=loaded.n_ctx)
+            open_drafter(
+                draft_file.path,
+                loaded,
+                spec,
+                n_seq=plan.n_seq,
+                n_ctx=loaded.n_ctx,
+                draft_window=plan.draft_window,
+            )
             if draft_file
             else None
         )

@@ -21,6 +21,7 @@ _MIB, _GIB = 1 << 20, 1 << 30
 _HOST_MARGIN, _GPU_LEAST, _GPU_MOST = 256 * _MIB, 512 * _MIB, 1024 * _MIB
 OUTPUT_ROWS, UBATCH_ROWS = 64, 512  # what Target asks llama.cpp for: logits a sequence, ubatch
 _CELLS = 256  # llama.cpp rounds a context up to this, the draft graph its KV length too
+_SPARE_ROWS = 64  # that the draft graph's cache keeps before a window
 _BLOCK_TENSOR = re.compile(r"^blk\.(\d+)\.")
 _INPUT_TENSORS = ("token_", "position_embd", "per_layer_token_embd")  # never put on a GPU
 _MAPPED_TYPES = ("F32", "F16", "BF16")  # used where the file is mapped; the CPU re-packs others
@@ -100,7 +101,9 @@ class Footprint:
         n_batch: int,
         n_outputs: int | None,
         flash_attn: bool,
+        draft_window: int = 0,
     ) -> None:
+        self._draft_window = draft_window
         self._target, self._arch = target, target.architecture
         self._n_seq, self._n_batch, self._flash_attn = n_seq, n_batch, flash_attn
         self.n_blocks = target.require(f"{self._arch}.block_count", int)
@@ -227,20 +230,24 @@ class Footprint:
 
     def drafter_kv(self, n_ctx: int) -> int:
         """The drafter's f16 cache of every sequence, at the end of the context."""
+        return self._drafter_row * self._drafter_cells(n_ctx)
+
+    def _drafter_cells(self, n_ctx: int) -> int:
+        """Of all sequences. With a window they are no more than it needs."""
+        window = self._draft_window or n_ctx
         if self._llama_drafter:
-            return self._drafter_row * cells(
-                self._llama_drafter.llama_cpp_cells(n_ctx, self._n_seq)
-            )
-        return self._drafter_row * cells(n_ctx + self._drafter_block + 1) * self._n_seq
+            rows = min(window, n_ctx)
+            return cells(self._llama_drafter.llama_cpp_cells(rows, self._n_seq))
+        rows = min(window + _SPARE_ROWS, n_ctx)
+        return cells(rows + self._drafter_block + 1) * self._n_seq
 
     def drafter(self, n_ctx: int) -> int:
         """The drafter with cache and graph. A cache that grows lies beside the one it replaces,
         which can be as long but for one step."""
         if self._llama_drafter:  # its cache is there from the start
-            rows = self._llama_drafter.llama_cpp_rows
-            mask = 2 * 2 * rows * cells(self._llama_drafter.llama_cpp_cells(n_ctx, self._n_seq))
+            mask = 2 * 2 * self._llama_drafter.llama_cpp_rows * self._drafter_cells(n_ctx)
             return self.drafter_weights + self.drafter_kv(n_ctx) + self._drafter_compute + mask
-        mask = 2 * cells(n_ctx) * self._drafter_block * self._n_seq
+        mask = 2 * self._drafter_cells(n_ctx) * self._drafter_block
         compute = self._drafter_compute + mask if self._drafter_block else 0
         return self.drafter_weights + 2 * self.drafter_kv(n_ctx) + compute
 

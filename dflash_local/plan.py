@@ -57,6 +57,8 @@ class Plan:
     kv_bytes: int
     drafter_kv_bytes: int
     """At the end of the context; this cache grows in steps."""
+    draft_window: int = 0
+    """Tokens that the drafter looks back at; 0: the whole context."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -74,9 +76,10 @@ class Plan:
         target, kv = size_text(self.target_bytes), size_text(self.kv_bytes)
         drafter, drafter_kv = size_text(self.drafter_bytes), size_text(self.drafter_kv_bytes)
         head = used[-1] if used else self.host.name
+        window = f" for the last {self.draft_window} tokens" if self.draft_window else ""
         return [
             f"target: {self.target_name}, {target}, {layers if used else f'all on {head}'}",
-            f"drafter: {self.drafter_name}, {drafter}, cache up to {drafter_kv}, on {head}"
+            f"drafter: {self.drafter_name}, {drafter}, cache up to {drafter_kv}{window}, on {head}"
             if self.drafter_name
             else "drafter: none, plain decoding",
             f"context: {self.n_ctx} tokens, {self.kv_type} KV cache of {kv}",
@@ -97,6 +100,7 @@ def make_plan(
     n_batch: int = 512,
     n_outputs: int | None = None,
     flash_attn: bool = True,
+    draft_window: int = 0,
     split_mode: str = "layer",
     main_gpu: int = 0,
     tensor_split: Sequence[float] | None = None,
@@ -107,13 +111,15 @@ def make_plan(
     `n_ctx` and `n_gpu_layers`: None chooses. With all layers on GPUs, the context is what the
     target was trained on, at most 32768, halved until it fits, down to 4096; failing that, 4096
     with as many layers on GPUs as fit, then 2048. `n_gpu_layers` -1 means all. `n_outputs` is
-    llama.cpp's `n_outputs_max`, None what Target takes. Raises InputError.
+    llama.cpp's `n_outputs_max`, None what Target takes. `draft_window` is how many tokens the
+    drafter looks back at, 0 for all. Raises InputError.
     """
     _check_whole("n_ctx", n_ctx, 16, MAX_CONTEXT)
     _check_whole("n_gpu_layers", n_gpu_layers, -1, None)
     _check_whole("n_seq", n_seq, 1, 256)
     _check_whole("n_batch", n_batch, 1, 65536)
     _check_whole("n_outputs", n_outputs, 1, 65536)
+    _check_whole("draft_window", draft_window, 0, MAX_CONTEXT)
     _check_kv_type(target, kv_type, flash_attn)
     model = Footprint(
         target,
@@ -124,6 +130,7 @@ def make_plan(
         n_batch=n_batch,
         n_outputs=n_outputs,
         flash_attn=flash_attn,
+        draft_window=draft_window,
     )
     machine = _Machine(model, devices, split_mode, main_gpu, tensor_split)
     most = model.n_blocks + 1 if machine.gpus else 0
@@ -160,6 +167,7 @@ def make_plan(
         drafter_bytes=model.drafter_weights,
         kv_bytes=model.kv(context, range(model.n_blocks)),
         drafter_kv_bytes=model.drafter_kv(context),
+        draft_window=draft_window,
         notes=tuple(notes),
     )
 

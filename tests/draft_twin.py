@@ -48,14 +48,22 @@ class Twin:
         quant: str = "F32",
         n_seq: int = 1,
         n_ctx: int = 512,
+        draft_window: int = 0,
         top_k: int = 16,
         n_threads: int = 1,
     ) -> None:
         self.native = FusedDrafter(
-            drafter, target, n_seq=n_seq, n_ctx=n_ctx, top_k=top_k, n_threads=n_threads
+            drafter,
+            target,
+            n_seq=n_seq,
+            n_ctx=n_ctx,
+            draft_window=draft_window,
+            top_k=top_k,
+            n_threads=n_threads,
         )
         # A cache of halves is part of what the native drafter is, not an error of it.
         self.reference = Reference(drafter, target_path, cache_dtype=torch.float16)
+        self.reference.draft_window = draft_window
         self.block_size = self.reference.block_size
         self._rounding = ROUNDING[quant]
         self._n_seq = n_seq
@@ -136,7 +144,7 @@ class Twin:
         assert error > 2 * RMS_LIMIT * self.noise(seq)
 
 
-TWIN_OPTIONS = ("n_seq", "n_ctx", "top_k", "n_threads")
+TWIN_OPTIONS = ("n_seq", "n_ctx", "draft_window", "top_k", "n_threads")
 TwinMaker = Callable[..., Twin]
 
 

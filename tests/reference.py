@@ -54,6 +54,8 @@ class Reference:
         self._weights = {tensor.name: _dequantize(tensor, dtype) for tensor in reader.tensors}
         self._embedding, self._head = self._target_ends(target_path)
         self._contexts: dict[int, Context] = {}
+        self.draft_window = 0
+        """Rows, the last injected ones, that a block attends to; 0: all."""
 
         self.n_layer = int(self._keys["block_count"])
         self.n_head = int(self._keys["attention.head_count"])
@@ -214,6 +216,8 @@ class Reference:
         scale = self._keys.get("attention.scale") or 1 / math.sqrt(self.head_dim)
         scores = torch.einsum("qhd,khd->hqk", queries, keys) * scale
         distance = positions[:, None] - torch.arange(len(keys))[None, :]
+        if self.draft_window:
+            scores = scores.masked_fill(distance[0] > self.draft_window, -math.inf)
         if self.is_sliding[layer]:
             scores = scores.masked_fill(distance >= self.sliding_window, -math.inf)
         if self._keys.get("attention.causal", False):

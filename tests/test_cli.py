@@ -91,7 +91,8 @@ def test_version_names_the_build_and_the_backends() -> None:
 def test_the_shell_completes_options() -> None:
     asked = {"COMP_WORDS": "dflash-local complete --dra", "COMP_CWORD": "2"}
     done = run(environment={"_DFLASH_LOCAL_COMPLETE": "bash_complete", **asked})
-    assert set(done.stdout.decode().split()) == {"plain,--draft", "plain,--draft-width"}
+    named = {"--draft", "--draft-width", "--draft-window"}
+    assert set(done.stdout.decode().split()) == {f"plain,{name}" for name in named}
 
 
 def test_defaults_are_those_of_the_library() -> None:
