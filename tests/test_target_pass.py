@@ -99,6 +99,20 @@ def test_logits_are_those_of_the_row_asked_for(path: Path) -> None:
                     some.logits(row)
 
 
+@pytest.mark.parametrize("k", [1, 40, 333])
+def test_candidates_are_the_largest_logits(target: Target, k: int) -> None:
+    output = Rows(target).decode([5, 3, 1], 0.7)
+    rows = [row for row, asked in enumerate(output) if asked]
+    for output_row, row in enumerate(rows):
+        logits = target.logits(row)
+        ids, largest = target.candidates(output_row, k)
+        assert np.array_equal(ids, np.argsort(-logits, kind="stable")[:k])
+        assert np.array_equal(largest, logits[ids])
+    for output_row, n in ((-1, k), (len(rows), k), (0, 334), (0, 0)):
+        with pytest.raises(InputError, match=r"output row|candidates"):
+            target.candidates(output_row, n)
+
+
 @pytest.mark.parametrize("layer", LAYERS)
 def test_hidden_states_are_what_goes_into_a_layer(path: Path, tmp_path: Path, layer: int) -> None:
     """A target cut off before that layer makes its logits of them."""
@@ -225,6 +239,8 @@ def test_logits_that_are_not_finite_are_one_clear_line(
         rows = Rows(target)
         rows.decode([3] * n_seq)
         assert target.best() == [-1] * (3 * n_seq)
+        with pytest.raises(BackendError, match="not finite numbers"):
+            target.candidates(0, 40)
         rows.clear()
         engine = Engine(target, None, n_seq=n_seq)
         request = Request([4, 5, 6], SamplingParams(temperature=temperature), 8, 0)

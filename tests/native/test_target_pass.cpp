@@ -13,13 +13,13 @@ using dflash::target_pass;
 
 namespace {
 
-std::vector<float> logits_of(const target_pass & pass, int output_row) {
+std::vector<float> logits_of(target_pass & pass, int output_row) {
     std::vector<float> logits(pass.n_vocab());
     pass.logits(output_row, logits.data());
     return logits;
 }
 
-void check_best(const target_pass & pass, int n_outputs, const std::string & what) {
+void check_best(target_pass & pass, int n_outputs, const std::string & what) {
     check::equal(static_cast<int>(pass.best().size()), n_outputs, what + ": number of outputs");
     for (int i = 0; i < n_outputs; i++) {
         const std::vector<float> logits = logits_of(pass, i);
@@ -108,6 +108,37 @@ void steps_ahead_are_greedy_steps(const shipped_pair & pair) {
     check::equal(a, b, "hidden states");
 }
 
+// Few of them, and all; here, or without the graph.
+void candidates_are_the_largest_logits(const shipped_pair & pair) {
+    const opened_target target = pair.open_target({});
+    std::vector<batch_row> rows = pair.rows(9);
+    rows.front().output = true;
+    check::equal(target.pass->decode(rows), 0, "status");
+    const int n_vocab = target.pass->n_vocab();
+    for (int row = 0; row < 2; row++) {
+        const std::vector<float> all = logits_of(*target.pass, row);
+        std::vector<int32_t> order(n_vocab);
+        std::iota(order.begin(), order.end(), 0);
+        std::stable_sort(order.begin(), order.end(),
+                         [&](int32_t a, int32_t b) { return all[a] > all[b]; });
+        for (const int k : {1, 40, n_vocab}) {
+            std::vector<int32_t> ids(k);
+            std::vector<float> logits(k);
+            target.pass->candidates(row, k, ids.data(), logits.data());
+            check::that(std::equal(ids.begin(), ids.end(), order.begin()), "ids");
+            for (int i = 0; i < k; i++) {
+                check::equal(logits[i], all[ids[i]], "logit");
+            }
+        }
+    }
+    int32_t id = 0;
+    float logit = 0.0f;
+    for (const int row : {-1, 2}) {
+        check::throws<std::invalid_argument>([&] { target.pass->candidates(row, 1, &id, &logit); },
+                                             "output row " + std::to_string(row), "candidates");
+    }
+}
+
 void graphs_are_built_for_new_widths(const shipped_pair & pair) {
     const opened_target target = pair.open_target(pair.layers());
     int done = 0;
@@ -185,6 +216,7 @@ std::vector<check::test> target_tests(const shipped_pair & pair) {
     return {
         {"the best are the largest logits", with(the_best_are_the_largest_logits)},
         {"passes without the graph give the same", with(passes_without_the_graph_give_the_same)},
+        {"candidates are the largest logits", with(candidates_are_the_largest_logits)},
         {"steps ahead are greedy steps", with(steps_ahead_are_greedy_steps)},
         {"graphs are built for new widths", with(graphs_are_built_for_new_widths)},
         {"layers that are not there are refused", with(layers_that_are_not_there_are_refused)},
