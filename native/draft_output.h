@@ -19,7 +19,8 @@ class draft_output {
     void build(ggml_context * nodes, ggml_cgraph * graph, ggml_backend_t backend,
                ggml_tensor * logits, int top_k, bool on_device);
 
-    // After the graph: waits for it. ids and logprobs: [rows, top_k], best first, equals by id.
+    // After the graph: waits for it. ids and logprobs: [rows, top_k], best first; of equals the
+    // lowest id first, or with a top_k of 1 always the same one.
     // Throws backend_error when the output is not a number.
     void read(ggml_backend_t backend, int32_t * ids, float * logprobs);
 
