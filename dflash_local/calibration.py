@@ -32,9 +32,10 @@ BUDGET_STEPS = 200
 
 _ROWS = 4  # that a usual round injects
 _MANY_ROWS = 64
-_TIMED = 4
+_TIMED = 3
 _DEEP_WIDTHS = (1, 8, 16)
 _FORMAT = 2
+_DEAREST = 1.2  # at most so many times the seconds of a pass of more rows
 # What Python spends around a draft and a pass; live rounds tell better.
 _HOST_S, _DRAFT_HOST_S = 1e-5, 1e-4
 
@@ -103,7 +104,7 @@ class _Trial:
         self._draft(1, 1, features)
         for n_rows in self._rows(self.widths[:2]):
             self._step(n_rows, 1, needed=n_rows in (self.n_seq, 2 * self.n_seq))
-        for timed in (1, _TIMED):
+        for timed in (1, 2, 2, 2):  # in turn, so that what disturbs one disturbs all
             for n_rows in self._rows(self.widths):
                 self._step(n_rows, timed)
             for n_seqs in sorted({1, self.n_seq}):
@@ -113,17 +114,17 @@ class _Trial:
         room = self.target.n_ctx // self.n_seq - max(*self.widths, _MANY_ROWS)
         deep = min(DEEP // self.n_seq, room)
         n_filled = self.n_seq * deep
-        passes = math.ceil(n_filled / self.target.n_batch) + 3 * _TIMED
+        passes = math.ceil(n_filled / self.target.n_batch) + 3 * (_TIMED + 1)
         widest = max(self.steps[shallow])
         seconds = median(self.steps[shallow][widest])
         if deep >= 4 * self.part and self._affords(passes, seconds * (n_filled / widest + passes)):
             features = self._fill(deep)
             for n_rows in self._rows([w for w in _DEEP_WIDTHS if w in self.widths]):
-                self._step(n_rows, _TIMED - 1)
-            self._draft(1, _TIMED - 1)
+                self._step(n_rows, _TIMED)
+            self._draft(1, _TIMED)
         return Costs(
-            _medians(self.steps),
-            _medians(self.drafts),
+            _usual(self.steps),
+            _usual(self.drafts),
             switch_s=max(median(self.switches), 0.0) if self.switches else 0.0,
             host_s=_HOST_S,
             draft_host_s=_DRAFT_HOST_S,
@@ -240,10 +241,17 @@ def _features(target: Target, rows: range) -> Features:
     return StoredFeatures(target, [first + row for row in rows])
 
 
-def _medians(times: dict[int, dict[int, list[float]]]) -> dict[int, dict[int, float]]:
-    return {
-        depth: {n: median(seconds) for n, seconds in row.items()} for depth, row in times.items()
-    }
+def _usual(times: dict[int, dict[int, list[float]]]) -> dict[int, dict[int, float]]:
+    """The lower quartile of each, as what else the machine does only ever adds time; and fewer
+    rows cost at most so much more than any greater number of them, whatever was measured."""
+    usual: dict[int, dict[int, float]] = {}
+    for depth, row in times.items():
+        least = math.inf
+        for n in sorted(row, reverse=True):
+            seconds = min(sorted(row[n])[len(row[n]) // 4], _DEAREST * least)
+            usual.setdefault(depth, {})[n] = seconds
+            least = min(least, seconds)
+    return {depth: dict(sorted(row.items())) for depth, row in usual.items()}
 
 
 def _place(target: Target, drafter: Drafter) -> Path:

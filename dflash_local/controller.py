@@ -45,6 +45,8 @@ _HORIZON = 24
 """Rounds over which a better width must earn the change of graph."""
 _BLEND = 0.15
 _HICCUP = 1.5
+_CHECK_SHARE = 0.002
+"""Of the time of drafting, what looking again at plain decoding may cost."""
 
 
 class Controller:
@@ -79,6 +81,8 @@ class Controller:
         self._prices: list[float] = []
         self._values: list[float] = []
         self._last_rows = 0
+        self._skipped = 0
+        self._plain_at = 0
         self._accepted = 0
 
     def open(self, depth: int = 0) -> Policy:
@@ -101,6 +105,7 @@ class Controller:
         """So many plain rounds were made without asking, at most `idle`."""
         self._idle -= n_rounds
         self._round += n_rounds
+        self._skipped = n_rounds
 
     def n_drafts(
         self, policies: Sequence[Policy], limits: Sequence[int], other_rows: int = 0
@@ -118,7 +123,7 @@ class Controller:
             return [0] * n
         if not known or self._round >= self._replan_at:
             self._plan(policies, other_rows)
-            if not self._drafting:
+            if not self._drafting or self._idle > 0:
                 return [0] * n
         n_draft, least = self._n_draft, self._least
         return [
@@ -197,9 +202,15 @@ class Controller:
         self._depth = depth
         if n_rows == self._last_rows:
             costs.observe_step(n_rows, depth, verify_s)
+        elif self._skipped:  # the mean of several passes
+            costs.observe_step(n_rows, depth, verify_s - costs.switch_s / (self._skipped + 1))
+            self._last_rows = n_rows
         else:
             costs.observe_switch(n_rows, depth, verify_s)
             self._last_rows = n_rows
+        self._skipped = 0
+        if n_rows == self._base:
+            self._plain_at = self._round
         if host_s is not None:
             costs.observe_host(n_drafting > 0, host_s)
         if n_drafting:
@@ -253,11 +264,20 @@ class Controller:
         self._drafting = bool(on) or wait == 0
         self._prices = [self._rate * (seconds - self._passes[0]) for seconds in self._passes]
         if self._drafting:
-            self._idle = 0
-            self._replan_at = now + min(1 if early or wait == 0 else _REPLAN, max(wait, 1))
+            self._idle = 2 if on and findings and self._forgets_plain(findings) else 0
+            self._replan_at = (
+                now + self._idle + min(1 if early or wait == 0 else _REPLAN, max(wait, 1))
+            )
         else:
             self._idle = wait - 1
             self._replan_at = 0
+
+    def _forgets_plain(self, findings: Findings) -> bool:
+        """Whether to decode plainly for a moment: a device on which plain decoding is faster than
+        it was measured would never be found out by drafting. A small part of the time."""
+        loss = 2 * (findings.gain - 1) + 2 * self.costs.switch_s / self._passes[0]
+        a_round = findings.tokens / self._base / findings.gain
+        return (self._round - self._plain_at) * a_round * _CHECK_SHARE > max(loss, 0.1)
 
     def _pays(self, gain: float) -> bool:
         """Whether to draft, where this many times the speed of plain decoding is expected.
@@ -376,6 +396,8 @@ class Controller:
         self._passes = [
             costs.step_s(base + k, depth) + costs.host_s for k in range(n * self._n_draft + 1)
         ]
+        # No device is that much slower with fewer rows; such a time was taken while it was busy.
+        self._passes[0] = min(self._passes[0], 1.1 * min(self._passes))
 
     # A round
 

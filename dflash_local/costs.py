@@ -18,7 +18,8 @@ _SLOWEST = 0.06
 _DRIFT = 0.02
 """The part of each surprise that is taken to hold for all counts: the machine, not the width."""
 _CLIP = 0.25
-"""Surprise, in natural logarithms, beyond which an observation says no more: outliers."""
+"""Surprise, in natural logarithms, beyond which an observation says no more: outliers. Where it
+lasts, the calibration was disturbed, and the clip widens."""
 
 
 class Costs:
@@ -160,6 +161,7 @@ class _Surface:
             raise ValueError(f"no costs: a time of {self.counts[0]} rows")
         self._seconds = [max(_duration(shallow[n]), _LEAST_S) for n in self.counts]
         self._weights = [_MEASURED] * len(self.counts)
+        self._surprises = [0.0] * len(self.counts)
         self._drift = 1.0
         # Seconds for each cached token more, as measured where both depths have the count.
         span = max(self.depths[-1] - self.depth, 1)
@@ -180,14 +182,18 @@ class _Surface:
         known = self.at(n, depth)
         if not (seconds > 0 and math.isfinite(seconds)):
             return
-        surprise = min(max(math.log(seconds / known), -_CLIP), _CLIP)
+        surprise = math.log(seconds / known)
         i = bisect_left(self.counts, n)
         if i == len(self.counts) or self.counts[i] != n:
             slope = _between(self.counts, self._slopes, n)
             self._seconds.insert(i, self.at(n, self.depth) / self._drift)
             self._slopes.insert(i, slope)
             self._weights.insert(i, 1)
+            self._surprises.insert(i, 0.0)
             self.counts.insert(i, n)
+        lasting = self._surprises[i] = 0.9 * self._surprises[i] + 0.1 * surprise
+        clip = max(_CLIP, abs(lasting))
+        surprise = min(max(surprise, -clip), clip)
         weight = self._weights[i] = self._weights[i] + 1
         factor = math.exp(surprise * max(1 / weight, _SLOWEST))
         self._seconds[i] *= factor

@@ -48,13 +48,20 @@ def test_depth_adds_what_it_adds_to_the_nearest_widths() -> None:
 def test_live_rounds_correct_a_width_but_not_by_one_hiccup() -> None:
     found = costs()
     found.observe_step(16, 100, 0.2)
-    assert found.step_s(16, 100) < 0.0084 * 1.08
+    assert found.step_s(16, 100) < 0.0084 * 1.12
     for _ in range(200):
         found.observe_step(16, 100, 0.0100)
     assert found.step_s(16, 100) == pytest.approx(0.0100, rel=0.02)
     for seconds in (0.0, -1.0, math.nan, math.inf):
         found.observe_step(16, 100, seconds)
     assert found.step_s(16, 100) == pytest.approx(0.0100, rel=0.02)
+
+
+def test_a_calibration_that_was_far_off_is_soon_put_right() -> None:
+    found = Costs({100: {1: 0.04, 2: 0.0044}}, DRAFTS)
+    for _ in range(40):
+        found.observe_step(1, 100, 0.004)
+    assert found.step_s(1, 100) == pytest.approx(0.004, rel=0.2)
 
 
 def test_a_width_never_measured_gets_a_point_of_its_own() -> None:
