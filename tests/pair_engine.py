@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,16 +20,25 @@ from dflash_local.sequence import Request
 from dflash_local.sequence import Sequence as Answer
 from dflash_local.target import Target, TargetOptions
 
+Width = int | Literal["auto"]
+
 
 @contextmanager
 def open_target(
-    path: Path | None = None, *, n_ctx: int = 512, n_seq: int = 1, kv_type: str = "q8_0"
+    path: Path | None = None,
+    *,
+    n_ctx: int = 512,
+    n_seq: int = 1,
+    n_batch: int = 512,
+    kv_type: str = "q8_0",
 ) -> Iterator[Target]:
     """The shipped target, or one of its shape, on the CPU with the layers tapped as its drafter
     wants."""
     shipped, drafter = demo.pair()
     layers = DrafterSpec.read(GgufFile.open(drafter)).target_layers
-    options = TargetOptions(n_ctx=n_ctx, n_seq=n_seq, kv_type=kv_type, tapped_layers=layers)
+    options = TargetOptions(
+        n_ctx=n_ctx, n_seq=n_seq, n_batch=n_batch, kv_type=kv_type, tapped_layers=layers
+    )
     with Target(path or shipped, options) as target:
         yield target
 
@@ -49,13 +58,13 @@ def open_engine(**options: Any) -> Iterator[Engine]:
 
 
 def request(
-    prompt: Sequence[int], width: int, max_tokens: int | None = 48, **params: Any
+    prompt: Sequence[int], width: Width, max_tokens: int | None = 48, **params: Any
 ) -> Request:
     return Request(list(prompt), SamplingParams(**params), max_tokens, width)
 
 
 def answer(
-    engine: Engine, prompt: Sequence[int], width: int, max_tokens: int | None = 48, **params: Any
+    engine: Engine, prompt: Sequence[int], width: Width, max_tokens: int | None = 48, **params: Any
 ) -> Answer:
     """One request, run to its end."""
     sequence = engine.begin(request(prompt, width, max_tokens, **params))

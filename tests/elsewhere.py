@@ -1,0 +1,123 @@
+"""Controllers of machines that are not this one, so that what they decide does not depend on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from dflash_local.controller import Controller, Policy
+from dflash_local.costs import Costs
+
+BLOCK = 16
+MS = 1e-3
+
+
+class Elsewhere(Controller):
+    """Sees the times of a made-up machine, whatever a round takes on this one."""
+
+    def __init__(self, costs: Costs) -> None:
+        super().__init__(Costs.from_dict(costs.as_dict()), BLOCK)
+        self._machine = costs
+
+    def observe_round(
+        self,
+        n_rows: int,
+        n_drafting: int,
+        depth: int,
+        draft_s: float,
+        verify_s: float,
+        host_s: float | None = None,
+    ) -> None:
+        there = self._machine
+        super().observe_round(
+            n_rows,
+            n_drafting,
+            depth,
+            there.draft_s(n_drafting, depth),
+            there.step_s(n_rows, depth),
+            there.host_s + (there.draft_host_s if n_drafting else 0.0),
+        )
+
+
+class Fickle(Controller):
+    """Decides by lot: whatever is decided, the answers are the same."""
+
+    def __init__(self, seed: int, *, resigns: float = 0.0) -> None:
+        """`resigns` is the chance of a request to be done with drafting after a plain round."""
+        super().__init__(CHEAP, BLOCK)
+        self._random = Random(seed)
+        self._resigns = resigns
+        self._left = 0
+
+    @property
+    def idle(self) -> int:
+        return self._left
+
+    def skip(self, n_rounds: int) -> None:
+        assert 0 <= n_rounds <= self._left
+        self._left -= n_rounds
+
+    def n_drafts(
+        self, policies: Sequence[Policy], limits: Sequence[int], other_rows: int = 0
+    ) -> list[int]:
+        assert len(policies) == len(limits) > 0 and other_rows >= 0
+        if self._left:
+            self._left -= 1
+            return [0] * len(policies)
+        wanted = [
+            self._random.choice((0, BLOCK - 1, BLOCK - 1)) if limit > 0 and not policy.off else 0
+            for policy, limit in zip(policies, limits, strict=True)
+        ]
+        if not any(wanted):
+            self._left = self._random.randrange(12)
+            for policy in policies:
+                policy.off = policy.off or self._random.random() < self._resigns
+        return wanted
+
+    def widths(
+        self,
+        policies: Sequence[Policy],
+        logprobs: Sequence[Sequence[float]],
+        limits: Sequence[int],
+    ) -> list[int]:
+        assert len(policies) == len(logprobs) == len(limits)
+        return [
+            self._random.randint(1, 1 + min(len(chain), limit))
+            for chain, limit in zip(logprobs, limits, strict=True)
+        ]
+
+    def observe_round(self, *_: object, **__: object) -> None:
+        """Learns nothing."""
+
+
+def _machine(rows: dict[int, float], draft: float, *, inject: float = 0.0) -> Costs:
+    """From milliseconds: of passes by rows, of a draft for one sequence, of a row injected."""
+    return Costs(
+        {0: {n: ms * MS for n, ms in rows.items()}},
+        {0: {1: draft * MS, 8: 2 * draft * MS}},
+        host_s=0.1 * MS,
+        inject_s=inject * MS,
+    )
+
+
+CHEAP = _machine({1: 4.0, 16: 4.2}, 0.4)
+MACHINES = {
+    # Rows cost next to nothing: each draft is checked as far as it is any good.
+    "cheap": CHEAP,
+    # Every row has its price.
+    "by the row": _machine({1: 4.0, 2: 4.2, 16: 16.0}, 0.4),
+    # Drafting pays for a while, then it does not.
+    "even": _machine({1: 4.0, 16: 12.0}, 4.0, inject=0.01),
+    # Looks now and then whether it pays.
+    "probing": _machine({1: 4.0, 16: 8.0}, 4.0),
+    # Looks once, and is done with it.
+    "resigning": _machine({1: 4.0, 16: 24.0}, 8.0, inject=0.02),
+    # Does not even look.
+    "hopeless": _machine({1: 4.0, 16: 64.0}, 40.0, inject=0.2),
+}
+DECIDERS = [*MACHINES, "by lot"]
+
+
+def controller(name: str) -> Controller:
+    """That of a machine by its name, or one that decides `by lot`."""
+    return Fickle(5) if name == "by lot" else Elsewhere(MACHINES[name])

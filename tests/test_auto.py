@@ -1,0 +1,258 @@
+"""Width "auto": whatever the controller decides, when and how often, answers are the plain ones.
+
+To the bit, as of fixed widths, on the CPU with a q8_0 cache; of several sequences by the gap rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dflash_local import Model, demo, rounds
+from dflash_local.drafter import FusedDrafter
+from dflash_local.engine import Engine
+from dflash_local.sequence import Sequence
+from dflash_local.target import Target
+from elsewhere import DECIDERS, Fickle, controller
+from pair_engine import answer, consistent, fused_drafter, open_target, request
+from test_identity import WAYS
+
+N = 40
+
+
+@pytest.fixture(autouse=True)
+def as_far_ahead_as_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a step takes here, plain steps are made several at a time."""
+    monkeypatch.setattr(rounds, "_AHEAD_S", 1e9)
+
+
+class Pair:
+    """The shipped pair on the CPU, and what plain decoding answers."""
+
+    def __init__(self, target: Target, drafter: FusedDrafter, other: Target) -> None:
+        self.target, self.drafter = target, drafter
+        self._other = other  # so that plain answers leave the caches as they are
+        self._known: dict[str, Sequence] = {}
+
+    def tokens(self, text: str) -> list[int]:
+        return self.target.vocabulary.tokenize(text)
+
+    def plain(self, prompt: list[int], max_tokens: int = N, **params: Any) -> Sequence:
+        """Step by step from empty caches, by the logits on the host."""
+        key = repr((prompt, max_tokens, params))
+        if key not in self._known:
+            bare = Engine(self._other, None)
+            self._known[key] = answer(bare, prompt, 0, max_tokens, **{"logprobs": 1, **params})
+            bare.forget_all()
+        return self._known[key]
+
+    def engine(self, decider: str | Fickle) -> Engine:
+        """With empty caches."""
+        chosen = controller(decider) if isinstance(decider, str) else decider
+        engine = Engine(self.target, self.drafter, 1, chosen)
+        engine.forget_all()
+        return engine
+
+    def check(self, engine: Engine, prompt: list[int], n: int = N, **params: Any) -> Sequence:
+        """An answer of width "auto": the plain one, with stats that add up and caches in step."""
+        sequence = answer(engine, prompt, "auto", n, **params)
+        plain = self.plain(prompt, n, **params)
+        assert sequence.tokens == plain.tokens
+        assert sequence.finish_reason == plain.finish_reason
+        add_up(sequence)
+        self.in_step(engine, [*prompt, *sequence.tokens])
+        return sequence
+
+    def in_step(self, engine: Engine, text: list[int]) -> None:
+        """Both caches have all of the text but its last token; after a request that was done with
+        drafting, the drafter's has the first part of it."""
+        (slot,) = engine.slots
+        assert slot.cached == text[:-1] and not slot.pending
+        if slot.resigned:
+            assert self.drafter.length(0) <= len(slot.cached)
+        else:
+            consistent(engine, self.drafter, len(text) - 1)
+
+
+def add_up(sequence: Sequence) -> None:
+    stats = sequence.stats
+    assert stats.emitted == len(sequence.tokens)
+    assert stats.rounds == sum(stats.widths.values()) == sum(stats.accepted_lengths.values())
+    # One token is drawn from the prompt's last row, and each round draws one of its own.
+    assert stats.emitted == 1 + stats.rounds + stats.accepted
+    assert all(1 <= emitted <= 1 + drafted for drafted, emitted in stats.outcomes)
+    assert all(1 <= width <= 16 for width in stats.widths)
+    assert sum(stats.position_drafted) == stats.drafted
+    assert sum(stats.position_accepted) == stats.accepted
+    for made, kept in zip(stats.position_drafted, stats.position_accepted, strict=True):
+        assert made >= kept
+    assert stats.drafting is not None and stats.drafting.startswith("drafting ")
+    assert "\n" not in stats.drafting
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    with open_target(n_ctx=2048) as target, open_target(n_ctx=2048) as other:
+        yield Pair(target, fused_drafter(target), other)
+
+
+@pytest.fixture
+def prompts(pair: Pair) -> list[list[int]]:
+    known = demo.prompts()
+    return [pair.tokens(text) for text in (known["chat"][0], known["code"][0])]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("decider", DECIDERS)
+def test_answers_are_the_plain_ones(
+    pair: Pair, prompts: list[list[int]], decider: str, way: str
+) -> None:
+    engine = pair.engine(decider)
+    for prompt in prompts:
+        pair.check(engine, prompt, **WAYS[way])
+
+
+def test_the_machines_do_what_they_are_here_for(pair: Pair, prompts: list[list[int]]) -> None:
+    """Else the answers above would say little."""
+    seen: dict[str, dict[int, int]] = {}
+    resigned: dict[str, bool] = {}
+    for decider in DECIDERS:
+        engine = pair.engine(decider)
+        stats = pair.check(engine, prompts[1], 96).stats
+        seen[decider], resigned[decider] = stats.widths, engine.slots[0].resigned
+    assert 1 not in seen["cheap"] and len(seen["cheap"]) > 4
+    assert len(seen["by the row"]) > 3
+    assert seen["even"][1] > 9 and len(seen["even"]) > 3  # in one answer, plain and drafted
+    assert seen["by lot"][1] > 9 and len(seen["by lot"]) > 4
+    assert seen["probing"][1] > 80 and len(seen["probing"]) > 1
+    assert seen["resigning"][1] > 80 and len(seen["resigning"]) > 1
+    assert list(seen["hopeless"]) == [1]
+    assert {name for name, off in resigned.items() if off} == {"resigning", "hopeless"}
+
+
+def test_chances_alone_switch_as_they_like(pair: Pair, prompts: list[list[int]]) -> None:
+    for seed in range(6):
+        engine = pair.engine(Fickle(seed, resigns=0.05 * (seed % 3)))
+        for prompt in prompts:
+            pair.check(engine, prompt)
+
+
+@pytest.mark.parametrize("decider", ["cheap", "probing", "by lot"])
+def test_log_probabilities_too(pair: Pair, prompts: list[list[int]], decider: str) -> None:
+    engine = pair.engine(decider)
+    drafted = pair.check(engine, prompts[0], logprobs=1)
+    assert drafted.logprobs == pair.plain(prompts[0]).logprobs
+
+
+# Ends
+
+
+@pytest.mark.parametrize("decider", ["cheap", "even", "hopeless", "by lot"])
+def test_every_length_ends_there(pair: Pair, prompts: list[list[int]], decider: str) -> None:
+    engine = pair.engine(decider)
+    whole = pair.plain(prompts[1]).tokens
+    for n in (1, 2, 3, 4, 8, 15, 16, 17):
+        sequence = answer(engine, prompts[1], "auto", n)
+        assert (sequence.tokens, sequence.finish_reason) == (whole[:n], "length")
+        add_up(sequence)
+        pair.in_step(engine, [*prompts[1], *sequence.tokens])
+
+
+@pytest.mark.parametrize("decider", ["by the row", "even", "hopeless", "by lot"])
+def test_an_end_of_text_ends_the_answer(pair: Pair, decider: str) -> None:
+    """Of some conversations, that is; wherever in a block or among steps made ahead it comes."""
+    engine = pair.engine(decider)
+    places = set()
+    for text in demo.prompts()["chat"][:6]:
+        sequence = pair.check(engine, pair.tokens(text), 160)
+        if sequence.finish_reason == "stop":
+            assert pair.target.vocabulary.ends_text(sequence.tokens[-1])
+            places.add(len(sequence.tokens) % 16)
+    assert len(places) > 2
+
+
+@pytest.mark.parametrize("decider", ["cheap", "even", "probing", "hopeless", "by lot"])
+def test_stop_texts_are_found_wherever_they_come(pair: Pair, decider: str) -> None:
+    prompt = demo.prompts()["code"][0]
+    expected = pair.plain(pair.tokens(prompt)).tokens
+    text = pair.target.vocabulary.detokenize(expected)
+    stops = [text[at : at + 3] for at in range(5, 60, 11)]
+    chosen = controller(decider)
+    model = Model(pair.target, pair.drafter, controller=chosen)
+    model.forget()
+    for stop in stops:
+        result = model.generate(prompt, max_tokens=N, stop=stop)
+        assert result.text == text[: text.index(stop)]
+        assert result.finish_reason == "stop"
+        assert result.tokens == expected[: len(result.tokens)]
+        # The last token is one that brings the stop text, and none comes after it.
+        before = pair.target.vocabulary.detokenize(result.tokens[:-1])
+        assert stop in pair.target.vocabulary.detokenize(result.tokens) and stop not in before
+        pair.in_step(model.engine, [*pair.tokens(prompt), *result.tokens])
+
+
+@pytest.mark.parametrize("decider", DECIDERS)
+def test_a_cancelled_answer_leaves_the_next_one_right(
+    pair: Pair, prompts: list[list[int]], decider: str
+) -> None:
+    engine = pair.engine(decider)
+    expected = pair.plain(prompts[0]).tokens
+    for n in (1, 2, 9, 17):
+        sequence = engine.begin(request(prompts[0], "auto", N))
+        while sequence.finish_reason is None:
+            if len(sequence.tokens) >= n:
+                sequence.cancelled.set()
+            engine.step([sequence])
+        engine.end(sequence)
+        assert sequence.finish_reason == "cancelled"
+        assert n <= len(sequence.tokens) < n + 17
+        assert sequence.tokens == expected[: len(sequence.tokens)]
+        add_up(sequence)
+        pair.in_step(engine, [*prompts[0], *sequence.tokens])
+    pair.check(engine, prompts[0])
+
+
+# One request after another
+
+
+@pytest.mark.parametrize("first", ["auto", 16, 2, 0])
+@pytest.mark.parametrize("decider", ["even", "probing", "resigning", "by lot"])
+def test_a_request_after_another(
+    pair: Pair, prompts: list[list[int]], decider: str, first: Any
+) -> None:
+    """That goes on where it ended, begins as it did, or is another one."""
+    engine = pair.engine(decider)
+    before = answer(engine, prompts[1], first, 40)
+    whole = pair.plain(prompts[1], 40).tokens
+    assert before.tokens == whole
+    longer = [*prompts[1], *whole]
+    for prompt in (longer, longer[:-20], prompts[0], longer):
+        pair.check(engine, prompt, 24)
+    plain = pair.plain(longer, 24).tokens
+    assert answer(engine, longer, 16, 24).tokens == plain
+    consistent(engine, pair.drafter, len(longer) + len(plain) - 1)
+
+
+def test_where_drafting_was_given_up_no_prompt_is_decoded_again(
+    pair: Pair, prompts: list[list[int]]
+) -> None:
+    engine = pair.engine("hopeless")
+    pair.check(engine, prompts[0], 40)
+    assert engine.slots[0].resigned and pair.drafter.length(0) == 0
+    longer = [*prompts[0], *pair.plain(prompts[0], 40).tokens]
+    assert pair.check(engine, longer).stats.cached_tokens == len(longer) - 1
+    # A request that must draft pays for it once.
+    sequence = answer(engine, longer, 16, N)
+    assert sequence.tokens == pair.plain(longer).tokens
+    assert sequence.stats.cached_tokens == 0 and sequence.stats.drafted > 0
+
+
+def test_without_a_controller_auto_is_plain(pair: Pair, prompts: list[list[int]]) -> None:
+    engine = Engine(pair.target, pair.drafter)
+    engine.forget_all()
+    sequence = answer(engine, prompts[0], "auto", N)
+    assert sequence.tokens == pair.plain(prompts[0]).tokens
+    assert list(sequence.stats.widths) == [1]
+    pair.in_step(engine, [*prompts[0], *sequence.tokens])
