@@ -1,0 +1,215 @@
+"""Width "auto" with drafters that know all, nothing, or break their promises; and what the drafter
+gets of a text that was long decoded plainly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from adversarial import ScriptedDrafter, always_wrong, oracle, right_for
+from dflash_local import demo, rounds
+from dflash_local.draft import Draft
+from dflash_local.engine import Engine
+from dflash_local.sequence import Sequence
+from dflash_local.target import Target
+from elsewhere import DECIDERS, Fickle, controller
+from pair_engine import answer, consistent, fused_drafter, open_target, request
+from test_auto import add_up
+
+N = 48
+SEEDED = {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}
+
+
+@pytest.fixture(autouse=True)
+def as_far_ahead_as_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a step takes here, plain steps are made several at a time."""
+    monkeypatch.setattr(rounds, "_AHEAD_S", 1e9)
+
+
+class Known:
+    """A prompt and its plain answer, by the logits on the host."""
+
+    def __init__(self, target: Target, prompt: list[int], n: int = N, **params: Any) -> None:
+        self.target, self.prompt, self.n, self.params = target, prompt, n, params
+        bare = Engine(target, None)
+        bare.forget_all()
+        plain = answer(bare, prompt, 0, n, logprobs=1, **params)
+        self.tokens, self.finish_reason = plain.tokens, plain.finish_reason
+        self.text = prompt + self.tokens
+
+    def check(self, drafter: ScriptedDrafter, decider: str) -> Sequence:
+        """The answer of width "auto" from empty caches: equal, with stats that add up."""
+        engine = Engine(self.target, drafter, 1, controller(decider))
+        engine.forget_all()
+        drafted = answer(engine, self.prompt, "auto", self.n, **self.params)
+        assert drafted.tokens == self.tokens
+        assert drafted.finish_reason == self.finish_reason
+        add_up(drafted)
+        if not engine.slots[0].resigned:
+            consistent(engine, drafter, len(self.text) - 1)
+        return drafted
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Target]:
+    with open_target() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module", params=["greedy", "seeded"])
+def known(target: Target, request: pytest.FixtureRequest) -> Known:
+    prompt = target.vocabulary.tokenize(demo.prompts()["chat"][0])
+    return Known(target, prompt, **(SEEDED if request.param == "seeded" else {}))
+
+
+@pytest.mark.parametrize("decider", DECIDERS)
+def test_always_right(known: Known, decider: str) -> None:
+    stats = known.check(ScriptedDrafter(oracle(known.text)), decider).stats
+    assert stats.accepted == stats.drafted
+    if decider == "cheap":  # at full width nearly from the start
+        assert stats.rounds < N / 8
+
+
+@pytest.mark.parametrize("decider", DECIDERS)
+def test_always_wrong(known: Known, decider: str) -> None:
+    drafter = ScriptedDrafter(always_wrong(known.text, known.target.n_vocab))
+    stats = known.check(drafter, decider).stats
+    assert stats.accepted == 0
+    if decider not in ("cheap", "by lot"):  # it is sure of each draft, and found out
+        assert stats.widths[1] > 2 * N / 3
+
+
+@pytest.mark.parametrize("k", [1, 3, 7])
+@pytest.mark.parametrize("decider", ["cheap", "by the row", "even", "by lot"])
+def test_right_for_so_many_tokens(known: Known, decider: str, k: int) -> None:
+    drafter = ScriptedDrafter(right_for(known.text, lambda: k, known.target.n_vocab))
+    stats = known.check(drafter, decider).stats
+    assert max(stats.accepted_lengths) <= k + 1
+
+
+@pytest.mark.parametrize("decider", ["cheap", "by the row", "even", "probing", "by lot"])
+def test_right_for_another_number_each_round(known: Known, decider: str) -> None:
+    made = count()
+    script = right_for(known.text, lambda: next(made) * 7 % 16, known.target.n_vocab)
+    known.check(ScriptedDrafter(script), decider)
+
+
+@pytest.mark.parametrize("decider", ["cheap", "even", "by lot"])
+@pytest.mark.parametrize("logprob", [math.nan, math.inf, -math.inf, 5.0, -1e30])
+def test_log_probabilities_that_are_none(known: Known, decider: str, logprob: float) -> None:
+    know = oracle(known.text)
+
+    def script(anchor_at: int, anchor: int, n: int) -> Draft:
+        tokens = know(anchor_at, anchor, n).tokens
+        return Draft.chain(tokens, [logprob] * len(tokens))
+
+    known.check(ScriptedDrafter(script), decider)
+
+
+@pytest.mark.parametrize("decider", ["cheap", "even", "by lot"])
+@pytest.mark.parametrize("invalid", [-1, 2**31 - 1], ids=str)
+@pytest.mark.parametrize("at", [0, 3])
+def test_ids_outside_the_vocabulary(known: Known, decider: str, invalid: int, at: int) -> None:
+    """Such a draft ends before them."""
+    know = oracle(known.text)
+
+    def script(anchor_at: int, anchor: int, n: int) -> Draft:
+        tokens = know(anchor_at, anchor, n).tokens
+        return Draft.chain([invalid if i == at else token for i, token in enumerate(tokens)])
+
+    stats = known.check(ScriptedDrafter(script), decider).stats
+    assert max(stats.accepted_lengths) <= at + 1
+
+
+@pytest.mark.parametrize("decider", ["cheap", "by lot"])
+def test_drafts_of_other_lengths_than_asked_for(known: Known, decider: str) -> None:
+    know = oracle(known.text)
+    for length in (lambda n: 0, lambda n: 2, lambda n: 3 * n + 5):
+
+        def script(at: int, anchor: int, n: int, length: Any = length) -> Draft:
+            return know(at, anchor, length(n))
+
+        known.check(ScriptedDrafter(script), decider)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 14, 15, 16, 17])
+@pytest.mark.parametrize("decider", ["cheap", "by the row", "hopeless", "by lot"])
+def test_an_end_of_text_at_every_place_of_a_block(target: Target, decider: str, n: int) -> None:
+    # A digit is a token of its own, so the answer ends after n tokens.
+    prompt = target.vocabulary.tokenize("x = ")
+    known = Known(target, prompt, grammar=f"root ::= [0-9]{{{n}}}")
+    assert len(known.tokens) == n + 1 and known.finish_reason == "stop"
+
+    def script(anchor_at: int, anchor: int, n_draft: int) -> Draft:
+        tokens = known.text[anchor_at + 1 : anchor_at + 1 + n_draft]
+        return Draft.chain(tokens + known.tokens[-1:] * (n_draft - len(tokens)))
+
+    known.check(ScriptedDrafter(script), decider)
+
+
+# Decoding ahead, and what the drafter learns of it later
+
+
+@pytest.mark.parametrize("max_tokens", [2, 15, 16, 17, 18, 40])
+def test_steps_made_ahead_are_those_made_one_by_one(target: Target, max_tokens: int) -> None:
+    prompt = target.vocabulary.tokenize(demo.prompts()["code"][1])
+    known = Known(target, prompt, max_tokens)
+    engine = Engine(target, None)
+    engine.forget_all()
+    steps = []
+    sequence = engine.begin(request(prompt, 0, max_tokens))
+    while sequence.finish_reason is None:
+        before = len(sequence.tokens)
+        engine.step([sequence])
+        steps.append(len(sequence.tokens) - before)
+        assert engine.slots[0].cached == known.text[: len(prompt) + len(sequence.tokens) - 1]
+    engine.end(sequence)
+    assert sequence.tokens == known.tokens
+    assert max(steps) == min(max(max_tokens - 1, 1), 16) or max_tokens < 20
+    # What the target has is what `cached` says: it goes on from there.
+    longer = [*known.text[:-1], *prompt[:3]]
+    assert answer(engine, longer, 0, 8).tokens == Known(target, longer, 8).tokens
+
+
+@pytest.mark.parametrize("decider", ["hopeless", "probing", "by lot"])
+@pytest.mark.parametrize("n_prompt", [40, 192, 193, 400])
+def test_rows_reach_the_drafter_before_they_are_overwritten(decider: str, n_prompt: int) -> None:
+    """The store holds 192 rows here. Drafts after all that are those from an empty cache."""
+    with open_target(n_ctx=1024, n_batch=64) as target:
+        assert target.n_stored == 192
+        drafter = fused_drafter(target)
+        source = "\n".join(demo.prompts()["code"] + demo.prompts()["chat"])
+        prompt = target.vocabulary.tokenize(source)[:n_prompt]
+        ends = [t for t in range(target.n_vocab) if target.vocabulary.ends_text(t)]
+        no_end = {"logit_bias": dict.fromkeys(ends, -math.inf)}
+        n = 230
+        known = Known(target, prompt, n, **no_end)
+        decides = controller(decider)
+        engine = Engine(target, drafter, 1, decides)
+        engine.forget_all()
+        assert answer(engine, prompt, "auto", n, **no_end).tokens == known.tokens
+        if not engine.slots[0].resigned:
+            consistent(engine, drafter, len(known.text) - 1)
+        held = drafter.length(0)
+        warm = answer(engine, known.text, 16, 32)
+        assert warm.stats.cached_tokens == held
+        engine.forget_all()
+        cold = answer(engine, known.text, 16, 32)
+        assert warm.tokens == cold.tokens
+        assert warm.stats.outcomes == cold.stats.outcomes
+
+
+def test_long_answers_by_lot(target: Target) -> None:
+    """More plain rows than the store holds, and drafts among them."""
+    drafter = fused_drafter(target)
+    prompt = target.vocabulary.tokenize(demo.prompts()["code"][0])
+    known = Known(target, prompt, 300)
+    for seed in range(2):
+        engine = Engine(target, drafter, 1, Fickle(seed))
+        engine.forget_all()
+        assert answer(engine, prompt, "auto", 300).tokens == known.tokens
+        consistent(engine, drafter, len(known.text) - 1)
