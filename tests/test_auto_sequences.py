@@ -1,0 +1,178 @@
+"""Several sequences at once, some of width "auto": they join and leave, and each answer is its own.
+
+Batches of several sequences round otherwise than single steps, so answers are compared by the gap
+rule, with the noise of joint steps of some widths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from dflash_local import demo, rounds
+from dflash_local.drafter import FusedDrafter
+from dflash_local.engine import Engine
+from dflash_local.sampling import TokenLogprob
+from dflash_local.sequence import Sequence as Answer
+from dflash_local.target import Target
+from elsewhere import DECIDERS, Fickle, controller
+from gap_rule import equal_by_gap_rule, joint_noise
+from pair_engine import answer, fused_drafter, open_target, request
+from test_auto import add_up
+
+N = 40
+N_SEQ = 4
+
+
+@pytest.fixture(autouse=True)
+def as_far_ahead_as_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a step takes here, plain steps are made several at a time."""
+    monkeypatch.setattr(rounds, "_AHEAD_S", 1e9)
+
+
+@dataclass(frozen=True)
+class Plain:
+    prompt: list[int]
+    tokens: list[int]
+    logprobs: list[TokenLogprob]
+    finish_reason: str | None
+
+
+class Bench:
+    """A target with room for four sequences, and plain answers to some prompts."""
+
+    def __init__(self, target: Target, drafter: FusedDrafter) -> None:
+        self.target, self.drafter = target, drafter
+        known = demo.prompts()
+        self.plain: list[Plain] = []
+        bare = Engine(target, None, N_SEQ)
+        for text in [*known["code"][:3], *known["chat"][:3]]:
+            run = answer(bare, target.vocabulary.tokenize(text), 0, N, logprobs=2)
+            bare.forget_all()
+            self.plain.append(
+                Plain(run.request.prompt, run.tokens, run.logprobs, run.finish_reason)
+            )
+        four = self.plain[1:5]
+        self.noise = max(
+            joint_noise(target, [p.prompt for p in four], [p.tokens for p in four], widths)
+            for widths in ([16] * 4, [9, 2, 5, 1])
+        )
+
+    def engine(self, decider: str | Fickle) -> Engine:
+        chosen = controller(decider) if isinstance(decider, str) else decider
+        engine = Engine(self.target, self.drafter, N_SEQ, chosen)
+        engine.forget_all()
+        return engine
+
+    def check(self, engine: Engine, which: int, found: Answer) -> None:
+        """Equal as far as it went, with stats that add up and caches in step."""
+        plain = self.plain[which]
+        tokens = found.tokens
+        n = len(tokens)
+        if equal_by_gap_rule(plain.tokens[:n], plain.logprobs, tokens, self.noise):
+            whole = n == len(plain.tokens)
+            assert found.finish_reason == (plain.finish_reason if whole else found.finish_reason)
+        if found.policy is not None:
+            add_up(found)
+        slot = found.slot
+        assert not slot.pending
+        assert slot.cached == [*found.request.prompt, *tokens][:-1]
+        held = self.drafter.length(slot.seq)
+        if found.request.drafts and not slot.resigned:
+            assert held == len(slot.cached)
+        else:
+            assert held <= len(slot.cached)
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    with open_target(n_ctx=1024, n_seq=N_SEQ) as target:
+        yield Bench(target, fused_drafter(target))
+
+
+def play(bench: Bench, engine: Engine, orders: Sequence[tuple[int, Any, int, int]]) -> list[Answer]:
+    """Requests (prompt, width, tokens, step at which they come), each in the next slot that is
+    free; each answer is checked as it leaves."""
+    waiting, working, done = list(orders), [], []
+    step = 0
+    while waiting or working:
+        for order in [each for each in waiting if each[3] <= step][: N_SEQ - len(working)]:
+            which, width, n, _ = order
+            waiting.remove(order)
+            prompt = bench.plain[which].prompt
+            working.append((which, engine.begin(request(prompt, width, n))))
+        engine.step([sequence for _, sequence in working])
+        step += 1
+        for which, sequence in [each for each in working if each[1].finish_reason]:
+            working.remove((which, sequence))
+            engine.end(sequence)
+            bench.check(engine, which, sequence)
+            done.append(sequence)
+    return done
+
+
+@pytest.mark.parametrize("decider", DECIDERS)
+def test_all_leave_it_to_the_controller(bench: Bench, decider: str) -> None:
+    done = play(bench, bench.engine(decider), [(i, "auto", N, 0) for i in range(4)])
+    drafted = sum(sequence.stats.drafted for sequence in done)
+    assert drafted > 0 or decider == "hopeless"
+
+
+@pytest.mark.parametrize("decider", DECIDERS)
+def test_auto_fixed_and_plain_ones_join_and_leave(bench: Bench, decider: str) -> None:
+    orders = [
+        (0, "auto", N, 0),
+        (1, 16, 25, 0),
+        (2, 0, 33, 1),
+        (3, "auto", 12, 3),
+        (4, "auto", N, 5),
+        (5, 5, N, 5),
+        (2, "auto", N, 9),
+        (1, 0, 9, 9),
+        (0, "auto", 1, 10),
+        (3, "auto", N, 11),
+    ]
+    done = play(bench, bench.engine(decider), orders)
+    assert len(done) == len(orders)
+    assert all(s.stats.drafted > 0 for s in done if s.request.draft_width in (5, 16))
+    assert all(s.stats.drafted == 0 for s in done if s.request.draft_width == 0)
+
+
+def test_by_lot_again_and_again(bench: Bench) -> None:
+    for seed in range(4):
+        engine = bench.engine(Fickle(seed, resigns=0.1))
+        play(bench, engine, [((3 * seed + i) % 6, "auto", N - i, 2 * i) for i in range(7)])
+
+
+@pytest.mark.parametrize("decider", ["cheap", "even", "hopeless", "by lot"])
+def test_one_that_is_cancelled_leaves_the_others_alone(bench: Bench, decider: str) -> None:
+    engine = bench.engine(decider)
+    sequences = [engine.begin(request(bench.plain[i].prompt, "auto", N)) for i in range(3)]
+    while any(sequence.finish_reason is None for sequence in sequences):
+        if len(sequences[1].tokens) > 5:
+            sequences[1].cancelled.set()
+        engine.step([sequence for sequence in sequences if sequence.finish_reason is None])
+    for i, sequence in enumerate(sequences):
+        engine.end(sequence)
+        bench.check(engine, i, sequence)
+    assert [s.finish_reason == "cancelled" for s in sequences] == [False, True, False]
+
+
+@pytest.mark.parametrize("decider", ["cheap", "even", "hopeless", "by lot"])
+def test_a_context_that_fills_up_ends_answers_for_their_length(decider: str) -> None:
+    """Each with as many tokens as there was room for; none is wrong."""
+    with open_target(n_ctx=256, n_seq=2) as target:
+        engine = Engine(target, fused_drafter(target), 2, controller(decider))
+        text = target.vocabulary.tokenize("\n".join(demo.prompts()["code"]))
+        sequences = [engine.begin(request(text[i : i + 90], "auto", None)) for i in (0, 40)]
+        engine.run(sequences)
+        for sequence in sequences:
+            assert sequence.finish_reason in ("length", "stop")
+            add_up(sequence)
+            assert sequence.slot.cached == [*sequence.request.prompt, *sequence.tokens][:-1]
+        used = sum(len(sequence.slot.cached) for sequence in sequences)
+        ended = [sequence.finish_reason for sequence in sequences]
+        assert used == 256 or "stop" in ended
