@@ -34,7 +34,14 @@ def whole(low: int, high: int = MAX_INT) -> Callable[[Any], int]:
 
 def draft_width(value: Any) -> int | Literal["auto"]:
     """Reads `auto` or a number of rows."""
-    return "auto" if value == "auto" else whole(0)(value)
+    if value == "auto":
+        return "auto"
+    try:
+        return whole(0)(value)
+    except click.BadParameter:
+        raise click.BadParameter(
+            f"{value!s} is neither auto nor a whole number from 0 to {MAX_INT}."
+        ) from None
 
 
 def number(low: float, high: float, *, above: bool = False) -> Callable[[Any], float]:

@@ -49,7 +49,8 @@ def completion(*arguments: str, **environment: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def greedy() -> dict[str, Any]:
-    return completion("--temp", "0", "--max-tokens", "64", PROMPT)
+    """Drafted at full width: left to itself the controller drafts only where that pays."""
+    return completion("--temp", "0", "--max-tokens", "64", "--draft-width", "16", PROMPT)
 
 
 # Help, version, completion.
@@ -112,6 +113,16 @@ def test_tokens_do_not_depend_on_the_draft_width(width: str, greedy: dict[str, A
     drawn = completion("--temp", "0", "--max-tokens", "64", "--draft-width", width, PROMPT)
     assert drawn["tokens"] == greedy["tokens"]
     assert (drawn["stats"]["accepted"] > 0) == (width != "0")
+    assert drawn["stats"]["drafting"] is None
+
+
+@pytest.mark.parametrize("arguments", [(), ("--draft-width", "auto")], ids=str)
+def test_the_width_is_left_to_the_controller(
+    arguments: tuple[str, ...], greedy: dict[str, Any]
+) -> None:
+    drawn = completion("--temp", "0", "--max-tokens", "64", *arguments, PROMPT)
+    assert drawn["tokens"] == greedy["tokens"]
+    assert re.match("drafting is (on|off)", drawn["stats"]["drafting"])
 
 
 def test_json_is_one_object(greedy: dict[str, Any]) -> None:
@@ -125,7 +136,7 @@ def test_json_is_one_object(greedy: dict[str, Any]) -> None:
 
 
 def test_stdout_gets_the_text_and_nothing_else(greedy: dict[str, Any]) -> None:
-    done = run("complete", "--max-tokens", "64", PROMPT)
+    done = run("complete", "--max-tokens", "64", "--draft-width", "16", PROMPT)
     assert done.stdout.decode() == greedy["text"]
     assert re.search(rb"tokens/s, .* accepted per round, first token after", done.stderr)
 
@@ -273,6 +284,7 @@ def refused(*arguments: str | bytes, stdin: bytes = b"", **environment: str) -> 
         (["--seed", "99999999999", PROMPT], "--seed"),
         (["--repeat-penalty", "-2", PROMPT], "--repeat-penalty"),
         (["--draft-width", "-1", PROMPT], "--draft-width"),
+        (["--draft-width", "wide", PROMPT], "auto"),
         (["--ctx", "-4", PROMPT], "--ctx"),
         (["--ctx", "0", PROMPT], "--ctx"),
         (["--gpu-layers", "-7", PROMPT], "--gpu-layers"),
