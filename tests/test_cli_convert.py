@@ -281,7 +281,7 @@ def test_the_shipped_drafter_comes_back(shipped: Path, folder: Path) -> None:
 
 def test_it_drafts_as_the_shipped_one(shipped: Path, folder: Path) -> None:
     path = converted(shipped, "--target", TARGET, folder=folder).stdout.strip()
-    options = ("complete", "--json", "-q", "--max-tokens", "48", "--gpu-layers", "0")
+    options = ("complete", "--json", "-q", "-n", "48", "--draft-width", "16", "--gpu-layers", "0")
     answers = []
     for draft in (folder / path, DRAFTER):
         done = subprocess.run(
