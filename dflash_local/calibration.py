@@ -20,6 +20,7 @@ from dflash_local.cache_dir import cache_dir
 from dflash_local.costs import Costs
 from dflash_local.drafter import Drafter, DraftRequest
 from dflash_local.features import Features, StoredFeatures
+from dflash_local.survival import Prior
 from dflash_local.target import Target
 
 WIDTHS = (1, 2, 8, 4, 16, 9, 6, 3, 12)
@@ -66,13 +67,23 @@ def measure(
     return costs
 
 
-def keep(target: Target, drafter: Drafter, costs: Costs) -> None:
+def known_prior(target: Target, drafter: Drafter) -> Prior:
+    """What earlier processes have learnt of this drafter's drafts; else what is thought of any."""
+    try:
+        raw = json.loads(_place(target, drafter).read_text())
+        return Prior.from_dict(raw.get("prior"), drafter.block_size)
+    except (OSError, ValueError, AttributeError):
+        return Prior(drafter.block_size)
+
+
+def keep(target: Target, drafter: Drafter, costs: Costs, prior: Prior | None = None) -> None:
     """For the next process, which begins with what this one has learnt."""
+    kept = costs.as_dict() | ({"prior": prior.as_dict()} if prior is not None else {})
     try:
         place = _place(target, drafter)
         place.parent.mkdir(parents=True, exist_ok=True)
         temporary = place.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(costs.as_dict()))
+        temporary.write_text(json.dumps(kept))
         temporary.replace(place)
     except OSError:
         pass  # measured again next time

@@ -45,6 +45,11 @@ _HORIZON = 24
 """Rounds over which a better width must earn the change of graph."""
 _BLEND = 0.15
 _HICCUP = 1.5
+_TO_CAPTURE = 3
+"""Passes of another width that make graphs: a GPU captures with the second and adopts it then."""
+_LONGEST_LOOK = 4
+_FIRST_LOOK = 5.0
+"""Plain rounds that the first look at a drafter is worth."""
 _CHECK_SHARE = 0.002
 """Of the time of drafting, what looking again at plain decoding may cost."""
 
@@ -83,6 +88,8 @@ class Controller:
         self._last_rows = 0
         self._skipped = 0
         self._plain_at = 0
+        self._fresh = 0
+        self._untried = True
         self._accepted = 0
 
     def open(self, depth: int = 0) -> Policy:
@@ -200,6 +207,7 @@ class Controller:
         """
         costs = self.costs
         self._depth = depth
+        self._fresh = _TO_CAPTURE if n_rows != self._last_rows else max(self._fresh - 1, 0)
         if n_rows == self._last_rows:
             costs.observe_step(n_rows, depth, verify_s)
         elif self._skipped:  # the mean of several passes
@@ -216,9 +224,14 @@ class Controller:
         if n_drafting:
             if not self._exploring:  # else it had many rows to inject
                 costs.observe_draft(n_drafting, depth, draft_s)
+            usual_s = costs.step_s(n_rows, depth)
+            if self._fresh and self.prior.rounds < _KNOWN_ROUNDS:
+                # The graphs of a first width are made once; what a drafter is worth, they do not
+                # tell.
+                verify_s = min(verify_s, usual_s)
             expected = costs.host_s + costs.draft_host_s
             seconds = draft_s + verify_s + (expected if host_s is None else host_s)
-            expected += costs.draft_s(n_drafting, depth) + costs.step_s(n_rows, depth)
+            expected += costs.draft_s(n_drafting, depth) + usual_s
             self._settle(seconds, expected + costs.switch_s)
 
     def _hopes(self, policy: Policy, chain: Sequence[float]) -> list[float]:
@@ -265,9 +278,8 @@ class Controller:
         self._prices = [self._rate * (seconds - self._passes[0]) for seconds in self._passes]
         if self._drafting:
             self._idle = 2 if on and findings and self._forgets_plain(findings) else 0
-            self._replan_at = (
-                now + self._idle + min(1 if early or wait == 0 else _REPLAN, max(wait, 1))
-            )
+            steps = self._look() if self._exploring else 1 if early or wait == 0 else _REPLAN
+            self._replan_at = now + self._idle + min(steps, max(wait, steps if wait == 0 else 1))
         else:
             self._idle = wait - 1
             self._replan_at = 0
@@ -341,7 +353,9 @@ class Controller:
             due.sort(key=lambda policy: policy.rounds)
             due = due[: 1 + len(self._members) // 4]
             loss = self._probe_loss(due, n_on)
-        if loss > self._purse.amount:
+        # Of a drafter never seen, the first look is worth what it takes.
+        first = self._untried and self.prior.rounds == 0 and loss <= _FIRST_LOOK * self._look()
+        if loss > self._purse.amount and not first:
             # The context goes on growing while it waits.
             upkeep = self.costs.inject_s * len(due) / self._passes[0]
             wait = self._purse.wait(loss, upkeep)
@@ -350,6 +364,7 @@ class Controller:
             for policy in due:
                 policy.off = True
             return _LONGEST_PAUSE
+        self._untried = False
         for policy in due:
             policy.probing = True
             policy.survival.rest(self._round - policy.rest_from)
@@ -369,7 +384,14 @@ class Controller:
         if not n_on:
             verify += 2 * costs.switch_s + costs.draft_host_s
         hopes = sum(sum(curve[:_PROBED]) for curve in _typical(due))
-        return (extra + max(verify - hopes * passes[0] / self._base, 0.0)) / passes[0]
+        loss = extra + max(verify - hopes * passes[0] / self._base, 0.0)
+        if not n_on:  # the rounds after the first need no new graph
+            loss += (self._look() - 1) * max(loss - 2 * costs.switch_s, 0.0)
+        return loss / passes[0]
+
+    def _look(self) -> int:
+        """Rounds of a probe: more where going there costs more than being there."""
+        return min(max(round(2 * self.costs.switch_s / self._passes[0]), 1), _LONGEST_LOOK)
 
     def _promises(self, policy: Policy) -> bool:
         """Whether drafting would pay if all sequences were like this one, and it as good as its

@@ -125,8 +125,9 @@ def _controller(
         once = "" if anew else ", once"
         say(f"measuring what drafting costs on this machine{once}: a few seconds")
 
+    prior = calibration.known_prior(target, drafter)
     costs = calibration.measure(target, drafter, before=begin, anew=anew)
-    return Controller(costs, drafter.block_size)
+    return Controller(costs, drafter.block_size, prior)
 
 
 class _Progress:

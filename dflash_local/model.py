@@ -28,6 +28,7 @@ from dflash_local.sequence import Request
 from dflash_local.stats import Stats
 from dflash_local.target import Target
 from dflash_local.text import TextStream
+from dflash_local.verify import verify
 from dflash_local.worker import Job, Worker
 
 _SAMPLING = {field.name for field in fields(SamplingParams)}
@@ -234,11 +235,19 @@ class Model:
     def close(self) -> None:
         """End what runs and free everything. Safe to call again."""
         self._worker.close()
-        if self._engine.controller and self.drafter and self.target.is_open:
-            calibration.keep(self.target, self.drafter, self._engine.controller.costs)
+        self._keep_costs()
         if self.drafter:
             self.drafter.close()
         self.target.close()
+
+    def _keep_costs(self) -> None:
+        """What was learnt while decoding, unless something else than the target judged drafts."""
+        engine = self._engine
+        learnt = engine.controller and self.target.is_open and engine.verifier is verify
+        if engine.controller and self.drafter and learnt:
+            calibration.keep(
+                self.target, self.drafter, engine.controller.costs, engine.controller.prior
+            )
 
     def __enter__(self) -> Model:
         return self

@@ -7,6 +7,9 @@ INCOME = 0.008
 FULL, AT_FIRST = 3.0, 3.5
 """The most that is saved up, and what there is at the very start: an answer of 200 tokens loses no
 more than 3 % by a drafter that is of no use."""
+DEAREST = 10.0
+"""The most that a single look is worth; where graphs are made anew for it, a tiny model's step is
+little beside them."""
 SUSPENDED, _LONGEST = 64, 1024
 """Rounds without drafting after `_BEHIND`, twice as many each time, until it
 has paid in between."""
@@ -23,6 +26,7 @@ class Purse:
 
     def __init__(self) -> None:
         self.amount = AT_FIRST
+        self._full = FULL
         self.suspended_until = 0
         self._suspended = SUSPENDED
         self._lead = _AT_FIRST_LEAD
@@ -37,7 +41,7 @@ class Purse:
     def earn(self, now: int) -> None:
         """The income since the last call; `now` counts rounds."""
         earned = self.amount + INCOME * (now - self._round)
-        self.amount = max(min(earned, FULL), self.amount)
+        self.amount = max(min(earned, self._full), self.amount)
         self._round = now
 
     def wait(self, price: float, upkeep: float) -> int | None:
@@ -45,7 +49,11 @@ class Purse:
         if upkeep >= INCOME:
             return None
         rounds = int((price - self.amount) / (INCOME - upkeep)) + 1
-        return rounds if price + upkeep * rounds <= FULL else None
+        price += upkeep * rounds
+        if price > DEAREST:
+            return None
+        self._full = max(FULL, price)
+        return rounds
 
     def settle(self, gained: float, now: int, *, exploring: bool, learning: bool) -> None:
         """After a round that drafted and was `gained` plain rounds ahead of plain decoding.
@@ -55,7 +63,7 @@ class Purse:
         """
         paid = exploring or learning
         self.amount += gained if paid else _SHARE_OF_GAIN * gained
-        self.amount = min(self.amount, AT_FIRST if paid else FULL)
+        self.amount = min(self.amount, AT_FIRST if paid else self._full)
         if exploring:
             return
         self._trend += _BLEND * (gained - self._trend)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 FACE_VALUE = (-0.3, 1.1)
 """`a`, `b` of a drafter that is as often right as it says (fits within 0.03 from 0.2 to 0.99)."""
@@ -94,6 +95,32 @@ class Prior:
         self._filter = _Filter(*FACE_VALUE, *_UNKNOWN)
         self._recent: deque[Sequence[float]] = deque(maxlen=_RECENT)
         self._cold = self.curve
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: what is known, without the drafts that it was learnt from."""
+        known = self._filter
+        return {
+            "rounds": self.rounds,
+            "curve": self.curve,
+            "filter": [known.a, known.b, known.aa, known.ab, known.bb],
+        }
+
+    @classmethod
+    def from_dict(cls, raw: Any, block_size: int) -> Prior:
+        """From `as_dict`. Raises ValueError when it is not that, or of another block size."""
+        prior = cls(block_size)
+        try:
+            curve = [float(chance) for chance in raw["curve"]]
+            known = [float(x) for x in raw["filter"]]
+            rounds = int(raw["rounds"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"no prior: {error!r}") from None
+        numbers = [*curve, *known]
+        if len(curve) != block_size - 1 or len(known) != 5 or not all(map(math.isfinite, numbers)):
+            raise ValueError(f"no prior of a block of {block_size}")
+        prior.rounds, prior.curve, prior._filter = rounds, curve, _Filter(*known)
+        prior._cold = curve
+        return prior
 
     def filter(self) -> _Filter:
         """For a request of which nothing is seen."""

@@ -116,6 +116,11 @@ MACHINES = {
             {1: 0.35, 2: 0.40, 4: 0.44, 8: 0.55, 9: 0.62, 16: 0.75, 32: 1.0, 64: 1.5, 128: 2.6},
             draft=0.35, draft_more=0.05, switch=0.25, inject=0.001, host=0.05, draft_host=0.06,
         ),
+        Machine(  # a new graph costs two steps: the shipped pair as measured on an H200
+            "tiny-h200",
+            {1: 0.32, 2: 0.37, 4: 0.41, 8: 0.46, 9: 0.95, 16: 1.02, 32: 1.23, 64: 1.47, 128: 2.4},
+            draft=0.30, draft_more=0.035, switch=0.6, inject=0.001, host=0.01, draft_host=0.05,
+        ),
     )
 }  # fmt: skip
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -131,3 +133,23 @@ def test_far_less_kept_than_promised() -> None:
     silent = Survival(Prior(BLOCK))  # gives no probabilities
     follow(silent, TEXTS["geometric 0.6 certain"], 60)
     assert silent.shortfall() is None
+
+
+def test_a_prior_is_kept_and_read_again() -> None:
+    prior = Prior(8)
+    survival = Survival(prior)
+    for accepted in (3, 0, 7, 2, 5) * 12:
+        survival.notice([-0.2] * 7)
+        survival.observe([-0.2] * 7, 7, accepted)
+    again = Prior.from_dict(json.loads(json.dumps(prior.as_dict())), 8)
+    assert again.rounds == prior.rounds and again.curve == pytest.approx(prior.curve)
+    chain = [-0.1, -0.5, -2.0]
+    assert Survival(again).curve(chain) == pytest.approx(Survival(prior).curve(chain))
+
+
+@pytest.mark.parametrize(
+    "raw", [None, {}, {"rounds": 1, "curve": [0.5], "filter": [0] * 5}, {"curve": "x"}]
+)
+def test_what_is_no_prior_is_refused(raw: Any) -> None:
+    with pytest.raises(ValueError, match="no prior"):
+        Prior.from_dict(raw, 8)
