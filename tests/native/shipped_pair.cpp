@@ -96,9 +96,9 @@ std::vector<float> shipped_pair::features(int n, int first) const {
 }
 
 std::unique_ptr<dflash::fused_drafter> shipped_pair::open_drafter(
-    int n_seq, int n_ctx, const dflash::draft_capabilities & allowed) const {
+    int n_seq, int n_ctx, const dflash::draft_capabilities & allowed, int draft_window) const {
     return std::make_unique<dflash::fused_drafter>(model(), nullptr, drafter_path_, n_seq, n_ctx,
-                                                   top_k, n_threads, allowed);
+                                                   top_k, n_threads, allowed, draft_window);
 }
 
 std::unique_ptr<dflash::fused_drafter> shipped_pair::open_drafter(const std::string & path) const {

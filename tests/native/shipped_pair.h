@@ -40,7 +40,8 @@ class shipped_pair {
     std::vector<float> features(int n, int first = 0) const;
 
     std::unique_ptr<dflash::fused_drafter> open_drafter(
-        int n_seq = 1, int n_ctx = 1024, const dflash::draft_capabilities & allowed = {}) const;
+        int n_seq = 1, int n_ctx = 1024, const dflash::draft_capabilities & allowed = {},
+        int draft_window = 0) const;
     std::unique_ptr<dflash::fused_drafter> open_drafter(const std::string & path) const;
     std::unique_ptr<dflash::fused_drafter> open_drafter(const dflash::tap_store & store,
                                                         int n_seq = 1) const;
