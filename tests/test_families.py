@@ -88,13 +88,16 @@ def test_a_drafter_of_each_family_loads_and_changes_no_answer(
     prompt, wanted = list(range(40, 90)), {"max_tokens": 40, "temperature": 0.0}
     with load(target, path, n_ctx=256, kv_type="q8_0", n_gpu_layers=0, quiet=True) as model:
         assert isinstance(model.drafter, LlamaDrafter)
-        assert model.draft_width == model.drafter.spec.n_draft + 1
+        widest = model.engine.max_width
+        assert widest == model.drafter.spec.n_draft + 1
         plain = model.generate(prompt, draft_width=0, **wanted).tokens
-        for width in (2, model.draft_width):
+        for width in (2, widest):
             result = model.generate(prompt, draft_width=width, **wanted)
             assert result.tokens == plain
             assert result.stats.drafted > 0
-        tail = model.generate(list(range(40, 90)) * 5, max_tokens=None, temperature=0.0)
+        assert model.generate(prompt, draft_width="auto", **wanted).tokens == plain
+        full: dict[str, Any] = {"max_tokens": None, "temperature": 0.0, "draft_width": widest}
+        tail = model.generate(list(range(40, 90)) * 5, **full)
         assert tail.finish_reason in ("length", "stop")
 
 
