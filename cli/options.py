@@ -112,7 +112,8 @@ LOADING = (
         type=whole(0),
         metavar="N",
         show_default="the whole context",
-        help="Tokens that the drafter looks back at; its cache holds no more of them.",
+        help="Tokens that the drafter looks back at, and keeps in memory. Helps beyond the length "
+        "of the texts that it was trained on.",
     ),
     option(
         "--split-mode",

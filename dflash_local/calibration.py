@@ -276,6 +276,7 @@ def _key(target: Target, drafter: Drafter) -> str:
         "format": _FORMAT,
         "target": _file(target.path),
         "drafter": [_file(getattr(drafter, "path", None)), type(drafter).__name__],
+        "window": getattr(drafter, "draft_window", 0),
         "options": options,
         "threads": target.n_threads,
         "build": runtime.llama_build(),

@@ -48,10 +48,13 @@ def load(
     the rows of one prompt batch; `split_mode` ("layer", "row", "none"), `main_gpu` and
     `tensor_split` are llama.cpp's way to spread a model over GPUs. `n_seq` sequences can be decoded
     at once, in the one context that they share. The drafter looks back at `draft_window` tokens of
-    a sequence, and its cache holds no more of them; 0 is for all. `recalibrate` measures what
-    drafting costs on this machine though it is known from an earlier time. Raises FileError for bad
-    files, PairError where the two do not fit, InputError for what does not fit the memory, with the
-    numbers, BackendError where llama.cpp itself fails.
+    a sequence, and its cache holds hardly more of them; 0 is for all. That is the default, as no
+    file says how long the texts were that its drafter was trained on. Beyond that length drafts are
+    poor without a window: the shipped pair accepts 2.3 tokens a round after 1800 with a window of
+    512, 1.1 without; after 500 both accept 2.6. `recalibrate` measures what drafting costs on this
+    machine though it is known from an earlier time. Raises FileError for bad files, PairError where
+    the two do not fit, InputError for what does not fit the memory, with the numbers, BackendError
+    where llama.cpp itself fails.
     """
     say = _silent if quiet else _to_stderr
     target_file = GgufFile.open(target)
