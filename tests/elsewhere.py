@@ -111,7 +111,7 @@ MACHINES = {
     # Looks now and then whether it pays.
     "probing": _machine({1: 4.0, 16: 8.0}, 4.0),
     # Looks once, and is done with it.
-    "resigning": _machine({1: 4.0, 16: 24.0}, 8.0, inject=0.02),
+    "resigning": _machine({1: 4.0, 16: 24.0}, 8.0, inject=0.1),
     # Does not even look.
     "hopeless": _machine({1: 4.0, 16: 64.0}, 40.0, inject=0.2),
 }

@@ -126,8 +126,8 @@ def test_the_machines_do_what_they_are_here_for(pair: Pair, prompts: list[list[i
     assert len(seen["by the row"]) > 3
     assert seen["even"][1] > 9 and len(seen["even"]) > 3  # in one answer, plain and drafted
     assert seen["by lot"][1] > 9 and len(seen["by lot"]) > 4
-    assert seen["probing"][1] > 80 and len(seen["probing"]) > 1
-    assert seen["resigning"][1] > 80 and len(seen["resigning"]) > 1
+    assert seen["probing"][1] > 48 and len(seen["probing"]) > 1
+    assert seen["resigning"][1] > 48 and len(seen["resigning"]) > 1
     assert list(seen["hopeless"]) == [1]
     assert {name for name, off in resigned.items() if off} == {"resigning", "hopeless"}
 
