@@ -31,7 +31,7 @@ _TURN = 0.4
 """What a turn of the text adds to the variance of `a`, and how many variances of the outcomes of
 the last rounds, each weighing `_MEMORY` of the next, show it."""
 _MEMORY, _SURPRISE = 0.85, 5.0
-_COLD_CHANCE = 0.75
+_COLD_CHANCE = 0.8
 _YOUNG = 32
 """Rounds by which a drafter is known."""
 _SPARSE, _SHARE = 4, 0.06
