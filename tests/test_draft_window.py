@@ -106,9 +106,13 @@ def test_a_short_roll_back_loses_nothing(length: int, make_twin: TwinMaker) -> N
 
 
 def test_rows_that_were_overwritten_are_not_looked_at(make_twin: TwinMaker) -> None:
-    twin = make_twin(n_ctx=N_CTX, draft_window=100)
+    twin = make_twin(n_seq=2, n_ctx=N_CTX, draft_window=100)
+    twin.inject(1, 250)
     twin.draft({0: 600})
     kept_from = 600 + twin.block_size - N_RING
+    twin.copy(0, 1, 400)
+    twin.reference.draft_window = 400 - kept_from
+    twin.draft({1: 0})
     for length, seen in ((400, 400 - kept_from), (kept_from + 1, 1)):
         twin.truncate(0, length)
         twin.reference.draft_window = seen
@@ -154,10 +158,10 @@ def test_any_history_leaves_what_its_calls_say(data: st.DataObject, history: His
         elif call == "draft":
             history.draft(seq, data.draw(st.integers(0, min(80, N_CTX - length)), "rows"))
         elif call == "truncate":
-            back = data.draw(st.sampled_from([0, 1, 30, 150, 400, length]), "back")
+            back = data.draw(st.sampled_from([0, 1, 30, 150, 230, 400, length]), "back")
             history.truncate(seq, max(0, length - back))
         else:
-            back = data.draw(st.sampled_from([0, 20, 200, length]), "back")
+            back = data.draw(st.sampled_from([0, 20, 200, 230, length]), "back")
             history.copy(seq, data.draw(sequences, "to"), max(0, length - back))
     for seq in range(3):
         history.draft(seq, min(2, N_CTX - history.twin.native.length(seq)))
