@@ -96,6 +96,8 @@ class Controller:
         """A request begins, after `depth` tokens in all caches."""
         if depth:
             self._depth = depth
+        if len(self._members) <= 1:
+            self._purse.forgive()
         return Policy(Survival(self.prior), rest_from=self._round, next_probe=self._round)
 
     @property

@@ -38,6 +38,12 @@ class Purse:
         """Whether the last few rounds that drafted were behind plain decoding."""
         return self._trend < 0
 
+    def forgive(self) -> None:
+        """Another text begins, and what the last one lost says little of it."""
+        self.suspended_until = 0
+        self._lead = max(self._lead, _AT_FIRST_LEAD)
+        self._trend = 0.0
+
     def earn(self, now: int) -> None:
         """The income since the last call; `now` counts rounds."""
         earned = self.amount + INCOME * (now - self._round)
