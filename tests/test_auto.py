@@ -190,7 +190,10 @@ def test_stop_texts_are_found_wherever_they_come(pair: Pair, decider: str) -> No
         # The last token is one that brings the stop text, and none comes after it.
         before = pair.target.vocabulary.detokenize(result.tokens[:-1])
         assert stop in pair.target.vocabulary.detokenize(result.tokens) and stop not in before
-        pair.in_step(model.engine, [*pair.tokens(prompt), *result.tokens])
+        ended = [*pair.tokens(prompt), *result.tokens]
+        pair.in_step(model.engine, ended)
+        # Nothing is left of what was decoded beyond: the next answer goes on from there.
+        assert model.generate(ended, max_tokens=4).tokens == pair.plain(ended, 4).tokens
 
 
 @pytest.mark.parametrize("decider", DECIDERS)

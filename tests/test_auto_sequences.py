@@ -10,9 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from adversarial import ScriptedDrafter
 from dflash_local import demo, rounds
+from dflash_local.draft import Draft
 from dflash_local.drafter import FusedDrafter
 from dflash_local.engine import Engine
 from dflash_local.sampling import TokenLogprob
@@ -20,7 +24,7 @@ from dflash_local.sequence import Sequence as Answer
 from dflash_local.target import Target
 from elsewhere import DECIDERS, Fickle, controller
 from gap_rule import equal_by_gap_rule, joint_noise
-from pair_engine import answer, fused_drafter, open_target, request
+from pair_engine import answer, fused_drafter, open_target, prefill, request
 from test_auto import add_up
 
 N = 40
@@ -159,6 +163,38 @@ def test_one_that_is_cancelled_leaves_the_others_alone(bench: Bench, decider: st
         engine.end(sequence)
         bench.check(engine, i, sequence)
     assert [s.finish_reason == "cancelled" for s in sequences] == [False, True, False]
+
+
+class Listener(ScriptedDrafter):
+    """Keeps all that is injected; what it drafts is as good as nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda *_: Draft.chain([5, 6, 7]), n_seq=N_SEQ)
+        self.rows: list[list[NDArray[np.float32]]] = [[] for _ in range(N_SEQ)]
+
+    def inject(self, seq: int, features: NDArray[np.float32]) -> None:
+        super().inject(seq, features)
+        self.rows[seq].append(np.asarray(features).copy())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_drafter_hears_of_every_row_of_its_sequence(bench: Bench, seed: int) -> None:
+    """Once and in order, whether drafted, decoded ahead or among those of other sequences."""
+    drafter = Listener()
+    engine = Engine(bench.target, drafter, N_SEQ, Fickle(seed))
+    engine.forget_all()
+    sequences = [engine.begin(request(bench.plain[i].prompt, "auto", N)) for i in range(3)]
+    engine.run(sequences)
+    for slot in engine.slots:
+        assert len(slot.cached) == drafter.length(slot.seq)
+    texts = {s.slot.seq: [*s.request.prompt, *s.tokens][:-1] for s in sequences}
+    engine.forget_all()
+    for seq, text in texts.items():
+        heard, told = np.concatenate(drafter.rows[seq]), prefill(bench.target, text)
+        bench.target.clear(0)
+        # Batches round otherwise; another row's states have nothing in common with these.
+        apart = np.linalg.norm(heard - told, axis=1) / np.linalg.norm(told, axis=1)
+        assert apart.max() < 0.1
 
 
 @pytest.mark.parametrize("decider", ["cheap", "even", "hopeless", "by lot"])
