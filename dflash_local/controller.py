@@ -307,7 +307,7 @@ class Controller:
         weight = min((self._round - self._planned_at) * (1.0 if self._early else 0.5), 1.0)
         self._doubt = max(self._doubt + weight * (1.0 - gain), 0.0)
         # What going plain costs, and coming back: less is not worth the way.
-        return self._doubt < max(_DOUBT, 0.5 * self.costs.switch_s / self._passes[0])
+        return self._doubt < max(_DOUBT, 1.5 * self.costs.switch_s / self._passes[0])
 
     def _best_set(self, policies: Sequence[Policy]) -> tuple[list[Policy], Findings]:
         """The sequences to draft for, and what it would bring: the best 1, 2, 4, ... or all."""

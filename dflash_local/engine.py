@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as List
 from contextlib import ExitStack
 
 from dflash_local.caches import Caches
 from dflash_local.controller import Controller, Policy
+from dflash_local.draft import Draft
 from dflash_local.drafter import Drafter
 from dflash_local.errors import InputError
 from dflash_local.rounds import Rounds, Verifier
@@ -47,6 +49,16 @@ class Engine:
     @verifier.setter
     def verifier(self, verifier: Verifier) -> None:
         self._rounds.verifier = verifier
+
+    @property
+    def judge(self) -> Callable[[Draft], Draft]:
+        """What drafts pass through before they are checked: as they are. A benchmark whose verifier
+        does not go by the target puts in what drafts are worth to that one."""
+        return self._rounds.judge
+
+    @judge.setter
+    def judge(self, judge: Callable[[Draft], Draft]) -> None:
+        self._rounds.judge = judge
 
     @property
     def max_width(self) -> int:

@@ -16,7 +16,7 @@ has paid in between."""
 
 _BLEND = 0.25
 _SHARE_OF_GAIN = 0.05
-_AHEAD, _AT_FIRST_LEAD, _BEHIND = 8.0, -3.0, -6.0
+_AHEAD, _AT_FIRST_LEAD, _BEHIND = 12.0, -3.0, -7.0
 """The most lead that is remembered, and the lag at which drafting is suspended. The estimates end
 drafting long before; this is for what they cannot see."""
 

@@ -36,6 +36,7 @@ class Rounds:
         self.drafter = caches.drafter
         self.controller = controller if caches.drafter else None
         self.verifier: Verifier = verify
+        self.judge: Callable[[Draft], Draft] = _as_it_is
         self._caches = caches
         self._max_width = caches.drafter.block_size if caches.drafter else 0
         self._step_s = 1.0  # of a plain step, lately
@@ -52,8 +53,8 @@ class Rounds:
         start = time.perf_counter()
         limits = self._limits(sequences)
         wanted = self._wanted(sequences, limits)
-        if not any(wanted) and all(sequence.takes_best for sequence in sequences):
-            self._decode_ahead(sequences, start)
+        if not any(wanted):
+            self._decode_plainly(sequences, start)
             return
         self._catch_up(sequences, wanted)
         began = time.perf_counter()
@@ -166,7 +167,8 @@ class Rounds:
         ]
         for i, draft in zip(places, self.drafter.draft(requests), strict=True):
             sequences[i].slot.pending = []
-            drafts[i] = _checked(draft.valid_prefix(self.target.n_vocab).clip(limits[i]))
+            checked = _checked(draft).valid_prefix(self.target.n_vocab)
+            drafts[i] = self.judge(checked).clip(limits[i])
         self._choose_widths(sequences, drafts, limits)
         return drafts
 
@@ -185,27 +187,20 @@ class Rounds:
         for i, width in zip(left, widths, strict=True):
             drafts[i] = drafts[i].clip(width - 1)
 
-    def _decode_ahead(self, sequences: List[Sequence], start: float) -> None:
-        """Several plain rounds at once, where these take less than a reader could notice: what
-        Python does between two passes costs a small model more than a tenth of its speed."""
+    def _decode_plainly(self, sequences: List[Sequence], start: float) -> None:
+        """A plain round, or several at once."""
         n = len(sequences)
-        left = [s.remaining for s in sequences if s.remaining is not None]
-        by_time = int(_AHEAD_S / self._step_s) + 1
-        most = _MOST_AHEAD if n == self._last_rows else _TO_WARM_UP
-        n_steps = min([*left, self._caches.free_cells // n, by_time, most])
-        if self.controller and any(s.policy is not None for s in sequences):
-            n_steps = min(n_steps, self.controller.idle + 1)
-        n_steps = max(n_steps, 1)
         rebuilds = self.target.n_rebuilds
-        steps = self._caches.decode_ahead(
-            [s.anchor for s in sequences],
-            [len(s.slot.cached) for s in sequences],
-            [s.slot.seq for s in sequences],
-            n_steps,
-        )
+        if all(sequence.takes_best for sequence in sequences):
+            steps = self._decode_ahead(sequences)
+            decoded = sampled = time.perf_counter()
+        else:
+            self._decode(sequences, [_NO_DRAFT] * n)
+            decoded = time.perf_counter()
+            steps = [[self.draw(sequence, row, row) for row, sequence in enumerate(sequences)]]
+            sampled = time.perf_counter()
         rebuilds = self.target.n_rebuilds - rebuilds
         self._last_rows = n
-        decoded = time.perf_counter()
         seconds = (decoded - start) / len(steps)
         self._step_s += (seconds - self._step_s) / 4
         for i, sequence in enumerate(sequences):
@@ -214,6 +209,7 @@ class Rounds:
         for sequence in sequences:
             stats = sequence.stats
             stats.verify_s += decoded - start
+            stats.sample_s += sampled - decoded
             stats.decode_s += end - start
             stats.graph_rebuilds += rebuilds
         if self.controller and any(s.policy is not None for s in sequences):
@@ -222,8 +218,25 @@ class Rounds:
                 n, 0, self._caches.depth, 0.0, seconds, (end - decoded) / len(steps)
             )
 
+    def _decode_ahead(self, sequences: List[Sequence]) -> list[list[int]]:
+        """As many steps as take less time than a reader could notice: what Python does between two
+        passes costs a small model more than a tenth of its speed."""
+        n = len(sequences)
+        left = [s.remaining for s in sequences if s.remaining is not None]
+        by_time = int(_AHEAD_S / self._step_s) + 1
+        most = _MOST_AHEAD if n == self._last_rows else _TO_WARM_UP
+        n_steps = min([*left, self._caches.free_cells // n, by_time, most])
+        if self.controller and any(s.policy is not None for s in sequences):
+            n_steps = min(n_steps, self.controller.idle + 1)
+        return self._caches.decode_ahead(
+            [s.anchor for s in sequences],
+            [len(s.slot.cached) for s in sequences],
+            [s.slot.seq for s in sequences],
+            max(n_steps, 1),
+        )
+
     def _emit_steps(self, sequence: Sequence, tokens: List[int], place: int, n: int) -> None:
-        """What a sequence has decoded ahead, up to its end; rows beyond are forgotten."""
+        """What a sequence has decoded plainly, up to its end; rows beyond are forgotten."""
         slot = sequence.slot
         first = self.target.first_stored + place
         ends_text = self.target.vocabulary.ends_text
@@ -233,6 +246,8 @@ class Rounds:
             slot.cached.append(sequence.anchor)
             if self.drafter and sequence.keeps_features:
                 slot.pending.append(first + step * n)
+            elif slot.pending:
+                slot.pending = []  # it has given up drafting
             sequence.stats.record_round(drafted=0, emitted=1)
             if sequence.emit(token, ends_text=ends_text(token)):
                 if step + 1 < len(tokens):
@@ -304,4 +319,8 @@ class Rounds:
 def _checked(draft: Draft) -> Draft:
     if not draft.is_chain:
         raise InputError("this engine verifies chains; the drafter proposed a tree")
+    return draft
+
+
+def _as_it_is(draft: Draft) -> Draft:
     return draft

@@ -175,13 +175,14 @@ def _accepting(engine: Engine, p: float | None, seed: int) -> Iterator[None]:
     if p is None:
         yield
         return
-    merit = engine.verifier
+    merit, as_they_are = engine.verifier, engine.judge
     ends_text = engine.target.vocabulary.ends_text
-    engine.verifier = SyntheticVerifier(p, seed, ends_text=ends_text)
+    synthetic = SyntheticVerifier(p, seed, ends_text=ends_text)
+    engine.verifier, engine.judge = synthetic, synthetic.judge
     try:
         yield
     finally:
-        engine.verifier = merit
+        engine.verifier, engine.judge = merit, as_they_are
 
 
 def _peer(model: Model, order: Order, p: float | None) -> Peer | None:

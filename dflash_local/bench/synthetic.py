@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -100,6 +101,10 @@ class SyntheticVerifier:
             if stop(token):
                 return Verdict(tokens, path, finished=True)
         return Verdict(tokens, path, finished=False)
+
+    def judge(self, draft: Draft) -> Draft:
+        """The draft with the log-probabilities of a drafter that knows how it will be checked."""
+        return replace(draft, logprobs=[math.log(max(self.p, 1e-9))] * len(draft))
 
     def _survivor(
         self, draft: Draft, siblings: list[int], chance: float
