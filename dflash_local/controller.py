@@ -32,6 +32,8 @@ _LONGEST_PAUSE = 4096
 _FIRST_PAUSE, _BACKOFF = 16, 64
 """Rounds without drafting after an end of it, and the longest between probes that can be paid."""
 _GAIN_TO_BEGIN = 1.02
+_ANSWER = 100
+"""Rounds of a usual answer."""
 _DOUBT = 0.3
 """Loss, added up over plans, at which drafting ends."""
 _REPLAN, _EARLY_ROUNDS = 8, 4
@@ -47,6 +49,8 @@ _BLEND = 0.15
 _HICCUP = 1.5
 _TO_CAPTURE = 3
 """Passes of another width that make graphs: a GPU captures with the second and adopts it then."""
+_IN_DEBT = -3.0
+"""Plain rounds lost at which learning what a drafter is worth ends."""
 _LONGEST_LOOK = 4
 _FIRST_LOOK = 5.0
 """Plain rounds that the first look at a drafter is worth."""
@@ -298,11 +302,13 @@ class Controller:
 
         A few drafts tell little, so a loss must be large or last before drafting ends.
         """
-        if self._purse.amount < 0 and self.prior.rounds < _KNOWN_ROUNDS:
+        if self._purse.amount < _IN_DEBT and self.prior.rounds < _KNOWN_ROUNDS:
             return False
         if not self._drafting or self._exploring:
             self._doubt = 0.0
-            return gain >= _GAIN_TO_BEGIN
+            # The way there and back must be earned, too, in as long as answers are.
+            way = 2 * self.costs.switch_s / self._passes[0]
+            return gain >= _GAIN_TO_BEGIN + way / _ANSWER
         # Plans that follow one another closely judge by the same drafts.
         weight = min((self._round - self._planned_at) * (1.0 if self._early else 0.5), 1.0)
         self._doubt = max(self._doubt + weight * (1.0 - gain), 0.0)

@@ -18,8 +18,8 @@ from dflash_local.sequence import Sequence
 from dflash_local.verify import Verdict, verify
 
 _NO_DRAFT = Draft.chain([])
-_MOST_WITH_A_DRAFT = 64
-"""Rows to inject that a draft graph takes along."""
+_MOST_WITH_A_DRAFT = 16
+"""Rows to inject that a draft takes along: those of a round, so that drafts take alike long."""
 _AHEAD_S, _MOST_AHEAD = 0.004, 16
 """What is decoded ahead, in seconds and steps: it delays the answer on its way, and a cancel."""
 _TO_WARM_UP = 2

@@ -34,7 +34,7 @@ _MEMORY, _SURPRISE = 0.85, 5.0
 _COLD_CHANCE = 0.8
 _YOUNG = 32
 """Rounds by which a drafter is known."""
-_SPARSE, _SHARE = 4, 0.06
+_SPARSE, _SHARE = 4, 0.02
 """Then one round in so many, to save time, moves the curve that the next request starts from."""
 _RECENT = 8
 _FLOOR, _NUDGE = -20.0, 0.001
@@ -93,7 +93,7 @@ class Prior:
         self.curve = [_COLD_CHANCE**j for j in range(1, block_size)]
         self.rounds = 0
         self._filter = _Filter(*FACE_VALUE, *_UNKNOWN)
-        self._recent: deque[Sequence[float]] = deque(maxlen=_RECENT)
+        self._recent: deque[Sequence[float]] = deque(maxlen=_YOUNG)
         self._cold = self.curve
 
     def as_dict(self) -> dict[str, Any]:
