@@ -67,18 +67,25 @@ def measure(
     return costs
 
 
-def known_prior(target: Target, drafter: Drafter) -> Prior:
-    """What earlier processes have learnt of this drafter's drafts; else what is thought of any."""
+def known_priors(target: Target, drafter: Drafter) -> tuple[Prior, Prior]:
+    """What earlier processes have learnt of this drafter's drafts, of greedy requests and of those
+    that sample; else what is thought of any."""
     try:
         raw = json.loads(_place(target, drafter).read_text())
-        return Prior.from_dict(raw.get("prior"), drafter.block_size)
-    except (OSError, ValueError, AttributeError):
-        return Prior(drafter.block_size)
+        greedy, sampled = raw["priors"]
+        size = drafter.block_size
+        return Prior.from_dict(greedy, size), Prior.from_dict(sampled, size)
+    except (OSError, ValueError, LookupError, TypeError):
+        return Prior(drafter.block_size), Prior(drafter.block_size)
 
 
-def keep(target: Target, drafter: Drafter, costs: Costs, prior: Prior | None = None) -> None:
+def keep(
+    target: Target, drafter: Drafter, costs: Costs, priors: tuple[Prior, Prior] | None = None
+) -> None:
     """For the next process, which begins with what this one has learnt."""
-    kept = costs.as_dict() | ({"prior": prior.as_dict()} if prior is not None else {})
+    kept = costs.as_dict()
+    if priors is not None:
+        kept["priors"] = [prior.as_dict() for prior in priors]
     try:
         place = _place(target, drafter)
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -62,10 +62,18 @@ class Controller:
     """Decides for all sequences of one engine. In each round: `n_drafts`; where any drafted,
     `widths`, and `observe` for each that did; `observe_round`."""
 
-    def __init__(self, costs: Costs, block_size: int, prior: Prior | None = None) -> None:
+    def __init__(
+        self,
+        costs: Costs,
+        block_size: int,
+        prior: Prior | None = None,
+        sampled: Prior | None = None,
+    ) -> None:
         """`block_size` rows with the anchor are the most that a sequence verifies."""
         self.costs = costs
-        self.prior = prior or Prior(block_size)
+        self.priors = {True: prior or Prior(block_size), False: sampled or Prior(block_size)}
+        """By whether the request is greedy: a draw hits the likeliest draft less often."""
+        self.prior = self.priors[True]  # of the request that began last
         self._n_draft = block_size - 1
         self._purse = Purse()
         self._round = 0
@@ -96,10 +104,11 @@ class Controller:
         self._untried = True
         self._accepted = 0
 
-    def open(self, depth: int = 0) -> Policy:
+    def open(self, depth: int = 0, *, greedy: bool = True) -> Policy:
         """A request begins, after `depth` tokens in all caches."""
         if depth:
             self._depth = depth
+        self.prior = self.priors[greedy]
         if len(self._members) <= 1:
             self._purse.forgive()
         return Policy(Survival(self.prior), rest_from=self._round, next_probe=self._round)

@@ -88,7 +88,9 @@ class Engine:
         sampler.accept_prompt(request.prompt)
         # The last row of the prompt is always decoded: its logits give the first token.
         n_common = min(slot.common_prefix(request.prompt), len(request.prompt) - 1)
-        policy = self._open_policy(slot, n_common) if request.draft_width == "auto" else None
+        policy = (
+            self._open_policy(slot, n_common, request) if request.draft_width == "auto" else None
+        )
         drafts = request.drafts if policy is None else not policy.off
         self.caches.roll_back(slot, n_common, for_drafts=drafts and self.drafter is not None)
         slot.busy = True
@@ -96,10 +98,10 @@ class Engine:
         stats = Stats(prompt_tokens=len(request.prompt), cached_tokens=len(slot.cached))
         return Sequence(request, slot, sampler, stats, policy)
 
-    def _open_policy(self, slot: Slot, n_common: int) -> Policy | None:
-        if self.controller is None:
+    def _open_policy(self, slot: Slot, n_common: int, request: Request) -> Policy | None:
+        if self.controller is None or request.draft_width != "auto":
             return None
-        policy = self.controller.open(n_common)
+        policy = self.controller.open(n_common, greedy=request.sampling.greedy)
         # Where drafting does not pay, a prompt is not decoded again to give it another try.
         lags = self.drafter is not None and self.drafter.length(slot.seq) < n_common
         policy.off = lags and (slot.resigned or not self.controller.hopeful)

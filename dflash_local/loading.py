@@ -128,9 +128,9 @@ def _controller(
         once = "" if anew else ", once"
         say(f"measuring what drafting costs on this machine{once}: a few seconds")
 
-    prior = calibration.known_prior(target, drafter)
+    greedy, sampled = calibration.known_priors(target, drafter)
     costs = calibration.measure(target, drafter, before=begin, anew=anew)
-    return Controller(costs, drafter.block_size, prior)
+    return Controller(costs, drafter.block_size, greedy, sampled)
 
 
 class _Progress:

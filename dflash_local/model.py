@@ -245,8 +245,9 @@ class Model:
         engine = self._engine
         learnt = engine.controller and self.target.is_open and engine.verifier is verify
         if engine.controller and self.drafter and learnt:
+            priors = engine.controller.priors
             calibration.keep(
-                self.target, self.drafter, engine.controller.costs, engine.controller.prior
+                self.target, self.drafter, engine.controller.costs, (priors[True], priors[False])
             )
 
     def __enter__(self) -> Model:
