@@ -136,7 +136,7 @@ def test_every_published_layout_drafts(
     assert ("llama.cpp drafts a block" in found.checks) == (name != "gpt-oss")
     assert ("the fused graph drafts a block" in found.checks) == (found.runs_on == "fused")
     with opened(pair[0], found.path) as model:
-        result = model.generate(PROMPT, max_tokens=16, draft_width=16)
+        result = model.generate(PROMPT, max_tokens=16, draft_width=model.engine.max_width)
     assert result.tokens == plain_tokens
     assert result.stats.drafted > 0
 
@@ -175,7 +175,7 @@ def test_files_of_the_target_do_as_well(pair: Pair, drafter: Path, tmp_path: Pat
         "llama.cpp takes its keys, vocabulary and tensors",
     ]
     with opened(pair[0], found.path) as model:
-        assert model.generate(PROMPT, max_tokens=16, draft_width=16).stats.accepted > 0
+        assert model.generate(PROMPT, max_tokens=16, draft_width=model.engine.max_width).stats.accepted > 0
 
 
 def test_the_config_of_the_target_tells_of_its_positions(pair: Pair, tmp_path: Path) -> None:
