@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 
-from dflash_local import runtime
 from dflash_local.cache_dir import cache_dir
 from dflash_local.costs import Costs
 from dflash_local.drafter import Drafter, DraftRequest
 from dflash_local.features import Features, StoredFeatures
+from dflash_local.kept import file_key, key, write
 from dflash_local.survival import Prior
 from dflash_local.target import Target
 
@@ -86,14 +84,8 @@ def keep(
     kept = costs.as_dict()
     if priors is not None:
         kept["priors"] = [prior.as_dict() for prior in priors]
-    try:
-        place = _place(target, drafter)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        temporary = place.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(kept))
-        temporary.replace(place)
-    except OSError:
-        pass  # measured again next time
+    with suppress(OSError):  # then it is measured again next time
+        write(_place(target, drafter), kept)
 
 
 class _Trial:
@@ -279,22 +271,14 @@ def _place(target: Target, drafter: Drafter) -> Path:
 def _key(target: Target, drafter: Drafter) -> str:
     options = asdict(target.options)
     options["n_ctx"] = target.n_ctx.bit_length()  # costs follow what is cached, not what could be
-    parts: dict[str, Any] = {
-        "format": _FORMAT,
-        "target": _file(target.path),
-        "drafter": [_file(getattr(drafter, "path", None)), type(drafter).__name__],
-        "window": getattr(drafter, "draft_window", 0),
-        "options": options,
-        "threads": target.n_threads,
-        "build": runtime.llama_build(),
-        "system": runtime.system_info(),
-        "devices": [device.description for device in runtime.devices()],
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
-
-
-def _file(path: Path | None) -> list[str | int]:
-    if path is None:
-        return []
-    stat = path.stat()
-    return [os.fspath(path.resolve()), stat.st_size, stat.st_mtime_ns]
+    path = getattr(drafter, "path", None)
+    return key(
+        target,
+        {
+            "format": _FORMAT,
+            "target": file_key(target.path),
+            "drafter": [file_key(path) if path is not None else [], type(drafter).__name__],
+            "window": getattr(drafter, "draft_window", 0),
+            "options": options,
+        },
+    )

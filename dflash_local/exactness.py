@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_local import runtime
 from dflash_local.cache_dir import cache_dir
+from dflash_local.kept import file_key, key, write
 from dflash_local.target import Target
 
 WIDTHS = (2, 4, 8, 16)
@@ -93,13 +92,8 @@ def measure(target: Target, *, before: Callable[[], None]) -> Exactness:
         found = _measure(target)
     finally:
         target.clear(0)
-    try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        temporary = kept.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(found.differences))
-        temporary.replace(kept)
-    except OSError:
-        pass  # measured again next time
+    with suppress(OSError):  # then it is measured again next time
+        write(kept, found.differences)
     return found
 
 
@@ -150,14 +144,7 @@ def _decode(target: Target, tokens: NDArray[np.int32], begin: int, width: int) -
 
 
 def _key(target: Target) -> str:
-    stat = target.path.stat()
-    parts = {
-        "format": _FORMAT,
-        "file": [os.fspath(target.path.resolve()), stat.st_size, stat.st_mtime_ns],
-        "options": asdict(target.options),
-        "threads": target.n_threads,
-        "build": runtime.llama_build(),
-        "system": runtime.system_info(),
-        "devices": [device.description for device in runtime.devices()],
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+    return key(
+        target,
+        {"format": _FORMAT, "file": file_key(target.path), "options": asdict(target.options)},
+    )

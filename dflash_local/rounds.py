@@ -13,6 +13,7 @@ from dflash_local.draft import Draft
 from dflash_local.drafter import DraftRequest
 from dflash_local.errors import InputError
 from dflash_local.features import StoredFeatures
+from dflash_local.policy import Policy
 from dflash_local.sampling import not_finite
 from dflash_local.sequence import Sequence
 from dflash_local.verify import Verdict, verify
@@ -132,8 +133,7 @@ class Rounds:
             for s, limit in zip(sequences, limits, strict=True)
         ]
         if self.controller:
-            left = [i for i, s in enumerate(sequences) if s.policy is not None]
-            policies = [p for s in sequences if (p := s.policy) is not None]
+            left, policies = _policies(sequences)
             if left:
                 chosen = self.controller.n_drafts(
                     policies, [limits[i] for i in left], len(sequences) - len(left)
@@ -177,8 +177,7 @@ class Rounds:
     ) -> None:
         if not self.controller:
             return
-        left = [i for i, s in enumerate(sequences) if s.policy is not None]
-        policies = [p for s in sequences if (p := s.policy) is not None]
+        left, policies = _policies(sequences)
         if not left:
             return
         widths = self.controller.widths(
@@ -320,6 +319,12 @@ def _checked(draft: Draft) -> Draft:
     if not draft.is_chain:
         raise InputError("this engine verifies chains; the drafter proposed a tree")
     return draft
+
+
+def _policies(sequences: List[Sequence]) -> tuple[list[int], list[Policy]]:
+    """The places of the sequences that are left to the controller, and their policies."""
+    found = [(i, s.policy) for i, s in enumerate(sequences) if s.policy is not None]
+    return [i for i, _ in found], [policy for _, policy in found]
 
 
 def _as_it_is(draft: Draft) -> Draft:

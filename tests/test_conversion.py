@@ -175,7 +175,8 @@ def test_files_of_the_target_do_as_well(pair: Pair, drafter: Path, tmp_path: Pat
         "llama.cpp takes its keys, vocabulary and tensors",
     ]
     with opened(pair[0], found.path) as model:
-        assert model.generate(PROMPT, max_tokens=16, draft_width=model.engine.max_width).stats.accepted > 0
+        result = model.generate(PROMPT, max_tokens=16, draft_width=model.engine.max_width)
+        assert result.stats.accepted > 0
 
 
 def test_the_config_of_the_target_tells_of_its_positions(pair: Pair, tmp_path: Path) -> None:
