@@ -70,6 +70,8 @@ for tokens in (list(range(1, 65)), [65]):
     logits = llama_cpp.llama_get_logits_ith(model.ctx, -1)
     if not all(math.isfinite(logits[i]) for i in range(model.n_vocab())):
         sys.exit("the logits of a quantised model are not finite")
+if "--own-threads" in sys.argv and b"OPENMP = 1" in llama_cpp.llama_print_system_info():
+    sys.exit("it computes with OpenMP's threads, which stall on a busy machine")
 """
 
 
@@ -244,9 +246,9 @@ def ggml_flags(machine: str, features: set[str], accepts=compiles_with) -> list[
     return flags
 
 
-def llama_fault(python: Path) -> str | None:
+def llama_fault(python: Path, *options: str) -> str | None:
     """None where the pinned llama-cpp-python works; "absent"; or what is wrong with it."""
-    command = [str(python), "-I", "-c", PROBE, LLAMA_VERSION, str(PROBE_MODEL)]
+    command = [str(python), "-I", "-c", PROBE, LLAMA_VERSION, str(PROBE_MODEL), *options]
     done = subprocess.run(command, capture_output=True, check=False, text=True)
     if done.returncode == 0:
         return None
@@ -266,7 +268,10 @@ def ensure_llama(python: Path, installed: str | None) -> None:
     elif fault != "absent":
         say(f"the installed llama-cpp-python {LLAMA_VERSION} is broken: {fault}")
     theirs = os.environ.get("CMAKE_ARGS", "")
-    ours = [*ggml_flags(platform.machine(), cpu_features()), "-DLLAVA_BUILD=OFF"]
+    # Without OpenMP ggml computes with a pool of threads of its own, as fast on a quiet machine, and
+    # not twenty times slower than that on a busy one.
+    own = ["-DGGML_OPENMP=OFF", "-DLLAVA_BUILD=OFF"]
+    ours = [*ggml_flags(platform.machine(), cpu_features()), *own]
     # The user's flags come last, where CMake lets them win.
     env = {**os.environ, "CMAKE_ARGS": f"{shlex.join(ours)} {theirs}".strip()}
     say(f"installing llama-cpp-python {LLAMA_VERSION} with {env['CMAKE_ARGS']}")
@@ -277,9 +282,9 @@ def ensure_llama(python: Path, installed: str | None) -> None:
     uncached = ["--no-cache-dir"] if theirs else []
     first = install if fault == "absent" else again
     pip(python, [*first, *uncached], "building llama.cpp", env)
-    fault = llama_fault(python)
+    fault = llama_fault(python, *([] if theirs else ["--own-threads"]))
     if fault and not uncached:
-        say(f"pip's cached wheel of llama-cpp-python is broken ({fault}): building it anew")
+        say(f"pip's cached wheel of llama-cpp-python will not do ({fault}): building it anew")
         command = [str(python), "-m", "pip", "cache", "remove", f"llama_cpp_python-{LLAMA_VERSION}"]
         subprocess.run(command, capture_output=True, check=False)
         pip(python, again, "building llama.cpp", env)

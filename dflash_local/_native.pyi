@@ -41,6 +41,10 @@ class TargetPass:
     @property
     def n_rebuilds(self) -> int: ...
 
+class ThreadPool:
+    def __init__(self, n_threads: int) -> None: ...
+    def attach(self, context: int) -> None: ...
+
 class FusedDrafter:
     def __init__(
         self,
@@ -52,6 +56,7 @@ class FusedDrafter:
         top_k: int,
         n_threads: int,
         draft_window: int = 0,
+        threads: ThreadPool | None = None,
     ) -> None: ...
     @property
     def n_vocab(self) -> int: ...

@@ -101,6 +101,7 @@ class FusedDrafter:
             top_k,
             n_threads or target.n_threads,
             draft_window,
+            target.threads,
         )
         target.attach(self)
 

@@ -155,10 +155,10 @@ class DraftContext:
             )
         self._memory = api.llama_get_memory(self._context)
         api.llama_set_causal_attn(self._context, options.causal)
-        self._address = ctypes.cast(self._context, ctypes.c_void_p).value
+        self.address = ctypes.cast(self._context, ctypes.c_void_p).value
         if options.lattice:
             on = _function(_SET_LATTICE, None, ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool)
-            on(self._address, True, False)  # a row for every token, whether it is output or not
+            on(self.address, True, False)  # a row for every token, whether it is output or not
             self._lattice = _function(_GET_LATTICE, ctypes.c_void_p, ctypes.c_void_p)
 
     @property
@@ -229,7 +229,7 @@ class DraftContext:
         A row holds k candidate ids, then k times k scores: of each candidate after each of the
         position before. The anchor's row is empty.
         """
-        return _rows(self._lattice(self._address), n, self.n_embd)
+        return _rows(self._lattice(self.address), n, self.n_embd)
 
     def remove(self, seq: int, start: int) -> None:
         """Forget positions `start` and up."""

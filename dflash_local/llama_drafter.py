@@ -80,6 +80,8 @@ class LlamaDrafter:
                 lattice=spec.selector is not None,
             ),
         )
+        if self._context.options.n_threads <= target.n_threads:
+            target.threads.attach(self._context.address)
         if self._context.n_vocab != target.n_vocab:
             n_vocab = self._context.n_vocab
             self.close()

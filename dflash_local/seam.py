@@ -15,5 +15,6 @@ runtime.check_same_library(_native.llama_decode_address())
 
 FusedDrafter = _native.FusedDrafter
 TargetPass = _native.TargetPass
+ThreadPool = _native.ThreadPool
 
-__all__ = ["FusedDrafter", "TargetPass"]
+__all__ = ["FusedDrafter", "TargetPass", "ThreadPool"]

@@ -108,6 +108,8 @@ class Target:
         self._model: Any = None
         self._context: Any = None
         self._pass: Any = None
+        self.threads: Any = None
+        """The `seam.ThreadPool` that computes on the CPU, for a drafter too."""
         self._output: list[bool] = []
         self._best: list[int] | None = None
         try:
@@ -197,6 +199,8 @@ class Target:
                 f"llama.cpp has no room for a context of {options.n_ctx} tokens: {_reason()}; "
                 "load with a smaller n_ctx or fewer GPU layers"
             )
+        self.threads = seam.ThreadPool(n_threads)
+        self.threads.attach(_address(self._context))
         self._memory = api.llama_get_memory(self._context)
         # llama.cpp rounds up; the caller's number is the promise.
         self.n_ctx: int = min(options.n_ctx, api.llama_n_ctx(self._context))
@@ -398,7 +402,7 @@ class Target:
         model, self._model = self._model, None
         if context:
             api.llama_free(context)
-        self._pass = None  # after the context, whose graph it is part of
+        self._pass = self.threads = None  # after the context, whose graph they are part of
         if model:
             api.llama_model_free(model)
 

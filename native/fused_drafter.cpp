@@ -110,15 +110,20 @@ feature_rows feature_rows::part(int begin, int end, int width) const {
 
 fused_drafter::fused_drafter(const llama_model * model, const tap_store * store,
                              const std::string & path, int n_seq, int n_ctx, int top_k,
-                             int n_threads, const draft_capabilities & allowed, int draft_window)
+                             int n_threads, const draft_capabilities & allowed, int draft_window,
+                             std::shared_ptr<const thread_pool> threads)
     : target_(target_tensors::find(model)),
       store_(store),
+      threads_(std::move(threads)),
       backend_(open_backend(target_.device(), n_threads)),
       weights_(path, target_.device()),
       cache_(weights_.params, target_.device(), n_seq, n_ctx, draft_window),
       top_k_(top_k),
       allowed_(allowed) {
     check_target_fits();
+    if (threads_ && threads_->n_threads() >= n_threads) {
+        threads_->attach(backend_.get());
+    }
     if (store_ != nullptr && store_->n_features() != weights_.params.n_features()) {
         store_ = nullptr;  // of a target that was opened for another drafter
     }

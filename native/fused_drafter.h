@@ -14,6 +14,7 @@
 #include "llama.h"
 #include "tap_store.h"
 #include "target_tensors.h"
+#include "thread_pool.h"
 
 namespace dflash {
 
@@ -43,9 +44,11 @@ class fused_drafter {
     // backend_error without room for it, std::invalid_argument for a number out of its range.
     // store: of the target, on the same device; null where features only come from the host.
     // draft_window: of a sequence's rows, how many drafts look at: the last ones; 0: all.
+    // threads: on the CPU, the target's; made anew for each graph where there are none, or too few.
     fused_drafter(const llama_model * model, const tap_store * store, const std::string & path,
                   int n_seq, int n_ctx, int top_k, int n_threads,
-                  const draft_capabilities & allowed = {}, int draft_window = 0);
+                  const draft_capabilities & allowed = {}, int draft_window = 0,
+                  std::shared_ptr<const thread_pool> threads = nullptr);
 
     fused_drafter(const fused_drafter &) = delete;
     fused_drafter & operator=(const fused_drafter &) = delete;
@@ -91,6 +94,7 @@ class fused_drafter {
     // In the order that they must outlive each other; graphs go first.
     target_tensors target_;
     const tap_store * store_;
+    std::shared_ptr<const thread_pool> threads_;
     ggml_backend_ptr backend_;
     draft_weights weights_;
     draft_cache cache_;

@@ -1,5 +1,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -13,6 +14,7 @@
 #include "fused_drafter.h"
 #include "llama.h"
 #include "target_pass.h"
+#include "thread_pool.h"
 
 namespace nb = nanobind;
 
@@ -76,11 +78,13 @@ feature_rows in_store(std::vector<int64_t> && rows) {
 
 std::unique_ptr<fused_drafter> open_drafter(uintptr_t model, const target_pass * pass,
                                             const std::string & path, int n_seq, int n_ctx,
-                                            int top_k, int n_threads, int draft_window) {
+                                            int top_k, int n_threads, int draft_window,
+                                            std::shared_ptr<thread_pool> threads) {
     const nb::gil_scoped_release release;
-    return std::make_unique<fused_drafter>(
-        reinterpret_cast<const llama_model *>(model), pass != nullptr ? pass->store() : nullptr,
-        path, n_seq, n_ctx, top_k, n_threads, draft_capabilities{}, draft_window);
+    return std::make_unique<fused_drafter>(reinterpret_cast<const llama_model *>(model),
+                                           pass != nullptr ? pass->store() : nullptr, path, n_seq,
+                                           n_ctx, top_k, n_threads, draft_capabilities{},
+                                           draft_window, std::move(threads));
 }
 
 void inject(fused_drafter & self, int seq, const float_rows & features) {
@@ -225,6 +229,16 @@ NB_MODULE(_native, m) {
         "llama_decode_address", [] { return reinterpret_cast<uintptr_t>(&llama_decode); },
         "Address of llama_decode as this extension sees it.");
 
+    nb::class_<thread_pool>(m, "ThreadPool",
+                            "Threads that compute on the CPU. See native/thread_pool.h.")
+        .def(nb::init<int>(), nb::arg("n_threads"))
+        .def(
+            "attach",
+            [](const thread_pool & self, uintptr_t context) {
+                self.attach(reinterpret_cast<llama_context *>(context));
+            },
+            nb::arg("context"), "To a llama_context, which must be freed before the pool.");
+
     nb::class_<target_pass>(
         m, "TargetPass",
         "Passes through a llama_context, given by its address. See native/target_pass.h.")
@@ -253,7 +267,8 @@ NB_MODULE(_native, m) {
         m, "FusedDrafter", "A drafter file at work on a llama_model. See native/fused_drafter.h.")
         .def(nb::new_(&open_drafter), nb::arg("model"), nb::arg("target_pass").none(),
              nb::arg("path"), nb::arg("n_seq"), nb::arg("n_ctx"), nb::arg("top_k"),
-             nb::arg("n_threads"), nb::arg("draft_window") = 0)
+             nb::arg("n_threads"), nb::arg("draft_window") = 0,
+             nb::arg("threads").none() = nb::none())
         .def_prop_ro("n_vocab", &fused_drafter::n_vocab)
         .def_prop_ro("n_features", [](const fused_drafter & d) { return d.params().n_features(); })
         .def_prop_ro("block_size", [](const fused_drafter & d) { return d.params().block_size; })

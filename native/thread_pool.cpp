@@ -1,0 +1,53 @@
+#include "thread_pool.h"
+
+#include <stdexcept>
+#include <string>
+
+#include "errors.h"
+#include "ggml-cpu.h"
+
+namespace dflash {
+namespace {
+
+// Functions of the CPU's backend, which may be a library that llama.cpp loads at run time.
+template <typename F>
+F function(const char * name) {
+    const ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    void * found = cpu == nullptr
+                       ? nullptr
+                       : ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu), name);
+    if (found == nullptr) {
+        throw backend_error(std::string("this llama.cpp has no ") + name);
+    }
+    return reinterpret_cast<F>(found);
+}
+
+}  // namespace
+
+thread_pool::thread_pool(int n_threads) : n_threads_(n_threads) {
+    if (n_threads < 1 || n_threads > GGML_MAX_N_THREADS) {
+        throw std::invalid_argument("n_threads " + std::to_string(n_threads) + " is not in 1 .. " +
+                                    std::to_string(GGML_MAX_N_THREADS));
+    }
+    ggml_threadpool_params params = ggml_threadpool_params_default(n_threads);
+    pool_ = function<decltype(&ggml_threadpool_new)>("ggml_threadpool_new")(&params);
+    if (pool_ == nullptr) {
+        throw backend_error("cannot make " + std::to_string(n_threads) + " threads");
+    }
+}
+
+thread_pool::~thread_pool() {
+    function<decltype(&ggml_threadpool_free)>("ggml_threadpool_free")(pool_);
+}
+
+void thread_pool::attach(llama_context * ctx) const { llama_attach_threadpool(ctx, pool_, pool_); }
+
+void thread_pool::attach(ggml_backend_t backend) const {
+    const ggml_backend_dev_t device = ggml_backend_get_device(backend);
+    if (ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU) {
+        function<decltype(&ggml_backend_cpu_set_threadpool)>("ggml_backend_cpu_set_threadpool")(
+            backend, pool_);
+    }
+}
+
+}  // namespace dflash
