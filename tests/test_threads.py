@@ -1,0 +1,60 @@
+"""The threads that compute on the CPU: as many as asked for, and gone with their target."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from dflash_local import InputError, Target, demo, seam
+from dflash_local.drafter import DraftRequest, FusedDrafter
+from dflash_local.features import StoredFeatures
+from dflash_local.threads import default_threads
+
+TEXT = "def add(a, b):\n    return a"
+
+
+def drafted(n_threads: int, drafter_threads: int | None = None) -> tuple[list[int], list[int]]:
+    """The likeliest token after TEXT, and the drafts after that one."""
+    target_path, drafter_path = demo.pair()
+    options = {"n_ctx": 256, "kv_type": "q8_0", "tapped_layers": (2, 4, 6)}
+    with Target.load(target_path, n_threads=n_threads, **options) as target:
+        drafter = FusedDrafter(drafter_path, target, n_seq=1, n_ctx=256, n_threads=drafter_threads)
+        tokens = target.vocabulary.tokenize(TEXT)
+        n = len(tokens)
+        target.decode(tokens, range(n), [0] * n, [False] * (n - 1) + [True])
+        best = target.best()
+        first = target.first_stored
+        features = StoredFeatures(target, list(range(first, first + n)))
+        (draft,) = drafter.draft([DraftRequest(0, best[0], features, 7)])
+    return best, list(draft.tokens)
+
+
+def test_any_number_of_threads_computes_the_same() -> None:
+    one = drafted(1)
+    assert drafted(2) == one
+    assert drafted(3) == one
+    assert drafted(1, drafter_threads=2) == one  # more than the pool that it shares has
+
+
+@pytest.mark.parametrize("n", [0, -1, 513])
+def test_a_number_that_ggml_does_not_take_is_refused(n: int) -> None:
+    with pytest.raises(InputError, match=f"n_threads {n} is not in 1 .. 512"):
+        seam.ThreadPool(n)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the threads that Linux lists")
+def test_threads_end_with_their_target() -> None:
+    def count() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    drafted(2)  # what is started once for the process
+    before = count()
+    for _ in range(3):
+        drafted(4)
+    assert count() == before
+
+
+def test_by_default_there_are_as_many_as_cores() -> None:
+    assert 1 <= default_threads() <= 512
