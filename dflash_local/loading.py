@@ -18,7 +18,8 @@ from dflash_local.model import Model
 from dflash_local.pairing import check_pair, check_target
 from dflash_local.plan import make_plan
 from dflash_local.probe import ensure_loadable
-from dflash_local.target import MAX_OUTPUT_ROWS, Target, TargetOptions
+from dflash_local.target import Target
+from dflash_local.target_options import MAX_OUTPUT_ROWS, TargetOptions
 
 _QUIET_S = 2.0
 

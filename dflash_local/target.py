@@ -6,74 +6,27 @@ import ctypes
 import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
-from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
 from dflash_local import runtime, seam
 from dflash_local.errors import BackendError, ClosedError, ContextFullError, FileError, InputError
 from dflash_local.gguf_file import GgufFile
 from dflash_local.pairing import check_taps, check_target
-from dflash_local.plan import KV_TYPES
 from dflash_local.probe import ensure_loadable
+from dflash_local.target_options import MAX_OUTPUT_ROWS, TargetOptions
 from dflash_local.threads import default_threads
 from dflash_local.vocabulary import Vocabulary
 
 # isort: split
 import llama_cpp.llama_cpp as api
 
-SPLIT_MODES = {
-    "none": api.LLAMA_SPLIT_MODE_NONE,
-    "layer": api.LLAMA_SPLIT_MODE_LAYER,
-    "row": api.LLAMA_SPLIT_MODE_ROW,
-}
-MAX_OUTPUT_ROWS = 64
-"""Rows of a batch, per sequence, whose logits can be asked for: the widest verify pass."""
-
 _STORED_PER_SEQUENCE = 2 * MAX_OUTPUT_ROWS  # rows of a verify pass, and those before it
-_ALL_LAYERS = 999
 _NO_SLOT = 1  # llama_decode: no room in the KV cache, nothing was changed
-
-
-@dataclass(frozen=True)
-class TargetOptions:
-    """How a target is loaded; None lets llama.cpp or the machine decide.
-
-    `n_ctx` are cells of KV cache, shared by all `n_seq` sequences. `n_batch` is the most rows of
-    one decode. `tapped_layers` are layer inputs to keep the hidden states of, for good.
-    """
-
-    n_ctx: int
-    n_seq: int = 1
-    n_batch: int = 512
-    n_gpu_layers: int = 0
-    n_threads: int | None = None
-    flash_attn: bool = True
-    kv_type: str = "f16"
-    split_mode: str = "layer"
-    main_gpu: int = 0
-    tensor_split: Sequence[float] | None = None
-    tapped_layers: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.kv_type not in KV_TYPES:
-            raise InputError(f"kv_type is {self.kv_type!r}; expected one of {', '.join(KV_TYPES)}")
-        if self.split_mode not in SPLIT_MODES:
-            raise InputError(
-                f"split_mode is {self.split_mode!r}; expected one of {', '.join(SPLIT_MODES)}"
-            )
-        if not self.flash_attn and "q" in self.kv_type:
-            raise InputError(
-                f"kv_type {self.kv_type} needs flash attention; leave flash_attn on or take f16"
-            )
-        n_threads = self.n_threads
-        if n_threads is not None and not (isinstance(n_threads, int) and 1 <= n_threads <= 512):
-            raise InputError(f"n_threads is {n_threads!r}; expected a whole number, 1 to 512")
 
 
 class Closable(Protocol):
@@ -135,26 +88,7 @@ class Target:
         return cls(file.path, wanted)
 
     def _load(self, progress: Callable[[float], None] | None) -> None:
-        options = self.options
-        params = api.llama_model_default_params()
-        n_layers = options.n_gpu_layers
-        params.n_gpu_layers = _ALL_LAYERS if n_layers < 0 else n_layers
-        no_devices = (ctypes.c_void_p * 1)(None)
-        if (
-            n_layers == 0
-        ):  # else llama.cpp puts the KV cache and large products on a GPU all the same
-            params.devices = ctypes.addressof(no_devices)
-        params.split_mode = SPLIT_MODES[options.split_mode]
-        params.main_gpu = options.main_gpu
-        if options.tensor_split is not None:
-            n_devices = api.llama_max_devices()
-            if len(options.tensor_split) > n_devices:
-                raise InputError(
-                    f"tensor_split has {len(options.tensor_split)} parts; "
-                    f"this llama.cpp splits over at most {n_devices} devices"
-                )
-            split = (ctypes.c_float * n_devices)(*options.tensor_split)
-            params.tensor_split = split
+        params = self.options.model_params()
         if progress is not None:
             # The name keeps the callback alive until the load has ended.
             report = api.llama_progress_callback(lambda part, _: progress(part) is None)
@@ -173,25 +107,7 @@ class Target:
     def _open_context(self) -> None:
         options = self.options
         n_threads = options.n_threads or default_threads()
-        params = api.llama_context_default_params()
-        params.n_ctx = options.n_ctx
-        params.n_batch = options.n_batch
-        params.n_ubatch = options.n_batch
-        params.n_seq_max = options.n_seq
-        params.n_outputs_max = min(options.n_batch, MAX_OUTPUT_ROWS * options.n_seq)
-        params.n_outputs_max_per_seq = MAX_OUTPUT_ROWS
-        params.n_threads = n_threads
-        params.n_threads_batch = n_threads
-        params.flash_attn_type = (
-            api.LLAMA_FLASH_ATTN_TYPE_ENABLED
-            if options.flash_attn
-            else api.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        )
-        params.type_k = params.type_v = int(GGMLQuantizationType[options.kv_type.upper()])
-        params.kv_unified = True
-        # A window that only keeps its last cells cannot be rolled back past them.
-        params.swa_full = True
-        params.no_perf = True
+        params = options.context_params(n_threads)
         runtime.clear_log()
         self._context = api.llama_init_from_model(self._model, params)
         if not self._context:

@@ -18,7 +18,8 @@ from dflash_local.gguf_file import GgufFile
 from dflash_local.sampling import SamplingParams
 from dflash_local.sequence import Request
 from dflash_local.sequence import Sequence as Answer
-from dflash_local.target import Target, TargetOptions
+from dflash_local.target import Target
+from dflash_local.target_options import TargetOptions
 
 Width = int | Literal["auto"]
 

@@ -273,7 +273,8 @@ HANDLES = """
 import gc, sys
 from dflash_local import demo
 from dflash_local.drafter import DraftRequest, FusedDrafter
-from dflash_local.target import Target, TargetOptions
+from dflash_local.target import Target
+from dflash_local.target_options import TargetOptions
 import numpy as np
 def handles():
     options = TargetOptions(n_ctx=256, tapped_layers=(2, 4, 6))

@@ -13,13 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_local import memory, runtime, target
+from dflash_local import memory, runtime
 from dflash_local.demo import pair
 from dflash_local.drafter_spec import DrafterSpec
 from dflash_local.errors import InputError
 from dflash_local.gguf_file import GgufFile, TensorInfo
 from dflash_local.plan import Plan, make_plan
 from dflash_local.runtime import Device
+from dflash_local.target import Target
+from dflash_local.target_options import MAX_OUTPUT_ROWS, TargetOptions
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -348,8 +350,8 @@ def test_the_shipped_pair_takes_what_was_planned(n_ctx, kv_type):
     expected = max(footprint.compute_blocks(n_ctx), footprint.compute_head(n_ctx))
     runtime.init()
     runtime.clear_log()
-    options = target.TargetOptions(n_ctx=found.n_ctx, kv_type=kv_type, n_seq=2)
-    opened = target.Target(file.path, options)
+    options = TargetOptions(n_ctx=found.n_ctx, kv_type=kv_type, n_seq=2)
+    opened = Target(file.path, options)
     try:
         assert logged_mib("KV buffer size") == pytest.approx(found.kv_bytes / MIB, abs=0.01)
         assert logged_mib("compute buffer size") == pytest.approx(expected / MIB, abs=1.1)
@@ -358,7 +360,7 @@ def test_the_shipped_pair_takes_what_was_planned(n_ctx, kv_type):
 
 
 def test_the_plan_counts_the_rows_that_the_target_asks_for():
-    assert memory.OUTPUT_ROWS == target.MAX_OUTPUT_ROWS
+    assert memory.OUTPUT_ROWS == MAX_OUTPUT_ROWS
 
 
 def test_the_plan_in_words_names_files_sizes_and_memory():

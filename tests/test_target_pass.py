@@ -15,7 +15,8 @@ from dflash_local.errors import BackendError, InputError
 from dflash_local.features import StoredFeatures
 from dflash_local.sampling import SamplingParams
 from dflash_local.sequence import Request
-from dflash_local.target import Target, TargetOptions
+from dflash_local.target import Target
+from dflash_local.target_options import TargetOptions
 from gguf_files import UINT32, Tensor, changed, parts
 from recurrent import write_mamba
 from synthetic import write_target
