@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as List
 
 from dflash_local.drafter import Drafter
+from dflash_local.errors import InputError
 from dflash_local.features import StoredFeatures
 from dflash_local.sequence import Slot
 from dflash_local.target import Target
@@ -21,6 +22,7 @@ class Caches:
         self.drafter = drafter
         self.slots = [Slot(seq) for seq in range(n_seq)]
         self._n_decoded = 0  # rows, by the numbers of the target's store
+        self._clock = 0
 
     @property
     def free_cells(self) -> int:
@@ -31,6 +33,42 @@ class Caches:
     def depth(self) -> int:
         """Cached tokens of the slots at work."""
         return sum(len(slot.cached) for slot in self.slots if slot.busy)
+
+    def take(
+        self, prompt: List[int], *, for_drafts: bool, unless_resigned: bool = False
+    ) -> tuple[Slot, int]:
+        """A free slot, busy from now on, and how many tokens of the prompt are in its caches.
+
+        It is the one that has most of the prompt, the least recently used among equals; at most
+        `len(prompt) - 1` tokens are kept, as the last row's logits give the first token. `for_drafts`
+        keeps only what the drafter has too; `unless_resigned` leaves a slot in which drafting was
+        given up as it is, the drafter behind the target. Raises InputError when no slot is free.
+        """
+        free = [slot for slot in self.slots if not slot.busy]
+        if not free:
+            raise InputError(f"all {len(self.slots)} slots are busy; wait for one to end")
+        slot = max(free, key=lambda slot: (slot.common_prefix(prompt), -slot.last_use))
+        n_common = min(slot.common_prefix(prompt), len(prompt) - 1)
+        if unless_resigned and slot.resigned:
+            for_drafts = False
+        self.roll_back(slot, n_common, for_drafts=for_drafts)
+        slot.busy = True
+        slot.resigned = False
+        return slot, len(slot.cached)
+
+    def give_back(self, slot: Slot) -> None:
+        """A slot whose sequence has ended, its caches brought to the same token, if need be emptied.
+
+        Raises what the drafter raises.
+        """
+        slot.busy = False
+        self._clock += 1
+        slot.last_use = self._clock
+        try:
+            self.inject(slot)
+        except BaseException:
+            self.forget(slot)
+            raise
 
     def make_room(self, n: int) -> None:
         """Empty free slots, the least recently used first, until n cells are free."""

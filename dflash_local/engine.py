@@ -8,7 +8,7 @@ from collections.abc import Sequence as List
 from contextlib import ExitStack
 
 from dflash_local.caches import Caches
-from dflash_local.controller import Controller, Policy
+from dflash_local.controller import Controller
 from dflash_local.draft import Draft
 from dflash_local.drafter import Drafter
 from dflash_local.errors import InputError
@@ -35,7 +35,6 @@ class Engine:
         self.controller = controller if drafter else None
         self.caches = Caches(target, drafter, n_seq)
         self._rounds = Rounds(self.caches, self.controller)
-        self._clock = 0
 
     @property
     def slots(self) -> list[Slot]:
@@ -75,10 +74,6 @@ class Engine:
         Raises what `check` and `Sampler` raise, and InputError when no slot is free.
         """
         self.check(request)
-        free = [slot for slot in self.slots if not slot.busy]
-        if not free:
-            raise InputError(f"all {len(self.slots)} slots are busy; wait for one to end")
-        slot = max(free, key=lambda slot: (slot.common_prefix(request.prompt), -slot.last_use))
         sampler = Sampler(
             request.sampling,
             self.target.vocabulary.pointer,
@@ -86,26 +81,20 @@ class Engine:
             n_ctx=self.target.n_ctx,
         )
         sampler.accept_prompt(request.prompt)
-        # The last row of the prompt is always decoded: its logits give the first token.
-        n_common = min(slot.common_prefix(request.prompt), len(request.prompt) - 1)
-        policy = (
-            self._open_policy(slot, n_common, request) if request.draft_width == "auto" else None
-        )
-        drafts = request.drafts if policy is None else not policy.off
-        self.caches.roll_back(slot, n_common, for_drafts=drafts and self.drafter is not None)
-        slot.busy = True
-        slot.resigned = False
-        stats = Stats(prompt_tokens=len(request.prompt), cached_tokens=len(slot.cached))
-        return Sequence(request, slot, sampler, stats, policy)
-
-    def _open_policy(self, slot: Slot, n_common: int, request: Request) -> Policy | None:
-        if self.controller is None or request.draft_width != "auto":
-            return None
-        policy = self.controller.open(n_common, greedy=request.sampling.greedy)
+        policy, hopeful = None, True
+        if self.controller is not None and request.draft_width == "auto":
+            policy = self.controller.open(self.caches.depth, greedy=request.sampling.greedy)
+            hopeful = self.controller.hopeful
         # Where drafting does not pay, a prompt is not decoded again to give it another try.
-        lags = self.drafter is not None and self.drafter.length(slot.seq) < n_common
-        policy.off = lags and (slot.resigned or not self.controller.hopeful)
-        return policy
+        slot, n_cached = self.caches.take(
+            request.prompt,
+            for_drafts=request.drafts and hopeful,
+            unless_resigned=policy is not None,
+        )
+        if policy is not None and self.drafter is not None:
+            policy.off = self.drafter.length(slot.seq) < n_cached
+        stats = Stats(prompt_tokens=len(request.prompt), cached_tokens=n_cached)
+        return Sequence(request, slot, sampler, stats, policy)
 
     def end(self, sequence: Sequence) -> None:
         """Give the slot back, its caches at the same token, if need be empty. Safe to call again.
@@ -118,20 +107,13 @@ class Engine:
         sequence.sampler.close()
         if sequence.finish_reason is None:
             sequence.finish_reason = "cancelled"
-        slot.busy = False
-        self._clock += 1
-        slot.last_use = self._clock
         if sequence.policy is not None:
             sequence.stats.drafting = sequence.policy.reason
             sequence.stats.warning = sequence.policy.warning
             if sequence.policy.off:
                 slot.resigned = True
                 slot.pending = []
-        try:
-            self.caches.inject(slot)
-        except BaseException:
-            self.caches.forget(slot)
-            raise
+        self.caches.give_back(slot)
 
     def step(self, sequences: List[Sequence]) -> None:
         """One chunk of each prompt that is not yet decoded, then one round of the others.
