@@ -139,7 +139,9 @@ class Controller:
         """
         self._round += 1
         n = len(policies)
-        known = n + other_rows == self._base and all(map(is_, policies, self._members))
+        members = self._members
+        known = n == len(members) and n + other_rows == self._base
+        known = known and all(map(is_, policies, members))
         if known and self._idle > 0:
             self._idle -= 1
             return [0] * n
@@ -426,6 +428,7 @@ class Controller:
         costs, depth, base = self.costs, self._depth, n + other_rows
         if (
             base == self._base
+            and len(self._passes) == n * self._n_draft + 1
             and abs(depth - self._table_depth) <= 64 + self._table_depth // 8
             and costs.n_observed - self._table_age < _REFRESH
         ):

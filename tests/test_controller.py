@@ -228,6 +228,29 @@ def test_sequences_come_and_go_and_others_share_the_pass() -> None:
     assert all(policy.reason for policy in policies)
 
 
+@pytest.mark.parametrize("logprob", [-0.01, -3.0])
+def test_places_go_from_sequences_of_fixed_width_to_others_and_back(logprob: float) -> None:
+    """A batch of four rows, more or fewer of them the controller's; drafts as good as promised."""
+    costs = MACHINES["h200-q4_k_m"].costs(4)
+    controller = Controller(costs, BLOCK)
+    for n in (1, 2, 4, 1, 3, 2, 1, 4):
+        policies = [controller.open(DEPTH) for _ in range(n)]
+        limits, n_drafted = [BLOCK - 1] * n, [0] * n
+        for _ in range(20):
+            n_drafts = controller.n_drafts(policies, limits, 4 - n)
+            chains = [[logprob] * drafts for drafts in n_drafts]
+            widths = controller.widths(policies, chains, limits) if any(n_drafts) else [1] * n
+            for i, (policy, chain, width) in enumerate(zip(policies, chains, widths, strict=True)):
+                if chain:
+                    n_drafted[i] += 1
+                    controller.observe(policy, chain, width - 1, width - 1 if logprob > -1 else 0)
+            rows, n_drafting = sum(widths) + 4 - n, sum(map(bool, n_drafts))
+            draft_s, verify_s = costs.draft_s(n_drafting, DEPTH), costs.step_s(rows, DEPTH)
+            controller.observe_round(rows, n_drafting, DEPTH, draft_s, verify_s)
+        if logprob > -1:
+            assert min(n_drafted) >= 18
+
+
 def test_what_has_given_up_is_never_asked_again() -> None:
     controller = Controller(MACHINES["h200-q4_k_m"].costs(2), BLOCK)
     policies = [controller.open(DEPTH), controller.open(DEPTH)]
