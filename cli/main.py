@@ -19,6 +19,7 @@ from .chat import chat
 from .complete import complete
 from .convert import convert
 from .inspect import inspect
+from .serve import serve
 from .single import INTERRUPTED
 
 NAME = "dflash-local"
@@ -77,6 +78,7 @@ group.add_command(chat)
 group.add_command(complete)
 group.add_command(convert)
 group.add_command(inspect)
+group.add_command(serve)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,0 +1,131 @@
+"""Errors as OpenAI's API words them, for whatever goes wrong, never with a traceback."""
+
+from __future__ import annotations
+
+import logging
+import reprlib
+import traceback
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from dflash_local.errors import ClosedError, ContextFullError, InputError
+
+log = logging.getLogger("dflash_local.server")
+
+_SHOWN = reprlib.Repr()
+_SHOWN.maxstring = _SHOWN.maxother = 60
+
+
+class ApiError(Exception):
+    """An answer that is an error: `{"error": {"message", "type", "param", "code"}}`."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """The JSON of the answer."""
+        told = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": told}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body(), self.status, headers=self.headers)
+
+
+def api_error(error: BaseException) -> ApiError:
+    """What a client is told of `error`: of one that nobody foresaw nothing; the log has that."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestValidationError):
+        return _invalid(error)
+    if isinstance(error, HTTPException):
+        return _http(error)
+    if isinstance(error, ContextFullError):
+        return ApiError(400, str(error), code="context_length_exceeded")
+    if isinstance(error, InputError):
+        return ApiError(400, str(error))
+    if isinstance(error, ClosedError):
+        return unavailable("the server is shutting down", code="shutting_down")
+    log_crash(error)
+    return ApiError(
+        500,
+        "the server failed at this request; its log says more",
+        type="server_error",
+        code="internal_error",
+    )
+
+
+def unavailable(message: str, *, code: str, retry_after_s: int = 5) -> ApiError:
+    """503, with when to come back."""
+    return ApiError(
+        503,
+        message,
+        type="unavailable_error",
+        code=code,
+        headers={"Retry-After": str(retry_after_s)},
+    )
+
+
+def log_crash(error: BaseException) -> None:
+    """Where an error came from, for the log; its own words may hold a piece of a prompt."""
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    log.error("a request failed with %s\n%s", type(error).__name__, frames.rstrip())
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Answer every error of `app`'s routes in OpenAI's words."""
+
+    async def handle(_request: Request, error: Exception) -> JSONResponse:
+        return api_error(error).response()
+
+    for kind in (ApiError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, handle)
+
+
+def _http(error: HTTPException) -> ApiError:
+    words = {
+        404: "there is no such route here; /openapi.json lists those that there are",
+        405: "this route does not take this method; /openapi.json lists the methods of each",
+    }
+    message = words.get(error.status_code) if error.detail == _phrase(error) else None
+    return ApiError(
+        error.status_code,
+        message or str(error.detail),
+        code={404: "not_found", 405: "method_not_allowed"}.get(error.status_code),
+        headers=error.headers,
+    )
+
+
+def _phrase(error: HTTPException) -> str:
+    return HTTPStatus(error.status_code).phrase
+
+
+def _invalid(error: RequestValidationError) -> ApiError:
+    """The first fault of a body: where it is, what is wrong, what was given."""
+    fault = error.errors()[0]
+    where = [str(part) for part in fault["loc"] if part != "body"]
+    param = ".".join(where) or None
+    message = fault["msg"]
+    if fault["type"] != "missing" and param is not None:
+        message = f"{message}, not {_SHOWN.repr(fault['input'])}"
+    return ApiError(400, f"{param or 'the body'}: {message}", param=param)

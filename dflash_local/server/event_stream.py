@@ -1,0 +1,144 @@
+"""Server-sent events: an asynchronous iterator's items, as they come, until the client is gone.
+
+How long a client may leave what is written to it unread is the connection's matter
+(`connection.py`): the model never waits for it, and its slot is free once the answer is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from dflash_local.server.errors import api_error
+
+KEEP_ALIVE_S = 5.0
+"""After so long without an event a comment is sent, so that nobody on the way gives up."""
+
+_KEEP_ALIVE = b": \n\n"
+
+
+@dataclass(frozen=True)
+class NamedEvent:
+    """An event with an `event:` line, as `/v1/responses` has them."""
+
+    name: str
+    data: Mapping[str, Any]
+
+
+Event = str | Mapping[str, Any] | NamedEvent
+"""A JSON text, what becomes one, or such with a name."""
+
+
+def event_stream(
+    request: Request, events: AsyncIterator[Event], *, done: str | None = "[DONE]"
+) -> Response:
+    """A response of `events`, and `done` after the last of them.
+
+    Whatever `events` raises before the first event is raised, so that it is answered with a status
+    of its own; what it raises later is the last event. `events` is closed when the stream ends in
+    whatever way: a client that is gone frees its slot within one round.
+    """
+    return _EventStream(events, done)
+
+
+def encode(event: Event) -> bytes:
+    """The bytes of one event. Raises ValueError for NaN and infinity, which are no JSON."""
+    head, data = "", event
+    if isinstance(event, NamedEvent):
+        head, data = f"event: {event.name}\n", event.data
+    text = data if isinstance(data, str) else _json(data)
+    return f"{head}data: {text}\n\n".encode()
+
+
+def _json(data: Any) -> str:
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+class _EventStream(Response):
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[Event], done: str | None) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._done = done
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        pump = asyncio.ensure_future(self._pump(send))
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait({pump, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            pump.cancel()
+            await asyncio.wait({pump, gone})
+        if not pump.cancelled():
+            pump.result()
+
+    async def _pump(self, send: Send) -> None:
+        try:
+            await self._send_events(send)
+        except Exception as error:
+            if not self._started:
+                raise
+            await self._write(send, encode(api_error(error).body()))
+        else:
+            if self._done is not None:
+                await self._write(send, encode(self._done))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_events(self, send: Send) -> None:
+        coming: asyncio.Future[Event] = asyncio.ensure_future(_next(self._events))
+        try:
+            while True:
+                await asyncio.wait({coming}, timeout=KEEP_ALIVE_S)
+                if not coming.done():
+                    await self._write(send, _KEEP_ALIVE)
+                    continue
+                try:
+                    event = coming.result()
+                except StopAsyncIteration:
+                    return
+                await self._write(send, encode(event))
+                coming = asyncio.ensure_future(_next(self._events))
+        finally:
+            coming.cancel()
+            await asyncio.wait({coming})
+            await _close(self._events)
+
+    async def _write(self, send: Send, data: bytes) -> None:
+        if not self._started:
+            self._started = True
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                }
+            )
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _next(events: AsyncIterator[Event]) -> Event:
+    return await events.__anext__()
+
+
+async def _close(events: AsyncIterator[Event]) -> None:
+    close = getattr(events, "aclose", None)
+    if close is not None:
+        with suppress(Exception):
+            await close()
