@@ -6,6 +6,7 @@ import ctypes
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,18 @@ from dflash_local.errors import ClosedError, InputError
 import llama_cpp.llama_cpp as api
 
 _NO_TOKEN = -1
+
+
+@dataclass(frozen=True)
+class InfillTokens:
+    """The tokens before a gap's prefix, suffix and middle, before a repository's name and before a
+    file of it; None for the last two where the model does not know them."""
+
+    prefix: int
+    suffix: int
+    middle: int
+    repository: int | None
+    file: int | None
 
 
 class Vocabulary:
@@ -48,7 +61,8 @@ class Vocabulary:
             self._changed.wait_for(lambda: not self._readers)
 
     @contextmanager
-    def _reading(self) -> Iterator[Any]:
+    def reading(self) -> Iterator[Any]:
+        """The `llama_vocab *` for any thread; the model is not freed meanwhile."""
         with self._changed:
             pointer = self.pointer
             self._readers += 1
@@ -73,7 +87,7 @@ class Vocabulary:
                 "which is no Unicode text; remove it"
             ) from None
         room = len(raw) + 16
-        with self._reading() as pointer:
+        with self.reading() as pointer:
             while True:
                 ids = (api.llama_token * room)()
                 n = api.llama_tokenize(pointer, raw, len(raw), ids, room, add_special, special)
@@ -81,13 +95,14 @@ class Vocabulary:
                     return list(ids[:n])
                 room = -n
 
-    def piece(self, token: int) -> bytes:
-        """The bytes that `token` adds to a text; nothing for control tokens."""
-        return self._piece(token, self._pieces, special=False)
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes that `token` adds to a text; for control tokens nothing, or if `special` their
+        names."""
+        return self._piece(token, self._special if special else self._pieces, special=special)
 
     def name(self, token: int) -> str:
         """The token as `tokenize(special=True)` reads it, control tokens too."""
-        return self._piece(token, self._special, special=True).decode("utf-8", "replace")
+        return self.piece(token, special=True).decode("utf-8", "replace")
 
     def _piece(self, token: int, known: dict[int, bytes], *, special: bool) -> bytes:
         piece = known.get(token)
@@ -98,7 +113,7 @@ class Vocabulary:
                     f"expected 0 to {self.n_tokens - 1}"
                 )
             room = 64
-            with self._reading() as pointer:
+            with self.reading() as pointer:
                 while True:
                     buffer = ctypes.create_string_buffer(room)
                     n = api.llama_token_to_piece(pointer, token, buffer, room, 0, special)
@@ -110,7 +125,7 @@ class Vocabulary:
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Text of `tokens`, control tokens left out, bytes that are no UTF-8 as U+FFFD."""
-        with self._reading():
+        with self.reading():
             return b"".join(map(self.piece, tokens)).decode("utf-8", "replace")
 
     def ends_text(self, token: int) -> bool:
@@ -122,13 +137,35 @@ class Vocabulary:
 
     @property
     def bos(self) -> str:
-        with self._reading() as pointer:
+        with self.reading() as pointer:
             return self._optional(api.llama_vocab_bos(pointer))
 
     @property
     def eos(self) -> str:
-        with self._reading() as pointer:
+        with self.reading() as pointer:
             return self._optional(api.llama_vocab_eos(pointer))
+
+    @property
+    def infill(self) -> InfillTokens | None:
+        """What fills a gap; None where the model has none of it.
+
+        llama.cpp takes the tokens from the file's metadata, or knows them by their names.
+        """
+        with self._reading() as pointer:
+            prefix = api.llama_vocab_fim_pre(pointer)
+            suffix = api.llama_vocab_fim_suf(pointer)
+            middle = api.llama_vocab_fim_mid(pointer)
+            repository = api.llama_vocab_fim_rep(pointer)
+            file = api.llama_vocab_fim_sep(pointer)
+        if _NO_TOKEN in (prefix, suffix, middle):
+            return None
+        return InfillTokens(
+            prefix,
+            suffix,
+            middle,
+            None if repository == _NO_TOKEN else repository,
+            None if file == _NO_TOKEN else file,
+        )
 
     def _optional(self, token: int) -> str:
         return "" if token == _NO_TOKEN else self.name(token)
