@@ -151,7 +151,7 @@ class Vocabulary:
 
         llama.cpp takes the tokens from the file's metadata, or knows them by their names.
         """
-        with self._reading() as pointer:
+        with self.reading() as pointer:
             prefix = api.llama_vocab_fim_pre(pointer)
             suffix = api.llama_vocab_fim_suf(pointer)
             middle = api.llama_vocab_fim_mid(pointer)
