@@ -1,0 +1,78 @@
+"""What an answer consists of, as its text arrives: pieces of content, reasoning and tool calls."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+NewId = Callable[[], str]
+"""Makes the id of the next tool call."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """Text of the answer itself."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    """Text of what the model thinks before it answers."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class ToolCallStart:
+    """The model calls the tool `name`; `index` counts the calls of this answer from 0."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True)
+class ToolCallArguments:
+    """The next piece of a call's arguments.
+
+    The pieces of a complete call join to the text of a JSON object. Where the model wrote something
+    else half way, or the answer was cut off, they join to the beginning of one, which no JSON
+    parser takes for complete; what the model wrote from the fault on comes as `Content`.
+    """
+
+    index: int
+    text: str
+
+
+Event = Content | Reasoning | ToolCallStart | ToolCallArguments
+
+
+def call_id() -> str:
+    """A tool call's id, unlike any other."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+def joined(events: list[Event]) -> list[Event]:
+    """`events` with neighbours that continue each other made one, and empty ones left out."""
+    whole: list[Event] = []
+    for event in events:
+        last = whole[-1] if whole else None
+        if isinstance(event, ToolCallStart):
+            whole.append(event)
+        elif not event.text:
+            continue
+        elif isinstance(event, Content) and isinstance(last, Content):
+            whole[-1] = Content(last.text + event.text)
+        elif isinstance(event, Reasoning) and isinstance(last, Reasoning):
+            whole[-1] = Reasoning(last.text + event.text)
+        elif (
+            isinstance(event, ToolCallArguments)
+            and isinstance(last, ToolCallArguments)
+            and event.index == last.index
+        ):
+            whole[-1] = ToolCallArguments(last.index, last.text + event.text)
+        else:
+            whole.append(event)
+    return whole

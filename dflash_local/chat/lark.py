@@ -1,0 +1,53 @@
+"""Lark grammars for llguidance, as far as tool calls need them.
+
+The syntax: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from dflash_local.chat.dialect import IsToken
+from dflash_local.chat.tool import Tool
+
+# As Python's json.dumps writes, which is what templates show the models. White space that is free
+# invites small models to write nothing else.
+_LAYOUT = {
+    "whitespace_flexible": False,
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+    # Tools of editors name formats and keywords that no grammar knows; OpenAI ignores them too.
+    "lenient": True,
+}
+
+
+def literal(text: str) -> str:
+    """`text` as it stands."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def mark(name: str, is_token: IsToken) -> str:
+    """A mark: the one token of that name where there is one, else its text."""
+    return name if is_token(name) else literal(name)
+
+
+def json_rule(name: str, schema: Any) -> str:
+    """A rule for JSON text of `schema`, in the layout that models are shown."""
+    bound = {**schema, "x-guidance": _LAYOUT}
+    return f"{name}: %json {json.dumps(bound)}"
+
+
+def any_of(names: Sequence[str]) -> str:
+    return " | ".join(names)
+
+
+def object_calls(tools: Sequence[Tool], *, arguments: str) -> str:
+    """Lark rules `object`: one of `tools` called as `{"name": ..., <arguments>: {...}}`."""
+    rules = [f"object: {any_of([f'call{i}' for i in range(len(tools))])}"]
+    for i, tool in enumerate(tools):
+        begin = f'{{"name": "{tool.name}", "{arguments}": '
+        rules.append(f"call{i}: {literal(begin)} args{i} {literal('}')}")
+        rules.append(json_rule(f"args{i}", tool.parameters))
+    return "\n".join(rules)

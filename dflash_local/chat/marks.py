@@ -1,0 +1,64 @@
+"""Marks in text that arrives piece by piece."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)", re.DOTALL)
+# No fence is longer; what follows on the line matters only in that it is there.
+_MAX_LINE = 200
+
+
+def find(text: str, marks: Sequence[str], at: int = 0) -> tuple[int, str] | None:
+    """Where the first of `marks` is in `text` from `at` on, and which."""
+    found = [(where, mark) for mark in marks if (where := text.find(mark, at)) >= 0]
+    return min(found, key=lambda pair: (pair[0], -len(pair[1])), default=None)
+
+
+def held(text: str, marks: Sequence[str]) -> int:
+    """Characters at the end of `text` that may be the beginning of a mark."""
+    longest = max(map(len, marks), default=1) - 1
+    for n in range(min(longest, len(text)), 0, -1):
+        end = text[-n:]
+        if any(mark.startswith(end) for mark in marks):
+            return n
+    return 0
+
+
+class Fences:
+    """Whether text is inside a fenced code block of Markdown, or just behind a backtick."""
+
+    def __init__(self) -> None:
+        self._fence = ""
+        self._line = ""
+        self._last = ""
+
+    def read(self, text: str) -> None:
+        if text:
+            self._last = text[-1]
+        *lines, rest = text.split("\n")
+        for line in lines:
+            self._end_line((self._line + line)[:_MAX_LINE])
+            self._line = ""
+        self._line = (self._line + rest)[:_MAX_LINE]
+
+    @property
+    def inside(self) -> bool:
+        return bool(self._fence) or self._last == "`" or self._opening(self._line) is not None
+
+    def _end_line(self, line: str) -> None:
+        if not self._fence:
+            self._fence = self._opening(line) or ""
+            return
+        found = _FENCE.fullmatch(line)
+        if found and found[1].startswith(self._fence) and not found[2].strip():
+            self._fence = ""
+
+    @staticmethod
+    def _opening(line: str) -> str | None:
+        found = _FENCE.fullmatch(line)
+        # Behind backticks, another one makes it code within the line.
+        if found is None or (found[1][0] == "`" and "`" in found[2]):
+            return None
+        return found[1]

@@ -1,0 +1,142 @@
+"""Content with tool calls between marks, such as `<tool_call>` and `</tool_call>`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
+
+from dflash_local.chat.call_reader import CallReader
+from dflash_local.chat.events import (
+    Content,
+    Event,
+    NewId,
+    ToolCallArguments,
+    ToolCallStart,
+    joined,
+)
+from dflash_local.chat.json_reader import State
+from dflash_local.chat.marks import Fences, find, held
+
+NewReader = Callable[[], CallReader]
+
+
+class _In(Enum):
+    CONTENT = auto()
+    CALL = auto()
+    CLOSING = auto()
+
+
+class TaggedCalls:
+    """A parser. `openings`: each mark that begins a call, with whether the call itself begins with
+    it. `closing` ends a call.
+
+    White space around calls belongs to the format and is left out.
+    """
+
+    def __init__(
+        self,
+        openings: Mapping[str, bool],
+        closing: str,
+        new_reader: NewReader,
+        new_id: NewId,
+    ) -> None:
+        self._openings = openings
+        self._marks = tuple(openings)
+        self._closing = closing
+        self._new_reader = new_reader
+        self._new_id = new_id
+        self._in = _In.CONTENT
+        self._text = ""
+        self._at = 0
+        """What of `_text` was read. Within a call that is not certain yet, `_text` begins with the
+        call's mark, so that all of it can become content again."""
+        self._reader: CallReader | None = None
+        self._n_calls = 0
+        self._announced = False
+        self._blank = ""
+        self._shown = True
+        """Whether content was shown since the last call, or no call was made."""
+        self._fences = Fences()
+        self._events: list[Event] = []
+
+    def feed(self, text: str) -> list[Event]:
+        self._text += text
+        return self._advance(last=False)
+
+    def finish(self) -> list[Event]:
+        self._advance(last=True, keep=True)
+        if self._shown:
+            self._events.append(Content(self._blank))
+        self._blank = ""
+        return self._taken()
+
+    def _advance(self, *, last: bool, keep: bool = False) -> list[Event]:
+        steps = {_In.CONTENT: self._content, _In.CALL: self._call, _In.CLOSING: self._close}
+        while steps[self._in](last):
+            pass
+        return [] if keep else self._taken()
+
+    def _taken(self) -> list[Event]:
+        events, self._events = joined(self._events), []
+        return events
+
+    def _content(self, last: bool) -> bool:
+        """Show text up to the next call. False: more text is needed."""
+        found = find(self._text, self._marks)
+        if found is None:
+            self._show(len(self._text) - (0 if last else held(self._text, self._marks)))
+            return False
+        where, mark = found
+        self._show(where)
+        if self._fences.inside:
+            self._show(1)
+            return True
+        self._in, self._reader, self._announced = _In.CALL, self._new_reader(), False
+        self._at = 0 if self._openings[mark] else len(mark)
+        return True
+
+    def _show(self, n: int) -> None:
+        """Make the next `n` characters content; white space waits for what follows it."""
+        text, self._text = self._text[:n], self._text[n:]
+        self._fences.read(text)
+        text = self._blank + text
+        shown = text.rstrip()
+        self._blank = text[len(shown) :]
+        if shown:
+            self._shown = True
+            self._events.append(Content(shown))
+
+    def _call(self, last: bool) -> bool:
+        reader = self._reader
+        assert reader is not None
+        self._at = reader.read(self._text, self._at)
+        if reader.name is not None:
+            self._announce(reader.name, reader.take())
+        if reader.state is State.READING and not (last and not self._announced):
+            return False
+        if self._announced:
+            self._in = _In.CLOSING if reader.state is State.DONE else _In.CONTENT
+            return True
+        # It only looked like a call. Another one may lie behind its first character.
+        self._in, self._at = _In.CONTENT, 0
+        self._show(1)
+        return True
+
+    def _announce(self, name: str, arguments: str) -> None:
+        if not self._announced:
+            self._announced = True
+            self._blank, self._shown, self._fences = "", False, Fences()
+            self._events.append(ToolCallStart(self._n_calls, self._new_id(), name))
+            self._n_calls += 1
+        self._events.append(ToolCallArguments(self._n_calls - 1, arguments))
+        self._text, self._at = self._text[self._at :], 0
+
+    def _close(self, last: bool) -> bool:
+        """Leave out the closing mark, where there is one."""
+        rest = self._text.lstrip()
+        if rest.startswith(self._closing):
+            self._text = rest[len(self._closing) :]
+        elif self._closing.startswith(rest) and not last:
+            return False
+        self._in = _In.CONTENT
+        return True

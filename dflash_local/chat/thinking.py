@@ -1,0 +1,102 @@
+"""Reasoning between `<think>` and `</think>`, ahead of the answer."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from dflash_local.chat.dialect import IsToken, Parser
+from dflash_local.chat.events import Content, Event, Reasoning, joined
+from dflash_local.chat.lark import mark
+from dflash_local.chat.marks import held
+
+OPEN, CLOSE = "<think>", "</think>"
+
+
+class _In(Enum):
+    START = auto()
+    BEFORE_REASONING = auto()
+    REASONING = auto()
+    BEFORE_ANSWER = auto()
+    ANSWER = auto()
+
+
+class Thinking:
+    """A parser of what may come before the answer; `answer` parses the rest.
+
+    White space around the reasoning and its marks belongs to the format and is left out.
+    """
+
+    def __init__(self, answer: Parser, *, is_open: bool) -> None:
+        self._answer = answer
+        self._in = _In.BEFORE_REASONING if is_open else _In.START
+        self._text = ""
+
+    def feed(self, text: str) -> list[Event]:
+        if self._in is _In.ANSWER:
+            return self._answer.feed(text)
+        self._text += text
+        events: list[Event] = []
+        while self._step(events):
+            pass
+        return joined(events)
+
+    def finish(self) -> list[Event]:
+        events: list[Event] = []
+        if self._in is _In.START:
+            events += self._answer.feed(self._text)
+        elif self._in is _In.REASONING:
+            events.append(Reasoning(self._text))
+        return joined(events + self._answer.finish())
+
+    def _step(self, events: list[Event]) -> bool:
+        text = self._text
+        if self._in is _In.REASONING:
+            return self._reason(events)
+        rest = text.lstrip()
+        if self._in is _In.START:
+            if rest.startswith(OPEN):
+                self._in, self._text = _In.BEFORE_REASONING, rest[len(OPEN) :]
+                return True
+            if OPEN.startswith(rest):
+                return False
+            self._in, rest = _In.ANSWER, text
+        elif not rest:
+            return False
+        elif self._in is _In.BEFORE_REASONING:
+            self._in, self._text = _In.REASONING, rest
+            return True
+        self._in, self._text = _In.ANSWER, ""
+        events += self._answer.feed(rest)
+        return False
+
+    def _reason(self, events: list[Event]) -> bool:
+        thought, close, rest = self._text.partition(CLOSE)
+        if close:
+            events.append(Reasoning(thought.rstrip()))
+            self._in, self._text = _In.BEFORE_ANSWER, rest
+            return True
+        shown = thought[: len(thought) - held(thought, (CLOSE,))].rstrip()
+        events.append(Reasoning(shown))
+        self._text = thought[len(shown) :]
+        return False
+
+
+class Answer:
+    """A parser of answers that are content and nothing else."""
+
+    def feed(self, text: str) -> list[Event]:
+        return joined([Content(text)])
+
+    def finish(self) -> list[Event]:
+        return []
+
+
+def thinking_rules(is_token: IsToken, *, is_open: bool) -> str:
+    """Lark rules `reasoning` and what it needs: an optional reasoning part, or the rest of one."""
+    if is_token(CLOSE):
+        # A terminal takes no tokens of their own, so it ends before the mark by itself.
+        rules = [f"thought: THOUGHT {CLOSE}", r"THOUGHT: /(.|\n)*/"]
+    else:
+        rules = [r"thought[lazy]: /(.|\n)*<\/think>/"]
+    begun = "thought GAP" if is_open else f"({mark(OPEN, is_token)} thought GAP)?"
+    return "\n".join([f"reasoning: {begun}", *rules, r"GAP: /\n{0,2}/"])

@@ -1,0 +1,88 @@
+"""A tool that the model may call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dflash_local.errors import InputError
+
+# OpenAI's rule, and what every dialect can write between its marks.
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}", re.ASCII)
+_NO_PARAMETERS: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {},
+    "additionalProperties": False,
+}
+
+
+@dataclass(frozen=True)
+class Tool:
+    """`parameters` is the JSON schema of the arguments, an object's; without one there are none.
+
+    Raises InputError for a name that is none, and for parameters that are no schema of an object.
+    """
+
+    name: str
+    description: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=lambda: dict(_NO_PARAMETERS))
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise InputError(
+                f"a tool is named {self.name!r}; give 1 to 64 of letters, digits, '_', '-' and '.'"
+            )
+        kind = self.parameters.get("type", "object") if _is_object(self.parameters) else None
+        if kind != "object":
+            raise InputError(
+                f"the parameters of tool {self.name} are no JSON schema of an object; "
+                'give one with "type": "object"'
+            )
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Tool:
+        """A tool in OpenAI's shape: `{"type": "function", "function": {"name": ..., ...}}`."""
+        if not _is_object(given) or given.get("type", "function") != "function":
+            raise InputError(
+                'a tool is no function; give {"type": "function", "function": {"name": ..., '
+                '"parameters": ...}}'
+            )
+        function = given.get("function")
+        if not _is_object(function) or "name" not in function:
+            raise InputError(
+                'a tool has no function with a name; give {"type": "function", "function": '
+                '{"name": ..., "parameters": ...}}'
+            )
+        description = function.get("description")
+        if not (description is None or isinstance(description, str)):
+            raise InputError(f"the description of tool {function['name']} is no text; give a text")
+        parameters = function.get("parameters")
+        if parameters is None:
+            return cls(function["name"], description)
+        return cls(function["name"], description, parameters)
+
+    def shown(self) -> dict[str, Any]:
+        """The tool in OpenAI's shape, as chat templates read it."""
+        function: dict[str, Any] = {"name": self.name}
+        if self.description is not None:
+            function["description"] = self.description
+        function["parameters"] = dict(self.parameters)
+        return {"type": "function", "function": function}
+
+
+def chosen(tools: Sequence[Tool], choice: str) -> Sequence[Tool]:
+    """The tools that an answer may call: all for "required", else the one named `choice`.
+
+    Raises InputError for a name that is not among them, and for no tools at all.
+    """
+    found = tools if choice == "required" else [tool for tool in tools if tool.name == choice]
+    if not found:
+        names = ", ".join(tool.name for tool in tools) or "none"
+        raise InputError(f"tool_choice asks for {choice!r}, but the tools are: {names}")
+    return found
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, Mapping)
