@@ -1,0 +1,119 @@
+"""From checked options to answers: several at once, seeds, clients that leave.
+
+Every API makes `Task`s, and reads the chunks of all of them from `stream_all`, or their results
+from `generate_all`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ParamSpec, TypeVar
+
+import anyio.to_thread
+from fastapi import Request, Response
+
+from dflash_local.errors import DflashError
+from dflash_local.model import Model, Options
+from dflash_local.result import Chunk, Result
+from dflash_local.sampling import SamplingParams
+from dflash_local.server.settings import Settings
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+_OPTIONS = Options.__annotations__.keys() | {field.name for field in fields(SamplingParams)}
+_N_SEEDS = 2**32 - 1
+_GONE = 499
+"""nginx's status for a client that has left. Nobody reads it but the log."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One answer to generate: token ids of the prompt, keyword arguments of `Model.astream`."""
+
+    prompt: list[int]
+    options: dict[str, Any]
+
+
+def choices(prompt: list[int], options: dict[str, Any], n: int) -> list[Task]:
+    """`n` answers to one prompt. A seed is the first one's; the others count on from it."""
+    seed = options.get("seed")
+    if seed is None:
+        return [Task(prompt, options)] * n
+    return [Task(prompt, {**options, "seed": (seed + i) % _N_SEEDS}) for i in range(n)]
+
+
+async def stream_all(
+    model: Model, settings: Settings, tasks: Sequence[Task]
+) -> AsyncIterator[tuple[int, Chunk]]:
+    """The chunks of all tasks, with their numbers, as they come.
+
+    Closing the iterator, or an error of one task, ends them all within one round.
+    """
+    items: asyncio.Queue[tuple[int, Chunk | BaseException | None]] = asyncio.Queue()
+
+    async def pump(index: int, task: Task) -> None:
+        try:
+            options = {"queue_timeout": settings.queue_timeout_s, **task.options}
+            async for chunk in model.astream(task.prompt, **_known(options)):
+                items.put_nowait((index, chunk))
+            items.put_nowait((index, None))
+        except Exception as error:
+            items.put_nowait((index, error))
+
+    running = [asyncio.ensure_future(pump(i, task)) for i, task in enumerate(tasks)]
+    try:
+        left = len(running)
+        while left:
+            index, item = await items.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                left -= 1
+            else:
+                yield index, item
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
+
+
+async def generate_all(model: Model, settings: Settings, tasks: Sequence[Task]) -> list[Result]:
+    """The results of all tasks, which run at once, in their order."""
+    results: dict[int, Result] = {}
+    async for index, chunk in stream_all(model, settings, tasks):
+        if chunk.result is not None:
+            results[index] = chunk.result
+    if len(results) < len(tasks):
+        raise DflashError("the model was closed in the middle of this answer")
+    return [results[index] for index in range(len(tasks))]
+
+
+async def off_loop(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """`work` on another thread: tokenising, rendering and compiling may take long."""
+    return await anyio.to_thread.run_sync(functools.partial(work, *args, **kwargs))
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+    """The response of `work`, which is cancelled when the client leaves before there is one."""
+    answer = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return answer.result() if answer.done() else Response(status_code=_GONE)
+    finally:
+        gone.cancel()
+        answer.cancel()
+        await asyncio.wait({gone, answer})
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _known(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name in _OPTIONS}
