@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Literal, TypedDict
 
 from dflash_local import calibration
-from dflash_local.chat.template import ChatTemplate
+from dflash_local.chat import ChatTemplate, Dialect, Tool, dialect_of
 from dflash_local.controller import Controller
 from dflash_local.drafter import Drafter
 from dflash_local.engine import Engine
@@ -101,6 +101,7 @@ class Model:
         self._said: set[str] = set()
         self._worker = Worker(f"dflash-local {target.path.name}")
         self._template: ChatTemplate | None = None
+        self._dialect = dialect_of(target.chat_template)
         _open_models.add(self)
         # A model that nobody holds any more is freed with its last reference; its thread ends then.
         weakref.finalize(self, self._worker.stop).atexit = False
@@ -125,18 +126,37 @@ class Model:
         """Text of `tokens`, control tokens left out."""
         return self._vocabulary.detokenize(tokens)
 
+    @property
+    def dialect(self) -> Dialect:
+        """How this model writes reasoning and tool calls."""
+        return self._dialect
+
+    def is_token(self, name: str) -> bool:
+        """Whether `name` is that of one control or user-defined token."""
+        return self._vocabulary.is_token(name)
+
+    def thinking_open(self, prompt: List[int]) -> bool:
+        """Whether a prompt of `chat_prompt` ends inside a reasoning part."""
+        return ChatTemplate.thinking_open("".join(map(self._vocabulary.name, prompt[-16:])))
+
     def chat_prompt(
         self,
         messages: List[Mapping[str, Any]],
-        *,
+        tools: List[Mapping[str, Any] | Tool] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Token ids of a conversation, rendered by the model's own chat template."""
+        """Token ids of a conversation, rendered by the model's own chat template.
+
+        `tools` are what the model may call, in OpenAI's shape.
+        """
         if self._template is None:
             self._template = ChatTemplate(
                 self.target.chat_template, bos=self._vocabulary.bos, eos=self._vocabulary.eos
             )
-        text = self._template.render(messages, **(chat_template_kwargs or {}))
+        variables = dict(chat_template_kwargs or {})
+        if tools is not None:
+            variables["tools"] = tools
+        text = self._template.render(messages, **variables)
         # Templates write the first token themselves.
         return self._vocabulary.tokenize(text, special=True, add_special=False)
 

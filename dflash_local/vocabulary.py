@@ -123,6 +123,15 @@ class Vocabulary:
             piece = known[token] = buffer.raw[:n]
         return piece
 
+    def is_token(self, name: str) -> bool:
+        """Whether `name` is that of one control or user-defined token, which no other text gives."""
+        ids = self.tokenize(name, special=True, add_special=False)
+        if len(ids) != 1 or self.name(ids[0]) != name:
+            return False
+        marked = api.LLAMA_TOKEN_ATTR_CONTROL | api.LLAMA_TOKEN_ATTR_USER_DEFINED
+        with self.reading() as pointer:
+            return bool(api.llama_vocab_get_attr(pointer, ids[0]) & marked)
+
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Text of `tokens`, control tokens left out, bytes that are no UTF-8 as U+FFFD."""
         with self.reading():

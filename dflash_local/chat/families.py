@@ -7,7 +7,7 @@ from dflash_local.chat.hermes import Hermes
 from dflash_local.chat.plain import Plain
 
 
-def dialect_of(template: str | None, architecture: str | None) -> Dialect:
+def dialect_of(template: str | None, architecture: str | None = None) -> Dialect:
     """The dialect whose marks `template` writes; `architecture` is asked where there is none."""
     text = template or ""
     thinking = "<think>" in text or "</think>" in text

@@ -62,6 +62,11 @@ class ChatTemplate:
         except Exception as error:  # a template is a program, and may fail in any way
             raise InputError(f"the model's chat template refuses this: {_line(error)}") from error
 
+    @staticmethod
+    def thinking_open(prompt: str) -> bool:
+        """Whether a rendered prompt ends inside a reasoning part, which the answer then closes."""
+        return prompt.rstrip().endswith("<think>")
+
 
 def _check_messages(messages: object) -> None:
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
