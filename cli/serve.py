@@ -2,19 +2,73 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from dflash_local.errors import InputError
+
 from .loading import check_files, load_model
-from .options import FILES, LOADING, SectionedCommand, option
-from .report import speaker
-from .values import whole
+from .options import FILES, LOADING, SectionedCommand, option, values_of
+from .prompt_text import read_text
+from .report import Say, speaker
+from .values import number, whole
+
+if TYPE_CHECKING:
+    from dflash_local import Model
+    from dflash_local.server.settings import Settings
 
 LISTENING = (
-    option("--host", metavar="ADDRESS", default="127.0.0.1", help="Address to listen on."),
-    option("--port", type=whole(0, 65535), metavar="N", default=8080, help="0 takes a free one."),
+    option(
+        "--host",
+        metavar="ADDRESS",
+        default="127.0.0.1",
+        help="Address to listen on. One that other machines reach needs a key.",
+    ),
+    option(
+        "--port",
+        type=whole(0, 65535),
+        metavar="N",
+        default=8080,
+        help="Port to listen on, llama-server's by default; 0 takes a free one.",
+    ),
 )
+
+ACCESS = (
+    option(
+        "--api-key",
+        "api_keys",
+        multiple=True,
+        metavar="KEY",
+        help="A key that requests have to bring; may be repeated. Other users of this machine see "
+        "what is on its command lines: better take the variable, or a file.",
+    ),
+    option(
+        "--api-key-file",
+        type=click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True),
+        metavar="FILE",
+        help="A file of keys, one per line.",
+    ),
+    option(
+        "--cors-origin",
+        "cors_origins",
+        multiple=True,
+        metavar="ORIGIN",
+        help="A web origin whose pages may use this server, such as https://chat.example, beside "
+        "this machine's own; may be repeated.",
+    ),
+    option(
+        "--allowed-host",
+        "allowed_hosts",
+        multiple=True,
+        metavar="NAME",
+        help="A name by which this server may be called, beside localhost and --host; may be "
+        "repeated.",
+    ),
+)
+
 SERVING = (
     option(
         "--parallel",
@@ -24,21 +78,80 @@ SERVING = (
         default=4,
         help="Requests answered at once; they share the context.",
     ),
+    option(
+        "--queue",
+        "max_queue",
+        type=whole(0, 100_000),
+        metavar="N",
+        default=64,
+        help="Requests that may wait for their turn; further ones are answered 429.",
+    ),
+    option(
+        "--queue-timeout",
+        "queue_timeout_s",
+        type=number(0, 86400, above=True),
+        metavar="SECONDS",
+        default=300.0,
+        help="What waits longer is answered 503.",
+    ),
+    option("--alias", metavar="NAME", help="The model's name in answers; its file's by default."),
 )
 
-SECTIONS = {"Model": FILES, "Address": LISTENING, "Requests": SERVING, "Machine": LOADING}
+SECTIONS = {
+    "Model": FILES,
+    "Address": LISTENING,
+    "Access": ACCESS,
+    "Requests": SERVING,
+    "Machine": LOADING,
+}
 
 
 @click.command(cls=SectionedCommand, sections=SECTIONS)
-def serve(**values: Any) -> None:
-    """Answer editors and programs over HTTP, as OpenAI's API does."""
+@click.pass_context
+def serve(ctx: click.Context, /, **values: Any) -> None:
+    """Answer editors and programs over HTTP, as OpenAI's API and llama-server do.
+
+    Without options the shipped pair is served, to this machine alone. SIGTERM lets running answers
+    finish; Ctrl-C ends at once.
+    """
     check_files(values)
     say = speaker(False)
-    import uvicorn
+    from dflash_local.server import lifecycle
 
+    settings = _settings(values)
+    lifecycle.check_exposure(settings)
+    # Before the model is loaded, which may take a minute: a bad address is told at once.
+    with lifecycle.bind(settings.host, settings.port) as bound:
+        files = {**values, "quiet": False}
+        with load_model(files, say, n_seq=values["n_seq"]) as model:
+            ctx.exit(_serve(model, settings, bound, say))
+
+
+def _serve(model: Model, settings: Settings, bound: Any, say: Say) -> int:
+    from dflash_local.server import lifecycle
+    from dflash_local.server.access_log import log_to_stderr
     from dflash_local.server.app import create_app
+    from dflash_local.server.models import model_name
+
+    log_to_stderr()
+    server = lifecycle.Server(create_app(model, settings), settings, say)
+    for line in lifecycle.greeting(model_name(model, settings), settings, bound):
+        say(line)
+    server.run(sockets=[bound])
+    return server.exit_code
+
+
+def _settings(values: Mapping[str, Any]) -> Settings:
     from dflash_local.server.settings import Settings
 
-    with load_model({**values, "quiet": False}, say, n_seq=values["n_seq"]) as model:
-        settings = Settings(host=values["host"], port=values["port"])
-        uvicorn.run(create_app(model, settings), host=settings.host, port=settings.port)
+    given = values_of((*LISTENING, *ACCESS, *SERVING), values)
+    keys = list(given.pop("api_keys"))
+    path = given.pop("api_key_file", None)
+    if path is not None:
+        found = read_text(Path(path)).split()
+        if not found:
+            raise InputError(f"--api-key-file {path} holds no key: write one per line")
+        keys += found
+    for name in ("n_seq", "max_queue"):
+        del given[name]
+    return Settings(api_keys=tuple(keys), **given)

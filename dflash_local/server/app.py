@@ -1,19 +1,24 @@
-"""The application: routes of every API over one model."""
+"""The application: routes of every API over one model, behind what keeps them safe."""
 
 from __future__ import annotations
 
 import time
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 import dflash_local
 from dflash_local.model import Model
-from dflash_local.server import health, models
-from dflash_local.server.drain import Drain
-from dflash_local.server.errors import add_error_handlers
+from dflash_local.server import health, models, props
+from dflash_local.server.access_log import AccessLog
+from dflash_local.server.bodies import BodyCheck
+from dflash_local.server.drain import Drain, DrainCheck
+from dflash_local.server.errors import Failures, add_error_handlers
+from dflash_local.server.metrics import Metrics
+from dflash_local.server.security import LOOPBACK_ORIGIN, HostCheck, KeyCheck, OriginCheck
 from dflash_local.server.settings import Settings
 
-ROUTERS = (health.router, models.router)
+ROUTERS = (health.router, models.router, props.router)
 
 
 def create_app(model: Model, settings: Settings) -> FastAPI:
@@ -31,8 +36,29 @@ def create_app(model: Model, settings: Settings) -> FastAPI:
     app.state.model = model
     app.state.settings = settings
     app.state.drain = Drain()
+    app.state.metrics = Metrics()
     app.state.created = int(time.time())
     for router in ROUTERS:
         app.include_router(router)
     add_error_handlers(app)
+    _guard(app, settings)
     return app
+
+
+def _guard(app: FastAPI, settings: Settings) -> None:
+    """Put the checks around the routes, the last one, which a request meets first, outermost."""
+    app.add_middleware(BodyCheck, settings=settings)
+    app.add_middleware(KeyCheck, settings=settings)
+    app.add_middleware(DrainCheck, drain=app.state.drain)
+    app.add_middleware(Failures)
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=settings.cors_origins,
+        allow_origin_regex=LOOPBACK_ORIGIN,
+        allow_methods=("GET", "POST", "DELETE"),
+        allow_headers=("*",),
+        expose_headers=("Retry-After",),
+    )
+    app.add_middleware(OriginCheck, settings=settings)
+    app.add_middleware(HostCheck, settings=settings)
+    app.add_middleware(AccessLog, metrics=app.state.metrics)

@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dflash_local.errors import ClosedError, ContextFullError, InputError
 
@@ -93,13 +94,36 @@ def log_crash(error: BaseException) -> None:
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Answer every error of `app`'s routes in OpenAI's words."""
+    """Answer the errors that FastAPI itself would answer in OpenAI's words. `Failures` does so with
+    all others."""
 
     async def handle(_request: Request, error: Exception) -> JSONResponse:
         return api_error(error).response()
 
-    for kind in (ApiError, RequestValidationError, HTTPException, Exception):
+    for kind in (RequestValidationError, HTTPException):
         app.add_exception_handler(kind, handle)
+
+
+class Failures:
+    """Answers what is raised inside of it, unless an answer has begun: that one is broken off."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def watch(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        except Exception as error:
+            answer = api_error(error)
+            if not started:
+                await answer.response()(scope, receive, send)
 
 
 def _http(error: HTTPException) -> ApiError:

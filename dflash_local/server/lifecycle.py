@@ -1,0 +1,158 @@
+"""From a bound socket to the end of the process: serve, drain, stop.
+
+SIGTERM drains: no request is begun any more, and those that run are given time to finish. Ctrl-C,
+or another signal, ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from dflash_local.errors import InputError
+from dflash_local.server.connection import connection_class
+from dflash_local.server.drain import Drain
+from dflash_local.server.security import is_loopback
+from dflash_local.server.settings import Settings
+
+_MAX_HEAD = 64 << 10
+_FLUSH_S = 5
+_SEND_BUFFER = 256 << 10
+
+
+def check_exposure(settings: Settings) -> None:
+    """Refuse to serve other machines, or any website, without a key. Raises InputError."""
+    if settings.api_keys:
+        return
+    if not is_loopback(settings.host):
+        raise InputError(
+            f"--host {settings.host} lets other machines in, and no key is set: add --api-key-file "
+            "FILE (or --api-key, or DFLASH_LOCAL_API_KEY), or leave out --host to serve this "
+            "machine alone"
+        )
+    if "*" in settings.cors_origins:
+        raise InputError(
+            "--cors-origin '*' lets any website use this server, and no key is set: name the "
+            "origins, or add --api-key-file FILE"
+        )
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket bound to an address, not yet listening: until the model is loaded, nobody waits.
+
+    Raises InputError where that address cannot be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError):
+        raise InputError(
+            f"--host {host!r} is no address of this machine: give one, such as 127.0.0.1"
+        ) from None
+    bound = socket.socket(family, kind, protocol)
+    try:
+        if os.name == "posix":  # elsewhere it would let two servers share a port
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # What a client leaves unread is kept here; by default that would be megabytes.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise InputError(_bind_fault(host, port, error)) from None
+    return bound
+
+
+def _bind_fault(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"port {port} of {host} is taken: stop what uses it, or choose another with --port "
+            "(0 takes a free one)"
+        )
+    if error.errno == errno.EACCES:
+        return f"port {port} needs rights that this user has not: choose one from 1024"
+    return f"--host {host} cannot be listened on: {error.strerror}"
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, with an end of its own."""
+
+    def __init__(self, app: FastAPI, settings: Settings, say: Callable[[str], None]) -> None:
+        config = uvicorn.Config(
+            app,
+            http=connection_class(settings),
+            ws="none",
+            loop="asyncio",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=int(settings.keep_alive_s),
+            timeout_graceful_shutdown=_FLUSH_S,
+            h11_max_incomplete_event_size=_MAX_HEAD,
+        )
+        super().__init__(config)
+        self.exit_code = 0
+        self._drain: Drain = app.state.drain
+        self._drain_s = settings.drain_s
+        self._say = say
+        self._ending: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._end, sig)
+
+    def _end(self, sig: int) -> None:
+        if sig == signal.SIGTERM and self._ending is None:
+            self._drain.draining = True
+            self._ending = asyncio.ensure_future(self._finish())
+        else:
+            self.exit_code = 128 + sig
+            self._cut()
+
+    async def _finish(self) -> None:
+        n = self._drain.n_running
+        if n:
+            self._say(
+                f"finishing {n} running request{'s' if n > 1 else ''}, within {self._drain_s:g} "
+                "seconds; another signal ends at once"
+            )
+        try:
+            await asyncio.wait_for(self._drain.idle(), self._drain_s)
+        except asyncio.TimeoutError:
+            self._say(f"{self._drain.n_running} requests had to be cut off")
+            self._cut()
+        self.should_exit = True
+
+    def _cut(self) -> None:
+        """End every connection now; their requests are cancelled with them."""
+        self._drain.draining = True
+        self.should_exit = True
+        self.force_exit = True
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+
+def greeting(name: str, settings: Settings, bound: socket.socket) -> list[str]:
+    """What is served, where, and what to tell an editor."""
+    host, port = bound.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    key = "one of yours" if settings.api_keys else "any"
+    return [
+        f"serving {name} at {url}",
+        f"editors: base URL {url}/v1, model {name}, API key {key} (llama.vim: {url}/infill)",
+    ]

@@ -1,0 +1,32 @@
+"""`/props`: what is served and how, in llama-server's shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from dflash_local import runtime
+from dflash_local.model import Model
+from dflash_local.server.models import model_name
+
+router = APIRouter()
+
+
+@router.get("/props")
+async def props(request: Request) -> dict[str, Any]:
+    """The model's name, its context, its slots and its chat template. No path of this machine."""
+    model: Model = request.app.state.model
+    name = model_name(model, request.app.state.settings)
+    return {
+        "default_generation_settings": {
+            "n_ctx": model.n_ctx,
+            "speculative": model.drafter is not None,
+        },
+        "total_slots": model.target.options.n_seq,
+        "model_alias": name,
+        "model_path": model.target.path.name,
+        "modalities": {"vision": False, "audio": False},
+        "chat_template": model.target.chat_template or "",
+        "build_info": f"dflash-local {request.app.version}, {runtime.llama_build()}",
+    }
