@@ -12,6 +12,7 @@ from dflash_local.controller import Controller
 from dflash_local.draft import Draft
 from dflash_local.drafter import Drafter
 from dflash_local.errors import InputError
+from dflash_local.guide import Guide
 from dflash_local.rounds import Rounds, Verifier
 from dflash_local.sampling import Sampler
 from dflash_local.sequence import Request, Sequence, Slot
@@ -34,6 +35,7 @@ class Engine:
         self.drafter = drafter
         self.controller = controller if drafter else None
         self.caches = Caches(target, drafter, n_seq)
+        self.guide = Guide(target.vocabulary)
         self._rounds = Rounds(self.caches, self.controller)
 
     @property
@@ -76,9 +78,9 @@ class Engine:
         self.check(request)
         sampler = Sampler(
             request.sampling,
-            self.target.vocabulary.pointer,
             self.target.n_vocab,
             n_ctx=self.target.n_ctx,
+            constraint=self.guide.constraint(request.sampling),
         )
         sampler.accept_prompt(request.prompt)
         policy, hopeful = None, True

@@ -58,6 +58,8 @@ class Options(TypedDict, total=False):
     frequency_penalty: float
     logit_bias: Mapping[int, float]
     grammar: str | None
+    json_schema: Mapping[str, Any] | bool | None
+    lark: str | None
     logprobs: int | None
 
 
@@ -293,6 +295,7 @@ class Model:
         tokens = self.tokenize(prompt) if isinstance(prompt, str) else _token_ids(prompt)
         sampling = SamplingParams(**{k: v for k, v in options.items() if k in _SAMPLING})
         sampling.validate(self.target.n_vocab)
+        self._engine.guide.check(sampling)
         width = options.get("draft_width")
         stop = options.get("stop") or ()
         if not isinstance(stop, Iterable):

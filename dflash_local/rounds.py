@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as List
+from functools import partial
 from typing import TypeAlias
 
 from dflash_local.caches import Caches
@@ -168,7 +169,9 @@ class Rounds:
         for i, draft in zip(places, self.drafter.draft(requests), strict=True):
             sequences[i].slot.pending = []
             checked = _checked(draft).valid_prefix(self.target.n_vocab)
-            drafts[i] = self.judge(checked).clip(limits[i])
+            proposed = self.judge(checked).clip(limits[i])
+            # What the grammar forbids would be rejected, whatever the target thinks of it.
+            drafts[i] = proposed.clip(sequences[i].sampler.n_valid(proposed.tokens))
         self._choose_widths(sequences, drafts, limits)
         return drafts
 
@@ -298,21 +301,21 @@ class Rounds:
     def draw(self, sequence: Sequence, row: int, output_row: int) -> int:
         """The target's token after a row of the last batch, the `output_row`-th with logits."""
         sampler = sequence.sampler
-        if sequence.takes_best:
-            token = self.target.best()[output_row]
-            if token < 0:
-                raise not_finite()
+        whole = partial(self.target.logits, row)
+        if sequence.request.sampling.logprobs is not None:
+            logits = whole()
+            token = sampler.sample(logits)
+            sequence.logprobs.append(sampler.logprobs(logits, token))
             return token
+        if sampler.begins_with_best:
+            best = self.target.best()[output_row]
+            if best < 0:
+                raise not_finite()
+            return sampler.sample_best(best, whole)
         n_candidates = sampler.n_candidates
         if n_candidates is not None:
-            drawn = sampler.sample_from(*self.target.candidates(output_row, n_candidates))
-            if drawn is not None:
-                return drawn
-        logits = self.target.logits(row)
-        token = sampler.sample(logits)
-        if sequence.request.sampling.logprobs is not None:
-            sequence.logprobs.append(sampler.logprobs(logits, token))
-        return token
+            return sampler.sample_from(*self.target.candidates(output_row, n_candidates), whole)
+        return sampler.sample(whole())
 
 
 def _checked(draft: Draft) -> Draft:

@@ -7,12 +7,12 @@ order gets the same tokens: the state is a function of the seed, the prompt and 
 
 from __future__ import annotations
 
-import codecs
 import ctypes
 import math
+import reprlib
 import secrets
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local import runtime  # noqa: F401  (the check of the installed llama_cpp comes first)
+from dflash_local.constraint import Constraint
 from dflash_local.errors import BackendError, ClosedError, GrammarError, InputError
-from dflash_local.grammar import parse_grammar
+from dflash_local.token_data import TOKEN_DATA, token_data_array
 
 # isort: split
 import llama_cpp.llama_cpp as api
@@ -30,7 +31,6 @@ _MAX_INT = 2**31 - 1
 _RANDOM_SEED = 2**32 - 1  # LLAMA_DEFAULT_SEED: llama.cpp would draw a seed of its own
 _MOST_CANDIDATES = 256  # beyond, finding them costs as much as handing on all logits
 _COLDEST = 1e-5  # below it, logits over temperature leave the range of float32
-_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,10 @@ class SamplingParams:
     `top_p` 1, `min_p` 0, `repeat_penalty` 1 and the other penalties 0 switch a sampler off.
     `repeat_last_n` is how far back penalties look, in tokens: 0 not at all, -1 the whole context.
     `seed` None draws one. `logit_bias` is added to the logits of its token ids, -inf forbids one.
-    `grammar` is GBNF text with a rule `root`. `logprobs` is how many alternatives to report with
-    each token; None for no log-probabilities at all.
+    At most one of three binds the answer: `grammar` is GBNF text with a rule `root`; `json_schema`
+    is a JSON schema, True for any JSON object; `lark` is a grammar in the Lark syntax of
+    llguidance. `logprobs` is how many alternatives to report with each token; None for no
+    log-probabilities at all.
     """
 
     temperature: float = 0.0
@@ -56,7 +58,14 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     grammar: str | None = None
+    json_schema: Mapping[str, Any] | bool | None = None
+    lark: str | None = None
     logprobs: int | None = None
+
+    @property
+    def bound(self) -> bool:
+        """Whether a grammar of any kind binds the answer."""
+        return (self.grammar, self.json_schema, self.lark) != (None, None, None)
 
     @property
     def greedy(self) -> bool:
@@ -89,10 +98,24 @@ class SamplingParams:
             _integer("a token of logit_bias", token, 0, n_vocab - 1, "the ids of the vocabulary")
             if bias != -math.inf:
                 _number(f"logit_bias of token {token}", bias, -1e6, 1e6, "-inf forbids the token")
-        if self.grammar is not None and (
-            not isinstance(self.grammar, str) or not self.grammar.strip()
-        ):
+        self._validate_grammar()
+
+    def _validate_grammar(self) -> None:
+        given = [
+            name for name in ("grammar", "json_schema", "lark") if getattr(self, name) is not None
+        ]
+        if len(given) > 1:
+            raise InputError(f"{' and '.join(given)} are both given; give at most one of them")
+        if self.grammar is not None and not _is_text(self.grammar):
             raise GrammarError(f"grammar is {self.grammar!r}; give GBNF text with a rule `root`")
+        if self.lark is not None and not _is_text(self.lark):
+            raise GrammarError(f"lark is {self.lark!r}; give a Lark grammar with a rule `start`")
+        schema = self.json_schema
+        if not (schema is None or schema is True or isinstance(schema, Mapping)):
+            raise GrammarError(
+                f"json_schema is {reprlib.repr(schema)}; give a schema, an object by its keys, "
+                "or True for any JSON object"
+            )
 
 
 @dataclass(frozen=True)
@@ -107,34 +130,38 @@ class TokenLogprob:
 class Sampler:
     """Draws the tokens of one sequence; each draw also moves the state past the drawn token.
 
-    `vocab` is a `llama_vocab *` of `n_vocab` tokens that outlives the sampler; `n_ctx` bounds how
-    far back penalties look. Raises InputError for bad parameters, GrammarError for a bad grammar.
-
-    A grammar looks at the drawn token first, and only where it forbids it at the whole vocabulary
-    (70 ns per token id on one CPU, so 10 ms for 150,000), from which is then drawn again, as in
-    llama.cpp. That moves the random generator twice, in plain and speculative runs alike.
+    A constraint is asked about the drawn token first. Only where it forbids that one is the whole
+    vocabulary masked and drawn from again, as in llama.cpp. That moves the random generator twice,
+    and as it is so of every emitted token, drafted or not, plain and speculative runs agree.
     """
 
-    def __init__(self, params: SamplingParams, vocab: Any, n_vocab: int, *, n_ctx: int) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        n_vocab: int,
+        *,
+        n_ctx: int,
+        constraint: Constraint | None = None,
+    ) -> None:
+        """`n_ctx` bounds how far back penalties look. `constraint` is what the parameters' grammar
+        asks for, at its beginning, and closed with the sampler. Raises InputError for bad
+        parameters."""
         params.validate(n_vocab)
+        if params.bound != (constraint is not None):
+            raise InputError("a sampler takes the constraint of its own grammar, and no other")
         self.params = params
         self.seed = secrets.randbelow(_RANDOM_SEED) if params.seed is None else int(params.seed)
-        self._vocab = vocab
         self._n_vocab = n_vocab
+        self._constraint = constraint
         self._ids = np.arange(n_vocab, dtype=np.int32)
-        self._data = np.zeros(n_vocab, dtype=_CANDIDATE)
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="strict")
+        self._data = np.zeros(n_vocab, dtype=TOKEN_DATA)
 
         self._chain: Any = None
-        self._grammar: Any = None
         self._penalties: Any = None
         owned: list[Any] = []
         self._finalizer = weakref.finalize(self, _free, owned)
         # At exit it would run while the model's thread may still be drawing a token.
         self._finalizer.atexit = False
-        if params.grammar is not None:
-            self._grammar = parse_grammar(vocab, params.grammar)
-            owned.append(self._grammar)
         if not params.greedy or params.logit_bias or params.penalises:
             self._chain = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
             owned.append(self._chain)
@@ -175,14 +202,19 @@ class Sampler:
     @property
     def takes_best(self) -> bool:
         """Whether each draw is the likeliest token of the logits, whatever came before."""
-        return self._chain is None and self._grammar is None
+        return self._chain is None and self._constraint is None
+
+    @property
+    def begins_with_best(self) -> bool:
+        """Whether each draw is the likeliest token if that is allowed: `sample_best` will do."""
+        return self._chain is None
 
     @property
     def n_candidates(self) -> int | None:
         """How many of the largest logits tell each draw, by `sample_from`; None: all are needed."""
         params, most = self.params, self.params.top_k
         bounded = not params.greedy and 1 <= most < min(_MOST_CANDIDATES, self._n_vocab)
-        plain = not params.logit_bias and not params.penalises and self._grammar is None
+        plain = not params.logit_bias and not params.penalises
         # One more than are kept shows whether a tie decides which.
         return most + 1 if bounded and plain and params.logprobs is None else None
 
@@ -193,6 +225,10 @@ class Sampler:
             for token in tokens:
                 api.llama_sampler_accept(self._penalties, int(token))
 
+    def n_valid(self, tokens: Sequence[int]) -> int:
+        """How many of these draft tokens could be emitted one after the other."""
+        return len(tokens) if self._constraint is None else self._constraint.n_valid(tokens)
+
     def sample(self, logits: NDArray[np.float32]) -> int:
         """Draw one token from a row of logits, float32 [n_vocab], which is left as it is.
 
@@ -200,30 +236,36 @@ class Sampler:
         GrammarError) where bias and grammar leave no token.
         """
         self._check_row(logits)
-        token = self._draw(logits)
-        if self._grammar is not None and not self._allows(token):
-            token = self._draw_by_grammar(logits)
-        self._accept(token)
-        return token
+        return self._settle(self._draw(logits), lambda: logits)
 
-    def sample_from(self, ids: NDArray[np.int32], logits: NDArray[np.float32]) -> int | None:
-        """`sample`, from the `n_candidates` largest logits alone, the largest first.
+    def sample_best(self, best: int, row: Callable[[], NDArray[np.float32]]) -> int:
+        """`sample` where `begins_with_best`, from the likeliest token of the row. The row itself is
+        asked for only if it has to be looked at."""
+        self._check_open()
+        return self._settle(best, row)
 
-        The same token, and the same state afterwards. None, with nothing drawn, where some are
-        equal: their order then depends on the logits that are not here.
+    def sample_from(
+        self,
+        ids: NDArray[np.int32],
+        logits: NDArray[np.float32],
+        row: Callable[[], NDArray[np.float32]],
+    ) -> int:
+        """`sample`, from the `n_candidates` largest logits of the row, the largest first: the same
+        token, and the same state afterwards.
+
+        The row itself is asked for only where the constraint forbids what is drawn, and where some
+        of these are equal: their order then depends on the logits that are not here.
         """
         self._check_open()
         n = len(ids)
         if not (logits[:-1] > logits[1:]).all():
-            return None
+            return self.sample(row())
         data = self._data[:n]
         data["id"] = ids
         data["logit"] = logits
-        array = _candidates(data)
+        array = token_data_array(data)
         api.llama_sampler_apply(self._chain, ctypes.byref(array))
-        token = int(array.data[array.selected].id)
-        self._accept(token)
-        return token
+        return self._settle(int(array.data[array.selected].id), row)
 
     def logprobs(self, logits: NDArray[np.float32], token: int) -> TokenLogprob:
         """The target's own log-probability of `token`, before bias, penalties and temperature.
@@ -243,8 +285,10 @@ class Sampler:
         return TokenLogprob(token, float(logits[token]) - total, top)
 
     def close(self) -> None:
-        """Free llama.cpp's samplers. Safe to call again."""
+        """Free llama.cpp's samplers and the constraint. Safe to call again."""
         self._finalizer()
+        if self._constraint is not None:
+            self._constraint.close()
 
     def __enter__(self) -> Sampler:
         return self
@@ -257,65 +301,32 @@ class Sampler:
             token = int(logits.argmax())  # the first of equals, as llama.cpp's greedy sampler
             logit = float(logits[token])
         else:
-            self._fill(logits)
-            array = _candidates(self._data)
+            self._data["id"] = self._ids
+            self._data["logit"] = logits
+            array = token_data_array(self._data)
             api.llama_sampler_apply(self._chain, ctypes.byref(array))
             chosen = array.data[array.selected]
             token, logit = int(chosen.id), float(chosen.logit)
         if logit == -math.inf:
-            kind = InputError if self._grammar is None else GrammarError
+            kind = InputError if self._constraint is None else GrammarError
             raise kind(
                 "grammar and logit_bias leave no token of the vocabulary; allow at least one"
             )
         return token
 
-    def _draw_by_grammar(self, logits: NDArray[np.float32]) -> int:
-        self._fill(logits)
-        api.llama_sampler_apply(self._grammar, ctypes.byref(_candidates(self._data)))
-        masked = self._data["logit"].copy()
-        while not self._allows(token := self._draw(masked)):
-            masked[token] = -np.inf  # passed by llama.cpp's check alone
-        return token
-
-    def _fill(self, logits: NDArray[np.float32]) -> None:
-        self._data["id"] = self._ids
-        self._data["logit"] = logits
-
-    def _allows(self, token: int) -> bool:
-        """Whether the grammar can accept the token; if it cannot, accepting ends the process.
-
-        Its check takes overlong bytes of U+0000 for the end of a token, where accepting does not,
-        so that what cannot be UTF-8 is refused here. So is an end within a character.
-        """
-        one = np.array([(token, 1.0, 0.0)], dtype=_CANDIDATE)
-        api.llama_sampler_apply(self._grammar, ctypes.byref(_candidates(one)))
-        if one["logit"][0] == -np.inf:
-            return False
-        state = self._decoder.getstate()
-        try:
-            self._decoder.decode(self._piece(token))
-        except UnicodeDecodeError:
-            return False
-        finally:
-            self._decoder.setstate(state)
-        return True
-
-    def _accept(self, token: int) -> None:
+    def _settle(self, token: int, row: Callable[[], NDArray[np.float32]]) -> int:
+        """Past `token`, or past what is drawn in its place if the constraint forbids it."""
+        constraint = self._constraint
+        if constraint is not None and not constraint.allows(token):
+            masked = row().copy()
+            constraint.mask(masked)
+            while not constraint.allows(token := self._draw(masked)):
+                masked[token] = -np.inf  # passed by the mask alone
         if self._chain is not None:
             api.llama_sampler_accept(self._chain, token)
-        if self._grammar is not None:
-            api.llama_sampler_accept(self._grammar, token)
-            if not api.llama_vocab_is_eog(self._vocab, token):
-                self._decoder.decode(self._piece(token))
-
-    def _piece(self, token: int) -> bytes:
-        size = 64
-        while True:
-            buffer = ctypes.create_string_buffer(size)
-            n = api.llama_token_to_piece(self._vocab, token, buffer, size, 0, True)
-            if n >= 0:
-                return buffer.raw[:n]
-            size = -n
+        if constraint is not None:
+            constraint.accept(token)
+        return token
 
     def _check_row(self, logits: NDArray[np.float32]) -> None:
         self._check_open()
@@ -345,10 +356,8 @@ def _free(samplers: list[Any]) -> None:
         api.llama_sampler_free(samplers.pop())
 
 
-def _candidates(data: NDArray[Any]) -> api.llama_token_data_array:
-    """A view of `data`, of dtype `_CANDIDATE`, as llama.cpp takes it; `data` must outlive it."""
-    pointer = ctypes.cast(data.ctypes.data, api.llama_token_data_p)
-    return api.llama_token_data_array(pointer, len(data), -1, False)
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
 
 
 def _number(

@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from dflash_local import runtime
 from dflash_local.demo import pair
 from dflash_local.errors import BackendError, ClosedError, GrammarError, InputError
+from dflash_local.guide import Guide
 from dflash_local.sampling import Sampler, SamplingParams
+from dflash_local.vocabulary import Vocabulary
 
-Row = NDArray[np.float32]
+Logits = NDArray[np.float32]
 
 N_CTX = 512
 
@@ -29,18 +31,21 @@ class Vocab(NamedTuple):
     pointer: Any
     n: int
     ids: dict[bytes, int]
+    guide: Guide
 
     def sampler(self, **settings: Any) -> Sampler:
-        return Sampler(SamplingParams(**settings), self.pointer, self.n, n_ctx=N_CTX)
+        params = SamplingParams(**settings)
+        params.validate(self.n)
+        return Sampler(params, self.n, n_ctx=N_CTX, constraint=self.guide.constraint(params))
 
-    def row(self, likely: dict[bytes, float] | None = None) -> Row:
+    def row(self, likely: dict[bytes, float] | None = None) -> Logits:
         """Logits of zero, except for the given pieces."""
         logits = np.zeros(self.n, np.float32)
         for text, logit in (likely or {}).items():
             logits[self.ids[text]] = logit
         return logits
 
-    def noise(self, seed: int, rows: int, scale: float = 3.0) -> list[Row]:
+    def noise(self, seed: int, rows: int, scale: float = 3.0) -> list[Logits]:
         rng = np.random.default_rng(seed)
         return [(rng.normal(size=self.n) * scale).astype(np.float32) for _ in range(rows)]
 
@@ -52,7 +57,7 @@ class Vocab(NamedTuple):
         n = api.llama_token_to_piece(self.pointer, token, buffer, len(buffer), 0, True)
         return buffer.raw[:n]
 
-    def write(self, rows: list[Row], **settings: Any) -> tuple[bytes, bool]:
+    def write(self, rows: list[Logits], **settings: Any) -> tuple[bytes, bool]:
         """The text of one token per row, and whether it came to its end."""
         text = b""
         with self.sampler(**settings) as sampler:
@@ -71,13 +76,14 @@ def vocab() -> Iterator[Vocab]:
     params.vocab_only = True
     model = api.llama_model_load_from_file(str(pair()[0]).encode(), params)
     pointer = api.llama_model_get_vocab(model)
-    found = Vocab(pointer, api.llama_vocab_n_tokens(pointer), {})
+    vocabulary = Vocabulary(pointer)
+    found = Vocab(pointer, vocabulary.n_tokens, {}, Guide(vocabulary))
     found.ids.update({found.piece(token): token for token in range(found.n)})
     yield found
     api.llama_model_free(model)
 
 
-def softmax(logits: Row) -> NDArray[np.float64]:
+def softmax(logits: Logits) -> NDArray[np.float64]:
     weights = np.exp(logits.astype(np.float64) - float(logits.max()))
     return weights / weights.sum()
 
@@ -469,32 +475,87 @@ def test_closing_twice_is_fine_and_using_after_is_not(vocab: Vocab) -> None:
             use()
 
 
+class Row:
+    """A row of logits that counts how often it is fetched whole."""
+
+    def __init__(self, logits: Logits) -> None:
+        self.logits = logits
+        self.fetched = 0
+
+    def __call__(self) -> Logits:
+        self.fetched += 1
+        return self.logits
+
+    def largest(self, k: int) -> tuple[NDArray[np.int32], Logits]:
+        ids = np.argsort(-self.logits, kind="stable")[:k].astype(np.int32)
+        return ids, self.logits[ids]
+
+
 @pytest.mark.parametrize("params", [{}, {"top_k": 1}, {"top_k": 5, "top_p": 0.7}, {"top_k": 200}])
 @pytest.mark.parametrize("temperature", [0.1, 0.8, 3.0])
 def test_the_largest_logits_are_enough_for_a_draw(
     vocab: Vocab, params: dict[str, Any], temperature: float
 ) -> None:
+    params = {"temperature": temperature, "seed": 11, **params}
     rng = np.random.default_rng(5)
-    settings = SamplingParams(temperature=temperature, seed=11, **params)
-    with (
-        Sampler(settings, vocab.pointer, vocab.n, n_ctx=64) as whole,
-        Sampler(settings, vocab.pointer, vocab.n, n_ctx=64) as few,
-    ):
+    with vocab.sampler(**params) as whole, vocab.sampler(**params) as few:
         k = few.n_candidates
-        assert k == settings.top_k + 1
+        assert k == params.get("top_k", 40) + 1
         for spread in (0.5, 2.0, 8.0) * 20:
-            logits = rng.normal(0, spread, vocab.n).astype(np.float32)
-            ids = np.argsort(-logits, kind="stable")[:k].astype(np.int32)
-            assert few.sample_from(ids, logits[ids]) == whole.sample(logits)
+            row = Row(rng.normal(0, spread, vocab.n).astype(np.float32))
+            assert few.sample_from(*row.largest(k), row) == whole.sample(row.logits)
+            assert not row.fetched
 
 
-def test_a_tie_among_the_largest_logits_is_not_decided(vocab: Vocab) -> None:
-    with Sampler(
-        SamplingParams(temperature=1, top_k=2, seed=1), vocab.pointer, vocab.n, n_ctx=64
-    ) as sampler:
+BOUND: list[dict[str, Any]] = [
+    {"grammar": 'root ::= [a-z ]+ ("." [0-9]*)?'},
+    {"lark": 'start: /[a-z ]+/ ("." /[0-9]*/)?'},
+]
+
+
+@pytest.mark.parametrize("bound", BOUND, ids=lambda bound: next(iter(bound)))
+@pytest.mark.parametrize("params", [{"top_k": 3}, {"top_k": 200, "top_p": 1.0, "min_p": 0.0}])
+def test_a_grammar_wants_the_whole_row_only_where_it_forbids_the_draw(
+    vocab: Vocab, params: dict[str, Any], bound: dict[str, Any]
+) -> None:
+    """Some of these rows favour what it allows, so that both happen; the states stay alike."""
+    params = {"temperature": 1.0, "seed": 11, **params, **bound}
+    rng = np.random.default_rng(5)
+    letters = [vocab.ids[bytes([c])] for c in b"abcdefgh "]
+    fetched = []
+    with vocab.sampler(**params) as whole, vocab.sampler(**params) as few:
+        k = few.n_candidates
+        assert k
+        for i in range(60):
+            row = Row(rng.normal(0, 2.0, vocab.n).astype(np.float32))
+            row.logits[letters] += np.float32((i % 3) * 5)
+            assert few.sample_from(*row.largest(k), row) == whole.sample(row.logits)
+            fetched.append(row.fetched)
+    assert set(fetched) == {0, 1}
+
+
+@pytest.mark.parametrize("bound", BOUND, ids=lambda bound: next(iter(bound)))
+def test_the_likeliest_token_is_enough_where_the_grammar_allows_it(
+    vocab: Vocab, bound: dict[str, Any]
+) -> None:
+    with vocab.sampler(**bound) as whole, vocab.sampler(**bound) as few:
+        assert few.begins_with_best and not few.takes_best
+        for likely, fetched in ((b"a", 0), (b"#", 1), (b"b", 0), (b".", 0), (b"c", 1), (b"7", 0)):
+            row = Row(vocab.row({likely: 9.0, b"z": 3.0, b"1": 2.0}))
+            drawn = few.sample_best(int(row.logits.argmax()), row)
+            assert drawn == whole.sample(row.logits)
+            assert row.fetched == fetched
+
+
+def test_a_tie_among_the_largest_logits_needs_the_whole_row(vocab: Vocab) -> None:
+    with vocab.sampler(temperature=1.0, top_k=2, seed=1) as sampler:
         ids = np.array([3, 4, 5], np.int32)
-        assert sampler.sample_from(ids, np.array([2, 1, 1], np.float32)) is None
-        assert sampler.sample_from(ids, np.array([2, 1, 0.5], np.float32)) in (3, 4)
+        row = Row(vocab.row())
+        row.logits[[3, 4, 5]] = 9, 8, 8
+        assert sampler.sample_from(ids, np.array([9, 8, 8], np.float32), row) in (3, 4)
+        assert row.fetched == 1
+        assert sampler.sample_from(ids, np.array([9, 8, 7.5], np.float32), row) in (3, 4)
+        assert row.fetched == 1
 
 
 @pytest.mark.parametrize(
@@ -505,10 +566,13 @@ def test_a_tie_among_the_largest_logits_is_not_decided(vocab: Vocab) -> None:
         {"logit_bias": {3: 1.0}},
         {"repeat_penalty": 1.1},
         {"logprobs": 0},
-        {"grammar": 'root ::= "a"'},
     ],
 )
 def test_other_draws_need_all_logits(vocab: Vocab, params: dict[str, Any]) -> None:
-    settings = SamplingParams(**{"temperature": 1.0, "seed": 1} | params)
-    with Sampler(settings, vocab.pointer, vocab.n, n_ctx=64) as sampler:
+    with vocab.sampler(**{"temperature": 1.0, "seed": 1} | params) as sampler:
         assert sampler.n_candidates is None
+
+
+def test_a_sampler_is_not_made_without_its_grammar(vocab: Vocab) -> None:
+    with pytest.raises(InputError, match="constraint"):
+        Sampler(SamplingParams(grammar='root ::= "a"'), vocab.n, n_ctx=64)
