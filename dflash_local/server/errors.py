@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import reprlib
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -18,6 +18,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dflash_local.errors import ClosedError, ContextFullError, InputError
 
 log = logging.getLogger("dflash_local.server")
+
+REFUSED = "refused"
+"""The type of a `PydanticCustomError` whose line says all there is to say."""
 
 _SHOWN = reprlib.Repr()
 _SHOWN.maxstring = _SHOWN.maxother = 60
@@ -147,9 +150,22 @@ def _phrase(error: HTTPException) -> str:
 def _invalid(error: RequestValidationError) -> ApiError:
     """The first fault of a body: where it is, what is wrong, what was given."""
     fault = error.errors()[0]
-    where = [str(part) for part in fault["loc"] if part != "body"]
-    param = ".".join(where) or None
-    message = fault["msg"]
-    if fault["type"] != "missing" and param is not None:
+    kind, *location = fault["loc"]
+    param = _path(error.body, location) if kind == "body" else ".".join(map(str, location))
+    message = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] not in ("missing", "value_error", REFUSED) and param:
         message = f"{message}, not {_SHOWN.repr(fault['input'])}"
     return ApiError(400, f"{param or 'the body'}: {message}", param=param)
+
+
+def _path(body: Any, location: Sequence[Any]) -> str | None:
+    """`messages[0].content`: a location without what only our types are called by."""
+    path = ""
+    for i, part in enumerate(location):
+        if isinstance(body, dict) and isinstance(part, str) and part in body:
+            body, path = body[part], f"{path}.{part}"
+        elif isinstance(body, list) and isinstance(part, int) and part < len(body):
+            body, path = body[part], f"{path}[{part}]"
+        elif i == len(location) - 1 and isinstance(body, dict) and isinstance(part, str):
+            path = f"{path}.{part}"  # what is missing
+    return path.removeprefix(".")[:200] or None
