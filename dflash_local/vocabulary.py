@@ -132,10 +132,12 @@ class Vocabulary:
         with self.reading() as pointer:
             return bool(api.llama_vocab_get_attr(pointer, ids[0]) & marked)
 
-    def detokenize(self, tokens: Sequence[int]) -> str:
-        """Text of `tokens`, control tokens left out, bytes that are no UTF-8 as U+FFFD."""
+    def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """Text of `tokens`, bytes that are no UTF-8 as U+FFFD; control tokens are left out, or if
+        `special` stand in it with their names."""
         with self.reading():
-            return b"".join(map(self.piece, tokens)).decode("utf-8", "replace")
+            pieces = [self.piece(token, special=special) for token in tokens]
+        return b"".join(pieces).decode("utf-8", "replace")
 
     def ends_text(self, token: int) -> bool:
         """Whether generation ends with this token (any of the model's end-of-text tokens)."""

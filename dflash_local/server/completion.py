@@ -1,0 +1,50 @@
+"""`/completion`: llama-server's own completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastapi import APIRouter, Request, Response
+
+from dflash_local.model import Model
+from dflash_local.server.completion_schema import CompletionRequest
+from dflash_local.server.generation import choices, off_loop
+from dflash_local.server.llama_answer import llama_options, respond
+from dflash_local.vocabulary import Vocabulary
+
+router = APIRouter()
+
+
+@router.post("/completion")
+@router.post("/completions", include_in_schema=False)
+async def completion(request: Request, body: CompletionRequest) -> Response:
+    """Go on with each prompt. `tokens_cached` are those of it that needed no computing."""
+    model: Model = request.app.state.model
+    prompts = await off_loop(_token_ids, model.target.vocabulary, body.prompts)
+    options = llama_options(body)
+    tasks = [task for prompt in prompts for task in choices(prompt, options, body.n_cmpl)]
+    return await respond(request, body, tasks)
+
+
+def _token_ids(
+    vocabulary: Vocabulary, prompts: Sequence[str | Sequence[str | int]]
+) -> list[list[int]]:
+    return [mixed_tokens(vocabulary, [p] if isinstance(p, str) else p) for p in prompts]
+
+
+def mixed_tokens(
+    vocabulary: Vocabulary,
+    pieces: Sequence[str | int],
+    *,
+    special: bool = True,
+    add_special: bool = True,
+) -> list[int]:
+    """Token ids of texts and ids after one another; a text in front begins as the model wants."""
+    tokens: list[int] = []
+    for index, piece in enumerate(pieces):
+        if isinstance(piece, int):
+            tokens.append(piece)
+        else:
+            first = add_special and not index
+            tokens += vocabulary.tokenize(piece, special=special, add_special=first)
+    return tokens
