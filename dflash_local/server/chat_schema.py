@@ -38,7 +38,7 @@ class TextPart(BaseModel):
         kind = given.get("type") if isinstance(given, dict) else None
         if isinstance(kind, str) and kind not in ("text", "input_text", "output_text"):
             raise PydanticCustomError(
-                "part",
+                REFUSED,
                 "this model reads texts; it takes no part of type {kind}",
                 {"kind": kind[:64]},
             )

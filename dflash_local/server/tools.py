@@ -17,7 +17,7 @@ def _functions_only(given: Any) -> Any:
     kind = given.get("type", "function") if isinstance(given, dict) else "function"
     if kind != "function":
         raise PydanticCustomError(
-            "tool",
+            REFUSED,
             "tools are functions here; there is none of type {kind}",
             {"kind": str(kind)[:64]},
         )
