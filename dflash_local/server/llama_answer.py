@@ -133,7 +133,6 @@ class _Answer:
         result = self._end
         text = "".join(self._text)
         stop_type, word = self._stop(result)
-        limit = self.task.options["max_tokens"]
         n = len(result.tokens)
         return {
             "index": self._index,
@@ -147,7 +146,7 @@ class _Answer:
             "generation_settings": self._settings(result),
             "prompt": self._model.target.vocabulary.detokenize(self.task.prompt, special=True),
             "has_new_line": "\n" in text,
-            "truncated": result.finish_reason == "length" and (limit is None or n < limit),
+            "truncated": result.finish_reason == "length" and n != max(self._body.n_predict, 0),
             "stop_type": stop_type,
             "stopping_word": word,
             "timings": timings(result),
@@ -165,13 +164,12 @@ class _Answer:
     def _settings(self, result: Result) -> dict[str, Any]:
         options = {k: v for k, v in self.task.options.items() if k not in ("cancel", "logprobs")}
         biases = options.pop("logit_bias", {})
-        limit = options.pop("max_tokens")
+        options["max_tokens"] = self._body.n_predict
         return {
             **options,
             "seed": result.seed,
             "stop": list(self._body.stop_texts),
             "n_predict": self._body.n_predict,
-            "max_tokens": -1 if limit is None else limit,
             "n_probs": self._body.n_probs,
             "n_ctx": self._model.n_ctx,
             "logit_bias": [{"token": t, "bias": max(b, -1e30)} for t, b in biases.items()],
