@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import threading
 from collections import OrderedDict
@@ -10,18 +11,23 @@ from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.llamacpp import lltokenizer_from_vocab
 from numpy.typing import NDArray
 
+from dflash_local import runtime  # noqa: F401  (the check of the installed llama_cpp comes first)
 from dflash_local.constraint import Constraint
 from dflash_local.errors import GrammarError
 from dflash_local.grammar import Grammar
 from dflash_local.sampling import SamplingParams
 from dflash_local.vocabulary import Vocabulary
 
+# isort: split
+import llama_cpp.llama_cpp as api
+
 _MOST_BYTES = 256 * 1024  # of a schema or a Lark grammar
 _DEEPEST = 48  # objects and lists, or brackets, inside one another: both parsers recurse
 _MOST_KEPT = 32  # compiled grammars
+# Room for indentation; white space without bounds invites small models to write nothing else.
+_WHITE_SPACE = r" |\n{1,2}[ \t]{0,20}"
 _LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 
 
@@ -60,7 +66,9 @@ class Guide:
                 raise GrammarError(f"lark: more than {_DEEPEST} brackets inside one another")
             source = LLMatcher.grammar_from_lark(text)
         else:
-            source = LLMatcher.grammar_from_json_schema(text)
+            source = LLMatcher.grammar_from_json_schema(
+                text, defaults={"whitespace_pattern": _WHITE_SPACE}
+            )
         with self._lock:
             matcher = self._compiled.pop(source, None)
         if matcher is None:
@@ -82,11 +90,7 @@ class Guide:
     def _lltokenizer(self) -> LLTokenizer:
         with self._lock:
             if self._tokenizer is None:
-                ends = [
-                    t for t in range(self._vocabulary.n_tokens) if self._vocabulary.ends_text(t)
-                ]
-                with self._vocabulary.reading() as pointer:
-                    self._tokenizer = lltokenizer_from_vocab(pointer, eos_token=ends)
+                self._tokenizer = _lltokenizer(self._vocabulary)
             return self._tokenizer
 
 
@@ -115,9 +119,7 @@ class Matched:
         if self._matcher.is_stopped():
             self._check()
             return 1 if tokens and self._vocabulary.ends_text(tokens[0]) else 0
-        # A token without bytes would always be valid.
-        named = next((n for n, t in enumerate(tokens) if not self._vocabulary.name(t)), len(tokens))
-        n = self._matcher.validate_tokens(list(tokens[:named]))
+        n = self._matcher.validate_tokens(list(tokens))
         self._check()
         return n
 
@@ -129,6 +131,34 @@ class Matched:
             raise GrammarError(
                 f"the grammar cannot be followed: {_one_line(self._matcher.get_error())}"
             )
+
+
+def _lltokenizer(vocabulary: Vocabulary) -> LLTokenizer:
+    """A vocabulary as llguidance takes it, good as long as the vocabulary is open."""
+    with vocabulary.reading() as pointer:
+        ids = range(vocabulary.n_tokens)
+        ends = [token for token in ids if api.llama_vocab_is_eog(pointer, token)]
+        if not ends:
+            raise GrammarError("this model has no end-of-text token, so no answer could end")
+        tokens = [_marked(pointer, token, vocabulary.piece(token, special=True)) for token in ids]
+        tokenizer: LLTokenizer = LLTokenizer.from_llamacpp(  # type: ignore[attr-defined]
+            tokens=tokens,
+            vocab_ptr=pointer,
+            tokenize_fptr=ctypes.cast(api._lib.llama_tokenize, ctypes.c_void_p).value,
+            eos_token=ends,
+        )
+    return tokenizer
+
+
+def _marked(pointer: Any, token: int, piece: bytes) -> bytes:
+    """With the mark of llguidance for tokens that are no text: Lark grammars name them, as in
+    `<|im_end|>`, and nothing else allows them."""
+    attr = api.llama_vocab_get_attr(pointer, token)
+    named = piece.startswith(b"<") and piece.endswith(b">")
+    special = attr & api.LLAMA_TOKEN_ATTR_CONTROL or api.llama_vocab_is_eog(pointer, token)
+    if special or (attr & api.LLAMA_TOKEN_ATTR_USER_DEFINED and named) or not piece:
+        return b"\xff" + piece
+    return piece
 
 
 def _schema_text(schema: Mapping[str, Any] | bool) -> str:
