@@ -210,6 +210,14 @@ SAMPLING = (
     ),
 )
 
+DRAFT_WIDTH = option(
+    "--draft-width",
+    type=draft_width,
+    metavar="N",
+    show_default="auto",
+    help="Tokens that the target checks per round; 0 decodes plainly, auto does what pays.",
+)
+
 ENDING = (
     option(
         "--stop",
@@ -223,13 +231,7 @@ ENDING = (
         type=_FILE,
         help="A GBNF grammar that the answer has to follow.",
     ),
-    option(
-        "--draft-width",
-        type=draft_width,
-        metavar="N",
-        show_default="auto",
-        help="Tokens that the target checks per round; 0 decodes plainly, auto does what pays.",
-    ),
+    DRAFT_WIDTH,
 )
 
 REPORTING = (

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from dflash_local.errors import InputError
 
 from .loading import check_files, load_model
-from .options import FILES, LOADING, SectionedCommand, option, values_of
+from .options import DRAFT_WIDTH, FILES, LOADING, SectionedCommand, option, values_of
 from .prompt_text import read_text
 from .report import Say, speaker
 from .values import number, whole
@@ -95,6 +95,7 @@ SERVING = (
         help="What waits longer is answered 503.",
     ),
     option("--alias", metavar="NAME", help="The model's name in answers; its file's by default."),
+    DRAFT_WIDTH,
 )
 
 SECTIONS = {
@@ -124,6 +125,7 @@ def serve(ctx: click.Context, /, **values: Any) -> None:
     with lifecycle.bind(settings.host, settings.port) as bound:
         files = {**values, "quiet": False}
         with load_model(files, say, n_seq=values["n_seq"]) as model:
+            _set_width(model, values["draft_width"])
             ctx.exit(_serve(model, settings, bound, say))
 
 
@@ -141,6 +143,17 @@ def _serve(model: Model, settings: Settings, bound: Any, say: Say) -> int:
     return server.exit_code
 
 
+def _set_width(model: Model, width: int | Literal["auto"] | None) -> None:
+    if width is None:
+        return
+    if width != "auto" and width > model.engine.max_width:
+        raise InputError(
+            f"--draft-width {width} is more than this model can check at once: "
+            f"{model.engine.max_width} at most"
+        )
+    model.draft_width = width
+
+
 def _settings(values: Mapping[str, Any]) -> Settings:
     from dflash_local.server.settings import Settings
 
@@ -152,6 +165,6 @@ def _settings(values: Mapping[str, Any]) -> Settings:
         if not found:
             raise InputError(f"--api-key-file {path} holds no key: write one per line")
         keys += found
-    for name in ("n_seq", "max_queue"):
-        del given[name]
+    for name in ("n_seq", "max_queue", "draft_width"):
+        given.pop(name, None)
     return Settings(api_keys=tuple(keys), **given)

@@ -1,0 +1,115 @@
+"""A real `dflash-local serve` process for tests, and clients for it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sysconfig
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+COMMAND = Path(sysconfig.get_path("scripts"), "dflash-local")
+EXACT = ("--gpu-layers", "0", "--kv-type", "q8_0", "--draft-width", "8")
+"""On the CPU, in Q8_0, texts are plain decoding's to the bit; a fixed width makes drafts sure."""
+
+_START_S = 120
+
+
+class ServerProcess:
+    """A server on a free port. `log` holds the lines that it has written to stderr so far."""
+
+    def __init__(self, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+        self.log: list[str] = []
+        self._news = threading.Condition()
+        self._ended = False
+        self.process = subprocess.Popen(
+            [COMMAND, "serve", "--port", "0", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(environment or {})},
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def start(self) -> None:
+        """Wait until it serves."""
+        self.url = self.wait_for(r"^serving .* at (http://\S+)$")[1]
+        self.port = urlsplit(self.url).port or 0
+
+    def client(self, **more: object) -> httpx.Client:
+        """A client that knows where the server is, and no proxy."""
+        return httpx.Client(base_url=self.url, timeout=120, trust_env=False, **more)  # type: ignore[arg-type]
+
+    def wait_for(self, pattern: str, *, after: int = 0) -> re.Match[str]:
+        """The match in the first line of the log, from number `after` on, that has `pattern`."""
+
+        def found() -> re.Match[str] | None:
+            return next((m for line in self.log[after:] if (m := re.search(pattern, line))), None)
+
+        with self._news:
+            self._news.wait_for(lambda: found() or self._ended, _START_S)
+            match = found()
+        assert match is not None, "\n".join([f"no line has {pattern!r}:", *self.log])
+        return match
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, timeout: float = 120) -> int:
+        """The exit code, once it has ended, with the whole of the log read."""
+        code = self.process.wait(timeout)
+        self._reader.join(timeout)
+        return code
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as stream:
+            for line in stream:
+                with self._news:
+                    self.log.append(line.rstrip("\n"))
+                    self._news.notify_all()
+        with self._news:
+            self._ended = True
+            self._news.notify_all()
+
+
+@contextmanager
+def serving(
+    *arguments: str, environment: Mapping[str, str] | None = None
+) -> Iterator[ServerProcess]:
+    """A server that is ready, and that does not outlive the block."""
+    server = ServerProcess(*arguments, environment=environment)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture(scope="session")
+def server(cache_folder: Path) -> Iterator[ServerProcess]:
+    """The shipped pair, served as everybody gets it, but exact to the bit. Leave it as it was."""
+    with serving(*EXACT) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[httpx.Client]:
+    """A client of that server."""
+    with server.client() as connected:
+        yield connected
