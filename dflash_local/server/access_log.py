@@ -14,6 +14,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dflash_local.server.metrics import Metrics
+from dflash_local.server.tally import Tally, open_tally
 
 log = logging.getLogger("dflash_local.server.access")
 
@@ -32,6 +33,7 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         start = time.monotonic()
+        tally = open_tally()
         status = 0
         whole = False
 
@@ -45,7 +47,7 @@ class AccessLog:
         try:
             await self._app(scope, receive, watch)
         finally:
-            self._metrics.count_response(status)
+            self._metrics.count_response(status, tally.results)
             log.info(
                 "%s %s %s %s%s %.0f ms%s",
                 (scope.get("client") or ("-",))[0],
@@ -54,7 +56,7 @@ class AccessLog:
                 status or "unanswered",
                 "" if whole else " broken off",
                 1000 * (time.monotonic() - start),
-                _tokens(scope.get("state", {})),
+                _tokens(tally),
             )
 
 
@@ -92,7 +94,5 @@ def _plain(text: str, limit: int | None = _MAX_PATH) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
 
 
-def _tokens(state: dict[str, Any]) -> str:
-    if "n_prompt" not in state:
-        return ""
-    return f" {state['n_prompt']}+{state['n_emitted']} tokens"
+def _tokens(tally: Tally) -> str:
+    return f" {tally.n_prompt}+{tally.n_emitted} tokens" if tally.results else ""

@@ -9,7 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 import dflash_local
 from dflash_local.model import Model
-from dflash_local.server import health, models, props
+from dflash_local.server import completion, health, infill, models, props, tokenize
 from dflash_local.server.access_log import AccessLog
 from dflash_local.server.bodies import BodyCheck
 from dflash_local.server.drain import Drain, DrainCheck
@@ -18,7 +18,14 @@ from dflash_local.server.metrics import Metrics
 from dflash_local.server.security import LOOPBACK_ORIGIN, HostCheck, KeyCheck, OriginCheck
 from dflash_local.server.settings import Settings
 
-ROUTERS = (health.router, models.router, props.router)
+ROUTERS = (
+    health.router,
+    models.router,
+    props.router,
+    completion.router,
+    infill.router,
+    tokenize.router,
+)
 
 
 def create_app(model: Model, settings: Settings) -> FastAPI:
@@ -36,7 +43,7 @@ def create_app(model: Model, settings: Settings) -> FastAPI:
     app.state.model = model
     app.state.settings = settings
     app.state.drain = Drain()
-    app.state.metrics = Metrics()
+    app.state.metrics = Metrics(model, models.model_name(model, settings))
     app.state.created = int(time.time())
     for router in ROUTERS:
         app.include_router(router)
