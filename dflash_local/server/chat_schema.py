@@ -63,6 +63,10 @@ class _Message(BaseModel):
 
     name: bounds.Label | None = None
 
+    def shown(self) -> dict[str, Any]:
+        """As chat templates read it."""
+        return {"content": None, **self.model_dump(exclude_none=True)}
+
 
 class InstructionMessage(_Message):
     role: Literal["system", "developer"]

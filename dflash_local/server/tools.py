@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from dflash_local.chat.tool import Tool
 from dflash_local.server import bounds
-from dflash_local.server.errors import REFUSED
+from dflash_local.server.errors import REFUSED, ApiError
 
 ToolName = Annotated[str, Field(strict=True, pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
@@ -81,6 +84,60 @@ ToolChoice = Annotated[
         '{"type": "function", "function": {"name": ...}}',
     ),
 ]
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """`shown` are the tools that the prompt tells of, `allowed` those that an answer may call.
+
+    `force` is "required" where it must call any of these, or the name of the one it must call.
+    `parallel`: it may make several calls.
+    """
+
+    shown: tuple[Tool, ...] = ()
+    allowed: tuple[Tool, ...] = ()
+    force: str | None = None
+    parallel: bool = True
+
+
+def tool_use(
+    tools: Sequence[FunctionTool] | None, choice: Any, *, parallel: bool | None
+) -> ToolUse:
+    """What a request's `tools`, `tool_choice` and `parallel_tool_calls` come to.
+
+    Raises ApiError for a choice without tools, or of a tool that is not among them.
+    """
+    shown = tuple(
+        Tool(**given.function.model_dump(exclude={"strict"}, exclude_none=True))
+        for given in tools or ()
+    )
+    names = [tool.name for tool in shown]
+    if len(set(names)) < len(names):
+        raise ApiError(400, "two tools have the same name; give each its own", param="tools")
+    several = parallel is not False
+    if choice is None or choice == "auto":
+        return ToolUse(shown, shown, None, several)
+    if choice == "none":
+        return ToolUse()  # the prompt tells of none: a model that knows of tools calls them
+    if not shown:
+        raise ApiError(400, "tool_choice asks for a call; give tools", param="tool_choice")
+    if choice == "required":
+        return ToolUse(shown, shown, "required", several)
+    force: str | None = None
+    if isinstance(choice, NamedTool):
+        wanted, force = [choice.function.name], choice.function.name
+    else:
+        wanted = [tool.function.name for tool in choice.allowed_tools.tools]
+        if choice.allowed_tools.mode == "required":
+            force = "required"
+    for name in wanted:
+        if name not in names:
+            raise ApiError(
+                400,
+                f"tool_choice names {name!r}; the tools are: {', '.join(names)}",
+                param="tool_choice",
+            )
+    return ToolUse(shown, tuple(tool for tool in shown if tool.name in wanted), force, several)
 
 
 class CalledFunction(BaseModel):

@@ -1,0 +1,108 @@
+"""A conversation made ready for the model: its prompt, what binds the answer, how to read it.
+
+`/v1/chat/completions` and `/v1/responses` both come down to this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dflash_local.chat import Dialect
+from dflash_local.chat.dialect import Parser
+from dflash_local.chat.lark import json_rule
+from dflash_local.chat.thinking import thinking_rules
+from dflash_local.model import Model
+from dflash_local.server.errors import ApiError
+from dflash_local.server.tools import ToolUse
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """`prompt` are token ids, `options` keyword arguments of `Model.astream`."""
+
+    prompt: list[int]
+    options: dict[str, Any]
+    dialect: Dialect
+    tools: ToolUse
+    thinking_open: bool
+
+    def parser(self) -> Parser:
+        """A parser for one answer."""
+        return self.dialect.parser(self.tools.allowed, thinking_open=self.thinking_open)
+
+
+def prepare(
+    model: Model,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: ToolUse | None = None,
+    schema: Mapping[str, Any] | bool | None = None,
+    reasoning_effort: str | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> Conversation:
+    """Render, tokenise, and choose the grammar. It takes its time: call it off the event loop.
+
+    `schema` binds the answer's content: a JSON schema, True for any object. `reasoning_effort` goes
+    to templates that know it; "none" also asks those of Qwen3's kind not to think. Raises ApiError
+    for what this model cannot do, InputError for what its template refuses.
+    """
+    tools = tools or ToolUse()
+    variables = {**_effort(reasoning_effort), **(template_kwargs or {})}
+    prompt = model.chat_prompt(
+        messages, tools=list(tools.shown) or None, chat_template_kwargs=variables
+    )
+    thinking_open = model.thinking_open(prompt)
+    dialect = model.dialect
+    options: dict[str, Any] = {"special": True} if dialect.special else {}
+    if tools.force is not None:
+        options["lark"] = _forced_call(model, tools, thinking_open)
+    elif schema is not None and tools.allowed:
+        raise ApiError(
+            400,
+            "response_format binds the answer, tools need it free; give one of the two, "
+            'or tool_choice "none"',
+            param="response_format",
+        )
+    elif schema is not None:
+        options |= _bound_answer(model, schema, thinking_open)
+    return Conversation(prompt, options, dialect, tools, thinking_open)
+
+
+def _effort(given: str | None) -> dict[str, Any]:
+    if given is None:
+        return {}
+    return {"reasoning_effort": given} | ({"enable_thinking": False} if given == "none" else {})
+
+
+def _forced_call(model: Model, tools: ToolUse, thinking_open: bool) -> str:
+    grammar = model.dialect.call_grammar(
+        tools.allowed,
+        choice=tools.force or "required",
+        parallel=tools.parallel,
+        is_token=model.is_token,
+        thinking_open=thinking_open,
+    )
+    if grammar is None:
+        raise ApiError(
+            400,
+            "this model's chat template has no tool calls, so none can be asked for; "
+            "leave tool_choice out, or take another model",
+            param="tool_choice",
+        )
+    return grammar
+
+
+def _bound_answer(
+    model: Model, schema: Mapping[str, Any] | bool, thinking_open: bool
+) -> dict[str, Any]:
+    """The schema binds what comes after the reasoning, where the model reasons."""
+    if not getattr(model.dialect, "thinking", False):
+        return {"json_schema": schema}
+    rules = [
+        "start: reasoning answer",
+        json_rule("answer", schema if isinstance(schema, Mapping) else {"type": "object"}),
+        thinking_rules(model.is_token, is_open=thinking_open),
+    ]
+    return {"lark": "\n".join(rules)}
