@@ -4,25 +4,22 @@ A policy over numbers. It knows the costs of this machine and, for every sequenc
 each draft survives; all sequences of a batch share the rows of one target pass, so they are judged
 together. It has no clock and no randomness: the same measurements give the same decisions.
 
-Once in a while a *plan* compares plain decoding with drafting for the best few sequences, and fixes
-the rate of tokens that a second is worth. A round then verifies the rows that maximise
-
-    expected tokens - rate * seconds
-
-which, with the rate at its long-run best, maximises tokens per second (renewal theory: Ross 1970).
-As drafts survive less and less likely along a chain, the best k drafts of all sequences are a
-prefix of each chain; costs are looked up for every k, because they are not monotone.
+Once in a while a *plan* compares plain decoding with drafting for the best few sequences
+(`Forecast`), and fixes the rate of tokens that a second is worth. Rounds then choose their rows by
+it (`RowChoice`), and the `Purse` pays for what is drafted only to see whether it would pay.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
-from operator import is_, sub
+from dataclasses import replace
+from operator import is_
 
 from dflash_local.costs import Costs
+from dflash_local.forecast import GAIN_TO_BEGIN, PROBED, Forecast
 from dflash_local.policy import Findings, Policy
 from dflash_local.purse import Purse
+from dflash_local.row_choice import RowChoice
 from dflash_local.survival import Prior, Survival
 
 __all__ = ["Controller", "Policy"]
@@ -31,27 +28,19 @@ _LONGEST_PAUSE = 4096
 """Rounds: an answer whose next probe is farther off has done with drafting for good."""
 _FIRST_PAUSE, _BACKOFF = 16, 64
 """Rounds without drafting after an end of it, and the longest between probes that can be paid."""
-_GAIN_TO_BEGIN = 1.02
 _ANSWER = 100
 """Rounds of a usual answer."""
 _DOUBT = 0.3
 """Loss, added up over plans, at which drafting ends."""
 _REPLAN, _EARLY_ROUNDS = 8, 4
 """Rounds between plans, after a request's first ones."""
-_REFRESH = 32
-_PROBED = 3
-"""Drafts verified where the drafter's own confidence is not believed."""
 _KNOWN_ROUNDS = 16
-"""Rounds by which it can be."""
-_HORIZON = 24
-"""Rounds over which a better width must earn the change of graph."""
-_BLEND = 0.15
+"""Rounds by which the drafter's own confidence can be believed."""
 _HICCUP = 1.5
 _TO_CAPTURE = 3
 """Passes of another width that make graphs: a GPU captures with the second and adopts it then."""
 _IN_DEBT = -3.0
 """Plain rounds lost at which learning what a drafter is worth ends."""
-_LONGEST_LOOK = 4
 _FIRST_LOOK = 5.0
 """Plain rounds that the first look at a drafter is worth."""
 _CHECK_SHARE = 0.002
@@ -75,6 +64,8 @@ class Controller:
         """By whether the request is greedy: a draw hits the likeliest draft less often."""
         self.prior = self.priors[True]  # of the request that began last
         self._n_draft = block_size - 1
+        self._forecast = Forecast(costs, block_size - 1)
+        self._row_choice = RowChoice()
         self._purse = Purse()
         self._round = 0
         self._depth = 0
@@ -87,16 +78,8 @@ class Controller:
         self._early = False
         self._planned_at = 0
         self._doubt = 0.0
-        self._rate = 0.0
         self._least = 1
-        # Seconds of a pass with k rows beyond the anchors, and what it was computed for
-        self._passes: list[float] = [0.0]
-        self._base = 0
-        self._table_depth = 0
-        self._table_age = 0
-        # Widths
-        self._prices: list[float] = []
-        self._values: list[float] = []
+        # The rounds since
         self._last_rows = 0
         self._skipped = 0
         self._plain_at = 0
@@ -140,7 +123,7 @@ class Controller:
         self._round += 1
         n = len(policies)
         members = self._members
-        known = n == len(members) and n + other_rows == self._base
+        known = n == len(members) and n + other_rows == self._forecast.base
         known = known and all(map(is_, policies, members))
         if known and self._idle > 0:
             self._idle -= 1
@@ -180,23 +163,8 @@ class Controller:
                 chains.append(survival.curve(chain))
             policy.rounds += 1
             policy.rest_from = self._round
-        if len(chains) == 1:
-            return [1 + self._best(chains[0])]
-        merged = sorted((chance for chain in chains for chance in chain), reverse=True)
-        left = self._best(merged)
-        if left == 0:
-            return [1] * len(chains)
-        least = merged[left - 1]
-        widths = []
-        for chain in chains:
-            n = 0
-            for chance in chain:
-                if chance < least or n == left:
-                    break
-                n += 1
-            left -= n
-            widths.append(1 + n)
-        return widths
+        purse = self._purse.amount if self._exploring else None
+        return self._row_choice.widths(chains, self._last_rows, self.costs.switch_s, purse)
 
     def observe(
         self, policy: Policy, logprobs: Sequence[float], verified: int, accepted: int
@@ -234,7 +202,7 @@ class Controller:
             costs.observe_switch(n_rows, depth, verify_s)
             self._last_rows = n_rows
         self._skipped = 0
-        if n_rows == self._base:
+        if n_rows == self._forecast.base:
             self._plain_at = self._round
         if host_s is not None:
             costs.observe_host(n_drafting > 0, host_s)
@@ -257,34 +225,27 @@ class Controller:
         hopes = survival.hopeful(chain) if policy.probing else survival.curve(chain)
         # The drafter's confidence is believed once its measure has been taken, and then in turns.
         if self.prior.rounds < _KNOWN_ROUNDS or policy.failures % 2:
-            hopes[:_PROBED] = [1.0] * min(_PROBED, len(hopes))
+            hopes[:PROBED] = [1.0] * min(PROBED, len(hopes))
         return hopes
 
     # The plan
 
     def _plan(self, policies: Sequence[Policy], other_rows: int) -> None:
-        now, purse = self._round, self._purse
+        now, purse, forecast = self._round, self._purse, self._forecast
         purse.earn(now)
-        self._tabulate(len(policies), other_rows)
+        forecast.renew(len(policies), other_rows, self._depth)
         self._members = list(policies)
         able = [policy for policy in policies if not policy.off] if self._n_draft else []
-        on, findings = self._best_set(able) if able else ([], None)
+        on, findings = forecast.best(able) if able else ([], None)
+        if findings and now < purse.suspended_until:
+            findings = replace(findings, suspended=True)
         if findings and (findings.suspended or not self._pays(findings.gain)):
             on = []
-        self._rate = self._base / self._passes[0] * (findings.gain if findings and on else 1.0)
-        self._planned_at, early = now, False
-        for policy in able:
-            was, policy.drafting = policy.drafting, any(policy is other for other in on)
-            policy.probing = False
-            policy.findings = findings
-            if policy.drafting:
-                policy.failures = 0
-                early = early or policy.rounds < _EARLY_ROUNDS
-            elif was:
-                early_end = policy.rounds < 2 * _EARLY_ROUNDS
-                policy.failures = 0 if early_end else 3
-                policy.next_probe = now + (2 if early_end else _FIRST_PAUSE)
-        self._early = early
+        self._least = findings.shortest if findings else 1
+        rate = forecast.base / forecast.plain_s * (findings.gain if findings and on else 1.0)
+        self._row_choice.price(forecast.base, forecast.passes, rate)
+        self._planned_at = now
+        self._appoint(able, on, findings)
         wait = _LONGEST_PAUSE
         if findings and findings.suspended:
             wait = purse.suspended_until - now
@@ -292,20 +253,36 @@ class Controller:
             wait = self._probe(resting, len(on))
         self._exploring = wait == 0 and not on
         self._drafting = bool(on) or wait == 0
-        self._prices = [self._rate * (seconds - self._passes[0]) for seconds in self._passes]
         if self._drafting:
             self._idle = 2 if on and findings and self._forgets_plain(findings) else 0
-            steps = self._look() if self._exploring else 1 if early or wait == 0 else _REPLAN
+            steps = forecast.look if self._exploring else 1 if self._early or wait == 0 else _REPLAN
             self._replan_at = now + self._idle + min(steps, max(wait, steps if wait == 0 else 1))
         else:
             self._idle = wait - 1
             self._replan_at = 0
 
+    def _appoint(
+        self, able: Sequence[Policy], on: Sequence[Policy], findings: Findings | None
+    ) -> None:
+        """Those of `able` that are `on` draft from now on, the others no more."""
+        self._early = False
+        for policy in able:
+            was, policy.drafting = policy.drafting, any(policy is other for other in on)
+            policy.probing = False
+            policy.findings = findings
+            if policy.drafting:
+                policy.failures = 0
+                self._early = self._early or policy.rounds < _EARLY_ROUNDS
+            elif was:
+                early_end = policy.rounds < 2 * _EARLY_ROUNDS
+                policy.failures = 0 if early_end else 3
+                policy.next_probe = self._round + (2 if early_end else _FIRST_PAUSE)
+
     def _forgets_plain(self, findings: Findings) -> bool:
         """Whether to decode plainly for a moment: a device on which plain decoding is faster than
         it was measured would never be found out by drafting. A small part of the time."""
-        loss = 2 * (findings.gain - 1) + 2 * self.costs.switch_s / self._passes[0]
-        a_round = findings.tokens / self._base / findings.gain
+        loss = 2 * (findings.gain - 1) + 2 * self._forecast.switch
+        a_round = findings.tokens / self._forecast.base / findings.gain
         return (self._round - self._plain_at) * a_round * _CHECK_SHARE > max(loss, 0.1)
 
     def _pays(self, gain: float) -> bool:
@@ -318,67 +295,28 @@ class Controller:
         if not self._drafting or self._exploring:
             self._doubt = 0.0
             # The way there and back must be earned, too, in as long as answers are.
-            way = 2 * self.costs.switch_s / self._passes[0]
-            return gain >= _GAIN_TO_BEGIN + way / _ANSWER
+            return gain >= GAIN_TO_BEGIN + 2 * self._forecast.switch / _ANSWER
         # Plans that follow one another closely judge by the same drafts.
         weight = min((self._round - self._planned_at) * (1.0 if self._early else 0.5), 1.0)
         self._doubt = max(self._doubt + weight * (1.0 - gain), 0.0)
         # What going plain costs, and coming back: less is not worth the way.
-        return self._doubt < max(_DOUBT, 1.5 * self.costs.switch_s / self._passes[0])
-
-    def _best_set(self, policies: Sequence[Policy]) -> tuple[list[Policy], Findings]:
-        """The sequences to draft for, and what it would bring: the best 1, 2, 4, ... or all."""
-        costs, depth, passes, base = self.costs, self._depth, self._passes, self._base
-        ranked = [(sum(curve), i, curve) for i, curve in enumerate(_typical(policies))]
-        ranked.sort(key=lambda entry: (-entry[0], entry[1]))
-        plain_s = passes[0]
-        plain_rate = base / plain_s
-        best: tuple[float, int, int, float] = (0.0, 0, 0, 1.0)
-        size = 1
-        self._least = 1
-        while True:
-            size = min(size, len(ranked))
-            extra = costs.draft_s(size, depth) + costs.draft_host_s
-            chances = sorted((c for _, _, curve in ranked[:size] for c in curve), reverse=True)
-            tokens = list(accumulate(chances, initial=float(base)))
-            rates = [got / (extra + spent) for got, spent in zip(tokens, passes, strict=False)]
-            rate = max(rates)
-            if rate > best[0]:
-                k = rates.index(rate)
-                best = (rate, size, k, tokens[k])
-                if len(ranked) == 1:  # the shortest rest of an answer worth a draft
-                    self._least = next((j for j, r in enumerate(rates) if r > plain_rate), 1) or 1
-            if size == len(ranked):
-                break
-            size *= 2
-        rate, size, k, got = best
-        findings = Findings(
-            n_seqs=base,
-            drafts=k,
-            tokens=got,
-            gain=rate / plain_rate,
-            draft=costs.draft_s(size, depth) / plain_s,
-            double=costs.step_s(2 * base, depth) / costs.step_s(base, depth),
-            suspended=self._round < self._purse.suspended_until,
-        )
-        return [policies[i] for _, i, _ in ranked[:size]], findings
+        return self._doubt < max(_DOUBT, 1.5 * self._forecast.switch)
 
     def _probe(self, resting: list[Policy], n_on: int) -> int:
         """Let those whose time has come draft once, if the purse allows; rounds to wait if not."""
-        due = [policy for policy in resting if policy.next_probe <= self._round]
+        forecast, now = self._forecast, self._round
+        due = [policy for policy in resting if policy.next_probe <= now]
         if not due:
-            return min(policy.next_probe for policy in resting) - self._round
-        loss = self._probe_loss(due, n_on)
+            return min(policy.next_probe for policy in resting) - now
+        loss = forecast.probe_loss(due, n_on, now)
         if loss > self._purse.amount:  # then a few: what one learns is the others' prior
             due.sort(key=lambda policy: policy.rounds)
             due = due[: 1 + len(self._members) // 4]
-            loss = self._probe_loss(due, n_on)
+            loss = forecast.probe_loss(due, n_on, now)
         # Of a drafter never seen, the first look is worth what it takes.
-        first = self._untried and self.prior.rounds == 0 and loss <= _FIRST_LOOK * self._look()
+        first = self._untried and self.prior.rounds == 0 and loss <= _FIRST_LOOK * forecast.look
         if loss > self._purse.amount and not first:
-            # The context goes on growing while it waits.
-            upkeep = self.costs.inject_s * len(due) / self._passes[0]
-            wait = self._purse.wait(loss, upkeep)
+            wait = self._purse.wait(loss, forecast.upkeep(len(due)))
             if wait is not None and wait < _LONGEST_PAUSE:
                 return wait
             for policy in due:
@@ -387,108 +325,23 @@ class Controller:
         self._untried = False
         for policy in due:
             policy.probing = True
-            policy.survival.rest(self._round - policy.rest_from)
+            policy.survival.rest(now - policy.rest_from)
             policy.failures += 1
-            pause = 1 if self._promises(policy) else min(2**policy.failures, _BACKOFF)
-            policy.next_probe = self._round + pause
+            pause = 1 if forecast.promises(policy) else min(2**policy.failures, _BACKOFF)
+            policy.next_probe = now + pause
         if n_on:  # only a round of its own shows what it has really cost
             self._purse.amount -= loss
         return 0
 
-    def _probe_loss(self, due: Sequence[Policy], n_on: int) -> float:
-        """Plain rounds that a probe of these is expected to lose, beside `n_on` that draft."""
-        costs, depth, passes = self.costs, self._depth, self._passes
-        extra = costs.draft_s(n_on + len(due), depth) - costs.draft_s(n_on, depth)
-        extra += costs.inject_s * sum(self._round - policy.rest_from for policy in due)
-        verify = passes[min(_PROBED, self._n_draft) * len(due)] - passes[0]
-        if not n_on:
-            verify += 2 * costs.switch_s + costs.draft_host_s
-        hopes = sum(sum(curve[:_PROBED]) for curve in _typical(due))
-        loss = extra + max(verify - hopes * passes[0] / self._base, 0.0)
-        if not n_on:  # the rounds after the first need no new graph
-            loss += (self._look() - 1) * max(loss - 2 * costs.switch_s, 0.0)
-        return loss / passes[0]
-
-    def _look(self) -> int:
-        """Rounds of a probe: more where going there costs more than being there."""
-        return min(max(round(2 * self.costs.switch_s / self._passes[0]), 1), _LONGEST_LOOK)
-
-    def _promises(self, policy: Policy) -> bool:
-        """Whether drafting would pay if all sequences were like this one, and it as good as its
-        few drafts leave possible."""
-        passes, n = self._passes, len(self._members)
-        extra = self.costs.draft_s(n, self._depth) + self.costs.draft_host_s
-        curve = policy.survival.typical(hopeful=True)
-        tokens = accumulate((n * chance for chance in curve), initial=float(self._base))
-        rates = [got / (extra + spent) for got, spent in zip(tokens, passes[::n], strict=True)]
-        return max(rates) * passes[0] > _GAIN_TO_BEGIN * self._base
-
-    def _tabulate(self, n: int, other_rows: int) -> None:
-        """The table of passes, where rows, depth or knowledge have moved."""
-        costs, depth, base = self.costs, self._depth, n + other_rows
-        if (
-            base == self._base
-            and len(self._passes) == n * self._n_draft + 1
-            and abs(depth - self._table_depth) <= 64 + self._table_depth // 8
-            and costs.n_observed - self._table_age < _REFRESH
-        ):
-            return
-        if base != self._base:
-            self._values = []
-        self._base, self._table_depth, self._table_age = base, depth, costs.n_observed
-        self._passes = [
-            costs.step_s(base + k, depth) + costs.host_s for k in range(n * self._n_draft + 1)
-        ]
-        # No device is that much slower with fewer rows; such a time was taken while it was busy.
-        self._passes[0] = min(self._passes[0], 1.1 * min(self._passes))
-
-    # A round
-
-    def _best(self, chances: list[float]) -> int:
-        """How many drafts to verify, of all sequences; `chances` fall.
-
-        The last row count is kept unless another is better by more than its graph costs: now, to
-        go there and back, or on average, over the rounds to come.
-        """
-        prices = self._prices
-        if self._exploring:  # no more than can be paid, come what may
-            most = self._rate * self._passes[0] * max(self._purse.amount, 1.0)
-            chances = chances[: max(k for k, price in enumerate(prices) if price <= most)]
-        values = list(map(sub, accumulate(chances, initial=0.0), prices))
-        switch = self._rate * self.costs.switch_s
-        top = max(values)
-        best = values.index(top)
-        means = self._values
-        if len(means) == len(values):
-            means = [mean + _BLEND * (v - mean) for mean, v in zip(means, values, strict=True)]
-            self._values = means
-        elif len(values) > len(means):
-            means = self._values = values
-        else:  # near the end of an answer
-            means = values
-        last = self._last_rows - self._base
-        if not 0 <= last < len(values) or self._exploring:
-            return best if top > switch or not self._exploring else 0
-        usual = means.index(max(means))
-        stay = last
-        if (means[usual] - means[last]) * _HORIZON > switch:
-            stay = usual
-        cost = switch if stay != last else 2 * switch
-        return best if top - values[stay] > cost else stay
-
     def _settle(self, seconds: float, expected: float) -> None:
         """After a round that drafted: how far it was ahead of plain decoding."""
-        plain_s = self._passes[0]
         # A hiccup of the machine is not the drafts' fault.
         seconds = min(seconds, _HICCUP * expected)
-        gained = 1 + self._accepted / self._base - seconds / plain_s
+        forecast = self._forecast
+        gained = 1 + self._accepted / forecast.base - seconds / forecast.plain_s
         self._accepted = 0
         purse = self._purse
         learning = self.prior.rounds < _KNOWN_ROUNDS
         purse.settle(gained, self._round, exploring=self._exploring, learning=learning)
         if purse.losing or self._round < purse.suspended_until:
             self._replan_at = 0
-
-
-def _typical(policies: Sequence[Policy]) -> list[list[float]]:
-    return [policy.survival.typical() for policy in policies]

@@ -12,17 +12,18 @@ class Findings:
     """What a plan found for the sequences of a batch; times in plain rounds.
 
     At its best, drafting verifies `drafts` drafts of all sequences, emits `tokens` a round and is
-    `gain` times as fast as plain decoding. `draft` is the draft stage, `double` a pass of twice the
-    rows of a plain one.
+    `gain` times as fast as plain decoding; a rest of an answer of fewer than `shortest` drafts is
+    not worth one. `draft` is the draft stage, `double` a pass of twice the rows of a plain one.
     """
 
     n_seqs: int
     drafts: int
+    shortest: int
     tokens: float
     gain: float
     draft: float
     double: float
-    suspended: bool
+    suspended: bool = False
 
     def text(self, drafting: bool) -> str:
         """One line: whether drafting is on, and why."""
