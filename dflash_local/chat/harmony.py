@@ -1,0 +1,189 @@
+"""gpt-oss's way: messages in channels. Format: https://cookbook.openai.com/articles/openai-harmony
+
+`<|channel|>analysis<|message|>` begins reasoning, `final` the answer, `commentary` text for the
+user or, with `to=functions.NAME`, a call.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from dflash_local.chat.dialect import IsToken, Parser
+from dflash_local.chat.events import (
+    Content,
+    Event,
+    NewId,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallStart,
+    call_id,
+    joined,
+)
+from dflash_local.chat.json_reader import JsonReader, State
+from dflash_local.chat.lark import any_of, json_rule, literal, mark
+from dflash_local.chat.marks import find, held
+from dflash_local.chat.tool import Tool, chosen
+
+_START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+_CONSTRAIN, _END = "<|constrain|>", "<|end|>"
+_ENDS = (_END, "<|return|>", "<|call|>", _START)
+# What a header may begin with; before it stands the `<|start|>assistant` of the prompt.
+_HEADS = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, "to=functions.")
+_CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
+_RECIPIENT = re.compile(r"to=([^\s<]+)")
+
+
+@dataclass(frozen=True)
+class Harmony:
+    """Its marks are control tokens, so the names of these are needed."""
+
+    name: str = "harmony"
+    special: bool = True
+    stop: tuple[str, ...] = ()
+
+    def parser(
+        self, tools: Sequence[Tool], *, thinking_open: bool = False, new_id: NewId = call_id
+    ) -> Parser:
+        return Channels({tool.name for tool in tools}, new_id)
+
+    def call_grammar(
+        self,
+        tools: Sequence[Tool],
+        *,
+        choice: str,
+        parallel: bool,
+        is_token: IsToken,
+        thinking_open: bool = False,
+    ) -> str:
+        """One call: a call ends the answer."""
+        called = chosen(tools, choice)
+        start, channel, message, constrain, end = (
+            mark(name, is_token) for name in (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, _END)
+        )
+        rules = [
+            f"start: reasoning? ({any_of([f'call{i}' for i in range(len(called))])})",
+            f'reasoning: {channel} "analysis" {message} thought {start} "assistant"',
+        ]
+        if is_token(_END):
+            rules += [f"thought: THOUGHT {end}", r"THOUGHT: /(.|\n)*/"]
+        else:
+            rules += [r"thought[lazy]: /(.|\n)*<\|end\|>/"]
+        for i, tool in enumerate(called):
+            to = literal(f"commentary to=functions.{tool.name} ")
+            rules.append(f'call{i}: {channel} {to} {constrain} "json" {message} args{i}')
+            rules.append(json_rule(f"args{i}", tool.parameters))
+        return "\n".join(rules)
+
+
+class _In(Enum):
+    START = auto()
+    HEADER = auto()
+    REASONING = auto()
+    CONTENT = auto()
+    CALL = auto()
+
+
+class Channels:
+    """A parser. Marks and headers are never text; a message to an unknown tool is content."""
+
+    def __init__(self, names: set[str], new_id: NewId) -> None:
+        self._names = names
+        self._new_id = new_id
+        self._in = _In.START
+        self._text = ""
+        self._tool = ""
+        self._body = _In.CONTENT
+        """What a message is that is no call after all."""
+        self._json: JsonReader | None = None
+        self._n_calls = 0
+        self._events: list[Event] = []
+
+    def feed(self, text: str) -> list[Event]:
+        self._text += text
+        self._advance(last=False)
+        return self._taken()
+
+    def finish(self) -> list[Event]:
+        self._advance(last=True)
+        return self._taken()
+
+    def _taken(self) -> list[Event]:
+        events, self._events = joined(self._events), []
+        return events
+
+    def _advance(self, *, last: bool) -> None:
+        while True:
+            if self._in is _In.START:
+                more = self._start(last)
+            elif self._in is _In.HEADER:
+                more = self._header(last)
+            else:
+                more = self._message(last)
+            if not more:
+                return
+
+    def _start(self, last: bool) -> bool:
+        """A header, or text without one. False: more text is needed."""
+        rest = self._text.lstrip()
+        if any(rest.startswith(head) for head in _HEADS):
+            self._in = _In.HEADER
+        elif not last and any(head.startswith(rest) for head in _HEADS):
+            return False
+        else:
+            self._in = _In.CONTENT
+        return True
+
+    def _header(self, last: bool) -> bool:
+        header, message, rest = self._text.partition(_MESSAGE)
+        if not message:
+            if last and not self._text.lstrip().startswith("<|"):
+                self._in = _In.CONTENT
+                return True
+            return False
+        self._text = rest
+        channel, recipient = _CHANNEL_NAME.search(header), _RECIPIENT.search(header)
+        reasons = channel is not None and channel[1] == "analysis"
+        self._in = self._body = _In.REASONING if reasons else _In.CONTENT
+        tool = recipient[1].removeprefix("functions.") if recipient else None
+        if tool in self._names:
+            assert tool is not None
+            self._in, self._tool, self._json = _In.CALL, tool, None
+        return True
+
+    def _message(self, last: bool) -> bool:
+        """The next piece of a message, up to its end."""
+        found = find(self._text, _ENDS)
+        n = found[0] if found else len(self._text) - (0 if last else held(self._text, _ENDS))
+        text, self._text = self._text[:n], self._text[n:]
+        if self._in is _In.CALL:
+            text = self._arguments(text, ended=found is not None or last)
+        if text:
+            is_reasoning = self._in is _In.REASONING
+            self._events.append(Reasoning(text) if is_reasoning else Content(text))
+        if found is None:
+            return False
+        if found[1] != _START:
+            self._text = self._text[len(found[1]) :]
+        self._in = _In.START
+        return True
+
+    def _arguments(self, text: str, *, ended: bool) -> str:
+        """Give out what of `text` belongs to the call, and return what does not."""
+        if self._json is None and text.lstrip().startswith("{"):
+            text, self._json = text.lstrip(), JsonReader()
+            self._events.append(ToolCallStart(self._n_calls, self._new_id(), self._tool))
+            self._n_calls += 1
+        if self._json is not None and self._json.state is State.READING:
+            at = self._json.read(text)
+            self._events.append(ToolCallArguments(self._n_calls - 1, text[:at]))
+            text = text[at:]
+        if not text.strip():
+            # White space around the arguments is left out, but not that of another text.
+            if not ended:
+                self._text = text + self._text
+            return ""
+        self._in = self._body if self._json is None else _In.CONTENT
+        return text

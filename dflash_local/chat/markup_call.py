@@ -1,0 +1,206 @@
+"""Reads one call in the markup of Qwen3-Coder, and writes its arguments as JSON.
+
+```
+<function=NAME>
+<parameter=KEY>
+VALUE
+</parameter>
+</function>
+```
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import Enum, auto
+
+from dflash_local.chat.json_reader import State
+from dflash_local.chat.marks import held
+from dflash_local.chat.schema_types import ALL, admits, json_types
+from dflash_local.chat.tool import Tool
+
+FUNCTION, PARAMETER = "<function=", "<parameter="
+_END_PARAMETER = "</parameter>"
+_VALUE_ENDS = (f"\n{_END_PARAMETER}", _END_PARAMETER)
+# The closing mark of the call stands in for a forgotten end of the function.
+_ENDS = ("</function>", "</tool_call>")
+# Python's words, which the templates show the models for values of the last turn.
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+
+
+class _At(Enum):
+    FUNCTION = auto()
+    NAME = auto()
+    PARAMETER_OR_END = auto()
+    KEY = auto()
+    VALUE = auto()
+    VALUE_END = auto()
+
+
+class MarkupCall:
+    """`tools` are those that may be called, by name."""
+
+    def __init__(self, tools: Mapping[str, Tool]) -> None:
+        self.state = State.READING
+        self._tools = tools
+        self._at = _At.FUNCTION
+        self._begun = ""
+        """What was read of the present mark, name, key or end of a value."""
+        self._tool: Tool | None = None
+        self._certain = False
+        self._n_arguments = 0
+        self._value = ""
+        """What of the value may still turn out to be its end."""
+        self._kept = ""
+        self._is_first = True
+        self._types = ALL
+        self._streams = False
+        """Whether the value is a text, which needs no end to be written as JSON."""
+        self._arguments: list[str] = []
+
+    @property
+    def name(self) -> str | None:
+        return self._tool.name if self._tool and self._certain else None
+
+    def take(self) -> str:
+        text = "".join(self._arguments)
+        self._arguments.clear()
+        return text
+
+    def read(self, text: str, at: int = 0) -> int:
+        while at < len(text) and self.state is State.READING:
+            if self._at is _At.VALUE:
+                at = self._read_value(text, at)
+            else:
+                at = self._read_mark(text[at], at)
+        return at
+
+    def _read_mark(self, char: str, at: int) -> int:
+        """Between values, character by character: what may follow is decided at once."""
+        self._begun += char
+        begun = self._begun
+        if self._at is _At.NAME:
+            known = self._in_name(begun)
+        elif self._at is _At.KEY:
+            known = self._in_key(begun)
+        elif self._at is _At.VALUE_END:
+            known = self._in_value_end(begun)
+        elif begun.isspace():
+            self._begun, known = "", True
+        elif self._at is _At.FUNCTION:
+            known = self._in_function(begun)
+        else:
+            known = self._in_parameter_or_end(begun)
+        if not known:
+            self.state = State.BROKEN
+            return at
+        return at + 1
+
+    def _in_function(self, begun: str) -> bool:
+        if begun == FUNCTION:
+            self._at, self._begun = _At.NAME, ""
+        return FUNCTION.startswith(begun)
+
+    def _in_name(self, begun: str) -> bool:
+        if begun[-1] != ">":
+            return any(name.startswith(begun) for name in self._tools)
+        self._tool = self._tools.get(begun[:-1])
+        self._at, self._begun = _At.PARAMETER_OR_END, ""
+        return self._tool is not None
+
+    def _in_parameter_or_end(self, begun: str) -> bool:
+        if begun == PARAMETER:
+            self._at, self._begun = _At.KEY, ""
+        elif begun in _ENDS:
+            self._end()
+        return _may_follow(begun)
+
+    def _in_key(self, begun: str) -> bool:
+        if begun[-1] == ">":
+            self._begin_value(begun[:-1])
+            return len(begun) > 1
+        return begun[-1] not in "<\n"
+
+    def _begin_value(self, key: str) -> None:
+        assert self._tool is not None
+        self._certain = True
+        self._at, self._begun, self._value, self._kept = _At.VALUE, "", "", ""
+        parameters = self._tool.parameters
+        known = parameters.get("properties")
+        schema = known.get(key, {"type": "string"}) if isinstance(known, Mapping) else {}
+        self._types = json_types(schema, parameters)
+        self._streams = self._types == {"string"}
+        self._arguments.append(", " if self._n_arguments else "{")
+        self._arguments.append(f"{json.dumps(key, ensure_ascii=False)}: ")
+        self._n_arguments += 1
+        self._is_first = True
+        if self._streams:
+            self._arguments.append('"')
+
+    def _read_value(self, text: str, at: int) -> int:
+        """The value as far as it is certain not to be its end: a new line and `</parameter>`."""
+        self._value += text[at:]
+        if self._is_first:
+            self._is_first = False
+            self._value = self._value.removeprefix("\n")
+        where = self._value.find(_END_PARAMETER)
+        if where < 0:
+            self._keep(len(self._value) - held(self._value, _VALUE_ENDS))
+            return len(text)
+        behind = len(self._value) - where - len(_END_PARAMETER)
+        self._value = self._value[:where]
+        self._keep(where - self._value.endswith("\n"))
+        self._at, self._begun = _At.VALUE_END, ""
+        return len(text) - behind
+
+    def _keep(self, n: int) -> None:
+        """Make sure of the next `n` characters of the value; texts are given out at once."""
+        kept, self._value = self._value[:n], self._value[n:]
+        if self._streams:
+            self._arguments.append(_escaped(kept))
+        else:
+            self._kept += kept
+
+    def _in_value_end(self, begun: str) -> bool:
+        """Behind `</parameter>`: the value has ended if a parameter or the end follows."""
+        rest = begun.lstrip()
+        if rest == PARAMETER or rest in _ENDS:
+            self._arguments.append('"' if self._streams else _typed(self._kept, self._types))
+            return self._in_parameter_or_end(rest)
+        if not _may_follow(rest):
+            # It was part of the value, as in a text about this very markup.
+            self._value += _END_PARAMETER
+            self._keep(len(self._value))
+            self._at, self._value = _At.VALUE, begun
+        return True
+
+    def _end(self) -> None:
+        self._certain = True
+        self._arguments.append("}" if self._n_arguments else "{}")
+        self.state = State.DONE
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _may_follow(begun: str) -> bool:
+    return PARAMETER.startswith(begun) or any(end.startswith(begun) for end in _ENDS)
+
+
+def _typed(text: str, types: frozenset[str]) -> str:
+    """JSON text of a value: of one of `types` where it can be read so, else as it was written."""
+    word = text.strip()
+    try:
+        value = json.loads(_PYTHON.get(word, word), parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        value = text
+    # A text is written as it is, not in JSON.
+    if "string" in types and (isinstance(value, str) or not admits(types, value)):
+        value = text
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _no_number(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")
