@@ -1,6 +1,7 @@
 #include "draft_cache.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -20,6 +21,12 @@ constexpr int spare_rows = 64;
 // Well beyond any model, and small enough that no size computed from them overflows.
 constexpr int most_rows = 1 << 28;
 constexpr int most_sequences = 1 << 12;
+
+// What comes before the rows that `save` writes.
+struct saved_rows {
+    int32_t length;
+    int32_t first;
+};
 
 int round_up(int n, int step) { return (n + step - 1) / step * step; }
 
@@ -173,16 +180,83 @@ void draft_cache::clear() {
 void draft_cache::copy(int from, int to, int length) {
     const int first = std::min(rows_.at(from).first, length);
     if (from != to) {
-        for (int begin = first; begin < length;) {  // up to where the ring comes round, then on
-            const int n = std::min(length - begin, n_ring() - begin % n_ring());
+        for_cells(from, first, length, [&](int position, int n, int64_t from_cell) {
             for (size_t i = 0; i < k.size(); i++) {
-                copy_cells(k[i], cell(from, begin), k[i], cell(to, begin), n);
-                copy_cells(v[i], cell(from, begin), v[i], cell(to, begin), n);
+                copy_cells(k[i], from_cell, k[i], cell(to, position), n);
+                copy_cells(v[i], from_cell, v[i], cell(to, position), n);
             }
-            begin += n;
-        }
+        });
     }
     rows_.at(to) = {length, first};
+}
+
+template <typename Part>
+void draft_cache::for_cells(int seq, int begin, int end, const Part & part) const {
+    while (begin < end) {  // up to where the ring comes round, then on
+        const int n = std::min(end - begin, n_ring() - begin % n_ring());
+        part(begin, n, cell(seq, begin));
+        begin += n;
+    }
+}
+
+size_t draft_cache::row_bytes() const {
+    return ggml_row_size(GGML_TYPE_F16, static_cast<int64_t>(head_dim_) * n_head_kv_);
+}
+
+size_t draft_cache::n_saved_bytes(int seq) const {
+    const held_rows & rows = rows_.at(seq);
+    const auto n = static_cast<size_t>(rows.length - rows.first);
+    return sizeof(saved_rows) + n * 2 * k.size() * row_bytes();
+}
+
+void draft_cache::save(int seq, uint8_t * out) const {
+    const held_rows & rows = rows_.at(seq);
+    const saved_rows head{rows.length, rows.first};
+    std::memcpy(out, &head, sizeof(head));
+    out += sizeof(head);
+    for (size_t i = 0; i < k.size(); i++) {
+        for (const ggml_tensor * cells : {k[i], v[i]}) {
+            for_cells(seq, rows.first, rows.length, [&](int, int n, int64_t cell) {
+                const size_t n_bytes = n * row_bytes();
+                ggml_backend_tensor_get(cells, out, cell * row_bytes(), n_bytes);
+                out += n_bytes;
+            });
+        }
+    }
+}
+
+bool draft_cache::restore(int seq, const uint8_t * saved, size_t n_bytes) {
+    saved_rows head;
+    if (n_bytes < sizeof(head)) {
+        throw std::invalid_argument("saved rows of a drafter: " + std::to_string(n_bytes) +
+                                    " bytes are too few");
+    }
+    std::memcpy(&head, saved, sizeof(head));
+    if (head.first < 0 || head.length < head.first || head.length > most_rows) {
+        throw std::invalid_argument("saved rows of a drafter: positions " +
+                                    std::to_string(head.first) + " to " +
+                                    std::to_string(head.length) + " cannot be");
+    }
+    const size_t n_rows = head.length - head.first;
+    if (n_bytes != sizeof(head) + n_rows * 2 * k.size() * row_bytes()) {
+        throw std::invalid_argument("saved rows of a drafter: " + std::to_string(n_bytes) +
+                                    " bytes are not those of " + std::to_string(n_rows) +
+                                    " rows of this one");
+    }
+    const bool moved = reserve(head.length);
+    saved += sizeof(head);
+    const int begin = std::max(head.first, head.length - n_ring());
+    for (size_t i = 0; i < k.size(); i++) {
+        for (ggml_tensor * cells : {k[i], v[i]}) {
+            for_cells(seq, begin, head.length, [&](int position, int n, int64_t cell) {
+                const uint8_t * rows = saved + (position - head.first) * row_bytes();
+                ggml_backend_tensor_set(cells, rows, cell * row_bytes(), n * row_bytes());
+            });
+            saved += n_rows * row_bytes();
+        }
+    }
+    rows_.at(seq) = {head.length, begin};
+    return moved;
 }
 
 ggml_tensor * draft_cache::view(ggml_context * ctx, ggml_tensor * cache, int n_kv,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -57,6 +58,16 @@ class draft_cache {
     // The first `length` rows of one sequence become those of another.
     void copy(int from, int to, int length);
 
+    // The rows of a sequence that are still there, as bytes in host memory which `restore` takes,
+    // in a cache of any size: their count and the first one's position, then per layer K and V.
+    size_t n_saved_bytes(int seq) const;
+    void save(int seq, uint8_t * out) const;
+
+    // Saved rows take the place of those of a sequence; of more than there are cells for, the last.
+    // Throws std::invalid_argument, with nothing changed, for bytes that `save` did not write for a
+    // drafter of this shape, and what `reserve` throws. True when the tensors moved.
+    bool restore(int seq, const uint8_t * saved, size_t n_bytes);
+
     // [head_dim, n_kv, n_head_kv, n_streams], cells 0 .. n_kv-1 of the first sequences
     ggml_tensor * view(ggml_context * ctx, ggml_tensor * cache, int n_kv, int n_streams) const;
 
@@ -81,6 +92,12 @@ class draft_cache {
         int first = 0;   // those from here on are still there
     };
 
+    // Calls part(position, n, cell) for rows begin .. end-1 of a sequence, in stretches of cells
+    // that lie side by side.
+    template <typename Part>
+    void for_cells(int seq, int begin, int end, const Part & part) const;
+
+    size_t row_bytes() const;  // K or V of one row in one layer
     void copy_cells(ggml_tensor * from, int64_t from_cell, ggml_tensor * to, int64_t to_cell,
                     int n) const;
 

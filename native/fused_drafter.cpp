@@ -1,12 +1,11 @@
 #include "fused_drafter.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <stdexcept>
 #include <utility>
 
+#include "draft_backend.h"
 #include "errors.h"
 #include "top_k.h"
 
@@ -19,7 +18,6 @@ constexpr int smallest_rows = 8;       // row buckets are powers of two from her
 constexpr int largest_rows = 512;      // ... to here; more rows go in several graphs
 constexpr int largest_fused_rows = 64;
 constexpr size_t kept_graphs = 8;
-constexpr int most_threads = 512;  // as llama.cpp
 
 // KV lengths that graphs are made for: an eighth of the context apart at most, as each new one
 // costs more than a draft.
@@ -59,54 +57,7 @@ class length_guard {
     bool done_ = false;
 };
 
-ggml_backend_ptr open_backend(ggml_backend_dev_t device, int n_threads) {
-    if (n_threads < 1 || n_threads > most_threads) {
-        throw std::invalid_argument("n_threads " + std::to_string(n_threads) + " is not in 1 .. " +
-                                    std::to_string(most_threads));
-    }
-    ggml_backend_ptr backend(ggml_backend_dev_init(device, nullptr));
-    if (!backend) {
-        throw backend_error(std::string("cannot open ") + ggml_backend_dev_name(device) +
-                            " for the drafter");
-    }
-    const auto set_n_threads =
-        reinterpret_cast<ggml_backend_set_n_threads_t>(ggml_backend_reg_get_proc_address(
-            ggml_backend_dev_backend_reg(device), "ggml_backend_set_n_threads"));
-    if (set_n_threads != nullptr) {
-        set_n_threads(backend.get(), n_threads);
-    }
-    return backend;
-}
-
-// What is not finite would stay in the cells, and a masked weight of 0 times NaN is NaN: it would
-// spoil later drafts, too.
-void check_finite(const float * features, size_t n) {
-    constexpr uint32_t exponent = 0x7f800000;
-    bool finite = true;
-    for (size_t i = 0; i < n; i++) {  // no early exit, so that compilers vectorise it
-        uint32_t bits;
-        std::memcpy(&bits, features + i, sizeof(bits));
-        finite &= (bits & exponent) != exponent;
-    }
-    if (!finite) {
-        throw backend_error(
-            "hidden states of the target are not finite, nothing can be drafted from them; "
-            "load without a drafter to see what the target puts out");
-    }
-}
-
 }  // namespace
-
-feature_rows feature_rows::part(int begin, int end, int width) const {
-    feature_rows rows;
-    rows.n = end - begin;
-    if (host != nullptr) {
-        rows.host = host + static_cast<size_t>(begin) * width;
-    } else if (!stored.empty()) {
-        rows.stored.assign(stored.begin() + begin, stored.begin() + end);
-    }
-    return rows;
-}
 
 fused_drafter::fused_drafter(const llama_model * model, const tap_store * store,
                              const std::string & path, int n_seq, int n_ctx, int top_k,
@@ -115,7 +66,7 @@ fused_drafter::fused_drafter(const llama_model * model, const tap_store * store,
     : target_(target_tensors::find(model)),
       store_(store),
       threads_(std::move(threads)),
-      backend_(open_backend(target_.device(), n_threads)),
+      backend_(open_draft_backend(target_.device(), n_threads)),
       weights_(path, target_.device()),
       cache_(weights_.params, target_.device(), n_seq, n_ctx, draft_window),
       top_k_(top_k),
@@ -193,7 +144,7 @@ void fused_drafter::embed(int32_t token, std::vector<float> & row) const {
 void fused_drafter::check_features(const feature_rows & features) const {
     const int width = weights_.params.n_features();
     if (features.stored.empty()) {
-        check_finite(features.host, static_cast<size_t>(features.n) * width);
+        features.check_finite(width);
         return;
     }
     if (store_ == nullptr) {
@@ -419,6 +370,28 @@ void fused_drafter::copy(int from, int to, int length) {
                                     std::to_string(cache_.length(from)));
     }
     cache_.copy(from, to, length);
+}
+
+size_t fused_drafter::n_saved_bytes(int seq) const {
+    check_sequence(seq);
+    return cache_.n_saved_bytes(seq);
+}
+
+void fused_drafter::save(int seq, uint8_t * out) const {
+    check_sequence(seq);
+    cache_.save(seq, out);
+}
+
+void fused_drafter::restore(int seq, const uint8_t * saved, size_t n_bytes) {
+    check_sequence(seq);
+    if (cache_.restore(seq, saved, n_bytes)) {
+        graphs_.clear();
+    }
+}
+
+int fused_drafter::n_visible(int seq, int length) const {
+    check_sequence(seq);
+    return std::max(0, length - cache_.first_visible(seq, length));
 }
 
 }  // namespace dflash

@@ -10,6 +10,7 @@
 #include "draft_graph.h"
 #include "draft_mask.h"
 #include "draft_weights.h"
+#include "feature_rows.h"
 #include "ggml-cpp.h"
 #include "llama.h"
 #include "tap_store.h"
@@ -17,16 +18,6 @@
 #include "thread_pool.h"
 
 namespace dflash {
-
-// Context features, n rows of n_taps * n_embd: either on the host, row by row, or in the target's
-// store, by the numbers that these rows have there.
-struct feature_rows {
-    int n = 0;
-    const float * host = nullptr;
-    std::vector<int64_t> stored = {};
-
-    feature_rows part(int begin, int end, int width) const;
-};
 
 // One block to denoise: the rows of features accepted since the last draft of this sequence, then
 // an anchor at the position after them.
@@ -77,6 +68,15 @@ class fused_drafter {
 
     void truncate(int seq, int length);
     void copy(int from, int to, int length);
+
+    // The rows of a sequence as bytes, [n_saved_bytes], and these as the rows of a sequence again.
+    // `restore` throws as draft_cache does.
+    size_t n_saved_bytes(int seq) const;
+    void save(int seq, uint8_t * out) const;
+    void restore(int seq, const uint8_t * saved, size_t n_bytes);
+
+    // How many rows a draft after the first `length` ones would look at.
+    int n_visible(int seq, int length) const;
 
   private:
     void check_sequence(int seq) const;

@@ -23,6 +23,8 @@ namespace {
 
 using float_rows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
+using byte_array = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
 template <typename T>
 nb::ndarray<nb::numpy, T> as_array(std::unique_ptr<T[]> data, std::initializer_list<size_t> shape) {
     T * raw = data.release();
@@ -96,6 +98,21 @@ void inject(fused_drafter & self, int seq, const float_rows & features) {
 void inject_stored(fused_drafter & self, int seq, std::vector<int64_t> rows) {
     const nb::gil_scoped_release release;
     self.inject(seq, in_store(std::move(rows)));
+}
+
+nb::ndarray<nb::numpy, uint8_t> save(const fused_drafter & self, int seq) {
+    const size_t n = self.n_saved_bytes(seq);
+    auto out = std::unique_ptr<uint8_t[]>(new uint8_t[n]);  // not zeroed first
+    {
+        const nb::gil_scoped_release release;
+        self.save(seq, out.get());
+    }
+    return as_array<uint8_t>(std::move(out), {n});
+}
+
+void restore(fused_drafter & self, int seq, const byte_array & saved) {
+    const nb::gil_scoped_release release;
+    self.restore(seq, saved.data(), saved.size());
 }
 
 nb::tuple draft_requests(fused_drafter & self, const std::vector<draft_request> & requests,
@@ -287,5 +304,9 @@ NB_MODULE(_native, m) {
              nb::arg("n_draft"),
              "ids int32 and log-probabilities float32, both [n_seqs, n_draft, top_k], best first.")
         .def("truncate", &fused_drafter::truncate, nb::arg("seq"), nb::arg("length"))
-        .def("copy", &fused_drafter::copy, nb::arg("source"), nb::arg("target"), nb::arg("length"));
+        .def("copy", &fused_drafter::copy, nb::arg("source"), nb::arg("target"), nb::arg("length"))
+        .def("n_visible", &fused_drafter::n_visible, nb::arg("seq"), nb::arg("length"),
+             "How many rows a draft after the first `length` ones would look at.")
+        .def("save", &save, nb::arg("seq"), "The rows of a sequence, uint8 [n], for `restore`.")
+        .def("restore", &restore, nb::arg("seq"), nb::arg("saved"));
 }

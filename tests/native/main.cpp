@@ -23,6 +23,7 @@ int main(int argc, char ** argv) {
         status |= check::run(store_tests(pair));
         status |= check::run(draft_tests(pair));
         status |= check::run(window_tests(pair));
+        status |= check::run(saved_rows_tests(pair));
         status |= check::run(file_tests(pair));
     }
     llama_backend_free();

@@ -15,6 +15,7 @@ std::vector<check::test> target_tests(const shipped_pair & pair);
 std::vector<check::test> store_tests(const shipped_pair & pair);
 std::vector<check::test> draft_tests(const shipped_pair & pair);
 std::vector<check::test> window_tests(const shipped_pair & pair);
+std::vector<check::test> saved_rows_tests(const shipped_pair & pair);
 std::vector<check::test> file_tests(const shipped_pair & pair);
 
 // A name in the temporary folder, and the file of that name while this lives.
