@@ -32,13 +32,23 @@ def open_target(
     n_seq: int = 1,
     n_batch: int = 512,
     kv_type: str = "q8_0",
+    n_threads: int | None = 1,
 ) -> Iterator[Target]:
     """The shipped target, or one of its shape, on the CPU with the layers tapped as its drafter
-    wants."""
+    wants.
+
+    One thread: those that wait for each other by spinning make tests that share the machine's cores
+    many times slower, and any number of them computes the same in a q8_0 cache.
+    """
     shipped, drafter = demo.pair()
     layers = DrafterSpec.read(GgufFile.open(drafter)).target_layers
     options = TargetOptions(
-        n_ctx=n_ctx, n_seq=n_seq, n_batch=n_batch, kv_type=kv_type, tapped_layers=layers
+        n_ctx=n_ctx,
+        n_seq=n_seq,
+        n_batch=n_batch,
+        n_threads=n_threads,
+        kv_type=kv_type,
+        tapped_layers=layers,
     )
     with Target(path or shipped, options) as target:
         yield target

@@ -209,7 +209,7 @@ def test_half_precision_cache_and_long_context_by_the_gap_rule(
     record_property: Callable[[str, object], None],
 ) -> None:
     answers = different = 0
-    with open_target(n_ctx=1024, kv_type="f16") as target:
+    with open_target(n_ctx=1024, kv_type="f16", n_threads=None) as target:
         bare = Engine(target, None)
         prompts = [target.vocabulary.tokenize(p) for p in long_prompts().values()]
         runs = [answer(bare, p, 0, MAX_TOKENS, logprobs=2) for p in prompts]
