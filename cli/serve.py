@@ -13,7 +13,7 @@ from dflash_local.errors import InputError
 from .loading import check_files, load_model
 from .options import DRAFT_WIDTH, FILES, LOADING, SectionedCommand, option, values_of
 from .prompt_text import read_text
-from .report import Say, speaker
+from .report import speaker
 from .values import number, whole
 
 if TYPE_CHECKING:
@@ -122,25 +122,12 @@ def serve(ctx: click.Context, /, **values: Any) -> None:
     settings = _settings(values)
     lifecycle.check_exposure(settings)
     # Before the model is loaded, which may take a minute: a bad address is told at once.
-    with lifecycle.bind(settings.host, settings.port) as bound:
+    with lifecycle.bind(settings) as bound:
         files = {**values, "quiet": False}
         with load_model(files, say, n_seq=values["n_seq"]) as model:
+            model.max_queue = values["max_queue"]
             _set_width(model, values["draft_width"])
-            ctx.exit(_serve(model, settings, bound, say))
-
-
-def _serve(model: Model, settings: Settings, bound: Any, say: Say) -> int:
-    from dflash_local.server import lifecycle
-    from dflash_local.server.access_log import log_to_stderr
-    from dflash_local.server.app import create_app
-    from dflash_local.server.models import model_name
-
-    log_to_stderr()
-    server = lifecycle.Server(create_app(model, settings), settings, say)
-    for line in lifecycle.greeting(model_name(model, settings), settings, bound):
-        say(line)
-    server.run(sockets=[bound])
-    return server.exit_code
+            ctx.exit(lifecycle.serve(model, settings, bound, say))
 
 
 def _set_width(model: Model, width: int | Literal["auto"] | None) -> None:

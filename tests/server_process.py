@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sysconfig
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,8 +17,11 @@ import httpx
 import pytest
 
 COMMAND = Path(sysconfig.get_path("scripts"), "dflash-local")
-EXACT = ("--gpu-layers", "0", "--kv-type", "q8_0", "--draft-width", "8")
-"""On the CPU, in Q8_0, texts are plain decoding's to the bit; a fixed width makes drafts sure."""
+EXACT = ("--gpu-layers", "0", "--kv-type", "q8_0", "--threads", "1", "--draft-width", "8")
+"""On the CPU, in Q8_0, texts are plain decoding's to the bit; a fixed width makes drafts sure. One
+thread never waits for another, which other tests may hold up."""
+
+SERVE = (COMMAND, "serve", "--port", "0")
 
 _START_S = 120
 
@@ -26,12 +29,17 @@ _START_S = 120
 class ServerProcess:
     """A server on a free port. `log` holds the lines that it has written to stderr so far."""
 
-    def __init__(self, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        command: Sequence[str | Path] = SERVE,
+    ) -> None:
         self.log: list[str] = []
         self._news = threading.Condition()
         self._ended = False
         self.process = subprocess.Popen(
-            [COMMAND, "serve", "--port", "0", *arguments],
+            [*command, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -90,10 +98,12 @@ class ServerProcess:
 
 @contextmanager
 def serving(
-    *arguments: str, environment: Mapping[str, str] | None = None
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    command: Sequence[str | Path] = SERVE,
 ) -> Iterator[ServerProcess]:
     """A server that is ready, and that does not outlive the block."""
-    server = ServerProcess(*arguments, environment=environment)
+    server = ServerProcess(*arguments, environment=environment, command=command)
     try:
         server.start()
         yield server

@@ -9,7 +9,19 @@ from starlette.middleware.cors import CORSMiddleware
 
 import dflash_local
 from dflash_local.model import Model
-from dflash_local.server import completion, health, infill, models, props, tokenize
+from dflash_local.server import (
+    chat,
+    completion,
+    completions,
+    health,
+    infill,
+    metrics,
+    models,
+    props,
+    responses,
+    slots,
+    tokenize,
+)
 from dflash_local.server.access_log import AccessLog
 from dflash_local.server.bodies import BodyCheck
 from dflash_local.server.drain import Drain, DrainCheck
@@ -22,6 +34,11 @@ ROUTERS = (
     health.router,
     models.router,
     props.router,
+    slots.router,
+    metrics.router,
+    chat.router,
+    completions.router,
+    responses.router,
     completion.router,
     infill.router,
     tokenize.router,

@@ -18,14 +18,17 @@ import uvicorn
 from fastapi import FastAPI
 
 from dflash_local.errors import InputError
+from dflash_local.model import Model
+from dflash_local.server.access_log import log_to_stderr
+from dflash_local.server.app import create_app
 from dflash_local.server.connection import connection_class
 from dflash_local.server.drain import Drain
+from dflash_local.server.models import model_name
 from dflash_local.server.security import is_loopback
 from dflash_local.server.settings import Settings
 
 _MAX_HEAD = 64 << 10
 _FLUSH_S = 5
-_SEND_BUFFER = 256 << 10
 
 
 def check_exposure(settings: Settings) -> None:
@@ -45,11 +48,12 @@ def check_exposure(settings: Settings) -> None:
         )
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(settings: Settings) -> socket.socket:
     """A socket bound to an address, not yet listening: until the model is loaded, nobody waits.
 
     Raises InputError where that address cannot be had.
     """
+    host, port = settings.host, settings.port
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -62,8 +66,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         if os.name == "posix":  # elsewhere it would let two servers share a port
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # What a client leaves unread is kept here; by default that would be megabytes.
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, settings.send_buffer)
         bound.bind(address)
     except OSError as error:
         bound.close()
@@ -80,6 +83,20 @@ def _bind_fault(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EACCES:
         return f"port {port} needs rights that this user has not: choose one from 1024"
     return f"--host {host} cannot be listened on: {error.strerror}"
+
+
+def serve(
+    model: Model, settings: Settings, bound: socket.socket, say: Callable[[str], None]
+) -> int:
+    """Serve `model` on a bound socket until a signal ends it; the exit code of the process.
+
+    `say` hears where it serves, once it does.
+    """
+    log_to_stderr()
+    server = Server(create_app(model, settings), settings, say)
+    server.greeting = greeting(model_name(model, settings), settings, bound)
+    server.run(sockets=[bound])
+    return server.exit_code
 
 
 class Server(uvicorn.Server):
@@ -102,6 +119,7 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self.exit_code = 0
+        self.greeting: list[str] = []
         self._drain: Drain = app.state.drain
         self._drain_s = settings.drain_s
         self._say = say
@@ -111,6 +129,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
+        for line in self.greeting:
+            self._say(line)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._loop is not None:

@@ -16,9 +16,11 @@ class Settings:
     web origins, beside those of this machine, that may send requests; `allowed_hosts` the names,
     beside `host` and those of this machine, by which the server may be called. `alias` is the
     model's name in answers. `queue_timeout_s`: seconds that a request may wait for its turn.
-    `drain_s`: what running answers are given to finish after SIGTERM. `max_body` is in bytes;
-    `head_s` and `body_s` are what a client is given to send a request's head and body, `read_s`
-    to take what is written to it.
+    `drain_s`: what running answers are given to finish after SIGTERM. `max_body` and `send_buffer`
+    are in bytes, of a request and of what a connection may hold back unread in the kernel, where
+    the default would be megabytes; `head_s` and `body_s` are what a client is given to send a
+    request's head and body, `read_s` to take what is written to it, `keep_alive_s` to send another
+    request.
     """
 
     host: str = "127.0.0.1"
@@ -27,10 +29,11 @@ class Settings:
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     alias: str | None = None
-    queue_timeout_s: float | None = 600.0
+    queue_timeout_s: float | None = 300.0
     drain_s: float = 60.0
-    max_body: int = 16 << 20
+    max_body: int = 8 << 20
     max_connections: int = 512
+    send_buffer: int = 256 << 10
     head_s: float = 20.0
     body_s: float = 60.0
     read_s: float = 60.0

@@ -1,0 +1,39 @@
+"""A server of the shipped pair that waits for nobody: the bounds that a user would not set, short.
+
+Run as a process by tests; what it does is what `dflash-local serve` does.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from dflash_local import demo, load
+from dflash_local.server import lifecycle
+from dflash_local.server.settings import Settings
+
+SETTINGS = Settings(
+    port=0,
+    queue_timeout_s=1.0,
+    drain_s=1.0,
+    max_connections=8,
+    send_buffer=4096,
+    head_s=1.0,
+    body_s=1.0,
+    read_s=1.0,
+    keep_alive_s=1.0,
+)
+
+
+def main() -> int:
+    """Serve until a signal comes; the exit code."""
+    with lifecycle.bind(SETTINGS) as bound:
+        target, drafter = demo.pair()
+        with load(target, drafter, n_threads=1, n_gpu_layers=0, n_seq=1) as model:
+            model.max_queue = 1
+            return lifecycle.serve(
+                model, SETTINGS, bound, lambda line: print(line, file=sys.stderr, flush=True)
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
