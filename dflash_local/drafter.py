@@ -68,6 +68,25 @@ class Drafter(Protocol):
         """Free everything. Safe to call again."""
 
 
+@runtime_checkable
+class SavesRows(Drafter, Protocol):
+    """A drafter whose rows can leave it and come back. Others learn a text anew."""
+
+    def save(self, seq: int) -> NDArray[np.uint8]:
+        """The rows of a sequence, for `restore`, in host memory: uint8 [n]."""
+
+    def restore(self, seq: int, saved: NDArray[np.uint8]) -> None:
+        """Saved rows in place of those of a sequence.
+
+        Raises InputError or ContextFullError for what does not fit; the sequence is then empty or
+        as it was.
+        """
+
+    def n_visible(self, seq: int, length: int) -> int:
+        """How many of the first `length` rows a draft after them would look at: fewer than it
+        would have seen at the time, where a window has moved on since."""
+
+
 class FusedDrafter:
     """A DFlash drafter file in one static ggml graph, on the device of the target's output head.
 
@@ -176,6 +195,15 @@ class FusedDrafter:
 
     def copy(self, source: int, target: int, length: int) -> None:
         self._open.copy(source, target, length)
+
+    def save(self, seq: int) -> NDArray[np.uint8]:
+        return self._open.save(seq)
+
+    def restore(self, seq: int, saved: NDArray[np.uint8]) -> None:
+        self._open.restore(seq, saved)
+
+    def n_visible(self, seq: int, length: int) -> int:
+        return self._open.n_visible(seq, length)
 
     def close(self) -> None:
         self._native = None

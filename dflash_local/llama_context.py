@@ -16,7 +16,7 @@ import numpy as np
 from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
-from dflash_local import runtime
+from dflash_local import runtime, target_state
 from dflash_local.errors import BackendError, FileError, InputError
 
 # isort: split
@@ -243,6 +243,18 @@ class DraftContext:
     def copy(self, source: int, target: int, length: int) -> None:
         """Sequence `target`, which is empty, shares the first `length` positions of `source`."""
         api.llama_memory_seq_cp(self._memory, source, target, 0, length)
+
+    def first(self, seq: int) -> int:
+        """The first position that a sequence has; -1 without any."""
+        return int(api.llama_memory_seq_pos_min(self._memory, seq))
+
+    def save(self, seq: int) -> NDArray[np.uint8]:
+        """The rows of a sequence as bytes, uint8 [n]. See `target_state`."""
+        return target_state.save(self._context, seq)
+
+    def restore(self, seq: int, state: NDArray[np.uint8]) -> bool:
+        """Saved rows in place of those of a sequence. False: they do not fit, and it is empty."""
+        return target_state.restore(self._context, seq, state)
 
     def close(self) -> None:
         """Free context and model. Safe to call again."""

@@ -156,6 +156,28 @@ class LlamaDrafter:
             self._context.copy(source, target, length)
             self._lengths[target] = length
 
+    def save(self, seq: int) -> NDArray[np.uint8]:
+        """Of layers with a sliding window only the window is saved."""
+        self._check_sequence(seq)
+        length = np.array([self._lengths[seq]], "<i4").view(np.uint8)
+        return np.concatenate([length, self._context.save(seq)])
+
+    def restore(self, seq: int, saved: NDArray[np.uint8]) -> None:
+        self._check_sequence(seq)
+        length = int(saved[:4].view("<i4")[0]) if len(saved) >= 4 else -1
+        if not 0 <= length <= self._n_ctx:
+            raise InputError(f"{len(saved)} saved bytes are no rows of this drafter")
+        self._cut(seq, 0)
+        if length and not self._context.restore(seq, saved[4:]):
+            raise InputError(f"{length} saved rows do not fit this drafter's cache")
+        self._lengths[seq] = length
+
+    def n_visible(self, seq: int, length: int) -> int:
+        if self._window == self._n_ctx:
+            return length
+        first = max(self._context.first(seq), 0)
+        return max(0, length - max(first, length - self._window))
+
     def close(self) -> None:
         self._context.close()
 

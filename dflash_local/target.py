@@ -101,6 +101,8 @@ class Target:
         self.n_vocab = self.vocabulary.n_tokens
         self.n_embd: int = api.llama_model_n_embd(self._model)
         self.n_layer: int = api.llama_model_n_layer(self._model)
+        self.n_swa: int = api.llama_model_n_swa(self._model)
+        """Tokens that layers with a sliding window look back at, with the last; 0 without such."""
         self.n_ctx_train: int = api.llama_model_n_ctx_train(self._model)
         self._open_context()
 
@@ -297,6 +299,17 @@ class Target:
         """Sequence `target`, which is empty, shares the first `length` positions of `source`."""
         self._check_open()
         api.llama_memory_seq_cp(self._memory, source, target, 0, length)
+
+    def sees(self, seq: int, length: int) -> bool:
+        """Whether a sequence of `length` tokens has all that the next one looks at.
+
+        A layer with a sliding window gives the cells behind it to others, and is saved without
+        them, so that rolled back a sequence may lack some.
+        """
+        if not self.n_swa or not length:
+            return True
+        first = api.llama_memory_seq_pos_min(self._memory, seq)
+        return 0 <= first <= max(0, length + 1 - self.n_swa)
 
     def clear(self, seq: int) -> None:
         """Forget a sequence."""
