@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
+from dflash_local.errors import ClosedError
 from dflash_local.model import Model
 from dflash_local.result import Chunk, Result
 from dflash_local.sampling import TokenLogprob
@@ -84,6 +85,8 @@ class _Answer:
         self._unsent_logprobs += chunk.logprobs
         text = self._limits.take(chunk.text)
         if chunk.result is not None:
+            if chunk.result.finish_reason == "cancelled" and not self._cancel.is_set():
+                raise ClosedError("the model was closed in the middle of this answer")
             text += self._limits.rest()
         elif self._limits.ended:
             self._cancel.set()
