@@ -1,15 +1,15 @@
-"""The chat template of a model file, rendered in jinja2's immutable sandbox."""
+"""The chat template of a model file: messages and tools to the text of a prompt."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from datetime import datetime
+from typing import Any, NoReturn
 
-from dflash_local import runtime  # noqa: F401  (the check of the installed llama_cpp comes first)
+from dflash_local.chat.conversation import conversation
+from dflash_local.chat.sandbox import MAX_CHARACTERS, MAX_SECONDS, Sandbox, bounded
+from dflash_local.chat.tool import Tool
 from dflash_local.errors import InputError
-
-# isort: split
-from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 _OURS = frozenset(
     {
@@ -30,35 +30,72 @@ class ChatTemplate:
     """Turns messages into a prompt that ends where the assistant's answer begins.
 
     `source` is the jinja2 text of the GGUF's `tokenizer.chat_template`, None where the file has
-    none; `bos` and `eos` are the texts of these tokens. Raises InputError for no or a bad template.
+    none; `bos` and `eos` are the texts of these tokens. A rendering takes at most `max_seconds` and
+    writes at most `max_characters`. Any thread may render. Raises InputError for no or a bad
+    template.
     """
 
-    def __init__(self, source: str | None, *, bos: str, eos: str) -> None:
+    def __init__(
+        self,
+        source: str | None,
+        *,
+        bos: str,
+        eos: str,
+        max_seconds: float = MAX_SECONDS,
+        max_characters: int = MAX_CHARACTERS,
+    ) -> None:
         if not source:
             raise InputError(
                 "the model file has no chat template; use raw completion with a prompt of your own"
             )
+        self._source = source
+        self._limits = (max_seconds, max_characters)
+        self._ours = {"bos_token": bos, "eos_token": eos}
         try:
-            self._formatter = Jinja2ChatFormatter(source, eos_token=eos, bos_token=bos)
+            # What is constant in a template is computed when it is read.
+            with bounded(*self._limits):
+                self._template = Sandbox().from_source(source)
         except Exception as error:  # the file's text: jinja2 raises more than its own errors
             raise InputError(f"the model's chat template cannot be read: {_line(error)}") from error
 
-    def render(self, messages: Sequence[Mapping[str, Any]], /, **kwargs: Any) -> str:
-        """The prompt for `messages`, each with a `role` and a `content` of text.
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        /,
+        *,
+        tools: Sequence[Mapping[str, Any] | Tool] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt for `messages`; see `conversation` for their shapes.
 
-        `kwargs` are the template's own variables, such as `enable_thinking=False` or `tools`. A
-        template that puts a beginning-of-text token does so in its text. Raises InputError for
-        messages of another shape, for names that are not the caller's to set, and for whatever the
-        template objects to.
+        `tools` are what the model may call, in OpenAI's shape; `kwargs` the template's own
+        variables, such as `enable_thinking=False`. A template that puts a beginning-of-text token
+        does so in its text. Raises InputError for messages of another shape, for names that are
+        not the caller's to set, for whatever the template objects to, and when it takes too long
+        or writes too much.
         """
-        _check_messages(messages)
+        shown = conversation(messages, self._source)
         taken = sorted(_OURS & kwargs.keys())
         if taken:
             raise InputError(
                 f"chat_template_kwargs may not set {', '.join(taken)}, which the chat itself sets"
             )
+        offered = [tool.shown() if isinstance(tool, Tool) else tool for tool in tools or ()]
+        variables = {
+            "tool_choice": None,
+            **kwargs,
+            **self._ours,
+            "messages": shown,
+            "tools": offered or None,
+            "functions": None,
+            "function_call": None,
+            "add_generation_prompt": True,
+            "raise_exception": _raise,
+            "strftime_now": _now,
+        }
         try:
-            return self._formatter(messages=[dict(m) for m in messages], **kwargs).prompt  # type: ignore[misc]
+            with bounded(*self._limits):
+                return self._template.render(variables)
         except Exception as error:  # a template is a program, and may fail in any way
             raise InputError(f"the model's chat template refuses this: {_line(error)}") from error
 
@@ -68,29 +105,12 @@ class ChatTemplate:
         return prompt.rstrip().endswith("<think>")
 
 
-def _check_messages(messages: object) -> None:
-    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
-        raise InputError(
-            f"messages are {_kind(messages)}; give a list of at least one message, each "
-            '{"role": ..., "content": ...}'
-        )
-    for index, message in enumerate(messages):
-        if not isinstance(message, Mapping):
-            raise InputError(
-                f"message {index} is {_kind(message)}; give an object with role and content"
-            )
-        for key in ("role", "content"):
-            if not isinstance(message.get(key), str):
-                found = _kind(message[key]) if key in message else "missing"
-                raise InputError(f"message {index}: {key} is {found}; give a text")
+def _raise(message: str) -> NoReturn:
+    raise ValueError(message)
 
 
-def _kind(value: object) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, (list, tuple)) and not value:
-        return "empty"
-    return f"of type {type(value).__name__}"
+def _now(layout: str) -> str:
+    return datetime.now().strftime(layout)
 
 
 def _line(error: Exception) -> str:

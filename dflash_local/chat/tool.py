@@ -34,7 +34,8 @@ class Tool:
             raise InputError(
                 f"a tool is named {self.name!r}; give 1 to 64 of letters, digits, '_', '-' and '.'"
             )
-        kind = self.parameters.get("type", "object") if _is_object(self.parameters) else None
+        given: object = self.parameters
+        kind = given.get("type", "object") if isinstance(given, Mapping) else None
         if kind != "object":
             raise InputError(
                 f"the parameters of tool {self.name} are no JSON schema of an object; "
@@ -44,15 +45,14 @@ class Tool:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Tool:
         """A tool in OpenAI's shape: `{"type": "function", "function": {"name": ..., ...}}`."""
-        if not _is_object(given) or given.get("type", "function") != "function":
+        function = given.get("function") if isinstance(given, Mapping) else None
+        if (
+            not isinstance(function, Mapping)
+            or "name" not in function
+            or given.get("type", "function") != "function"
+        ):
             raise InputError(
-                'a tool is no function; give {"type": "function", "function": {"name": ..., '
-                '"parameters": ...}}'
-            )
-        function = given.get("function")
-        if not _is_object(function) or "name" not in function:
-            raise InputError(
-                'a tool has no function with a name; give {"type": "function", "function": '
+                'a tool is no function with a name; give {"type": "function", "function": '
                 '{"name": ..., "parameters": ...}}'
             )
         description = function.get("description")
@@ -82,7 +82,3 @@ def chosen(tools: Sequence[Tool], choice: str) -> Sequence[Tool]:
         names = ", ".join(tool.name for tool in tools) or "none"
         raise InputError(f"tool_choice asks for {choice!r}, but the tools are: {names}")
     return found
-
-
-def _is_object(value: object) -> bool:
-    return isinstance(value, Mapping)

@@ -1,0 +1,197 @@
+"""Messages as clients send them, checked and brought into the shape that chat templates read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dflash_local.errors import InputError
+
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+"""What clients call the reasoning of an earlier answer."""
+
+
+def conversation(messages: object, source: str) -> list[dict[str, Any]]:
+    """The messages that a template with the text `source` is given.
+
+    - A content of text parts becomes one text, with a line break between parts; no content beside
+      tool calls becomes an empty text.
+    - Arguments of tool calls are objects, and what is null is left out.
+    - `developer` is `system` where the template does not know it.
+    - Reasoning of earlier answers has the names that the template asks for, if it asks at all.
+    - A tool's answer has the tool's `name`, found by its `tool_call_id`.
+    - Several calls in one message become as many messages, each with its answer, where the template
+      reads the first alone.
+
+    Raises InputError for messages of another shape.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
+        raise InputError(
+            f"messages are {_kind(messages)}; give a list of at least one message, each "
+            '{"role": ..., "content": ...}'
+        )
+    checked = [_message(index, message, source) for index, message in enumerate(messages)]
+    _name_tools(checked)
+    return _one_call_each(checked) if _reads_one_call(source) else checked
+
+
+def _message(index: int, message: object, source: str) -> dict[str, Any]:
+    where = f"message {index}"
+    if not isinstance(message, Mapping):
+        raise InputError(f"{where} is {_kind(message)}; give an object with role and content")
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise InputError(f"{where}: role is {_found(message, 'role')}; give a text")
+    shown = {
+        key: value
+        for key, value in message.items()
+        if value is not None and key not in ("content", "tool_calls", *_REASONING)
+    }
+    if role == "developer" and "developer" not in source:
+        shown["role"] = "system"
+    calls = _calls(where, message.get("tool_calls"))
+    reasoning = _reasoning(where, message)
+    content = _content(where, message, is_optional=bool(calls or reasoning))
+    if reasoning and "reasoning_content" in source:
+        shown["reasoning_content"] = reasoning
+    elif reasoning and "thinking" in source:
+        # gpt-oss's template takes one of both beside a call, and shows either as reasoning.
+        both = calls and content
+        shown["thinking"] = f"{reasoning}\n\n{content}" if both else reasoning
+        content = "" if both else content
+    shown["content"] = content
+    if calls:
+        shown["tool_calls"] = calls
+    return shown
+
+
+def _content(where: str, message: Mapping[str, Any], *, is_optional: bool) -> str:
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    if content is None and is_optional:
+        return ""
+    if isinstance(content, Sequence) and content:
+        return "\n".join(_part(f"{where}: part {i}", part) for i, part in enumerate(content))
+    raise InputError(f"{where}: content is {_found(message, 'content')}; give a text")
+
+
+def _part(where: str, part: object) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if not isinstance(part, Mapping) or not isinstance(kind, str):
+        raise InputError(f'{where} is no object with a type; give {{"type": "text", "text": ...}}')
+    # A refusal is the text of an earlier answer.
+    text = part.get(kind) if kind in ("text", "refusal") else None
+    if isinstance(text, str):
+        return text
+    if kind in ("text", "refusal"):
+        raise InputError(f"{where}: {kind} is {_found(part, kind)}; give a text")
+    raise InputError(
+        f"{where} is of type {kind!r}, but this model reads text alone; give parts "
+        '{"type": "text", "text": ...}'
+    )
+
+
+def _reasoning(where: str, message: Mapping[str, Any]) -> str:
+    for key in _REASONING:
+        text = message.get(key)
+        if text is not None and not isinstance(text, str):
+            raise InputError(f"{where}: {key} is {_kind(text)}; give a text")
+        if text:
+            return text
+    return ""
+
+
+def _calls(where: str, calls: object) -> list[dict[str, Any]]:
+    if calls is None:
+        return []
+    if not isinstance(calls, Sequence) or isinstance(calls, (str, bytes)):
+        raise InputError(f"{where}: tool_calls are {_kind(calls)}; give a list of calls")
+    return [_call(f"{where}: tool call {index}", call) for index, call in enumerate(calls)]
+
+
+def _call(where: str, call: object) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not name:
+        raise InputError(
+            f'{where} names no function; give {{"id": ..., "type": "function", "function": '
+            '{"name": ..., "arguments": ...}}'
+        )
+    if not isinstance(name, str):
+        raise InputError(f"{where}: the function's name is {_kind(name)}; give a text")
+    arguments = _arguments(where, function.get("arguments"))
+    function = {**function, "name": name, "arguments": arguments}
+    return {"type": "function", **call, "function": function}
+
+
+def _arguments(where: str, arguments: object) -> dict[str, Any]:
+    if isinstance(arguments, str) and arguments.strip():
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError) as error:
+            raise InputError(
+                f"{where}: arguments are no JSON: {error}; give the text of a JSON object"
+            ) from None
+    elif arguments is None or isinstance(arguments, str):
+        arguments = {}
+    if not isinstance(arguments, Mapping):
+        raise InputError(
+            f"{where}: arguments are {_kind(arguments)}; give the text of a JSON object"
+        )
+    return dict(arguments)
+
+
+def _name_tools(messages: list[dict[str, Any]]) -> None:
+    names = {
+        call.get("id"): call["function"]["name"]
+        for message in messages
+        for call in message.get("tool_calls", ())
+        if isinstance(call.get("id"), str)
+    }
+    for message in messages:
+        if message["role"] == "tool" and "name" not in message:
+            called = message.get("tool_call_id")
+            if isinstance(called, str) and called in names:
+                message["name"] = names[called]
+
+
+def _reads_one_call(source: str) -> bool:
+    return "tool_calls[0]" in source
+
+
+def _one_call_each(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages with one call each, and behind each call the answer to it."""
+    apart: list[dict[str, Any]] = []
+    left = list(messages)
+    while left:
+        message = left.pop(0)
+        calls = message.get("tool_calls", ())
+        if len(calls) < 2:
+            apart.append(message)
+            continue
+        answers: list[dict[str, Any]] = []
+        while left and left[0]["role"] == "tool":
+            answers.append(left.pop(0))
+        for n, call in enumerate(calls):
+            # What was said and thought before the calls belongs to the first.
+            said = message if n == 0 else {"role": message["role"], "content": ""}
+            apart.append({**said, "tool_calls": [call]})
+            mine = [a for a in answers if call.get("id") and a.get("tool_call_id") == call["id"]]
+            apart += mine
+            answers = [answer for answer in answers if answer not in mine]
+        apart += answers
+    return apart
+
+
+def _found(message: Mapping[str, Any], key: str) -> str:
+    return _kind(message[key]) if key in message else "missing"
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, (list, tuple)) and not value:
+        return "empty"
+    return f"of type {type(value).__name__}"
