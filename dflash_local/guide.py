@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import json
+import subprocess
+import sys
+import textwrap
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,21 +27,41 @@ from dflash_local.vocabulary import Vocabulary
 # isort: split
 import llama_cpp.llama_cpp as api
 
-_MOST_BYTES = 256 * 1024  # of a schema or a Lark grammar
-_DEEPEST = 48  # objects and lists, or brackets, inside one another: both parsers recurse
+_MOST_BYTES = 256 << 10  # of a schema or a Lark grammar
+_DEEPEST = 64  # brackets inside one another
 _MOST_KEPT = 32  # compiled grammars
-# Room for indentation; white space without bounds invites small models to write nothing else.
-_WHITE_SPACE = r" |\n{1,2}[ \t]{0,20}"
-_LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+_MOST_TRIALS = 2  # at once
+_LONGEST_TRIAL_S = 10.0
+_TRIAL_STACK, _STACK = 32 << 20, 64 << 20  # its parsers recurse, 9 kB for each rule in a rule
+_LIMITS: dict[str, Any] = {
+    "max_items_in_row": 10_000,
+    "max_lexer_states": 50_000,
+    "verbose_errors": False,
+}
+_LAYOUT = {
+    # Room for indentation; white space without bounds invites small models to write nothing else.
+    "whitespace_pattern": r" |\n{1,2}[ \t]{0,20}",
+    # oneOf is read as anyOf, as elsewhere: that no second one fits is nothing a grammar can say.
+    "coerce_one_of": True,
+}
+_LAUNCH = (
+    "import json, runpy, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "runpy.run_path(sys.argv[2], run_name='__main__')"
+)
 
 
 class Guide:
-    """Makes constraints. Any thread may; the first to need llguidance takes a second or so to show
-    it a vocabulary of 150,000 tokens."""
+    """Makes constraints. Any thread may ask.
+
+    What llguidance has not compiled before is first compiled in a child process, which can be
+    stopped (some 0.1 s); before the first of all it is shown the vocabulary, for 150,000 tokens
+    a second or so.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
+        self._trials = threading.BoundedSemaphore(_MOST_TRIALS)
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
@@ -58,20 +82,12 @@ class Guide:
         return None
 
     def _matched(self, kind: str, text: str) -> Matched:
-        n_bytes = len(text.encode("utf-8", "replace"))
-        if n_bytes > _MOST_BYTES:
-            raise GrammarError(f"{kind} has {n_bytes} bytes; at most {_MOST_BYTES} are taken")
-        if kind == "lark":
-            if _depth(text) > _DEEPEST:
-                raise GrammarError(f"lark: more than {_DEEPEST} brackets inside one another")
-            source = LLMatcher.grammar_from_lark(text)
-        else:
-            source = LLMatcher.grammar_from_json_schema(
-                text, defaults={"whitespace_pattern": _WHITE_SPACE}
-            )
+        source = _source(kind, text)
         with self._lock:
             matcher = self._compiled.pop(source, None)
         if matcher is None:
+            with self._trials:
+                _try(kind, source)
             matcher = self._compile(kind, source)
         with self._lock:
             self._compiled[source] = matcher  # the last used comes last
@@ -81,10 +97,19 @@ class Guide:
 
     def _compile(self, kind: str, source: str) -> LLMatcher:
         tokenizer = self._lltokenizer()
-        with self._vocabulary.reading():
-            matcher = LLMatcher(tokenizer, source, log_level=0, limits=_LIMITS)
+        found: list[LLMatcher] = []
+
+        def compile_it() -> None:
+            limits = LLParserLimits(**_LIMITS)
+            with self._vocabulary.reading():
+                matcher = LLMatcher(tokenizer, source, log_level=0, limits=limits)
+                matcher.compute_bitmask()  # finds out those that allow no text at all
+            found.append(matcher)
+
+        _on_a_deep_stack(compile_it)
+        matcher = found[0]
         if matcher.is_error():
-            raise GrammarError(f"{kind}: {_one_line(matcher.get_error())}")
+            raise GrammarError(f"{kind}: {_reason(matcher.get_error())}")
         return matcher
 
     def _lltokenizer(self) -> LLTokenizer:
@@ -128,9 +153,74 @@ class Matched:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise GrammarError(
-                f"the grammar cannot be followed: {_one_line(self._matcher.get_error())}"
-            )
+            raise GrammarError(f"the grammar leads nowhere: {_reason(self._matcher.get_error())}")
+
+
+def _source(kind: str, text: str) -> str:
+    """A grammar as llguidance takes it, or GrammarError if it is too large to be tried."""
+    try:
+        n_bytes = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise GrammarError(f"{kind}: {text[error.start]!r} is no character of Unicode") from None
+    if n_bytes > _MOST_BYTES:
+        raise GrammarError(f"{kind} has {n_bytes} bytes; at most {_MOST_BYTES} are taken")
+    if _depth(text) > _DEEPEST:
+        raise GrammarError(f"{kind} has more than {_DEEPEST} brackets inside one another")
+    if kind == "lark":
+        return LLMatcher.grammar_from_lark(text)
+    try:
+        return LLMatcher.grammar_from_json_schema(text, defaults=_LAYOUT)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise GrammarError(f"{kind}: {_reason(str(error))}") from None
+
+
+def _schema_text(schema: Mapping[str, Any] | bool) -> str:
+    try:
+        return json.dumps(
+            schema if schema and schema is not True else {"type": "object"}, allow_nan=False
+        )
+    except (TypeError, ValueError, RecursionError) as error:
+        raise GrammarError(f"json_schema cannot be written as JSON: {error}") from None
+
+
+def _try(kind: str, source: str) -> None:
+    """Raise GrammarError unless a child process compiles it in time."""
+    request = {"source": source, "limits": _LIMITS, "stack": _TRIAL_STACK}
+    child = Path(__file__).with_name("guide_trial.py")
+    try:
+        run = subprocess.run(
+            [sys.executable, "-c", _LAUNCH, json.dumps(sys.path), str(child)],
+            input=json.dumps(request),
+            capture_output=True,
+            encoding="utf-8",
+            timeout=_LONGEST_TRIAL_S,
+            check=False,
+        )
+        fault = json.loads(run.stdout)["fault"]
+    except subprocess.TimeoutExpired:
+        raise GrammarError(
+            f"{kind} is not compiled in {_LONGEST_TRIAL_S:.0f} s; simplify it"
+        ) from None
+    except ValueError:
+        raise GrammarError(
+            f"{kind} ended the process that compiled it; nest its rules less deeply"
+        ) from None
+    if fault:
+        raise GrammarError(f"{kind}: {_reason(fault)}")
+
+
+_threads = threading.Lock()
+
+
+def _on_a_deep_stack(work: Callable[[], None]) -> None:
+    thread = threading.Thread(target=work)
+    with _threads:
+        before = threading.stack_size(_STACK)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join()
 
 
 def _lltokenizer(vocabulary: Vocabulary) -> LLTokenizer:
@@ -151,7 +241,7 @@ def _lltokenizer(vocabulary: Vocabulary) -> LLTokenizer:
 
 
 def _marked(pointer: Any, token: int, piece: bytes) -> bytes:
-    """With the mark of llguidance for tokens that are no text: Lark grammars name them, as in
+    """With llguidance's mark of tokens that are no text: Lark grammars name them, as in
     `<|im_end|>`, and nothing else allows them."""
     attr = api.llama_vocab_get_attr(pointer, token)
     named = piece.startswith(b"<") and piece.endswith(b">")
@@ -159,20 +249,6 @@ def _marked(pointer: Any, token: int, piece: bytes) -> bytes:
     if special or (attr & api.LLAMA_TOKEN_ATTR_USER_DEFINED and named) or not piece:
         return b"\xff" + piece
     return piece
-
-
-def _schema_text(schema: Mapping[str, Any] | bool) -> str:
-    if schema is True or not schema:
-        schema = {"type": "object"}
-    try:
-        text = json.dumps(schema, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise GrammarError(f"json_schema is no JSON: {error}") from None
-    if _depth(text) > _DEEPEST:
-        raise GrammarError(
-            f"json_schema: more than {_DEEPEST} objects and lists inside one another"
-        )
-    return text
 
 
 def _depth(text: str) -> int:
@@ -187,5 +263,7 @@ def _depth(text: str) -> int:
     return deepest
 
 
-def _one_line(message: str) -> str:
-    return message.partition("\n")[0]
+def _reason(message: str) -> str:
+    """llguidance's own words, in one line."""
+    words = " ".join(message.partition("<non-verbose/>")[0].split())
+    return textwrap.shorten(words, 300) if words != "NoExtensionBias" else "no text would fit it"
