@@ -15,8 +15,14 @@ import pytest
 
 from dflash_local import Model, demo, load
 from server_process import client, server
+from tool_server import tool_client, tool_server
 
-__all__ = ["client", "server"]  # fixtures that have a file of their own
+__all__ = [
+    "client",
+    "server",
+    "tool_client",
+    "tool_server",
+]  # fixtures that have a file of their own
 
 # What is started in the background of a shell inherits that Ctrl-C is ignored, and so would every
 # process that the tests interrupt. A handler of our own is reset to the default in them.

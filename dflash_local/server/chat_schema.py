@@ -36,6 +36,8 @@ class TextPart(BaseModel):
     @classmethod
     def _is_text(cls, given: Any) -> Any:
         kind = given.get("type") if isinstance(given, dict) else None
+        if kind == "refusal":
+            return {"type": "text", "text": given.get("refusal")}
         if isinstance(kind, str) and kind not in ("text", "input_text", "output_text"):
             raise PydanticCustomError(
                 REFUSED,
@@ -84,6 +86,7 @@ class AssistantMessage(_Message):
     role: Literal["assistant"]
     content: Contents | None = None
     reasoning_content: bounds.Text | None = None
+    reasoning: bounds.Text | None = None
     refusal: bounds.Text | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=bounds.MAX_TOOLS)] | None = None
 

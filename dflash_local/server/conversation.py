@@ -12,7 +12,7 @@ from typing import Any
 from dflash_local.chat import Dialect
 from dflash_local.chat.dialect import Parser
 from dflash_local.chat.lark import json_rule
-from dflash_local.chat.thinking import thinking_rules
+from dflash_local.chat.thinking import CLOSE, thinking_rules
 from dflash_local.model import Model
 from dflash_local.server.errors import ApiError
 from dflash_local.server.tools import ToolUse
@@ -66,7 +66,7 @@ def prepare(
             param="response_format",
         )
     elif schema is not None:
-        options |= _bound_answer(model, schema, thinking_open)
+        options |= _bound_answer(model, schema, prompt, thinking_open)
     return Conversation(prompt, options, dialect, tools, thinking_open)
 
 
@@ -95,10 +95,11 @@ def _forced_call(model: Model, tools: ToolUse, thinking_open: bool) -> str:
 
 
 def _bound_answer(
-    model: Model, schema: Mapping[str, Any] | bool, thinking_open: bool
+    model: Model, schema: Mapping[str, Any] | bool, prompt: list[int], thinking_open: bool
 ) -> dict[str, Any]:
-    """The schema binds what comes after the reasoning, where the model reasons."""
-    if not getattr(model.dialect, "thinking", False):
+    """The schema binds what comes after the reasoning, where the model may reason."""
+    thinks = getattr(model.dialect, "thinking", False)
+    if not thinks or _has_thought(model, prompt):
         return {"json_schema": schema}
     rules = [
         "start: reasoning answer",
@@ -106,3 +107,10 @@ def _bound_answer(
         thinking_rules(model.is_token, is_open=thinking_open),
     ]
     return {"lark": "\n".join(rules)}
+
+
+def _has_thought(model: Model, prompt: list[int]) -> bool:
+    """Whether the prompt ends behind a reasoning part: templates that shall not think write an
+    empty one."""
+    end = "".join(map(model.target.vocabulary.name, prompt[-16:]))
+    return end.rstrip().endswith(CLOSE)

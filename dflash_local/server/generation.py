@@ -9,22 +9,22 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 import anyio.to_thread
 from fastapi import Request, Response
 
+from dflash_local.async_chunks import AsyncChunks
 from dflash_local.errors import DflashError
-from dflash_local.model import Model, Options
+from dflash_local.model import Model
 from dflash_local.result import Chunk, Result
-from dflash_local.sampling import SamplingParams
 from dflash_local.server.settings import Settings
+from dflash_local.server.tally import record
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
-_OPTIONS = Options.__annotations__.keys() | {field.name for field in fields(SamplingParams)}
 _N_SEEDS = 2**32 - 1
 _GONE = 499
 """nginx's status for a client that has left. Nobody reads it but the log."""
@@ -51,34 +51,44 @@ async def stream_all(
 ) -> AsyncIterator[tuple[int, Chunk]]:
     """The chunks of all tasks, with their numbers, as they come.
 
-    Closing the iterator, or an error of one task, ends them all within one round.
+    What is wrong with any of them is raised before the first chunk. Closing the iterator, or an
+    error of one task, ends them all within one round.
     """
-    items: asyncio.Queue[tuple[int, Chunk | BaseException | None]] = asyncio.Queue()
+    items: asyncio.Queue[tuple[int, Chunk | Exception | None]] = asyncio.Queue()
 
-    async def pump(index: int, task: Task) -> None:
+    async def pump(index: int, chunks: AsyncChunks) -> None:
         try:
-            options = {"queue_timeout": settings.queue_timeout_s, **task.options}
-            async for chunk in model.astream(task.prompt, **_known(options)):
+            async for chunk in chunks:
+                if chunk.result is not None:
+                    record(chunk.result)
                 items.put_nowait((index, chunk))
             items.put_nowait((index, None))
         except Exception as error:
             items.put_nowait((index, error))
 
-    running = [asyncio.ensure_future(pump(i, task)) for i, task in enumerate(tasks)]
+    streams: list[AsyncChunks] = []
+    pumps: list[asyncio.Future[None]] = []
     try:
-        left = len(running)
+        for task in tasks:
+            options = {"queue_timeout": settings.queue_timeout_s, **task.options}
+            streams.append(await model.asubmit(task.prompt, **options))
+        pumps = [asyncio.ensure_future(pump(i, chunks)) for i, chunks in enumerate(streams)]
+        left = len(pumps)
         while left:
             index, item = await items.get()
-            if isinstance(item, BaseException):
+            if isinstance(item, Exception):
                 raise item
             if item is None:
                 left -= 1
             else:
                 yield index, item
     finally:
-        for task in running:
-            task.cancel()
-        await asyncio.wait(running)
+        for chunks in streams:
+            chunks.cancel()
+        for running in pumps:
+            running.cancel()
+        if pumps:
+            await asyncio.wait(pumps)
 
 
 async def generate_all(model: Model, settings: Settings, tasks: Sequence[Task]) -> list[Result]:
@@ -113,7 +123,3 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> 
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _known(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name in _OPTIONS}

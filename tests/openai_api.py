@@ -1,0 +1,51 @@
+"""What tests of OpenAI's routes share: requests, refusals, and the events of a stream."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+QUESTION = "Write a function that adds two numbers"
+
+
+def user(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+def post(client: httpx.Client, path: str, **body: Any) -> Any:
+    """The answer's JSON."""
+    answer = client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def refused(client: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
+    """The error of a request that is refused for what is in it."""
+    answer = client.post(path, json=body)
+    assert answer.status_code == 400, answer.text
+    error: dict[str, Any] = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert "\n" not in error["message"]
+    return error
+
+
+def streamed(client: httpx.Client, path: str, **body: Any) -> list[dict[str, Any]]:
+    """The chunks of a stream, which ends as it should."""
+    answer = client.post(path, json={**body, "stream": True})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *blocks, end = answer.text.split("\n\n")
+    assert end == ""
+    data = [block.removeprefix("data: ") for block in blocks if not block.startswith(":")]
+    assert data.pop() == "[DONE]"
+    return [json.loads(text) for text in data]
+
+
+def ask(client: httpx.Client, text: str = QUESTION, **body: Any) -> Any:
+    """A chat of one question."""
+    return post(client, CHAT, messages=user(text), **body)

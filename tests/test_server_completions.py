@@ -1,0 +1,162 @@
+"""`/v1/completions` as OpenAI's clients use it, against a real server."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from dflash_local import Model
+from openai_api import COMPLETIONS, post, refused, streamed
+
+PROMPT = "def fibonacci(n):\n"
+OTHERS = ["import os\n", "class A:\n"]
+
+
+def text(answer: dict[str, Any], index: int = 0) -> str:
+    found = answer["choices"][index]["text"]
+    assert isinstance(found, str)
+    return found
+
+
+def complete(client: httpx.Client, **body: Any) -> Any:
+    return post(client, COMPLETIONS, **{"prompt": PROMPT, "temperature": 0, **body})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"temperature": 0}, {"temperature": 1.3, "seed": 9, "top_p": 0.9, "top_k": 30, "min_p": 0}],
+)
+def test_an_answer_is_the_model_s_own(
+    client: httpx.Client, model: Model, options: dict[str, Any]
+) -> None:
+    told = complete(client, max_tokens=32, **options)
+    own = model.generate(PROMPT, max_tokens=32, **options)
+    assert text(told) == own.text
+    assert told["object"] == "text_completion"
+    assert told["usage"]["completion_tokens"] == len(own.tokens)
+
+
+def test_an_answer_has_16_tokens_unless_told_otherwise(client: httpx.Client) -> None:
+    assert complete(client)["usage"]["completion_tokens"] == 16
+
+
+def test_what_a_prompt_may_be(client: httpx.Client, model: Model) -> None:
+    expected = text(complete(client))
+    ids = model.tokenize(PROMPT)
+    assert text(complete(client, prompt=ids)) == expected
+    together = complete(client, prompt=[ids, model.tokenize(OTHERS[0])])
+    assert text(together) == expected
+    together = complete(client, prompt=[PROMPT, *OTHERS])
+    alone = [text(complete(client, prompt=prompt)) for prompt in (PROMPT, *OTHERS)]
+    assert [text(together, i) for i in range(3)] == alone
+    n = sum(len(model.tokenize(prompt)) for prompt in (PROMPT, *OTHERS))
+    assert together["usage"]["prompt_tokens"] == n
+
+
+def test_answers_to_one_prompt_are_neighbours(client: httpx.Client) -> None:
+    body = {"temperature": 0.8, "max_tokens": 8}
+    together = complete(client, prompt=[PROMPT, OTHERS[0]], n=2, seed=4, **body)
+    alone = [
+        text(complete(client, prompt=prompt, seed=seed, **body))
+        for prompt in (PROMPT, OTHERS[0])
+        for seed in (4, 5)
+    ]
+    assert [text(together, i) for i in range(4)] == alone
+
+
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_echo_puts_the_prompt_before_the_answer(
+    client: httpx.Client, model: Model, as_ids: bool
+) -> None:
+    expected = PROMPT + text(complete(client))
+    prompt = model.tokenize(PROMPT) if as_ids else PROMPT
+    assert text(complete(client, prompt=prompt, echo=True)) == expected
+    chunks = streamed(client, COMPLETIONS, prompt=prompt, temperature=0, echo=True)
+    assert "".join(text(chunk) for chunk in chunks) == expected
+
+
+def test_a_suffix_asks_for_what_is_between(client: httpx.Client, model: Model) -> None:
+    """In the order that the model was taught: the prefix, the suffix, then what is between."""
+    prefix, suffix = "def area(radius):\n", "\n    return result\n"
+    told = complete(client, prompt=prefix, suffix=suffix, max_tokens=12)
+    marks = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+    assert all(len(model.tokenize(mark)) == 1 for mark in marks)
+    own = model.generate(f"{marks[0]}{prefix}{marks[1]}{suffix}{marks[2]}", max_tokens=12)
+    assert text(told) == own.text
+    assert told["usage"]["prompt_tokens"] == own.stats.prompt_tokens
+    named = complete(client, prompt=prefix + marks[2], suffix=suffix, max_tokens=1)
+    assert named["usage"]["prompt_tokens"] > own.stats.prompt_tokens + 1  # a name is text here
+
+
+def test_logprobs_are_the_model_s(client: httpx.Client, model: Model) -> None:
+    told = complete(client, logprobs=2, max_tokens=6)["choices"][0]["logprobs"]
+    own = model.generate(PROMPT, logprobs=2, max_tokens=6)
+    tokens = [model.target.vocabulary.name(token) for token in own.tokens]
+    assert told["tokens"] == tokens
+    assert told["token_logprobs"] == pytest.approx([e.logprob for e in own.logprobs], abs=1e-6)
+    assert told["text_offset"] == [len("".join(tokens[:i])) for i in range(len(tokens))]
+    for top, entry in zip(told["top_logprobs"], own.logprobs, strict=True):
+        expected = {model.target.vocabulary.name(token): lp for token, lp in entry.top}
+        assert top == pytest.approx(expected, abs=1e-6)
+    assert complete(client, logprobs=0, max_tokens=2)["choices"][0]["logprobs"]["tokens"]
+
+
+def test_a_stream_is_the_whole_answer_in_pieces(client: httpx.Client) -> None:
+    stop = text(complete(client))[10:13]
+    body = {"prompt": [PROMPT, OTHERS[0]], "temperature": 0, "logprobs": 1, "stop": stop}
+    whole = post(client, COMPLETIONS, **body)
+    *chunks, last = streamed(client, COMPLETIONS, **body, stream_options={"include_usage": True})
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+    assert last["timings"]["predicted_n"] == last["usage"]["completion_tokens"]
+    for index in range(2):
+        pieces = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
+        expected = whole["choices"][index]
+        assert len(pieces) > 1
+        assert "".join(piece["text"] for piece in pieces) == expected["text"]
+        reasons = [piece["finish_reason"] for piece in pieces]
+        assert reasons == [None] * (len(pieces) - 1) + [expected["finish_reason"]]
+        for key, values in expected["logprobs"].items():
+            found = [v for piece in pieces if piece["logprobs"] for v in piece["logprobs"][key]]
+            assert found == values
+
+
+def test_an_answer_may_be_bound(client: httpx.Client) -> None:
+    given = {"type": "json_schema", "json_schema": {"schema": {"enum": [[1, 2]]}}}
+    told = complete(client, response_format=given, max_tokens=64)
+    assert json.loads(text(told)) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"prompt": []}, "prompt", "at least 1"),
+        ({"prompt": 3}, "prompt", "string"),
+        ({"prompt": ["a", 3]}, "prompt[1]", "string"),
+        ({"prompt": [1, "a"]}, "prompt[1]", "integer"),
+        ({"prompt": [[1], [2, "a"]]}, "prompt[1][1]", "integer"),
+        ({"prompt": [-1]}, "prompt[0]", "greater"),
+        ({"prompt": [10**6]}, None, "1000000"),
+        ({"prompt": ""}, None, "empty"),
+        ({"logprobs": 6}, "logprobs", "5"),
+        ({"logprobs": True}, "logprobs", "integer"),
+        ({"echo": True, "logprobs": 1}, "logprobs", "echo"),
+        ({"echo": True, "suffix": "a"}, "echo", "suffix"),
+        ({"best_of": 3}, "best_of", "not ranked"),
+        ({"n": 17}, "n", "16"),
+        ({"max_tokens": 0}, "max_tokens", "at least 1"),
+    ],
+)
+def test_what_is_refused(
+    client: httpx.Client, body: dict[str, Any], param: str | None, words: str
+) -> None:
+    error = refused(client, COMPLETIONS, **{"prompt": PROMPT, **body})
+    assert error["param"] == param
+    assert words in error["message"]
+
+
+def test_a_prompt_is_missing(client: httpx.Client) -> None:
+    assert refused(client, COMPLETIONS, max_tokens=1)["param"] == "prompt"

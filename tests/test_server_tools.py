@@ -1,0 +1,213 @@
+"""Tools and reasoning over `/v1/chat/completions`, with the chat template of Qwen3.
+
+The shipped model was taught neither, so it is bound to write what a model of that family would.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from chat_models import NOW, WEATHER
+from dflash_local import Model
+from openai_api import CHAT, QUESTION, post, refused, streamed, user
+
+TOOLS = [WEATHER, NOW]
+CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+
+
+def wrote(text: str) -> dict[str, Any]:
+    """What binds the model to write `text`."""
+    return {"grammar": f"root ::= {json.dumps(text)}"}
+
+
+def ask(client: httpx.Client, **body: Any) -> Any:
+    given = {"messages": user("What is the weather?"), "max_tokens": 96, "temperature": 0}
+    return post(client, CHAT, **{**given, **body})["choices"][0]
+
+
+def assert_weather(call: dict[str, Any]) -> None:
+    assert call["type"] == "function"
+    assert call["id"].startswith("call_")
+    assert call["function"]["name"] == "get_weather"
+    arguments = json.loads(call["function"]["arguments"])
+    assert isinstance(arguments["city"], str)
+    assert set(arguments) <= {"city", "days"}
+    assert 1 <= arguments.get("days", 1) <= 9
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_call_that_is_required(tool_client: httpx.Client, seed: int) -> None:
+    told = ask(
+        tool_client, tools=[WEATHER], tool_choice="required", parallel_tool_calls=False, seed=seed
+    )
+    [call] = told["message"]["tool_calls"]
+    assert_weather(call)
+    assert told["message"]["content"] is None
+    assert told["finish_reason"] == "tool_calls"
+
+
+def test_the_tool_that_is_named_is_called(tool_client: httpx.Client) -> None:
+    choice = {"type": "function", "function": {"name": "now"}}
+    told = ask(tool_client, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)
+    [call] = told["message"]["tool_calls"]
+    assert call["function"] == {"name": "now", "arguments": "{}"}
+
+
+def test_of_the_tools_that_are_allowed_one_is_called(tool_client: httpx.Client) -> None:
+    allowed = [{"type": "function", "function": {"name": "now"}}]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": allowed}}
+    told = ask(tool_client, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)
+    assert [c["function"]["name"] for c in told["message"]["tool_calls"]] == ["now"]
+
+
+def test_the_deltas_of_a_stream_join_to_the_call(tool_client: httpx.Client) -> None:
+    body = {
+        "messages": user("What is the weather?"),
+        "max_tokens": 96,
+        "temperature": 0,
+        "tools": [WEATHER],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+    }
+    chunks = [chunk["choices"][0] for chunk in streamed(tool_client, CHAT, **body)]
+    assert chunks[-1]["finish_reason"] == "tool_calls"
+    deltas = [c["delta"]["tool_calls"] for c in chunks if "tool_calls" in c["delta"]]
+    assert all(len(delta) == 1 and delta[0]["index"] == 0 for delta in deltas)
+    [start], *rest = deltas
+    assert start["function"] == {"name": "get_weather", "arguments": ""}
+    assert len(rest) > 2
+    assert all(set(piece) == {"index", "function"} for [piece] in rest)
+    joined = "".join(piece["function"]["arguments"] for [piece] in rest)
+    assert_weather({**start, "function": {"name": start["function"]["name"], "arguments": joined}})
+    assert not any(chunk["delta"].get("content") for chunk in chunks)
+
+
+def test_a_model_may_call_of_itself(tool_client: httpx.Client) -> None:
+    told = ask(tool_client, tools=TOOLS, **wrote(f"One moment.\n{CALL}"))
+    assert told["message"]["content"].strip() == "One moment."
+    [call] = told["message"]["tool_calls"]
+    assert call["function"] == {"name": "now", "arguments": "{}"}
+    assert told["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_one_call_or_several(tool_client: httpx.Client, several: bool) -> None:
+    told = ask(tool_client, tools=TOOLS, parallel_tool_calls=several, **wrote(f"{CALL}\n{CALL}"))
+    calls = told["message"]["tool_calls"]
+    assert len(calls) == 1 + several
+    assert len({call["id"] for call in calls}) == len(calls)
+
+
+@pytest.mark.parametrize(
+    ("text", "body"),
+    [
+        (CALL, {}),
+        (CALL, {"tools": TOOLS, "tool_choice": "none"}),
+        (CALL.replace("now", "later"), {"tools": TOOLS}),
+        ("```\n" + CALL + "\n```", {"tools": TOOLS}),
+    ],
+)
+def test_what_only_looks_like_a_call_is_text(
+    tool_client: httpx.Client, text: str, body: dict[str, Any]
+) -> None:
+    told = ask(tool_client, **body, **wrote(text))
+    assert told["message"]["content"] == text
+    assert "tool_calls" not in told["message"]
+    assert told["finish_reason"] == "stop"
+
+
+def test_a_call_that_is_cut_off_is_no_finished_one(tool_client: httpx.Client) -> None:
+    told = ask(tool_client, tools=[WEATHER], tool_choice="required", max_tokens=36)
+    assert told["finish_reason"] == "length"
+
+
+def test_a_conversation_with_calls_goes_on(tool_client: httpx.Client) -> None:
+    call = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'},
+    }
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        *user("What is the weather?"),
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "sunny"}]},
+    ]
+    with_tools = post(tool_client, CHAT, messages=messages, tools=TOOLS, max_tokens=4)
+    without = post(tool_client, CHAT, messages=messages, max_tokens=4)
+    shown = with_tools["usage"]["prompt_tokens"] - without["usage"]["prompt_tokens"]
+    assert shown > 100  # the template shows what the tools are
+
+
+def test_reasoning_is_told_apart(tool_client: httpx.Client, model: Model) -> None:
+    body = {"messages": user(QUESTION), **wrote("<think>\nhm, two\n</think>\n\n1 + 1")}
+    whole = post(tool_client, CHAT, **body)
+    message = whole["choices"][0]["message"]
+    assert message["reasoning_content"] == "hm, two"
+    assert message["content"] == "1 + 1"
+    details = whole["usage"]["completion_tokens_details"]
+    assert 2 <= details["reasoning_tokens"] <= len("hm, two")
+    deltas = [c["choices"][0]["delta"] for c in streamed(tool_client, CHAT, **body)]
+    assert "".join(d.get("reasoning_content", "") for d in deltas) == "hm, two"
+    assert "".join(d.get("content", "") for d in deltas) == "1 + 1"
+
+
+def test_a_schema_binds_what_comes_after_the_reasoning(tool_client: httpx.Client) -> None:
+    body = {
+        "messages": user(QUESTION),
+        "max_tokens": 64,
+        "temperature": 0,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "x", "schema": {"const": {"a": 1}}},
+        },
+    }
+    answer = post(tool_client, CHAT, **body, reasoning_effort="none")
+    assert json.loads(answer["choices"][0]["message"]["content"]) == {"a": 1}
+    # Free to think first, the model never ends with that.
+    answer = post(tool_client, CHAT, **body)
+    message = answer["choices"][0]["message"]
+    assert message["reasoning_content"]
+    assert message["content"] == ""
+
+
+def test_templates_hear_of_their_variables(tool_client: httpx.Client) -> None:
+    def n_prompt(**body: Any) -> int:
+        told = post(tool_client, CHAT, messages=user(QUESTION), max_tokens=1, **body)
+        n = told["usage"]["prompt_tokens"]
+        assert isinstance(n, int)
+        return n
+
+    thinking = n_prompt()
+    assert n_prompt(chat_template_kwargs={"enable_thinking": False}) > thinking
+    assert n_prompt(reasoning_effort="none") > thinking
+    assert n_prompt(reasoning_effort="high") == thinking
+    both = {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}
+    assert n_prompt(**both) == thinking
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"tool_choice": {"type": "function", "function": {"name": "no"}}}, "tool_choice", "'no'"),
+        ({"tool_choice": "always"}, "tool_choice", "required"),
+        ({"tools": [NOW, NOW]}, "tools", "same name"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+            "tools[0].function.name",
+            "pattern",
+        ),
+        ({"response_format": {"type": "json_object"}}, "response_format", "tools"),
+        ({"chat_template_kwargs": {"messages": []}}, None, "messages"),
+    ],
+)
+def test_what_is_refused(
+    tool_client: httpx.Client, body: dict[str, Any], param: str | None, words: str
+) -> None:
+    error = refused(tool_client, CHAT, **{"messages": user("hi"), "tools": TOOLS, **body})
+    assert error["param"] == param
+    assert words in error["message"]
