@@ -8,73 +8,31 @@ import re
 import signal
 import subprocess
 import sys
-import sysconfig
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
 import pytest
 
-from dflash_local import demo
+from convert_command import (
+    COMMAND,
+    DRAFTER,
+    converted,
+    online,
+    refused,
+    settings,
+    start,
+)
 from dflash_local.cli.convert import OUTTYPES, convert
 from dflash_local.cli.inspect import inspect
 from dflash_local.convert import quantize
 from dflash_local.gguf_file import GgufFile
-from hf_drafters import write, write_safetensors
+from hf_drafters import write
 from hub_stand_in import Hub, running
 from synthetic import write_target
-from tokenizer_files import Files, hf_files
 
-COMMAND = Path(sysconfig.get_path("scripts"), "dflash-local")
-TARGET, DRAFTER = demo.pair()
 N_VOCAB = 320
-
-Environment = Mapping[str, str]
-
-
-def settings(environment: Environment | None = None) -> dict[str, str]:
-    """This process's variables without those that say where the hub is, and with others."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("HF_", "HUGGING_FACE_")) and "proxy" not in name.lower()
-    }
-    return {**kept, "HF_HUB_OFFLINE": "1", **(environment or {})}
-
-
-def run(
-    *arguments: str | Path, folder: Path, environment: Environment | None = None
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [COMMAND, "convert", *arguments],
-        cwd=folder,
-        capture_output=True,
-        env=settings(environment),
-        encoding="utf-8",
-        timeout=300,
-    )
-
-
-def converted(
-    *arguments: str | Path, folder: Path, environment: Environment | None = None
-) -> subprocess.CompletedProcess[str]:
-    done = run(*arguments, folder=folder, environment=environment)
-    assert done.returncode == 0, done.stderr
-    return done
-
-
-def refused(*arguments: str | Path, folder: Path, environment: Environment | None = None) -> str:
-    """The error's line, of a run that wrote nothing to stdout and left no file in `folder`."""
-    before = sorted(folder.iterdir())
-    done = run("-q", *arguments, folder=folder, environment=environment)
-    assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    assert sorted(folder.iterdir()) == before
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("dflash-local: error: ")
-    return line
 
 
 @pytest.fixture(scope="module")
@@ -204,98 +162,6 @@ def test_a_terminal_gets_a_bar(made: tuple[Path, Path], folder: Path) -> None:
     assert b"100%" in shown and b"[####" in shown
 
 
-# The shipped drafter, back from its file.
-
-_HF_NAMES = {
-    "fc": "fc",
-    "enc.output_norm": "hidden_norm",
-    "output_norm": "norm",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_CONFIG = {
-    "architectures": ["DFlashDraftModel"],
-    "block_size": 16,
-    "dflash_config": {"mask_token_id": 8191, "target_layer_ids": [1, 3, 5]},
-    "head_dim": 64,
-    "hidden_act": "silu",
-    "hidden_size": 512,
-    "intermediate_size": 1536,
-    "layer_types": ["full_attention"] * 3,
-    "max_position_embeddings": 4096,
-    "model_type": "qwen3",
-    "num_attention_heads": 8,
-    "num_hidden_layers": 3,
-    "num_key_value_heads": 2,
-    "num_target_layers": 8,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1e6,
-    "tie_word_embeddings": True,
-    "vocab_size": 8192,
-}
-
-
-def hf_name(name: str) -> str:
-    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(.+)\.weight", name)
-    assert match is not None
-    layer = "" if match[1] is None else f"layers.{match[1]}."
-    return f"{layer}{_HF_NAMES[match[2]]}.weight"
-
-
-@pytest.fixture(scope="module")
-def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shipped drafter in its published layout: the values that its Q8_0 file holds."""
-    folder = tmp_path_factory.mktemp("shipped") / "tiny-coder-dflash"
-    folder.mkdir()
-    tensors = {}
-    for tensor in gguf.GGUFReader(DRAFTER).tensors:
-        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        values = np.ascontiguousarray(values, np.float32)
-        tensors[hf_name(tensor.name)] = ("F32", values.shape, values.tobytes())
-    write_safetensors(folder / "model.safetensors", tensors)
-    (folder / "config.json").write_text(json.dumps(_CONFIG))
-    return folder
-
-
-def test_the_shipped_drafter_comes_back(shipped: Path, folder: Path) -> None:
-    path = converted(shipped, "--target", TARGET, folder=folder).stdout.strip()
-    ours = {tensor.name: tensor for tensor in gguf.GGUFReader(folder / path).tensors}
-    theirs = {tensor.name: tensor for tensor in gguf.GGUFReader(DRAFTER).tensors}
-    assert ours.keys() == theirs.keys()
-    for name, tensor in theirs.items():
-        assert ours[name].tensor_type == tensor.tensor_type
-        assert np.array_equal(ours[name].data, tensor.data), name
-    keys, known = GgufFile.open(folder / path).metadata, GgufFile.open(DRAFTER).metadata
-    described = {name for name in known if name.startswith(("dflash.", "tokenizer."))}
-    assert {name: keys[name] for name in described} == {name: known[name] for name in described}
-
-
-def test_it_drafts_as_the_shipped_one(shipped: Path, folder: Path) -> None:
-    path = converted(shipped, "--target", TARGET, folder=folder).stdout.strip()
-    options = ("complete", "--json", "-q", "-n", "48", "--draft-width", "16", "--gpu-layers", "0")
-    answers = []
-    for draft in (folder / path, DRAFTER):
-        done = subprocess.run(
-            [COMMAND, *options, "--target", TARGET, "--draft", draft, "def fib(n):"],
-            capture_output=True,
-            check=True,
-        )
-        answers.append(json.loads(done.stdout))
-    ours, theirs = answers
-    assert ours["tokens"] == theirs["tokens"]
-    assert ours["stats"]["accepted_lengths"] == theirs["stats"]["accepted_lengths"]
-    assert ours["stats"]["accepted"] > 0
-
-
 # From the hub.
 
 
@@ -303,52 +169,6 @@ def test_it_drafts_as_the_shipped_one(shipped: Path, folder: Path) -> None:
 def hub() -> Iterator[Hub]:
     with running() as hub:
         yield hub
-
-
-def online(hub: Hub, home: Path) -> dict[str, str]:
-    return {
-        "HF_ENDPOINT": hub.endpoint,
-        "HF_HOME": str(home),
-        "HF_HUB_OFFLINE": "0",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-    }
-
-
-def publish(hub: Hub, drafter: Path, target: Path) -> str:
-    """Put both on the hub, the target's tokenizer alone; the drafter's commit."""
-    files: Files = hf_files(GgufFile.open(target))
-    files["config.json"] |= {"hidden_size": 512, "num_hidden_layers": 8}
-    hub.add("lab/Tiny", {name: json.dumps(content).encode() for name, content in files.items()})
-    held = {path.name: path.read_bytes() for path in drafter.iterdir()}
-    held["README.md"] = b"---\nlicense: mit\nbase_model: lab/Tiny\n---\n# A drafter\n"
-    return hub.add("lab/Tiny-DFlash", held)
-
-
-def test_a_hub_id_needs_nothing_else(hub: Hub, shipped: Path, folder: Path, tmp_path: Path) -> None:
-    commit = publish(hub, shipped, TARGET)
-    home = online(hub, tmp_path / "home")
-    done = converted("lab/Tiny-DFlash", "--json", folder=folder, environment=home)
-    told = json.loads(done.stdout)
-    assert told["path"] == "tiny-dflash-q8_0.gguf"
-    assert (told["source"], told["revision"], told["target"]) == (
-        "lab/Tiny-DFlash",
-        commit,
-        "lab/Tiny",
-    )
-    assert "lab/Tiny, as the drafter says" in done.stderr
-    assert done.stderr.splitlines()[-1].endswith("where TARGET.gguf is lab/Tiny in GGUF")
-    # once more, with no network: the cache holds all of it, and the bytes are the same
-    again = converted(
-        "lab/Tiny-DFlash",
-        "--revision",
-        commit,
-        "-o",
-        "again.gguf",
-        folder=folder,
-        environment={**home, "HF_HUB_OFFLINE": "1"},
-    )
-    assert again.stdout == "again.gguf\n"
-    assert (folder / "again.gguf").read_bytes() == (folder / told["path"]).read_bytes()
 
 
 def test_what_the_hub_refuses(
@@ -382,17 +202,6 @@ def interrupted(process: subprocess.Popen[str]) -> tuple[str, str]:
     assert process.returncode == 130, error
     assert "Traceback" not in error
     return out, error
-
-
-def start(*arguments: str | Path, folder: Path, environment: Environment | None = None) -> Any:
-    return subprocess.Popen(
-        [COMMAND, "convert", *arguments],
-        cwd=folder,
-        env=settings(environment),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-    )
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")

@@ -1,15 +1,13 @@
-"""Files come from folders and from the hub, by its real client, or one line says why not."""
+"""Files come from the hub, by its real client, or one line says why not."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +16,7 @@ import torch
 from safetensors.torch import save
 
 from dflash_local.convert.checkpoint import Checkpoint
-from dflash_local.convert.source import (
-    Source,
-    fetch_drafter,
-    fetch_target,
-    fetch_tensors,
-    target_hint,
-)
-from dflash_local.errors import FileError, InputError
+from hub_client import Client
 from hub_stand_in import Hub, Request, running
 
 DRAFTER = "lab/Tiny-DFlash"
@@ -43,84 +34,6 @@ This model is the **drafter** component. It must be used in conjunction with the
 WEIGHTS = save({"fc.weight": torch.arange(300_000, dtype=torch.float32).reshape(300, 1000)})
 # The client writes 10 MB at a time: of what a broken transfer brought, it keeps whole pieces.
 LARGE = save({"fc.weight": torch.arange(10_000_000, dtype=torch.float32)})
-
-# The client reads its settings when it is imported, so each fetch is a process of its own.
-SCRIPT = """
-import json, sys
-from dflash_local.convert import source
-from dflash_local.errors import InputError
-name, arguments, options = json.load(sys.stdin)
-try:
-    found = getattr(source, name)(*arguments, **options)
-    answer = {
-        "folder": str(found.folder), "name": found.name, "revision": found.revision,
-        "card": found.card,
-    }
-except InputError as error:
-    answer = {"error": str(error)}
-except KeyboardInterrupt:
-    answer = {"interrupted": True}
-print(json.dumps(answer))
-"""
-
-
-@dataclass
-class Client:
-    """A user of the hub, with a cache and an environment of their own."""
-
-    hub: Hub
-    home: Path
-    environment: dict[str, str] = field(default_factory=dict)
-    stderr: str = ""
-
-    def settings(self) -> dict[str, str]:
-        kept = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("HF_", "HUGGING_FACE_")) and "proxy" not in name.lower()
-        }
-        return kept | {
-            "HF_ENDPOINT": self.hub.endpoint,
-            "HF_HOME": str(self.home),
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            **self.environment,
-        }
-
-    def start(self, name: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT],
-            cwd=self.home,
-            env=self.settings(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdin is not None
-        process.stdin.write(json.dumps([name, arguments, options]))
-        process.stdin.close()
-        process.stdin = None
-        return process
-
-    def finish(self, process: subprocess.Popen[str]) -> dict[str, Any]:
-        out, self.stderr = process.communicate(timeout=120)
-        assert process.returncode == 0, self.stderr
-        answer = json.loads(out)
-        assert isinstance(answer, dict)
-        return answer
-
-    def fetch(self, name: str, *arguments: str, **options: Any) -> Source:
-        answer = self.finish(self.start(name, *arguments, **options))
-        assert "error" not in answer, answer
-        return Source(Path(answer["folder"]), answer["name"], answer["revision"], answer["card"])
-
-    def refusal(self, name: str, *arguments: str, **options: Any) -> str:
-        """The one line that says why nothing was fetched."""
-        answer = self.finish(self.start(name, *arguments, **options))
-        assert "error" in answer, answer
-        message = answer["error"]
-        assert isinstance(message, str) and "\n" not in message
-        return message
 
 
 @pytest.fixture
@@ -428,77 +341,3 @@ def test_of_a_targets_weights_only_the_shards_asked_for_come(hub: Hub, client: C
         " and not all that is needed is cached"
     )
     assert hub.served("storage") == [len(sharded_files()["model-00001-of-00002.safetensors"])]
-
-
-def test_a_local_folder_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / DRAFTER
-    folder.mkdir(parents=True)
-    for name, content in drafter_files().items():
-        if "/" not in name:
-            (folder / name).write_bytes(content)
-    monkeypatch.chdir(tmp_path)
-    source = fetch_drafter(DRAFTER)
-    assert (source.folder, source.name, source.revision) == (Path(DRAFTER), "Tiny-DFlash", None)
-    assert source.card["license"] == "mit"
-    assert fetch_drafter(folder).card == source.card
-    assert fetch_target(DRAFTER) == source
-    assert fetch_tensors(source, ["fc.weight"]).tensors.keys() == {"fc.weight"}
-    with pytest.raises(InputError, match="a local folder has no revision main; leave it out"):
-        fetch_drafter(folder, revision="main")
-
-
-def test_a_folder_of_the_clients_cache_keeps_its_name(tmp_path: Path) -> None:
-    folder = tmp_path / "models--lab--Tiny-DFlash" / "snapshots" / ("0" * 39 + "a")
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_bytes(b"{}")
-    source = fetch_drafter(folder)
-    assert (source.name, source.revision) == (DRAFTER, folder.name)
-
-
-def test_a_gguf_target_is_its_path(tmp_path: Path) -> None:
-    path = tmp_path / "tiny.gguf"
-    with pytest.raises(FileError, match=r"tiny\.gguf: no such file"):
-        fetch_target(path)
-    path.write_bytes(b"GGUF")
-    assert fetch_target(path) == fetch_target(str(path)) == path
-    with pytest.raises(FileError, match=r"holds no config\.json.*did you mean .*tiny\.gguf"):
-        fetch_target(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "source", ["nothing", "./lab/nothing", "/lab/nothing", "a/b/c", "lab/no thing", "", "a\0b/c"]
-)
-def test_what_can_be_no_source_is_said_at_once(source: str) -> None:
-    with pytest.raises(InputError) as caught:
-        fetch_drafter(source)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("config", "card", "target"),
-    [
-        ({"speculators_config": {"verifier": {"name_or_path": "a/B"}}}, CARD, "a/B"),
-        ({"speculators_config": {"verifier": {"name_or_path": "/data/B"}}}, CARD, "lab/Tiny"),
-        ({"speculators_config": None, "dflash_config": []}, CARD, "lab/Tiny"),
-        ({"dflash_config": {"target_model": "a/B"}}, CARD, "a/B"),
-        ({"target_model_name_or_path": "a/B-8.5B"}, "", "a/B-8.5B"),
-        ({}, CARD, "lab/Tiny"),
-        ({}, "the target model [Qwen/Qwen3-8B](https://huggingface.co/x).", "Qwen/Qwen3-8B"),
-        ({}, "the target model Qwen/Qwen3.5-27B.", "Qwen/Qwen3.5-27B"),
-        ({}, "| Target model | `Qwen/Qwen3-4B` |", "Qwen/Qwen3-4B"),
-        ({}, "---\nbase_model: [a/B]\n---\n", "a/B"),
-        ({}, "---\r\nbase_model: a/B\r\n---\r\n", "a/B"),
-        ({}, "---\nbase_model: [a/B, a/C]\n---\n", None),
-        ({}, "---\nbase_model: [lab/Other-DFlash, a/C]\n---\n", "a/C"),
-        ({}, "---\nbase_model: lab/Other-DFlash\n---\n", None),
-        ({}, "---\nbase_model: [\n---\n", None),
-        ({}, "---\n- a list\n---\n", None),
-        ({}, "", None),
-    ],
-)
-def test_the_target_is_named_by_config_or_card(
-    tmp_path: Path, config: dict[str, Any], card: str, target: str | None
-) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "README.md").write_bytes(card.encode())
-    assert target_hint(fetch_drafter(tmp_path), config) == target

@@ -1,0 +1,81 @@
+"""`dflash-local convert` as a process of its own, away from the hub unless a test names one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+
+from dflash_local import demo
+from hub_stand_in import Hub
+
+COMMAND = Path(sysconfig.get_path("scripts"), "dflash-local")
+TARGET, DRAFTER = demo.pair()
+
+Environment = Mapping[str, str]
+
+
+def settings(environment: Environment | None = None) -> dict[str, str]:
+    """This process's variables without those that say where the hub is, and with others."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HF_", "HUGGING_FACE_")) and "proxy" not in name.lower()
+    }
+    return {**kept, "HF_HUB_OFFLINE": "1", **(environment or {})}
+
+
+def run(
+    *arguments: str | Path, folder: Path, environment: Environment | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COMMAND, "convert", *arguments],
+        cwd=folder,
+        capture_output=True,
+        env=settings(environment),
+        encoding="utf-8",
+        timeout=300,
+    )
+
+
+def converted(
+    *arguments: str | Path, folder: Path, environment: Environment | None = None
+) -> subprocess.CompletedProcess[str]:
+    done = run(*arguments, folder=folder, environment=environment)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def refused(*arguments: str | Path, folder: Path, environment: Environment | None = None) -> str:
+    """The error's line, of a run that wrote nothing to stdout and left no file in `folder`."""
+    before = sorted(folder.iterdir())
+    done = run("-q", *arguments, folder=folder, environment=environment)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert sorted(folder.iterdir()) == before
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("dflash-local: error: ")
+    return line
+
+
+def start(
+    *arguments: str | Path, folder: Path, environment: Environment | None = None
+) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [COMMAND, "convert", *arguments],
+        cwd=folder,
+        env=settings(environment),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    )
+
+
+def online(hub: Hub, home: Path) -> dict[str, str]:
+    return {
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HOME": str(home),
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }

@@ -1,0 +1,92 @@
+"""Users of the hub: processes that fetch by its real client, as each user's settings say."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dflash_local.convert.source import Source
+from hub_stand_in import Hub
+
+# The client reads its settings when it is imported, so each fetch is a process of its own.
+SCRIPT = """
+import json, sys
+from dflash_local.convert import source
+from dflash_local.errors import InputError
+name, arguments, options = json.load(sys.stdin)
+try:
+    found = getattr(source, name)(*arguments, **options)
+    answer = {
+        "folder": str(found.folder), "name": found.name, "revision": found.revision,
+        "card": found.card,
+    }
+except InputError as error:
+    answer = {"error": str(error)}
+except KeyboardInterrupt:
+    answer = {"interrupted": True}
+print(json.dumps(answer))
+"""
+
+
+@dataclass
+class Client:
+    """A user of the hub, with a cache and an environment of their own."""
+
+    hub: Hub
+    home: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    stderr: str = ""
+
+    def settings(self) -> dict[str, str]:
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("HF_", "HUGGING_FACE_")) and "proxy" not in name.lower()
+        }
+        return kept | {
+            "HF_ENDPOINT": self.hub.endpoint,
+            "HF_HOME": str(self.home),
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            **self.environment,
+        }
+
+    def start(self, name: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT],
+            cwd=self.home,
+            env=self.settings(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdin is not None
+        process.stdin.write(json.dumps([name, arguments, options]))
+        process.stdin.close()
+        process.stdin = None
+        return process
+
+    def finish(self, process: subprocess.Popen[str]) -> dict[str, Any]:
+        out, self.stderr = process.communicate(timeout=120)
+        assert process.returncode == 0, self.stderr
+        answer = json.loads(out)
+        assert isinstance(answer, dict)
+        return answer
+
+    def fetch(self, name: str, *arguments: str, **options: Any) -> Source:
+        answer = self.finish(self.start(name, *arguments, **options))
+        assert "error" not in answer, answer
+        return Source(Path(answer["folder"]), answer["name"], answer["revision"], answer["card"])
+
+    def refusal(self, name: str, *arguments: str, **options: Any) -> str:
+        """The one line that says why nothing was fetched."""
+        answer = self.finish(self.start(name, *arguments, **options))
+        assert "error" in answer, answer
+        message = answer["error"]
+        assert isinstance(message, str) and "\n" not in message
+        return message
