@@ -200,7 +200,7 @@ def test_a_bad_field_is_named(client: httpx.Client, body: dict[str, Any], param:
     [
         {"prompt": ""},
         {"prompt": [10**6]},
-        {"prompt": "a", "grammar": "root ::="},
+        {"prompt": "a", "grammar": "root = 'a'"},
         {"prompt": "a", "logit_bias": [["word", 1.0]]},
         {"prompt": "a", "grammar": 'root ::= "a"', "json_schema": {}},
     ],

@@ -1,0 +1,229 @@
+"""`/infill`, as editors ask it at every key: its prompt, and its answers from a real server."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from dflash_local import Model, load
+from dflash_local.server.fim import Gap, OtherText, infill_prompt
+from dflash_local.vocabulary import Vocabulary
+from gguf_files import ARRAY, STRING, UINT32, changed, parts
+
+PREFIX = "def area(width, height):\n"
+SUFFIX = "\n\nprint(area(2, 3))\n"
+WIDE = 4096
+"""Room for everything."""
+
+
+@pytest.fixture(scope="module")
+def vocabulary(model: Model) -> Vocabulary:
+    return model.target.vocabulary
+
+
+@pytest.fixture(scope="module")
+def repository_vocabulary(
+    pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Vocabulary]:
+    """That of a model which knows of repositories and files, as Qwen2.5-Coder does."""
+    path = changed(
+        pair[0],
+        tmp_path_factory.mktemp("repository") / "target.gguf",
+        keys={
+            "tokenizer.ggml.fim_rep_token_id": (8190, UINT32, None),
+            "tokenizer.ggml.fim_sep_token_id": (8191, UINT32, None),
+        },
+    )
+    with load(path, n_ctx=64, n_gpu_layers=0, quiet=True) as loaded:
+        yield loaded.target.vocabulary
+
+
+@pytest.fixture(scope="module")
+def without_infill(
+    pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Vocabulary]:
+    """That of a model which never filled a gap."""
+    tokens = parts(pair[0])[0]["tokenizer.ggml.tokens"][0]
+    named = [f"<|unused_{i}|>" if "fim_" in name else name for i, name in enumerate(tokens)]
+    path = changed(
+        pair[0],
+        tmp_path_factory.mktemp("plain") / "target.gguf",
+        keys={"tokenizer.ggml.tokens": (named, ARRAY, STRING)},
+    )
+    with load(path, n_ctx=64, n_gpu_layers=0, quiet=True) as loaded:
+        yield loaded.target.vocabulary
+
+
+def spelled(vocabulary: Vocabulary, gap: Gap, room: int = WIDE) -> str:
+    return vocabulary.detokenize(infill_prompt(vocabulary, gap, room=room), special=True)
+
+
+def code(n: int, seed: int = 0) -> str:
+    rng = random.Random(seed)
+    return "".join(f"value_{i} = {rng.randrange(1000)}\n" for i in range(n))
+
+
+def test_the_prompt_of_a_gap(vocabulary: Vocabulary) -> None:
+    gap = Gap(PREFIX, SUFFIX, "    return ")
+    expected = f"<|fim_prefix|>{PREFIX}    return <|fim_suffix|>{SUFFIX}<|fim_middle|>"
+    assert spelled(vocabulary, gap) == expected
+    others = (OtherText("a = 1\n", "a.py"), OtherText("b = 2\n", "b.py"))
+    between = "\n\n--- snippet ---\n\n"
+    assert (
+        spelled(vocabulary, Gap(PREFIX, SUFFIX, "    return ", others))
+        == f"{between}a = 1\n{between}b = 2\n{expected}"
+    )
+
+
+def test_the_prompt_of_a_model_that_knows_of_files(repository_vocabulary: Vocabulary) -> None:
+    repository, file = (repository_vocabulary.name(token) for token in (8190, 8191))
+    others = (OtherText("a = 1\n", "src/a.py"), OtherText("b = 2\n", "b.py"))
+    assert spelled(repository_vocabulary, Gap(PREFIX, SUFFIX, "", others)) == (
+        f"{repository}myproject\n{file}src/a.py\na = 1\n{file}b.py\nb = 2\n{file}filename\n"
+        f"<|fim_prefix|>{PREFIX}<|fim_suffix|>{SUFFIX}<|fim_middle|>"
+    )
+
+
+def test_a_model_that_fills_no_gaps_goes_on(without_infill: Vocabulary) -> None:
+    assert without_infill.infill is None
+    gap = Gap(PREFIX, SUFFIX, "    return ", (OtherText("a = 1\n", "a.py"),))
+    assert spelled(without_infill, gap) == (f"\n\n--- snippet ---\n\na = 1\n{PREFIX}    return ")
+
+
+def test_names_of_control_tokens_in_code_are_text(vocabulary: Vocabulary) -> None:
+    marks = vocabulary.infill
+    assert marks is not None
+    tokens = infill_prompt(vocabulary, Gap("x = '<|fim_middle|>'\n", "<|im_end|>\n"), room=WIDE)
+    assert tokens.count(marks.middle) == 1
+    assert vocabulary.tokenize("<|im_end|>")[0] not in tokens
+
+
+def test_a_prompt_keeps_to_its_room(vocabulary: Vocabulary) -> None:
+    rng = random.Random(1)
+    for _ in range(40):
+        texts = [code(rng.randrange(400), rng.randrange(9)) for _ in range(4)]
+        others = (OtherText(texts[2], "c.py"), OtherText(texts[3], "d.py"))
+        room = rng.randrange(16, 3000)
+        tokens = infill_prompt(vocabulary, Gap(texts[0], texts[1], "x", others), room=room)
+        assert len(tokens) <= room
+
+
+def test_what_does_not_fit_is_what_is_farthest_from_the_cursor(vocabulary: Vocabulary) -> None:
+    others = tuple(OtherText(code(20, i), f"{i}.py") for i in range(5))
+    prefix, suffix = code(2000, 7), code(2000, 8)
+    text = spelled(vocabulary, Gap(prefix, suffix, "begun", others), room=1600)
+    extra, _, rest = text.partition("<|fim_prefix|>")
+    before, _, after = rest.removesuffix("<|fim_middle|>").partition("<|fim_suffix|>")
+    assert (prefix + "begun").endswith(before)
+    assert suffix.startswith(after)
+    assert len(before) > len(after) > 100
+    assert "".join(other.text for other in others).endswith(others[-1].text)
+    assert others[-1].text in extra
+    assert others[0].text not in extra
+
+
+def test_prompts_of_somebody_who_types_begin_alike(vocabulary: Vocabulary) -> None:
+    """Of a hundred keys one at most moves the beginning; all others find it in the cache."""
+    prefix, suffix, typed = code(2000), code(50, 3), "total = combine(first, second)\n" * 4
+    moved = 0
+    last: list[int] = []
+    for n in range(100):
+        tokens = infill_prompt(vocabulary, Gap(prefix, suffix, typed[:n]), room=1600)
+        moved += bool(last) and tokens[:500] != last[:500]
+        last = tokens
+    assert moved <= 1
+
+
+def fill(client: httpx.Client, **body: Any) -> Any:
+    given = {"input_prefix": PREFIX, "input_suffix": SUFFIX, "n_predict": 24, **body}
+    answer = client.post("/infill", json=given)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_a_gap_is_filled_as_the_model_does(client: httpx.Client, model: Model) -> None:
+    prompt = infill_prompt(model.target.vocabulary, Gap(PREFIX, SUFFIX, "    return "), room=WIDE)
+    told = fill(client, prompt="    return ")
+    own = model.generate(prompt, max_tokens=24)
+    assert told["content"] == own.text
+    assert told["tokens_evaluated"] == len(prompt)
+    drawn = fill(client, prompt="    return ", temperature=0.8, seed=5)
+    options = {"temperature": 0.8, "seed": 5}
+    assert drawn["content"] == model.generate(prompt, max_tokens=24, **options).text
+
+
+def test_of_several_answers_the_first_is_the_likeliest(client: httpx.Client) -> None:
+    first, second, third = fill(client, n_cmpl=3, seed=1)
+    assert first["content"] == fill(client)["content"]
+    assert second["content"] == fill(client, temperature=0.8, seed=2)["content"]
+    assert third["content"] == fill(client, temperature=0.8, seed=3)["content"]
+
+
+def test_what_an_editor_sends_ahead_is_in_the_cache(client: httpx.Client) -> None:
+    extra = [{"text": code(40, 9), "filename": "values.py", "time": 1}]
+    warm = fill(
+        client, input_prefix="", input_suffix="", input_extra=extra, n_predict=0, t_max_prompt_ms=1
+    )
+    assert warm["content"] == ""
+    told = fill(client, input_extra=extra)
+    assert told["tokens_cached"] >= warm["tokens_evaluated"] - 3  # the marks around no text
+
+
+METHOD = {
+    "input_prefix": "class Point:\n    def __init__(self, x, y):\n",
+    "input_suffix": "\n    def norm(self):\n        return self.x + self.y\n",
+    "n_predict": 48,
+}
+
+
+def lines(model: Model) -> str:
+    """The answer to METHOD without limits."""
+    gap = Gap(str(METHOD["input_prefix"]), str(METHOD["input_suffix"]))
+    prompt = infill_prompt(model.target.vocabulary, gap, room=WIDE)
+    return model.generate(prompt, max_tokens=48).text
+
+
+def test_an_answer_ends_with_its_block(client: httpx.Client, model: Model) -> None:
+    own = lines(model)
+    block = own[: own.index("\n\n") + 1]
+    assert block.count("\n") > 1
+    told = fill(client, **METHOD, n_indent=4)
+    assert (told["content"], told["stop_type"]) == (block, "limit")
+
+
+def test_a_late_answer_ends_with_its_line(client: httpx.Client, model: Model) -> None:
+    own = lines(model)
+    told = fill(client, **METHOD, t_max_predict_ms=1)
+    assert own.startswith(told["content"])
+    assert told["content"].endswith("\n")
+    assert told["content"] != own
+    assert (told["stop_type"], told["truncated"]) == ("limit", False)
+    assert fill(client, **METHOD)["content"] == own  # the cache is as it should be
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input_suffix": ""}, "input_prefix"),
+        ({"input_prefix": ""}, "input_suffix"),
+        ({"input_prefix": "", "input_suffix": "", "prompt": ["a"]}, "prompt"),
+        ({"input_prefix": "", "input_suffix": "", "input_extra": {}}, "input_extra"),
+        ({"input_prefix": "", "input_suffix": "", "input_extra": [{}]}, "input_extra"),
+        ({"input_prefix": "", "input_suffix": "", "input_extra": [{"text": 1}]}, "input_extra"),
+        (
+            {"input_prefix": "", "input_suffix": "", "input_extra": [{"filename": 1, "text": ""}]},
+            "input_extra",
+        ),
+    ],
+)
+def test_a_bad_field_is_named(client: httpx.Client, body: dict[str, Any], param: str) -> None:
+    answer = client.post("/infill", json=body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["param"].startswith(param)
