@@ -233,6 +233,8 @@ def _check(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequenc
     if name == "join":
         return _check_join(args, kwargs)
     if not isinstance(value, str):
+        if name == "tojson":
+            spent.make(_size(value))
         if name not in _WRITES:
             return args
         value = _text(value)
@@ -250,7 +252,7 @@ def _check(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequenc
 
 _WRITES = frozenset(
     {"string", "pprint", "upper", "lower", "title", "capitalize", "escape", "e", "forceescape"}
-    | {"trim", "striptags", "urlencode", "urlize", "tojson", "replace", "center", "indent"}
+    | {"trim", "striptags", "urlencode", "urlize", "replace", "center", "indent"}
     | {"format", "wordcount", "truncate", "wordwrap", "xmlattr"}
 )
 """Filters that make a text of any value."""

@@ -1,0 +1,190 @@
+"""Forced calls: the grammar lets through what the dialect's parser reads, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+from llguidance.llamacpp import lltokenizer_from_vocab
+
+import chat_models
+from dflash_local import Model, load
+from dflash_local.chat import Dialect, Tool
+from dflash_local.chat.events import ToolCallArguments, ToolCallStart, joined
+from dflash_local.chat.harmony import Harmony
+from dflash_local.chat.hermes import Hermes
+from dflash_local.chat.llama31 import Llama31
+from dflash_local.chat.plain import Plain
+from dflash_local.chat.qwen_coder import QwenCoder
+from dflash_local.errors import InputError
+
+# llguidance's own reading of the vocabulary.
+pytestmark = pytest.mark.filterwarnings("ignore:llama_token_get_attr")
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 12},
+        "days": {"type": "integer"},
+        "unit": {"enum": ["C", "F"]},
+        "box": {"$ref": "#/$defs/box"},
+    },
+    "required": ["city"],
+    "additionalProperties": False,
+    "$defs": {"box": {"type": "object", "properties": {"a": {"type": "boolean"}}}},
+}
+TOOLS = [Tool("get_weather", None, SCHEMA), Tool("now")]
+ARGUMENTS = '{"city": "Paris", "days": 3, "unit": "C", "box": {"a": true}}'
+
+
+def hermes(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def coder(name: str, *parameters: str) -> str:
+    inner = "".join(f"<parameter={p}\n</parameter>\n" for p in parameters)
+    return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
+
+
+def llama(name: str, arguments: str) -> str:
+    return f'{{"name": "{name}", "parameters": {arguments}}}'
+
+
+def harmony(name: str, arguments: str) -> str:
+    to = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
+    return f"{to}{arguments}"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model: Model) -> Any:
+    return lltokenizer_from_vocab(model.target.vocabulary.pointer)
+
+
+class Forced:
+    """A dialect's grammar over the shipped tokenizer, in which no mark is a token."""
+
+    def __init__(self, model: Model, tokenizer: Any) -> None:
+        self._model, self._tokenizer = model, tokenizer
+
+    def accepts(self, dialect: Dialect, text: str, **options: Any) -> bool:
+        settings = {"choice": "required", "parallel": False, "is_token": self._model.is_token}
+        grammar = dialect.call_grammar(TOOLS, **{**settings, **options})
+        assert grammar is not None
+        matcher = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(grammar))
+        assert not matcher.is_error(), matcher.get_error()
+        tokens = self._model.target.vocabulary.tokenize(text, add_special=False)
+        return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
+
+
+@pytest.fixture(scope="module")
+def forced(model: Model, tokenizer: Any) -> Forced:
+    return Forced(model, tokenizer)
+
+
+VALID = [
+    (Hermes(), hermes("get_weather", ARGUMENTS)),
+    (Hermes(), hermes("get_weather", '{"city":"Paris"}')),
+    (Hermes(), hermes("now", "{}")),
+    (Hermes(), "<think>\nHm. <tool_call>\n</think>\n\n" + hermes("now", "{}")),
+    (
+        QwenCoder(),
+        coder("get_weather", "city>\nParis", "days>\n3", "unit>\nC", 'box>\n{"a": true}'),
+    ),
+    (QwenCoder(), coder("get_weather", "city>\n")),
+    (QwenCoder(), coder("now")),
+    (QwenCoder(thinking=True), "<think>\nHm.\n</think>\n\n" + coder("now")),
+    (Llama31(), llama("get_weather", ARGUMENTS)),
+    (Llama31(), llama("now", "{}")),
+    (Harmony(), harmony("get_weather", ARGUMENTS)),
+    (
+        Harmony(),
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant" + harmony("now", "{}"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("dialect", "text"), VALID)
+def test_a_call_is_let_through_and_read(forced: Forced, dialect: Dialect, text: str) -> None:
+    assert forced.accepts(dialect, text)
+    parser = dialect.parser(TOOLS)
+    kinds = [type(event) for event in joined(parser.feed(text) + parser.finish())]
+    assert kinds[-2:] == [ToolCallStart, ToolCallArguments]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "text"),
+    [
+        (Hermes(), "Hello"),
+        (Hermes(), hermes("get_weather", "{}")),
+        (Hermes(), hermes("get_weather", '{"city": 3}')),
+        (Hermes(), hermes("get_weather", '{"city": "Paris", "days": "3"}')),
+        (Hermes(), hermes("get_weather", '{"city": "Paris", "more": 1}')),
+        (Hermes(), hermes("nowhere", "{}")),
+        (Hermes(), hermes("now", '{"a": 1}')),
+        (Hermes(), hermes("now", "{}") + "\n" + hermes("now", "{}")),
+        (Hermes(thinking=False), "<think></think>" + hermes("now", "{}")),
+        (QwenCoder(), coder("get_weather")),
+        (QwenCoder(), coder("get_weather", "city>\nParis", "days>\nthree")),
+        (QwenCoder(), coder("get_weather", "city>\nParis", "unit>\nK")),
+        (QwenCoder(), coder("get_weather", "city>\nA name of 19 letters")),
+        (QwenCoder(), coder("now", "a>\n1")),
+        (Llama31(), "Hello"),
+        (Llama31(), llama("get_weather", "{}")),
+        (Harmony(), "<|channel|>final<|message|>Hello"),
+        (Harmony(), harmony("get_weather", "{}")),
+    ],
+)
+def test_everything_else_is_refused(forced: Forced, dialect: Dialect, text: str) -> None:
+    assert not forced.accepts(dialect, text)
+
+
+def test_a_named_tool_is_the_only_one(forced: Forced) -> None:
+    for dialect, write in ((Hermes(), hermes), (Llama31(), llama), (Harmony(), harmony)):
+        assert forced.accepts(dialect, write("now", "{}"), choice="now")
+        assert not forced.accepts(dialect, write("get_weather", ARGUMENTS), choice="now")
+    with pytest.raises(InputError, match="'later', but the tools are: get_weather, now"):
+        forced.accepts(Hermes(), "", choice="later")
+
+
+def test_parallel_calls_are_let_through_where_asked_for(forced: Forced) -> None:
+    for dialect, one in ((Hermes(), hermes("now", "{}")), (QwenCoder(), coder("now"))):
+        assert forced.accepts(dialect, f"{one}\n{one}", parallel=True)
+        assert forced.accepts(dialect, one, parallel=True)
+
+
+def test_reasoning_that_the_prompt_has_opened_is_closed_first(forced: Forced) -> None:
+    answer = "Hm.\n</think>\n\n" + hermes("now", "{}")
+    assert forced.accepts(Hermes(), answer, thinking_open=True)
+    assert not forced.accepts(Hermes(), hermes("now", "{}"), thinking_open=True)
+
+
+def test_marks_that_are_tokens_are_named_as_such() -> None:
+    for dialect, token in ((Hermes(), "<tool_call>"), (Harmony(), "<|message|>")):
+        grammar = dialect.call_grammar(
+            TOOLS, choice="required", parallel=False, is_token=lambda _: True
+        )
+        assert grammar is not None and f" {token} " in grammar and f'"{token}"' not in grammar
+
+
+def test_plain_models_cannot_be_made_to_call() -> None:
+    grammar = Plain().call_grammar(TOOLS, choice="now", parallel=False, is_token=lambda _: False)
+    assert grammar is None
+
+
+def test_control_tokens_are_tokens_and_text_is_not(model: Model) -> None:
+    assert model.is_token("<|im_end|>")
+    assert not any(map(model.is_token, ("<tool_call>", "the", "", "<|im_end|><|im_end|>")))
+
+
+def test_a_model_with_a_family_s_template_speaks_its_dialect(
+    pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    path = chat_models.with_template(pair[0], tmp_path / "qwen3.gguf", "qwen3")
+    with load(path, n_ctx=1024, n_gpu_layers=0, quiet=True) as model:
+        assert model.dialect == Hermes(thinking=True)
+        prompt = model.chat_prompt([{"role": "user", "content": "Hi"}], [chat_models.WEATHER])
+        assert "get_weather" in model.detokenize(prompt)
+        assert not model.thinking_open(prompt)
+        assert model.thinking_open(prompt + model.tokenize("<think>\n"))

@@ -1,0 +1,382 @@
+"""Answers of the model families become content, reasoning and tool calls, however they arrive."""
+
+from __future__ import annotations
+
+import json
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import chat_models
+from dflash_local.chat import Dialect, Tool, dialect_of
+from dflash_local.chat.events import (
+    Content,
+    Event,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallStart,
+    call_id,
+    joined,
+)
+from dflash_local.chat.harmony import Harmony
+from dflash_local.chat.hermes import Hermes
+from dflash_local.chat.llama31 import Llama31
+from dflash_local.chat.plain import Plain
+from dflash_local.chat.qwen_coder import QwenCoder
+from dflash_local.errors import InputError
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "exact": {"type": "boolean"},
+        "note": {"type": ["string", "null"]},
+        "box": {"$ref": "#/$defs/box"},
+    },
+    "$defs": {"box": {"type": "object"}},
+}
+TOOLS = [Tool("get_weather", None, SCHEMA), Tool("now")]
+
+WEATHER = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+CODER_NOW = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
+THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+
+
+def read(dialect: Dialect, pieces: list[str], *, thinking_open: bool = False) -> list[Event]:
+    ids = count()
+    parser = dialect.parser(TOOLS, thinking_open=thinking_open, new_id=lambda: f"id{next(ids)}")
+    events = [event for piece in pieces for event in parser.feed(piece)]
+    return joined(events + parser.finish())
+
+
+def call(index: int, name: str, arguments: str) -> list[Event]:
+    return [ToolCallStart(index, f"id{index}", name), ToolCallArguments(index, arguments)]
+
+
+def coder(*parameters: str, name: str = "get_weather") -> str:
+    inner = "".join(f"<parameter={p}\n</parameter>\n" for p in parameters)
+    return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
+
+
+ANSWERS: list[tuple[Dialect, str, list[Event]]] = [
+    # Qwen3
+    (Hermes(), "Hello\n", [Content("Hello\n")]),
+    (
+        Hermes(),
+        f"Sure.\n{WEATHER}",
+        [Content("Sure."), *call(0, "get_weather", '{"city": "Paris"}')],
+    ),
+    (
+        Hermes(),
+        f"<think>\nHm, <tool_call>.\n</think>\n\n{WEATHER}\n{NOW}\n",
+        [
+            Reasoning("Hm, <tool_call>."),
+            *call(0, "get_weather", '{"city": "Paris"}'),
+            *call(1, "now", "{}"),
+        ],
+    ),
+    (Hermes(), "<think>\n\n</think>\n\nYes", [Content("Yes")]),
+    (Hermes(), "<think>no end", [Reasoning("no end")]),
+    (Hermes(), "I <think> so </think>", [Content("I <think> so </think>")]),
+    (
+        Hermes(),
+        '<tool_call>{"id": 1, "arguments": {"a": [1, {}]}, "name": "now"}</tool_call>',
+        call(0, "now", '{"a": [1, {}]}'),
+    ),
+    (Hermes(), '<tool_call>{"name": "now"}', call(0, "now", "{}")),
+    # Llama 3.1
+    (
+        Llama31(),
+        '{"name": "get_weather", "parameters": {"city": "Paris"}}',
+        call(0, "get_weather", '{"city": "Paris"}'),
+    ),
+    (
+        Llama31(),
+        '<|python_tag|>{"type": "function", "name": "now", "parameters": {}}; '
+        '{"name": "now", "parameters": {}}',
+        [*call(0, "now", "{}"), *call(1, "now", "{}")],
+    ),
+    (
+        Llama31(),
+        '<|python_tag|>get_weather.call(city="a) b", days=2)',
+        call(0, "get_weather", '{"city": "a) b", "days": 2}'),
+    ),
+    # Qwen3-Coder
+    (
+        QwenCoder(),
+        "Look:\n" + coder('city>\nNew "York"\n', "days>\n3", "exact>\nTrue"),
+        [
+            Content("Look:"),
+            *call(0, "get_weather", '{"city": "New \\"York\\"\\n", "days": 3, "exact": true}'),
+        ],
+    ),
+    (
+        QwenCoder(),
+        coder("note>\nnull", 'box>\n{"a": [1]}', "other>\n5") + "\n" + CODER_NOW,
+        [
+            *call(0, "get_weather", '{"note": null, "box": {"a": [1]}, "other": "5"}'),
+            *call(1, "now", "{}"),
+        ],
+    ),
+    (QwenCoder(), "<function=now>\n</function>\n</tool_call>", call(0, "now", "{}")),
+    (
+        QwenCoder(),
+        coder("city>\nsee </parameter> and </p</parameter>\n!"),
+        call(0, "get_weather", '{"city": "see </parameter> and </p</parameter>\\n!"}'),
+    ),
+    (QwenCoder(), coder("days>\nsoon"), call(0, "get_weather", '{"days": "soon"}')),
+    # gpt-oss
+    (
+        Harmony(),
+        THOUGHT + "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+        '{"city":"Paris"}<|call|>',
+        [Reasoning("Hm."), *call(0, "get_weather", '{"city":"Paris"}')],
+    ),
+    (
+        Harmony(),
+        " to=functions.now<|channel|>commentary json<|message|>{}",
+        call(0, "now", "{}"),
+    ),
+    (
+        Harmony(),
+        THOUGHT + "<|channel|>final<|message|>Yes, <|this|> \n",
+        [Reasoning("Hm."), Content("Yes, <|this|> \n")],
+    ),
+    (Harmony(), "<|channel|>commentary<|message|>Let me look.", [Content("Let me look.")]),
+    (Harmony(), "No channel at all.", [Content("No channel at all.")]),
+    # without tools
+    (Plain(), WEATHER, [Content(WEATHER)]),
+    (Plain(thinking=True), "<think>a</think>\nb", [Reasoning("a"), Content("b")]),
+]
+
+
+@pytest.mark.parametrize(("dialect", "text", "events"), ANSWERS)
+def test_an_answer_is_taken_apart(dialect: Dialect, text: str, events: list[Event]) -> None:
+    assert read(dialect, [text]) == events
+
+
+LOOKS_LIKE_A_CALL = [
+    (Hermes(), WEATHER.replace("get_weather", "get_wether")),
+    (Hermes(), WEATHER.replace("{", "[", 1)),
+    (Hermes(), WEATHER.replace(": {", ": [")),
+    (Hermes(), '<tool_call>{"name": "now", "argum'),
+    (Hermes(), '<tool_call>{"name": 3, "arguments": {}}</tool_call>'),
+    (Hermes(), f"So:\n```xml\n{WEATHER}\n```\n"),
+    (Hermes(), f"~~~\n{WEATHER}\n```\n{NOW}"),
+    (Hermes(), f"Write `{WEATHER}`."),
+    (Hermes(), "<tool_call> is a mark. So is </tool_call>."),
+    (Hermes(), "a <tool_cal"),
+    (Hermes(), " \n<thin"),
+    (QwenCoder(), CODER_NOW.replace("now", "nowhere")),
+    (QwenCoder(), "<function=now> begins a call"),
+    (QwenCoder(), f"```\n{CODER_NOW}\n```"),
+    (QwenCoder(), "<tool_call>\n<function=get_weather>\n<parameter=ci"),
+    (Llama31(), '{"name": "now", "parameters": {}'[:-4]),
+    (Llama31(), '{"name": "now"}'),
+    (Llama31(), '{"name": "Ada", "parameters": {}}'),
+    (Llama31(), '{"answer": {"name": "now", "parameters": {}}}'),
+    (Llama31(), 'Call {"name": "now", "parameters": {}}'),
+    (Llama31(), "<|python_tag|>print(1)"),
+    (Llama31(), "<|python_tag|>now.call(1)"),
+    (Llama31(), "  "),
+    (Harmony(), "to=functions.now"),
+]
+
+
+@pytest.mark.parametrize(("dialect", "text"), LOOKS_LIKE_A_CALL)
+def test_what_only_looks_like_a_call_stays_text(dialect: Dialect, text: str) -> None:
+    assert read(dialect, [text]) == [Content(text)]
+
+
+def test_a_call_behind_what_only_looked_like_one_is_found() -> None:
+    false = '<tool_call>{"name": "nowhere", "arguments": {}}</tool_call>'
+    assert read(Hermes(), [f"<tool_call> {false} {NOW}"]) == [
+        Content(f"<tool_call> {false}"),
+        *call(0, "now", "{}"),
+    ]
+
+
+def test_a_call_behind_a_code_block_is_found() -> None:
+    text = f"```\n{NOW}\n```"
+    assert read(Hermes(), [f"{text}\n{NOW}"]) == [Content(text), *call(0, "now", "{}")]
+
+
+BROKEN = [
+    (
+        Hermes(),
+        '<tool_call>{"name": "now", "arguments": {"a": 1,, "b": 2}}',
+        '{"a": 1,',
+        ', "b": 2}}',
+    ),
+    (Hermes(), '<tool_call>{"name": "now", "arguments": {"a": "cut', '{"a": "cut', ""),
+    (Llama31(), '{"name": "now", "parameters": {"a": 01}}', '{"a": 0', "1}}"),
+    (QwenCoder(), "<function=get_weather><parameter=city>\nPar", '{"city": "Par', ""),
+    (QwenCoder(), coder("city>\nx").replace("</function>", "<!>"), '{"city": "x', ""),
+    (Harmony(), ' to=functions.now<|message|>{"a" 1}<|end|>', '{"a" ', "1}"),
+]
+
+
+@pytest.mark.parametrize(("dialect", "text", "arguments", "rest"), BROKEN)
+def test_arguments_that_break_off_are_no_json(
+    dialect: Dialect, text: str, arguments: str, rest: str
+) -> None:
+    events = read(dialect, [text])
+    begun = events[1]
+    assert isinstance(begun, ToolCallArguments) and begun.text.startswith(arguments)
+    with pytest.raises(ValueError):
+        json.loads(begun.text)
+    assert events[2:] == ([Content(rest)] if rest else [])
+
+
+ALL = [(d, t) for d, t, _ in ANSWERS] + LOOKS_LIKE_A_CALL + [(d, t) for d, t, *_ in BROKEN]
+
+
+@settings(deadline=None)
+@given(st.sampled_from(ALL), st.data())
+def test_pieces_join_to_the_same(case: tuple[Dialect, str], data: st.DataObject) -> None:
+    dialect, text = case
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
+    ends = [*cuts, len(text)]
+    pieces = [text[a:b] for a, b in zip([0, *cuts], ends, strict=True)]
+    assert read(dialect, pieces) == read(dialect, [text])
+
+
+MARKS = [
+    *("<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "now"', ", ", "}", "```"),
+    *('"arguments": {', '"parameters": {', "\n", " ", ";", "x", '"', "\\", "<", "`", "1"),
+    *("<function=now>", "<function=get_weather>", "</function>", "<parameter=city>"),
+    *("</parameter>", "<|python_tag|>", "now.call(", ")", "<|channel|>", "final", "analysis"),
+    *("<|message|>", "<|end|>", "<|start|>", " to=functions.now"),
+]
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from([Hermes(), QwenCoder(True), Llama31(), Harmony()]),
+    st.lists(st.sampled_from(MARKS)),
+)
+def test_any_mixture_of_marks_is_read_the_same_in_pieces(
+    dialect: Dialect, marks: list[str]
+) -> None:
+    text = "".join(marks)
+    whole = read(dialect, [text])
+    assert read(dialect, list(text)) == whole
+    assert read(dialect, marks) == whole
+    finished = {event.index for event in whole if isinstance(event, ToolCallStart)}
+    assert finished == set(range(len(finished)))
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.dictionaries(st.text(), st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)))  # fmt: skip
+def test_arguments_arrive_as_they_were_written(arguments: dict[str, object]) -> None:
+    text = json.dumps(arguments)
+    for dialect, answer in (
+        (Hermes(), f'<tool_call>\n{{"name": "now", "arguments": {text}}}\n</tool_call>'),
+        (Llama31(), f'{{"name": "now", "parameters": {text}}}'),
+        (Harmony(), f" to=functions.now<|channel|>commentary json<|message|>{text}"),
+    ):
+        assert read(dialect, list(answer)) == call(0, "now", text)
+
+
+@settings(deadline=None)
+@given(st.text(st.characters(exclude_characters="<", exclude_categories=["Cs"])))
+def test_texts_of_the_markup_are_escaped(city: str) -> None:
+    _, arguments = read(QwenCoder(), list(coder(f"city>\n{city}")))
+    assert isinstance(arguments, ToolCallArguments)
+    assert json.loads(arguments.text) == {"city": city}
+
+
+def test_text_is_released_as_soon_as_it_can_be_no_mark() -> None:
+    parser = Hermes().parser(TOOLS)
+    assert parser.feed("Hel") == [Content("Hel")]
+    assert parser.feed("lo <tool") == [Content("lo")]
+    assert parser.feed("box> a") == [Content(" <toolbox> a")]
+    assert parser.feed('<tool_call>{"name": "nope') == [Content('<tool_call>{"name": "nope')]
+
+
+def test_arguments_stream_as_they_come() -> None:
+    parser = Hermes().parser(TOOLS, new_id=lambda: "id0")
+    assert parser.feed('<tool_call>\n{"name": "now", "arguments": ') == []
+    assert parser.feed('{"a"') == call(0, "now", '{"a"')
+    assert parser.feed(": 1}") == [ToolCallArguments(0, ": 1}")]
+    parser = QwenCoder().parser(TOOLS, new_id=lambda: "id0")
+    begun = parser.feed("<tool_call>\n<function=get_weather>\n<parameter=city>\nPar")
+    assert begun == call(0, "get_weather", '{"city": "Par')
+    assert parser.feed("is\n") == [ToolCallArguments(0, "is")]
+
+
+def test_a_prompt_may_have_opened_the_reasoning() -> None:
+    assert read(Hermes(), ["\nHm.", "\n</think>\n\n", NOW], thinking_open=True) == [
+        Reasoning("Hm."),
+        *call(0, "now", "{}"),
+    ]
+
+
+def test_without_tools_nothing_is_a_call() -> None:
+    for dialect, text in (
+        (Hermes(), NOW),
+        (QwenCoder(), CODER_NOW),
+        (Llama31(), '{"name": "now"}'),
+    ):
+        parser = dialect.parser([])
+        assert joined(parser.feed(text) + parser.finish()) == [Content(text)]
+
+
+def test_ids_differ() -> None:
+    ids = {call_id() for _ in range(100)}
+    assert len(ids) == 100 and all(name.startswith("call_") for name in ids)
+
+
+@pytest.mark.parametrize(
+    ("family", "dialect"),
+    [
+        ("qwen3", Hermes(thinking=True)),
+        ("qwen3_coder", QwenCoder()),
+        ("llama31", Llama31()),
+        ("harmony", Harmony()),
+    ],
+)
+def test_a_template_tells_its_dialect(family: str, dialect: Dialect) -> None:
+    assert dialect_of(chat_models.template(family)) == dialect
+
+
+def test_unknown_templates_are_plain() -> None:
+    assert dialect_of("{{ messages }}") == Plain()
+    assert dialect_of("<think>") == Plain(thinking=True)
+    assert dialect_of("<tool_call>{{ name }}<arg_key>") == Plain()
+    assert dialect_of(None, "qwen3") == Plain()
+    assert dialect_of(None, "gpt-oss") == Harmony()
+
+
+@pytest.mark.parametrize(
+    ("tool", "part"),
+    [
+        ({"type": "web_search"}, "no function"),
+        ({"type": "function", "function": {}}, "no function with a name"),
+        ({"type": "function", "function": {"name": "a b"}}, "'a b'"),
+        ({"type": "function", "function": {"name": "f", "parameters": []}}, "JSON schema"),
+        (
+            {"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}},
+            "object",
+        ),
+        ({"type": "function", "function": {"name": "f", "description": 3}}, "description"),
+        ("f", "no function"),
+    ],
+)
+def test_tools_of_another_shape_are_refused(tool: dict[str, object], part: str) -> None:
+    with pytest.raises(InputError, match=part):
+        Tool.of(tool)
+
+
+def test_a_tool_keeps_its_shape() -> None:
+    assert Tool.of(chat_models.WEATHER).shown() == chat_models.WEATHER
+    assert Tool.of(chat_models.NOW).parameters["properties"] == {}
