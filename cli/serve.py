@@ -14,7 +14,7 @@ from .loading import check_files, load_model
 from .options import DRAFT_WIDTH, FILES, LOADING, SectionedCommand, option, values_of
 from .prompt_text import read_text
 from .report import speaker
-from .values import number, whole
+from .values import WholeText, api_key, host_name, number, web_origin, whole
 
 if TYPE_CHECKING:
     from dflash_local import Model
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 LISTENING = (
     option(
         "--host",
+        type=host_name,
         metavar="ADDRESS",
         default="127.0.0.1",
         help="Address to listen on. One that other machines reach needs a key.",
@@ -40,6 +41,7 @@ ACCESS = (
     option(
         "--api-key",
         "api_keys",
+        type=api_key,
         multiple=True,
         metavar="KEY",
         help="A key that requests have to bring; may be repeated. Other users of this machine see "
@@ -47,13 +49,14 @@ ACCESS = (
     ),
     option(
         "--api-key-file",
-        type=click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True),
+        type=click.Path(exists=True, dir_okay=False, readable=True),
         metavar="FILE",
         help="A file of keys, one per line.",
     ),
     option(
         "--cors-origin",
         "cors_origins",
+        type=web_origin,
         multiple=True,
         metavar="ORIGIN",
         help="A web origin whose pages may use this server, such as https://chat.example, beside "
@@ -62,6 +65,7 @@ ACCESS = (
     option(
         "--allowed-host",
         "allowed_hosts",
+        type=host_name,
         multiple=True,
         metavar="NAME",
         help="A name by which this server may be called, beside localhost and --host; may be "
@@ -94,7 +98,12 @@ SERVING = (
         default=300.0,
         help="What waits longer is answered 503.",
     ),
-    option("--alias", metavar="NAME", help="The model's name in answers; its file's by default."),
+    option(
+        "--alias",
+        type=WholeText(),
+        metavar="NAME",
+        help="The model's name in answers; its file's by default.",
+    ),
     DRAFT_WIDTH,
 )
 
@@ -148,10 +157,11 @@ def _settings(values: Mapping[str, Any]) -> Settings:
     keys = list(given.pop("api_keys"))
     path = given.pop("api_key_file", None)
     if path is not None:
-        found = read_text(Path(path)).split()
+        lines = read_text(Path(path)).lstrip("\ufeff").splitlines()
+        found = [line.strip() for line in lines if line.strip()]
         if not found:
             raise InputError(f"--api-key-file {path} holds no key: write one per line")
-        keys += found
+        keys += map(api_key, found)
     for name in ("n_seq", "max_queue", "draft_width"):
         given.pop(name, None)
     return Settings(api_keys=tuple(keys), **given)

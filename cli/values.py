@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -118,6 +120,44 @@ def json_object(value: Any) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise click.BadParameter(f'{value!s} is not an object, such as {{"key": true}}.')
     return parsed
+
+
+def api_key(value: Any) -> str:
+    """Reads a key: what can stand in a header, and is one word."""
+    if not re.fullmatch("[!-~]{1,1024}", str(value)):
+        raise click.BadParameter(
+            "a key is one word of ASCII letters, digits and signs, 1024 at most."
+        )
+    return str(value)
+
+
+def web_origin(value: Any) -> str:
+    """Reads `https://chat.example:8443`, as browsers write an origin, or `*` for all."""
+    origin = str(value).lower()
+    if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
+        raise click.BadParameter(
+            f"{value!s} is no origin: give scheme and host, and the port if it is not the usual "
+            "one, without a path, such as https://chat.example."
+        )
+    return origin
+
+
+def host_name(value: Any) -> str:
+    """Reads the name or the address of a host, without a port."""
+    name = str(value).lower().removeprefix("[").removesuffix("]")
+    if not (re.fullmatch("[a-z0-9_.-]+", name) or _is_ipv6(name)):
+        raise click.BadParameter(
+            f"{value!s} is no host: give a name or an address, without scheme and port."
+        )
+    return name
+
+
+def _is_ipv6(name: str) -> bool:
+    try:
+        ipaddress.IPv6Address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def utf8_text(value: Any) -> str:

@@ -35,5 +35,17 @@ class Cancelled(DflashError):
     """The caller gave up on a request."""
 
 
+class QueueFullError(DflashError, RuntimeError):
+    """As many requests wait for a slot as may; `retry_after` are seconds until one may be free."""
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class QueueTimeoutError(DflashError, TimeoutError):
+    """A request waited for a slot longer than it wanted to."""
+
+
 class ClosedError(DflashError, RuntimeError):
     """A model, target or drafter was used after `close`."""

@@ -25,7 +25,7 @@ from dflash_local.server import (
 from dflash_local.server.access_log import AccessLog
 from dflash_local.server.bodies import BodyCheck
 from dflash_local.server.drain import Drain, DrainCheck
-from dflash_local.server.errors import Failures, add_error_handlers
+from dflash_local.server.errors import RESPONSES, Failures, add_error_handlers
 from dflash_local.server.metrics import Metrics
 from dflash_local.server.security import LOOPBACK_ORIGIN, HostCheck, KeyCheck, OriginCheck
 from dflash_local.server.settings import Settings
@@ -63,7 +63,7 @@ def create_app(model: Model, settings: Settings) -> FastAPI:
     app.state.metrics = Metrics(model, models.model_name(model, settings))
     app.state.created = int(time.time())
     for router in ROUTERS:
-        app.include_router(router)
+        app.include_router(router, responses=RESPONSES)
     add_error_handlers(app)
     _guard(app, settings)
     return app

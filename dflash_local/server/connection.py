@@ -48,7 +48,9 @@ class BoundedConnection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.conn.their_state is not h11.IDLE:
+        # A body that nobody wanted may be on its way still after its request was refused.
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if answering:
             self._stop(self._head)
             self._head = None
         elif self._head is None and self.timeout_keep_alive_task is None:

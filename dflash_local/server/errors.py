@@ -12,10 +12,17 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dflash_local.errors import ClosedError, ContextFullError, InputError
+from dflash_local.errors import (
+    ClosedError,
+    ContextFullError,
+    InputError,
+    QueueFullError,
+    QueueTimeoutError,
+)
 
 log = logging.getLogger("dflash_local.server")
 
@@ -24,6 +31,28 @@ REFUSED = "refused"
 
 _SHOWN = reprlib.Repr()
 _SHOWN.maxstring = _SHOWN.maxother = 60
+
+
+class ErrorDetail(BaseModel):
+    """What is wrong, of which kind, in which field, and a word for it that programs can go by."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer that is an error."""
+
+    error: ErrorDetail
+
+
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorBody, "description": "The request is refused, and why."},
+    "5XX": {"model": ErrorBody, "description": "The server cannot answer it now, or failed."},
+}
+"""What /openapi.json says of errors, for every route."""
 
 
 class ApiError(Exception):
@@ -68,6 +97,16 @@ def api_error(error: BaseException) -> ApiError:
         return ApiError(400, str(error), code="context_length_exceeded")
     if isinstance(error, InputError):
         return ApiError(400, str(error))
+    if isinstance(error, QueueFullError):
+        return ApiError(
+            429,
+            str(error),
+            type="rate_limit_error",
+            code="queue_full",
+            headers={"Retry-After": str(error.retry_after)},
+        )
+    if isinstance(error, QueueTimeoutError):
+        return unavailable(str(error), code="queue_timeout")
     if isinstance(error, ClosedError):
         return unavailable("the server is shutting down", code="shutting_down")
     log_crash(error)

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from dflash_local import runtime
 from dflash_local.model import Model
 from dflash_local.server.models import model_name
+from dflash_local.server.sampling_fields import DEFAULTS
 
 router = APIRouter()
 
@@ -17,16 +18,20 @@ router = APIRouter()
 async def props(request: Request) -> dict[str, Any]:
     """The model's name, its context, its slots and its chat template. No path of this machine."""
     model: Model = request.app.state.model
+    vocabulary = model.target.vocabulary
     name = model_name(model, request.app.state.settings)
     return {
         "default_generation_settings": {
             "n_ctx": model.n_ctx,
             "speculative": model.drafter is not None,
+            "params": DEFAULTS,
         },
         "total_slots": model.target.options.n_seq,
         "model_alias": name,
         "model_path": model.target.path.name,
         "modalities": {"vision": False, "audio": False},
         "chat_template": model.target.chat_template or "",
+        "bos_token": vocabulary.bos or "",
+        "eos_token": vocabulary.eos or "",
         "build_info": f"dflash-local {request.app.version}, {runtime.llama_build()}",
     }

@@ -1,0 +1,152 @@
+"""The `serve` command's options: what it refuses before it loads anything, and what they do."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from dflash_local import demo
+from dflash_local.cli.serve import serve
+from server_process import COMMAND, ServerProcess, serving
+
+TARGET, DRAFTER = map(str, demo.pair())
+
+
+def run(
+    *arguments: str, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [COMMAND, "serve", *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env={**os.environ, **(environment or {})},
+        timeout=120,
+    )
+
+
+def refused(*arguments: str, **environment: str) -> str:
+    """The one line of a refusal, before a model is loaded."""
+    done = run(*arguments, environment=environment)
+    assert (done.returncode, done.stdout) == (2, b""), done.stderr
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("dflash-local: error: ")
+    return line
+
+
+def test_help_names_a_variable_for_every_option() -> None:
+    text = re.sub(r"\s+", " ", run("-h").stdout.decode())
+    for option in (option for section in serve.sections.values() for option in section):
+        long = max(option.opts, key=len)
+        assert option.envvar == f"DFLASH_LOCAL_{long.strip('-').replace('-', '_').upper()}"
+        assert f"env var: {option.envvar}" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--port", "70000"], "65535"),
+        (["--port", "-1"], "65535"),
+        (["--port", "http"], "http"),
+        (["--parallel", "0"], "--parallel"),
+        (["--parallel", "1000"], "64"),
+        (["--queue", "-1"], "--queue"),
+        (["--queue-timeout", "0"], "--queue-timeout"),
+        (["--queue-timeout", "nan"], "nan"),
+        (["--host", ""], "--host"),
+        (["--host", "127.0.0.1:8080"], "port"),
+        (["--host", "http://localhost"], "scheme"),
+        (["--host", "no-such-host.invalid"], "no-such-host.invalid"),
+        (["--host", "192.0.2.1", "--api-key", "k"], "192.0.2.1"),
+        (["--allowed-host", "http://llm.example"], "--allowed-host"),
+        (["--allowed-host", "*"], "--allowed-host"),
+        (["--cors-origin", "chat.example"], "--cors-origin"),
+        (["--cors-origin", "https://chat.example/"], "without a path"),
+        (["--cors-origin", "null"], "--cors-origin"),
+        (["--api-key", ""], "--api-key"),
+        (["--api-key", "two words"], "--api-key"),
+        (["--api-key", "schlüssel"], "ASCII"),
+        (["--api-key-file", "no-such-file"], "no-such-file"),
+        (["--alias", ""], "--alias"),
+        (["--draft", DRAFTER], "--target"),
+        (["--target", "no-such.gguf"], "no-such.gguf"),
+        (["--no-such-option"], "--no-such-option"),
+        (["prompt"], "prompt"),
+    ],
+)
+def test_bad_options(arguments: list[str], named: str) -> None:
+    assert named in refused(*arguments)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]"])
+def test_other_machines_are_not_let_in_without_a_key(host: str) -> None:
+    line = refused("--host", host)
+    assert "--api-key" in line and "DFLASH_LOCAL_API_KEY" in line
+    assert "--api-key" in refused("--host", host, DFLASH_LOCAL_API_KEY="")
+
+
+def test_all_websites_are_not_let_in_without_a_key() -> None:
+    assert "--api-key" in refused("--cors-origin", "*")
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "one key\n", "naïve\n"])
+def test_files_that_hold_no_keys(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "keys.txt"
+    file.write_text(text)
+    assert "key" in refused("--api-key-file", str(file))
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = refused("--port", str(port))
+    assert str(port) in line and "--port" in line
+
+
+def test_a_width_that_no_drafter_has() -> None:
+    done = run("--port", "0", "--draft-width", "1000")
+    assert done.returncode == 2
+    assert b"--draft-width 1000" in done.stderr.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def named(cache_folder: Path) -> Iterator[ServerProcess]:
+    """A server that was told everything by environment variables."""
+    variables = {
+        "DFLASH_LOCAL_HOST": "localhost",
+        "DFLASH_LOCAL_API_KEY": "one-key another-key",
+        "DFLASH_LOCAL_ALIAS": "Qwen3 8B",
+        "DFLASH_LOCAL_PARALLEL": "2",
+        "DFLASH_LOCAL_TARGET": TARGET,
+        "DFLASH_LOCAL_CTX": "512",
+    }
+    with serving(environment=variables) as running:
+        yield running
+
+
+def test_options_may_be_environment_variables(named: ServerProcess) -> None:
+    with named.client() as client:
+        assert client.get("/props").status_code == 401
+        for key in ("one-key", "another-key"):
+            props = client.get("/props", headers={"x-api-key": key}).json()
+            assert props["total_slots"] == 2
+            assert props["default_generation_settings"]["n_ctx"] == 512
+
+
+def test_an_alias_is_the_models_name(named: ServerProcess) -> None:
+    with named.client(headers={"x-api-key": "one-key"}) as client:
+        assert client.get("/v1/models").json()["data"][0]["id"] == "Qwen3 8B"
+        assert client.get("/v1/models/Qwen3 8B").status_code == 200
+        body = {"prompt": "def f(", "max_tokens": 1}
+        assert client.post("/v1/completions", json=body).json()["model"] == "Qwen3 8B"
+    assert "Qwen3 8B" in named.wait_for("^editors: ").string
+
+
+def test_nothing_goes_to_stdout_and_no_key_to_stderr(named: ServerProcess) -> None:
+    assert named.log
+    assert not any("one-key" in line for line in named.log)
