@@ -185,6 +185,16 @@ def test_a_second_head_that_never_ends(impatient: ServerProcess) -> None:
             assert not answer.startswith(b"HTTP/1.1")
 
 
+def test_the_body_of_a_refused_request_that_never_ends(impatient: ServerProcess) -> None:
+    head = ["POST /v1/completions HTTP/1.1", "Host: evil.example", "Content-Length: 100", "", "{"]
+    with socket.create_connection(("127.0.0.1", impatient.port), timeout=60) as connection:
+        connection.sendall("\r\n".join(head).encode())
+        assert connection.recv(4096).startswith(b"HTTP/1.1 403")
+        connection.sendall(b" ")
+        while connection.recv(4096):
+            pass
+
+
 def test_a_body_that_never_ends(impatient: ServerProcess) -> None:
     head = ["POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Length: 100", "", "{"]
     with socket.create_connection(("127.0.0.1", impatient.port), timeout=60) as connection:

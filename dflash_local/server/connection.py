@@ -37,6 +37,7 @@ class BoundedConnection(H11Protocol):
         super().__init__(*arguments, **more)
         self._head: TimerHandle | None = None
         self._unread: TimerHandle | None = None
+        self._end: TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -76,9 +77,9 @@ class BoundedConnection(H11Protocol):
         self._abort_later()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop(self._head)
         super().connection_lost(exc)
-        self._stop(self._unread)
+        for timer in (self._head, self._unread, self._end):
+            self._stop(timer)
 
     def send_400_response(self, msg: str) -> None:
         """What uvicorn calls for what is no HTTP."""
@@ -96,7 +97,8 @@ class BoundedConnection(H11Protocol):
 
     def _abort_later(self) -> None:
         """`close` waits, without end, for the client to read what is left."""
-        self.loop.call_later(self.bounds.read_s, self.transport.abort)
+        if self._end is None:
+            self._end = self.loop.call_later(self.bounds.read_s, self.transport.abort)
 
     @staticmethod
     def _stop(timer: TimerHandle | None) -> None:
