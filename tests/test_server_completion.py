@@ -96,15 +96,16 @@ def test_a_prompt_may_be_ids_or_mixed(client: httpx.Client, model: Model) -> Non
 
 def test_several_prompts_are_answered_in_a_list(client: httpx.Client) -> None:
     prompts = [PROMPT, "import os\n", "class A:\n"]
-    together = complete(client, prompt=prompts, temperature=0)
-    alone = [complete(client, prompt=prompt, temperature=0)["content"] for prompt in prompts]
+    options = {"temperature": 0, "n_predict": 4}
+    together = complete(client, prompt=prompts, **options)
+    alone = [complete(client, prompt=prompt, **options)["content"] for prompt in prompts]
     assert [answer["index"] for answer in together] == [0, 1, 2]
     assert [answer["content"] for answer in together] == alone
 
 
 def test_several_answers_count_on_from_the_seed(client: httpx.Client) -> None:
-    together = complete(client, n_cmpl=3, seed=11)
-    alone = [complete(client, seed=seed)["content"] for seed in (11, 12, 13)]
+    together = complete(client, n_cmpl=3, seed=11, n_predict=4)
+    alone = [complete(client, seed=seed, n_predict=4)["content"] for seed in (11, 12, 13)]
     assert [answer["content"] for answer in together] == alone
     assert [answer["generation_settings"]["seed"] for answer in together] == [11, 12, 13]
 

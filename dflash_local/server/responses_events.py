@@ -21,7 +21,7 @@ class ResponseEvents:
         self._open: dict[str, Any] | None = None
         self._n = 0
 
-    def event(self, name: str, **data: Any) -> NamedEvent:
+    def event(self, name: str, /, **data: Any) -> NamedEvent:
         """The next event; they are numbered."""
         told = NamedEvent(name, {"type": name, "sequence_number": self._n, **data})
         self._n += 1
