@@ -17,7 +17,7 @@ import click
 
 from . import interrupt
 from .answer import write_stdout
-from .options import FILES, LOADING, SectionedCommand, option, values_of
+from .options import FILES, LOADING, QUIET, READABLE, SectionedCommand, option, values_of
 from .report import Say, speaker
 from .values import number, whole, whole_list
 from .writing import WritingProgress
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 CATEGORIES = ("chat", "code", "fim", "long")
 DATASETS = ("gsm8k", "humaneval")
 
-_FILE = click.Path(exists=True, dir_okay=False, readable=True)
 _FOLDER = click.Path(exists=True, file_okay=False)
 _PLACE = click.Path(exists=True)
 _OUTPUT = click.Path(dir_okay=False, writable=True)
@@ -71,7 +70,7 @@ PROMPTS = (
     ),
     option(
         "--prompts",
-        type=_FILE,
+        type=READABLE,
         help="Prompts of your own, a JSON object on each line: prompt, messages, or prefix and "
         "suffix; and a category.",
     ),
@@ -130,7 +129,7 @@ MEASURING = (
     option(
         "--against-llama-server",
         "llama_server",
-        type=_FILE,
+        type=READABLE,
         metavar="PATH",
         help="Also the same prompts through this llama-server, plain and with its DFlash.",
     ),
@@ -147,7 +146,7 @@ OUTPUT = (
     option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the tables."),
     option("--markdown", type=_OUTPUT, metavar="FILE", help="Write the results as a table here."),
     option("--plot", type=_OUTPUT, metavar="FILE", help="Draw them, as .png or .svg."),
-    option("-q", "--quiet", is_flag=True, help="Nothing on stderr but errors."),
+    QUIET,
 )
 
 SECTIONS = {

@@ -10,14 +10,14 @@ import click
 
 from .answer import write_stdout
 from .loading import check_files, load_model
-from .options import FILES, LOADING, SectionedCommand, option
+from .options import FILES, LOADING, QUIET, SectionedCommand, option
 from .report import speaker
 
 SECTIONS = {
     "Model": FILES,
     "Output": (
         option("--json", "as_json", is_flag=True, help="Print one JSON object, in milliseconds."),
-        option("-q", "--quiet", is_flag=True, help="Nothing on stderr but errors."),
+        QUIET,
     ),
     "Machine": LOADING,
 }

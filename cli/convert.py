@@ -13,7 +13,7 @@ import click
 
 from .answer import write_stdout
 from .byte_size import byte_size
-from .options import SectionedCommand, option
+from .options import QUIET, SectionedCommand, option
 from .report import Say, speaker
 from .writing import WritingProgress
 
@@ -73,7 +73,7 @@ SECTIONS = {
         option("--force", is_flag=True, help="Replace FILE if it exists."),
         option("--dry-run", is_flag=True, help="Fetch, plan and check, and write nothing."),
         option("--json", "as_json", is_flag=True, help="Print one JSON object about the file."),
-        option("-q", "--quiet", is_flag=True, help="Nothing on stderr but errors."),
+        QUIET,
     ),
 }
 

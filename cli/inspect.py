@@ -10,13 +10,12 @@ import click
 
 from .answer import write_stdout
 from .byte_size import byte_size
-from .options import SectionedCommand, option
+from .options import READABLE, SectionedCommand, option
 
 if TYPE_CHECKING:
     from dflash_local.convert.fit import Fit
     from dflash_local.convert.inspection import DrafterReport, FileFacts, TargetReport
 
-_FILE = click.Path(exists=True, dir_okay=False, readable=True)
 _FAMILIES = {"dflash": "DFlash", "dflash2": "DFlash 2", "dspark": "DSpark"}
 _WIDE = 72
 """Characters of a value that comes from the file."""
@@ -25,7 +24,7 @@ SECTIONS = {
     "Comparison": (
         option(
             "--target",
-            type=_FILE,
+            type=READABLE,
             help="GGUF file of a target: compare it with the drafter FILE, field by field.",
         ),
     ),
@@ -34,7 +33,7 @@ SECTIONS = {
 
 
 @click.command(cls=SectionedCommand, sections=SECTIONS)
-@click.argument("file", type=_FILE)
+@click.argument("file", type=READABLE)
 @click.pass_context
 def inspect(ctx: click.Context, /, file: str, target: str | None, as_json: bool) -> None:
     """Tell what the GGUF FILE is: a drafter, or a target.

@@ -18,7 +18,7 @@ ENVIRONMENT = "DFLASH_LOCAL"
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 SPLIT_MODES = ("none", "layer", "row")
 
-_FILE = click.Path(exists=True, dir_okay=False, readable=True)
+READABLE = click.Path(exists=True, dir_okay=False, readable=True)
 _AUTO = "what fits the memory"
 
 
@@ -62,13 +62,17 @@ def values_of(section: Sequence[click.Option], values: Mapping[str, Any]) -> dic
     return {name: values[name] for name in names if values[name] is not None}
 
 
+QUIET = option("-q", "--quiet", is_flag=True, help="Nothing on stderr but errors.")
+
 FILES = (
     option(
         "--target",
-        type=_FILE,
+        type=READABLE,
         help="GGUF file of the model that answers. Without it, a tiny shipped pair is used.",
     ),
-    option("--draft", type=_FILE, help="GGUF file of its DFlash drafter. Without it, no drafting."),
+    option(
+        "--draft", type=READABLE, help="GGUF file of its DFlash drafter. Without it, no drafting."
+    ),
 )
 
 LOADING = (
@@ -228,7 +232,7 @@ ENDING = (
     ),
     option(
         "--grammar-file",
-        type=_FILE,
+        type=READABLE,
         help="A GBNF grammar that the answer has to follow.",
     ),
     DRAFT_WIDTH,
@@ -246,7 +250,7 @@ REPORTING = (
         is_flag=True,
         help="Print one JSON object: text, tokens, finish_reason, stats, exactness.",
     ),
-    option("-q", "--quiet", is_flag=True, help="Nothing on stderr but errors."),
+    QUIET,
 )
 
 CHAT = (

@@ -103,13 +103,12 @@ def run_together(
 def _level(
     engine: Engine, group: Sequence[Case], n: int, temperature: float, settings: Settings
 ) -> list[ConcurrencyRow]:
-    turns = (PLAIN, *settings.widths)
     prompts = [group[i % len(group)].tokens for i in range(TURNS * n)]
-    found: dict[Width, list[tuple[float, list[Answer]]]] = {width: [] for width in turns}
-    for width in turns:
+    found: dict[Width, list[tuple[float, list[Answer]]]] = {width: [] for width in settings.turns()}
+    for width in settings.turns():
         _pass(engine, prompts[:n], n, width, temperature, settings.seed, _WARM_UP_TOKENS)
     for repeat in range(max(2, settings.repeat)):
-        for width in turns if repeat % 2 == 0 else reversed(turns):
+        for width in settings.turns(repeat):
             seed = settings.seed + repeat
             found[width].append(
                 _pass(engine, prompts, n, width, temperature, seed, settings.max_tokens)

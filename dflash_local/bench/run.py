@@ -46,6 +46,11 @@ class Settings:
     compare: bool = True
     """Whether greedy answers with drafts are held against plain ones."""
 
+    def turns(self, i: int = 0) -> Sequence[Width]:
+        """Plain decoding and the widths, by turns the other way round, so that drift hits all."""
+        turns = (PLAIN, *self.widths)
+        return turns if i % 2 == 0 else turns[::-1]
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -144,7 +149,7 @@ def run(model: Model, cases: Sequence[Case], settings: Settings, say: Say) -> li
 def warm_up(model: Model, cases: Sequence[Case], settings: Settings) -> None:
     """A short answer of every width, so that no measured one pays for what only happens once."""
     for case in cases[:1]:
-        for width in (PLAIN, *settings.widths):
+        for width in settings.turns():
             for temperature in settings.temperatures:
                 ask(
                     model,
@@ -174,14 +179,13 @@ class _Group:
         self._settings = settings
         # Answers by width and state of the caches, in the same order of cases in each list.
         self._answers: dict[tuple[Width, Cache], list[Answer]] = {
-            (width, cache): [] for width in (PLAIN, *settings.widths) for cache in CACHES
+            (width, cache): [] for width in settings.turns() for cache in CACHES
         }
 
     def measure(self) -> None:
-        turns = (PLAIN, *self._settings.widths)
         for repeat in range(self._settings.repeat):
             for i, case in enumerate(self._cases):
-                for width in turns if (repeat + i) % 2 == 0 else reversed(turns):
+                for width in self._settings.turns(repeat + i):
                     self._model.forget()
                     for cache in CACHES:
                         answer = ask(
