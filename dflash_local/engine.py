@@ -7,14 +7,15 @@ from collections.abc import Callable
 from collections.abc import Sequence as List
 from contextlib import ExitStack
 
+from dflash_local import scheduler
 from dflash_local.caches import Caches
-from dflash_local.controller import Controller
+from dflash_local.controller import Controller, Policy
 from dflash_local.draft import Draft
 from dflash_local.drafter import Drafter
-from dflash_local.errors import InputError
 from dflash_local.guide import Guide
 from dflash_local.rounds import Rounds, Verifier
 from dflash_local.sampling import Sampler
+from dflash_local.scheduler import Prompt
 from dflash_local.sequence import Request, Sequence, Slot
 from dflash_local.stats import Stats
 from dflash_local.target import Target
@@ -37,6 +38,9 @@ class Engine:
         self.caches = Caches(target, drafter, n_seq)
         self.guide = Guide(target.vocabulary)
         self._rounds = Rounds(self.caches, self.controller)
+        self._n_steps = 0
+        self._rows_per_s = 0.0  # of prompts, lately
+        self._round_s = 0.0
 
     @property
     def slots(self) -> list[Slot]:
@@ -75,6 +79,7 @@ class Engine:
 
         Raises what `check` and `Sampler` raise, and InputError when no slot is free.
         """
+        begun_at = time.perf_counter()
         self.check(request)
         sampler = Sampler(
             request.sampling,
@@ -83,54 +88,86 @@ class Engine:
             constraint=self.guide.constraint(request.sampling),
         )
         sampler.accept_prompt(request.prompt)
-        policy, hopeful = None, True
+        policy = None
         if self.controller is not None and request.draft_width == "auto":
             policy = self.controller.open(self.caches.depth, greedy=request.sampling.greedy)
-            hopeful = self.controller.hopeful
+        slot = self._take(request, request.prompt, policy)
+        stats = Stats(prompt_tokens=len(request.prompt), cached_tokens=len(slot.cached))
+        return Sequence(
+            request, slot, sampler, stats, policy, turn=self._n_steps, begun_at=begun_at
+        )
+
+    def _take(self, request: Request, text: list[int], policy: Policy | None) -> Slot:
         # Where drafting does not pay, a prompt is not decoded again to give it another try.
+        hopeful = self.controller is None or policy is None or self.controller.hopeful
         slot, n_cached = self.caches.take(
-            request.prompt,
+            text if request.cache_prompt else text[:1],
             for_drafts=request.drafts and hopeful,
             unless_resigned=policy is not None,
         )
         if policy is not None and self.drafter is not None:
-            policy.off = self.drafter.length(slot.seq) < n_cached
-        stats = Stats(prompt_tokens=len(request.prompt), cached_tokens=n_cached)
-        return Sequence(request, slot, sampler, stats, policy)
+            policy.off = policy.off or self.drafter.length(slot.seq) < n_cached
+        return slot
 
     def end(self, sequence: Sequence) -> None:
         """Give the slot back, its caches at the same token, if need be empty. Safe to call again.
 
         Raises what the drafter raises.
         """
-        slot = sequence.slot
-        if not slot.busy:
-            return
         sequence.sampler.close()
         if sequence.finish_reason is None:
             sequence.finish_reason = "cancelled"
         if sequence.policy is not None:
             sequence.stats.drafting = sequence.policy.reason
             sequence.stats.warning = sequence.policy.warning
-            if sequence.policy.off:
-                slot.resigned = True
-                slot.pending = []
+        self.suspend(sequence)
+
+    def suspend(self, sequence: Sequence) -> None:
+        """Give the slot back for now; nothing of the answer is lost. Raises what the drafter
+        raises."""
+        if not sequence.has_slot:
+            return
+        sequence.has_slot = False
+        slot = sequence.slot
+        if sequence.policy is not None and sequence.policy.off:
+            slot.resigned = True
+            slot.pending = []
         self.caches.give_back(slot)
 
-    def step(self, sequences: List[Sequence]) -> None:
-        """One chunk of each prompt that is not yet decoded, then one round of the others.
+    def resume(self, sequence: Sequence) -> None:
+        """Give a suspended sequence a free slot. What the caches have lost of its text is decoded
+        like a prompt, then it goes on. Raises InputError when no slot is free."""
+        request = sequence.request
+        sequence.slot = self._take(request, request.prompt + sequence.tokens, sequence.policy)
+        sequence.has_slot = True
+        sequence.turn = self._n_steps
 
-        Whatever is raised, these sequences are over and their caches empty.
+    def has_room(self, sequences: List[Sequence]) -> bool:
+        """Whether these find the cells that they need before the next token of each: for the rest
+        of the prompts, and for the anchors. Free slots are emptied for that."""
+        n = sum(sequence.n_left or 1 for sequence in sequences)
+        self.caches.make_room(n)
+        return self.caches.free_cells >= n
+
+    def step(self, sequences: List[Sequence]) -> None:
+        """One chunk of the prompts that are not yet decoded, then one round of the others.
+
+        What goes wrong with one sequence alone, in its sampler or its `on_token`, is its `error`,
+        and ends it. Whatever is raised, all are over and their caches empty.
         """
         try:
-            answering = [s for s in sequences if not s.in_prompt]
             for sequence in sequences:
                 if sequence.cancelled.is_set() and sequence.finish_reason is None:
                     sequence.finish_reason = "cancelled"
-                elif sequence.finish_reason is None and sequence.in_prompt:
-                    self._prefill(sequence)
+            at_work = [s for s in sequences if s.finish_reason is None]
+            answering = [s for s in at_work if not s.in_prompt]
+            self._prefill(at_work)
             # A first token goes out before its sequence's first round.
-            self._rounds.run([s for s in answering if s.finish_reason is None])
+            start = time.perf_counter()
+            self._rounds.run(answering)
+            if answering:
+                self._round_s += (time.perf_counter() - start - self._round_s) / 4
+            self._n_steps += 1
         except BaseException:
             for sequence in sequences:
                 self.caches.forget(sequence.slot)
@@ -138,12 +175,15 @@ class Engine:
             raise
 
     def run(self, sequences: List[Sequence]) -> None:
-        """Step until all have finished, and give their slots back."""
+        """Step until all have finished, and give their slots back. Raises the first's error."""
         with ExitStack() as stack:
             for sequence in sequences:
                 stack.callback(self.end, sequence)
             while any(sequence.finish_reason is None for sequence in sequences):
                 self.step(sequences)
+        for sequence in sequences:
+            if sequence.error is not None:
+                raise sequence.error
 
     def forget_all(self) -> None:
         """Empty the caches of all free slots."""
@@ -151,32 +191,83 @@ class Engine:
             if not slot.busy:
                 self.caches.forget(slot)
 
-    # A prompt, chunk by chunk
+    # Prompts, chunk by chunk
 
-    def _prefill(self, sequence: Sequence) -> None:
-        start = time.perf_counter()
-        slot, prompt = sequence.slot, sequence.request.prompt
-        begin = len(slot.cached)
-        chunk = prompt[begin : begin + self.target.n_batch]
-        last = begin + len(chunk) == len(prompt)
-        self.caches.make_room(len(chunk))
-        if self.caches.free_cells < len(chunk):  # other sequences have taken the rest
-            sequence.finish_reason = "length"
-            return
-        self.caches.decode(
-            chunk,
-            range(begin, begin + len(chunk)),
-            [slot.seq] * len(chunk),
-            [False] * (len(chunk) - 1) + [last],
+    def _chunks(self, sequences: List[Sequence]) -> tuple[list[Sequence], list[int]]:
+        """Whose prompt goes on in the next step, and with how many rows."""
+        in_prompt = [s for s in sequences if s.in_prompt]
+        if not in_prompt:
+            return [], []
+        n_rows = scheduler.chunk_rows(
+            self.target.n_batch,
+            len(in_prompt) < len(sequences),
+            self._rows_per_s,
+            self._round_s,
         )
-        slot.cached += chunk
-        if self.drafter and sequence.keeps_features:
-            first = self.target.first_stored
-            slot.pending += range(first, first + len(chunk))
-        stats = sequence.stats
-        if last:
-            token = self._rounds.draw(sequence, len(chunk) - 1, 0)
-            sequence.emit(token, ends_text=self.target.vocabulary.ends_text(token))
-            stats.emitted += 1
-        stats.prompt_s += time.perf_counter() - start
-        stats.ttft_s = stats.prompt_s
+        rows = scheduler.share([Prompt(s.n_left, s.turn) for s in in_prompt], n_rows)
+        served = [(s, n) for s, n in zip(in_prompt, rows, strict=True) if n]
+        return [s for s, _ in served], [n for _, n in served]
+
+    def _prefill(self, sequences: List[Sequence]) -> None:
+        """One batch of prompt rows, and the first token of each prompt that ends in it."""
+        start = time.perf_counter()
+        batch = _Batch()
+        served, n_rows = self._chunks(sequences)
+        self.caches.make_room(sum(sequence.n_left for sequence in served))
+        room = self.caches.free_cells
+        for sequence, n in zip(served, n_rows, strict=True):
+            if sequence.n_left > room:  # other sequences have taken the rest
+                sequence.finish_reason = "length"
+            else:
+                batch.add(sequence, n)
+                room -= n
+        if not batch.tokens:
+            return
+        self.caches.decode(batch.tokens, batch.positions, batch.seq_ids, batch.output)
+        first = self.target.first_stored
+        row = output_row = 0
+        for sequence, n in zip(batch.sequences, batch.n_rows, strict=True):
+            slot = sequence.slot
+            slot.cached += batch.tokens[row : row + n]
+            if self.drafter and sequence.keeps_features:
+                slot.pending += range(first + row, first + row + n)
+            row += n
+            if batch.output[row - 1]:
+                self._rounds.emit_first(sequence, row - 1, output_row)
+                output_row += 1
+            sequence.turn = self._n_steps
+        now = time.perf_counter()
+        if row >= scheduler.LEAST_ROWS:
+            rate = row / (now - start)
+            self._rows_per_s += (rate - self._rows_per_s) / 4 if self._rows_per_s else rate
+        for sequence in batch.sequences:
+            sequence.stats.prompt_s += now - start
+            if len(sequence.tokens) <= 1:
+                sequence.stats.ttft_s = now - sequence.begun_at + sequence.stats.queue_s
+
+
+class _Batch:
+    """Rows of some prompts."""
+
+    def __init__(self) -> None:
+        self.sequences: list[Sequence] = []
+        self.n_rows: list[int] = []
+        self.tokens: list[int] = []
+        self.positions: list[int] = []
+        self.seq_ids: list[int] = []
+        self.output: list[bool] = []
+
+    def add(self, sequence: Sequence, n: int) -> None:
+        """The next n rows of a sequence. Of a prompt's last row alone the logits are wanted, and
+        not where the token after it is known already."""
+        slot = sequence.slot
+        begin = len(slot.cached)
+        text = sequence.request.prompt
+        if sequence.tokens:
+            text = text + sequence.tokens
+        self.sequences.append(sequence)
+        self.n_rows.append(n)
+        self.tokens += text[begin : begin + n]
+        self.positions += range(begin, begin + n)
+        self.seq_ids += [slot.seq] * n
+        self.output += [False] * (n - 1) + [not sequence.tokens and n == sequence.n_left]

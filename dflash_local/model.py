@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import math
 import operator
 import reprlib
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
-from dataclasses import dataclass, fields
+from dataclasses import fields, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, TypedDict
 
 from dflash_local import calibration
+from dflash_local.answer import Order
+from dflash_local.async_chunks import AsyncChunks
+from dflash_local.batcher import Batcher
 from dflash_local.chat import ChatTemplate, Dialect, Tool, dialect_of
 from dflash_local.controller import Controller
 from dflash_local.drafter import Drafter
@@ -22,14 +27,15 @@ from dflash_local.engine import Engine
 from dflash_local.errors import DflashError, InputError
 from dflash_local.exactness import Exactness, measure
 from dflash_local.plan import Plan
+from dflash_local.prefix_store import PrefixStore
 from dflash_local.result import Chunk, Result
 from dflash_local.sampling import SamplingParams
 from dflash_local.sequence import Request
 from dflash_local.stats import Stats
+from dflash_local.status import ModelStatus, SlotStatus
 from dflash_local.target import Target
 from dflash_local.text import TextStream
 from dflash_local.verify import verify
-from dflash_local.worker import Job, Worker
 
 _SAMPLING = {field.name for field in fields(SamplingParams)}
 
@@ -40,13 +46,22 @@ class Options(TypedDict, total=False):
     `max_tokens`: None generates to the end of text or of the context. `stop`: texts that end the
     answer. `draft_width`: target rows per verify pass; 0 is plain decoding, "auto" what pays best
     on this machine, None the model's default.
-    `cancel`: an event that, once set, ends the answer within one round.
+    `cancel`: an event that, once set, ends the answer within one round. `queue_timeout`: seconds to
+    wait for a slot, after which QueueTimeoutError is raised. `deadline_s`: ends the answer, as
+    `max_tokens` does, so many seconds after its first token. `cache_prompt` False computes the
+    whole prompt anew; `ignore_eos` lets no end of text end the answer; `special` writes the names
+    of control tokens into the text.
     """
 
     max_tokens: int | None
     stop: str | List[str]
     draft_width: int | Literal["auto"] | None
     cancel: threading.Event | None
+    queue_timeout: float | None
+    deadline_s: float | None
+    cache_prompt: bool
+    ignore_eos: bool
+    special: bool
     temperature: float
     top_k: int
     top_p: float
@@ -63,20 +78,8 @@ class Options(TypedDict, total=False):
     logprobs: int | None
 
 
-@dataclass(frozen=True)
-class _Order:
-    """A request with what the engine does not know of: text and the caller's own cancel event."""
-
-    prompt: list[int]
-    sampling: SamplingParams
-    max_tokens: int | None
-    draft_width: int | Literal["auto"]
-    stop: tuple[str, ...]
-    cancel: threading.Event | None
-
-
 class Model:
-    """Generates from several threads' requests, one after the other on a thread of its own.
+    """Generates for callers on any thread, for as many at once as it has slots; others wait.
 
     Close it, or use it as a context manager; what is left open is closed when Python exits.
     """
@@ -88,10 +91,12 @@ class Model:
         plan: Plan | None = None,
         *,
         controller: Controller | None = None,
+        store: PrefixStore | None = None,
         say: Callable[[str], None] | None = None,
     ) -> None:
         """`controller` is what requests of width "auto" go by; without one they decode plainly.
-        `say` hears, once each, what a user should know of drafting here."""
+        `store` takes in prompts and answers that leave their slot. `say` hears, once each, what a
+        user should know of drafting here."""
         self.plan = plan
         self.target = target
         self.drafter = drafter
@@ -99,14 +104,15 @@ class Model:
         """Verify width of requests that name none."""
         self._vocabulary = target.vocabulary
         self._engine = Engine(target, drafter, target.options.n_seq, controller)
+        self._engine.caches.store = store
         self._say = say
         self._said: set[str] = set()
-        self._worker = Worker(f"dflash-local {target.path.name}")
+        self._batcher = Batcher(self._engine, f"dflash-local {target.path.name}")
         self._template: ChatTemplate | None = None
         self._dialect = dialect_of(target.chat_template)
         _open_models.add(self)
         # A model that nobody holds any more is freed with its last reference; its thread ends then.
-        weakref.finalize(self, self._worker.stop).atexit = False
+        weakref.finalize(self, self._batcher.stop).atexit = False
 
     # Text and tokens
 
@@ -119,6 +125,48 @@ class Model:
     def n_ctx(self) -> int:
         """Tokens that prompt and answer may have together."""
         return self.target.n_ctx
+
+    @property
+    def max_queue(self) -> int | None:
+        """How many requests may wait for a slot; one more is refused with QueueFullError. None, the
+        default: any number."""
+        return self._batcher.max_queue
+
+    @max_queue.setter
+    def max_queue(self, n: int | None) -> None:
+        if n is not None and (not isinstance(n, int) or n < 0):
+            raise InputError(f"max_queue is {n!r}; expected a whole number, 0 or more, or None")
+        self._batcher.max_queue = n
+
+    def status(self) -> ModelStatus:
+        """What it is doing, and has done since it was loaded. Never waits for the model."""
+        requests, totals = self._batcher.totals()
+        caches = self._engine.caches
+        store = caches.store
+        slots = tuple(
+            SlotStatus(slot.seq, slot.busy, len(slot.cached)) for slot in self._engine.slots
+        )
+        return ModelStatus(
+            n_slots=len(slots),
+            n_busy=sum(slot.busy for slot in slots),
+            n_waiting=self._batcher.n_waiting,
+            slots=slots,
+            n_ctx=self.n_ctx,
+            cells_used=self.n_ctx - caches.free_cells,
+            requests=requests,
+            prompt_tokens=totals.prompt_tokens,
+            cached_tokens=totals.cached_tokens,
+            emitted=totals.emitted,
+            rounds=totals.rounds,
+            drafted=totals.drafted,
+            accepted=totals.accepted,
+            position_drafted=tuple(totals.position_drafted),
+            position_accepted=tuple(totals.position_accepted),
+            prompt_s=totals.prompt_s,
+            decode_s=totals.decode_s,
+            cache_bytes=store.n_bytes if store else 0,
+            cache_hits=caches.reused["memory"] + caches.reused["disk"],
+        )
 
     def tokenize(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a prompt; `special` reads the names of special tokens as these tokens."""
@@ -169,27 +217,25 @@ class Model:
         return _last(self.stream(prompt, **options))
 
     def stream(self, prompt: str | List[int], **options: Any) -> Iterator[Chunk]:
-        """`generate`, chunk by chunk. Closing the iterator cancels the request."""
-        order = self._order(prompt, options)
-        return self._worker.stream(lambda job: self._run(order, job))
+        """`generate`, chunk by chunk. It begins when the first is asked for; closing the iterator
+        cancels the request."""
+        return self._batcher.stream(self._order(prompt, options))
+
+    async def asubmit(self, prompt: str | List[int], **options: Any) -> AsyncChunks:
+        """Queue a request, and return its chunks to come: what is wrong with it is raised here, and
+        QueueFullError. Cancel it to give up on them."""
+        # A grammar may take long to compile, a text to tokenise.
+        order = await asyncio.to_thread(self._order, prompt, options)
+        return AsyncChunks(partial(self._batcher.submit, order))
 
     async def astream(self, prompt: str | List[int], **options: Any) -> AsyncIterator[Chunk]:
         """`stream` for asynchronous callers; leaving the loop cancels the request."""
-        order = self._order(prompt, options)
-        loop = asyncio.get_running_loop()
-        items: asyncio.Queue[Any] = asyncio.Queue()
-
-        def hand_over(item: Any) -> None:
-            loop.call_soon_threadsafe(items.put_nowait, item)
-
-        job = self._worker.submit(lambda job: self._run(order, job), hand_over)
+        chunks = await self.asubmit(prompt, **options)
         try:
-            while (item := await items.get()) is not job:
-                yield item
-            if job.error is not None:
-                raise job.error
+            async for chunk in chunks:
+                yield chunk
         finally:
-            job.cancel()
+            chunks.cancel()
 
     async def agenerate(self, prompt: str | List[int], **options: Any) -> Result:
         """`generate` for asynchronous callers."""
@@ -241,22 +287,19 @@ class Model:
         Measured once, in a second or so, then kept; measuring empties the caches.
         """
         found: list[Exactness] = []
-
-        def work(_job: Job) -> None:
-            found.append(measure(self.target, before=self._engine.forget_all))
-
-        for _ in self._worker.stream(work):
-            pass
+        self._batcher.run(
+            lambda: found.append(measure(self.target, before=self._engine.forget_all))
+        )
         return found[0]
 
     def forget(self) -> None:
-        """Empty the caches, so that the next request begins cold."""
-        for _ in self._worker.stream(lambda _job: self._engine.forget_all()):
-            pass
+        """Empty the caches, so that the next request begins cold. Waits for those at work."""
+        self._batcher.run(self._engine.caches.forget_all)
 
     def close(self) -> None:
         """End what runs and free everything. Safe to call again."""
-        self._worker.close()
+        self._batcher.close()
+        self._engine.caches.close()
         self._keep_costs()
         if self.drafter:
             self.drafter.close()
@@ -283,7 +326,7 @@ class Model:
     ) -> None:
         self.close()
 
-    def _order(self, prompt: str | List[int], options: dict[str, Any]) -> _Order:
+    def _order(self, prompt: str | List[int], options: dict[str, Any]) -> Order:
         """Check a request before it is queued, so that bad ones fail at the call."""
         known = _SAMPLING | Options.__annotations__.keys()
         unknown = options.keys() - known
@@ -296,57 +339,39 @@ class Model:
         sampling = SamplingParams(**{k: v for k, v in options.items() if k in _SAMPLING})
         sampling.validate(self.target.n_vocab)
         self._engine.guide.check(sampling)
-        width = options.get("draft_width")
-        stop = options.get("stop") or ()
-        if not isinstance(stop, Iterable):
-            raise InputError(f"stop is {stop!r}; give a text, or several in a list")
+        if options.get("ignore_eos"):
+            never = dict.fromkeys(self._vocabulary.ends, -math.inf)
+            sampling = replace(sampling, logit_bias={**sampling.logit_bias, **never})
         cancel = options.get("cancel")
         if not (cancel is None or callable(getattr(cancel, "is_set", None))):
             raise InputError(f"cancel is {cancel!r}; give a threading.Event")
-        order = _Order(
-            prompt=tokens,
-            sampling=sampling,
-            max_tokens=options.get("max_tokens", 256),
-            draft_width=self.draft_width if width is None else width,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
-            cancel=cancel,
+        width = options.get("draft_width")
+        text = self._text(options)
+        request = Request(
+            tokens,
+            sampling,
+            options.get("max_tokens", 256),
+            self.draft_width if width is None else width,
+            text.push,
+            options.get("cache_prompt", True),
         )
-        self._engine.check(self._request(order, TextStream(self._vocabulary.piece, order.stop)))
-        return order
-
-    @staticmethod
-    def _request(order: _Order, text: TextStream) -> Request:
-        return Request(order.prompt, order.sampling, order.max_tokens, order.draft_width, text.push)
-
-    # On the worker's thread
-
-    def _run(self, order: _Order, job: Job) -> None:
-        text = TextStream(self._vocabulary.piece, order.stop)
-        sequence = self._engine.begin(self._request(order, text))
-        shown: list[str] = []
-        n = 0
-        try:
-            while sequence.finish_reason is None:
-                if len(sequence.tokens) > n:
-                    shown.append(text.take())
-                    job.put(Chunk(shown[-1], sequence.tokens[n:], sequence.logprobs[n:]))
-                    n = len(sequence.tokens)
-                if job.cancelled.is_set() or (order.cancel is not None and order.cancel.is_set()):
-                    sequence.cancelled.set()
-                self._engine.step([sequence])
-        finally:
-            self._engine.end(sequence)
-        self._tell(sequence.stats)
-        shown.append(text.take() + text.finish())
-        result = Result(
-            text="".join(shown),
-            tokens=sequence.tokens,
-            finish_reason=sequence.finish_reason,
-            stats=sequence.stats,
-            seed=sequence.sampler.seed,
-            logprobs=sequence.logprobs,
+        self._engine.check(request)
+        return Order(
+            request,
+            text,
+            cancel,
+            _seconds("queue_timeout", options),
+            _seconds("deadline_s", options),
+            self._tell,
         )
-        job.put(Chunk(shown[-1], sequence.tokens[n:], sequence.logprobs[n:], result))
+
+    def _text(self, options: dict[str, Any]) -> TextStream:
+        stop = options.get("stop") or ()
+        if not isinstance(stop, Iterable):
+            raise InputError(f"stop is {stop!r}; give a text, or several in a list")
+        stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        special = bool(options.get("special"))
+        return TextStream(partial(self._vocabulary.piece, special=special), stop)
 
     def _tell(self, stats: Stats) -> None:
         """Once each: that drafting does not pay here, and what may be wrong with it."""
@@ -355,6 +380,14 @@ class Model:
             if line and self._say and kind not in self._said:
                 self._said.add(kind)
                 self._say(line)
+
+
+def _seconds(name: str, options: dict[str, Any]) -> float | None:
+    value = options.get(name)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if value is not None and not (number and value >= 0):
+        raise InputError(f"{name} is {value!r}; expected seconds, 0 or more, or None")
+    return value
 
 
 def _token_ids(prompt: Iterable[int]) -> list[int]:

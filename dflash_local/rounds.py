@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as List
+from contextlib import contextmanager
 from functools import partial
 from typing import TypeAlias
 
@@ -12,7 +13,7 @@ from dflash_local.caches import Caches
 from dflash_local.controller import Controller
 from dflash_local.draft import Draft
 from dflash_local.drafter import DraftRequest
-from dflash_local.errors import InputError
+from dflash_local.errors import GrammarError, InputError
 from dflash_local.features import StoredFeatures
 from dflash_local.policy import Policy
 from dflash_local.sampling import not_finite
@@ -20,6 +21,7 @@ from dflash_local.sequence import Sequence
 from dflash_local.verify import Verdict, verify
 
 _NO_DRAFT = Draft.chain([])
+_NO_TOKEN = -1
 _MOST_WITH_A_DRAFT = 16
 """Rows to inject that a draft takes along: those of a round, so that drafts take alike long."""
 _AHEAD_S, _MOST_AHEAD = 0.004, 16
@@ -48,7 +50,7 @@ class Rounds:
 
     def run(self, sequences: List[Sequence]) -> None:
         """One round of all of these, or some plain ones. Raises as `Target.decode`, and what the
-        drafter raises."""
+        drafter raises; what goes wrong with one sequence alone is its `error`."""
         sequences = self._with_room(sequences)
         if not sequences:
             return
@@ -70,9 +72,10 @@ class Rounds:
         verified = time.perf_counter()
         for sequence, draft, row in zip(sequences, drafts, first_rows, strict=True):
             sampling = time.perf_counter()
-            verdict = self._match(sequence, draft, row)
-            sequence.stats.sample_s += time.perf_counter() - sampling
-            self._accept(sequence, draft, verdict, row)
+            with self._alone(sequence):
+                verdict = self._match(sequence, draft, row)
+                sequence.stats.sample_s += time.perf_counter() - sampling
+                self._accept(sequence, draft, verdict, row)
         end = time.perf_counter()
         for sequence in sequences:
             stats = sequence.stats
@@ -102,6 +105,16 @@ class Rounds:
                 return min(seconds, self.controller.costs.draft_s(n_drafting, self._caches.depth))
         return seconds
 
+    @contextmanager
+    def _alone(self, sequence: Sequence) -> Iterator[None]:
+        """What its sampler or its `on_token` raises ends this sequence, its cache emptied, and is
+        no matter to the others."""
+        try:
+            yield
+        except Exception as error:
+            sequence.fail(error)
+            self._caches.forget(sequence.slot)
+
     def _with_room(self, sequences: List[Sequence]) -> list[Sequence]:
         """Those whose anchor fits the context; the rest have reached its end."""
         widths = [s.request.draft_width for s in sequences]
@@ -113,7 +126,8 @@ class Rounds:
 
     def _limits(self, sequences: List[Sequence]) -> list[int]:
         """The most drafts that each may verify: what can be emitted, and has room."""
-        free = self._caches.free_cells - len(sequences)  # the anchors
+        room = min(self._caches.free_cells, self.target.n_batch)
+        free = room - len(sequences)  # the anchors
         limits = []
         for sequence in sequences:
             width = sequence.request.draft_width
@@ -171,7 +185,11 @@ class Rounds:
             checked = _checked(draft).valid_prefix(self.target.n_vocab)
             proposed = self.judge(checked).clip(limits[i])
             # What the grammar forbids would be rejected, whatever the target thinks of it.
-            drafts[i] = proposed.clip(sequences[i].sampler.n_valid(proposed.tokens))
+            try:
+                n_valid = sequences[i].sampler.n_valid(proposed.tokens)
+            except GrammarError:
+                n_valid = 0  # if it stands in the way of the answer too, the draw will tell
+            drafts[i] = proposed.clip(n_valid)
         self._choose_widths(sequences, drafts, limits)
         return drafts
 
@@ -199,14 +217,19 @@ class Rounds:
         else:
             self._decode(sequences, [_NO_DRAFT] * n)
             decoded = time.perf_counter()
-            steps = [[self.draw(sequence, row, row) for row, sequence in enumerate(sequences)]]
+            steps = [[_NO_TOKEN] * n]
+            for row, sequence in enumerate(sequences):
+                with self._alone(sequence):
+                    steps[0][row] = self.draw(sequence, row, row)
             sampled = time.perf_counter()
         rebuilds = self.target.n_rebuilds - rebuilds
         self._last_rows = n
         seconds = (decoded - start) / len(steps)
         self._step_s += (seconds - self._step_s) / 4
         for i, sequence in enumerate(sequences):
-            self._emit_steps(sequence, [step[i] for step in steps], i, n)
+            if sequence.finish_reason is None:
+                with self._alone(sequence):
+                    self._emit_steps(sequence, [step[i] for step in steps], i, n)
         end = time.perf_counter()
         for sequence in sequences:
             stats = sequence.stats
@@ -297,6 +320,13 @@ class Rounds:
             self.controller.observe(
                 sequence.policy, draft.logprobs, len(draft), len(verdict.path) - 1
             )
+
+    def emit_first(self, sequence: Sequence, row: int, output_row: int) -> None:
+        """The token after the last row of a prompt."""
+        with self._alone(sequence):
+            token = self.draw(sequence, row, output_row)
+            sequence.emit(token, ends_text=self.target.vocabulary.ends_text(token))
+            sequence.stats.emitted += 1
 
     def draw(self, sequence: Sequence, row: int, output_row: int) -> int:
         """The target's token after a row of the last batch, the `output_row`-th with logits."""

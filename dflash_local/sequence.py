@@ -26,7 +26,8 @@ class Request:
     """What to generate.
 
     `draft_width` are target rows per verify pass with the anchor; 0 (and 1) is plain decoding, and
-    "auto" is what pays best, round by round. `on_token` hears every token but an end of text, in
+    "auto" is what pays best, round by round. Without `cache_prompt` nothing of the prompt is taken
+    from the caches. `on_token` hears every token but an end of text, in
     order; True ends generation with it.
     """
 
@@ -35,6 +36,7 @@ class Request:
     max_tokens: int | None = None
     draft_width: int | Literal["auto"] = 0
     on_token: Callable[[int], bool] = _never
+    cache_prompt: bool = True
 
     @property
     def drafts(self) -> bool:
@@ -116,7 +118,14 @@ class Sequence:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    error: Exception | None = None
+    """What went wrong with this sequence alone."""
     cancelled: threading.Event = field(default_factory=threading.Event)
+    has_slot: bool = True
+    """False at its end, and while it is suspended: `slot` is then another's."""
+    turn: int = 0
+    """The engine's step in which its prompt was last served."""
+    begun_at: float = 0.0
 
     @property
     def keeps_features(self) -> bool:
@@ -131,9 +140,14 @@ class Sequence:
         return self.sampler.takes_best and self.request.sampling.logprobs is None
 
     @property
+    def n_left(self) -> int:
+        """Rows to decode before its next round: of the prompt, and where the caches have lost it,
+        of the answer up to the anchor."""
+        return len(self.request.prompt) + max(len(self.tokens) - 1, 0) - len(self.slot.cached)
+
+    @property
     def in_prompt(self) -> bool:
-        """Whether rows of the prompt are still to be decoded."""
-        return not self.tokens
+        return self.n_left > 0
 
     @property
     def anchor(self) -> int:
@@ -153,6 +167,11 @@ class Sequence:
         elif self.remaining == 0:
             self.finish_reason = "length"
         return self.finish_reason is not None
+
+    def fail(self, error: Exception) -> None:
+        """End with an error."""
+        self.error = error
+        self.finish_reason = "cancelled"
 
 
 def _is_count(value: object, least: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -18,7 +18,7 @@ class Stats:
     a line why the controller drafts or does not, `warning` what seems wrong. `prompt_tokens`
     include the `cached_tokens`, which were not computed again. `prompt_s` ends and `decode_s`
     begins with the prompt's last row; `draft_s`, `verify_s` and `sample_s` are parts of `decode_s`.
-    `ttft_s` runs from the request to its first token.
+    `queue_s` is the time without a slot. `ttft_s` runs from the request to its first token.
     """
 
     rounds: int = 0
@@ -27,6 +27,7 @@ class Stats:
     emitted: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    queue_s: float = 0.0
     prompt_s: float = 0.0
     decode_s: float = 0.0
     draft_s: float = 0.0
@@ -37,6 +38,19 @@ class Stats:
     drafting: str | None = None
     warning: str | None = None
     outcomes: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    @classmethod
+    def sum(cls, parts: Iterable[Stats]) -> Stats:
+        """The counts and seconds of several requests together. `ttft_s` adds up too; `drafting` and
+        `warning` are nobody's."""
+        total = cls()
+        for part in parts:
+            for name in _SUMMED:
+                setattr(total, name, getattr(total, name) + getattr(part, name))
+            # The whole at once: another thread may be recording a round.
+            for outcome, n in dict(part.outcomes).items():
+                total.outcomes[outcome] = total.outcomes.get(outcome, 0) + n
+        return total
 
     def record_round(self, *, drafted: int, emitted: int) -> None:
         """Count one verify pass over `drafted` nodes that emitted `emitted` (at least 1) tokens."""
@@ -125,6 +139,7 @@ class Stats:
             "cached_tokens": self.cached_tokens,
             "tokens_per_second": round(self.tokens_per_second, 4),
             "ttft_s": round(self.ttft_s, 6),
+            "queue_s": round(self.queue_s, 6),
             "prompt_s": round(self.prompt_s, 6),
             "decode_s": round(self.decode_s, 6),
             "draft_s": round(self.draft_s, 6),
@@ -133,6 +148,9 @@ class Stats:
             "rest_s": round(self.rest_s, 6),
             "shares": {name: round(share, 4) for name, share in self.shares.items()},
         }
+
+
+_SUMMED = [field.name for field in fields(Stats) if field.type in ("int", "float")]
 
 
 def _summed(pairs: Iterable[tuple[int, int]]) -> dict[int, int]:

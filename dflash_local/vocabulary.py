@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -145,6 +146,12 @@ class Vocabulary:
         if known is None:
             known = self._ends[token] = bool(api.llama_vocab_is_eog(self.pointer, token))
         return known
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """All end-of-text tokens."""
+        with self.reading() as pointer:
+            return [t for t in range(self.n_tokens) if api.llama_vocab_is_eog(pointer, t)]
 
     @property
     def bos(self) -> str:

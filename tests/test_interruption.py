@@ -215,7 +215,7 @@ def test_a_model_that_nobody_holds_is_freed(prompt: str) -> None:
         model.generate("x", logit_bias=dict.fromkeys(range(model.target.n_vocab), -float("inf")))
     chunks = model.stream(prompt, max_tokens=N)
     next(chunks)
-    target, thread = weakref.ref(model.target), model._worker._thread
+    target, thread = weakref.ref(model.target), model._batcher._thread
     del model, chunks
     gc.collect()
     thread.join(60)

@@ -1,0 +1,47 @@
+"""The chunks of a request, from the model's thread to an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from dflash_local.job import Job
+from dflash_local.result import Chunk
+
+
+class AsyncChunks:
+    """An asynchronous iterator over what a job puts out. If nobody holds it, the job is cancelled.
+
+    `submit` gets the job's sink, which raises RuntimeError once the event loop is closed.
+    """
+
+    def __init__(self, submit: Callable[[Callable[[Any], None]], Job]) -> None:
+        self._items: asyncio.Queue[Any] = asyncio.Queue()
+        self._ended = False
+        loop = asyncio.get_running_loop()
+        self._job = submit(partial(loop.call_soon_threadsafe, self._items.put_nowait))
+
+    def cancel(self) -> None:
+        """End the request within one round. Chunks that were made before may still come."""
+        self._job.cancel()
+
+    def __aiter__(self) -> AsyncChunks:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        if self._ended:
+            raise StopAsyncIteration
+        item = await self._items.get()
+        if item is not self._job:
+            chunk: Chunk = item
+            return chunk
+        self._ended = True
+        if self._job.error is not None:
+            raise self._job.error
+        raise StopAsyncIteration
+
+    def __del__(self) -> None:
+        if job := getattr(self, "_job", None):
+            job.cancel()
