@@ -190,6 +190,14 @@ class Caches:
         if len(state):
             store.put(Entry(**vars(prefix), target=state, drafter=rows))
 
+    def forget_all(self) -> None:
+        """Empty all free slots, and the store with its files."""
+        for slot in self.slots:
+            if not slot.busy:
+                self.forget(slot)
+        if self.store is not None:
+            self.store.clear()
+
     def close(self) -> None:
         """Spill what is worth it to the disk, if the store has one. Safe to call again."""
         if self.store is None:

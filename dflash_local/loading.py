@@ -17,6 +17,7 @@ from dflash_local.gguf_file import GgufFile
 from dflash_local.model import Model
 from dflash_local.pairing import check_pair, check_target
 from dflash_local.plan import make_plan
+from dflash_local.prefix_key import check_store, open_store
 from dflash_local.probe import ensure_loadable
 from dflash_local.target import Target
 from dflash_local.target_options import MAX_OUTPUT_ROWS, TargetOptions
@@ -39,6 +40,8 @@ def load(
     tensor_split: List[float] | None = None,
     n_seq: int = 1,
     draft_window: int = 0,
+    cache_mb: int = 0,
+    cache_dir: str | os.PathLike[str] | None = None,
     recalibrate: bool = False,
     quiet: bool = False,
 ) -> Model:
@@ -52,12 +55,14 @@ def load(
     a sequence, and its cache holds hardly more of them; 0 is for all. That is the default, as no
     file says how long the texts were that its drafter was trained on. Beyond that length drafts are
     poor without a window: the shipped pair accepts 2.3 tokens a round after 1800 with a window of
-    512, 1.1 without; after 500 both accept 2.6. `recalibrate` measures what drafting costs on this
-    machine though it is known from an earlier time. Raises FileError for bad files, PairError where
-    the two do not fit, InputError for what does not fit the memory, with the numbers, BackendError
-    where llama.cpp itself fails.
+    512, 1.1 without; after 500 both accept 2.6. Prompts and answers that leave their slot are kept
+    in `cache_mb` MiB of host memory and, with `cache_dir`, in as many MiB of files in that folder.
+    `recalibrate` measures what drafting costs on this machine though it is known from an earlier
+    time. Raises FileError for bad files, PairError where the two do not fit, InputError for what
+    does not fit the memory, with the numbers, BackendError where llama.cpp itself fails.
     """
     say = _silent if quiet else _to_stderr
+    check_store(cache_mb, cache_dir)
     target_file = GgufFile.open(target)
     check_target(target_file)
     draft_file = GgufFile.open(draft) if draft is not None else None
@@ -116,7 +121,8 @@ def load(
             else None
         )
         controller = _controller(loaded, drafter, say, recalibrate) if drafter else None
-        return Model(loaded, drafter, plan, controller=controller, say=say)
+        store = open_store(loaded, drafter, cache_mb, cache_dir, say)
+        return Model(loaded, drafter, plan, controller=controller, store=store, say=say)
     except BaseException:
         loaded.close()
         raise

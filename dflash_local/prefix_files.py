@@ -200,8 +200,8 @@ def _content(entry: Entry) -> list[bytes | memoryview]:
         len(header).to_bytes(_LENGTH, "little"),
         header,
         entry.tokens.astype("<i4").tobytes(),
-        memoryview(entry.target),
-        memoryview(entry.drafter),
+        entry.target.data,
+        entry.drafter.data,
     ]
     digest = hashlib.blake2b(digest_size=_DIGEST)
     for part in parts:
@@ -238,9 +238,9 @@ def _read(path: Path) -> Entry:
         if not head.startswith(_MAGIC) or size <= begin:
             raise _Unusable("it is no saved prefix")
         body = np.empty(size - begin, np.uint8)
-        if file.readinto(memoryview(body)) != len(body):
+        if file.readinto(body.data) != len(body):
             raise _Unusable("it was cut while it was read")
-    if hashlib.blake2b(body, digest_size=_DIGEST).digest() != head[len(_MAGIC) :]:
+    if hashlib.blake2b(body.data, digest_size=_DIGEST).digest() != head[len(_MAGIC) :]:
         raise _Unusable("it is damaged")
     length = int.from_bytes(body[:_LENGTH].tobytes(), "little")
     header = _header(body[_LENGTH : _LENGTH + length].tobytes())

@@ -1,18 +1,50 @@
-"""What must be equal for a saved sequence to be that of a target and a drafter."""
+"""The store of saved sequences of a target and a drafter, and what must be equal for them."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from dflash_local import runtime
 from dflash_local.drafter import Drafter, SavesRows
+from dflash_local.errors import InputError
+from dflash_local.prefix_files import PrefixFiles
+from dflash_local.prefix_store import PrefixStore
 from dflash_local.target import Target
 
 _BLOCK = 1 << 16
 _BLOCKS = 64
+
+
+def check_store(cache_mb: int, cache_dir: str | os.PathLike[str] | None) -> None:
+    """Raises InputError for what `open_store` cannot open, whatever the models."""
+    if isinstance(cache_mb, bool) or not isinstance(cache_mb, int) or cache_mb < 0:
+        raise InputError(f"cache_mb is {cache_mb!r}; expected a whole number of MiB, 0 or more")
+    if cache_dir is not None and not cache_mb:
+        raise InputError("cache_dir needs room in memory, too; give cache_mb, 1 or more")
+
+
+def open_store(
+    target: Target,
+    drafter: Drafter | None,
+    cache_mb: int,
+    cache_dir: str | os.PathLike[str] | None,
+    say: Callable[[str], None],
+) -> PrefixStore | None:
+    """A store of `cache_mb` MiB in memory and, with a folder, as many on disk; None for 0.
+
+    Raises InputError for a folder that cannot be used.
+    """
+    if not cache_mb:
+        return None
+    max_bytes = cache_mb << 20
+    files = None
+    if cache_dir is not None:
+        files = PrefixFiles(cache_dir, state_key(target, drafter), max_bytes, say)
+    return PrefixStore(max_bytes, files)
 
 
 def state_key(target: Target, drafter: Drafter | None) -> dict[str, Any]:

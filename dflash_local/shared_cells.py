@@ -13,28 +13,21 @@ class SharedCells:
     """
 
     def __init__(self) -> None:
-        self._common: dict[tuple[int, int], int] = {}
+        self._common: dict[tuple[int, int], int] = {}  # replaced, so that any thread may read it
 
     def share(self, source: int, target: int, length: int) -> None:
         """Slot `target`, which is empty, takes the first `length` cells of slot `source`."""
         self.cut(target, 0)
-        found = {}
+        found = {_pair(source, target): length} if length else {}
         for (a, b), n in self._common.items():
             if source in (a, b):
-                other = b if a == source else a
-                found[_pair(other, target)] = min(n, length)
-        self._common |= found
-        if length:
-            self._common[_pair(source, target)] = length
+                found[_pair(b if a == source else a, target)] = min(n, length)
+        self._common = self._common | found
 
     def cut(self, slot: int, length: int) -> None:
         """A slot keeps its first `length` cells."""
-        for pair, n in list(self._common.items()):
-            if slot in pair and n > length:
-                if length:
-                    self._common[pair] = length
-                else:
-                    del self._common[pair]
+        left = {pair: min(n, length) if slot in pair else n for pair, n in self._common.items()}
+        self._common = {pair: n for pair, n in left.items() if n}
 
     def n_used(self, lengths: List[int]) -> int:
         """Cells in use, where slot i has `lengths[i]`."""

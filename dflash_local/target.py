@@ -308,7 +308,7 @@ class Target:
         """
         if not self.n_swa or not length:
             return True
-        first = api.llama_memory_seq_pos_min(self._memory, seq)
+        first: int = api.llama_memory_seq_pos_min(self._memory, seq)
         return 0 <= first <= max(0, length + 1 - self.n_swa)
 
     def clear(self, seq: int) -> None:
