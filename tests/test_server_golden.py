@@ -1,0 +1,107 @@
+"""Event streams, byte by byte, as files in `golden/` have them.
+
+What differs from run to run is replaced first: ids by `<id>`, the time by `<time>`, the fingerprint
+by `<fingerprint>`, and every number in `timings` and of a log-probability by `<number>`; comments
+that keep a connection alive are left out. Texts are those of a target that decodes plainly, where
+it is certain or bound, so that they do not hang on the last bit of a sum.
+
+After a change that is meant, write the files anew with DFLASH_LOCAL_GOLDEN=write in the
+environment, and read the difference.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from chat_models import NOW
+from openai_api import CHAT, COMPLETIONS, QUESTION, user
+
+GOLDEN = Path(__file__).parent / "golden"
+
+PLACE: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "go",
+        "parameters": {
+            "type": "object",
+            "properties": {"to": {"const": "Rome"}, "days": {"const": 3}},
+            "required": ["to", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+COUNT = "a = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12"
+GREEDY = {"temperature": 0, "stream": True}
+USAGE = {"stream_options": {"include_usage": True}}
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": (CHAT, {"messages": user(QUESTION), "max_tokens": 4}),
+    "chat_stop": (CHAT, {"messages": user(QUESTION), "stop": "\n", **USAGE}),
+    "chat_logprobs": (
+        CHAT,
+        {"messages": user(QUESTION), "max_tokens": 2, "logprobs": True, "top_logprobs": 1},
+    ),
+    "chat_reasoning": (
+        CHAT,
+        {"messages": user("1?"), "grammar": r'root ::= "<think>\nOh\n</think>\n\n2"', **USAGE},
+    ),
+    "chat_tools": (
+        CHAT,
+        {
+            "messages": user("Go"),
+            "tools": [PLACE, NOW],
+            "tool_choice": {"type": "function", "function": {"name": "go"}},
+            "parallel_tool_calls": False,
+            **USAGE,
+        },
+    ),
+    "chat_json": (
+        CHAT,
+        {
+            "messages": user("Go"),
+            "reasoning_effort": "none",
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "word", "schema": {"const": "two"}},
+            },
+        },
+    ),
+    "completions": (COMPLETIONS, {"prompt": COUNT, "max_tokens": 3, "echo": True}),
+    "completions_logprobs": (
+        COMPLETIONS,
+        {"prompt": COUNT, "max_tokens": 2, "logprobs": 1, **USAGE},
+    ),
+}
+_REPLACED = (
+    (re.compile(r'"id":"(chatcmpl|cmpl|call)[-_][0-9a-f]{24}"'), r'"id":"<id>"'),
+    (re.compile(r'"created":[0-9]+'), '"created":<time>'),
+    (re.compile(r'"system_fingerprint":"fp_[0-9a-f]{12}"'), '"system_fingerprint":"<fingerprint>"'),
+    (re.compile(r"(?<=[:\[,])-?[0-9]+(\.[0-9]+)?(e-[0-9]+)(?=[,}\]])"), "<number>"),
+    (re.compile(r"(?<=[:\[,])-?[0-9]+\.[0-9]+(?=[,}\]])"), "<number>"),
+)
+_TIMINGS = re.compile(r'"timings":\{[^}]*\}')
+
+
+def replaced(text: str) -> str:
+    text = text.replace(": \n\n", "")
+    for pattern, by in _REPLACED:
+        text = pattern.sub(by, text)
+    return _TIMINGS.sub(lambda found: re.sub(r"(?<=:)[0-9]+", "<number>", found[0]), text)
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_stream_is_what_the_file_has(tool_client: httpx.Client, name: str) -> None:
+    path, body = REQUESTS[name]
+    # A cached prompt would change the usage from the second run on.
+    answer = tool_client.post(path, json={**GREEDY, "cache_prompt": False, **body})
+    assert answer.status_code == 200, answer.text
+    told = replaced(answer.text)
+    golden = GOLDEN / f"{name}.txt"
+    if os.environ.get("DFLASH_LOCAL_GOLDEN") == "write":
+        golden.write_text(told, encoding="utf-8", newline="\n")
+    assert told.encode() == golden.read_bytes()
