@@ -10,6 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 import dflash_local
 from dflash_local.model import Model
 from dflash_local.server import (
+    apply_template,
     chat,
     completion,
     completions,
@@ -42,6 +43,7 @@ ROUTERS = (
     completion.router,
     infill.router,
     tokenize.router,
+    apply_template.router,
 )
 
 

@@ -137,6 +137,7 @@ class ChatRequest(SamplingFields):
     n: bounds.Choices | None = None
     max_tokens: bounds.Predict | None = None
     max_completion_tokens: bounds.Predict | None = None
+    n_predict: bounds.Predict | None = None
     logprobs: bounds.Flag | None = None
     top_logprobs: bounds.TopLogprobs | None = None
     response_format: ResponseFormat | None = None
@@ -162,7 +163,10 @@ class ChatRequest(SamplingFields):
         """Tokens of an answer; None: to the end of text or of the context."""
         if self.max_completion_tokens is not None:
             return token_limit("max_completion_tokens", self.max_completion_tokens)
-        return token_limit("max_tokens", self.max_tokens)
+        if self.max_tokens is not None or self.n_predict is None:
+            return token_limit("max_tokens", self.max_tokens)
+        # 0 is llama.vim's way to have a prompt read into the cache.
+        return token_limit("n_predict", self.n_predict or 1)
 
     def check(self) -> None:
         """Raises ApiError where fields contradict each other."""

@@ -1,0 +1,30 @@
+"""`/apply-template`: llama-server's, by which clients see what a conversation becomes."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+
+from dflash_local.model import Model
+from dflash_local.server.chat_schema import ChatRequest
+from dflash_local.server.conversation import prepare
+from dflash_local.server.generation import off_loop
+from dflash_local.server.tools import tool_use
+
+router = APIRouter()
+
+
+@router.post("/apply-template")
+async def apply_template(request: Request, body: ChatRequest) -> dict[str, str]:
+    """The prompt of a chat as text, control tokens by their names. Nothing is generated."""
+    return {"prompt": await off_loop(_prompt, request.app.state.model, body)}
+
+
+def _prompt(model: Model, body: ChatRequest) -> str:
+    conversation = prepare(
+        model,
+        [message.shown() for message in body.messages],
+        tools=tool_use(body.tools, body.tool_choice, parallel=body.parallel_tool_calls),
+        reasoning_effort=body.reasoning_effort,
+        template_kwargs=body.chat_template_kwargs,
+    )
+    return model.target.vocabulary.detokenize(conversation.prompt, special=True)

@@ -1,0 +1,215 @@
+"""Requests as editors and agents send them, replayed against a real server.
+
+`editor_requests/` holds what each client's source puts together: every field under its own name,
+prompts and tools shortened. Each answer is read as that client reads it, which is all that it
+needs; where a client sets no end to an answer, the replay does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from chat_models import with_template
+from server_process import EXACT, ServerProcess, serving
+
+FOLDER = Path(__file__).parent / "editor_requests"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "editors.md"
+CLIENTS = {
+    path.stem: json.loads(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.json")
+}
+LIMITS = {"/v1/chat/completions": "max_tokens", "/v1/responses": "max_output_tokens"}
+LIMIT_NAMES = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
+
+
+@pytest.fixture(scope="module")
+def tools_server(
+    pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """A server whose model's chat template has tools."""
+    target = with_template(pair[0], tmp_path_factory.mktemp("qwen3") / "target.gguf", "qwen3")
+    with serving("--target", str(target), "--draft", str(pair[1]), *EXACT) as running:
+        yield running
+
+
+def lines(answer: httpx.Response) -> list[str]:
+    """What the `data:` lines of a stream hold, as all of these clients read it: line by line."""
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    return [line[5:].strip() for line in answer.text.split("\n") if line.startswith("data:")]
+
+
+def until_done(answer: httpx.Response) -> list[dict[str, Any]]:
+    *data, last = lines(answer)
+    assert last == "[DONE]"
+    chunks = [json.loads(text) for text in data]
+    assert not any("error" in chunk for chunk in chunks)
+    return chunks
+
+
+def nothing(answer: httpx.Response, _body: Any) -> None:
+    assert answer.json() == {}
+
+
+def anything(answer: httpx.Response, _body: Any) -> None:
+    assert answer.json()
+
+
+def health(answer: httpx.Response, _body: Any) -> None:
+    assert answer.json()["status"] == "ok"
+
+
+def models(answer: httpx.Response, _body: Any) -> None:
+    (model,) = answer.json()["data"]
+    assert model["id"]
+
+
+def context(answer: httpx.Response, _body: Any) -> None:
+    assert answer.json()["default_generation_settings"]["n_ctx"] > 0
+
+
+def prompt(answer: httpx.Response, body: Any) -> None:
+    assert body["messages"][-1]["content"] in answer.json()["prompt"]
+
+
+def tokens(answer: httpx.Response, _body: Any) -> None:
+    assert len(answer.json()["tokens"]) > 3
+
+
+def llama_vim_completion(answer: httpx.Response, body: Any) -> None:
+    told = answer.json()
+    assert set(told) == set(body["response_fields"])
+    assert told["content"].strip()
+    assert told["truncated"] is False
+    assert told["tokens_cached"] >= 0
+    assert all(told[field] >= 0 for field in told if field.startswith("timings/"))
+    assert told["timings/predicted_n"] > 0
+    _first, *others = told["content"].split("\n")
+    assert all(line.startswith(" " * body["n_indent"]) for line in others if line)
+
+
+def llama_vscode_completions(answer: httpx.Response, body: Any) -> None:
+    told = answer.json()
+    assert len(told) == body["n_cmpl"]
+    assert all(isinstance(one["content"], str) for one in told)
+    assert told[0]["content"].strip()
+    names = {"prompt_n", "prompt_ms", "prompt_per_second"}
+    names |= {"predicted_n", "predicted_ms", "predicted_per_second"}
+    assert names <= told[0]["timings"].keys()
+
+
+def llama_stream(answer: httpx.Response, _body: Any) -> None:
+    told = [json.loads(text) for text in lines(answer)]
+    assert "".join(event["content"] for event in told)
+    assert [event["stop"] for event in told] == [False] * (len(told) - 1) + [True]
+
+
+def completion(answer: httpx.Response, _body: Any) -> None:
+    told = answer.json()
+    assert told["id"]
+    assert told["choices"][0]["text"].strip()
+
+
+def completion_stream(answer: httpx.Response, _body: Any) -> None:
+    chunks = until_done(answer)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"])
+
+
+def chat(answer: httpx.Response, _body: Any) -> None:
+    assert answer.json()["choices"][0]["message"]["content"]
+
+
+def chat_stream(answer: httpx.Response, body: Any) -> None:
+    chunks = until_done(answer)
+    choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
+    assert choices[0]["delta"]["role"] == "assistant"
+    said = "".join(
+        (choice["delta"].get("content") or "") + (choice["delta"].get("reasoning_content") or "")
+        for choice in choices
+    )
+    assert said or any("tool_calls" in choice["delta"] for choice in choices)
+    reasons = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
+    assert len(reasons) == 1
+    assert reasons[0] in ("stop", "length", "tool_calls")
+    if body.get("stream_options", {}).get("include_usage"):
+        assert chunks[-1]["choices"] == []
+        usage = chunks[-1]["usage"]
+        assert usage["prompt_tokens"] + usage["completion_tokens"] == usage["total_tokens"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] >= 0
+
+
+def responses_stream(answer: httpx.Response, _body: Any) -> None:
+    events = [json.loads(text) for text in lines(answer)]
+    said = [e["delta"] for e in events if e["type"] == "response.output_text.delta"]
+    done = [e["item"] for e in events if e["type"] == "response.output_item.done"]
+    assert done
+    assert "".join(said) == "".join(
+        part["text"] for item in done if item["type"] == "message" for part in item["content"]
+    )
+    last = events[-1]
+    assert last["type"] in ("response.completed", "response.incomplete")
+    usage = last["response"]["usage"]
+    assert usage["input_tokens"] + usage["output_tokens"] == usage["total_tokens"]
+    assert usage["input_tokens_details"]["cached_tokens"] >= 0
+    assert usage["output_tokens_details"]["reasoning_tokens"] >= 0
+
+
+READERS: dict[str, Callable[[httpx.Response, Any], None]] = {
+    reader.__name__: reader
+    for reader in (
+        nothing,
+        anything,
+        health,
+        models,
+        context,
+        prompt,
+        tokens,
+        llama_vim_completion,
+        llama_vscode_completions,
+        llama_stream,
+        completion,
+        completion_stream,
+        chat,
+        chat_stream,
+        responses_stream,
+    )
+}
+
+
+def replay(server: ServerProcess, request: dict[str, Any]) -> None:
+    body = request.get("body")
+    limit = LIMITS.get(request["path"])
+    if limit and not any(name in body for name in LIMIT_NAMES):
+        body = {**body, limit: 16}
+    headers = {"Authorization": "Bearer none", "Content-Type": "application/json"}
+    with server.client(headers=headers) as client:
+        answer = client.request(request.get("method", "POST"), request["path"], json=body)
+    assert answer.status_code == 200, answer.text
+    READERS[request["reads"]](answer, body)
+
+
+@pytest.mark.parametrize("name", sorted(CLIENTS))
+def test_a_client_reads_what_it_needs(name: str, server: ServerProcess) -> None:
+    """From the shipped pair, with which somebody tries an editor first."""
+    for request in CLIENTS[name]["requests"]:
+        replay(server, request)
+
+
+@pytest.mark.parametrize("name", sorted(CLIENTS))
+def test_a_client_reads_what_it_needs_of_a_model_with_tools(
+    name: str, tools_server: ServerProcess
+) -> None:
+    for request in CLIENTS[name]["requests"]:
+        if "tools" in request.get("body", {}):
+            replay(tools_server, request)
+
+
+def test_the_page_names_the_clients_that_are_replayed() -> None:
+    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    named = {re.sub(r"[*`]|\[|\]\(.*?\)", "", row.split("|")[1]).strip() for row in rows[1:]}
+    assert named - {"---", ""} == {client["client"].split(",")[0] for client in CLIENTS.values()}
