@@ -107,11 +107,30 @@ SERVING = (
     DRAFT_WIDTH,
 )
 
+CACHE = (
+    option(
+        "--cache-mb",
+        type=whole(0, 1 << 24),
+        metavar="N",
+        default=1024,
+        help="MiB of host memory for prompts and answers that had to leave their slot, so that who "
+        "comes back to them does not wait again; 0 keeps none.",
+    ),
+    option(
+        "--cache-dir",
+        type=click.Path(file_okay=False),
+        metavar="DIR",
+        help="A folder that takes as many MiB again, and outlives the server. What is in it can be "
+        "read as text by those who can read the folder.",
+    ),
+)
+
 SECTIONS = {
     "Model": FILES,
     "Address": LISTENING,
     "Access": ACCESS,
     "Requests": SERVING,
+    "Cache": CACHE,
     "Machine": LOADING,
 }
 
@@ -133,7 +152,8 @@ def serve(ctx: click.Context, /, **values: Any) -> None:
     # Before the model is loaded, which may take a minute: a bad address is told at once.
     with lifecycle.bind(settings) as bound:
         files = {**values, "quiet": False}
-        with load_model(files, say, n_seq=values["n_seq"]) as model:
+        kept = values_of(CACHE, values)
+        with load_model(files, say, n_seq=values["n_seq"], **kept) as model:
             model.max_queue = values["max_queue"]
             _set_width(model, values["draft_width"])
             ctx.exit(lifecycle.serve(model, settings, bound, say))

@@ -73,6 +73,8 @@ def test_help_names_a_variable_for_every_option() -> None:
         (["--api-key", "schlüssel"], "ASCII"),
         (["--api-key-file", "no-such-file"], "no-such-file"),
         (["--alias", ""], "--alias"),
+        (["--cache-mb", "-1"], "--cache-mb"),
+        (["--cache-dir", TARGET], "--cache-dir"),
         (["--draft", DRAFTER], "--target"),
         (["--target", "no-such.gguf"], "no-such.gguf"),
         (["--no-such-option"], "--no-such-option"),
