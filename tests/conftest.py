@@ -47,7 +47,7 @@ def pair() -> tuple[Path, Path]:
 @pytest.fixture(scope="session")
 def model(pair: tuple[Path, Path]) -> Iterator[Model]:
     """The shipped pair where its verification is exact to the bit: Q8_0 and q8_0 KV, on the CPU."""
-    with load(*pair, n_ctx=2048, kv_type="q8_0", n_gpu_layers=0, quiet=True) as loaded:
+    with load(*pair, n_ctx=2048, kv_type="q8_0", n_gpu_layers=0, n_threads=1, quiet=True) as loaded:
         # Left to itself it would draft only where that pays, which says nothing about drafts.
         loaded.draft_width = loaded.engine.max_width
         yield loaded

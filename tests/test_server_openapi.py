@@ -1,0 +1,70 @@
+"""No request that fits what /openapi.json describes, or does not, makes the server fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.schemas import BaseSchema
+
+from server_process import EXACT, ServerProcess, serving
+
+ERROR_FIELDS = {"message", "type", "param", "code"}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[ServerProcess]:
+    # Answers stay short: the context is what bounds those that ask for no end.
+    with serving(*EXACT, "--parallel", "2", "--ctx", "256") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def api(served: ServerProcess) -> BaseSchema:
+    return schemathesis.openapi.from_url(f"{served.url}/openapi.json")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", list(schemathesis.GenerationMode), ids=lambda mode: mode.value)
+def test_no_request_makes_the_server_fail(
+    mode: schemathesis.GenerationMode, api: BaseSchema, served: ServerProcess
+) -> None:
+    for found in api.get_all_operations():
+        operation = found.ok()
+        if mode.is_negative and not operation.body:
+            continue  # nothing to get wrong: any text is a path
+
+        @settings(
+            max_examples=15,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(operation.as_strategy(generation_mode=mode))
+        def check(case: schemathesis.Case) -> None:
+            response = case.call(timeout=120)
+            case.validate_response(response, checks=[not_a_server_error])
+            assert served.process.poll() is None
+            if response.status_code >= 400:
+                assert set(response.json()["error"]) == ERROR_FIELDS
+
+        check()
+
+
+def test_every_route_is_described(api: BaseSchema) -> None:
+    paths = set(api.raw_schema["paths"])
+    assert {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/models",
+        "/infill",
+        "/completion",
+        "/health",
+        "/metrics",
+        "/props",
+    } <= paths
