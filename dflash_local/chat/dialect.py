@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from dflash_local.chat.events import Event, NewId, call_id
 from dflash_local.chat.tool import Tool
@@ -68,4 +68,11 @@ class Dialect(Protocol):
         `choice` is "required" for any of `tools`, or the name of one; `parallel` allows several
         calls where the family can write several. None where the family has no calls.
         """
+        ...
+
+    def answer_grammar(
+        self, schema: Mapping[str, Any], *, is_token: IsToken, thinking_open: bool = False
+    ) -> str | None:
+        """A Lark grammar for llguidance that binds the answer's content to a JSON schema, after
+        reasoning if the model reasons. None where the content is all that an answer has."""
         ...

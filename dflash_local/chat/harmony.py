@@ -7,9 +7,10 @@ user or, with `to=functions.NAME`, a call.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
 from dflash_local.chat.dialect import IsToken, Parser
 from dflash_local.chat.events import (
@@ -60,22 +61,39 @@ class Harmony:
     ) -> str:
         """One call: a call ends the answer."""
         called = chosen(tools, choice)
-        start, channel, message, constrain, end = (
-            mark(name, is_token) for name in (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, _END)
-        )
+        channel, message = mark(_CHANNEL, is_token), mark(_MESSAGE, is_token)
+        constrain = mark(_CONSTRAIN, is_token)
         rules = [
             f"start: reasoning? ({any_of([f'call{i}' for i in range(len(called))])})",
-            f'reasoning: {channel} "analysis" {message} thought {start} "assistant"',
+            *_reasoning_rules(is_token),
         ]
-        if is_token(_END):
-            rules += [f"thought: THOUGHT {end}", r"THOUGHT: /(.|\n)*/"]
-        else:
-            rules += [r"thought[lazy]: /(.|\n)*<\|end\|>/"]
         for i, tool in enumerate(called):
             to = literal(f"commentary to=functions.{tool.name} ")
             rules.append(f'call{i}: {channel} {to} {constrain} "json" {message} args{i}')
             rules.append(json_rule(f"args{i}", tool.parameters))
         return "\n".join(rules)
+
+    def answer_grammar(
+        self, schema: Mapping[str, Any], *, is_token: IsToken, thinking_open: bool = False
+    ) -> str:
+        channel, message = mark(_CHANNEL, is_token), mark(_MESSAGE, is_token)
+        rules = [
+            f'start: reasoning? {channel} "final" {message} answer',
+            *_reasoning_rules(is_token),
+            json_rule("answer", schema, lenient=False),
+        ]
+        return "\n".join(rules)
+
+
+def _reasoning_rules(is_token: IsToken) -> list[str]:
+    """Lark rules `reasoning`, with the beginning of the next message, and what it needs."""
+    start, channel, message, end = (
+        mark(name, is_token) for name in (_START, _CHANNEL, _MESSAGE, _END)
+    )
+    rule = f'reasoning: {channel} "analysis" {message} thought {start} "assistant"'
+    if is_token(_END):
+        return [rule, f"thought: THOUGHT {end}", r"THOUGHT: /(.|\n)*/"]
+    return [rule, r"thought[lazy]: /(.|\n)*<\|end\|>/"]
 
 
 class _In(Enum):

@@ -5,15 +5,16 @@ Formats: the chat templates of Qwen2.5, QwQ and Qwen3.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dflash_local.chat.call_reader import ObjectCall
 from dflash_local.chat.dialect import IsToken, Parser
 from dflash_local.chat.events import NewId, call_id
 from dflash_local.chat.lark import literal, mark, object_calls
 from dflash_local.chat.tagged_calls import TaggedCalls
-from dflash_local.chat.thinking import Answer, Thinking, thinking_rules
+from dflash_local.chat.thinking import Answer, Thinking, bound_answer, thinking_rules
 from dflash_local.chat.tool import Tool, chosen
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -58,3 +59,8 @@ class Hermes:
         if self.thinking:
             rules.append(thinking_rules(is_token, is_open=thinking_open))
         return "\n".join(rules)
+
+    def answer_grammar(
+        self, schema: Mapping[str, Any], *, is_token: IsToken, thinking_open: bool = False
+    ) -> str | None:
+        return bound_answer(schema, is_token, is_open=thinking_open) if self.thinking else None

@@ -18,8 +18,6 @@ _LAYOUT = {
     "whitespace_flexible": False,
     "item_separator": ", ?",
     "key_separator": ": ?",
-    # Tools of editors name formats and keywords that no grammar knows; OpenAI ignores them too.
-    "lenient": True,
 }
 
 
@@ -33,9 +31,13 @@ def mark(name: str, is_token: IsToken) -> str:
     return name if is_token(name) else literal(name)
 
 
-def json_rule(name: str, schema: Any) -> str:
-    """A rule for JSON text of `schema`, in the layout that models are shown."""
-    bound = {**schema, "x-guidance": _LAYOUT}
+def json_rule(name: str, schema: Any, *, lenient: bool = True) -> str:
+    """A rule for JSON text of `schema`, in the layout that models are shown.
+
+    `lenient` ignores what of the schema no grammar knows, and is refused otherwise: tools of
+    editors name formats and keywords that OpenAI ignores too.
+    """
+    bound = {**schema, "x-guidance": {**_LAYOUT, "lenient": lenient}}
     return f"{name}: %json {json.dumps(bound)}"
 
 

@@ -6,9 +6,10 @@ https://github.com/meta-llama/llama-models/blob/main/models/llama3_1/prompt_form
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
 from dflash_local.chat.call_reader import CallReader, ObjectCall
 from dflash_local.chat.dialect import IsToken, Parser
@@ -55,6 +56,11 @@ class Llama31:
     ) -> str:
         """One call: the family makes no more in an answer."""
         return f"start: object\n{object_calls(chosen(tools, choice), arguments='parameters')}"
+
+    def answer_grammar(
+        self, schema: Mapping[str, Any], *, is_token: IsToken, thinking_open: bool = False
+    ) -> None:
+        return None
 
 
 class _In(Enum):

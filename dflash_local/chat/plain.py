@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dflash_local.chat.dialect import IsToken, Parser
 from dflash_local.chat.events import NewId, call_id
-from dflash_local.chat.thinking import Answer, Thinking
+from dflash_local.chat.thinking import Answer, Thinking, bound_answer
 from dflash_local.chat.tool import Tool
 
 
@@ -35,3 +36,8 @@ class Plain:
         thinking_open: bool = False,
     ) -> None:
         return None
+
+    def answer_grammar(
+        self, schema: Mapping[str, Any], *, is_token: IsToken, thinking_open: bool = False
+    ) -> str | None:
+        return bound_answer(schema, is_token, is_open=thinking_open) if self.thinking else None

@@ -15,7 +15,7 @@ from dflash_local.chat.lark import any_of, json_rule, literal, mark
 from dflash_local.chat.markup_call import FUNCTION, PARAMETER, MarkupCall
 from dflash_local.chat.schema_types import json_types
 from dflash_local.chat.tagged_calls import TaggedCalls
-from dflash_local.chat.thinking import Answer, Thinking, thinking_rules
+from dflash_local.chat.thinking import Answer, Thinking, bound_answer, thinking_rules
 from dflash_local.chat.tool import Tool, chosen
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -64,6 +64,11 @@ class QwenCoder:
         if self.thinking:
             rules.append(thinking_rules(is_token, is_open=thinking_open))
         return "\n".join(rules)
+
+    def answer_grammar(
+        self, schema: Mapping[str, Any], *, is_token: IsToken, thinking_open: bool = False
+    ) -> str | None:
+        return bound_answer(schema, is_token, is_open=thinking_open) if self.thinking else None
 
 
 def _function_rules(i: int, tool: Tool) -> list[str]:

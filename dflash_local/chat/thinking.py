@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum, auto
+from typing import Any
 
 from dflash_local.chat.dialect import IsToken, Parser
 from dflash_local.chat.events import Content, Event, Reasoning, joined
-from dflash_local.chat.lark import mark
+from dflash_local.chat.lark import json_rule, mark
 from dflash_local.chat.marks import held
 
 OPEN, CLOSE = "<think>", "</think>"
@@ -100,3 +102,13 @@ def thinking_rules(is_token: IsToken, *, is_open: bool) -> str:
         rules = [r"thought[lazy]: /(.|\n)*<\/think>/"]
     begun = "thought GAP" if is_open else f"({mark(OPEN, is_token)} thought GAP)?"
     return "\n".join([f"reasoning: {begun}", *rules, r"GAP: /\n{0,2}/"])
+
+
+def bound_answer(schema: Mapping[str, Any], is_token: IsToken, *, is_open: bool) -> str:
+    """A Lark grammar of an optional reasoning part and JSON text of `schema`."""
+    rules = [
+        "start: reasoning answer",
+        json_rule("answer", schema, lenient=False),
+        thinking_rules(is_token, is_open=is_open),
+    ]
+    return "\n".join(rules)

@@ -11,8 +11,7 @@ from typing import Any
 
 from dflash_local.chat import Dialect
 from dflash_local.chat.dialect import Parser
-from dflash_local.chat.lark import json_rule
-from dflash_local.chat.thinking import CLOSE, thinking_rules
+from dflash_local.chat.thinking import CLOSE
 from dflash_local.model import Model
 from dflash_local.server.errors import ApiError
 from dflash_local.server.tools import ToolUse
@@ -98,15 +97,14 @@ def _bound_answer(
     model: Model, schema: Mapping[str, Any] | bool, prompt: list[int], thinking_open: bool
 ) -> dict[str, Any]:
     """The schema binds what comes after the reasoning, where the model may reason."""
-    thinks = getattr(model.dialect, "thinking", False)
-    if not thinks or _has_thought(model, prompt):
+    if _has_thought(model, prompt):
         return {"json_schema": schema}
-    rules = [
-        "start: reasoning answer",
-        json_rule("answer", schema if isinstance(schema, Mapping) else {"type": "object"}),
-        thinking_rules(model.is_token, is_open=thinking_open),
-    ]
-    return {"lark": "\n".join(rules)}
+    grammar = model.dialect.answer_grammar(
+        schema if isinstance(schema, Mapping) else {"type": "object"},
+        is_token=model.is_token,
+        thinking_open=thinking_open,
+    )
+    return {"json_schema": schema} if grammar is None else {"lark": grammar}
 
 
 def _has_thought(model: Model, prompt: list[int]) -> bool:
