@@ -1,0 +1,208 @@
+"""An answer bound by a grammar is drafted like any other: what the grammar forbids is not proposed,
+and the text is that of plain decoding."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from adversarial import ScriptedDrafter, always_wrong, oracle, right_for
+from dflash_local import Model, demo
+from dflash_local.draft import Draft
+from dflash_local.engine import Engine
+from dflash_local.errors import GrammarError, InputError
+from dflash_local.target import Target
+from pair_engine import answer, open_engine, open_target, request
+
+N = 32
+RECORD = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 30},
+        "sizes": {"type": "array", "items": {"type": "integer"}, "minItems": 3, "maxItems": 9},
+        "unit": {"enum": ["a metre", "a mile"]},
+    },
+    "required": ["name", "sizes", "unit"],
+    "additionalProperties": False,
+}
+BOUND: dict[str, dict[str, Any]] = {
+    "json_schema": {"json_schema": RECORD},
+    "any object": {"json_schema": True},
+    "lark": {
+        "lark": 'start: line+\nline: /[a-z_ ]{1,30}/ ("=" | "(") /[a-z0-9_. ]{0,20}/ ")"? "\\n"'
+    },
+    "gbnf": {"grammar": 'root ::= line+\nline ::= [a-z_ ]+ ("=" | "(") [a-z0-9_. ]* ")"? "\\n"'},
+}
+DRAWN: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "seeded": {"temperature": 0.9, "seed": 4},
+    "seeded with penalties": {"temperature": 0.9, "seed": 4, "repeat_penalty": 1.1, "top_k": 0},
+}
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Target]:
+    with open_target() as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("drawn", DRAWN)
+@pytest.mark.parametrize("bound", BOUND)
+def test_drafted_answers_are_the_plain_ones(model: Model, bound: str, drawn: str) -> None:
+    accepted = 0
+    for prompt in demo.prompts()["code"][:1]:
+        options: dict[str, Any] = {"max_tokens": N, **BOUND[bound], **DRAWN[drawn]}
+        model.forget()
+        plain = model.generate(prompt, draft_width=0, **options)
+        assert plain.stats.drafted == 0
+        for width in (2, 5, 16):
+            model.forget()
+            drafted = model.generate(prompt, draft_width=width, **options)
+            assert drafted.tokens == plain.tokens
+            assert drafted.text == plain.text
+            assert drafted.finish_reason == plain.finish_reason
+            accepted += drafted.stats.accepted
+    assert accepted > 0 or bound == "any object"  # which these models leave empty
+
+
+def test_an_answer_is_of_its_schema_at_every_width(model: Model) -> None:
+    close = {model.tokenize(text)[0]: 4.0 for text in ('"', "]")}
+    for width in (0, 16):
+        result = model.generate(
+            "record = ", json_schema=RECORD, max_tokens=200, draft_width=width, logit_bias=close
+        )
+        assert result.finish_reason == "stop"
+        record = json.loads(result.text)
+        assert list(record) == ["name", "sizes", "unit"]
+        assert len(record["sizes"]) >= 3 and record["unit"] in ("a metre", "a mile")
+
+
+class Known:
+    """A prompt and its plain answer within a grammar."""
+
+    def __init__(self, target: Target, **params: Any) -> None:
+        self.target = target
+        self.prompt = target.vocabulary.tokenize("x = ")
+        self.params = params
+        bare = Engine(target, None)
+        self.tokens = answer(bare, self.prompt, 0, N, **params).tokens
+        bare.forget_all()
+        self.text = self.prompt + self.tokens
+
+    def check(self, script: Any, width: int = 16) -> Any:
+        engine = Engine(self.target, ScriptedDrafter(script))
+        drafted = answer(engine, self.prompt, width, N, **self.params)
+        engine.forget_all()
+        assert drafted.tokens == self.tokens
+        return drafted.stats
+
+
+@pytest.fixture(scope="module", params=[*BOUND])
+def bound(request: pytest.FixtureRequest) -> dict[str, Any]:
+    found: dict[str, Any] = BOUND[request.param]
+    return found
+
+
+@pytest.mark.parametrize("drawn", DRAWN)
+def test_drafters_good_and_bad(target: Target, bound: dict[str, Any], drawn: str) -> None:
+    known = Known(target, **bound, **DRAWN[drawn])
+    n_vocab = target.n_vocab
+    right = known.check(oracle(known.text))
+    # An end of text that was drafted and is drawn is in no cache, and so is not accepted.
+    assert right.accepted == len(known.tokens) - 1 - right.rounds
+    assert right.drafted - right.accepted in (0, 1)
+    wrong = known.check(always_wrong(known.text, n_vocab))
+    assert wrong.accepted == 0
+    for k in (1, 3, 7):
+        partly = known.check(right_for(known.text, lambda k=k: k, n_vocab))
+        assert max(partly.accepted_lengths) <= k + 1
+
+
+def test_what_the_grammar_forbids_is_not_proposed(target: Target) -> None:
+    """Neither a letter where digits are due, nor the end of a text that may not end."""
+    vocabulary = target.vocabulary
+    letter = vocabulary.tokenize("a")[-1]
+    for params in ({"lark": "start: /[0-9]{30}/"}, {"grammar": "root ::= [0-9]{30}"}):
+        known = Known(target, **params)
+        know = oracle(known.text)
+        end = known.tokens[-1]
+        assert vocabulary.ends_text(end)
+        for bad, n in ((end, 1), (letter, 0)):  # the end is right once, at the end
+            assert known.check(lambda *_, bad=bad: Draft.chain([bad] * 15)).drafted == n
+
+            def script(at: int, anchor: int, n: int, bad: int = bad, know: Any = know) -> Draft:
+                return Draft.chain([*know(at, anchor, 3).tokens, *[bad] * (n - 3)])
+
+            stats = known.check(script)
+            assert stats.drafted - stats.accepted in (0, 1)
+            assert max(stats.accepted_lengths) == 4
+
+
+def test_several_at_once_each_keep_to_their_own(target: Target) -> None:
+    ways = [BOUND["json_schema"], BOUND["gbnf"], BOUND["lark"], {}]
+    prompts = demo.prompts()["code"][:4]
+    with open_engine(n_ctx=1024, n_seq=len(ways)) as engine:
+        ids = [engine.target.vocabulary.tokenize(text) for text in prompts]
+        sequences = [
+            engine.begin(request(prompt, width, N, **way))
+            for prompt, width, way in zip(ids, (16, 5, 0, 9), ways, strict=True)
+        ]
+        engine.run(sequences)
+        for sequence, way in zip(sequences, ways, strict=True):
+            assert (sequence.stats.accepted > 0) == sequence.request.drafts
+            if way:
+                constraint = engine.guide.constraint(sequence.request.sampling)
+                assert constraint is not None
+                assert constraint.n_valid(sequence.tokens) == len(sequence.tokens)
+
+
+def test_log_probabilities_are_the_target_s_own(model: Model) -> None:
+    """The grammar takes no part in them, drafted or not."""
+    prompt = demo.prompts()["code"][0]
+    free = model.generate(prompt, max_tokens=1, logprobs=4).logprobs[0]
+    for width in (0, 16):
+        model.forget()
+        answer = model.generate(
+            prompt, max_tokens=12, logprobs=4, draft_width=width, lark="start: /[0-9]{12}/"
+        )
+        assert answer.logprobs[0].top == free.top
+        assert [found.token for found in answer.logprobs] == answer.tokens
+        first = answer.logprobs[0]
+        assert first.token not in dict(first.top) or dict(first.top)[first.token] == first.logprob
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"json_schema": {"type": "nope"}}, GrammarError),
+        ({"lark": "start: nowhere"}, GrammarError),
+        ({"grammar": "root ::= nowhere"}, GrammarError),
+        ({"grammar": 'root ::= "a"', "json_schema": True}, InputError),
+    ],
+    ids=str,
+)
+def test_a_bad_grammar_fails_at_the_call(
+    model: Model, options: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error) as caught:
+        model.stream("x", **options)
+    assert "\n" not in str(caught.value)
+
+    async def begin() -> None:
+        async for _ in model.astream("x", **options):
+            raise AssertionError("a chunk of a request that is refused")
+
+    with pytest.raises(error):
+        asyncio.run(begin())
+
+
+def test_a_grammar_that_grows_too_large_ends_its_own_answer_alone(model: Model) -> None:
+    """Known only once the answer is on its way."""
+    schema = {"enum": ["x" * 100_000, "y" * 100_000]}
+    with pytest.raises(GrammarError, match="too many states"):
+        model.generate("x", json_schema=schema, max_tokens=4)
+    assert model.generate("x = ", lark="start: /[0-9]{3}/", max_tokens=9).finish_reason == "stop"
