@@ -14,6 +14,7 @@ from dflash_local import Model, load
 from dflash_local.server.fim import Gap, OtherText, infill_prompt
 from dflash_local.vocabulary import Vocabulary
 from gguf_files import ARRAY, STRING, UINT32, changed, parts
+from server_process import EXACT, serving
 
 PREFIX = "def area(width, height):\n"
 SUFFIX = "\n\nprint(area(2, 3))\n"
@@ -44,19 +45,15 @@ def repository_vocabulary(
 
 
 @pytest.fixture(scope="module")
-def without_infill(
-    pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Vocabulary]:
-    """That of a model which never filled a gap."""
+def without_infill(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target which never filled a gap."""
     tokens = parts(pair[0])[0]["tokenizer.ggml.tokens"][0]
     named = [f"<|unused_{i}|>" if "fim_" in name else name for i, name in enumerate(tokens)]
-    path = changed(
+    return changed(
         pair[0],
         tmp_path_factory.mktemp("plain") / "target.gguf",
         keys={"tokenizer.ggml.tokens": (named, ARRAY, STRING)},
     )
-    with load(path, n_ctx=64, n_gpu_layers=0, quiet=True) as loaded:
-        yield loaded.target.vocabulary
 
 
 def spelled(vocabulary: Vocabulary, gap: Gap, room: int = WIDE) -> str:
@@ -89,10 +86,25 @@ def test_the_prompt_of_a_model_that_knows_of_files(repository_vocabulary: Vocabu
     )
 
 
-def test_a_model_that_fills_no_gaps_goes_on(without_infill: Vocabulary) -> None:
-    assert without_infill.infill is None
+def test_a_model_that_fills_no_gaps_goes_on(without_infill: Path) -> None:
     gap = Gap(PREFIX, SUFFIX, "    return ", (OtherText("a = 1\n", "a.py"),))
-    assert spelled(without_infill, gap) == (f"\n\n--- snippet ---\n\na = 1\n{PREFIX}    return ")
+    expected = f"\n\n--- snippet ---\n\na = 1\n{PREFIX}    return "
+    with load(without_infill, n_ctx=256, kv_type="q8_0", n_gpu_layers=0, quiet=True) as model:
+        assert model.target.vocabulary.infill is None
+        assert spelled(model.target.vocabulary, gap) == expected
+        own = model.generate(expected, max_tokens=8)
+    body = {
+        "input_prefix": PREFIX,
+        "input_suffix": SUFFIX,
+        "prompt": "    return ",
+        "input_extra": [{"text": "a = 1\n"}],
+        "n_predict": 8,
+    }
+    with serving("--target", str(without_infill), *EXACT[:4]) as server, server.client() as client:
+        told = [client.post("/infill", json=body).json() for _ in range(2)]
+        warnings = [line for line in server.log if "no tokens to fill a gap" in line]
+    assert [answer["content"] for answer in told] == [own.text] * 2
+    assert len(warnings) == 1
 
 
 def test_names_of_control_tokens_in_code_are_text(vocabulary: Vocabulary) -> None:

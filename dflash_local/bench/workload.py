@@ -188,19 +188,9 @@ def _tokens(
 
 
 def infill_tokens(model: Model) -> tuple[int, int, int] | None:
-    """The tokens before prefix, suffix and middle of a gap; None where the model has none.
-
-    llama.cpp takes them from the file's metadata, or knows them by their names.
-    """
-    import llama_cpp.llama_cpp as api
-
-    pointer = model.target.vocabulary.pointer
-    marks = (
-        api.llama_vocab_fim_pre(pointer),
-        api.llama_vocab_fim_suf(pointer),
-        api.llama_vocab_fim_mid(pointer),
-    )
-    return None if min(marks) < 0 else marks
+    """The tokens before prefix, suffix and middle of a gap; None where the model has none."""
+    marks = model.target.vocabulary.infill
+    return (marks.prefix, marks.suffix, marks.middle) if marks else None
 
 
 def long_cases(

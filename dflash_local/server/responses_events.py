@@ -120,6 +120,8 @@ class ResponseEvents:
 
 def _text_item(kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """An item without content, and the content's first part."""
+    item: dict[str, Any]
+    part: dict[str, Any]
     if kind == "message":
         item = {"id": _id("msg"), "type": kind, "role": "assistant"}
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
