@@ -138,7 +138,10 @@ class Load:
 
             await asyncio.gather(*(client() for _ in range(self._n_clients)))
             self.report.seconds = time.monotonic() - start
-            await self._expect_idle()
+            try:
+                await self._expect_idle()
+            except Exception as error:
+                self.report.failures.append(f"afterwards: {type(error).__name__}: {error}")
         self._weigh()
         return self.report
 
