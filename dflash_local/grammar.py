@@ -27,7 +27,8 @@ _DEEPEST, _WIDEST = 100, 1_000_000  # of a grammar: llama.cpp recurses, and copi
 class Grammar:
     """A `Constraint` by llama.cpp's grammar sampler.
 
-    `mask` looks at the whole vocabulary: 70 ns per token id on one CPU, so 10 ms for 150,000.
+    `mask` looks at the whole vocabulary: 0.1 to 2 us per token id on one CPU, so up to 0.3 s for
+    150,000. llguidance takes less than a thousandth of that for the same grammar in Lark.
     """
 
     def __init__(self, vocabulary: Vocabulary, text: str) -> None:

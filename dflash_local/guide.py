@@ -65,6 +65,11 @@ class Guide:
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
+    def prepare(self) -> None:
+        """Show llguidance the vocabulary now, if it has not been. That holds up all of Python's
+        threads, for 150,000 tokens up to a second, which running streams would notice."""
+        self._shown()
+
     def check(self, params: SamplingParams) -> None:
         """Compile the grammar that `params` name, if any. Raises GrammarError."""
         constraint = self.constraint(params)
@@ -96,7 +101,7 @@ class Guide:
         return Matched(self._vocabulary, matcher.deep_copy())
 
     def _compile(self, kind: str, source: str) -> LLMatcher:
-        tokenizer = self._lltokenizer()
+        tokenizer = self._shown()
         found: list[LLMatcher] = []
 
         def compile_it() -> None:
@@ -112,7 +117,7 @@ class Guide:
             raise GrammarError(f"{kind}: {_reason(matcher.get_error())}")
         return matcher
 
-    def _lltokenizer(self) -> LLTokenizer:
+    def _shown(self) -> LLTokenizer:
         with self._lock:
             if self._tokenizer is None:
                 self._tokenizer = _lltokenizer(self._vocabulary)
