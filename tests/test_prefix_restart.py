@@ -1,0 +1,95 @@
+"""A model that is loaded again finds on disk what the one before it had, however that one ended."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dflash_local import InputError, Model, load, policy, sampling
+
+N = 12
+OPTIONS = {"n_ctx": 512, "kv_type": "q8_0", "n_gpu_layers": 0, "quiet": True}
+
+SPILLER = """
+import sys
+from dflash_local import demo, load
+model = load(*demo.pair(), **{options!r}, cache_mb=1, cache_dir={folder!r})
+while True:
+    for prompt in {prompts!r}:
+        model.generate(prompt, max_tokens=2, draft_width=8)
+"""
+
+
+@pytest.fixture(scope="module")
+def prompts(model: Model) -> list[list[int]]:
+    text = model.tokenize(inspect.getsource(sampling))
+    return [text[100 * i : 100 * i + 130] for i in range(6)]
+
+
+def test_a_chat_goes_on_after_a_restart(
+    pair: tuple[Path, Path], model: Model, prompts: list[list[int]], tmp_path: Path
+) -> None:
+    options = {"max_tokens": N, "draft_width": 8, "temperature": 0.7, "seed": 5}
+    options |= {"presence_penalty": 0.5, "repeat_penalty": 1.2}
+    model.forget()
+    expected = model.generate(prompts[0], **options)
+    with load(*pair, **OPTIONS, cache_mb=8, cache_dir=tmp_path) as first:
+        first.generate(prompts[0], **options)
+    with load(*pair, **OPTIONS, cache_mb=8, cache_dir=tmp_path) as second:
+        found = second.generate(prompts[0], **options)
+        assert found.stats.cached_tokens == len(prompts[0]) - 1
+        assert found.tokens == expected.tokens
+        assert found.stats.accepted_lengths == expected.stats.accepted_lengths
+        assert second.status().cache_hits == 1
+        second.forget()
+        assert second.generate(prompts[0], **options).stats.cached_tokens == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no SIGKILL")
+def test_killed_while_it_spills(
+    pair: tuple[Path, Path], model: Model, prompts: list[list[int]], tmp_path: Path
+) -> None:
+    options = {"max_tokens": N, "draft_width": 8}
+    code = SPILLER.format(options=OPTIONS, folder=str(tmp_path), prompts=prompts)
+    process = subprocess.Popen([sys.executable, "-c", code], env=os.environ)
+    try:
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.glob("*.prefix")) or not list(tmp_path.glob("*.tmp")):
+            assert process.poll() is None and time.monotonic() < deadline
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    n_hits = 0
+    with load(*pair, **OPTIONS, cache_mb=1, cache_dir=tmp_path) as after:
+        for prompt in prompts:
+            model.forget()
+            expected = model.generate(prompt, **options)
+            found = after.generate(prompt, **options)
+            assert found.tokens == expected.tokens
+            assert found.stats.accepted_lengths == expected.stats.accepted_lengths
+        n_hits = after.status().cache_hits
+    assert n_hits
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cache_mb": -1}, "cache_mb is -1; expected"),
+        ({"cache_mb": 1.5}, "cache_mb is 1.5; expected"),
+        ({"cache_dir": "x"}, "cache_dir needs room in memory, too; give cache_mb"),
+        ({"cache_mb": 1, "cache_dir": policy.__file__}, "cannot be used: .*name a folder"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    pair: tuple[Path, Path], options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        load(*pair, **OPTIONS, **options)
