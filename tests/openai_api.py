@@ -1,4 +1,8 @@
-"""What tests of OpenAI's routes share: requests, refusals, and the events of a stream."""
+"""What tests of OpenAI's routes share: requests, refusals, and the events of a stream.
+
+Unless a test says otherwise, prompts are computed anew. A part of one that was computed beside
+other requests may differ from it in the last bits, and answers where the target is undecided.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,8 @@ import httpx
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 QUESTION = "Write a function that adds two numbers"
+CERTAIN = 4
+"""So many tokens of the answer to that question are certain, whoever else is answered with it."""
 
 
 def user(text: str) -> list[dict[str, Any]]:
@@ -18,7 +24,7 @@ def user(text: str) -> list[dict[str, Any]]:
 
 def post(client: httpx.Client, path: str, **body: Any) -> Any:
     """The answer's JSON."""
-    answer = client.post(path, json=body)
+    answer = client.post(path, json={"cache_prompt": False, **body})
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -36,7 +42,7 @@ def refused(client: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
 
 def streamed(client: httpx.Client, path: str, **body: Any) -> list[dict[str, Any]]:
     """The chunks of a stream, which ends as it should."""
-    answer = client.post(path, json={**body, "stream": True})
+    answer = client.post(path, json={"cache_prompt": False, **body, "stream": True})
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/event-stream")
     *blocks, end = answer.text.split("\n\n")

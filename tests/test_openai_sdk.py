@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from chat_models import NOW, WEATHER
-from openai_api import QUESTION, user
+from openai_api import CERTAIN, QUESTION, user
 from server_process import EXACT, ServerProcess, serving
 
 MODEL = "any-name"
@@ -37,13 +37,13 @@ def tool_sdk(tool_server: ServerProcess) -> Iterator[openai.OpenAI]:
 
 def test_a_chat(sdk: openai.OpenAI) -> None:
     told = sdk.chat.completions.create(
-        model=MODEL, messages=user(QUESTION), max_completion_tokens=16, temperature=0, n=2
+        model=MODEL, messages=user(QUESTION), max_completion_tokens=CERTAIN, temperature=0, n=2
     )
     assert [choice.finish_reason for choice in told.choices] == ["length", "length"]
     assert told.choices[0].message.role == "assistant"
     assert told.choices[0].message.content == told.choices[1].message.content
     assert told.usage is not None
-    assert told.usage.completion_tokens == 32
+    assert told.usage.completion_tokens == 2 * CERTAIN
     assert told.usage.prompt_tokens_details is not None
     assert told.usage.prompt_tokens_details.cached_tokens is not None
     assert told.system_fingerprint is not None
@@ -53,13 +53,13 @@ def test_a_chat(sdk: openai.OpenAI) -> None:
 
 def test_a_stream(sdk: openai.OpenAI) -> None:
     whole = sdk.chat.completions.create(
-        model=MODEL, messages=user(QUESTION), max_tokens=16, temperature=0
+        model=MODEL, messages=user(QUESTION), max_tokens=CERTAIN, temperature=0
     )
     chunks = list(
         sdk.chat.completions.create(
             model=MODEL,
             messages=user(QUESTION),
-            max_tokens=16,
+            max_tokens=CERTAIN,
             temperature=0,
             stream=True,
             stream_options={"include_usage": True},
@@ -68,7 +68,7 @@ def test_a_stream(sdk: openai.OpenAI) -> None:
     *parts, last = chunks
     assert last.choices == []
     assert last.usage is not None
-    assert last.usage.completion_tokens == 16
+    assert last.usage.completion_tokens == CERTAIN
     told = "".join(part.choices[0].delta.content or "" for part in parts)
     assert told == whole.choices[0].message.content
 
@@ -94,10 +94,10 @@ def test_asynchronously(server: ServerProcess) -> None:
             base_url=f"{server.url}/v1", api_key="unused", max_retries=0
         ) as sdk:
             told = await sdk.chat.completions.create(
-                model=MODEL, messages=user(QUESTION), max_tokens=8, temperature=0
+                model=MODEL, messages=user(QUESTION), max_tokens=CERTAIN, temperature=0
             )
             stream = await sdk.chat.completions.create(
-                model=MODEL, messages=user(QUESTION), max_tokens=8, temperature=0, stream=True
+                model=MODEL, messages=user(QUESTION), max_tokens=CERTAIN, temperature=0, stream=True
             )
             pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
             return told.choices[0].message.content, "".join(pieces)
@@ -184,12 +184,13 @@ def test_a_stream_of_tools(tool_sdk: openai.OpenAI) -> None:
 
 
 def test_completions(sdk: openai.OpenAI) -> None:
-    options: dict[str, Any] = {"model": MODEL, "max_tokens": 8, "temperature": 0}
-    told = sdk.completions.create(prompt=["def f(x):", "import"], logprobs=2, **options)
+    options: dict[str, Any] = {"model": MODEL, "max_tokens": CERTAIN, "temperature": 0}
+    prompts = ["a = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12", "import"]
+    told = sdk.completions.create(prompt=prompts, logprobs=2, **options)
     assert [choice.index for choice in told.choices] == [0, 1]
     assert told.choices[0].logprobs is not None
-    assert len(told.choices[0].logprobs.tokens or []) == 8
-    chunks = list(sdk.completions.create(prompt="def f(x):", stream=True, **options))
+    assert len(told.choices[0].logprobs.tokens or []) == CERTAIN
+    chunks = list(sdk.completions.create(prompt=prompts[0], stream=True, **options))
     assert "".join(chunk.choices[0].text for chunk in chunks) == told.choices[0].text
     between = sdk.completions.create(prompt="def f(x):\n", suffix="\n    return y", **options)
     assert between.choices[0].text

@@ -46,6 +46,7 @@ def test_an_answer_is_the_model_s_own(
     client: httpx.Client, model: Model, body: dict[str, Any], options: dict[str, Any]
 ) -> None:
     told = ask(client, max_tokens=32, **body)
+    model.forget()
     own = model.chat(user(QUESTION), max_tokens=32, **{**SAMPLER, **options})
     assert content(told) == own.text
     assert told["choices"][0]["finish_reason"] == own.finish_reason
@@ -128,9 +129,12 @@ def test_the_usage_of_a_stream_comes_in_a_chunk_without_choices(client: httpx.Cl
     assert sorted(c["choices"][0]["index"] for c in ended) == [0, 1]
 
 
-def test_several_choices_count_on_from_the_seed(client: httpx.Client) -> None:
-    together = ask(client, n=3, seed=11, max_tokens=12)
-    alone = [content(ask(client, seed=seed, max_tokens=12)) for seed in (11, 12, 13)]
+def test_several_choices_count_on_from_the_seed(client: httpx.Client, model: Model) -> None:
+    """Of a few words that the model is left, each choice draws one, far from the next."""
+    words = [model.tokenize(word) for word in (" while", " return", " import")]
+    body = {"max_tokens": 1, "logit_bias": {str(token): 100 for [token] in words}}
+    together = ask(client, n=3, seed=0, **body)
+    alone = [content(ask(client, seed=i, **body)) for i in range(3)]
     assert [content(together, i) for i in range(3)] == alone
     assert [choice["index"] for choice in together["choices"]] == [0, 1, 2]
     assert len(set(alone)) > 1
@@ -146,9 +150,13 @@ def test_a_seed_gives_the_same_answer_and_no_seed_another(client: httpx.Client) 
 
 
 def test_costs(client: httpx.Client) -> None:
-    messages = user("Name the parts of a bicycle, one after the other, please.")
-    first = post(client, CHAT, messages=messages, max_tokens=40, temperature=0)
-    again = post(client, CHAT, messages=messages, max_tokens=40, temperature=0)
+    body = {
+        "messages": user("Name the parts of a bicycle, one after the other, please."),
+        "max_tokens": 40,
+        "temperature": 0,
+        "cache_prompt": True,
+    }
+    first, again = (post(client, CHAT, **body) for _ in range(2))
     for told in (first, again):
         usage, timings = told["usage"], told["timings"]
         assert timings["cache_n"] + timings["prompt_n"] == usage["prompt_tokens"]
@@ -160,7 +168,7 @@ def test_costs(client: httpx.Client) -> None:
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == (
         again["usage"]["prompt_tokens"] - 1
     )
-    anew = post(client, CHAT, messages=messages, max_tokens=1, cache_prompt=False)
+    anew = post(client, CHAT, **{**body, "cache_prompt": False})
     assert anew["timings"]["cache_n"] == 0
 
 
@@ -176,6 +184,7 @@ def test_stop_texts_end_the_answer_before_them(client: httpx.Client, several: bo
 
 def test_logprobs_are_the_model_s(client: httpx.Client, model: Model) -> None:
     told = ask(client, max_tokens=8, temperature=0, logprobs=True, top_logprobs=3)
+    model.forget()
     own = model.chat(user(QUESTION), max_tokens=8, logprobs=3)
     entries = told["choices"][0]["logprobs"]["content"]
     assert len(entries) == len(own.logprobs)

@@ -16,6 +16,10 @@ DEFAULT_MAX_TOKENS = 16
 """OpenAI's, for this route alone."""
 
 
+MAX_ANSWERS = 32
+"""To one request; each waits for a slot."""
+
+
 def _kind(value: Any) -> str:
     if not isinstance(value, list):
         return "text"
@@ -73,6 +77,13 @@ class CompletionsRequest(SamplingFields):
     def check(self) -> None:
         """Raises ApiError where fields contradict each other."""
         n = self.n or 1
+        if len(self.prompts) * n > MAX_ANSWERS:
+            raise ApiError(
+                400,
+                f"{len(self.prompts)} prompts with n {n} ask for {len(self.prompts) * n} answers; "
+                f"at most {MAX_ANSWERS} are given to one request",
+                param="n",
+            )
         if self.stream_options is not None and not self.stream:
             raise ApiError(
                 400, "stream_options are for streams; set stream", param="stream_options"
