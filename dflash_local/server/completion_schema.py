@@ -28,6 +28,7 @@ from dflash_local.server.sampling_fields import SamplingFields
 
 _Piece = Text | TokenId
 _Pieces = Annotated[list[_Piece], Field(max_length=4 << 20)]
+_Alternatives = Annotated[int, Field(strict=True, ge=0, le=100)]
 _ResponseField = Annotated[str, Field(strict=True, max_length=256)]
 
 _ABSENT = {
@@ -56,7 +57,7 @@ class LlamaRequest(SamplingFields):
         validation_alias=AliasChoices("n_cmpl", "n"),
         description="Answers to each prompt; more than one are answered as a list.",
     )
-    n_probs: Count = Field(
+    n_probs: _Alternatives = Field(
         default=0,
         validation_alias=AliasChoices("n_probs", "logprobs"),
         description="How many alternatives to report with each token.",
