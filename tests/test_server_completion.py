@@ -120,7 +120,7 @@ def test_only_the_fields_asked_for_are_answered(client: httpx.Client) -> None:
 
 
 def test_no_tokens_reads_the_prompt_into_the_cache(client: httpx.Client) -> None:
-    prompt = "from collections import OrderedDict, defaultdict\n\n\nclass Registry:\n"
+    prompt = "".join(f"registered_{i} = register({i * i})\n" for i in range(20))
     told = complete(client, prompt=prompt, n_predict=0)
     assert (told["content"], told["tokens_predicted"]) == ("", 0)
     again = complete(client, prompt=prompt, n_predict=1)
