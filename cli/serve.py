@@ -156,6 +156,8 @@ def serve(ctx: click.Context, /, **values: Any) -> None:
         with load_model(files, say, n_seq=values["n_seq"], **kept) as model:
             model.max_queue = values["max_queue"]
             _set_width(model, values["draft_width"])
+            # Once requests come it would hold them all up: a second for a large vocabulary.
+            model.engine.guide.prepare()
             ctx.exit(lifecycle.serve(model, settings, bound, say))
 
 
