@@ -1,5 +1,5 @@
 """A real server process whose model can call tools and think: the shipped target with the chat
-template of Qwen3. It decodes plainly, so that a stream has one token in each chunk."""
+template of Qwen3. It decodes plainly: a stream that is not greedy has one token in each chunk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 from chat_models import with_template
 from server_process import ServerProcess, serving
 
-PLAIN = ("--gpu-layers", "0", "--kv-type", "q8_0", "--draft-width", "0")
+# Two threads that wait for each other by spinning are slow where others want the cores too.
+PLAIN = ("--gpu-layers", "0", "--kv-type", "q8_0", "--draft-width", "0", "--threads", "1")
 
 
 @pytest.fixture(scope="session")

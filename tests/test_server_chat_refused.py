@@ -1,0 +1,89 @@
+"""What `/v1/chat/completions` refuses: 400, the field, and a line that says why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from openai_api import CHAT, refused, user
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"messages": []}, "messages", "at least 1"),
+        ({"messages": "hi"}, "messages", "list"),
+        ({"messages": None}, "messages", "list"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0]", "developer, user"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "required"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "string"),
+        (
+            {"messages": [*user("a"), {"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[1].content[0]",
+            "no part of type image_url",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
+            "messages[0].content[0]",
+            "input_audio",
+        ),
+        ({"temperature": "hot"}, "temperature", "'hot'"),
+        ({"temperature": 2.1}, "temperature", "2"),
+        ({"top_p": -0.1}, "top_p", "0"),
+        ({"n": 0}, "n", "1"),
+        ({"n": True}, "n", "integer"),
+        ({"max_tokens": 0}, "max_tokens", "at least 1"),
+        ({"max_completion_tokens": 1.5}, "max_completion_tokens", "integer"),
+        ({"stop": 3}, "stop", "string"),
+        ({"stop": [""]}, "stop[0]", "at least 1"),
+        ({"seed": "x"}, "seed", "integer"),
+        ({"logit_bias": {"a": 1}}, "logit_bias", "token ids"),
+        ({"logit_bias": {"1": 101}}, "logit_bias.1", "100"),
+        ({"top_logprobs": 3}, "top_logprobs", "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
+        ({"logprobs": 3}, "logprobs", "boolean"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "stream"),
+        ({"response_format": {"type": "xml"}}, "response_format", "json_schema"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "required"),
+        ({"functions": [{"name": "f"}]}, "functions", "tools"),
+        ({"function_call": {"name": "f"}}, "function_call", "tool_choice"),
+        ({"modalities": ["text", "audio"]}, "modalities", "text"),
+        ({"tool_choice": "required"}, "tool_choice", "tools"),
+        ({"tools": [{"type": "custom"}]}, "tools[0]", "custom"),
+    ],
+)
+def test_what_is_refused(
+    client: httpx.Client, body: dict[str, Any], param: str, words: str
+) -> None:
+    error = refused(client, CHAT, **{"messages": user("hi"), **body})
+    assert error["param"] == param
+    assert words in error["message"]
+
+
+def test_a_schema_that_is_none_is_refused(client: httpx.Client) -> None:
+    given = {"name": "x", "schema": {"type": "no such type"}}
+    body = {"response_format": {"type": "json_schema", "json_schema": given}}
+    assert "json_schema" in refused(client, CHAT, messages=user("hi"), **body)["message"]
+
+
+def test_a_call_that_the_model_cannot_make_is_refused(client: httpx.Client) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    error = refused(client, CHAT, messages=user("hi"), tools=tools, tool_choice="required")
+    assert error["param"] == "tool_choice"
+    assert "no tool calls" in error["message"]
+
+
+def test_a_conversation_that_does_not_fit(client: httpx.Client) -> None:
+    n_ctx = client.get("/v1/models").json()["data"][0]["meta"]["n_ctx"]
+    error = refused(client, CHAT, messages=user("a b c d " * n_ctx))
+    assert error["code"] == "context_length_exceeded"
+    assert str(n_ctx) in error["message"]
+
+
+def test_what_is_wrong_with_a_stream_is_told_before_it_begins(client: httpx.Client) -> None:
+    error = refused(
+        client, CHAT, messages=user("hi"), stream=True, grammar="no grammar", max_tokens=4
+    )
+    assert "grammar" in error["message"]
