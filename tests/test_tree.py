@@ -1,0 +1,137 @@
+"""The tree of n nodes is the one with the greatest expected accepted length there is."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dflash_local.draft import ANCHOR, Candidates, Draft
+from dflash_local.tree import grow
+
+N_VOCAB = 100
+
+Levels = list[list[float]]
+
+
+def candidates(levels: Levels, ids: list[list[int]] | None = None) -> Candidates:
+    """Distributions, a row of probabilities for each position; token j + 10 i without `ids`."""
+    n, k = len(levels), len(levels[0])
+    tokens = ids or [[10 * i + j for j in range(k)] for i in range(n)]
+    with np.errstate(divide="ignore"):
+        logprobs = np.log(np.asarray(levels, np.float32))
+    return Candidates(np.asarray(tokens, np.int32), logprobs)
+
+
+@st.composite
+def distributions(draw: st.DrawFn) -> Levels:
+    n, k = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    weights = st.lists(st.integers(1, 40), min_size=k + 1, max_size=k + 1)
+    levels = [draw(weights) for _ in range(n)]
+    return [sorted((w / sum(row) for w in row[:k]), reverse=True) for row in levels]
+
+
+def path_of(draft: Draft, node: int) -> tuple[int, ...]:
+    path: tuple[int, ...] = ()
+    while node != ANCHOR:
+        path = (draft.tokens[node], *path)
+        node = draft.parents[node]
+    return path
+
+
+def chance(draft: Draft, node: int) -> float:
+    total = 0.0
+    while node != ANCHOR:
+        total += draft.logprobs[node]
+        node = draft.parents[node]
+    return math.exp(total)
+
+
+def every_path(levels: Levels) -> list[float]:
+    """The probability of every path there is, the likeliest first."""
+    return sorted(
+        (
+            math.prod(choice)
+            for depth in range(1, len(levels) + 1)
+            for choice in product(*levels[:depth])
+        ),
+        reverse=True,
+    )
+
+
+def n_leaves(draft: Draft) -> int:
+    return len(set(range(len(draft))) - set(draft.parents))
+
+
+@settings(deadline=None)
+@given(distributions(), st.integers(0, 40))
+def test_no_tree_of_as_many_nodes_is_expected_to_be_accepted_further(
+    levels: Levels, n: int
+) -> None:
+    draft = grow(candidates(levels), n, N_VOCAB)
+    # Any tree is a set of paths, so none has more than the n likeliest.
+    best = every_path(levels)[:n]
+    assert len(draft) == len(best)
+    found = [chance(draft, node) for node in range(len(draft))]
+    assert found == pytest.approx(best, rel=1e-4)
+    paths = [path_of(draft, node) for node in range(len(draft))]
+    assert len(set(paths)) == len(paths)
+
+
+@settings(deadline=None)
+@given(distributions(), st.integers(0, 40), st.integers(0, 40))
+def test_a_smaller_tree_begins_a_larger_one(levels: Levels, n: int, m: int) -> None:
+    small, large = sorted((n, m))
+    source = candidates(levels)
+    draft = grow(source, small, N_VOCAB)
+    assert grow(source, large, N_VOCAB).clip(len(draft)).tokens == draft.tokens
+
+
+@settings(deadline=None)
+@given(distributions(), st.integers(0, 40), st.integers(0, 4), st.integers(0, 4), st.integers(0, 4))
+def test_bounds_hold(levels: Levels, n: int, leaves: int, depth: int, children: int) -> None:
+    draft = grow(
+        candidates(levels), n, N_VOCAB, max_leaves=leaves, max_depth=depth, max_children=children
+    )
+    assert len(draft) <= n
+    assert n_leaves(draft) <= leaves
+    assert max((len(path_of(draft, node)) for node in range(len(draft))), default=0) <= depth
+    assert max(map(draft.parents.count, draft.parents), default=0) <= children
+
+
+@settings(deadline=None)
+@given(distributions(), st.integers(0, 10))
+def test_one_leaf_is_the_chain_of_the_best_tokens(levels: Levels, n: int) -> None:
+    draft = grow(candidates(levels), n, N_VOCAB, max_leaves=1)
+    assert draft.is_chain
+    assert draft.tokens == [10 * i for i in range(min(n, len(levels)))]
+
+
+def test_of_equals_the_shallower_and_then_the_first() -> None:
+    draft = grow(candidates([[0.5, 0.5], [1.0, 0.5]]), 6, N_VOCAB)
+    assert draft.tokens == [0, 1, 10, 10, 11, 11]
+    assert draft.parents == [ANCHOR, ANCHOR, 0, 1, 0, 1]
+
+
+def test_tokens_that_cannot_be_are_left_out() -> None:
+    source = candidates(
+        [[0.4, 0.3, 0.2, 0.1], [0.7, 0.3, 0.0, 0.0]], [[-1, 7, 7, N_VOCAB], [3, 4, 5, 6]]
+    )
+    draft = grow(source, 9, N_VOCAB)
+    assert draft.tokens == [7, 3, 4]
+    assert draft.parents == [ANCHOR, 0, 0]
+
+
+def test_numbers_that_are_none_end_a_position() -> None:
+    source = candidates([[0.6, math.nan], [math.nan, math.nan], [0.9, 0.1]])
+    assert grow(source, 9, N_VOCAB).tokens == [0]
+
+
+def test_a_position_without_candidates_ends_the_tree() -> None:
+    assert len(grow(candidates([[0.5]], [[-1]]), 5, N_VOCAB)) == 0
+    none = Candidates(np.zeros((0, 4), np.int32), np.zeros((0, 4), np.float32))
+    assert len(grow(none, 5, N_VOCAB)) == 0
