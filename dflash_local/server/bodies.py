@@ -1,4 +1,5 @@
-"""Request bodies, held to bounds before anything reads them: bytes, seconds, JSON and its depth."""
+"""Request bodies, held to bounds before anything reads them: bytes, seconds, JSON, its values and
+their depth."""
 
 from __future__ import annotations
 
@@ -10,6 +11,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dflash_local.server.errors import ApiError
 from dflash_local.server.settings import Settings
+
+_MOST_VALUES = 300_000
+"""A prompt of the longest context as token ids, and some. Python reads as many in 0.1 s, in which
+no other client hears anything; eight megabytes of `[],[],` would take seconds."""
 
 
 class BodyCheck:
@@ -73,10 +78,32 @@ def _check(content_type: str, body: bytes) -> None:
             "'Content-Type: application/json'",
             code="unsupported_media_type",
         )
+    if _n_values(body) > _MOST_VALUES:
+        raise ApiError(
+            413,
+            f"the body holds more than {_MOST_VALUES} values; send a prompt as a text, or less",
+            code="body_too_large",
+        )
     try:
         from_json(body, allow_inf_nan=False)
     except ValueError as error:
         raise ApiError(400, f"the body is no JSON that is taken here: {error}") from None
+
+
+def _n_values(body: bytes) -> int:
+    """How many values a JSON text has, or a few more: each is behind a comma, or the first inside
+    of brackets. A quick count takes in those in texts, and is mostly low enough."""
+    n = _n_marks(body)
+    if n > _MOST_VALUES:
+        bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+        n = bare.count(b'"') // 2
+        if n <= _MOST_VALUES:
+            n = _n_marks(b"".join(bare.split(b'"')[::2]))
+    return n
+
+
+def _n_marks(text: bytes) -> int:
+    return sum(map(text.count, (b",", b"[", b"{")))
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
