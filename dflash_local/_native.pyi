@@ -16,6 +16,7 @@ class TargetPass:
         layers: Sequence[int],
         n_stored: int,
         in_graph: bool,
+        ids: Sequence[Sequence[int]] = (),
     ) -> None: ...
     def decode(
         self,
@@ -23,6 +24,7 @@ class TargetPass:
         positions: Sequence[int],
         seqs: Sequence[int],
         output: Sequence[bool],
+        ids: Sequence[Sequence[int]] = (),
     ) -> int: ...
     def decode_ahead(
         self, tokens: Sequence[int], positions: Sequence[int], seqs: Sequence[int], n_steps: int

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local import target_state
+from dflash_local.branches import Lines
 from dflash_local.drafter import Drafter, SavesRows
 from dflash_local.errors import DflashError, InputError
 from dflash_local.features import StoredFeatures
@@ -159,6 +160,7 @@ class Caches:
         self.make_room(len(entry))
         if not target_state.restore(self.target.context, slot.seq, entry.target):
             return
+        self.target.spread(slot.seq)
         slot.cached = entry.tokens.tolist()
         slot.resigned = entry.resigned
         if self._rows and len(entry.drafter):
@@ -233,11 +235,16 @@ class Caches:
             self.forget(slot)
 
     def decode(
-        self, tokens: List[int], positions: List[int], seq_ids: List[int], output: List[bool]
+        self,
+        tokens: List[int],
+        positions: List[int],
+        seq_ids: List[int],
+        output: List[bool],
+        lines: Lines | None = None,
     ) -> None:
-        """One batch through the target. Raises as `Target.decode`."""
+        """One batch through the target. See `Target.decode`."""
         self._keep_stored(len(tokens))
-        self.target.decode(tokens, positions, seq_ids, output)
+        self.target.decode(tokens, positions, seq_ids, output, lines)
         self._n_decoded = self.target.first_stored + len(tokens)
 
     def decode_ahead(

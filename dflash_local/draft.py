@@ -67,6 +67,28 @@ class Draft:
         """Whether each node follows the one before."""
         return self.parents == list(range(ANCHOR, len(self.parents) - 1))
 
+    @property
+    def depths(self) -> list[int]:
+        """Of each node, how many tokens after the anchor it is: 1 for those that follow it."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent == ANCHOR else depths[parent] + 1)
+        return depths
+
+    @property
+    def leaves(self) -> list[int]:
+        """The nodes that nothing follows."""
+        inner = set(self.parents)
+        return [node for node in range(len(self)) if node not in inner]
+
+    def path(self, node: int) -> list[int]:
+        """The nodes from the anchor's child to `node`."""
+        path = []
+        while node != ANCHOR:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
     @classmethod
     def chain(
         cls,
@@ -91,10 +113,14 @@ class Draft:
         """Without the nodes whose token is outside 0..n_vocab-1 and all that descend from them."""
         if not self.tokens or (min(self.tokens) >= 0 and max(self.tokens) < n_vocab):
             return self
+        return self.subtree([0 <= token < n_vocab for token in self.tokens])
+
+    def subtree(self, keep: Sequence[bool]) -> Draft:
+        """Without the nodes that are not to be kept and all that descend from them."""
         kept: list[int] = []
         index = {ANCHOR: ANCHOR}
-        for node, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True)):
-            if 0 <= token < n_vocab and parent in index:
+        for node, parent in enumerate(self.parents):
+            if keep[node] and parent in index:
                 index[node] = len(kept)
                 kept.append(node)
         return replace(

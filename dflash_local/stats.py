@@ -14,7 +14,10 @@ class Stats:
     `rounds` are verify passes, a plain decoding step being one too; `drafted` and `accepted` count
     drafted tokens; `emitted` counts all tokens of the answer, also one drawn from the prompt's own
     last row. `outcomes` maps (drafts verified, tokens emitted) of a round to the number of such
-    rounds. `graph_rebuilds` are passes for which llama.cpp built its graph anew. `drafting` says in
+    rounds; `reaches` does so for (longest branch, tokens emitted), which for chains is the same.
+    Of the `tree_rounds`, that verified a draft tree, `leaves` are the branches and `side_rounds`
+    those whose answer left the chain of the drafter's best. `graph_rebuilds` are passes for which
+    llama.cpp built its graph anew. `drafting` says in
     a line why the controller drafts or does not, `warning` what seems wrong. `prompt_tokens`
     include the `cached_tokens`, which were not computed again. `prompt_s` ends and `decode_s`
     begins with the prompt's last row; `draft_s`, `verify_s` and `sample_s` are parts of `decode_s`.
@@ -37,7 +40,11 @@ class Stats:
     graph_rebuilds: int = 0
     drafting: str | None = None
     warning: str | None = None
+    tree_rounds: int = 0
+    leaves: int = 0
+    side_rounds: int = 0
     outcomes: dict[tuple[int, int], int] = field(default_factory=dict)
+    reaches: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @classmethod
     def sum(cls, parts: Iterable[Stats]) -> Stats:
@@ -49,17 +56,28 @@ class Stats:
                 setattr(total, name, getattr(total, name) + getattr(part, name))
             # The whole at once: another thread may be recording a round.
             for outcome, n in dict(part.outcomes).items():
-                total.outcomes[outcome] = total.outcomes.get(outcome, 0) + n
+                _add(total.outcomes, outcome, n)
+            for reach, n in dict(part.reaches).items():
+                _add(total.reaches, reach, n)
         return total
 
-    def record_round(self, *, drafted: int, emitted: int) -> None:
-        """Count one verify pass over `drafted` nodes that emitted `emitted` (at least 1) tokens."""
+    def record_round(self, *, drafted: int, emitted: int, depth: int | None = None) -> None:
+        """Count one verify pass over `drafted` nodes that emitted `emitted` (at least 1) tokens.
+
+        `depth` is the length of the longest branch; None: they were a chain.
+        """
         self.rounds += 1
         self.drafted += drafted
         self.accepted += emitted - 1
         self.emitted += emitted
-        outcome = (drafted, emitted)
-        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+        _add(self.outcomes, (drafted, emitted))
+        _add(self.reaches, (drafted if depth is None else depth, emitted))
+
+    def record_tree(self, *, leaves: int, on_side: bool) -> None:
+        """Say of a counted pass that it verified a tree, and whether it left the first branch."""
+        self.tree_rounds += 1
+        self.leaves += leaves
+        self.side_rounds += on_side
 
     @property
     def accepted_lengths(self) -> dict[int, int]:
@@ -73,10 +91,10 @@ class Stats:
 
     @property
     def position_drafted(self) -> list[int]:
-        """How often the first, second, ... draft of a round was verified."""
-        most = max((drafted for drafted, _ in self.outcomes), default=0)
+        """How often a first, second, ... draft after the anchor was verified."""
+        most = max((depth for depth, _ in self.reaches), default=0)
         return [
-            sum(n for (drafted, _), n in self.outcomes.items() if drafted > position)
+            sum(n for (depth, _), n in self.reaches.items() if depth > position)
             for position in range(most)
         ]
 
@@ -84,7 +102,7 @@ class Stats:
     def position_accepted(self) -> list[int]:
         """How often it was accepted."""
         return [
-            sum(n for (_, emitted), n in self.outcomes.items() if emitted > position + 1)
+            sum(n for (_, emitted), n in self.reaches.items() if emitted > position + 1)
             for position in range(len(self.position_drafted))
         ]
 
@@ -132,6 +150,9 @@ class Stats:
             "widths": {str(width): rounds for width, rounds in self.widths.items()},
             "position_drafted": self.position_drafted,
             "position_accepted": self.position_accepted,
+            "tree_rounds": self.tree_rounds,
+            "leaves": self.leaves,
+            "side_rounds": self.side_rounds,
             "graph_rebuilds": self.graph_rebuilds,
             "drafting": self.drafting,
             "warning": self.warning,
@@ -151,6 +172,10 @@ class Stats:
 
 
 _SUMMED = [field.name for field in fields(Stats) if field.type in ("int", "float")]
+
+
+def _add(counts: dict[tuple[int, int], int], key: tuple[int, int], n: int = 1) -> None:
+    counts[key] = counts.get(key, 0) + n
 
 
 def _summed(pairs: Iterable[tuple[int, int]]) -> dict[int, int]:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_local import runtime, seam
+from dflash_local import branches, runtime, seam
 from dflash_local.errors import BackendError, ClosedError, ContextFullError, FileError, InputError
 from dflash_local.gguf_file import GgufFile
 from dflash_local.pairing import check_taps, check_target
@@ -129,6 +129,7 @@ class Target:
                 f"{self.path} is recurrent: its layers cannot be tapped for {options.n_seq} "
                 "sequences at once; load it with one"
             )
+        self._ids = branches.ids_of(options.n_seq, options.n_branches)
         self._pass = seam.TargetPass(
             _address(self._context),
             options.n_seq,
@@ -136,6 +137,7 @@ class Target:
             list(options.tapped_layers),
             self.n_batch + options.n_seq * _STORED_PER_SEQUENCE,
             self.can_roll_back or options.n_seq == 1,
+            self._ids,
         )
 
     @property
@@ -180,11 +182,13 @@ class Target:
         positions: Sequence[int] | NDArray[np.int32],
         seq_ids: Sequence[int] | NDArray[np.int32],
         output: Sequence[bool] | NDArray[np.bool_],
+        lines: Sequence[Sequence[int]] | None = None,
     ) -> None:
         """One batch of at most `n_batch` rows; row i is `tokens[i]` at `positions[i]`.
 
         `output` marks the rows whose logits are wanted. Positions of a sequence follow those that
-        it has.
+        it has. Where a sequence forks, `lines[i]` are the branches of it that row i lies on, as
+        `branches.lines` gives them, in a context of `n_branches`; `settle` must follow.
         Raises ContextFullError when the cache has no room, with nothing changed; BackendError when
         llama.cpp fails, after which the sequences of the batch should be cleared.
         """
@@ -195,9 +199,16 @@ class Target:
         self._output, self._best = [], None
         rows = _list(output)
         runtime.clear_log()
-        status = self._pass.decode(_list(tokens), _list(positions), _list(seq_ids), rows)
+        seqs = _list(seq_ids)
+        ids = () if lines is None else self._ids_of(seqs, lines)
+        status = self._pass.decode(_list(tokens), _list(positions), seqs, rows, ids)
         self._check_status(status, n)
         self._output = rows
+
+    def _ids_of(self, seqs: list[int], lines: Sequence[Sequence[int]]) -> list[list[int]]:
+        return [
+            [self._ids[seq][branch] for branch in row] for seq, row in zip(seqs, lines, strict=True)
+        ]
 
     def decode_ahead(
         self, tokens: Sequence[int], positions: Sequence[int], seq_ids: Sequence[int], n_steps: int
@@ -293,12 +304,38 @@ class Target:
     def truncate(self, seq: int, length: int) -> bool:
         """Forget positions `length` and up. False: this model cannot, and nothing is done."""
         self._check_open()
-        return bool(api.llama_memory_seq_rm(self._memory, seq, length, -1))
+        return all(
+            [api.llama_memory_seq_rm(self._memory, id_, length, -1) for id_ in self._ids[seq]]
+        )
+
+    def settle(self, seq: int, begin: int, lines: branches.Lines, path: Sequence[int]) -> None:
+        """After a pass in which a sequence forked, from position `begin` on: keep the rows of
+        `path`, numbered among those of the sequence, in all its branches, and no others."""
+        self._check_open()
+        ids = self._ids[seq]
+        cuts, grafts = branches.settle(lines, path)
+        for cut in cuts:
+            api.llama_memory_seq_rm(self._memory, ids[cut.branch], begin + cut.length, -1)
+        for graft in grafts:
+            api.llama_memory_seq_cp(
+                self._memory,
+                ids[graft.source],
+                ids[graft.branch],
+                begin + graft.begin,
+                begin + graft.end,
+            )
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Sequence `target`, which is empty, shares the first `length` positions of `source`."""
         self._check_open()
-        api.llama_memory_seq_cp(self._memory, source, target, 0, length)
+        for id_ in self._ids[target]:
+            api.llama_memory_seq_cp(self._memory, source, id_, 0, length)
+
+    def spread(self, seq: int) -> None:
+        """Give all branches of a sequence, else empty, what was restored into its first."""
+        self._check_open()
+        for id_ in self._ids[seq][1:]:
+            api.llama_memory_seq_cp(self._memory, seq, id_, 0, -1)
 
     def sees(self, seq: int, length: int) -> bool:
         """Whether a sequence of `length` tokens has all that the next one looks at.
@@ -314,7 +351,8 @@ class Target:
     def clear(self, seq: int) -> None:
         """Forget a sequence."""
         self._check_open()
-        api.llama_memory_seq_rm(self._memory, seq, -1, -1)
+        for id_ in self._ids[seq]:
+            api.llama_memory_seq_rm(self._memory, id_, -1, -1)
 
     def attach(self, drafter: Closable) -> None:
         """Close `drafter`, which uses this model's tensors, before the model goes."""

@@ -10,6 +10,7 @@ from typing import Any
 from gguf import GGMLQuantizationType
 
 from dflash_local import runtime  # noqa: F401  (the check of the installed llama_cpp comes first)
+from dflash_local.branches import MOST_IDS
 from dflash_local.errors import InputError
 from dflash_local.plan import KV_TYPES
 
@@ -33,7 +34,9 @@ class TargetOptions:
     """How a target is loaded; None lets llama.cpp or the machine decide.
 
     `n_ctx` are cells of KV cache, shared by all `n_seq` sequences. `n_batch` is the most rows of
-    one decode. `tapped_layers` are layer inputs to keep the hidden states of, for good.
+    one decode. A sequence may fork into `n_branches` while a draft tree is verified: each costs one
+    of llama.cpp's sequence ids. `tapped_layers` are layer inputs to keep the hidden states of, for
+    good.
     """
 
     n_ctx: int
@@ -47,6 +50,7 @@ class TargetOptions:
     main_gpu: int = 0
     tensor_split: Sequence[float] | None = None
     tapped_layers: tuple[int, ...] = ()
+    n_branches: int = 1
 
     def __post_init__(self) -> None:
         if self.kv_type not in KV_TYPES:
@@ -58,6 +62,11 @@ class TargetOptions:
         if not self.flash_attn and "q" in self.kv_type:
             raise InputError(
                 f"kv_type {self.kv_type} needs flash attention; leave flash_attn on or take f16"
+            )
+        if not 1 <= self.n_seq * self.n_branches <= MOST_IDS:
+            raise InputError(
+                f"{self.n_seq} sequences of {self.n_branches} branches; llama.cpp has "
+                f"{MOST_IDS} ids for all of them"
             )
         n_threads = self.n_threads
         if n_threads is not None and not (isinstance(n_threads, int) and 1 <= n_threads <= 512):
@@ -89,7 +98,7 @@ class TargetOptions:
         params.n_ctx = self.n_ctx
         params.n_batch = self.n_batch
         params.n_ubatch = self.n_batch
-        params.n_seq_max = self.n_seq
+        params.n_seq_max = self.n_seq * self.n_branches
         params.n_outputs_max = min(self.n_batch, MAX_OUTPUT_ROWS * self.n_seq)
         params.n_outputs_max_per_seq = MAX_OUTPUT_ROWS
         params.n_threads = n_threads

@@ -158,23 +158,35 @@ nb::tuple draft_stored(fused_drafter & self, const std::vector<int> & seqs,
     return draft_requests(self, requests, n_draft);
 }
 
+using id_lists = std::vector<std::vector<int32_t>>;
+
 std::unique_ptr<target_pass> open_pass(uintptr_t context, int n_seq, int n_batch,
-                                       std::vector<int32_t> layers, int n_stored, bool in_graph) {
-    return std::make_unique<target_pass>(reinterpret_cast<llama_context *>(context), n_seq, n_batch,
-                                         std::move(layers), n_stored, in_graph);
+                                       std::vector<int32_t> layers, int n_stored, bool in_graph,
+                                       id_lists ids) {
+    if (ids.empty()) {
+        for (int32_t seq = 0; seq < n_seq; seq++) {
+            ids.push_back({seq});
+        }
+    }
+    return std::make_unique<target_pass>(reinterpret_cast<llama_context *>(context), std::move(ids),
+                                         n_batch, std::move(layers), n_stored, in_graph);
 }
 
 int decode(target_pass & self, const std::vector<int32_t> & tokens,
            const std::vector<int32_t> & positions, const std::vector<int32_t> & seqs,
-           const std::vector<bool> & output) {
+           const std::vector<bool> & output, id_lists ids) {
     const size_t n = tokens.size();
     if (positions.size() != n || seqs.size() != n || output.size() != n) {
         throw std::invalid_argument("each token has one position, one sequence and one flag");
     }
+    if (!ids.empty() && ids.size() != n) {
+        throw std::invalid_argument("ids are given for all rows or for none");
+    }
     const nb::gil_scoped_release release;
+    ids.resize(n);
     std::vector<batch_row> rows(n);
     for (size_t i = 0; i < n; i++) {
-        rows[i] = {tokens[i], positions[i], seqs[i], output[i]};
+        rows[i] = {tokens[i], positions[i], seqs[i], output[i], std::move(ids[i])};
     }
     return self.decode(rows);
 }
@@ -188,7 +200,7 @@ nb::tuple decode_ahead(target_pass & self, const std::vector<int32_t> & tokens,
     }
     std::vector<batch_row> rows(n);
     for (size_t i = 0; i < n; i++) {
-        rows[i] = {tokens[i], positions[i], seqs[i], true};
+        rows[i] = {tokens[i], positions[i], seqs[i], true, {}};
     }
     std::vector<int32_t> out;
     int status = 0;
@@ -260,9 +272,10 @@ NB_MODULE(_native, m) {
         m, "TargetPass",
         "Passes through a llama_context, given by its address. See native/target_pass.h.")
         .def(nb::new_(&open_pass), nb::arg("context"), nb::arg("n_seq"), nb::arg("n_batch"),
-             nb::arg("layers"), nb::arg("n_stored"), nb::arg("in_graph"))
+             nb::arg("layers"), nb::arg("n_stored"), nb::arg("in_graph"),
+             nb::arg("ids") = id_lists{})
         .def("decode", &decode, nb::arg("tokens"), nb::arg("positions"), nb::arg("seqs"),
-             nb::arg("output"), "Status of llama_decode.")
+             nb::arg("output"), nb::arg("ids") = id_lists{}, "Status of llama_decode.")
         .def("decode_ahead", &decode_ahead, nb::arg("tokens"), nb::arg("positions"),
              nb::arg("seqs"), nb::arg("n_steps"),
              "Status of llama_decode, and the tokens step by step.")

@@ -55,13 +55,19 @@ struct target_pass::door {
     }
 };
 
-target_pass::target_pass(llama_context * ctx, int n_seq, int n_batch, std::vector<int32_t> layers,
-                         int n_stored, bool in_graph)
+target_pass::target_pass(llama_context * ctx, std::vector<std::vector<int32_t>> ids, int n_batch,
+                         std::vector<int32_t> layers, int n_stored, bool in_graph)
     : ctx_(ctx),
+      ids_(std::move(ids)),
       n_vocab_(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)))),
       n_embd_(llama_model_n_embd(llama_get_model(ctx))),
       layers_(std::move(layers)),
       in_graph_(in_graph) {
+    int n_all_ids = 0;
+    for (const auto & of_sequence : ids_) {
+        n_ids_ = std::max(n_ids_, of_sequence.size());
+        n_all_ids += static_cast<int>(of_sequence.size());
+    }
     const int n_layer = llama_model_n_layer(llama_get_model(ctx));
     for (const int32_t layer : layers_) {
         if (layer < 1 || layer >= n_layer) {
@@ -79,16 +85,17 @@ target_pass::target_pass(llama_context * ctx, int n_seq, int n_batch, std::vecto
     const ggml_backend_dev_t device = target_tensors::find(llama_get_model(ctx)).device();
     on_host_ = ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
     if (!layers_.empty()) {
-        // The batch for which llama.cpp reserves memory is as large, and a multiple of n_seq.
-        const int most_rows = n_batch + n_seq - 1;
+        // The batch for which llama.cpp reserves memory is as large, and a multiple of the number
+        // of ids.
+        const int most_rows = n_batch + n_all_ids - 1;
         store_ = std::make_unique<tap_store>(device, static_cast<int>(layers_.size()) * n_embd_,
                                              n_stored, most_rows);
     }
-    for (int seq = 0; seq < n_seq; seq++) {
+    for (int id = 0; id < n_all_ids; id++) {
         llama_sampler * chain = llama_sampler_chain_init(llama_sampler_chain_default_params());
         chains_.push_back(chain);
         llama_sampler_chain_add(chain, llama_sampler_init(&door::interface(), this));
-        if (!llama_set_sampler(ctx_, seq, chain)) {
+        if (!llama_set_sampler(ctx_, id, chain)) {
             throw backend_error("llama.cpp does not let its graph of this target be extended");
         }
     }
@@ -128,9 +135,28 @@ void target_pass::build(ggml_context * nodes, ggml_cgraph * graph, ggml_tensor *
     }
 }
 
+const std::vector<int32_t> & target_pass::ids_of(const batch_row & row) const {
+    if (row.seq < 0 || row.seq >= static_cast<int32_t>(ids_.size())) {
+        throw std::invalid_argument("there is no sequence " + std::to_string(row.seq) +
+                                    " among the " + std::to_string(ids_.size()) +
+                                    " of this target");
+    }
+    const auto & all = ids_[row.seq];
+    for (const int32_t id : row.ids) {
+        if (std::find(all.begin(), all.end(), id) == all.end()) {
+            throw std::invalid_argument("sequence " + std::to_string(row.seq) + " has no id " +
+                                        std::to_string(id));
+        }
+    }
+    if (row.ids.size() > all.size()) {
+        throw std::invalid_argument("a row has more ids than its sequence");
+    }
+    return row.ids.empty() ? all : row.ids;
+}
+
 int target_pass::decode(const std::vector<batch_row> & rows) {
     const auto n = static_cast<int32_t>(rows.size());
-    llama_batch batch = llama_batch_init(n, 0, 1);
+    llama_batch batch = llama_batch_init(n, 0, static_cast<int32_t>(n_ids_));
     struct batch_guard {
         llama_batch & batch;
         ~batch_guard() { llama_batch_free(batch); }
@@ -141,8 +167,9 @@ int target_pass::decode(const std::vector<batch_row> & rows) {
     for (int32_t i = 0; i < n; i++) {
         batch.token[i] = rows[i].token;
         batch.pos[i] = rows[i].position;
-        batch.n_seq_id[i] = 1;
-        batch.seq_id[i][0] = rows[i].seq;
+        const auto & ids = ids_of(rows[i]);
+        batch.n_seq_id[i] = static_cast<int32_t>(ids.size());
+        std::copy(ids.begin(), ids.end(), batch.seq_id[i]);
         batch.logits[i] = rows[i].output ? 1 : 0;
         n_outputs_ += rows[i].output ? 1 : 0;
     }

@@ -16,7 +16,8 @@ struct batch_row {
     int32_t token;
     int32_t position;
     int32_t seq;
-    bool output;  // its logits are wanted
+    bool output;               // its logits are wanted
+    std::vector<int32_t> ids;  // of llama.cpp's, those that bear it; none: all of its sequence
 };
 
 // Passes of a target through its context. What a pass puts out stays on the target's device: the
@@ -28,12 +29,12 @@ struct batch_row {
 // freed first, then this.
 class target_pass {
   public:
-    // layers: whose inputs to store, the residual streams after the layers before. in_graph: false
-    // for a model whose batches llama.cpp may split, which must then have no taps; all logits of a
-    // pass then come to the host. Throws std::invalid_argument for a layer outside
-    // 1 .. n_layer - 1, backend_error without room.
-    target_pass(llama_context * ctx, int n_seq, int n_batch, std::vector<int32_t> layers,
-                int n_stored, bool in_graph);
+    // ids: of llama.cpp's, those that each sequence has. layers: whose inputs to store, the
+    // residual streams after the layers before. in_graph: false for a model whose batches llama.cpp
+    // may split, which must then have no taps; all logits of a pass then come to the host. Throws
+    // std::invalid_argument for a layer outside 1 .. n_layer - 1, backend_error without room.
+    target_pass(llama_context * ctx, std::vector<std::vector<int32_t>> ids, int n_batch,
+                std::vector<int32_t> layers, int n_stored, bool in_graph);
     ~target_pass();
 
     target_pass(const target_pass &) = delete;
@@ -69,10 +70,13 @@ class target_pass {
     struct door;  // the sampler's side
 
     void build(ggml_context * nodes, ggml_cgraph * graph, ggml_tensor * logits);
+    const std::vector<int32_t> & ids_of(const batch_row & row) const;
     void find_best();
     const float * row_on_host(int output_row);
 
     llama_context * ctx_;
+    std::vector<std::vector<int32_t>> ids_;  // [n_seq]
+    size_t n_ids_ = 0;                       // the most that a row can have
     int n_vocab_;
     int n_embd_;
     std::vector<int32_t> layers_;
