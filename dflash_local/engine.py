@@ -85,7 +85,7 @@ class Engine:
             request.sampling,
             self.target.n_vocab,
             n_ctx=self.target.n_ctx,
-            constraint=self.guide.constraint(request.sampling),
+            constraint=request.constraint or self.guide.constraint(request.sampling),
         )
         sampler.accept_prompt(request.prompt)
         policy = None

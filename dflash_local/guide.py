@@ -70,12 +70,6 @@ class Guide:
         threads, for 150,000 tokens up to a second, which running streams would notice."""
         self._shown()
 
-    def check(self, params: SamplingParams) -> None:
-        """Compile the grammar that `params` name, if any. Raises GrammarError."""
-        constraint = self.constraint(params)
-        if constraint is not None:
-            constraint.close()
-
     def constraint(self, params: SamplingParams) -> Constraint | None:
         """A constraint at the beginning of the grammar that `params` name. Raises GrammarError."""
         if params.grammar is not None:
@@ -88,17 +82,23 @@ class Guide:
 
     def _matched(self, kind: str, text: str) -> Matched:
         source = _source(kind, text)
-        with self._lock:
-            matcher = self._compiled.pop(source, None)
+        matcher = self._known(source)
         if matcher is None:
             with self._trials:
-                _try(kind, source)
-            matcher = self._compile(kind, source)
+                matcher = self._known(source)  # by whoever asked for it at the same time
+                if matcher is None:
+                    _try(kind, source)
+                    matcher = self._compile(kind, source)
         with self._lock:
-            self._compiled[source] = matcher  # the last used comes last
+            self._compiled[source] = matcher
+            self._compiled.move_to_end(source)  # the last used comes last
             while len(self._compiled) > _MOST_KEPT:
                 self._compiled.popitem(last=False)
         return Matched(self._vocabulary, matcher.deep_copy())
+
+    def _known(self, source: str) -> LLMatcher | None:
+        with self._lock:
+            return self._compiled.get(source)
 
     def _compile(self, kind: str, source: str) -> LLMatcher:
         tokenizer = self._shown()

@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from functools import partial
 from types import TracebackType
@@ -38,6 +39,7 @@ from dflash_local.text import TextStream
 from dflash_local.verify import verify
 
 _SAMPLING = {field.name for field in fields(SamplingParams)}
+_GRAMMARS = {"grammar", "json_schema", "lark"}
 
 
 class Options(TypedDict, total=False):
@@ -108,6 +110,8 @@ class Model:
         self._say = say
         self._said: set[str] = set()
         self._batcher = Batcher(self._engine, f"dflash-local {target.path.name}")
+        # Threads of their own, so that nobody else waits for them.
+        self._compilers = ThreadPoolExecutor(2, f"dflash-local grammars {target.path.name}")
         self._template: ChatTemplate | None = None
         self._dialect = dialect_of(target.chat_template)
         _open_models.add(self)
@@ -208,7 +212,7 @@ class Model:
             variables["tools"] = tools
         text = self._template.render(messages, **variables)
         # Templates write the first token themselves.
-        return self._vocabulary.tokenize(text, special=True, add_special=False)
+        return self._vocabulary.tokenize(text, add_special=False, n_ctx=self.n_ctx)
 
     # Generating
 
@@ -225,7 +229,10 @@ class Model:
         """Queue a request, and return its chunks to come: what is wrong with it is raised here, and
         QueueFullError. Cancel it to give up on them."""
         # A grammar may take long to compile, a text to tokenise.
-        order = await asyncio.to_thread(self._order, prompt, options)
+        bound = not _GRAMMARS.isdisjoint(k for k, v in options.items() if v is not None)
+        hands = self._compilers if bound else None
+        loop = asyncio.get_running_loop()
+        order = await loop.run_in_executor(hands, self._order, prompt, options)
         return AsyncChunks(partial(self._batcher.submit, order))
 
     async def astream(self, prompt: str | List[int], **options: Any) -> AsyncIterator[Chunk]:
@@ -335,10 +342,14 @@ class Model:
                 f"{sorted(unknown)[0]!r} is no option of a request; known are "
                 f"{', '.join(sorted(known))}"
             )
-        tokens = self.tokenize(prompt) if isinstance(prompt, str) else _token_ids(prompt)
+        if isinstance(prompt, str):
+            tokens = self._vocabulary.tokenize(prompt, n_ctx=self.n_ctx)
+        else:
+            tokens = _token_ids(prompt)
         sampling = SamplingParams(**{k: v for k, v in options.items() if k in _SAMPLING})
         sampling.validate(self.target.n_vocab)
-        self._engine.guide.check(sampling)
+        # Here, since while it is compiled on the model's thread all others would wait.
+        constraint = self._engine.guide.constraint(sampling)
         if options.get("ignore_eos"):
             never = dict.fromkeys(self._vocabulary.ends, -math.inf)
             sampling = replace(sampling, logit_bias={**sampling.logit_bias, **never})
@@ -354,6 +365,7 @@ class Model:
             self.draft_width if width is None else width,
             text.push,
             options.get("cache_prompt", True),
+            constraint,
         )
         self._engine.check(request)
         return Order(

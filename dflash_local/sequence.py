@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from dflash_local.constraint import Constraint
 from dflash_local.controller import Policy
 from dflash_local.errors import ContextFullError, InputError
 from dflash_local.sampling import Sampler, SamplingParams, TokenLogprob
@@ -27,8 +28,9 @@ class Request:
 
     `draft_width` are target rows per verify pass with the anchor; 0 (and 1) is plain decoding, and
     "auto" is what pays best, round by round. Without `cache_prompt` nothing of the prompt is taken
-    from the caches. `on_token` hears every token but an end of text, in
-    order; True ends generation with it.
+    from the caches. `on_token` hears every token but an end of text, in order; True ends generation
+    with it. `constraint` is the one that `sampling` asks for, at its beginning and for this request
+    alone; where there is none yet, it is made when the request begins.
     """
 
     prompt: list[int]
@@ -37,6 +39,7 @@ class Request:
     draft_width: int | Literal["auto"] = 0
     on_token: Callable[[int], bool] = _never
     cache_prompt: bool = True
+    constraint: Constraint | None = None
 
     @property
     def drafts(self) -> bool:

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 
 from dflash_local import runtime  # noqa: F401  (the check of the installed llama_cpp comes first)
-from dflash_local.errors import ClosedError, InputError
+from dflash_local.errors import ClosedError, ContextFullError, InputError
 
 # isort: split
 import llama_cpp.llama_cpp as api
 
 _NO_TOKEN = -1
+_USUAL_LONGEST = 16
+"""Bytes of a token, on average the most; no text is looked at more closely that has fewer."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +76,19 @@ class Vocabulary:
                 self._readers -= 1
                 self._changed.notify_all()
 
-    def tokenize(self, text: str, *, special: bool = True, add_special: bool = True) -> list[int]:
+    def tokenize(
+        self,
+        text: str,
+        *,
+        special: bool = True,
+        add_special: bool = True,
+        n_ctx: int | None = None,
+    ) -> list[int]:
         """Token ids of `text`.
 
         `special` reads the names of special tokens in the text as these tokens; `add_special` adds
-        what the model wants at the start or the end. Raises InputError for text that is not UTF-8.
+        what the model wants at the start or the end. Raises InputError for text that is not UTF-8;
+        ContextFullError, at once, for one that is too long for `n_ctx` tokens whatever they are.
         """
         try:
             raw = text.encode("utf-8")
@@ -87,6 +97,13 @@ class Vocabulary:
                 f"the text has half a surrogate pair at character {error.start}, "
                 "which is no Unicode text; remove it"
             ) from None
+        if n_ctx is not None and len(raw) > n_ctx * _USUAL_LONGEST:
+            n = len(raw) // self.longest
+            if n > n_ctx:
+                raise ContextFullError(
+                    f"the prompt has {len(raw)} bytes, so at least {n} tokens, the context holds "
+                    f"{n_ctx}; shorten the prompt or load with a larger n_ctx"
+                )
         room = len(raw) + 16
         with self.reading() as pointer:
             while True:
@@ -125,7 +142,7 @@ class Vocabulary:
         return piece
 
     def is_token(self, name: str) -> bool:
-        """Whether `name` is that of one control or user-defined token, which no other text gives."""
+        """Whether `name` is that of one control or user-defined token, which no text gives but it."""
         ids = self.tokenize(name, special=True, add_special=False)
         if len(ids) != 1 or self.name(ids[0]) != name:
             return False
@@ -152,6 +169,11 @@ class Vocabulary:
         """All end-of-text tokens."""
         with self.reading() as pointer:
             return [t for t in range(self.n_tokens) if api.llama_vocab_is_eog(pointer, t)]
+
+    @cached_property
+    def longest(self) -> int:
+        """Bytes of the token with the most: no text has fewer tokens than its bytes by that."""
+        return max(len(self.piece(token, special=True)) for token in range(self.n_tokens))
 
     @property
     def bos(self) -> str:
