@@ -142,7 +142,7 @@ class Vocabulary:
         return piece
 
     def is_token(self, name: str) -> bool:
-        """Whether `name` is that of one control or user-defined token, which no text gives but it."""
+        """Whether `name` is a control or user-defined token's, which no other text gives."""
         ids = self.tokenize(name, special=True, add_special=False)
         if len(ids) != 1 or self.name(ids[0]) != name:
             return False
