@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from dflash_local.job import Job
@@ -18,10 +17,14 @@ class AsyncChunks:
     """
 
     def __init__(self, submit: Callable[[Callable[[Any], None]], Job]) -> None:
-        self._items: asyncio.Queue[Any] = asyncio.Queue()
+        items = self._items = asyncio.Queue[Any]()
         self._ended = False
         loop = asyncio.get_running_loop()
-        self._job = submit(partial(loop.call_soon_threadsafe, self._items.put_nowait))
+
+        def hand_over(item: Any) -> None:  # knows nothing of this object, which it would keep
+            loop.call_soon_threadsafe(items.put_nowait, item)
+
+        self._job = submit(hand_over)
 
     def cancel(self) -> None:
         """End the request within one round. Chunks that were made before may still come."""

@@ -12,6 +12,7 @@ from dflash_local.caches import Caches
 from dflash_local.controller import Controller, Policy
 from dflash_local.draft import Draft
 from dflash_local.drafter import Drafter
+from dflash_local.errors import InputError
 from dflash_local.guide import Guide
 from dflash_local.rounds import Rounds, Verifier
 from dflash_local.sampling import Sampler
@@ -19,6 +20,7 @@ from dflash_local.scheduler import Prompt
 from dflash_local.sequence import Request, Sequence, Slot
 from dflash_local.stats import Stats
 from dflash_local.target import Target
+from dflash_local.target_options import MAX_OUTPUT_ROWS
 
 
 class Engine:
@@ -31,7 +33,15 @@ class Engine:
         n_seq: int = 1,
         controller: Controller | None = None,
     ) -> None:
-        """`controller` decides for requests of width "auto"; without one they decode plainly."""
+        """`controller` decides for requests of width "auto"; without one they decode plainly.
+
+        Raises InputError where a step of all sequences would be no batch of the target's.
+        """
+        if n_seq > target.n_batch:
+            raise InputError(
+                f"n_batch is {target.n_batch} with {n_seq} sequences; "
+                "give it at least one row for each"
+            )
         self.target = target
         self.drafter = drafter
         self.controller = controller if drafter else None
@@ -70,9 +80,16 @@ class Engine:
         """The widest verify pass: the drafter's block, 0 without a drafter."""
         return self.drafter.block_size if self.drafter else 0
 
+    @property
+    def takes_trees(self) -> bool:
+        """Whether drafts may be trees: where the target was loaded to fork."""
+        return self.drafter is not None and self.target.options.n_branches > 1
+
     def check(self, request: Request) -> None:
         """Raises InputError, ContextFullError for what cannot be begun."""
-        request.check(self.target.n_vocab, self.target.n_ctx, self.max_width)
+        trees = self.takes_trees and request.draft_shape != "chain"
+        width = MAX_OUTPUT_ROWS if trees else self.max_width
+        request.check(self.target.n_vocab, self.target.n_ctx, width)
 
     def begin(self, request: Request) -> Sequence:
         """Take the free slot that has most of the prompt in its caches, and keep what is common.

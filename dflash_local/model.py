@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import difflib
 import math
 import operator
 import reprlib
@@ -338,10 +339,10 @@ class Model:
         known = _SAMPLING | Options.__annotations__.keys()
         unknown = options.keys() - known
         if unknown:
-            raise InputError(
-                f"{sorted(unknown)[0]!r} is no option of a request; known are "
-                f"{', '.join(sorted(known))}"
-            )
+            name = min(unknown)
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else "see dflash_local.model.Options"
+            raise InputError(f"{name!r} is no option of a request; {hint}")
         if isinstance(prompt, str):
             tokens = self._vocabulary.tokenize(prompt, n_ctx=self.n_ctx)
         else:

@@ -13,7 +13,7 @@ from dflash_local.engine import Engine
 from dflash_local.errors import ContextFullError, InputError
 from dflash_local.sequence import Sequence
 from gap_rule import equal_by_gap_rule, joint_noise
-from pair_engine import answer, consistent, open_engine, request
+from pair_engine import answer, consistent, open_engine, open_target, request
 
 N = 24
 
@@ -196,6 +196,56 @@ def test_what_cannot_begin(
     with pytest.raises(error, match=message) as found:
         engine.begin(request(given.pop("prompt"), given.pop("width"), **given))
     assert "\n" not in str(found.value)
+
+
+def test_batches_smaller_than_the_drafts_of_all(engine: Engine) -> None:
+    """Nine rows a batch: two drafts of 16 are cut to what a pass can verify."""
+    prompts = [text(engine, 30), text(engine, 50)[20:]]
+    expected = [Plain(engine, prompt) for prompt in prompts]
+    with open_engine(n_ctx=256, n_seq=2, n_batch=9) as narrow:
+        found = [narrow.begin(request(prompt, 16, N)) for prompt in prompts]
+        narrow.run(found)
+        assert sum(s.stats.drafted for s in found) > 0
+    assert_equal(engine, expected, found)
+    with (
+        open_target(n_ctx=256, n_seq=4, n_batch=3) as target,
+        pytest.raises(InputError, match="n_batch is 3 with 4 sequences"),
+    ):
+        Engine(target, None, 4)
+
+
+def test_one_that_fails_leaves_the_others_alone(engine: Engine) -> None:
+    prompts = [text(engine, 30), text(engine, 50)[20:]]
+    expected = Plain(engine, prompts[0])
+    first = engine.begin(request(prompts[0], 8, N))
+    for _ in range(2):
+        engine.step([first])
+    nothing = dict.fromkeys(range(engine.target.n_vocab), -float("inf"))
+    second = engine.begin(request(prompts[1], 8, N, logit_bias=nothing))
+    with pytest.raises(InputError, match="leave no token"):
+        engine.run([first, second])
+    assert (second.tokens, second.slot.cached) == ([], [])
+    assert first.error is None
+    assert_equal(engine, [expected], [first])
+
+
+def test_suspended_and_resumed_as_if_nothing_had_been(engine: Engine) -> None:
+    """Alone, so to the bit: with its caches, and without."""
+    prompt = text(engine, 40)
+    for options in ({}, {"temperature": 0.8, "seed": 3}):
+        expected = answer(engine, prompt, 16, N, **options).tokens
+        for forgets in (False, True):
+            sequence = engine.begin(request(prompt, 16, N, **options))
+            for _ in range(4):
+                engine.step([sequence])
+            engine.suspend(sequence)
+            assert not sequence.slot.busy
+            if forgets:
+                engine.forget_all()
+                answer(engine, text(engine, 60)[20:], 16, 4)
+            engine.resume(sequence)
+            engine.run([sequence])
+            assert sequence.tokens == expected
 
 
 def test_drafts_without_a_drafter(engine: Engine) -> None:
