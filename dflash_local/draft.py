@@ -81,6 +81,12 @@ class Draft:
         inner = set(self.parents)
         return [node for node in range(len(self)) if node not in inner]
 
+    def leaves_first(self, path: Sequence[int]) -> bool:
+        """Whether a path, nodes from the anchor's child on, leaves the first children: the chain
+        of what the drafter likes best."""
+        firsts = {parent: node for node, parent in reversed(list(enumerate(self.parents)))}
+        return any(firsts[self.parents[node]] != node for node in path)
+
     def path(self, node: int) -> list[int]:
         """The nodes from the anchor's child to `node`."""
         path = []

@@ -12,6 +12,7 @@ from typing import TypeAlias
 from dflash_local.caches import Caches
 from dflash_local.controller import Controller
 from dflash_local.draft import Draft
+from dflash_local.draft_shape import Bounds, allowed, as_tree
 from dflash_local.drafter import DraftRequest
 from dflash_local.errors import GrammarError, InputError
 from dflash_local.features import StoredFeatures
@@ -19,6 +20,7 @@ from dflash_local.policy import Policy
 from dflash_local.sampling import not_finite
 from dflash_local.sequence import Sequence
 from dflash_local.verify import Verdict, verify
+from dflash_local.verify_batch import VerifyBatch
 
 _NO_DRAFT = Draft.chain([])
 _NO_TOKEN = -1
@@ -42,6 +44,7 @@ class Rounds:
         self.verifier: Verifier = verify
         self.judge: Callable[[Draft], Draft] = _as_it_is
         self._caches = caches
+        self._n_branches = caches.target.options.n_branches
         self._max_width = caches.drafter.block_size if caches.drafter else 0
         self._step_s = 1.0  # of a plain step, lately
         self._last_rows = 0
@@ -67,15 +70,15 @@ class Rounds:
         n_drafting = sum(map(bool, wanted))
         draft_s = self._usual_draft_s(drafted - began, n_drafting)
         n_rebuilds = self.target.n_rebuilds
-        first_rows = self._decode(sequences, drafts)
+        batch = self._decode(sequences, drafts)
         n_rebuilds = self.target.n_rebuilds - n_rebuilds
         verified = time.perf_counter()
-        for sequence, draft, row in zip(sequences, drafts, first_rows, strict=True):
+        for i, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
             sampling = time.perf_counter()
             with self._alone(sequence):
-                verdict = self._match(sequence, draft, row)
+                verdict = self._match(sequence, draft, batch.first_rows[i])
                 sequence.stats.sample_s += time.perf_counter() - sampling
-                self._accept(sequence, draft, verdict, row)
+                self._accept(sequence, draft, verdict, batch, i)
         end = time.perf_counter()
         for sequence in sequences:
             stats = sequence.stats
@@ -85,7 +88,7 @@ class Rounds:
             stats.graph_rebuilds += n_rebuilds
         if self.controller and any(s.policy is not None for s in sequences):
             self.controller.observe_round(
-                first_rows[-1] + 1 + len(drafts[-1]),
+                len(batch.tokens),
                 n_drafting,
                 self._caches.depth,
                 draft_s,
@@ -117,12 +120,21 @@ class Rounds:
 
     def _with_room(self, sequences: List[Sequence]) -> list[Sequence]:
         """Those whose anchor fits the context; the rest have reached its end."""
-        widths = [s.request.draft_width for s in sequences]
-        self._caches.make_room(sum(self._max_width if w == "auto" else max(1, w) for w in widths))
+        self._caches.make_room(sum(1 + self._most_nodes(s) for s in sequences))
         room = self._caches.free_cells
         for sequence in sequences[max(room, 0) :]:
             sequence.finish_reason = "length"
         return list(sequences[: max(room, 0)])
+
+    def _forks(self, sequence: Sequence) -> bool:
+        """Whether its drafts are trees."""
+        request = sequence.request
+        shape = self._n_branches > 1 and request.draft_shape != "chain"
+        return shape and request.draft_width != "auto"
+
+    def _most_nodes(self, sequence: Sequence) -> int:
+        width = sequence.request.draft_width
+        return max((self._max_width if width == "auto" else width) - 1, 0)
 
     def _limits(self, sequences: List[Sequence]) -> list[int]:
         """The most drafts that each may verify: what can be emitted, and has room."""
@@ -130,10 +142,10 @@ class Rounds:
         free = room - len(sequences)  # the anchors
         limits = []
         for sequence in sequences:
-            width = sequence.request.draft_width
-            limit = min((self._max_width if width == "auto" else width) - 1, free)
+            limit = min(self._most_nodes(sequence), free)
             if sequence.remaining is not None:
-                limit = min(limit, sequence.remaining - 1)
+                deepest = sequence.remaining - 1
+                limit = min(limit, deepest if not self._forks(sequence) or deepest < 1 else limit)
             limits.append(max(limit, 0))
             free -= limits[-1]
         return limits
@@ -144,7 +156,7 @@ class Rounds:
             return [0] * len(sequences)
         # Always a whole width: a graph of another size would be another graph.
         wanted = [
-            0 if s.request.draft_width == "auto" or limit < 1 else s.request.draft_width - 1
+            0 if s.request.draft_width == "auto" or limit < 1 else self._n_positions(s)
             for s, limit in zip(sequences, limits, strict=True)
         ]
         if self.controller:
@@ -156,6 +168,10 @@ class Rounds:
                 for i, n in zip(left, chosen, strict=True):
                     wanted[i] = n
         return wanted
+
+    def _n_positions(self, sequence: Sequence) -> int:
+        most = self._max_width - 1
+        return most if self._forks(sequence) else min(self._most_nodes(sequence), most)
 
     def _catch_up(self, sequences: List[Sequence], wanted: List[int]) -> None:
         """A prompt, or what plain decoding left, goes to the drafter apart from the draft."""
@@ -182,16 +198,23 @@ class Rounds:
         ]
         for i, draft in zip(places, self.drafter.draft(requests), strict=True):
             sequences[i].slot.pending = []
-            checked = _checked(draft).valid_prefix(self.target.n_vocab)
-            proposed = self.judge(checked).clip(limits[i])
+            proposed = self._shaped(sequences[i], draft, limits[i])
             # What the grammar forbids would be rejected, whatever the target thinks of it.
             try:
-                n_valid = sequences[i].sampler.n_valid(proposed.tokens)
+                drafts[i] = allowed(proposed, sequences[i].sampler.n_valid)
             except GrammarError:
-                n_valid = 0  # if it stands in the way of the answer too, the draw will tell
-            drafts[i] = proposed.clip(n_valid)
+                drafts[i] = _NO_DRAFT  # if it stands in the way of the answer too, the draw tells
         self._choose_widths(sequences, drafts, limits)
         return drafts
+
+    def _shaped(self, sequence: Sequence, draft: Draft, limit: int) -> Draft:
+        """A drafter's proposal, as far as there is room for it."""
+        n_vocab = self.target.n_vocab
+        if not self._forks(sequence):
+            return self.judge(_checked(draft).valid_prefix(n_vocab)).clip(limit)
+        left = sequence.remaining
+        depth = limit if left is None else min(limit, left - 1)
+        return self.judge(as_tree(draft, n_vocab, Bounds(limit, depth, self._n_branches)))
 
     def _choose_widths(
         self, sequences: List[Sequence], drafts: list[Draft], limits: List[int]
@@ -279,22 +302,17 @@ class Rounds:
                     self.target.truncate(slot.seq, len(slot.cached))
                 return
 
-    def _decode(self, sequences: List[Sequence], drafts: List[Draft]) -> list[int]:
-        """One batch, [anchor, drafts] of every sequence; returns the row of each anchor."""
-        tokens: list[int] = []
-        positions: list[int] = []
-        seq_ids: list[int] = []
-        first_rows: list[int] = []
+    def _decode(self, sequences: List[Sequence], drafts: List[Draft]) -> VerifyBatch:
+        """One batch, [anchor, drafts] of every sequence."""
+        batch = VerifyBatch(self._n_branches)
         for sequence, draft in zip(sequences, drafts, strict=True):
-            first_rows.append(len(tokens))
-            n = 1 + len(draft)
-            begin = len(sequence.slot.cached)
-            tokens += [sequence.anchor, *draft.tokens]
-            positions += range(begin, begin + n)
-            seq_ids += [sequence.slot.seq] * n
-        self._caches.decode(tokens, positions, seq_ids, [True] * len(tokens))
-        self._last_rows = len(tokens)
-        return first_rows
+            batch.add(sequence.slot.seq, len(sequence.slot.cached), sequence.anchor, draft)
+        n = len(batch.tokens)
+        self._caches.decode(
+            batch.tokens, batch.positions, batch.seq_ids, [True] * n, batch.all_lines
+        )
+        self._last_rows = n
+        return batch
 
     def _match(self, sequence: Sequence, draft: Draft, first_row: int) -> Verdict:
         vocabulary = self.target.vocabulary
@@ -304,18 +322,30 @@ class Rounds:
             lambda token: sequence.emit(token, ends_text=vocabulary.ends_text(token)),
         )
 
-    def _accept(self, sequence: Sequence, draft: Draft, verdict: Verdict, first_row: int) -> None:
+    def _accept(
+        self, sequence: Sequence, draft: Draft, verdict: Verdict, batch: VerifyBatch, place: int
+    ) -> None:
         """Keep the accepted rows of the caches; their hidden states are the next injection."""
         slot = sequence.slot
         n_emitted = len(verdict.tokens)
+        begin = len(slot.cached)
+        path, lines = verdict.path, batch.lines[place]
         anchor = (sequence.tokens[-n_emitted - 1],)
-        slot.cached += anchor + tuple(draft.tokens[row - 1] for row in verdict.path[1:])
-        if len(verdict.path) < 1 + len(draft):
+        slot.cached += anchor + tuple(draft.tokens[row - 1] for row in path[1:])
+        if lines is not None:
+            self.target.settle(slot.seq, begin, lines, path)
+        elif len(path) < 1 + len(draft):
             self.target.truncate(slot.seq, len(slot.cached))
         if self.drafter and sequence.keeps_features:
-            first = self.target.first_stored + first_row
-            slot.pending += [first + row for row in verdict.path]
-        sequence.stats.record_round(drafted=len(draft), emitted=n_emitted)
+            first = self.target.first_stored + batch.first_rows[place]
+            slot.pending += [first + row for row in path]
+        sequence.from_draft[-n_emitted:-1] = [True] * (n_emitted - 1)
+        sequence.stats.record_round(
+            drafted=len(draft), emitted=n_emitted, depth=max(draft.depths, default=0)
+        )
+        if lines is not None:
+            on_side = draft.leaves_first([row - 1 for row in path[1:]])
+            sequence.stats.record_tree(leaves=len(draft.leaves), on_side=on_side)
         if sequence.policy is not None and self.controller and draft:
             self.controller.observe(
                 sequence.policy, draft.logprobs, len(draft), len(verdict.path) - 1

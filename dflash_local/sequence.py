@@ -11,6 +11,7 @@ import numpy as np
 
 from dflash_local.constraint import Constraint
 from dflash_local.controller import Policy
+from dflash_local.draft_shape import DraftShape
 from dflash_local.errors import ContextFullError, InputError
 from dflash_local.sampling import Sampler, SamplingParams, TokenLogprob
 from dflash_local.stats import Stats
@@ -27,7 +28,8 @@ class Request:
     """What to generate.
 
     `draft_width` are target rows per verify pass with the anchor; 0 (and 1) is plain decoding, and
-    "auto" is what pays best, round by round. Without `cache_prompt` nothing of the prompt is taken
+    "auto" is what pays best, round by round. `draft_shape` is that of its drafts, where target and
+    drafter can do more than chains. Without `cache_prompt` nothing of the prompt is taken
     from the caches. `on_token` hears every token but an end of text, in order; True ends generation
     with it. `constraint` is the one that `sampling` asks for, at its beginning and for this request
     alone; where there is none yet, it is made when the request begins.
@@ -40,6 +42,7 @@ class Request:
     on_token: Callable[[int], bool] = _never
     cache_prompt: bool = True
     constraint: Constraint | None = None
+    draft_shape: DraftShape = "chain"
 
     @property
     def drafts(self) -> bool:
@@ -77,9 +80,8 @@ class Request:
                 "load one with draft=, or set draft_width to 0"
             )
         if width > max(max_width, 1):
-            raise InputError(
-                f"draft_width is {width}; this drafter's block allows at most {max_width}"
-            )
+            what = "this drafter's block" if self.draft_shape == "chain" else "a draft tree"
+            raise InputError(f"draft_width is {width}; {what} allows at most {max_width}")
 
 
 @dataclass
@@ -119,6 +121,8 @@ class Sequence:
     policy: Policy | None = None
     """Of a request that leaves its width to the controller."""
     tokens: list[int] = field(default_factory=list)
+    from_draft: list[bool] = field(default_factory=list)
+    """Of each token, whether it is an accepted draft; the others the target wrote itself."""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: Exception | None = None
@@ -165,6 +169,7 @@ class Sequence:
     def emit(self, token: int, *, ends_text: bool) -> bool:
         """Append a token of the answer; True when the answer ends with it."""
         self.tokens.append(token)
+        self.from_draft.append(False)  # until its round is over
         if ends_text or self.request.on_token(token):
             self.finish_reason = "stop"
         elif self.remaining == 0:
