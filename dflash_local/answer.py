@@ -122,6 +122,7 @@ class Answer(Job):
             stats=sequence.stats,
             seed=sequence.sampler.seed,
             logprobs=sequence.logprobs,
+            from_draft=sequence.from_draft,
         )
         self._put(rest, result)
 
@@ -129,4 +130,14 @@ class Answer(Job):
         sequence, n = self.at_work, self._n
         self._shown.append(text)
         self._n = len(sequence.tokens)
-        self.put(Chunk(text, sequence.tokens[n:], sequence.logprobs[n:], result))
+        drafting = sequence.policy.reason if sequence.policy else None
+        self.put(
+            Chunk(
+                text,
+                sequence.tokens[n:],
+                sequence.logprobs[n:],
+                result,
+                sequence.from_draft[n:],
+                drafting,
+            )
+        )

@@ -16,7 +16,8 @@ class Result:
     `tokens` are all that were emitted, an end-of-text token and the tokens of a stop string
     included; `text` ends before either. `finish_reason`: "stop" (end of text, or a stop string),
     "length" (`max_tokens`, or the end of the context), "cancelled". `logprobs` has an entry per
-    token if they were asked for. `seed` is the one in use.
+    token if they were asked for. `seed` is the one in use. `from_draft` says of each token whether
+    it is an accepted draft.
     """
 
     text: str
@@ -25,19 +26,25 @@ class Result:
     stats: Stats
     seed: int
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    from_draft: list[bool] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Chunk:
     """What one round added. `text` may be empty while a character or a stop string is open.
 
-    The last chunk of a stream holds the `result`, the others None.
+    `from_draft` says of each token whether it is an accepted draft: the target would have written
+    the same, but needed no pass of its own for it. Each other token is what a pass ended with.
+    `drafting` is a line on whether the controller drafts at the moment, and why; None where it has
+    nothing to decide. The last chunk of a stream holds the `result`, the others None.
     """
 
     text: str
     tokens: list[int]
     logprobs: list[TokenLogprob] = field(default_factory=list)
     result: Result | None = None
+    from_draft: list[bool] = field(default_factory=list)
+    drafting: str | None = None
 
     @property
     def finish_reason(self) -> FinishReason | None:
