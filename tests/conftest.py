@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-
-# Before llama.cpp starts its threads: those that spin while they wait make tests that share the
-# machine's cores many times slower. Results are the same.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 
@@ -35,6 +30,9 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DFLASH_LOCAL_CACHE", str(folder))
+        # The commands' --threads: those that wait for each other by spinning make tests that share
+        # the machine's cores many times slower.
+        patch.setenv("DFLASH_LOCAL_THREADS", "1")
         yield folder
 
 

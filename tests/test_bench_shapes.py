@@ -63,14 +63,14 @@ def test_a_pair_loads_and_drafts(shape: Shape, quant: str, tmp_path: Path) -> No
         return
     drafter_quant = "Q8_0" if quant == "MXFP4" else quant
     pair = write_pair(shape, quant, tmp_path, drafter_quant=drafter_quant)
-    with load(*pair, n_ctx=512, n_gpu_layers=0, quiet=True) as model:
+    with load(*pair, n_ctx=512, n_gpu_layers=0, n_threads=1, quiet=True) as model:
         result = model.generate("def f(x):\n", max_tokens=12, draft_width=8)
     assert len(result.tokens) == 12
     assert result.stats.drafted > 0
 
 
 def test_chats_have_a_template(tmp_path: Path) -> None:
-    with load(*write_pair(DENSE, "Q8_0", tmp_path), n_ctx=512, quiet=True) as model:
+    with load(*write_pair(DENSE, "Q8_0", tmp_path), n_ctx=512, n_threads=1, quiet=True) as model:
         result = model.chat([{"role": "user", "content": "Hi"}], max_tokens=2)
     assert len(result.tokens) == 2
 

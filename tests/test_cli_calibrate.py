@@ -71,7 +71,7 @@ def test_a_model_begins_with_what_was_kept(tmp_path: Path, monkeypatch: pytest.M
     raw["step_s"] = {"4": {"1": 12.0, "2": 13.0}}
     file.write_text(json.dumps(raw))
     monkeypatch.setenv("DFLASH_LOCAL_CACHE", str(tmp_path))
-    with load(TARGET, DRAFTER, n_ctx=512, n_gpu_layers=0, quiet=True) as model:
+    with load(TARGET, DRAFTER, n_ctx=512, n_gpu_layers=0, n_threads=1, quiet=True) as model:
         assert model.engine.controller is not None
         assert model.engine.controller.costs.step_s(1, 4) == 12.0
         assert model.drafter is not None

@@ -182,7 +182,7 @@ def test_a_model_with_a_family_s_template_speaks_its_dialect(
     pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
     path = chat_models.with_template(pair[0], tmp_path / "qwen3.gguf", "qwen3")
-    with load(path, n_ctx=1024, n_gpu_layers=0, quiet=True) as model:
+    with load(path, n_ctx=1024, n_gpu_layers=0, n_threads=1, quiet=True) as model:
         assert model.dialect == Hermes(thinking=True)
         prompt = model.chat_prompt([{"role": "user", "content": "Hi"}], [chat_models.WEATHER])
         assert "get_weather" in model.detokenize(prompt)

@@ -258,7 +258,7 @@ def planned(path: Path, window: int, n_ctx: int, n_seq: int) -> int:
 
 
 def test_the_plan_says_what_the_window_bounds() -> None:
-    options: dict[str, Any] = {"n_ctx": 4096, "n_gpu_layers": 0, "quiet": True}
+    options: dict[str, Any] = {"n_ctx": 4096, "n_gpu_layers": 0, "n_threads": 1, "quiet": True}
     with load(*demo.pair(), draft_window=100, **options) as model:
         assert model.plan is not None and isinstance(model.drafter, FusedDrafter)
         assert model.plan.draft_window == model.drafter.draft_window == 100
@@ -272,7 +272,13 @@ def test_the_plan_says_what_the_window_bounds() -> None:
 
 @pytest.mark.parametrize("window", [1, 24])
 def test_answers_are_those_without_a_window(window: int) -> None:
-    options: dict[str, Any] = {"n_ctx": 1024, "kv_type": "q8_0", "n_gpu_layers": 0, "quiet": True}
+    options: dict[str, Any] = {
+        "n_ctx": 1024,
+        "kv_type": "q8_0",
+        "n_gpu_layers": 0,
+        "n_threads": 1,
+        "quiet": True,
+    }
     prompt = "def add(a, b):\n    return a + b\n\n\n" * 12 + "def sub(a, b):\n"
     with load(*demo.pair(), draft_window=window, **options) as model:
         plain = model.generate(prompt, max_tokens=60, draft_width=0)

@@ -50,7 +50,9 @@ def test_the_shipped_pair_is_exact_to_its_block(model: Model) -> None:
 def test_it_is_measured_once(own_cache: Path) -> None:
     """The second time nothing is decoded: what the caches hold stays."""
     prompt = demo.prompts()["code"][0]
-    with load(*demo.pair(), n_ctx=256, kv_type="q8_0", n_gpu_layers=0, quiet=True) as model:
+    with load(
+        *demo.pair(), n_ctx=256, kv_type="q8_0", n_gpu_layers=0, n_threads=1, quiet=True
+    ) as model:
         expected = model.generate(prompt, max_tokens=8)
         found = model.exactness()
         (kept,) = (own_cache / "exactness").iterdir()
@@ -64,7 +66,9 @@ def test_it_is_measured_once(own_cache: Path) -> None:
         kept.write_text("{")
         assert model.exactness() == found
         assert json.loads(kept.read_text())
-    with load(*demo.pair(), n_ctx=128, kv_type="f16", n_gpu_layers=0, quiet=True) as other:
+    with load(
+        *demo.pair(), n_ctx=128, kv_type="f16", n_gpu_layers=0, n_threads=1, quiet=True
+    ) as other:
         other.exactness()
         assert len(list((own_cache / "exactness").iterdir())) == 2
 

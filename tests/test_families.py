@@ -86,7 +86,9 @@ def test_a_drafter_of_each_family_loads_and_changes_no_answer(
     target = write_target(tmp_path / "target.gguf", n_layer=3, head_dim=32, quant="Q8_0")
     path = write_drafter(tmp_path / "drafter.gguf", target, head_dim=32, **options)
     prompt, wanted = list(range(40, 90)), {"max_tokens": 40, "temperature": 0.0}
-    with load(target, path, n_ctx=256, kv_type="q8_0", n_gpu_layers=0, quiet=True) as model:
+    with load(
+        target, path, n_ctx=256, kv_type="q8_0", n_gpu_layers=0, n_threads=1, quiet=True
+    ) as model:
         assert isinstance(model.drafter, LlamaDrafter)
         widest = model.engine.max_width
         assert widest == model.drafter.spec.n_draft + 1

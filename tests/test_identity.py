@@ -141,7 +141,9 @@ def test_log_probabilities_too(model: Model, plain: Plain, way: str) -> None:
 
 
 def test_across_the_last_positions_of_the_context() -> None:
-    with load(*demo.pair(), n_ctx=256, kv_type="q8_0", n_gpu_layers=0, quiet=True) as model:
+    with load(
+        *demo.pair(), n_ctx=256, kv_type="q8_0", n_gpu_layers=0, n_threads=1, quiet=True
+    ) as model:
         source = model.tokenize(inspect.getsource(sampling))
         room = model.n_ctx
         for n_prompt in (200, room - 17, room - 16, room - 2, room - 1):

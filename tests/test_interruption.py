@@ -36,7 +36,7 @@ def endless(model: Model) -> dict[str, Any]:
 
 def short_load(**options: Any) -> Model:
     """A model of a test's own, to close it."""
-    settings = {"n_ctx": 512, "kv_type": "q8_0", "n_gpu_layers": 0, "quiet": True}
+    settings = {"n_ctx": 512, "kv_type": "q8_0", "n_gpu_layers": 0, "n_threads": 1, "quiet": True}
     return load(*demo.pair(), **settings | options)
 
 
@@ -231,7 +231,8 @@ import dflash_local
 from dflash_local import demo
 target_path, drafter_path = demo.pair()
 prompt = demo.prompts()["code"][0]
-model = dflash_local.load(target_path, drafter_path, n_ctx=8192, kv_type="q8_0", quiet=True)
+options = {"n_ctx": 8192, "kv_type": "q8_0", "n_threads": 1, "quiet": True}
+model = dflash_local.load(target_path, drafter_path, **options)
 ends = [t for t in range(model.target.n_vocab) if model.target.vocabulary.ends_text(t)]
 endless = {"max_tokens": None, "logit_bias": dict.fromkeys(ends, -float("inf"))}
 """
@@ -277,7 +278,7 @@ from dflash_local.target import Target
 from dflash_local.target_options import TargetOptions
 import numpy as np
 def handles():
-    options = TargetOptions(n_ctx=256, tapped_layers=(2, 4, 6))
+    options = TargetOptions(n_ctx=256, n_threads=1, tapped_layers=(2, 4, 6))
     target = Target(demo.pair()[0], options)
     drafter = FusedDrafter(demo.pair()[1], target, n_seq=1, n_ctx=256)
     target.decode([5, 6], [0, 1], [0, 0], [False, True])

@@ -57,7 +57,9 @@ def test_the_targets_own_vector_changes_nothing(pair: Pair, drafter: Path, tmp_p
         assert np.array_equal(values(found.path, ours), values(pair[0], theirs))
     results = []
     for path in (pair[1], found.path):
-        with load(pair[0], path, n_ctx=256, kv_type="q8_0", n_gpu_layers=0, quiet=True) as model:
+        with load(
+            pair[0], path, n_ctx=256, kv_type="q8_0", n_gpu_layers=0, n_threads=1, quiet=True
+        ) as model:
             results.append(model.generate(PROMPT, max_tokens=48, draft_width=16))
     before, after = results
     assert after.tokens == before.tokens

@@ -31,7 +31,7 @@ def resident_bytes() -> int:
 def test_memory_is_flat_over_300_requests() -> None:
     draw = random.Random(0)
     prompts = [prompt for kind in demo.prompts().values() for prompt in kind]
-    with load(*demo.pair(), n_ctx=256, n_gpu_layers=0, quiet=True) as model:
+    with load(*demo.pair(), n_ctx=256, n_gpu_layers=0, n_threads=1, quiet=True) as model:
         used = {}
         for n in range(1, 301):
             one_request(model, draw, draw.choice(prompts))

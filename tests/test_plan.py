@@ -350,7 +350,7 @@ def test_the_shipped_pair_takes_what_was_planned(n_ctx, kv_type):
     expected = max(footprint.compute_blocks(n_ctx), footprint.compute_head(n_ctx))
     runtime.init()
     runtime.clear_log()
-    options = TargetOptions(n_ctx=found.n_ctx, kv_type=kv_type, n_seq=2)
+    options = TargetOptions(n_ctx=found.n_ctx, kv_type=kv_type, n_seq=2, n_threads=1)
     opened = Target(file.path, options)
     try:
         assert logged_mib("KV buffer size") == pytest.approx(found.kv_bytes / MIB, abs=0.01)
