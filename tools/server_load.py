@@ -49,7 +49,7 @@ MALFORMED: tuple[tuple[str, bytes, str], ...] = (
     ("/v1/chat/completions", b'{"messages": "hello"}', "application/json"),
     ("/v1/chat/completions", b'{"messages": [{"role": "user"}]}', "application/json"),
     ("/v1/chat/completions", b"[" * 100_000, "application/json"),
-    ("/v1/completions", b'{"prompt": "a", "max_tokens": -1}', "application/json"),
+    ("/v1/completions", b'{"prompt": "a", "max_tokens": -2}', "application/json"),
     ("/v1/completions", b'{"prompt": "a", "max_tokens": 1e400}', "application/json"),
     ("/v1/completions", b'{"prompt": "a", "temperature": NaN}', "application/json"),
     ("/v1/completions", b'{"prompt": [99999999]}', "application/json"),
