@@ -97,6 +97,20 @@ def test_chunks_are_the_result_in_parts(model: Model, prompt: str) -> None:
     assert len(chunks) > 3  # they come as they are made
 
 
+@pytest.mark.parametrize("width", [0, 8, "auto"])
+def test_each_token_is_an_accepted_draft_or_the_targets_own(
+    model: Model, prompt: str, width: int | str
+) -> None:
+    chunks = list(model.stream(prompt, max_tokens=N, draft_width=width))
+    result = chunks[-1].result
+    assert result is not None
+    assert result.from_draft == [mark for chunk in chunks for mark in chunk.from_draft]
+    assert len(result.from_draft) == len(result.tokens)
+    assert sum(result.from_draft) == result.stats.accepted
+    assert not result.from_draft[0] and not result.from_draft[-1]
+    assert (chunks[0].drafting is None) == (width != "auto")
+
+
 @pytest.mark.parametrize("width", [0, 16])
 def test_characters_are_never_split(model: Model, width: int) -> None:
     for seed in range(4):
