@@ -46,6 +46,9 @@ Bias = Annotated[float, Field(strict=True, ge=-100, le=100, allow_inf_nan=False)
 
 Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(strict=True, max_length=MAX_TEXT)]
+JsonText = Annotated[str, Field(strict=True, max_length=1 << 20)]
+"""Is parsed, which holds up all other requests for as long as it takes."""
+
 Name = Annotated[str, Field(strict=True, min_length=1, max_length=256)]
 Label = Annotated[str, Field(strict=True, max_length=1024)]
 """A text that is passed on or ignored, such as `user`."""

@@ -20,16 +20,17 @@ router = APIRouter()
 async def completion(request: Request, body: CompletionRequest) -> Response:
     """Go on with each prompt. `tokens_cached` are those of it that needed no computing."""
     model: Model = request.app.state.model
-    prompts = await off_loop(_token_ids, model.target.vocabulary, body.prompts)
+    prompts = await off_loop(_token_ids, model, body.prompts)
     options = llama_options(body)
     tasks = [task for prompt in prompts for task in choices(prompt, options, body.n_cmpl)]
     return await respond(request, body, tasks)
 
 
-def _token_ids(
-    vocabulary: Vocabulary, prompts: Sequence[str | Sequence[str | int]]
-) -> list[list[int]]:
-    return [mixed_tokens(vocabulary, [p] if isinstance(p, str) else p) for p in prompts]
+def _token_ids(model: Model, prompts: Sequence[str | Sequence[str | int]]) -> list[list[int]]:
+    return [
+        mixed_tokens(model.target.vocabulary, [p] if isinstance(p, str) else p, n_ctx=model.n_ctx)
+        for p in prompts
+    ]
 
 
 def mixed_tokens(
@@ -38,13 +39,17 @@ def mixed_tokens(
     *,
     special: bool = True,
     add_special: bool = True,
+    n_ctx: int | None = None,
 ) -> list[int]:
-    """Token ids of texts and ids after one another; a text in front begins as the model wants."""
+    """Token ids of texts and ids after one another; a text in front begins as the model wants.
+
+    Raises what `Vocabulary.tokenize` raises.
+    """
     tokens: list[int] = []
     for index, piece in enumerate(pieces):
         if isinstance(piece, int):
             tokens.append(piece)
         else:
             first = add_special and not index
-            tokens += vocabulary.tokenize(piece, special=special, add_special=first)
+            tokens += vocabulary.tokenize(piece, special=special, add_special=first, n_ctx=n_ctx)
     return tokens

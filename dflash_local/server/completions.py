@@ -30,7 +30,7 @@ async def create_completion(request: Request, body: CompletionsRequest) -> Respo
     """Go on with each prompt, `n` times over; the answers to one prompt are neighbours."""
     body.check()
     model: Model = request.app.state.model
-    prompts = await off_loop(_prompts, model.target.vocabulary, body)
+    prompts = await off_loop(_prompts, model, body)
     options = _options(body)
     tasks = [task for prompt in prompts for task in choices(prompt, options, body.n or 1)]
     completion = _Completion(request, body, tasks)
@@ -50,13 +50,16 @@ def _options(body: CompletionsRequest) -> dict[str, Any]:
     return options
 
 
-def _prompts(vocabulary: Vocabulary, body: CompletionsRequest) -> list[list[int]]:
-    return [_token_ids(vocabulary, prompt, body.suffix) for prompt in body.prompts]
+def _prompts(model: Model, body: CompletionsRequest) -> list[list[int]]:
+    return [_token_ids(model, prompt, body.suffix) for prompt in body.prompts]
 
 
-def _token_ids(vocabulary: Vocabulary, prompt: str | list[int], suffix: str | None) -> list[int]:
+def _token_ids(model: Model, prompt: str | list[int], suffix: str | None) -> list[int]:
+    vocabulary = model.target.vocabulary
     if not suffix:
-        return vocabulary.tokenize(prompt) if isinstance(prompt, str) else prompt
+        if isinstance(prompt, str):
+            return vocabulary.tokenize(prompt, n_ctx=model.n_ctx)
+        return prompt
     marks = vocabulary.infill
     if marks is None:
         raise ApiError(
@@ -67,14 +70,16 @@ def _token_ids(vocabulary: Vocabulary, prompt: str | list[int], suffix: str | No
         )
     # What the model wants at the start of any text, less what it wants at the end of one.
     start = [t for t in vocabulary.tokenize("")[:1] if not vocabulary.ends_text(t)]
-    before, after = (_plain(vocabulary, part) for part in (prompt, suffix))
+    before, after = (_plain(model, part) for part in (prompt, suffix))
     return [*start, marks.prefix, *before, marks.suffix, *after, marks.middle]
 
 
-def _plain(vocabulary: Vocabulary, part: str | list[int]) -> list[int]:
+def _plain(model: Model, part: str | list[int]) -> list[int]:
     """Names of special tokens in somebody's code are text like any other."""
     if isinstance(part, str):
-        return vocabulary.tokenize(part, special=False, add_special=False)
+        return model.target.vocabulary.tokenize(
+            part, special=False, add_special=False, n_ctx=model.n_ctx
+        )
     return part
 
 

@@ -17,8 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from dflash_local.vocabulary import InfillTokens, Vocabulary
+
+T = TypeVar("T", str, list[int])
 
 _MOST_LOCAL = 2048  # tokens; llama-server's default for a batch, which is its measure here
 _REPOSITORY = "myproject\n"  # llama-server's names where the editor tells none
@@ -51,12 +54,14 @@ def infill_prompt(vocabulary: Vocabulary, gap: Gap, *, room: int) -> list[int]:
     start = _start(vocabulary)
     room = max(room - len(start) - 4, 8)  # the marks, and the last file's
     local = min(_MOST_LOCAL, room * 3 // 4)
-    before = _plain(vocabulary, gap.prefix + gap.begun)
+    # What lies further off than that many of the longest tokens need not be tokenised.
+    reach = local * vocabulary.longest
+    before = _plain(vocabulary, _end_of(gap.prefix + gap.begun, reach))
     others = _other_tokens(vocabulary, gap.others, marks, room - local)
     if marks is None:
         return [*start, *others, *_end_of(before, local)]
     before = _end_of(before, local * 3 // 4)
-    after = _plain(vocabulary, gap.suffix)[: local // 4]
+    after = _plain(vocabulary, gap.suffix[:reach])[: local // 4]
     return [*start, *others, marks.prefix, *before, marks.suffix, *after, marks.middle]
 
 
@@ -74,6 +79,8 @@ def _other_tokens(
     room -= len(head) + len(tail)
     kept: list[list[int]] = []
     for other in reversed(others):
+        if len(other.text) > room * vocabulary.longest:
+            break
         if mark is None:
             tokens = _plain(vocabulary, _BETWEEN + other.text)
         else:
@@ -85,11 +92,12 @@ def _other_tokens(
     return [*head, *(token for tokens in reversed(kept) for token in tokens), *tail]
 
 
-def _end_of(tokens: list[int], n: int) -> list[int]:
-    """At most the last `n`; what is left out grows by a quarter of `n` at a time."""
-    over = len(tokens) - n
+def _end_of(text: T, n: int) -> T:
+    """At most the last `n` tokens or characters; what is left out grows by a quarter of `n` at a
+    time."""
+    over = len(text) - n
     step = max(n // 4, 1)
-    return tokens[-(-over // step) * step :] if over > 0 else tokens
+    return text[-(-over // step) * step :] if over > 0 else text
 
 
 def _plain(vocabulary: Vocabulary, text: str) -> list[int]:

@@ -60,7 +60,7 @@ class FunctionCall(_Item):
     type: Literal["function_call"]
     call_id: bounds.Label
     name: bounds.Name
-    arguments: bounds.Text
+    arguments: bounds.JsonText
 
 
 class FunctionCallOutput(_Item):

@@ -9,27 +9,20 @@ from fastapi import APIRouter, Request
 from dflash_local.model import Model
 from dflash_local.server.completion import mixed_tokens
 from dflash_local.server.completion_schema import DetokenizeRequest, TokenizeRequest
+from dflash_local.server.errors import ApiError
 from dflash_local.server.generation import off_loop
 from dflash_local.vocabulary import Vocabulary
 
 router = APIRouter()
+
+_MOST_PIECES = 100_000
 
 
 @router.post("/tokenize")
 async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, Any]:
     """Token ids of a text, if asked for with their texts: bytes where one is no text by itself."""
     model: Model = request.app.state.model
-    vocabulary = model.target.vocabulary
-    tokens = await off_loop(
-        mixed_tokens,
-        vocabulary,
-        [body.content] if isinstance(body.content, str) else body.content,
-        special=body.parse_special,
-        add_special=body.add_special,
-    )
-    if not body.with_pieces:
-        return {"tokens": tokens}
-    return {"tokens": [{"id": t, "piece": _piece(vocabulary, t)} for t in tokens]}
+    return {"tokens": await off_loop(_tokens, model.target.vocabulary, body)}
 
 
 @router.post("/detokenize")
@@ -37,6 +30,24 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> dict[str, Any
     """The text of token ids, control tokens by their names."""
     vocabulary = request.app.state.model.target.vocabulary
     return {"content": await off_loop(vocabulary.detokenize, body.tokens, special=True)}
+
+
+def _tokens(vocabulary: Vocabulary, body: TokenizeRequest) -> list[Any]:
+    tokens = mixed_tokens(
+        vocabulary,
+        [body.content] if isinstance(body.content, str) else body.content,
+        special=body.parse_special,
+        add_special=body.add_special,
+    )
+    if not body.with_pieces:
+        return tokens
+    if len(tokens) > _MOST_PIECES:
+        raise ApiError(
+            400,
+            f"the text has {len(tokens)} tokens; with_pieces takes at most {_MOST_PIECES}",
+            param="with_pieces",
+        )
+    return [{"id": t, "piece": _piece(vocabulary, t)} for t in tokens]
 
 
 def _piece(vocabulary: Vocabulary, token: int) -> str | list[int]:

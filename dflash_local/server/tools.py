@@ -144,7 +144,7 @@ class CalledFunction(BaseModel):
     """`arguments` is a JSON text."""
 
     name: bounds.Name
-    arguments: bounds.Text
+    arguments: bounds.JsonText
 
 
 class ToolCall(BaseModel):
