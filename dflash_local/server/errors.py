@@ -1,11 +1,12 @@
-"""Errors as OpenAI's API words them, for whatever goes wrong, never with a traceback."""
+"""Errors for whatever goes wrong, never with a traceback: in OpenAI's words, or in those of the API
+that a request is to."""
 
 from __future__ import annotations
 
 import logging
 import reprlib
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -13,6 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -81,8 +83,44 @@ class ApiError(Exception):
         told = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": told}
 
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body(), self.status, headers=self.headers)
+    def response(self, scope: Scope) -> JSONResponse:
+        """The answer to the request of `scope`, in the words of its API."""
+        status, body = form_of(scope)(self)
+        return JSONResponse(body, status, headers=self.headers)
+
+
+ErrorForm = Callable[[ApiError], tuple[int, dict[str, Any]]]
+"""Status and body of an error, as one API has them."""
+
+_FORMS_OF_PATHS: dict[str, ErrorForm] = {}
+_FORMS_OF_HEADERS: dict[str, ErrorForm] = {}
+
+
+def error_form(*paths: str, header: str | None = None) -> Callable[[ErrorForm], ErrorForm]:
+    """Word errors of requests to `paths`, and to what lies below them, by the decorated function;
+    those of requests with `header`, whatever their path, too."""
+
+    def register(form: ErrorForm) -> ErrorForm:
+        _FORMS_OF_PATHS.update(dict.fromkeys(paths, form))
+        if header is not None:
+            _FORMS_OF_HEADERS[header] = form
+        return form
+
+    return register
+
+
+def form_of(scope: Scope) -> ErrorForm:
+    """How errors of the request of `scope` are worded."""
+    path = scope["path"]
+    for prefix, form in _FORMS_OF_PATHS.items():
+        if path == prefix or path.startswith(f"{prefix}/"):
+            return form
+    headers = Headers(scope=scope)
+    return next((form for name, form in _FORMS_OF_HEADERS.items() if name in headers), _openai)
+
+
+def _openai(error: ApiError) -> tuple[int, dict[str, Any]]:
+    return error.status, error.body()
 
 
 def api_error(error: BaseException) -> ApiError:
@@ -136,11 +174,11 @@ def log_crash(error: BaseException) -> None:
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Answer the errors that FastAPI itself would answer in OpenAI's words. `Failures` does so with
-    all others."""
+    """Answer the errors that FastAPI itself would answer in our words. `Failures` does so with all
+    others."""
 
-    async def handle(_request: Request, error: Exception) -> JSONResponse:
-        return api_error(error).response()
+    async def handle(request: Request, error: Exception) -> JSONResponse:
+        return api_error(error).response(request.scope)
 
     for kind in (RequestValidationError, HTTPException):
         app.add_exception_handler(kind, handle)
@@ -165,7 +203,7 @@ class Failures:
         except Exception as error:
             answer = api_error(error)
             if not started:
-                await answer.response()(scope, receive, send)
+                await answer.response(scope)(scope, receive, send)
 
 
 def _http(error: HTTPException) -> ApiError:

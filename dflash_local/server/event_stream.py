@@ -1,4 +1,5 @@
-"""Server-sent events: an asynchronous iterator's items, as they come, until the client is gone.
+"""Streams: an asynchronous iterator's items, as they come, until the client is gone. Server-sent
+events, and Ollama's lines of JSON.
 
 How long a client may leave what is written to it unread is the connection's matter
 (`connection.py`): the model never waits for it, and its slot is free once the answer is made.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -17,17 +18,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from dflash_local.server.errors import api_error
+from dflash_local.server.errors import api_error, form_of
 
 KEEP_ALIVE_S = 5.0
 """After so long without an event a comment is sent, so that nobody on the way gives up."""
 
-_KEEP_ALIVE = b": \n\n"
+_COMMENT = b": \n\n"
 
 
 @dataclass(frozen=True)
 class NamedEvent:
-    """An event with an `event:` line, as `/v1/responses` has them."""
+    """An event with an `event:` line, as `/v1/responses` and `/v1/messages` have them."""
 
     name: str
     data: Mapping[str, Any]
@@ -38,15 +39,34 @@ Event = str | Mapping[str, Any] | NamedEvent
 
 
 def event_stream(
-    request: Request, events: AsyncIterator[Event], *, done: str | None = "[DONE]"
+    request: Request,
+    events: AsyncIterator[Event],
+    *,
+    done: str | None = "[DONE]",
+    keep_alive: Event | None = None,
 ) -> Response:
-    """A response of `events`, and `done` after the last of them.
+    """A response of `events`, and `done` after the last of them. `keep_alive` is sent while none
+    comes; without one it is a comment.
 
     Whatever `events` raises before the first event is raised, so that it is answered with a status
     of its own; what it raises later is the last event. `events` is closed when the stream ends in
     whatever way: a client that is gone frees its slot within one round.
     """
-    return _EventStream(events, done)
+    return _Stream(
+        events,
+        media_type="text/event-stream",
+        encode=encode,
+        keep_alive=_COMMENT if keep_alive is None else encode(keep_alive),
+        end=b"" if done is None else encode(done),
+    )
+
+
+def line_stream(request: Request, lines: AsyncIterator[Mapping[str, Any]]) -> Response:
+    """A response with a line of JSON for each of `lines`, closed and ended as an event stream is.
+
+    Nothing keeps it alive while none comes: clients take each line for a piece of the answer.
+    """
+    return _Stream(lines, media_type="application/x-ndjson", encode=_line, keep_alive=b"", end=b"")
 
 
 def encode(event: Event) -> bytes:
@@ -62,18 +82,31 @@ def _json(data: Any) -> str:
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-class _EventStream(Response):
-    media_type = "text/event-stream"
+def _line(data: Any) -> bytes:
+    return f"{_json(data)}\n".encode()
 
-    def __init__(self, events: AsyncIterator[Event], done: str | None) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+
+class _Stream(Response):
+    def __init__(
+        self,
+        events: AsyncIterator[Any],
+        *,
+        media_type: str,
+        encode: Callable[[Any], bytes],
+        keep_alive: bytes,
+        end: bytes,
+    ) -> None:
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(headers=headers, media_type=media_type)
         del self.headers["content-length"]
         self._events = events
-        self._done = done
+        self._encode = encode
+        self._keep_alive = keep_alive
+        self._end = end
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        pump = asyncio.ensure_future(self._pump(send))
+        pump = asyncio.ensure_future(self._pump(scope, send))
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
             await asyncio.wait({pump, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -84,31 +117,32 @@ class _EventStream(Response):
         if not pump.cancelled():
             pump.result()
 
-    async def _pump(self, send: Send) -> None:
+    async def _pump(self, scope: Scope, send: Send) -> None:
         try:
             await self._send_events(send)
         except Exception as error:
             if not self._started:
                 raise
-            await self._write(send, encode(api_error(error).body()))
+            _, told = form_of(scope)(api_error(error))
+            await self._write(send, self._encode(told))
         else:
-            if self._done is not None:
-                await self._write(send, encode(self._done))
+            await self._write(send, self._end)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_events(self, send: Send) -> None:
-        coming: asyncio.Future[Event] = asyncio.ensure_future(_next(self._events))
+        coming: asyncio.Future[Any] = asyncio.ensure_future(_next(self._events))
         try:
             while True:
                 await asyncio.wait({coming}, timeout=KEEP_ALIVE_S)
                 if not coming.done():
-                    await self._write(send, _KEEP_ALIVE)
+                    if self._keep_alive:
+                        await self._write(send, self._keep_alive)
                     continue
                 try:
                     event = coming.result()
                 except StopAsyncIteration:
                     return
-                await self._write(send, encode(event))
+                await self._write(send, self._encode(event))
                 coming = asyncio.ensure_future(_next(self._events))
         finally:
             coming.cancel()
@@ -125,7 +159,8 @@ class _EventStream(Response):
                     "headers": self.raw_headers,
                 }
             )
-        await send({"type": "http.response.body", "body": data, "more_body": True})
+        if data:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -133,11 +168,11 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def _next(events: AsyncIterator[Event]) -> Event:
+async def _next(events: AsyncIterator[Any]) -> Any:
     return await events.__anext__()
 
 
-async def _close(events: AsyncIterator[Event]) -> None:
+async def _close(events: AsyncIterator[Any]) -> None:
     close = getattr(events, "aclose", None)
     if close is not None:
         with suppress(Exception):

@@ -49,7 +49,7 @@ class HostCheck:
                 "name, or start it with --allowed-host NAME",
                 code="host_not_allowed",
             )
-            await error.response()(scope, receive, send)
+            await error.response(scope)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -80,7 +80,7 @@ class OriginCheck:
             "allow one",
             code="origin_not_allowed",
         )
-        await error.response()(scope, receive, send)
+        await error.response(scope)(scope, receive, send)
 
     def _is_allowed(self, origin: str) -> bool:
         known = origin in self._allowed or "*" in self._allowed
