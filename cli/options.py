@@ -17,6 +17,7 @@ ENVIRONMENT = "DFLASH_LOCAL"
 
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 SPLIT_MODES = ("none", "layer", "row")
+SHAPES = ("chain", "tree", "auto")
 
 READABLE = click.Path(exists=True, dir_okay=False, readable=True)
 _AUTO = "what fits the memory"
@@ -118,6 +119,13 @@ LOADING = (
         show_default="the whole context",
         help="Tokens that the drafter looks back at, and keeps in memory. Helps beyond the length "
         "of the texts that it was trained on.",
+    ),
+    option(
+        "--draft-shape",
+        type=click.Choice(SHAPES),
+        default="chain",
+        help="Whether drafts are chains or trees, all branches of which are checked at once; auto "
+        "does what pays.",
     ),
     option(
         "--split-mode",

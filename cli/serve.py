@@ -164,10 +164,10 @@ def serve(ctx: click.Context, /, **values: Any) -> None:
 def _set_width(model: Model, width: int | Literal["auto"] | None) -> None:
     if width is None:
         return
-    if width != "auto" and width > model.engine.max_width:
+    most = model.engine.widest(model.draft_shape)
+    if width != "auto" and width > most:
         raise InputError(
-            f"--draft-width {width} is more than this model can check at once: "
-            f"{model.engine.max_width} at most"
+            f"--draft-width {width} is more than this model can check at once: {most} at most"
         )
     model.draft_width = width
 

@@ -14,9 +14,17 @@ from dflash_local.draft import ANCHOR
 
 MOST_IDS = 256
 """Of a context: llama.cpp's limit."""
+MOST_BRANCHES = 16
+"""Of a sequence: the best tree of 31 nodes seldom has more leaves, and after each round every id
+costs a look at all cells."""
 
 Lines = list[list[int]]
 """For each row of a tree, the anchor first, the branches that it lies on: numbers of leaves."""
+
+
+def shared_out(n_seq: int, n_batch: int) -> int:
+    """How many branches each of `n_seq` sequences can have; 1 is too few for a tree."""
+    return max(min(MOST_BRANCHES, MOST_IDS // n_seq, n_batch // n_seq), 1)
 
 
 def ids_of(n_seq: int, n_branches: int) -> list[list[int]]:

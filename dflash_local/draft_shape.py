@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, cast
 
 from dflash_local.draft import ANCHOR, Draft
+from dflash_local.errors import InputError
 from dflash_local.tree import grow
 
 DraftShape = Literal["chain", "tree", "auto"]
 SHAPES: tuple[DraftShape, ...] = ("chain", "tree", "auto")
+
+
+def checked_shape(name: Any) -> DraftShape:
+    """Raises InputError for what is none."""
+    if name not in SHAPES:
+        raise InputError(f"draft_shape is {name!r}; expected one of {', '.join(SHAPES)}")
+    return cast(DraftShape, name)
 
 
 @dataclass(frozen=True)

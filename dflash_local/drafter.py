@@ -19,6 +19,8 @@ from dflash_local.target import Target
 
 TOP_K = 1
 """Candidates per drafted position: all that a chain needs."""
+TREE_TOP_K = 8
+"""All that a tree of some dozens of nodes can use."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ class FusedDrafter:
         """
         self.path = Path(path)
         self.draft_window = draft_window
+        self.top_k = top_k
         self._target = target  # keeps the shared tensors alive
         self._native: seam.FusedDrafter | None = seam.FusedDrafter(
             target.address,

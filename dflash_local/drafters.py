@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from dflash_local.drafter import Drafter, FusedDrafter
+from dflash_local.drafter import TOP_K, TREE_TOP_K, Drafter, FusedDrafter
 from dflash_local.drafter_spec import DrafterSpec
 from dflash_local.drafter_tensors import Runner
 from dflash_local.errors import FileError
@@ -23,12 +23,14 @@ def open_drafter(
     draft_window: int = 0,
     n_threads: int | None = None,
     runs_on: Runner | None = None,
+    for_trees: bool = False,
 ) -> Drafter:
     """The drafter at `path` for a loaded target, which closes it; `spec` when it is read already.
 
     `n_ctx` rows for each of `n_seq` sequences, of which drafts look at the last `draft_window`; 0:
     at all. `runs_on` overrides the choice by file: llama.cpp
-    runs every family, but none with biases. Raises FileError for a bad file, BackendError without
+    runs every family, but none with biases. `for_trees` has several candidates for each position,
+    where the drafter can give them. Raises FileError for a bad file, BackendError without
     room.
     """
     if spec is None:
@@ -40,6 +42,7 @@ def open_drafter(
             n_seq=n_seq,
             n_ctx=n_ctx,
             draft_window=draft_window,
+            top_k=TREE_TOP_K if for_trees else TOP_K,
             n_threads=n_threads,
         )
     if spec.attention_bias:

@@ -11,6 +11,7 @@ from dflash_local import scheduler
 from dflash_local.caches import Caches
 from dflash_local.controller import Controller, Policy
 from dflash_local.draft import Draft
+from dflash_local.draft_shape import DraftShape
 from dflash_local.drafter import Drafter
 from dflash_local.errors import InputError
 from dflash_local.guide import Guide
@@ -77,18 +78,33 @@ class Engine:
 
     @property
     def max_width(self) -> int:
-        """The widest verify pass: the drafter's block, 0 without a drafter."""
+        """The widest verify pass of chains: the drafter's block, 0 without a drafter."""
         return self.drafter.block_size if self.drafter else 0
+
+    def widest(self, shape: DraftShape) -> int:
+        """The widest verify pass of drafts of that shape."""
+        return MAX_OUTPUT_ROWS if self.takes_trees and shape != "chain" else self.max_width
 
     @property
     def takes_trees(self) -> bool:
         """Whether drafts may be trees: where the target was loaded to fork."""
         return self.drafter is not None and self.target.options.n_branches > 1
 
+    @property
+    def chains_because(self) -> str | None:
+        """One line on why all drafts are chains, whatever is asked for; None where they need not
+        be, and without a drafter."""
+        if self.drafter is None:
+            return None
+        if getattr(self.drafter, "top_k", 1) < 2:
+            return "drafts are chains: this drafter gives one token for each position"
+        if not self.takes_trees:
+            return "drafts are chains: too few of llama.cpp's sequence ids for so many slots"
+        return None
+
     def check(self, request: Request) -> None:
         """Raises InputError, ContextFullError for what cannot be begun."""
-        trees = self.takes_trees and request.draft_shape != "chain"
-        width = MAX_OUTPUT_ROWS if trees else self.max_width
+        width = self.widest(request.draft_shape)
         request.check(self.target.n_vocab, self.target.n_ctx, width)
 
     def begin(self, request: Request) -> Sequence:
@@ -137,6 +153,10 @@ class Engine:
         if sequence.policy is not None:
             sequence.stats.drafting = sequence.policy.reason
             sequence.stats.warning = sequence.policy.warning
+        request, chains = sequence.request, self.chains_because
+        if chains and request.drafts and request.draft_shape == "tree":
+            parts = sequence.stats.drafting, chains
+            sequence.stats.drafting = "; ".join(part for part in parts if part)
         self.suspend(sequence)
 
     def suspend(self, sequence: Sequence) -> None:

@@ -10,7 +10,9 @@ from collections.abc import Sequence as List
 from pathlib import Path
 
 from dflash_local import calibration, runtime
+from dflash_local.branches import shared_out
 from dflash_local.controller import Controller
+from dflash_local.draft_shape import DraftShape, checked_shape
 from dflash_local.drafter import Drafter
 from dflash_local.drafters import open_drafter
 from dflash_local.gguf_file import GgufFile
@@ -40,6 +42,7 @@ def load(
     tensor_split: List[float] | None = None,
     n_seq: int = 1,
     draft_window: int = 0,
+    draft_shape: DraftShape = "chain",
     cache_mb: int = 0,
     cache_dir: str | os.PathLike[str] | None = None,
     recalibrate: bool = False,
@@ -55,14 +58,18 @@ def load(
     a sequence, and its cache holds hardly more of them; 0 is for all. That is the default, as no
     file says how long the texts were that its drafter was trained on. Beyond that length drafts are
     poor without a window: the shipped pair accepts 2.3 tokens a round after 1800 with a window of
-    512, 1.1 without; after 500 both accept 2.6. Prompts and answers that leave their slot are kept
-    in `cache_mb` MiB of host memory and, with `cache_dir`, in as many MiB of files in that folder.
+    512, 1.1 without; after 500 both accept 2.6. Drafts are of `draft_shape`: a "chain", or a "tree"
+    of which the target checks all branches in one pass, where the drafter gives several candidates
+    for a position and llama.cpp has the sequence ids; "auto" takes what pays best. Prompts and
+    answers that leave their slot are kept in `cache_mb` MiB of host memory and, with `cache_dir`,
+    in as many MiB of files in that folder.
     `recalibrate` measures what drafting costs on this machine though it is known from an earlier
     time. Raises FileError for bad files, PairError where the two do not fit, InputError for what
     does not fit the memory, with the numbers, BackendError where llama.cpp itself fails.
     """
     say = _silent if quiet else _to_stderr
     check_store(cache_mb, cache_dir)
+    checked_shape(draft_shape)
     target_file = GgufFile.open(target)
     check_target(target_file)
     draft_file = GgufFile.open(draft) if draft is not None else None
@@ -84,6 +91,7 @@ def load(
         tensor_split=tensor_split,
         devices=runtime.devices(),
     )
+    trees = draft_shape != "chain" and spec is not None and spec.runs_on == "fused"
     options = TargetOptions(
         n_ctx=plan.n_ctx,
         n_seq=plan.n_seq,
@@ -96,6 +104,7 @@ def load(
         main_gpu=main_gpu,
         tensor_split=plan.tensor_split,
         tapped_layers=spec.target_layers if spec else (),
+        n_branches=shared_out(plan.n_seq, plan.n_batch) if trees else 1,
     )
     for line in plan.lines():
         say(line)
@@ -116,13 +125,16 @@ def load(
                 n_seq=plan.n_seq,
                 n_ctx=loaded.n_ctx,
                 draft_window=plan.draft_window,
+                for_trees=options.n_branches > 1,
             )
             if draft_file
             else None
         )
         controller = _controller(loaded, drafter, say, recalibrate) if drafter else None
         store = open_store(loaded, drafter, cache_mb, cache_dir, say)
-        return Model(loaded, drafter, plan, controller=controller, store=store, say=say)
+        model = Model(loaded, drafter, plan, controller=controller, store=store, say=say)
+        model.draft_shape = draft_shape
+        return model
     except BaseException:
         loaded.close()
         raise

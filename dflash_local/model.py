@@ -24,6 +24,7 @@ from dflash_local.async_chunks import AsyncChunks
 from dflash_local.batcher import Batcher
 from dflash_local.chat import ChatTemplate, Dialect, Tool, dialect_of
 from dflash_local.controller import Controller
+from dflash_local.draft_shape import DraftShape, checked_shape
 from dflash_local.drafter import Drafter
 from dflash_local.engine import Engine
 from dflash_local.errors import DflashError, InputError
@@ -48,7 +49,8 @@ class Options(TypedDict, total=False):
 
     `max_tokens`: None generates to the end of text or of the context. `stop`: texts that end the
     answer. `draft_width`: target rows per verify pass; 0 is plain decoding, "auto" what pays best
-    on this machine, None the model's default.
+    on this machine, None the model's default. `draft_shape`: "chain" or "tree", where the model was
+    loaded for trees; "auto" what pays best.
     `cancel`: an event that, once set, ends the answer within one round. `queue_timeout`: seconds to
     wait for a slot, after which QueueTimeoutError is raised. `deadline_s`: ends the answer, as
     `max_tokens` does, so many seconds after its first token. `cache_prompt` False computes the
@@ -59,6 +61,7 @@ class Options(TypedDict, total=False):
     max_tokens: int | None
     stop: str | List[str]
     draft_width: int | Literal["auto"] | None
+    draft_shape: DraftShape | None
     cancel: threading.Event | None
     queue_timeout: float | None
     deadline_s: float | None
@@ -105,6 +108,8 @@ class Model:
         self.drafter = drafter
         self.draft_width: int | Literal["auto"] = "auto" if drafter else 0
         """Verify width of requests that name none."""
+        self.draft_shape: DraftShape = "chain"
+        """Shape of the drafts of requests that name none."""
         self._vocabulary = target.vocabulary
         self._engine = Engine(target, drafter, target.options.n_seq, controller)
         self._engine.caches.store = store
@@ -357,7 +362,7 @@ class Model:
         cancel = options.get("cancel")
         if not (cancel is None or callable(getattr(cancel, "is_set", None))):
             raise InputError(f"cancel is {cancel!r}; give a threading.Event")
-        width = options.get("draft_width")
+        width, shape = options.get("draft_width"), options.get("draft_shape")
         text = self._text(options)
         request = Request(
             tokens,
@@ -367,6 +372,7 @@ class Model:
             text.push,
             options.get("cache_prompt", True),
             constraint,
+            checked_shape(self.draft_shape if shape is None else shape),
         )
         self._engine.check(request)
         return Order(

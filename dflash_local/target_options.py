@@ -68,6 +68,12 @@ class TargetOptions:
                 f"{self.n_seq} sequences of {self.n_branches} branches; llama.cpp has "
                 f"{MOST_IDS} ids for all of them"
             )
+        if self.n_seq * self.n_branches > self.n_batch:  # llama.cpp asserts it
+            of_each = f" of {self.n_branches} branches" if self.n_branches > 1 else ""
+            raise InputError(
+                f"n_batch is {self.n_batch} with {self.n_seq} sequences{of_each}; "
+                "give it at least one row for each"
+            )
         n_threads = self.n_threads
         if n_threads is not None and not (isinstance(n_threads, int) and 1 <= n_threads <= 512):
             raise InputError(f"n_threads is {n_threads!r}; expected a whole number, 1 to 512")

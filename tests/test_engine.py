@@ -208,10 +208,10 @@ def test_batches_smaller_than_the_drafts_of_all(engine: Engine) -> None:
         assert sum(s.stats.drafted for s in found) > 0
     assert_equal(engine, expected, found)
     with (
-        open_target(n_ctx=256, n_seq=4, n_batch=3) as target,
         pytest.raises(InputError, match="n_batch is 3 with 4 sequences"),
+        open_target(n_ctx=256, n_seq=4, n_batch=3),
     ):
-        Engine(target, None, 4)
+        pass
 
 
 def test_one_that_fails_leaves_the_others_alone(engine: Engine) -> None:
