@@ -128,10 +128,10 @@ def _settings(order: Order) -> Settings:
 
 def _check_widths(model: Model, settings: Settings) -> None:
     most = model.engine.widest(model.draft_shape)
-    what = "this drafter's block" if most == model.engine.max_width else "a draft tree's most rows"
+    what = "this drafter's block" if most == model.engine.max_width else "the draft trees"
     for width in settings.widths:
         if width != "auto" and width > most:
-            raise InputError(f"a width of {width} exceeds {what}, {most}: name smaller ones")
+            raise InputError(f"a width of {width} exceeds {what} of {most}: name smaller ones")
 
 
 def _cases(model: Model, order: Order) -> tuple[list[Case], list[str]]:
