@@ -81,7 +81,6 @@ async def _answer(
         "messages": [{"role": "user", "content": QUESTIONS[number % len(QUESTIONS)]}],
         "temperature": 0,
         "max_tokens": max_tokens,
-        "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
