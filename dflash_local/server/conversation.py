@@ -1,6 +1,6 @@
 """A conversation made ready for the model: its prompt, what binds the answer, how to read it.
 
-`/v1/chat/completions` and `/v1/responses` both come down to this.
+The chats of every API come down to this.
 """
 
 from __future__ import annotations
@@ -40,12 +40,14 @@ def prepare(
     schema: Mapping[str, Any] | bool | None = None,
     reasoning_effort: str | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
+    begun: str = "",
 ) -> Conversation:
     """Render, tokenise, and choose the grammar. It takes its time: call it off the event loop.
 
     `schema` binds the answer's content: a JSON schema, True for any object. `reasoning_effort` goes
-    to templates that know it; "none" also asks those of Qwen3's kind not to think. Raises ApiError
-    for what this model cannot do, InputError for what its template refuses.
+    to templates that know it; "none" also asks those of Qwen3's kind not to think. `begun` is how
+    the answer begins, which is not told again. Raises ApiError for what this model cannot do,
+    InputError for what its template refuses.
     """
     tools = tools or ToolUse()
     variables = {**_effort(reasoning_effort), **(template_kwargs or {})}
@@ -60,12 +62,22 @@ def prepare(
     elif schema is not None and tools.allowed:
         raise ApiError(
             400,
-            "response_format binds the answer, tools need it free; give one of the two, "
+            "a JSON schema binds the answer, tools need it free; give one of the two, "
             'or tool_choice "none"',
             param="response_format",
         )
     elif schema is not None:
         options |= _bound_answer(model, schema, prompt, thinking_open)
+    if begun:
+        if options or thinking_open:
+            raise ApiError(
+                400,
+                "only an answer of free text, that is not thought out first, can be begun for the "
+                "model; end the conversation with a message of the user",
+                param="messages",
+            )
+        vocabulary = model.target.vocabulary
+        prompt += vocabulary.tokenize(begun, special=False, add_special=False, n_ctx=model.n_ctx)
     return Conversation(prompt, options, dialect, tools, thinking_open)
 
 

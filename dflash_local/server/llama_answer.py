@@ -20,6 +20,7 @@ from dflash_local.server.generation import Task, stream_all, unless_gone
 from dflash_local.server.line_limits import LineLimits
 from dflash_local.server.models import model_name
 from dflash_local.server.sampling_fields import sampling_options
+from dflash_local.server.stop_text import stop_text
 from dflash_local.server.usage import timings
 
 
@@ -159,10 +160,8 @@ class _Answer:
         """What ended the answer, and the stop text that did."""
         if self._limits.ended or result.finish_reason != "stop":
             return "limit", ""
-        if result.tokens and self._model.target.vocabulary.ends_text(result.tokens[-1]):
-            return "eos", ""
-        after = self._model.detokenize(result.tokens)[len(result.text) :]
-        return "word", min(filter(after.startswith, self._body.stop_texts), key=len, default="")
+        word = stop_text(self._model.target.vocabulary, result, self._body.stop_texts)
+        return ("eos", "") if word is None else ("word", word)
 
     def _settings(self, result: Result) -> dict[str, Any]:
         options = {k: v for k, v in self.task.options.items() if k not in ("cancel", "logprobs")}
