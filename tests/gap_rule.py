@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from dflash_local.branches import lines
+from dflash_local.draft import Draft
 from dflash_local.sampling import TokenLogprob
 from dflash_local.target import Target
 
@@ -91,6 +93,31 @@ def joint_logits(
     for s in range(len(texts)):
         target.clear(s)
     return [np.stack(r) for r in rows]
+
+
+def forked_logits(
+    target: Target, tokens: Sequence[int], begin: int, depth: int
+) -> NDArray[np.float32]:
+    """The same in trees of sequence 0, `depth` tokens deep, each beside a wrong one that comes
+    first: their cells lie in another order than those of plain decoding."""
+    _prefill(target, [tokens], begin)
+    rows = []
+    for first in range(begin, len(tokens), depth + 1):
+        right = list(tokens[first : first + depth + 1])
+        nodes, parents, path = [], [], [0]
+        for token in right[1:]:
+            nodes += [(token + 1) % target.n_vocab, token]
+            parents += [path[-1] - 1] * 2
+            path.append(len(nodes))
+        draft = Draft(nodes, parents)
+        forked = lines(draft.parents, target.options.n_branches)
+        n = 1 + len(draft)
+        positions = [first, *(first + at for at in draft.depths)]
+        target.decode([right[0], *nodes], positions, [0] * n, [True] * n, forked)
+        rows += [target.logits(row).copy() for row in path]
+        target.settle(0, first, forked, path)
+    target.clear(0)
+    return np.stack(rows)
 
 
 def largest_difference(

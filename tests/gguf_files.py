@@ -71,6 +71,17 @@ def changed(
     return write(path, all_keys, all_tensors)
 
 
+def dequantised(source: Path, path: Path) -> Path:
+    """A copy of `source` at `path` with all its weights in F32."""
+
+    def to_f32(tensors: dict[str, Tensor]) -> None:
+        f32 = gguf.GGMLQuantizationType.F32
+        for name, (data, kind) in tensors.items():
+            tensors[name] = gguf.quants.dequantize(data, kind).astype(np.float32), f32
+
+    return changed(source, path, tensors=to_f32)
+
+
 def small(path: Path) -> Path:
     """A well-formed file of a few hundred bytes: every kind of value, two tensors."""
     keys: dict[str, Value] = {

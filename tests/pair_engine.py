@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local import demo
-from dflash_local.drafter import Drafter, FusedDrafter
+from dflash_local.draft_shape import DraftShape
+from dflash_local.drafter import TOP_K, TREE_TOP_K, Drafter, FusedDrafter
 from dflash_local.drafter_spec import DrafterSpec
 from dflash_local.engine import Engine
 from dflash_local.gguf_file import GgufFile
@@ -33,6 +34,7 @@ def open_target(
     n_batch: int = 512,
     kv_type: str = "q8_0",
     n_threads: int | None = 1,
+    n_branches: int = 1,
 ) -> Iterator[Target]:
     """The shipped target, or one of its shape, on the CPU with the layers tapped as its drafter
     wants.
@@ -49,15 +51,21 @@ def open_target(
         n_threads=n_threads,
         kv_type=kv_type,
         tapped_layers=layers,
+        n_branches=n_branches,
     )
     with Target(path or shipped, options) as target:
         yield target
 
 
 def fused_drafter(target: Target) -> FusedDrafter:
-    """The shipped drafter on an open target, which closes it."""
+    """The shipped drafter on an open target, which closes it; with candidates for trees where the
+    target takes them."""
     return FusedDrafter(
-        demo.pair()[1], target, n_seq=target.options.n_seq, n_ctx=target.options.n_ctx
+        demo.pair()[1],
+        target,
+        n_seq=target.options.n_seq,
+        n_ctx=target.options.n_ctx,
+        top_k=TREE_TOP_K if target.options.n_branches > 1 else TOP_K,
     )
 
 
@@ -69,16 +77,21 @@ def open_engine(**options: Any) -> Iterator[Engine]:
 
 
 def request(
-    prompt: Sequence[int], width: Width, max_tokens: int | None = 48, **params: Any
+    prompt: Sequence[int],
+    width: Width,
+    max_tokens: int | None = 48,
+    *,
+    shape: DraftShape = "chain",
+    **params: Any,
 ) -> Request:
-    return Request(list(prompt), SamplingParams(**params), max_tokens, width)
+    return Request(list(prompt), SamplingParams(**params), max_tokens, width, draft_shape=shape)
 
 
 def answer(
-    engine: Engine, prompt: Sequence[int], width: Width, max_tokens: int | None = 48, **params: Any
+    engine: Engine, prompt: Sequence[int], width: Width, max_tokens: int | None = 48, **options: Any
 ) -> Answer:
-    """One request, run to its end."""
-    sequence = engine.begin(request(prompt, width, max_tokens, **params))
+    """One request, run to its end; options are those of `request`."""
+    sequence = engine.begin(request(prompt, width, max_tokens, **options))
     engine.run([sequence])
     return sequence
 

@@ -1,0 +1,302 @@
+"""Answers drafted by trees are those of plain decoding: by the gap rule, as the cells of a tree lie
+in another order, so that sums round otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from adversarial import ScriptedDrafter
+from dflash_local import demo
+from dflash_local.draft import ANCHOR, Draft
+from dflash_local.drafter import TOP_K
+from dflash_local.engine import Engine
+from dflash_local.errors import InputError
+from dflash_local.sequence import Sequence
+from dflash_local.target import Target
+from gap_rule import equal_by_gap_rule, forked_logits, largest_difference, step_logits
+from gguf_files import dequantised
+from pair_engine import answer, consistent, fused_drafter, open_target, prefill, request
+
+N = 32
+BUDGETS = (3, 7, 15, 31, 63)
+BRANCHES = 16
+
+
+@pytest.fixture(scope="module", params=["f32", "q8_0"])
+def target(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Target]:
+    """The shipped target with four slots that may fork, its weights in F32 and as they are."""
+    kind, path = request.param, None
+    if kind == "f32":
+        path = dequantised(demo.pair()[0], tmp_path_factory.mktemp("f32") / "target.gguf")
+    with open_target(path, n_ctx=1024, n_seq=4, kv_type="f16", n_branches=BRANCHES) as opened:
+        yield opened
+
+
+class Known:
+    """Prompts, their plain answers, and how far rounding moves a logit of these."""
+
+    def __init__(self, target: Target) -> None:
+        prompts = demo.prompts()
+        texts = [*prompts["code"][:2], *prompts["chat"][1:3]]
+        self.prompts = [target.vocabulary.tokenize(text) for text in texts]
+        bare = Engine(target, None, 4)
+        self.runs: list[Sequence] = []
+        for prompt in self.prompts:
+            bare.forget_all()
+            self.runs.append(answer(bare, prompt, 0, N, logprobs=2))
+        bare.forget_all()
+        self.noise = 0.0
+        for prompt, run in zip(self.prompts[:2], self.runs, strict=False):
+            text, begin = prompt + run.tokens, len(prompt) - 1
+            single = step_logits(target, text, begin)
+            for depth in (2, 5):
+                forked = forked_logits(target, text, begin, depth)
+                self.noise = max(self.noise, largest_difference([single], [forked]))
+
+    def check(self, i: int, drafted: Sequence, n: int = N) -> bool:
+        run = self.runs[i]
+        return equal_by_gap_rule(run.tokens[:n], run.logprobs, drafted.tokens, self.noise)
+
+
+@pytest.fixture(scope="module")
+def known(target: Target) -> Known:
+    return Known(target)
+
+
+@pytest.fixture(scope="module")
+def engine(target: Target, known: Known) -> Engine:
+    return Engine(target, fused_drafter(target), 4)
+
+
+def test_rounding_is_small(
+    target: Target, known: Known, record_property: Callable[[str, object], None]
+) -> None:
+    """Otherwise the gap rule would forgive anything."""
+    record_property("noise", known.noise)
+    print(f"{target.path.name}: trees move a logit by {known.noise:.3g}")
+    assert known.noise < 0.3
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_one_slot(engine: Engine, known: Known, budget: int) -> None:
+    engine.forget_all()
+    drafted = answer(engine, known.prompts[0], 1 + budget, N, shape="tree")
+    known.check(0, drafted)
+    stats = drafted.stats
+    assert stats.tree_rounds > 0 and stats.leaves > stats.tree_rounds
+    assert stats.emitted == 1 + stats.rounds + stats.accepted
+    assert max(stats.widths) == 1 + budget
+    consistent(engine, engine.drafter, len(engine.slots[drafted.slot.seq].cached), drafted.slot.seq)
+
+
+def test_four_slots_of_all_shapes(engine: Engine, known: Known) -> None:
+    """Trees of several budgets, a chain and plain decoding share batches, and end at different
+    times."""
+    engine.forget_all()
+    ways = [(16, "tree", N), (8, "chain", 21), (32, "tree", 30), (0, "tree", 25)]
+    sequences = [
+        engine.begin(request(prompt, width, n, shape=shape))
+        for prompt, (width, shape, n) in zip(known.prompts, ways, strict=True)
+    ]
+    engine.run(sequences)
+    for i, (sequence, (width, shape, n)) in enumerate(zip(sequences, ways, strict=True)):
+        known.check(i, sequence, n)
+        assert (sequence.stats.tree_rounds > 0) == (shape == "tree" and width > 1)
+
+
+def test_four_trees(engine: Engine, known: Known) -> None:
+    engine.forget_all()
+    sequences = [engine.begin(request(prompt, 16, N, shape="tree")) for prompt in known.prompts]
+    engine.run(sequences)
+    for i, sequence in enumerate(sequences):
+        known.check(i, sequence)
+
+
+def test_prefixes_are_taken_over_from_where_trees_have_been(engine: Engine, known: Known) -> None:
+    """In the slot itself, and in another one that is at work."""
+    engine.forget_all()
+    prompt = known.prompts[0]
+    first = engine.begin(request(prompt, 16, N, shape="tree"))
+    for _ in range(4):
+        engine.step([first])
+    second = engine.begin(request(prompt, 16, N, shape="tree"))
+    assert second.stats.cached_tokens == len(prompt) - 1
+    engine.run([first, second])
+    again = answer(engine, prompt, 16, N, shape="tree")
+    assert again.stats.cached_tokens == len(prompt) - 1
+    for sequence in (first, second, again):
+        known.check(0, sequence)
+
+
+def test_a_cancelled_answer_leaves_its_slot_in_step(engine: Engine, known: Known) -> None:
+    engine.forget_all()
+    prompt = known.prompts[1]
+    cancelled = engine.begin(request(prompt, 16, N, shape="tree"))
+    for _ in range(3):
+        engine.step([cancelled])
+    cancelled.cancelled.set()
+    engine.run([cancelled])
+    assert cancelled.finish_reason == "cancelled"
+    again = answer(engine, prompt, 32, N, shape="tree")
+    assert again.stats.cached_tokens > 0
+    known.check(1, again)
+
+
+@pytest.mark.parametrize("budget", [7, 31])
+def test_what_follows_is_what_follows_a_fresh_prefill(
+    engine: Engine, known: Known, budget: int
+) -> None:
+    """The next logits, on the branch of every leaf."""
+    engine.forget_all()
+    target = engine.target
+    drafted = answer(engine, known.prompts[0], 1 + budget, N, shape="tree")
+    slot = engine.slots[drafted.slot.seq]
+    anchor, length = drafted.tokens[-1], len(slot.cached)
+    rows = [list(range(BRANCHES)), *([branch] for branch in range(BRANCHES))]
+    target.decode(
+        [anchor] + [11] * BRANCHES,
+        [length] + [length + 1] * BRANCHES,
+        [slot.seq] * (1 + BRANCHES),
+        [True] * (1 + BRANCHES),
+        rows,
+    )
+    found = [target.logits(row).copy() for row in range(1 + BRANCHES)]
+    engine.forget_all()
+    text = [*drafted.request.prompt, *drafted.tokens]
+    assert len(text) == length + 1
+    prefill(target, text)
+    fresh = target.logits(length).copy()
+    target.decode([11], [length + 1], [0], [True])
+    after = target.logits(0).copy()
+    target.clear(0)
+    for expected, logits in zip([fresh, *[after] * BRANCHES], found, strict=True):
+        # Prefill takes other kernels than steps do, so both may be off by as much.
+        assert abs(expected - logits).max() <= 2 * max(known.noise, 0.15)
+
+
+# Trees that no drafter would make
+
+
+def right_branch_last(right: list[int]) -> tuple[list[int], list[int]]:
+    """Three wrong branches first, each as long."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    for shift in (3, 2, 1, 0):
+        parent = ANCHOR
+        for token in right[:4]:
+            parents.append(parent)
+            parent = len(tokens)
+            tokens.append(token + shift)
+    return tokens, parents
+
+
+def all_wrong(right: list[int]) -> tuple[list[int], list[int]]:
+    return [right[0] + 1, right[0] + 2, right[0] + 1], [ANCHOR, ANCHOR, 0]
+
+
+def duplicate_siblings(right: list[int]) -> tuple[list[int], list[int]]:
+    """The right token twice; only below the second the draft is right further on."""
+    second = right[1] if len(right) > 1 else 0
+    return [right[0], right[0], second, second], [ANCHOR, ANCHOR, 1, 0]
+
+
+def deeper_than_the_block(right: list[int]) -> tuple[list[int], list[int]]:
+    """A long chain, with a wrong token before each of its first ones."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    parent = ANCHOR
+    for depth, token in enumerate(right[:24]):
+        siblings = [token + 1, token] if depth < 8 else [token]
+        tokens += siblings
+        parents += [parent] * len(siblings)
+        parent = len(tokens) - 1
+    return tokens, parents
+
+
+def outside(right: list[int]) -> tuple[list[int], list[int]]:
+    """Ids that are none, with right ones below and beside them."""
+    return [-1, right[0], 10**6, right[0]], [ANCHOR, 0, ANCHOR, ANCHOR]
+
+
+ADVERSARIAL = {
+    right_branch_last: 4,
+    all_wrong: 0,
+    duplicate_siblings: 2,
+    deeper_than_the_block: 24,
+    outside: 1,
+}
+
+
+@pytest.mark.parametrize("build", ADVERSARIAL, ids=lambda build: build.__name__)
+def test_whatever_the_tree_is(target: Target, known: Known, build: Any) -> None:
+    run, prompt = known.runs[1], known.prompts[1]
+    text = prompt + run.tokens
+
+    def script(anchor_at: int, anchor: int, _n: int) -> Draft:
+        assert text[anchor_at] == anchor
+        right = text[anchor_at + 1 :]
+        return Draft(*build(right)) if right else Draft.chain([])
+
+    drafter = ScriptedDrafter(script, n_seq=4)
+    engine = Engine(target, drafter, 4)
+    try:
+        drafted = answer(engine, prompt, 64, N, shape="tree")
+    finally:
+        engine.forget_all()
+    assert drafted.tokens == run.tokens or not known.check(1, drafted)
+    assert max(drafted.stats.accepted_lengths) <= 1 + ADVERSARIAL[build]
+    if drafted.tokens == run.tokens:
+        assert drafted.stats.accepted_lengths[min(1 + ADVERSARIAL[build], N - 1)] > 0
+
+
+def test_an_end_of_text_on_a_side_branch_ends_nothing(target: Target, known: Known) -> None:
+    run, prompt = known.runs[0], known.prompts[0]
+    text = prompt + run.tokens
+    end = target.vocabulary.ends[0]
+
+    def script(anchor_at: int, _anchor: int, _n: int) -> Draft:
+        right = text[anchor_at + 1 : anchor_at + 4]
+        if not right:
+            return Draft.chain([])
+        # The end of text first, with something after it, and beside each right token.
+        tokens, parents, parent = [end, right[0]], [ANCHOR, 0], ANCHOR
+        for token in right:
+            tokens += [token, end]
+            parents += [parent, parent] if parent != ANCHOR else [ANCHOR, 1]
+            parent = len(tokens) - 2
+        return Draft(tokens, parents)
+
+    engine = Engine(target, ScriptedDrafter(script, n_seq=4), 4)
+    try:
+        drafted = answer(engine, prompt, 16, N, shape="tree")
+    finally:
+        engine.forget_all()
+    known.check(0, drafted)
+    assert drafted.stats.accepted > 0
+
+
+# What cannot fork
+
+
+def test_too_wide_a_tree_is_refused(engine: Engine) -> None:
+    with pytest.raises(InputError, match="a draft tree allows at most 64"):
+        engine.begin(request([1], 65, N, shape="tree"))
+    with pytest.raises(InputError, match="this drafter's block allows at most 16"):
+        engine.begin(request([1], 17, N, shape="chain"))
+
+
+def test_without_ids_drafts_are_chains_and_it_is_said() -> None:
+    with open_target() as target:
+        drafter = fused_drafter(target)
+        assert drafter.top_k == TOP_K
+        engine = Engine(target, drafter)
+        prompt = target.vocabulary.tokenize(demo.prompts()["code"][0])
+        drafted = answer(engine, prompt, 16, N, shape="tree")
+        assert drafted.stats.drafted and not drafted.stats.tree_rounds
+        assert "drafts are chains" in (drafted.stats.drafting or "")
+        assert "drafts are chains" not in (answer(engine, prompt, 16, N).stats.drafting or "")
