@@ -13,7 +13,6 @@ from dflash_local.controller import Controller, Policy
 from dflash_local.draft import Draft
 from dflash_local.draft_shape import DraftShape
 from dflash_local.drafter import Drafter
-from dflash_local.errors import InputError
 from dflash_local.guide import Guide
 from dflash_local.rounds import Rounds, Verifier
 from dflash_local.sampling import Sampler
@@ -34,15 +33,7 @@ class Engine:
         n_seq: int = 1,
         controller: Controller | None = None,
     ) -> None:
-        """`controller` decides for requests of width "auto"; without one they decode plainly.
-
-        Raises InputError where a step of all sequences would be no batch of the target's.
-        """
-        if n_seq > target.n_batch:
-            raise InputError(
-                f"n_batch is {target.n_batch} with {n_seq} sequences; "
-                "give it at least one row for each"
-            )
+        """`controller` decides for requests of width "auto"; without one they decode plainly."""
         self.target = target
         self.drafter = drafter
         self.controller = controller if drafter else None
