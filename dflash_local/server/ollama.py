@@ -1,0 +1,87 @@
+"""`/api/chat` and `/api/generate`: https://github.com/ollama/ollama/blob/main/docs/api.md."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from dflash_local.chat.plain import Plain
+from dflash_local.model import Model
+from dflash_local.server.conversation import Conversation, prepare
+from dflash_local.server.errors import ApiError
+from dflash_local.server.fim import Gap, infill_prompt
+from dflash_local.server.generation import off_loop
+from dflash_local.server.ollama_answer import in_message, in_response, no_answer, respond
+from dflash_local.server.ollama_errors import RESPONSES
+from dflash_local.server.ollama_schema import GenerateRequest, OllamaChatRequest
+from dflash_local.server.tools import ToolUse, tool_use
+
+router = APIRouter(responses=RESPONSES)
+
+_ANSWER = 256
+"""Tokens kept free for what goes into a gap, at least."""
+
+
+@router.post("/api/chat")
+async def chat(request: Request, body: OllamaChatRequest) -> Response:
+    """Answer a conversation, as a stream of lines or in one piece."""
+    if not body.messages:
+        return no_answer(request, in_message)
+    conversation = await off_loop(_conversation, request.app.state.model, body)
+    return await respond(request, body, conversation, in_message)
+
+
+@router.post("/api/generate")
+async def generate(request: Request, body: GenerateRequest) -> Response:
+    """Answer a message, go on with a text, or fill a gap; a stream of lines or one piece."""
+    if not body.prompt and not body.suffix:
+        return no_answer(request, in_response)
+    prepared = _bare if body.raw or body.suffix else _question
+    conversation = await off_loop(prepared, request.app.state.model, body)
+    return await respond(request, body, conversation, in_response)
+
+
+def _conversation(model: Model, body: OllamaChatRequest) -> Conversation:
+    return prepare(
+        model,
+        [message.shown() for message in body.messages],
+        tools=tool_use(body.tools, None, parallel=None),
+        schema=body.schema_of_answer,
+        reasoning_effort=body.effort,
+        template_kwargs=body.template_kwargs,
+    )
+
+
+def _question(model: Model, body: GenerateRequest) -> Conversation:
+    messages = [{"role": "user", "content": body.prompt or ""}]
+    if body.system:
+        messages.insert(0, {"role": "system", "content": body.system})
+    return prepare(
+        model,
+        messages,
+        schema=body.schema_of_answer,
+        reasoning_effort=body.effort,
+        template_kwargs=body.template_kwargs,
+    )
+
+
+def _bare(model: Model, body: GenerateRequest) -> Conversation:
+    """A prompt without a chat around it. What comes back is all content."""
+    vocabulary, prompt = model.target.vocabulary, body.prompt or ""
+    if body.suffix:
+        if vocabulary.infill is None:
+            raise ApiError(
+                400,
+                "this model has no tokens to fill a gap with; leave out suffix, or take a model "
+                "that was taught to, as coders are",
+                param="suffix",
+            )
+        wanted = max(body.sampling.limit or 0, _ANSWER)
+        room = model.n_ctx - min(wanted, model.n_ctx // 2)
+        tokens = infill_prompt(vocabulary, Gap(prompt, body.suffix), room=room)
+    else:
+        tokens = vocabulary.tokenize(prompt, n_ctx=model.n_ctx)
+    schema = body.schema_of_answer
+    options: dict[str, Any] = {} if schema is None else {"json_schema": schema}
+    return Conversation(tokens, options, Plain(), ToolUse(), False)
