@@ -9,8 +9,8 @@ from typing import Any
 
 from dflash_local.errors import InputError
 
-# OpenAI's rule, and what every dialect can write between its marks.
-_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}", re.ASCII)
+# Anthropic's length, twice OpenAI's, of what every dialect can write between its marks.
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}", re.ASCII)
 _NO_PARAMETERS: Mapping[str, Any] = {
     "type": "object",
     "properties": {},
@@ -32,7 +32,7 @@ class Tool:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise InputError(
-                f"a tool is named {self.name!r}; give 1 to 64 of letters, digits, '_', '-' and '.'"
+                f"a tool is named {self.name!r}; give 1 to 128 letters, digits, '_', '-' and '.'"
             )
         given: object = self.parameters
         kind = given.get("type", "object") if isinstance(given, Mapping) else None

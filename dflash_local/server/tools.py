@@ -13,7 +13,7 @@ from dflash_local.chat.tool import Tool
 from dflash_local.server import bounds
 from dflash_local.server.errors import REFUSED, ApiError
 
-ToolName = Annotated[str, Field(strict=True, pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+ToolName = Annotated[str, Field(strict=True, pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 
 
 def _functions_only(given: Any) -> Any:
