@@ -10,6 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 import dflash_local
 from dflash_local.model import Model
 from dflash_local.server import (
+    anthropic,
     apply_template,
     chat,
     completion,
@@ -18,6 +19,8 @@ from dflash_local.server import (
     infill,
     metrics,
     models,
+    ollama,
+    ollama_models,
     props,
     responses,
     slots,
@@ -40,6 +43,9 @@ ROUTERS = (
     chat.router,
     completions.router,
     responses.router,
+    anthropic.router,
+    ollama.router,
+    ollama_models.router,
     completion.router,
     infill.router,
     tokenize.router,
