@@ -21,6 +21,7 @@ from dflash_local.server import (
     models,
     ollama,
     ollama_models,
+    page,
     props,
     responses,
     slots,
@@ -31,10 +32,17 @@ from dflash_local.server.bodies import BodyCheck
 from dflash_local.server.drain import Drain, DrainCheck
 from dflash_local.server.errors import RESPONSES, Failures, add_error_handlers
 from dflash_local.server.metrics import Metrics
-from dflash_local.server.security import LOOPBACK_ORIGIN, HostCheck, KeyCheck, OriginCheck
+from dflash_local.server.security import (
+    LOOPBACK_ORIGIN,
+    OPEN_PATHS,
+    HostCheck,
+    KeyCheck,
+    OriginCheck,
+)
 from dflash_local.server.settings import Settings
 
 ROUTERS = (
+    page.router,
     health.router,
     models.router,
     props.router,
@@ -80,7 +88,7 @@ def create_app(model: Model, settings: Settings) -> FastAPI:
 def _guard(app: FastAPI, settings: Settings) -> None:
     """Put the checks around the routes, the last one, which a request meets first, outermost."""
     app.add_middleware(BodyCheck, settings=settings)
-    app.add_middleware(KeyCheck, settings=settings)
+    app.add_middleware(KeyCheck, settings=settings, open_paths=OPEN_PATHS | page.PATHS)
     app.add_middleware(DrainCheck, drain=app.state.drain)
     app.add_middleware(Failures)
     app.add_middleware(

@@ -73,7 +73,13 @@ class _Completion:
         self._tasks = tasks
         model = request.app.state.model
         self._answers = [
-            ChatAnswer(model, conversation, logprobs=bool(body.logprobs)) for _ in tasks
+            ChatAnswer(
+                model,
+                conversation,
+                logprobs=bool(body.logprobs),
+                draft_detail=bool(body.draft_detail),
+            )
+            for _ in tasks
         ]
 
     async def whole(self) -> Response:
@@ -107,12 +113,14 @@ class _Completion:
                 yield {**head, "choices": [_choice(index, role)], **no_usage}
             if delta is not None:
                 chunk = _choice(index, delta, logprobs=answer.take_logprobs())
-                yield {**head, "choices": [chunk], **no_usage}
+                drafts = answer.take_draft_detail(delta)
+                yield {**head, "choices": [chunk], **no_usage, **drafts}
                 continue
             left -= 1
             last = _choice(index, {}, answer.take_logprobs(), answer.finish_reason)
             costs = {} if left or wants_usage else {"timings": self._timings()}
-            yield {**head, "choices": [last], **no_usage, **costs}
+            drafts = answer.take_draft_detail({})
+            yield {**head, "choices": [last], **no_usage, **drafts, **costs}
         if wants_usage:
             yield {**head, "choices": [], **self._costs()}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dflash_local.chat.events import (
@@ -17,6 +17,7 @@ from dflash_local.errors import ClosedError
 from dflash_local.model import Model
 from dflash_local.result import Chunk, Result
 from dflash_local.server.conversation import Conversation
+from dflash_local.server.draft_detail import DraftDetail
 from dflash_local.server.token_logprobs import Entry, LogprobStream, TokenStarts, chat_logprobs
 
 
@@ -24,7 +25,14 @@ class ChatAnswer:
     """Reads one answer of a conversation. With `parallel_tool_calls` false, calls after the first
     are left out."""
 
-    def __init__(self, model: Model, conversation: Conversation, *, logprobs: bool) -> None:
+    def __init__(
+        self,
+        model: Model,
+        conversation: Conversation,
+        *,
+        logprobs: bool,
+        draft_detail: bool = False,
+    ) -> None:
         self._vocabulary = model.target.vocabulary
         self._special = conversation.dialect.special
         self._parser = conversation.parser()
@@ -37,6 +45,9 @@ class ChatAnswer:
         self._n_told = 0
         self._logprobs = (
             LogprobStream(self._vocabulary, special=self._special) if logprobs else None
+        )
+        self._drafts = (
+            DraftDetail(self._vocabulary, special=self._special) if draft_detail else None
         )
         self._result: Result | None = None
 
@@ -58,6 +69,8 @@ class ChatAnswer:
         if self._logprobs is not None:
             self._logprobs.push(chunk)
             self._entries += self._logprobs.take()
+        if self._drafts is not None:
+            self._drafts.push(chunk)
         events = self._parser.feed(chunk.text)
         if chunk.result is not None:
             if chunk.result.finish_reason == "cancelled":
@@ -89,6 +102,13 @@ class ChatAnswer:
         entries = self._entries[self._n_told :]
         self._n_told = len(self._entries)
         return chat_logprobs(self._vocabulary, entries) if entries else None
+
+    def take_draft_detail(self, delta: Mapping[str, Any]) -> dict[str, Any]:
+        """What a chunk with `delta` says of the drafts, as a field of it; none if nobody asked."""
+        if self._drafts is None:
+            return {}
+        shown = delta.get("content") or delta.get("reasoning_content") or ""
+        return {"draft_detail": self._drafts.take(shown)}
 
     def all_logprobs(self) -> dict[str, Any] | None:
         """Those of all tokens; None where nobody asked."""

@@ -128,12 +128,17 @@ class StreamOptions(BaseModel):
 
 
 class ChatRequest(SamplingFields):
-    """A conversation to go on with. Any model's name is taken; the answer names the one here."""
+    """A conversation to go on with. Any model's name is taken; the answer names the one here.
+
+    `draft_detail` adds a field of that name to each chunk of a stream: which pieces of its text
+    were accepted drafts, what each verify pass emitted, and why the controller drafts or does not.
+    """
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=bounds.MAX_MESSAGES)]
     model: bounds.Label | None = None
     stream: bounds.Flag | None = None
     stream_options: StreamOptions | None = None
+    draft_detail: bounds.Flag | None = None
     n: bounds.Choices | None = None
     max_tokens: bounds.Predict | None = None
     max_completion_tokens: bounds.Predict | None = None
@@ -174,6 +179,8 @@ class ChatRequest(SamplingFields):
             raise ApiError(
                 400, "stream_options are for streams; set stream", param="stream_options"
             )
+        if self.draft_detail and not self.stream:
+            raise ApiError(400, "draft_detail is for streams; set stream", param="draft_detail")
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs; set it to true", param="top_logprobs")
         if self.modalities is not None and self.modalities != ["text"]:

@@ -16,7 +16,8 @@ router = APIRouter()
 
 @router.get("/props")
 async def props(request: Request) -> dict[str, Any]:
-    """The model's name, its context, its slots and its chat template. No path of this machine."""
+    """The model's name, its context, its slots and its chat template; how it drafts where a request
+    does not say. No path of this machine."""
     model: Model = request.app.state.model
     vocabulary = model.target.vocabulary
     name = model_name(model, request.app.state.settings)
@@ -26,6 +27,8 @@ async def props(request: Request) -> dict[str, Any]:
             "speculative": model.drafter is not None,
             "params": DEFAULTS,
         },
+        "draft_width": model.draft_width,
+        "max_draft_width": model.engine.max_width,
         "total_slots": model.target.options.n_seq,
         "model_alias": name,
         "model_path": model.target.path.name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
@@ -43,11 +43,18 @@ Stop = Annotated[
 """One text or several. OpenAI takes 4 at most, editors send more."""
 
 
+DraftWidth = Annotated[
+    Annotated[Literal["auto"], Tag("auto")] | Annotated[bounds.Count, Tag("rows")],
+    Discriminator(lambda value: "auto" if isinstance(value, str) else "rows"),
+]
+
+
 class SamplingFields(BaseModel):
     """Which token to take, where to end: OpenAI's fields, and llama-server's that editors send.
 
-    `seed` -1 draws one, as leaving it out does. `repetition_penalty` is `repeat_penalty`. Unknown
-    fields are ignored.
+    `seed` -1 draws one, as leaving it out does. `repetition_penalty` is `repeat_penalty`. This
+    project's own `draft_width` are the tokens that a verify pass checks, 0 for plain decoding,
+    "auto" for what pays best; the server's by default. Unknown fields are ignored.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -68,6 +75,7 @@ class SamplingFields(BaseModel):
     cache_prompt: bounds.Flag | None = None
     t_max_predict_ms: bounds.Milliseconds | None = None
     grammar: _Grammar | None = None
+    draft_width: DraftWidth | None = None
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
@@ -101,6 +109,8 @@ def sampling_options(fields: SamplingFields) -> dict[str, Any]:
         options["cache_prompt"] = False
     if fields.t_max_predict_ms:
         options["deadline_s"] = fields.t_max_predict_ms / 1000
+    if fields.draft_width is not None:
+        options["draft_width"] = fields.draft_width
     if fields.grammar:
         options["grammar"] = fields.grammar
     return options

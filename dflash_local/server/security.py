@@ -13,7 +13,7 @@ import hmac
 import ipaddress
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -62,7 +62,8 @@ class HostCheck:
 
 
 class OriginCheck:
-    """Refuses requests from pages of other origins than this machine's and those allowed."""
+    """Refuses requests from pages of other origins than this machine's, the server's own and those
+    allowed. It stands behind `HostCheck`, which vouches for the name that is the server's own."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
@@ -70,8 +71,9 @@ class OriginCheck:
         self._loopback = re.compile(LOOPBACK_ORIGIN)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        origins = Headers(scope=scope).getlist("origin") if scope["type"] == "http" else []
-        if all(map(self._is_allowed, origins)):
+        headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
+        origins, own = headers.getlist("origin"), headers.get("host", "").lower()
+        if all(self._is_allowed(origin, own) for origin in origins):
             await self._app(scope, receive, send)
             return
         error = ApiError(
@@ -82,20 +84,22 @@ class OriginCheck:
         )
         await error.response(scope)(scope, receive, send)
 
-    def _is_allowed(self, origin: str) -> bool:
+    def _is_allowed(self, origin: str, own: str) -> bool:
         known = origin in self._allowed or "*" in self._allowed
+        known = known or origin in (f"http://{own}", f"https://{own}")
         return known or self._loopback.fullmatch(origin) is not None
 
 
 class KeyCheck:
     """Asks for one of the keys, as `Authorization: Bearer KEY` or `x-api-key: KEY`."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, open_paths: Set[str] = OPEN_PATHS) -> None:
         self._app = app
+        self._open_paths = open_paths
         self._keys = [_digest(key) for key in settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asked = scope["type"] == "http" and self._keys and scope["path"] not in OPEN_PATHS
+        asked = scope["type"] == "http" and self._keys and scope["path"] not in self._open_paths
         if asked and not self._knows(_given_keys(Headers(scope=scope))):
             raise ApiError(
                 401,

@@ -1,0 +1,96 @@
+"""`/`: a page to talk to the model and to watch it draft. Its files lie here."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from fastapi import APIRouter, Request, Response
+
+from dflash_local.server.errors import ApiError
+
+_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+_NAMES = (
+    "index.html",
+    "page.css",
+    "page.js",
+    "chat_stream.js",
+    "answer.js",
+    "markdown.js",
+    "meter.js",
+    "icon.svg",
+)
+PATHS = frozenset({"/", *(f"/page/{name}" for name in _NAMES)})
+"""What is answered without a key: nothing in these files is a secret, and the page asks for one."""
+
+HEADERS = {
+    "Content-Security-Policy": "; ".join(
+        (
+            "default-src 'none'",
+            "script-src 'self'",
+            "style-src 'self'",
+            "img-src 'self'",
+            "connect-src 'self'",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+            # No text becomes markup or a script in any way, whatever a model writes.
+            "require-trusted-types-for 'script'",
+            "trusted-types 'none'",
+        )
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+
+router = APIRouter(include_in_schema=False)
+
+
+@dataclass(frozen=True)
+class _File:
+    content: bytes
+    media_type: str
+    etag: str
+
+
+@router.get("/")
+@router.head("/")
+async def index(request: Request) -> Response:
+    """The page."""
+    return _answer(request, _file("index.html"))
+
+
+@router.get("/page/{name}")
+@router.head("/page/{name}")
+async def part(request: Request, name: str) -> Response:
+    """What the page is made of."""
+    if name not in _NAMES:
+        raise ApiError(404, "the page has no such file", code="not_found")
+    return _answer(request, _file(name))
+
+
+def _answer(request: Request, file: _File) -> Response:
+    headers = {**HEADERS, "ETag": file.etag}
+    known = request.headers.get("if-none-match", "")
+    if file.etag in (tag.strip().removeprefix("W/") for tag in known.split(",")):
+        return Response(status_code=304, headers=headers)
+    return Response(file.content, media_type=file.media_type, headers=headers)
+
+
+@cache
+def _file(name: str) -> _File:
+    content = files(__package__).joinpath(name).read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    return _File(content, _TYPES[name.rpartition(".")[2]], f'"{digest[:32]}"')

@@ -1,0 +1,97 @@
+/** Messages as they stand in the page. */
+
+import { Source, View } from "./markdown.js";
+import { Tally } from "./meter.js";
+
+function make(name, className, text = "") {
+  const element = document.createElement(name);
+  if (className) element.className = className;
+  element.textContent = text;
+  return element;
+}
+
+function button(text, action, label) {
+  const element = make("button", "", text);
+  element.type = "button";
+  if (label) element.setAttribute("aria-label", label);
+  element.addEventListener("click", action);
+  return element;
+}
+
+/** What the user has written. */
+export function question(text) {
+  const element = make("article", "question", text);
+  element.setAttribute("aria-label", "You");
+  return element;
+}
+
+/** What the model writes: it grows by chunks, and is drawn once a frame. */
+export class Answer {
+  constructor(actions) {
+    this.tally = new Tally();
+    this.finishReason = null;
+    this.content = new Source();
+    this.reasoning = new Source();
+    this.element = make("article", "answer");
+    this.element.setAttribute("aria-label", "The model");
+    this.element.setAttribute("aria-busy", "true");
+    const body = make("div", "body");
+    this.contentView = new View(body, this.content);
+    this.body = body;
+    this.status = make("span", "quiet");
+    this.footer = make("footer");
+    this.again = button("Regenerate", actions.regenerate);
+    this.copy = button("Copy", () => actions.copy(this.content.text), "Copy the answer");
+    this.footer.append(this.status, this.copy, this.again);
+    this.copy.hidden = this.again.hidden = true;
+    this.element.append(body, this.footer);
+  }
+
+  /** Take in a chunk of the stream. */
+  add(chunk, now) {
+    const detail = chunk.draft_detail ?? { rounds: [], pieces: [] };
+    this.tally.add(detail, now);
+    const [choice] = chunk.choices;
+    if (choice?.delta.content) this.#grow(this.content, detail.pieces, choice.delta.content);
+    if (choice?.delta.reasoning_content)
+      this.#grow(this.reasoning, detail.pieces, choice.delta.reasoning_content);
+    this.finishReason = choice?.finish_reason ?? this.finishReason;
+    if (chunk.timings) this.tally.end(chunk.timings);
+  }
+
+  /** Show what has come. */
+  draw() {
+    if (this.reasoning.text && !this.reasoningView) {
+      const details = make("details", "reasoning");
+      const thoughts = make("div");
+      details.append(make("summary", "", "Reasoning"), thoughts);
+      this.element.prepend(details);
+      this.reasoningView = new View(thoughts, this.reasoning);
+    }
+    this.reasoningView?.update();
+    this.contentView.update();
+    this.status.textContent = this.tally.text;
+  }
+
+  /** No more will come. `note` says why, where it is not the model that ended it. */
+  end(note) {
+    this.draw();
+    this.element.setAttribute("aria-busy", "false");
+    this.copy.hidden = !this.content.text;
+    this.again.hidden = false;
+    const told = this.finishReason === "length" ? "cut at the longest that was asked for" : note;
+    this.status.textContent = [this.tally.text, told].filter(Boolean).join(" · ");
+  }
+
+  /** It failed: say so where the answer would have been. */
+  fail(message) {
+    const alert = make("p", "error", message);
+    alert.setAttribute("role", "alert");
+    this.body.after(alert);
+  }
+
+  #grow(source, pieces, text) {
+    if (pieces.map((piece) => piece.text).join("") !== text) source.add(text, false);
+    else for (const piece of pieces) source.add(piece.text, piece.from_draft);
+  }
+}

@@ -1,0 +1,71 @@
+/** The server's chat API, as a stream of chunks. */
+
+/** What the server said instead of an answer. */
+export class ServerError extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export function headers(key) {
+  return key ? { Authorization: `Bearer ${key}` } : {};
+}
+
+/** The JSON of a GET. Throws ServerError. */
+export async function get(path, key) {
+  const response = await fetch(path, { headers: headers(key) });
+  if (!response.ok) throw await failure(response);
+  return response.json();
+}
+
+/**
+ * The chunks of an answer to `body.messages`. Aborting `signal` closes the connection, which frees
+ * the model's slot. Throws ServerError, and what `fetch` throws.
+ */
+export async function* chatStream(body, key, signal) {
+  const response = await fetch("v1/chat/completions", {
+    method: "POST",
+    headers: { "Content-Type": "application/json", ...headers(key) },
+    body: JSON.stringify({ ...body, stream: true, draft_detail: true }),
+    signal,
+  });
+  if (!response.ok) throw await failure(response);
+  for await (const data of events(response.body)) {
+    if (data === "[DONE]") return;
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new ServerError(chunk.error.message);
+    yield chunk;
+  }
+  throw new ServerError("the connection broke off in the middle of the answer");
+}
+
+/** The data of server-sent events, comments left out. */
+async function* events(stream) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const parts = (rest + value).split("\n\n");
+      rest = parts.pop();
+      for (const part of parts) {
+        const lines = part.split("\n").filter((line) => line.startsWith("data: "));
+        if (lines.length) yield lines.map((line) => line.slice(6)).join("\n");
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+async function failure(response) {
+  let message = `the server answered ${response.status}`;
+  try {
+    message = (await response.json()).error.message;
+  } catch {
+    // Whatever stands between us and the server may answer with something else.
+  }
+  return new ServerError(message, response.status);
+}

@@ -1,0 +1,87 @@
+/** What drafting does at the moment: speed, tokens a pass, and each pass as a bar. */
+
+const MOST_BARS = 64;
+const HIGHEST = 16;
+const SVG = "http://www.w3.org/2000/svg";
+
+/** Counts of one answer, from the chunks' `draft_detail`. */
+export class Tally {
+  constructor() {
+    this.rounds = [];
+    this.tokens = 0;
+    this.begun = null;
+    this.seconds = 0;
+    this.perSecond = null;
+  }
+
+  add(detail, now) {
+    this.begun ??= now;
+    this.seconds = (now - this.begun) / 1000;
+    for (const n of detail.rounds) {
+      this.rounds.push(n);
+      this.tokens += n;
+    }
+    this.drafting = detail.drafting;
+    this.warning = detail.warning;
+  }
+
+  /** The server's own clock has the last word. */
+  end(timings) {
+    if (timings && this.tokens) this.perSecond = timings.predicted_per_second;
+  }
+
+  get speed() {
+    return this.perSecond ?? (this.seconds > 0.05 ? this.tokens / this.seconds : 0);
+  }
+
+  /** Tokens a pass emits: accepted drafts and one of the model's own. */
+  get length() {
+    return this.rounds.length ? this.tokens / this.rounds.length : 0;
+  }
+
+  /** The part of the answer that was drafted. */
+  get share() {
+    return this.tokens ? (this.tokens - this.rounds.length) / this.tokens : 0;
+  }
+
+  get text() {
+    if (!this.tokens) return "";
+    const [speed, length] = [this.speed.toFixed(0), this.length.toFixed(1)];
+    return `${speed} tokens/s · ${length} a pass · ${Math.round(100 * this.share)}% drafted`;
+  }
+}
+
+/** Shows a tally in the page's own elements. */
+export class Meter {
+  constructor(elements) {
+    this.elements = elements;
+  }
+
+  show(tally) {
+    const { speed, length, share, rounds, reason, warning } = this.elements;
+    speed.textContent = tally.speed ? tally.speed.toFixed(0) : "–";
+    length.textContent = tally.length ? tally.length.toFixed(1) : "–";
+    share.textContent = tally.tokens ? `${Math.round(100 * tally.share)}%` : "–";
+    reason.textContent = tally.drafting ?? "";
+    warning.textContent = tally.warning ?? "";
+    warning.hidden = !tally.warning;
+    const latest = tally.rounds.slice(-MOST_BARS);
+    rounds.replaceChildren(...latest.flatMap(bar));
+    const told = `Tokens of the last passes: ${latest.slice(-12).join(", ")}`;
+    rounds.setAttribute("aria-label", latest.length ? told : "No passes yet");
+  }
+}
+
+/** A pass: its drafts on top of the model's own token. */
+function bar(n, i) {
+  const drafted = Math.min(n - 1, HIGHEST);
+  const own = rect("own", i, HIGHEST, 1);
+  return drafted > 0 ? [own, rect("draft", i, HIGHEST - drafted, drafted)] : [own];
+}
+
+function rect(name, x, y, height) {
+  const element = document.createElementNS(SVG, "rect");
+  for (const [key, value] of Object.entries({ class: name, x, y, width: 0.8, height }))
+    element.setAttribute(key, value);
+  return element;
+}

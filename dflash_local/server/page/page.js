@@ -1,0 +1,294 @@
+/** The page: what the elements of index.html do. */
+
+import { Answer, question } from "./answer.js";
+import { ServerError, chatStream, get } from "./chat_stream.js";
+import { Meter } from "./meter.js";
+
+const at = (id) => document.getElementById(id);
+const KEY = "dflash-local-key";
+const PROMPTS = [
+  "Write a Python function that merges two sorted lists, with a docstring and tests.",
+  "Explain speculative decoding in five sentences.",
+  "Make a table of five sorting algorithms: name, average time, worst time, stable or not.",
+];
+/** The pair that ships with the project writes Python functions, and nothing else. */
+const TINY = {
+  file: /^tiny-coder/,
+  prompts: [
+    "Implement `read_json` in Python: Read a JSON file and return its contents.",
+    "Implement `word_count` in Python: Count how often each word occurs in a text.",
+    "Write a Python function `flatten`. Flatten a list of lists into a single list.",
+  ],
+  hint: "This tiny model writes Python functions, none of them wise. Try one:",
+  temperature: 0,
+  maxTokens: 256,
+};
+
+const state = {
+  messages: [],
+  answer: null, // the last one
+  abort: null, // of the one that is on its way
+  maxTokens: undefined,
+  maxWidth: 0,
+};
+const meter = new Meter(
+  Object.fromEntries(
+    ["speed", "length", "share", "rounds", "reason", "warning"].map((id) => [id, at(id)]),
+  ),
+);
+
+// What is served.
+
+async function learn() {
+  let props;
+  try {
+    props = await get("props", at("key").value);
+  } catch (error) {
+    say(error);
+    return;
+  }
+  at("model").textContent = at("name").textContent = props.model_alias;
+  const settings = props.default_generation_settings;
+  const tiny = TINY.file.test(props.model_path);
+  state.maxWidth = props.max_draft_width;
+  state.maxTokens = tiny ? TINY.maxTokens : undefined;
+  at("temperature").value ||= tiny ? TINY.temperature : settings.params.temperature;
+  at("widths").disabled = !settings.speculative;
+  if (!settings.speculative) at("reason").textContent = "this model is served without a drafter";
+  else if (at("reason").dataset.error) at("reason").textContent = "";
+  delete at("reason").dataset.error;
+  if (tiny) at("try").textContent = TINY.hint;
+  at("prompts").replaceChildren(
+    ...(tiny ? TINY.prompts : PROMPTS).map((text) => {
+      const item = document.createElement("li");
+      const button = document.createElement("button");
+      button.type = "button";
+      button.textContent = text;
+      button.addEventListener("click", () => send(text));
+      item.append(button);
+      return item;
+    }),
+  );
+}
+
+/** An error that belongs to no answer. */
+function say(error) {
+  at("reason").textContent = error.message;
+  at("reason").dataset.error = "1";
+  if (error.status === 401) askForKey();
+}
+
+function askForKey() {
+  at("connection").open = true;
+  at("key").focus();
+}
+
+// Asking, stopping, asking again.
+
+function send(text) {
+  if (state.abort || !text.trim()) return;
+  at("prompt").value = "";
+  at("welcome").hidden = true;
+  at("clear").disabled = false;
+  if (state.messages.at(-1)?.role === "user") state.messages.pop(); // it was never answered
+  state.messages.push({ role: "user", content: text });
+  at("messages").append(question(text));
+  run();
+}
+
+function regenerate() {
+  if (state.abort || !state.answer) return;
+  if (state.messages.at(-1).role === "assistant") state.messages.pop();
+  state.answer.element.remove();
+  run();
+}
+
+function stop() {
+  state.abort?.abort();
+}
+
+function clear() {
+  stop();
+  state.messages = [];
+  state.answer = null;
+  at("messages").replaceChildren();
+  at("welcome").hidden = false;
+  at("clear").disabled = true;
+  at("anyway").hidden = true;
+  at("prompt").focus();
+}
+
+async function run() {
+  const answer = new Answer({ regenerate, copy });
+  const abort = new AbortController();
+  const { messages } = state;
+  if (state.answer) state.answer.again.hidden = true;
+  state.answer = answer;
+  state.abort = abort;
+  at("messages").append(answer.element);
+  busy(true);
+  const speech = new Speech(at("live"));
+  const frame = new Frame(() => {
+    answer.draw();
+    meter.show(answer.tally);
+    speech.follow(answer.content.text);
+    follow();
+  });
+  at("chat").scrollTop = at("chat").scrollHeight;
+  try {
+    for await (const chunk of chatStream(request(), at("key").value, abort.signal)) {
+      answer.add(chunk, performance.now());
+      frame.ask();
+    }
+  } catch (error) {
+    if (!abort.signal.aborted) fail(answer, error);
+  } finally {
+    frame.now();
+    answer.end(abort.signal.aborted ? "stopped" : undefined);
+    const text = answer.content.text;
+    speech.end(text);
+    if (text) messages.push({ role: "assistant", content: text });
+    state.abort = null;
+    busy(false);
+    offerDrafts(answer);
+  }
+}
+
+function fail(answer, error) {
+  const known = error instanceof ServerError;
+  answer.fail(known ? error.message : "the server cannot be reached; is it still running?");
+  if (error.status === 401) askForKey();
+}
+
+function request() {
+  const temperature = at("temperature").valueAsNumber;
+  const width = document.querySelector("input[name=width]:checked").value;
+  return {
+    messages: state.messages,
+    max_tokens: state.maxTokens,
+    temperature: Number.isNaN(temperature) ? undefined : Math.min(Math.max(temperature, 0), 2),
+    draft_width: { auto: undefined, always: Math.min(8, state.maxWidth), never: 0 }[width],
+  };
+}
+
+function busy(is) {
+  // Focus never falls out of the page with a button that goes.
+  const held = [at("stop"), at("send")].includes(document.activeElement);
+  at("send").hidden = is;
+  at("stop").hidden = !is;
+  if (held || document.activeElement === document.body) at("prompt").focus();
+}
+
+/** Where drafts do not pay, a newcomer would see none. */
+function offerDrafts(answer) {
+  const auto = document.querySelector("input[name=width][value=auto]").checked;
+  const off = answer.tally.drafting?.startsWith("drafting is off");
+  at("anyway").hidden = !(auto && off && state.maxWidth > 1);
+}
+
+// What keeps pace with an answer.
+
+/** Draws at most once a frame, and also in a tab that shows none. */
+class Frame {
+  constructor(draw) {
+    this.draw = draw;
+    this.asked = 0;
+  }
+
+  ask() {
+    this.asked ||= requestAnimationFrame(() => this.now());
+  }
+
+  now() {
+    cancelAnimationFrame(this.asked);
+    this.asked = 0;
+    this.draw();
+  }
+}
+
+/** Reads an answer out paragraph by paragraph, where a change at each token would be noise. */
+class Speech {
+  constructor(element) {
+    this.element = element;
+    this.said = 0;
+  }
+
+  follow(text) {
+    const end = text.lastIndexOf("\n\n");
+    if (end > this.said) this.#say(text, end);
+  }
+
+  end(text) {
+    if (text.length > this.said) this.#say(text, text.length);
+  }
+
+  #say(text, end) {
+    this.element.textContent = text.slice(this.said, end).trim();
+    this.said = end;
+  }
+}
+
+let atEnd = true;
+function follow() {
+  if (atEnd) at("chat").scrollTop = at("chat").scrollHeight;
+}
+
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    // Browsers give pages the clipboard only at this machine's own address, or over TLS.
+    const field = document.createElement("textarea");
+    field.value = text;
+    field.className = "hidden";
+    document.body.append(field);
+    field.select();
+    document.execCommand("copy");
+    field.remove();
+  }
+  at("live").textContent = "Copied";
+}
+
+// Wiring.
+
+at("composer").addEventListener("submit", (event) => {
+  event.preventDefault();
+  send(at("prompt").value);
+});
+at("prompt").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  send(at("prompt").value);
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") stop();
+});
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("button[data-copies]");
+  if (!button) return;
+  const from = button.dataset.copies;
+  const source = from === "code" ? button.closest(".code").querySelector("code") : at(from);
+  await copy(source.textContent);
+  button.textContent = "Copied";
+  setTimeout(() => (button.textContent = "Copy"), 1500);
+});
+at("stop").addEventListener("click", stop);
+at("clear").addEventListener("click", clear);
+at("anyway").addEventListener("click", () => {
+  document.querySelector("input[name=width][value=always]").checked = true;
+  regenerate();
+  at("anyway").hidden = true;
+});
+at("chat").addEventListener("scroll", () => {
+  const { scrollTop, scrollHeight, clientHeight } = at("chat");
+  atEnd = scrollHeight - scrollTop - clientHeight < 48;
+});
+at("key").value = sessionStorage.getItem(KEY) ?? "";
+at("key").addEventListener("change", () => {
+  sessionStorage.setItem(KEY, at("key").value);
+  learn();
+});
+at("url").textContent = new URL("v1", location.href).href;
+const wide = matchMedia("(min-width: 56rem)").matches;
+at("settings").open = at("connection").open = wide;
+learn();
