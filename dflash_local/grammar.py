@@ -139,6 +139,7 @@ def _check_grammar(text: str) -> None:
 
     rules: dict[str, list[list[str]]] = {_NOTHING: [[]]}  # of each rule the alternatives' symbols
     nested: list[list[list[str]]] = []  # the rule at hand and the groups that are open in it
+    counted: set[str] = set()  # what is repeated a number of times
     at, width, expanded = 0, 0, 0
     while at < len(text):
         match = _LEXEME.match(text, at)
@@ -176,6 +177,8 @@ def _check_grammar(text: str) -> None:
             if high < low or expanded > _WIDEST or not nested[-1][-1]:
                 fail(f"{lexeme} repeats nothing, less than its minimum, or too much")
             symbol = nested[-1][-1][-1]
+            if high > 1 and not unbounded:
+                counted.add(symbol)
             loop = f"{_REPEAT}{len(rules)}"
             rules[loop] = [[symbol, loop] if unbounded else [symbol], []]
             nested[-1][-1][-1:] = [symbol] * (low > 0) + [loop] * (unbounded or high > low)
@@ -184,10 +187,10 @@ def _check_grammar(text: str) -> None:
         at = match.end()
     if len(nested) > 1:
         fail("a parenthesis is not closed")
-    _check_rules(rules)
+    _check_rules(rules, counted)
 
 
-def _check_rules(rules: dict[str, list[list[str]]]) -> None:
+def _check_rules(rules: dict[str, list[list[str]]], counted: set[str]) -> None:
     missing = {s for alternatives in rules.values() for a in alternatives for s in a}
     missing = ({"root"} | missing) - rules.keys() - {_CHARACTER}
     if missing:
@@ -203,6 +206,8 @@ def _check_rules(rules: dict[str, list[list[str]]]) -> None:
             for name, alternatives in rules.items()
             if name not in empty and any(empty.issuperset(a) for a in alternatives)
         }
+    if counted & empty:  # llama.cpp would try all ways of telling which of them are
+        raise GrammarError("grammar: {m,n} repeats what may be empty; let it hold a character")
     first: dict[str, list[str]] = {}  # rules that a rule may begin with
     for name, alternatives in rules.items():
         first[name] = []
