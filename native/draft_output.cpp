@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "errors.h"
 #include "top_k.h"
@@ -47,11 +48,13 @@ void draft_output::build(ggml_context * nodes, ggml_cgraph * graph, ggml_backend
     n_vocab_ = logits->ne[0];
     n_rows_ = logits->ne[1];
     const bool found = on_device && (top_k == 1 ? build_best(nodes, backend, logits)
-                                                : build_top_k(nodes, backend, logits));
+                                                : build_chunks(nodes, backend, logits) ||
+                                                      build_top_k(nodes, backend, logits));
     if (!found) {
         logits_ = logits;
     }
-    for (ggml_tensor * result : {chunks_, places_, normaliser_, ids_, logprobs_, logits_}) {
+    for (ggml_tensor * result :
+         {chunks_, places_, normaliser_, few_, few_rows_, ids_, logprobs_, logits_}) {
         if (result != nullptr) {
             ggml_set_output(result);
             ggml_build_forward_expand(graph, result);
@@ -111,6 +114,31 @@ void draft_output::guard(ggml_backend_t backend, const std::vector<ggml_tensor *
     }
 }
 
+// The k best of a row lie in the k chunks with the largest peaks: only these come to the host, and
+// only peaks are sorted.
+bool draft_output::build_chunks(ggml_context * c, ggml_backend_t backend, ggml_tensor * logits) {
+    const int64_t size = chunk_of(n_vocab_);
+    const int64_t n = n_vocab_ / size;
+    if (n < 2 * top_k_) {
+        return false;
+    }
+    if (!build_best(c, backend, logits)) {
+        return false;
+    }
+    ggml_tensor * peaks = chunks_->src[0];
+    ggml_tensor * few = ggml_top_k(c, peaks, top_k_);
+    ggml_tensor * rows = ggml_get_rows(c, ggml_reshape_3d(c, logits, size, n, n_rows_), few);
+    for (const ggml_tensor * op : {few, rows}) {
+        if (!ggml_backend_supports_op(backend, op)) {
+            chunks_ = places_ = normaliser_ = nullptr;
+            return false;
+        }
+    }
+    few_ = few;
+    few_rows_ = rows;
+    return true;
+}
+
 // Softmax and sort of whole rows.
 bool draft_output::build_top_k(ggml_context * c, ggml_backend_t backend, ggml_tensor * logits) {
     ggml_tensor * best = ggml_top_k(c, logits, top_k_);
@@ -128,7 +156,9 @@ bool draft_output::build_top_k(ggml_context * c, ggml_backend_t backend, ggml_te
 }
 
 void draft_output::read(ggml_backend_t backend, int32_t * ids, float * logprobs) {
-    if (chunks_ != nullptr) {
+    if (few_ != nullptr) {
+        read_chunks(backend, ids, logprobs);
+    } else if (chunks_ != nullptr) {
         read_best(backend, ids, logprobs);
     } else if (ids_ != nullptr) {
         read_top_k(backend, ids, logprobs);
@@ -146,6 +176,34 @@ void draft_output::read_best(ggml_backend_t backend, int32_t * ids, float * logp
     for (int64_t i = 0; i < n_rows_; i++) {
         ids[i] = static_cast<int32_t>(chunks[i] * chunk_size_ + places[i]);
         logprobs[i] = -std::log(normaliser[i]);
+    }
+}
+
+void draft_output::read_chunks(ggml_backend_t backend, int32_t * ids, float * logprobs) {
+    const auto few = fetch<int32_t>(backend, few_);
+    const auto rows = fetch<float>(backend, few_rows_);
+    const auto normaliser = fetch<float>(backend, normaliser_);
+    ggml_backend_synchronize(backend);
+    check_numbers(normaliser);
+    check_numbers(rows);
+    const auto k = static_cast<size_t>(top_k_);
+    const auto size = static_cast<size_t>(chunk_size_);
+    std::vector<std::pair<float, int32_t>> found;  // minus the logit, and the id
+    for (int64_t i = 0; i < n_rows_; i++) {
+        found.clear();
+        for (size_t j = 0; j < k; j++) {
+            const int32_t first = few[i * k + j] * static_cast<int32_t>(size);
+            const float * chunk = rows.data() + (i * k + j) * size;
+            for (size_t place = 0; place < size; place++) {
+                found.emplace_back(-chunk[place], first + static_cast<int32_t>(place));
+            }
+        }
+        std::partial_sort(found.begin(), found.begin() + top_k_, found.end());
+        const float norm = std::log(normaliser[i]) - found[0].first;
+        for (size_t j = 0; j < k; j++) {
+            ids[i * k + j] = found[j].second;
+            logprobs[i * k + j] = -found[j].first - norm;
+        }
     }
 }
 

@@ -27,22 +27,27 @@ class draft_output {
   private:
     bool build_best(ggml_context * nodes, ggml_backend_t backend, ggml_tensor * logits);
     bool build_top_k(ggml_context * nodes, ggml_backend_t backend, ggml_tensor * logits);
+    bool build_chunks(ggml_context * nodes, ggml_backend_t backend, ggml_tensor * logits);
     void guard(ggml_backend_t backend, const std::vector<ggml_tensor *> & gathered);
     void read_best(ggml_backend_t backend, int32_t * ids, float * logprobs);
     void read_top_k(ggml_backend_t backend, int32_t * ids, float * logprobs);
+    void read_chunks(ggml_backend_t backend, int32_t * ids, float * logprobs);
     void read_logits(ggml_backend_t backend, int32_t * ids, float * logprobs);
 
     int top_k_ = 0;
     int64_t n_rows_ = 0;
     int64_t n_vocab_ = 0;
 
-    // Top one: each row is a number of chunks.
+    // Each row is a number of chunks. Top one:
     int64_t chunk_size_ = 0;
     ggml_tensor * chunks_ = nullptr;      // i32 [rows]: which chunk the best is in
     ggml_tensor * places_ = nullptr;      // i32 [rows]: where in it
     ggml_tensor * normaliser_ = nullptr;  // f32 [1, rows]: one over the probability of the best
     ggml_backend_buffer_ptr guarded_;
-    // Top k
+    // Top k of a few chunks, with the normaliser
+    ggml_tensor * few_ = nullptr;       // i32 [top_k, rows]: the chunks with the largest peaks
+    ggml_tensor * few_rows_ = nullptr;  // f32 [chunk_size, top_k, rows]: their logits
+    // Top k of whole rows
     ggml_tensor * ids_ = nullptr;       // i32 [top_k, rows]
     ggml_tensor * logprobs_ = nullptr;  // f32 [1, top_k, rows]
     // Neither
