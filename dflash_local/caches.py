@@ -16,7 +16,7 @@ from dflash_local.errors import DflashError, InputError
 from dflash_local.features import StoredFeatures
 from dflash_local.prefix_entry import Entry, Prefix
 from dflash_local.prefix_store import Found, PrefixStore
-from dflash_local.reuse import Holder, choose, common_prefix, worth_keeping
+from dflash_local.reuse import LEAST_GAIN, Holder, choose, common_prefix, worth_keeping
 from dflash_local.sequence import Slot
 from dflash_local.shared_cells import SharedCells
 from dflash_local.target import Target
@@ -112,6 +112,20 @@ class Caches:
         slot.busy = True
         slot.resigned = False
         return slot, len(slot.cached)
+
+    def catch_up(self, slot: Slot, prompt: List[int], *, for_drafts: bool) -> int:
+        """Let a slot that is reading a prompt take over what another one has come to have of it in
+        the meantime; how many tokens that is. `for_drafts` as `take` has it."""
+        for_drafts = for_drafts and self.drafter is not None
+        wants = _Wants(prompt, np.asarray(prompt, np.int32), for_drafts, False)
+        others = [other for other in self.slots if other is not slot and other.cached]
+        usable = {other.seq: self._holder(other, wants).n_usable for other in others}
+        source = max(others, key=lambda other: usable[other.seq], default=None)
+        gain = usable[source.seq] - len(slot.cached) if source else 0
+        if source is None or gain < LEAST_GAIN:
+            return 0
+        self._share(source, slot, usable[source.seq])
+        return gain
 
     def _holder(self, slot: Slot, wants: _Wants) -> Holder:
         n = min(common_prefix(slot.cached, wants.prompt), len(wants.prompt) - 1)

@@ -14,6 +14,7 @@ from dflash_local.draft import Draft
 from dflash_local.draft_shape import DraftShape
 from dflash_local.drafter import Drafter
 from dflash_local.guide import Guide
+from dflash_local.reuse import LEAST_GAIN
 from dflash_local.rounds import Rounds, Verifier
 from dflash_local.sampling import Sampler
 from dflash_local.scheduler import Prompt
@@ -166,7 +167,7 @@ class Engine:
         """Give a suspended sequence a free slot. What the caches have lost of its text is decoded
         like a prompt, then it goes on. Raises InputError when no slot is free."""
         request = sequence.request
-        sequence.slot = self._take(request, request.prompt + sequence.tokens, sequence.policy)
+        sequence.slot = self._take(request, sequence.text, sequence.policy)
         sequence.has_slot = True
         sequence.turn = self._n_steps
 
@@ -223,7 +224,7 @@ class Engine:
 
     def _chunks(self, sequences: List[Sequence]) -> tuple[list[Sequence], list[int]]:
         """Whose prompt goes on in the next step, and with how many rows."""
-        in_prompt = [s for s in sequences if s.in_prompt]
+        in_prompt = self._without_repeats([s for s in sequences if s.in_prompt])
         if not in_prompt:
             return [], []
         n_rows = scheduler.chunk_rows(
@@ -235,6 +236,21 @@ class Engine:
         rows = scheduler.share([Prompt(s.n_left, s.turn) for s in in_prompt], n_rows)
         served = [(s, n) for s, n in zip(in_prompt, rows, strict=True) if n]
         return [s for s, _ in served], [n for _, n in served]
+
+    def _without_repeats(self, sequences: List[Sequence]) -> list[Sequence]:
+        """Those whose prompt goes on, where several begin alike: what they have in common is
+        decoded once, the others wait for it and take it over."""
+        texts = [sequence.text for sequence in sequences]
+        for sequence, text in zip(sequences, texts, strict=True):
+            if sequence.request.cache_prompt:
+                n = self.caches.catch_up(sequence.slot, text, for_drafts=sequence.keeps_features)
+                sequence.stats.cached_tokens += n
+        alike = [i for i, s in enumerate(sequences) if s.request.cache_prompt]
+        going = scheduler.ahead(
+            [texts[i] for i in alike], [len(sequences[i].slot.cached) for i in alike], LEAST_GAIN
+        )
+        waiting = set(alike) - {alike[i] for i in going}
+        return [s for i, s in enumerate(sequences) if i not in waiting]
 
     def _prefill(self, sequences: List[Sequence]) -> None:
         """One batch of prompt rows, and the first token of each prompt that ends in it."""
@@ -290,9 +306,7 @@ class _Batch:
         not where the token after it is known already."""
         slot = sequence.slot
         begin = len(slot.cached)
-        text = sequence.request.prompt
-        if sequence.tokens:
-            text = text + sequence.tokens
+        text = sequence.text
         self.sequences.append(sequence)
         self.n_rows.append(n)
         self.tokens += text[begin : begin + n]

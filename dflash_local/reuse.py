@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 LEAST_KEPT = 64
 """Tokens that are sooner decoded again than kept."""
-_LEAST_GAIN = 16
+LEAST_GAIN = 16
 """Tokens that a copy of a slot must spare."""
 
 
@@ -67,7 +67,7 @@ def choose(holders: List[Holder], stored: tuple[int, int] | None = None) -> Reus
     from_store = stored is not None and worth_restoring(stored[0], stored[0] - best, stored[1])
 
     def in_place(i: int) -> bool:
-        return not from_store and holders[i].n_usable + _LEAST_GAIN > best
+        return not from_store and holders[i].n_usable + LEAST_GAIN > best
 
     now = 1 + max(holder.last_use for holder in holders)
 

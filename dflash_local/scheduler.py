@@ -17,6 +17,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dflash_local.reuse import common_prefix
+
 LIKELY_ANSWER = 256
 """Tokens of an answer for which cells are promised when it begins."""
 _GROWTH = 64
@@ -98,6 +100,20 @@ def chunk_rows(n_batch: int, streaming: bool, rows_per_s: float, round_s: float)
         return n_batch
     rows = int(rows_per_s * max(_STALL_S, round_s)) // LEAST_ROWS * LEAST_ROWS
     return min(max(rows, LEAST_ROWS), n_batch)
+
+
+def ahead(texts: Sequence[list[int]], n_cached: Sequence[int], least: int) -> list[int]:
+    """Places of the prompts that go on. The others wait for one before them, which is about to
+    decode `least` or more tokens that are theirs as well, and which they then take over."""
+    found: list[int] = []
+    for i, text in enumerate(texts):
+        for j in range(i):
+            n = common_prefix(text, texts[j]) - max(n_cached[i], n_cached[j])
+            if n >= least:
+                break
+        else:
+            found.append(i)
+    return found
 
 
 def share(prompts: Sequence[Prompt], n_rows: int) -> list[int]:

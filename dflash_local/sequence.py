@@ -147,6 +147,11 @@ class Sequence:
         return self.sampler.takes_best and self.request.sampling.logprobs is None
 
     @property
+    def text(self) -> list[int]:
+        """The prompt and what has been emitted."""
+        return self.request.prompt + self.tokens if self.tokens else self.request.prompt
+
+    @property
     def n_left(self) -> int:
         """Rows to decode before its next round: of the prompt, and where the caches have lost it,
         of the answer up to the anchor."""

@@ -22,6 +22,7 @@ from dflash_local import DflashError, InputError, Model, Result, demo, load
 from dflash_local.draft import Draft
 from dflash_local.drafter import Drafter
 from dflash_local.errors import ClosedError, QueueFullError, QueueTimeoutError
+from dflash_local.reuse import LEAST_GAIN
 from dflash_local.sampling import TokenLogprob
 from gap_rule import equal_by_gap_rule, joint_noise
 from pair_engine import open_target
@@ -146,6 +147,22 @@ def test_a_new_request_does_not_wait_for_those_at_work(bench: Bench) -> None:
     for stream in streams:
         assert next(stream).finish_reason is None
     close(streams)
+
+
+def test_what_prompts_have_in_common_is_decoded_once(bench: Bench) -> None:
+    model = bench.model
+    prompt = [token for plain in bench.plain for token in plain.prompt]
+    prompts = [prompt, prompt, [*prompt[:-1], prompt[0]]]
+    model.forget()
+    found = at_once([lambda p=p: model.generate(p, max_tokens=N) for p in prompts])
+    n_decoded = [result.stats.prompt_tokens - result.stats.cached_tokens for result in found]
+    assert max(n_decoded) == len(prompt)
+    assert sum(n_decoded) <= len(prompt) + 2 * LEAST_GAIN
+    assert all(result.stats.accepted for result in found)
+    cold = bench.alone(prompt, logprobs=2)
+    for result in found[:2]:
+        equal_by_gap_rule(cold.tokens, cold.logprobs, result.tokens, bench.noise)
+    at_rest(model)
 
 
 def test_a_sampled_answer_is_that_of_its_seed(bench: Bench) -> None:

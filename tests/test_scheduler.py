@@ -11,6 +11,7 @@ from dflash_local.scheduler import (
     LIKELY_ANSWER,
     Prompt,
     Waiting,
+    ahead,
     cells_for,
     chunk_rows,
     n_to_begin,
@@ -121,3 +122,12 @@ def test_a_short_prompt_does_not_wait_for_a_long_one_nor_for_ever() -> None:
     assert took[0] < 2 * 20_000 / 256
     assert len(took) > 50
     assert max(n for i, n in took.items() if i) <= 6
+
+
+def test_what_several_prompts_begin_with_is_decoded_for_the_first_alone() -> None:
+    common = list(range(100))
+    texts = [[*common, 1], [*common, 2], [7], [*common[:10], 3]]
+    assert ahead(texts, [0, 0, 0, 0], 16) == [0, 2, 3]
+    # The first has come so far that nothing it will decode is another's.
+    assert ahead(texts, [90, 90, 0, 0], 16) == [0, 1, 2, 3]
+    assert ahead([], [], 16) == []
