@@ -268,8 +268,8 @@ def ensure_llama(python: Path, installed: str | None) -> None:
     elif fault != "absent":
         say(f"the installed llama-cpp-python {LLAMA_VERSION} is broken: {fault}")
     theirs = os.environ.get("CMAKE_ARGS", "")
-    # Without OpenMP ggml computes with a pool of threads of its own: as fast on a quiet machine, and
-    # not many times slower on a busy one.
+    # Without OpenMP ggml computes with a pool of threads of its own: as fast on a quiet machine,
+    # and not many times slower on a busy one.
     own = ["-DGGML_OPENMP=OFF", "-DLLAVA_BUILD=OFF"]
     ours = [*ggml_flags(platform.machine(), cpu_features()), *own]
     # The user's flags come last, where CMake lets them win.

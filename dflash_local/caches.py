@@ -117,7 +117,7 @@ class Caches:
         """Let a slot that is reading a prompt take over what another one has come to have of it in
         the meantime; how many tokens that is. `for_drafts` as `take` has it."""
         for_drafts = for_drafts and self.drafter is not None
-        wants = _Wants(prompt, np.asarray(prompt, np.int32), for_drafts, False)
+        wants = _Wants(list(prompt), np.asarray(prompt, np.int32), for_drafts, False)
         others = [other for other in self.slots if other is not slot and other.cached]
         usable = {other.seq: self._holder(other, wants).n_usable for other in others}
         source = max(others, key=lambda other: usable[other.seq], default=None)
