@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from dflash_local.server import page
 from server_process import ServerProcess, serving
 
 KEYS = ("first-key", "second-key")
@@ -141,6 +142,20 @@ def test_pages_from_elsewhere_are_refused(client: httpx.Client, origin: str) -> 
         assert "--cors-origin" in message(answer.content)
 
 
+def test_the_server_s_own_page_is_answered(locked: ServerProcess) -> None:
+    """By whatever name it is called, and behind a proxy that speaks TLS; by no other name."""
+    with locked.client(headers=BEARER) as client:
+        for host in ("llm.example", "llm.example:8080", "192.168.7.7:8080"):
+            for scheme in ("http", "https"):
+                headers = {"Host": host, "Origin": f"{scheme}://{host}"}
+                assert client.get("/v1/models", headers=headers).status_code == 200
+            for origin in (f"http://{host}1", "http://evil.example", f"http://evil.{host}"):
+                headers = {"Host": host, "Origin": origin}
+                assert client.get("/v1/models", headers=headers).status_code == 403
+        rebound = {"Host": "evil.example", "Origin": "http://evil.example"}
+        assert client.get("/v1/models", headers=rebound).status_code == 403
+
+
 def test_two_origins_are_refused_if_one_is_foreign(client: httpx.Client) -> None:
     origins = [("Origin", LOCAL_PAGE), ("Origin", "https://evil.example")]
     assert client.get("/v1/models", headers=origins).status_code == 403
@@ -227,6 +242,16 @@ def test_without_a_key_there_is_nothing(
             assert answer.headers["www-authenticate"] == "Bearer"
             assert json.loads(answer.content)["error"]["code"] == "invalid_api_key"
         assert client.get("/health").json() == {"status": "ok"}
+
+
+def test_the_page_opens_without_a_key(locked: ServerProcess) -> None:
+    """It holds no secret, and is where a key can be given."""
+    with locked.client() as client:
+        for path in sorted(page.PATHS):
+            assert client.get(path).status_code == 200
+        assert client.get("/page/").status_code == 401
+        assert client.get("/", headers={"Host": "evil.example"}).status_code == 403
+        assert client.get("/", headers={"Origin": "https://evil.example"}).status_code == 403
 
 
 def test_a_body_is_not_read_before_the_key(locked: ServerProcess) -> None:

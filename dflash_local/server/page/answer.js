@@ -27,8 +27,8 @@ export function question(text) {
 
 /** What the model writes: it grows by chunks, and is drawn once a frame. */
 export class Answer {
-  constructor(actions) {
-    this.tally = new Tally();
+  constructor(actions, choice) {
+    this.tally = new Tally(choice);
     this.finishReason = null;
     this.content = new Source();
     this.reasoning = new Source();

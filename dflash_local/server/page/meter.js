@@ -1,12 +1,14 @@
 /** What drafting does at the moment: speed, tokens a pass, and each pass as a bar. */
 
 const MOST_BARS = 64;
-const HIGHEST = 16;
+const LEAST_HEIGHT = 8;
 const SVG = "http://www.w3.org/2000/svg";
 
 /** Counts of one answer, from the chunks' `draft_detail`. */
 export class Tally {
-  constructor() {
+  /** `choice`: why there are drafts or none, where the controller has nothing to decide. */
+  constructor(choice) {
+    this.choice = choice;
     this.rounds = [];
     this.tokens = 0;
     this.begun = null;
@@ -62,21 +64,22 @@ export class Meter {
     speed.textContent = tally.speed ? tally.speed.toFixed(0) : "–";
     length.textContent = tally.length ? tally.length.toFixed(1) : "–";
     share.textContent = tally.tokens ? `${Math.round(100 * tally.share)}%` : "–";
-    reason.textContent = tally.drafting ?? "";
+    reason.textContent = tally.drafting ?? tally.choice;
     warning.textContent = tally.warning ?? "";
     warning.hidden = !tally.warning;
     const latest = tally.rounds.slice(-MOST_BARS);
-    rounds.replaceChildren(...latest.flatMap(bar));
+    const height = Math.max(LEAST_HEIGHT, ...latest);
+    rounds.setAttribute("viewBox", `0 0 ${MOST_BARS} ${height}`);
+    rounds.replaceChildren(...latest.flatMap((n, i) => bar(n, i, height)));
     const told = `Tokens of the last passes: ${latest.slice(-12).join(", ")}`;
     rounds.setAttribute("aria-label", latest.length ? told : "No passes yet");
   }
 }
 
 /** A pass: its drafts on top of the model's own token. */
-function bar(n, i) {
-  const drafted = Math.min(n - 1, HIGHEST);
-  const own = rect("own", i, HIGHEST, 1);
-  return drafted > 0 ? [own, rect("draft", i, HIGHEST - drafted, drafted)] : [own];
+function bar(n, i, height) {
+  const own = rect("own", i, height - 1, 1);
+  return n > 1 ? [own, rect("draft", i, height - n, n - 1)] : [own];
 }
 
 function rect(name, x, y, height) {

@@ -24,6 +24,16 @@ const TINY = {
   maxTokens: 256,
 };
 
+/** The choices of when to draft. */
+const WIDTHS = {
+  auto: { rows: () => "auto", choice: "" },
+  always: {
+    rows: (most) => Math.min(8, most),
+    choice: "drafting always, as you have chosen",
+  },
+  never: { rows: () => 0, choice: "drafting never, as you have chosen" },
+};
+
 const state = {
   messages: [],
   answer: null, // the last one
@@ -119,7 +129,7 @@ function clear() {
 }
 
 async function run() {
-  const answer = new Answer({ regenerate, copy });
+  const answer = new Answer({ regenerate, copy }, WIDTHS[width()].choice);
   const abort = new AbortController();
   const { messages } = state;
   if (state.answer) state.answer.again.hidden = true;
@@ -162,13 +172,16 @@ function fail(answer, error) {
 
 function request() {
   const temperature = at("temperature").valueAsNumber;
-  const width = document.querySelector("input[name=width]:checked").value;
   return {
     messages: state.messages,
     max_tokens: state.maxTokens,
     temperature: Number.isNaN(temperature) ? undefined : Math.min(Math.max(temperature, 0), 2),
-    draft_width: { auto: undefined, always: Math.min(8, state.maxWidth), never: 0 }[width],
+    draft_width: state.maxWidth ? WIDTHS[width()].rows(state.maxWidth) : undefined,
   };
+}
+
+function width() {
+  return document.querySelector("input[name=width]:checked").value;
 }
 
 function busy(is) {
@@ -181,9 +194,8 @@ function busy(is) {
 
 /** Where drafts do not pay, a newcomer would see none. */
 function offerDrafts(answer) {
-  const auto = document.querySelector("input[name=width][value=auto]").checked;
   const off = answer.tally.drafting?.startsWith("drafting is off");
-  at("anyway").hidden = !(auto && off && state.maxWidth > 1);
+  at("anyway").hidden = !(off && width() === "auto" && state.maxWidth > 1);
 }
 
 // What keeps pace with an answer.

@@ -1,0 +1,136 @@
+"""The page at `/`: its files, and what keeps it safe. Browsers try it in tests/browser."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from importlib.resources import files
+
+import httpx
+import pytest
+
+from dflash_local.server import page
+
+FILES = {
+    "page/page.css": "text/css",
+    "page/page.js": "text/javascript",
+    "page/answer.js": "text/javascript",
+    "page/chat_stream.js": "text/javascript",
+    "page/markdown.js": "text/javascript",
+    "page/meter.js": "text/javascript",
+    "page/icon.svg": "image/svg+xml",
+}
+
+
+class _Elements(HTMLParser):
+    """Names, attributes and texts of an HTML document's elements."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        if self.found and self.found[-1][0] in ("script", "style"):
+            self.scripts.append(data.strip())
+
+
+def policy(answer: httpx.Response) -> dict[str, list[str]]:
+    directives = answer.headers["content-security-policy"].split("; ")
+    return {name: values for name, *values in map(str.split, directives)}
+
+
+def test_the_page_and_its_files(client: httpx.Client) -> None:
+    answer = client.get("/")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    for path, kind in FILES.items():
+        found = client.get(f"/{path}")
+        assert found.status_code == 200
+        assert found.headers["content-type"].startswith(kind)
+        assert found.content == files("dflash_local.server.page").joinpath(path[5:]).read_bytes()
+    assert {"/", "/page/index.html", *(f"/{path}" for path in FILES)} == page.PATHS
+
+
+def test_all_that_the_page_loads_is_its_own(client: httpx.Client) -> None:
+    elements = _Elements(client.get("/").text).found
+    loaded = [
+        str(attributes.get("src") or attributes.get("href"))
+        for name, attributes in elements
+        if name in ("script", "link", "img", "iframe", "a")
+    ]
+    assert "page/page.js" in loaded and "page/page.css" in loaded
+    scripts = [client.get(f"/{path}").text for path in FILES if path.endswith(".js")]
+    imports = [f"page/{name}" for text in scripts for name in re.findall(r'from "\./(.+?)"', text)]
+    assert len(imports) >= 5
+    assert set(loaded) | set(imports) == set(FILES)
+
+
+def test_nothing_in_it_names_another_host(client: httpx.Client) -> None:
+    for path in ("", *FILES):
+        text = client.get(f"/{path}").text.replace("http://www.w3.org/2000/svg", "")
+        assert re.findall(r"(?:https?:)?//[a-z0-9]+\.[a-z]", text) == [], path
+        assert "@import" not in text and "url(" not in text
+
+
+@pytest.mark.parametrize("path", ["/", "/page/page.js", "/page/icon.svg"])
+def test_headers(client: httpx.Client, path: str) -> None:
+    answer = client.get(path)
+    assert policy(answer) == {
+        "default-src": ["'none'"],
+        "script-src": ["'self'"],
+        "style-src": ["'self'"],
+        "img-src": ["'self'"],
+        "connect-src": ["'self'"],
+        "base-uri": ["'none'"],
+        "form-action": ["'none'"],
+        "frame-ancestors": ["'none'"],
+        "require-trusted-types-for": ["'script'"],
+        "trusted-types": ["'none'"],
+    }
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["referrer-policy"] == "no-referrer"
+
+
+def test_the_policy_finds_nothing_to_forbid(client: httpx.Client) -> None:
+    parsed = _Elements(client.get("/").text)
+    assert [text for text in parsed.scripts if text] == []
+    for name, attributes in parsed.found:
+        assert name != "style"
+        assert not [key for key in attributes if key == "style" or key.startswith("on")]
+
+
+@pytest.mark.parametrize("path", ["/", "/page/page.css"])
+def test_a_file_is_sent_once(client: httpx.Client, path: str) -> None:
+    first = client.get(path)
+    assert first.headers["cache-control"] == "no-cache"
+    etag = first.headers["etag"]
+    for known in (etag, f"W/{etag}", f'"another", {etag}'):
+        again = client.get(path, headers={"If-None-Match": known})
+        assert (again.status_code, again.content) == (304, b"")
+        assert again.headers["etag"] == etag
+        assert "content-security-policy" in again.headers
+    assert client.get(path, headers={"If-None-Match": '"another"'}).status_code == 200
+
+
+def test_clients_that_probe(client: httpx.Client) -> None:
+    """Some ask whether anything is there before they use the API."""
+    head = client.head("/")
+    assert (head.status_code, head.content) == (200, b"")
+    assert client.get("/", headers={"Accept": "application/json"}).status_code == 200
+    refused = client.post("/", json={})
+    assert refused.status_code == 405
+    assert refused.json()["error"]["code"] == "method_not_allowed"
+
+
+@pytest.mark.parametrize(
+    "name", ["__init__.py", "nothing.js", "%2e%2e/app.py", "..%2fapp.py", "page.js/", "page.js%00"]
+)
+def test_no_other_file_is_served(client: httpx.Client, name: str) -> None:
+    answer = client.get(f"/page/{name}")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "not_found"
