@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import difflib
 import math
-import operator
-import reprlib
-import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from collections.abc import Sequence as List
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 from dflash_local import calibration
 from dflash_local.answer import Order
@@ -29,59 +25,24 @@ from dflash_local.drafter import Drafter
 from dflash_local.engine import Engine
 from dflash_local.errors import DflashError, InputError
 from dflash_local.exactness import Exactness, measure
+from dflash_local.options import (
+    cancel_of,
+    check_names,
+    names_a_grammar,
+    sampling_of,
+    seconds_of,
+    stops_of,
+    token_ids,
+)
 from dflash_local.plan import Plan
 from dflash_local.prefix_store import PrefixStore
 from dflash_local.result import Chunk, Result
-from dflash_local.sampling import SamplingParams
 from dflash_local.sequence import Request
 from dflash_local.stats import Stats
 from dflash_local.status import ModelStatus, SlotStatus
 from dflash_local.target import Target
 from dflash_local.text import TextStream
 from dflash_local.verify import verify
-
-_SAMPLING = {field.name for field in fields(SamplingParams)}
-_GRAMMARS = {"grammar", "json_schema", "lark"}
-
-
-class Options(TypedDict, total=False):
-    """Keyword arguments of every generating method, beside those of `SamplingParams`.
-
-    `max_tokens`: None generates to the end of text or of the context. `stop`: texts that end the
-    answer. `draft_width`: target rows per verify pass; 0 is plain decoding, "auto" what pays best
-    on this machine, None the model's default. `draft_shape`: "chain" or "tree", where the model was
-    loaded for trees; "auto" what pays best.
-    `cancel`: an event that, once set, ends the answer within one round. `queue_timeout`: seconds to
-    wait for a slot, after which QueueTimeoutError is raised. `deadline_s`: ends the answer, as
-    `max_tokens` does, so many seconds after its first token. `cache_prompt` False computes the
-    whole prompt anew; `ignore_eos` lets no end of text end the answer; `special` writes the names
-    of control tokens into the text.
-    """
-
-    max_tokens: int | None
-    stop: str | List[str]
-    draft_width: int | Literal["auto"] | None
-    draft_shape: DraftShape | None
-    cancel: threading.Event | None
-    queue_timeout: float | None
-    deadline_s: float | None
-    cache_prompt: bool
-    ignore_eos: bool
-    special: bool
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int | None
-    repeat_penalty: float
-    repeat_last_n: int
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: Mapping[int, float]
-    grammar: str | None
-    json_schema: Mapping[str, Any] | bool | None
-    lark: str | None
-    logprobs: int | None
 
 
 class Model:
@@ -223,7 +184,7 @@ class Model:
     # Generating
 
     def generate(self, prompt: str | List[int], **options: Any) -> Result:
-        """Complete a prompt, a text or token ids. Keyword arguments: see `Options`."""
+        """Complete a prompt, a text or token ids. Keyword arguments: see `options.Options`."""
         return _last(self.stream(prompt, **options))
 
     def stream(self, prompt: str | List[int], **options: Any) -> Iterator[Chunk]:
@@ -235,8 +196,7 @@ class Model:
         """Queue a request, and return its chunks to come: what is wrong with it is raised here, and
         QueueFullError. Cancel it to give up on them."""
         # A grammar may take long to compile, a text to tokenise.
-        bound = not _GRAMMARS.isdisjoint(k for k, v in options.items() if v is not None)
-        hands = self._compilers if bound else None
+        hands = self._compilers if names_a_grammar(options) else None
         loop = asyncio.get_running_loop()
         order = await loop.run_in_executor(hands, self._order, prompt, options)
         return AsyncChunks(partial(self._batcher.submit, order))
@@ -267,7 +227,7 @@ class Model:
         """Answer a conversation: messages with `role` and `content`, the last by the user.
 
         `chat_template_kwargs` go to the template, as in `{"enable_thinking": False}`. Other keyword
-        arguments: see `Options`.
+        arguments: see `options.Options`.
         """
         prompt = self.chat_prompt(messages, chat_template_kwargs=chat_template_kwargs)
         return self.generate(prompt, **options)
@@ -341,29 +301,22 @@ class Model:
 
     def _order(self, prompt: str | List[int], options: dict[str, Any]) -> Order:
         """Check a request before it is queued, so that bad ones fail at the call."""
-        known = _SAMPLING | Options.__annotations__.keys()
-        unknown = options.keys() - known
-        if unknown:
-            name = min(unknown)
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else "see dflash_local.model.Options"
-            raise InputError(f"{name!r} is no option of a request; {hint}")
+        check_names(options)
         if isinstance(prompt, str):
             tokens = self._vocabulary.tokenize(prompt, n_ctx=self.n_ctx)
         else:
-            tokens = _token_ids(prompt)
-        sampling = SamplingParams(**{k: v for k, v in options.items() if k in _SAMPLING})
+            tokens = token_ids(prompt)
+        sampling = sampling_of(options)
         sampling.validate(self.target.n_vocab)
         # Here, since while it is compiled on the model's thread all others would wait.
         constraint = self._engine.guide.constraint(sampling)
         if options.get("ignore_eos"):
             never = dict.fromkeys(self._vocabulary.ends, -math.inf)
             sampling = replace(sampling, logit_bias={**sampling.logit_bias, **never})
-        cancel = options.get("cancel")
-        if not (cancel is None or callable(getattr(cancel, "is_set", None))):
-            raise InputError(f"cancel is {cancel!r}; give a threading.Event")
         width, shape = options.get("draft_width"), options.get("draft_shape")
-        text = self._text(options)
+        special = bool(options.get("special"))
+        piece = partial(self._vocabulary.piece, special=special)
+        text = TextStream(piece, stops_of(options))
         request = Request(
             tokens,
             sampling,
@@ -378,19 +331,11 @@ class Model:
         return Order(
             request,
             text,
-            cancel,
-            _seconds("queue_timeout", options),
-            _seconds("deadline_s", options),
+            cancel_of(options),
+            seconds_of("queue_timeout", options),
+            seconds_of("deadline_s", options),
             self._tell,
         )
-
-    def _text(self, options: dict[str, Any]) -> TextStream:
-        stop = options.get("stop") or ()
-        if not isinstance(stop, Iterable):
-            raise InputError(f"stop is {stop!r}; give a text, or several in a list")
-        stop = (stop,) if isinstance(stop, str) else tuple(stop)
-        special = bool(options.get("special"))
-        return TextStream(partial(self._vocabulary.piece, special=special), stop)
 
     def _tell(self, stats: Stats) -> None:
         """Once each: that drafting does not pay here, and what may be wrong with it."""
@@ -399,25 +344,6 @@ class Model:
             if line and self._say and kind not in self._said:
                 self._said.add(kind)
                 self._say(line)
-
-
-def _seconds(name: str, options: dict[str, Any]) -> float | None:
-    value = options.get(name)
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if value is not None and not (number and value >= 0):
-        raise InputError(f"{name} is {value!r}; expected seconds, 0 or more, or None")
-    return value
-
-
-def _token_ids(prompt: Iterable[int]) -> list[int]:
-    try:
-        if isinstance(prompt, (bytes, bytearray)):
-            raise TypeError("text without its encoding")
-        return [operator.index(token) for token in prompt]
-    except TypeError:
-        raise InputError(
-            f"the prompt is {reprlib.repr(prompt)}; give a text, or token ids in a list"
-        ) from None
 
 
 def _last(chunks: Iterator[Chunk]) -> Result:

@@ -1,0 +1,117 @@
+"""What every generating method may be asked for, by keyword."""
+
+from __future__ import annotations
+
+import difflib
+import operator
+import reprlib
+import threading
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as List
+from dataclasses import fields
+from typing import Any, Literal, TypedDict
+
+from dflash_local.draft_shape import DraftShape
+from dflash_local.errors import InputError
+from dflash_local.sampling import SamplingParams
+
+_SAMPLING = {field.name for field in fields(SamplingParams)}
+_GRAMMARS = {"grammar", "json_schema", "lark"}
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments of every generating method, beside those of `SamplingParams`.
+
+    `max_tokens`: None generates to the end of text or of the context. `stop`: texts that end the
+    answer. `draft_width`: target rows per verify pass; 0 is plain decoding, "auto" what pays best
+    on this machine, None the model's default. `draft_shape`: "chain" or "tree", where the model was
+    loaded for trees; "auto" what pays best.
+    `cancel`: an event that, once set, ends the answer within one round. `queue_timeout`: seconds to
+    wait for a slot, after which QueueTimeoutError is raised. `deadline_s`: ends the answer, as
+    `max_tokens` does, so many seconds after its first token. `cache_prompt` False computes the
+    whole prompt anew; `ignore_eos` lets no end of text end the answer; `special` writes the names
+    of control tokens into the text.
+    """
+
+    max_tokens: int | None
+    stop: str | List[str]
+    draft_width: int | Literal["auto"] | None
+    draft_shape: DraftShape | None
+    cancel: threading.Event | None
+    queue_timeout: float | None
+    deadline_s: float | None
+    cache_prompt: bool
+    ignore_eos: bool
+    special: bool
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int | None
+    repeat_penalty: float
+    repeat_last_n: int
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    grammar: str | None
+    json_schema: Mapping[str, Any] | bool | None
+    lark: str | None
+    logprobs: int | None
+
+
+def check_names(options: Mapping[str, Any]) -> None:
+    """Raises InputError for a name that is no option, with the one that was meant."""
+    known = _SAMPLING | Options.__annotations__.keys()
+    unknown = options.keys() - known
+    if unknown:
+        name = min(unknown)
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]!r}?" if near else "see dflash_local.options.Options"
+        raise InputError(f"{name!r} is no option of a request; {hint}")
+
+
+def names_a_grammar(options: Mapping[str, Any]) -> bool:
+    """Whether the answer is to follow one, which may take long to compile."""
+    return any(options.get(name) is not None for name in _GRAMMARS)
+
+
+def sampling_of(options: Mapping[str, Any]) -> SamplingParams:
+    """Those of `options` that say how to choose a token, not yet validated."""
+    return SamplingParams(**{k: v for k, v in options.items() if k in _SAMPLING})
+
+
+def stops_of(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The texts that end the answer. Raises InputError."""
+    stop = options.get("stop") or ()
+    if not isinstance(stop, Iterable):
+        raise InputError(f"stop is {stop!r}; give a text, or several in a list")
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def cancel_of(options: Mapping[str, Any]) -> threading.Event | None:
+    """The caller's event. Raises InputError."""
+    cancel: threading.Event | None = options.get("cancel")
+    if not (cancel is None or callable(getattr(cancel, "is_set", None))):
+        raise InputError(f"cancel is {cancel!r}; give a threading.Event")
+    return cancel
+
+
+def seconds_of(name: str, options: Mapping[str, Any]) -> float | None:
+    """A time, 0 or more; None where there is none. Raises InputError."""
+    value = options.get(name)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if value is not None and not (number and value >= 0):
+        raise InputError(f"{name} is {value!r}; expected seconds, 0 or more, or None")
+    return value
+
+
+def token_ids(prompt: Iterable[int]) -> list[int]:
+    """A prompt of token ids, as a list. Raises InputError for what is none."""
+    try:
+        if isinstance(prompt, (bytes, bytearray)):
+            raise TypeError("text without its encoding")
+        return [operator.index(token) for token in prompt]
+    except TypeError:
+        raise InputError(
+            f"the prompt is {reprlib.repr(prompt)}; give a text, or token ids in a list"
+        ) from None
