@@ -86,6 +86,10 @@ class _Completion:
         head = envelope(self._request, "chat.completion", prefix="chatcmpl")
         async for _ in self._deltas():
             pass
+        return await off_loop(self._told, head)
+
+    def _told(self, head: dict[str, Any]) -> Response:
+        """The whole answer. With log-probabilities it is long, and takes its time to be written."""
         told = [
             {
                 "index": index,

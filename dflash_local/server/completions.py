@@ -136,6 +136,10 @@ class _Completion:
         head = envelope(self._request, "text_completion", prefix="cmpl")
         async for _ in self._pieces():
             pass
+        return await off_loop(self._told, head)
+
+    def _told(self, head: dict[str, Any]) -> Response:
+        """The whole answer. With log-probabilities it is long, and takes its time to be written."""
         told = [
             _choice(index, answer.text, answer.all_logprobs(), _reason(answer))
             for index, answer in enumerate(self._answers)

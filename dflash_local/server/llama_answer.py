@@ -16,7 +16,7 @@ from dflash_local.result import Chunk, Result
 from dflash_local.sampling import TokenLogprob
 from dflash_local.server.completion_schema import LlamaRequest
 from dflash_local.server.event_stream import event_stream
-from dflash_local.server.generation import Task, stream_all, unless_gone
+from dflash_local.server.generation import Task, off_loop, stream_all, unless_gone
 from dflash_local.server.line_limits import LineLimits
 from dflash_local.server.models import model_name
 from dflash_local.server.sampling_fields import sampling_options
@@ -50,6 +50,11 @@ async def respond(request: Request, body: LlamaRequest, tasks: Sequence[Task]) -
 async def _whole(request: Request, answers: Sequence[_Answer]) -> Response:
     async for _ in _events(request, answers):
         pass
+    return await off_loop(_told, answers)
+
+
+def _told(answers: Sequence[_Answer]) -> Response:
+    """All of them. With log-probabilities they are long, and take their time to be written."""
     bodies = [answer.whole() for answer in answers]
     return JSONResponse(bodies[0] if len(bodies) == 1 else bodies)
 
