@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local import Model, demo, load
+from dflash_local import Model, calibration, demo, load
 from server_process import client, server
 from tool_server import tool_client, tool_server
 
@@ -33,6 +33,8 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         # The commands' --threads: those that wait for each other by spinning make tests that share
         # the machine's cores many times slower.
         patch.setenv("DFLASH_LOCAL_THREADS", "1")
+        # What drafting costs decides no answer, so it need not be measured well.
+        patch.setattr(calibration, "BUDGET_S", 0.2)
         yield folder
 
 

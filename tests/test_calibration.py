@@ -9,10 +9,15 @@ import numpy as np
 import pytest
 
 from dflash_local import calibration
-from dflash_local.calibration import BUDGET_STEPS, keep, measure
+from dflash_local.calibration import BUDGET_S, BUDGET_STEPS, keep, measure
 from dflash_local.controller import Controller
 from dflash_local.target import Target
 from pair_engine import answer, consistent, fused_drafter, open_engine, open_target
+
+
+@pytest.fixture(autouse=True)
+def whole_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "BUDGET_S", BUDGET_S)
 
 
 @pytest.fixture

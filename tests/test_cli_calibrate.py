@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sysconfig
 from pathlib import Path
@@ -33,27 +34,42 @@ def kept(cache: Path) -> list[Path]:
     return sorted((cache / "costs").glob("*"))
 
 
-def test_costs_are_told_and_kept(tmp_path: Path) -> None:
-    done = run(*ON_CPU, cache=tmp_path)
+Measured = tuple[Path, subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    """A cache folder, and the command that was the first to use it."""
+    cache = tmp_path_factory.mktemp("measured")
+    return cache, run(*ON_CPU, cache=cache)
+
+
+@pytest.fixture
+def known(measured: Measured, tmp_path: Path) -> Path:
+    """A copy of that folder, to be changed."""
+    return shutil.copytree(measured[0], tmp_path / "cache")
+
+
+def test_costs_are_told_and_kept(measured: Measured) -> None:
+    cache, done = measured
     assert done.returncode == 0, done.stderr
     assert "measuring what drafting costs on this machine: a few seconds" in done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("target step after 4 tokens, ms by rows: 1: ")
     assert any(line.startswith("draft stage, ms by sequences: 1: ") for line in lines)
     assert lines[-1].startswith("at an accepted length of ")
-    (file,) = kept(tmp_path)
+    (file,) = kept(cache)
     assert Costs.from_dict(json.loads(file.read_text())).lines() == lines[:-1]
 
 
-def test_what_is_kept_is_measured_anew_and_replaced(tmp_path: Path) -> None:
-    assert run(*ON_CPU, "-q", cache=tmp_path).returncode == 0
-    (file,) = kept(tmp_path)
+def test_what_is_kept_is_measured_anew_and_replaced(known: Path) -> None:
+    (file,) = kept(known)
     absurd = Costs({4: {1: 3600.0}}, {4: {1: 3600.0}})
     file.write_text(json.dumps(absurd.as_dict()))
-    done = run(*ON_CPU, "-q", "--json", cache=tmp_path)
+    done = run(*ON_CPU, "-q", "--json", cache=known)
     assert (done.returncode, done.stderr) == (0, "")
     told = json.loads(done.stdout)
-    assert kept(tmp_path) == [file]
+    assert kept(known) == [file]
     now = json.loads(file.read_text())
     assert told["step_ms"]["4"]["1"] == pytest.approx(1e3 * now["step_s"]["4"]["1"], abs=1e-4)
     assert 0 < told["step_ms"]["4"]["1"] < 3.6e6
@@ -64,13 +80,12 @@ def test_what_is_kept_is_measured_anew_and_replaced(tmp_path: Path) -> None:
     assert all(2 <= each["width"] <= 16 and each["gain"] > 0 for each in told["outlook"])
 
 
-def test_a_model_begins_with_what_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run(*ON_CPU, "-q", cache=tmp_path).returncode == 0
-    (file,) = kept(tmp_path)
+def test_a_model_begins_with_what_was_kept(known: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (file,) = kept(known)
     raw = json.loads(file.read_text())
     raw["step_s"] = {"4": {"1": 12.0, "2": 13.0}}
     file.write_text(json.dumps(raw))
-    monkeypatch.setenv("DFLASH_LOCAL_CACHE", str(tmp_path))
+    monkeypatch.setenv("DFLASH_LOCAL_CACHE", str(known))
     with load(TARGET, DRAFTER, n_ctx=512, n_gpu_layers=0, n_threads=1, quiet=True) as model:
         assert model.engine.controller is not None
         assert model.engine.controller.costs.step_s(1, 4) == 12.0

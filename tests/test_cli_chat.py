@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sysconfig
 import time
@@ -140,10 +141,14 @@ class Terminal:
         self._seen = 0
         self._text = ""
         self._stdout = folder / "stdout"
+        # All that was measured already, but messages of no other conversation.
+        cache = folder / "cache"
+        if not cache.exists():
+            shutil.copytree(os.environ["DFLASH_LOCAL_CACHE"], cache)
         environment = os.environ | {
             "TERM": "xterm-256color",
             "PROMPT_TOOLKIT_NO_CPR": "1",
-            "DFLASH_LOCAL_CACHE": str(folder / "cache"),
+            "DFLASH_LOCAL_CACHE": str(cache),
             "COLUMNS": "200",
         }
         with self._stdout.open("wb") as file:

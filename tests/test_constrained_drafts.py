@@ -39,7 +39,6 @@ BOUND: dict[str, dict[str, Any]] = {
 }
 DRAWN: dict[str, dict[str, Any]] = {
     "greedy": {},
-    "seeded": {"temperature": 0.9, "seed": 4},
     "seeded with penalties": {"temperature": 0.9, "seed": 4, "repeat_penalty": 1.1, "top_k": 0},
 }
 
