@@ -20,9 +20,12 @@ from dflash_local.features import Features, StoredFeatures
 from dflash_local.kept import file_key, key, write
 from dflash_local.survival import Prior
 from dflash_local.target import Target
+from dflash_local.target_options import MAX_OUTPUT_ROWS
 
 WIDTHS = (1, 2, 8, 4, 16, 9, 6, 3, 12)
 """Rows of a sequence, those first that say most: a slow machine gets no further."""
+TREE_WIDTHS = (*WIDTHS, 32, 24, 64, 48)
+"""Where drafts may be trees, which are wider than a block."""
 SHALLOW, DEEP = 4, 1024
 """Cached tokens after which is measured: of each sequence, few, as a slow machine would take long
 to fill a cache; and in all."""
@@ -104,8 +107,10 @@ class _Trial:
         self.drafts: dict[int, dict[int, list[float]]] = {}
         self.switches: list[float] = []
         self.injections: list[float] = []
-        most = min(drafter.block_size, target.n_batch // self.n_seq)
-        self.widths = [width for width in WIDTHS if width <= most]
+        forks = target.options.n_branches > 1
+        most = min(MAX_OUTPUT_ROWS if forks else drafter.block_size, target.n_batch // self.n_seq)
+        widths = TREE_WIDTHS if forks else WIDTHS
+        self.widths = [width for width in widths if width <= most]
 
     def run(self) -> Costs:
         features = self._fill(SHALLOW)

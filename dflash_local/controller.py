@@ -16,14 +16,18 @@ from dataclasses import replace
 from operator import is_
 
 from dflash_local.costs import Costs
+from dflash_local.draft import Candidates
+from dflash_local.draft_shape import DraftShape
 from dflash_local.forecast import GAIN_TO_BEGIN, PROBED, Forecast
 from dflash_local.policy import Findings, Policy
 from dflash_local.purse import Purse
 from dflash_local.row_choice import RowChoice
 from dflash_local.survival import Prior, Survival
+from dflash_local.tree_survival import TreePrior, TreeSurvival
 
 __all__ = ["Controller", "Policy"]
 
+_NO_ROWS = -1
 _LONGEST_PAUSE = 4096
 """Rounds: an answer whose next probe is farther off has done with drafting for good."""
 _FIRST_PAUSE, _BACKOFF = 16, 64
@@ -57,14 +61,18 @@ class Controller:
         block_size: int,
         prior: Prior | None = None,
         sampled: Prior | None = None,
+        n_nodes: int = 0,
     ) -> None:
-        """`block_size` rows with the anchor are the most that a sequence verifies."""
+        """`block_size` rows with the anchor are the most that a sequence verifies of a chain,
+        `n_nodes` those of a tree without it; 0 where there are none."""
         self.costs = costs
         self.priors = {True: prior or Prior(block_size), False: sampled or Prior(block_size)}
         """By whether the request is greedy: a draw hits the likeliest draft less often."""
         self.prior = self.priors[True]  # of the request that began last
+        self.n_nodes = n_nodes
+        self._trees = {greedy: TreePrior(known, n_nodes) for greedy, known in self.priors.items()}
         self._n_draft = block_size - 1
-        self._forecast = Forecast(costs, block_size - 1)
+        self._forecast = Forecast(costs, max(block_size - 1, n_nodes))
         self._row_choice = RowChoice()
         self._purse = Purse()
         self._round = 0
@@ -87,14 +95,20 @@ class Controller:
         self._untried = True
         self._accepted = 0
 
-    def open(self, depth: int = 0, *, greedy: bool = True) -> Policy:
-        """A request begins, after `depth` tokens in all caches."""
+    def open(self, depth: int = 0, *, greedy: bool = True, shape: DraftShape = "chain") -> Policy:
+        """A request begins, after `depth` tokens in all caches; `shape` is what is asked for."""
         if depth:
             self._depth = depth
         self.prior = self.priors[greedy]
         if len(self._members) <= 1:
             self._purse.forgive()
-        return Policy(Survival(self.prior), rest_from=self._round, next_probe=self._round)
+        if self.n_nodes and shape != "chain":
+            known: Survival = TreeSurvival(self.prior, self._trees[greedy])
+        else:
+            known, shape = Survival(self.prior), "chain"
+        policy = Policy(known, shape, rest_from=self._round, next_probe=self._round)
+        policy.take(forks=False)
+        return policy
 
     @property
     def idle(self) -> int:
@@ -146,7 +160,8 @@ class Controller:
     ) -> list[int]:
         """Rows to verify for each sequence, its anchor included: 1 verifies nothing.
 
-        `logprobs` are those of the drafts, an empty list where nothing was drafted.
+        `logprobs` are those of the drafts, an empty list where nothing was drafted; of a policy
+        that `forks` the chances of a tree's nodes, which fall.
         """
         chains: list[list[float]] = []
         for policy, chain, limit in zip(policies, logprobs, limits, strict=True):
@@ -154,6 +169,11 @@ class Controller:
                 chains.append([])
                 continue
             survival = policy.survival
+            if policy.forks:
+                chains.append(self._tree_hopes(policy, chain))
+                policy.rounds += 1
+                policy.rest_from = self._round
+                continue
             survival.notice(chain)
             if len(chain) > limit:
                 chain = chain[:limit]
@@ -164,7 +184,10 @@ class Controller:
             policy.rounds += 1
             policy.rest_from = self._round
         purse = self._purse.amount if self._exploring else None
-        return self._row_choice.widths(chains, self._last_rows, self.costs.switch_s, purse)
+        # A tree's graph is a new one, whatever its rows are.
+        forks = any(policy.forks for policy in policies)
+        switch_s = 0.0 if forks else self.costs.switch_s
+        return self._row_choice.widths(chains, self._last_rows, switch_s, purse)
 
     def observe(
         self, policy: Policy, logprobs: Sequence[float], verified: int, accepted: int
@@ -176,6 +199,15 @@ class Controller:
         policy.survival.observe(logprobs, verified, accepted)
         self._accepted += accepted
 
+    def observe_tree(
+        self, policy: Policy, candidates: Candidates, tokens: Sequence[int], accepted: int
+    ) -> None:
+        """What became of a draft of a policy that may fork: the tokens emitted in its place, of
+        which `accepted` were kept."""
+        if isinstance(policy.survival, TreeSurvival):
+            policy.survival.observe_answer(candidates, tokens)
+        self._accepted += accepted
+
     def observe_round(
         self,
         n_rows: int,
@@ -184,6 +216,8 @@ class Controller:
         draft_s: float,
         verify_s: float,
         host_s: float | None = None,
+        *,
+        forked: bool = False,
     ) -> None:
         """The times of a round: rows of its target pass, sequences that drafted, cached tokens.
 
@@ -193,7 +227,10 @@ class Controller:
         costs = self.costs
         self._depth = depth
         self._fresh = _TO_CAPTURE if n_rows != self._last_rows else max(self._fresh - 1, 0)
-        if n_rows == self._last_rows:
+        if forked:
+            costs.observe_fork(n_rows, depth, verify_s)
+            self._last_rows = _NO_ROWS
+        elif n_rows == self._last_rows:
             costs.observe_step(n_rows, depth, verify_s)
         elif self._skipped:  # the mean of several passes
             costs.observe_step(n_rows, depth, verify_s - costs.switch_s / (self._skipped + 1))
@@ -209,7 +246,7 @@ class Controller:
         if n_drafting:
             if not self._exploring:  # else it had many rows to inject
                 costs.observe_draft(n_drafting, depth, draft_s)
-            usual_s = costs.step_s(n_rows, depth)
+            usual_s = costs.step_s(n_rows, depth) + (costs.fork_s if forked else 0.0)
             if self._fresh and self.prior.rounds < _KNOWN_ROUNDS:
                 # The graphs of a first width are made once; what a drafter is worth, they do not
                 # tell.
@@ -218,6 +255,15 @@ class Controller:
             seconds = draft_s + verify_s + (expected if host_s is None else host_s)
             expected += costs.draft_s(n_drafting, depth) + usual_s
             self._settle(seconds, expected + costs.switch_s)
+
+    def _tree_hopes(self, policy: Policy, chances: Sequence[float]) -> list[float]:
+        survival = policy.survival
+        assert isinstance(survival, TreeSurvival)
+        survival.notice_tree(chances)
+        hopes = survival.tree_hopeful(chances) if policy.probing else list(chances)
+        if self.prior.rounds < _KNOWN_ROUNDS or policy.failures % 2:
+            hopes[:PROBED] = [1.0] * min(PROBED, len(hopes))
+        return hopes
 
     def _hopes(self, policy: Policy, chain: Sequence[float]) -> list[float]:
         """Survival where seeing the outcome is worth something in itself."""
@@ -236,7 +282,7 @@ class Controller:
         forecast.renew(len(policies), other_rows, self._depth)
         self._members = list(policies)
         able = [policy for policy in policies if not policy.off] if self._n_draft else []
-        on, findings = forecast.best(able) if able else ([], None)
+        on, findings = self._best(able) if able else ([], None)
         if findings and now < purse.suspended_until:
             findings = replace(findings, suspended=True)
         if findings and (findings.suspended or not self._pays(findings.gain)):
@@ -260,6 +306,19 @@ class Controller:
         else:
             self._idle = wait - 1
             self._replan_at = 0
+
+    def _best(self, able: Sequence[Policy]) -> tuple[list[Policy], Findings]:
+        """The best that drafting can do, with trees or without where that is left open."""
+        found = []
+        for forks in (False, True) if any(p.shape == "auto" for p in able) else (False,):
+            for policy in able:
+                policy.take(forks=forks)
+            found.append(self._forecast.best(able))
+        best = max(found, key=lambda each: each[1].gain)
+        if best is not found[-1]:
+            for policy in able:
+                policy.take(forks=False)
+        return best
 
     def _appoint(
         self, able: Sequence[Policy], on: Sequence[Policy], findings: Findings | None

@@ -28,7 +28,8 @@ class Costs:
     `switch_s` is the extra of a pass whose row count is not the last one's: llama.cpp builds its
     graph anew, and a captured GPU graph is lost. `host_s` is the rest of any round, `draft_host_s`
     what the rest of a drafting round has on top. `inject_s` is the draft stage's extra for each row
-    of context injected beyond a round's own few.
+    of context injected beyond a round's own few. `fork_s` is the extra of a pass over a tree,
+    None where it has not been seen.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Costs:
         host_s: float = 0.0,
         draft_host_s: float = 0.0,
         inject_s: float = 0.0,
+        fork_s: float | None = None,
     ) -> None:
         """`steps[depth][rows]` and `drafts[depth][sequences]`, in seconds.
 
@@ -51,6 +53,8 @@ class Costs:
         self.host_s = _duration(host_s)
         self.draft_host_s = _duration(draft_host_s)
         self.inject_s = _duration(inject_s)
+        # llama.cpp builds the graph of every tree anew.
+        self.fork_s = self.switch_s if fork_s is None else _duration(fork_s)
         self.n_observed = 0
 
     def step_s(self, n_rows: int, depth: int) -> float:
@@ -76,6 +80,12 @@ class Costs:
         extra = min(max(seconds - known, 0.0), max(4 * self.switch_s, 0.25 * known))
         self.switch_s += 0.05 * (extra - self.switch_s)
 
+    def observe_fork(self, n_rows: int, depth: int, seconds: float) -> None:
+        """A pass in which a sequence forked."""
+        known = self._steps.at(n_rows, depth)
+        extra = min(max(seconds - known, 0.0), max(4 * self.fork_s, 0.5 * known))
+        self.fork_s += _SLOWEST * (extra - self.fork_s)
+
     def observe_host(self, drafted: bool, seconds: float) -> None:
         """What a round took beside its draft stage and its target pass."""
         if drafted:
@@ -93,6 +103,7 @@ class Costs:
             "host_s": self.host_s,
             "draft_host_s": self.draft_host_s,
             "inject_s": self.inject_s,
+            "fork_s": self.fork_s,
         }
 
     @classmethod
@@ -106,6 +117,7 @@ class Costs:
                 host_s=raw["host_s"],
                 draft_host_s=raw["draft_host_s"],
                 inject_s=raw["inject_s"],
+                fork_s=raw.get("fork_s"),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"no costs: {error!r}") from None

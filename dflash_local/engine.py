@@ -115,7 +115,9 @@ class Engine:
         sampler.accept_prompt(request.prompt)
         policy = None
         if self.controller is not None and request.draft_width == "auto":
-            policy = self.controller.open(self.caches.depth, greedy=request.sampling.greedy)
+            policy = self.controller.open(
+                self.caches.depth, greedy=request.sampling.greedy, shape=request.draft_shape
+            )
         slot = self._take(request, request.prompt, policy)
         stats = Stats(prompt_tokens=len(request.prompt), cached_tokens=len(slot.cached))
         return Sequence(

@@ -81,6 +81,8 @@ class Forecast:
         while True:
             size = min(size, len(ranked))
             extra = costs.draft_s(size, depth) + costs.draft_host_s
+            if any(policies[i].forks for _, i, _ in ranked[:size]):
+                extra += costs.fork_s
             chances = sorted((c for _, _, curve in ranked[:size] for c in curve), reverse=True)
             tokens = list(accumulate(chances, initial=float(base)))
             rates = [got / (extra + spent) for got, spent in zip(tokens, passes, strict=False)]
@@ -111,6 +113,7 @@ class Forecast:
         extra = costs.draft_s(n_on + len(due), depth) - costs.draft_s(n_on, depth)
         extra += costs.inject_s * sum(now - policy.rest_from for policy in due)
         verify = passes[min(PROBED, self._n_draft) * len(due)] - passes[0]
+        verify += costs.fork_s if any(policy.forks for policy in due) else 0.0
         if not n_on:
             verify += 2 * costs.switch_s + costs.draft_host_s
         hopes = sum(sum(curve[:PROBED]) for curve in _typical(due))
@@ -129,11 +132,12 @@ class Forecast:
         few drafts leave possible."""
         passes, n = self.passes, self._n_seqs
         extra = self._costs.draft_s(n, self._depth) + self._costs.draft_host_s
-        curve = policy.survival.typical(hopeful=True)
+        extra += self._costs.fork_s if policy.forks else 0.0
+        curve = policy.typical(hopeful=True)
         tokens = accumulate((n * chance for chance in curve), initial=float(self.base))
-        rates = [got / (extra + spent) for got, spent in zip(tokens, passes[::n], strict=True)]
+        rates = [got / (extra + spent) for got, spent in zip(tokens, passes[::n], strict=False)]
         return max(rates) * passes[0] > GAIN_TO_BEGIN * self.base
 
 
 def _typical(policies: Sequence[Policy]) -> list[list[float]]:
-    return [policy.survival.typical() for policy in policies]
+    return [policy.typical() for policy in policies]

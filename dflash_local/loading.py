@@ -149,7 +149,8 @@ def _controller(
 
     greedy, sampled = calibration.known_priors(target, drafter)
     costs = calibration.measure(target, drafter, before=begin, anew=anew)
-    return Controller(costs, drafter.block_size, greedy, sampled)
+    n_nodes = MAX_OUTPUT_ROWS - 1 if target.options.n_branches > 1 else 0
+    return Controller(costs, drafter.block_size, greedy, sampled, n_nodes)
 
 
 class _Progress:

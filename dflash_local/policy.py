@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dflash_local.draft_shape import DraftShape
 from dflash_local.survival import Survival
+from dflash_local.tree_survival import TreeSurvival
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,9 @@ class Policy:
     """One request's part in the decisions."""
 
     survival: Survival
+    shape: DraftShape = "chain"
+    forks: bool = False
+    """Whether its drafts are trees, as the last plan wants it."""
     drafting: bool = False
     probing: bool = False
     """Drafts this round only, to see whether it pays."""
@@ -67,6 +72,17 @@ class Policy:
     rest_from: int = 0
     next_probe: int = 0
     findings: Findings | None = field(default=None, repr=False)
+
+    def take(self, *, forks: bool) -> None:
+        """Draft trees, or chains, as far as the request leaves it open."""
+        self.forks = forks if self.shape == "auto" else self.shape == "tree"
+
+    def typical(self, *, hopeful: bool = False) -> list[float]:
+        """The falling chances of its drafts' tokens, in the mean of the last few drafts."""
+        survival = self.survival
+        if self.forks and isinstance(survival, TreeSurvival):
+            return survival.tree_typical(hopeful=hopeful)
+        return survival.typical(hopeful=hopeful)
 
     @property
     def reason(self) -> str:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as List
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
@@ -19,6 +20,7 @@ from dflash_local.features import StoredFeatures
 from dflash_local.policy import Policy
 from dflash_local.sampling import not_finite
 from dflash_local.sequence import Sequence
+from dflash_local.tree_survival import TreeSurvival, path_chances
 from dflash_local.verify import Verdict, verify
 from dflash_local.verify_batch import VerifyBatch
 
@@ -94,6 +96,7 @@ class Rounds:
                 draft_s,
                 verified - drafted,
                 end - verified,
+                forked=any(batch.lines),
             )
 
     def _usual_draft_s(self, seconds: float, n_drafting: int) -> float:
@@ -128,13 +131,17 @@ class Rounds:
 
     def _forks(self, sequence: Sequence) -> bool:
         """Whether its drafts are trees."""
-        request = sequence.request
-        shape = self._n_branches > 1 and request.draft_shape != "chain"
-        return shape and request.draft_width != "auto"
+        if sequence.policy is not None:
+            return sequence.policy.forks
+        return self._n_branches > 1 and sequence.request.draft_shape != "chain"
 
     def _most_nodes(self, sequence: Sequence) -> int:
         width = sequence.request.draft_width
-        return max((self._max_width if width == "auto" else width) - 1, 0)
+        if width != "auto":
+            return max(width - 1, 0)
+        if self.controller and self._forks(sequence):
+            return self.controller.n_nodes
+        return max(self._max_width - 1, 0)
 
     def _limits(self, sequences: List[Sequence]) -> list[int]:
         """The most drafts that each may verify: what can be emitted, and has room."""
@@ -214,7 +221,11 @@ class Rounds:
             return self.judge(_checked(draft).valid_prefix(n_vocab)).clip(limit)
         left = sequence.remaining
         depth = limit if left is None else min(limit, left - 1)
-        return self.judge(as_tree(draft, n_vocab, Bounds(limit, depth, self._n_branches)))
+        bounds = Bounds(limit, depth, self._n_branches)
+        raw, policy = draft.candidates, sequence.policy
+        if policy is not None and raw is not None and isinstance(policy.survival, TreeSurvival):
+            draft = replace(draft, candidates=policy.survival.calibrated(raw))
+        return self.judge(replace(as_tree(draft, n_vocab, bounds), candidates=raw))
 
     def _choose_widths(
         self, sequences: List[Sequence], drafts: list[Draft], limits: List[int]
@@ -225,7 +236,12 @@ class Rounds:
         if not left:
             return
         widths = self.controller.widths(
-            policies, [drafts[i].logprobs for i in left], [limits[i] for i in left]
+            policies,
+            [
+                path_chances(drafts[i]) if policy.forks else drafts[i].logprobs
+                for i, policy in zip(left, policies, strict=True)
+            ],
+            [limits[i] for i in left],
         )
         for i, width in zip(left, widths, strict=True):
             drafts[i] = drafts[i].clip(width - 1)
@@ -347,9 +363,16 @@ class Rounds:
             on_side = draft.leaves_first([row - 1 for row in path[1:]])
             sequence.stats.record_tree(leaves=len(draft.leaves), on_side=on_side)
         if sequence.policy is not None and self.controller and draft:
-            self.controller.observe(
-                sequence.policy, draft.logprobs, len(draft), len(verdict.path) - 1
-            )
+            self._tell(self.controller, sequence.policy, draft, verdict)
+
+    @staticmethod
+    def _tell(controller: Controller, policy: Policy, draft: Draft, verdict: Verdict) -> None:
+        """The controller what became of a draft."""
+        accepted = len(verdict.path) - 1
+        if policy.forks and draft.candidates is not None:
+            controller.observe_tree(policy, draft.candidates, verdict.tokens, accepted)
+        else:
+            controller.observe(policy, draft.logprobs, len(draft), accepted)
 
     def emit_first(self, sequence: Sequence, row: int, output_row: int) -> None:
         """The token after the last row of a prompt."""

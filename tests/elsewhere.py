@@ -27,6 +27,8 @@ class Elsewhere(Controller):
         draft_s: float,
         verify_s: float,
         host_s: float | None = None,
+        *,
+        forked: bool = False,
     ) -> None:
         there = self._machine
         super().observe_round(
@@ -34,8 +36,9 @@ class Elsewhere(Controller):
             n_drafting,
             depth,
             there.draft_s(n_drafting, depth),
-            there.step_s(n_rows, depth),
+            there.step_s(n_rows, depth) + (there.fork_s if forked else 0.0),
             there.host_s + (there.draft_host_s if n_drafting else 0.0),
+            forked=forked,
         )
 
 

@@ -241,6 +241,8 @@ class Fixed(Controller):
         draft_s: float,
         verify_s: float,
         host_s: float | None = None,
+        *,
+        forked: bool = False,
     ) -> None:
         pass
 

@@ -1,0 +1,141 @@
+"""How likely each node of a draft tree is to be kept.
+
+A drafter's first choice at a position is judged as in a chain (`Survival`). Where it fails, the
+other candidates share what is left as the drafter shares it out, put right by how often they have
+come true so far. A node's chance is the product along its path.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from dflash_local.draft import Candidates, Draft
+from dflash_local.survival import Prior, Survival
+
+_RECENT, _SHARE = 8, 0.02
+_COLD_SHARES = (0.5, 0.2, 0.1)
+"""Of what the first choice leaves, what the next ones are thought to have before any is seen."""
+_DOUBT = 4.0
+"""Misses of a first choice that the drafter's own shares are believed for."""
+_MEMORY = 0.98
+_LEAST = 1e-12
+_USUAL = 0.7
+"""A chance whose logarithm stands for those along a path."""
+
+
+class TreePrior:
+    """What the trees of a request begin with, learnt from those before it."""
+
+    def __init__(self, prior: Prior, n_nodes: int) -> None:
+        """`n_nodes` are the most of a tree."""
+        self.n_nodes = n_nodes
+        self._chain = prior
+        self._curve: list[float] | None = None
+        self._promised = self._kept = _DOUBT
+
+    @property
+    def curve(self) -> list[float]:
+        """The chances of a usual tree's nodes; before any is seen, after what chains tell."""
+        return self._cold(self._chain.curve) if self._curve is None else self._curve
+
+    @property
+    def side(self) -> float:
+        """How often other candidates come true for each time that the drafter promises it."""
+        return self._kept / self._promised
+
+    def learn(self, promised: float, kept: bool) -> None:
+        """The first choice was wrong, and another candidate right or not."""
+        self._promised = _MEMORY * self._promised + promised
+        self._kept = _MEMORY * self._kept + kept
+
+    def renew(self, curve: list[float]) -> None:
+        """The curve of a new tree."""
+        self._curve = [old + _SHARE * (c - old) for old, c in zip(self.curve, curve, strict=True)]
+
+    def _cold(self, chain: list[float]) -> list[float]:
+        chances = list(chain)
+        for before, chance in zip([1.0, *chain], chain, strict=False):
+            chances += [(before - chance) * share for share in _COLD_SHARES]
+        chances.sort(reverse=True)
+        chances += [0.0] * self.n_nodes
+        return chances[: self.n_nodes]
+
+
+class TreeSurvival(Survival):
+    """What is known of one request that may draft trees. Chances of nodes fall, as a tree's nodes
+    come, likeliest first, when it has been grown from `calibrated` candidates."""
+
+    def __init__(self, prior: Prior, trees: TreePrior) -> None:
+        super().__init__(prior)
+        self._trees = trees
+        self._curves: deque[list[float]] = deque(maxlen=_RECENT)
+
+    def calibrated(self, candidates: Candidates) -> Candidates:
+        """The logarithms of what each candidate is thought to be worth, given its path so far, in
+        place of the drafter's own log-probabilities."""
+        raw = np.minimum(np.nan_to_num(candidates.logprobs, nan=-np.inf), 0.0)
+        firsts = self._own_chances(raw[:, 0].tolist())
+        p = np.exp(raw, dtype=np.float64)
+        q = np.asarray(firsts)[:, None]
+        rest = np.maximum(1.0 - p[:, :1], _LEAST)
+        chances = self._trees.side * (1.0 - q) * p / rest
+        chances[:, :1] = q
+        chances = np.clip(np.minimum(chances, q), _LEAST, 1.0)
+        return Candidates(candidates.ids, np.log(chances).astype(np.float32))
+
+    def _own_chances(self, logprobs: Sequence[float]) -> list[float]:
+        """Of each first choice, given that those before it were right."""
+        curve = [1.0, *self.curve(logprobs)]
+        return [b / a if a > 0 else 0.0 for a, b in pairwise(curve)]
+
+    def notice_tree(self, chances: Sequence[float]) -> None:
+        """The chances of a new tree's nodes, before anything is asked of it."""
+        n = self._trees.n_nodes
+        curve = [*chances, *[0.0] * n][:n]
+        self._curves.append(curve)
+        self._trees.renew(curve)
+
+    def tree_typical(self, *, hopeful: bool = False) -> list[float]:
+        """The mean of the last few trees, with half a tree of the prior's."""
+        total = [0.5 * chance for chance in self._trees.curve]
+        for curve in self._curves:
+            total = [a + b for a, b in zip(total, curve, strict=True)]
+        typical = [chance / (len(self._curves) + 0.5) for chance in total]
+        return self.tree_hopeful(typical) if hopeful else typical
+
+    def tree_hopeful(self, chances: Sequence[float]) -> list[float]:
+        """Each chance as it would be with every step one standard deviation up."""
+        odds = _USUAL / (1.0 - _USUAL) * math.exp(math.sqrt(self._filter.aa))
+        power = math.log(odds / (1.0 + odds)) / math.log(_USUAL)
+        return [chance**power for chance in chances]
+
+    def observe_answer(self, candidates: Candidates, tokens: Sequence[int]) -> None:
+        """What the target wrote after an anchor whose positions had these candidates; at most as
+        many tokens count as were first choices, and the one after them."""
+        firsts = candidates.ids[:, 0].tolist()
+        logprobs = candidates.logprobs[:, 0].tolist()
+        n_right = 0
+        for token, first in zip(tokens, firsts, strict=False):
+            if token != first:
+                break
+            n_right += 1
+        tried = min(n_right + 1, len(tokens), len(firsts))
+        self.observe(logprobs, tried, n_right)
+        if n_right < tried:
+            p = np.exp(np.nan_to_num(candidates.logprobs[n_right], nan=-np.inf))
+            promised = float(p[1:].sum() / max(1.0 - float(p[0]), 1e-6))
+            is_kept = tokens[n_right] in candidates.ids[n_right, 1:].tolist()
+            self._trees.learn(min(promised, 1.0), is_kept)
+
+
+def path_chances(draft: Draft) -> list[float]:
+    """Of each node, the product of the probabilities along its path."""
+    sums: list[float] = []
+    for parent, own in zip(draft.parents, draft.logprobs, strict=True):
+        sums.append(own + (sums[parent] if parent >= 0 else 0.0))
+    return [math.exp(total) for total in sums]
