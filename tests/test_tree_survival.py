@@ -1,0 +1,92 @@
+"""Chances of a tree's nodes follow what becomes of them."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from dflash_local.draft import Candidates
+from dflash_local.survival import Prior
+from dflash_local.tree import grow
+from dflash_local.tree_survival import TreePrior, TreeSurvival, path_chances
+
+BLOCK, K, N_NODES = 8, 4, 24
+N_VOCAB = 40
+
+
+def drafted(rng: np.random.Generator) -> tuple[Candidates, np.ndarray]:
+    """Candidates, and the true chances of tokens 0 .. K-1 at each position: at first sight those of
+    the drafter, whose other choices come true twice as often as it says."""
+    first = rng.uniform(0.5, 0.9, BLOCK - 1)
+    others = (1 - first)[:, None] * np.array([[0.25, 0.15, 0.1]])
+    said = np.column_stack([first, others])
+    ids = np.tile(np.arange(K, dtype=np.int32), (BLOCK - 1, 1))
+    true = np.column_stack([first, 2 * others])
+    return Candidates(ids, np.log(said).astype(np.float32)), true
+
+
+def written(rng: np.random.Generator, true: np.ndarray) -> list[int]:
+    """What the target writes: a token of each position, K for one that is no candidate."""
+    return [int(rng.choice(K + 1, p=[*row, max(1 - row.sum(), 0.0)])) for row in true]
+
+
+def kept(draft_tokens: list[int], parents: list[int], text: list[int]) -> int:
+    edges = {edge: node for node, edge in enumerate(zip(parents, draft_tokens, strict=True))}
+    node, n = -1, 0
+    while n < len(text) and (node, text[n]) in edges:
+        node, n = edges[node, text[n]], n + 1
+    return n
+
+
+def test_the_expected_length_is_the_one_that_comes_out() -> None:
+    rng = np.random.default_rng(0)
+    prior = Prior(BLOCK)
+    known = TreeSurvival(prior, TreePrior(prior, N_NODES))
+    expected, found = [], []
+    for i in range(600):
+        candidates, true = drafted(rng)
+        draft = grow(known.calibrated(candidates), N_NODES, N_VOCAB)
+        chances = path_chances(draft)
+        known.notice_tree(chances)
+        text = written(rng, true)
+        n = kept(draft.tokens, draft.parents, text)
+        if i >= 100:
+            expected.append(sum(chances))
+            found.append(n)
+        known.observe_answer(candidates, text[: n + 1])
+    assert np.mean(expected) == pytest.approx(np.mean(found), rel=0.1)
+
+
+def test_chances_fall_as_the_nodes_come() -> None:
+    rng = np.random.default_rng(1)
+    prior = Prior(BLOCK)
+    known = TreeSurvival(prior, TreePrior(prior, N_NODES))
+    for _ in range(20):
+        draft = grow(known.calibrated(drafted(rng)[0]), N_NODES, N_VOCAB)
+        chances = path_chances(draft)
+        assert all(a >= b - 1e-6 for a, b in pairwise(chances))
+        assert len(known.tree_typical()) == N_NODES
+
+
+def test_hopes_are_never_below_what_is_expected() -> None:
+    prior = Prior(BLOCK)
+    known = TreeSurvival(prior, TreePrior(prior, N_NODES))
+    typical = known.tree_typical()
+    hopes = known.tree_typical(hopeful=True)
+    assert all(hope >= chance for hope, chance in zip(hopes, typical, strict=True))
+    assert max(hopes) <= 1
+
+
+def test_what_is_no_number_has_no_chance() -> None:
+    prior = Prior(BLOCK)
+    known = TreeSurvival(prior, TreePrior(prior, N_NODES))
+    ids = np.tile(np.arange(2, dtype=np.int32), (BLOCK - 1, 1))
+    logprobs = np.full((BLOCK - 1, 2), math.nan, np.float32)
+    logprobs[0] = [0.5, -math.inf]
+    found = known.calibrated(Candidates(ids, logprobs)).logprobs
+    assert np.isfinite(found).all() and (found <= 0).all()
+    known.observe_answer(Candidates(ids, logprobs), [0, 1])
+    assert 0 < known.tree_typical()[0] <= 1
