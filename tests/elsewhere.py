@@ -15,8 +15,8 @@ MS = 1e-3
 class Elsewhere(Controller):
     """Sees the times of a made-up machine, whatever a round takes on this one."""
 
-    def __init__(self, costs: Costs) -> None:
-        super().__init__(Costs.from_dict(costs.as_dict()), BLOCK)
+    def __init__(self, costs: Costs, n_nodes: int = 0) -> None:
+        super().__init__(Costs.from_dict(costs.as_dict()), BLOCK, n_nodes=n_nodes)
         self._machine = costs
 
     def observe_round(

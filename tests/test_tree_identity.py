@@ -10,12 +10,16 @@ import pytest
 
 from adversarial import ScriptedDrafter
 from dflash_local import demo
+from dflash_local.costs import Costs
 from dflash_local.draft import ANCHOR, Draft
+from dflash_local.draft_shape import DraftShape
 from dflash_local.drafter import TOP_K
 from dflash_local.engine import Engine
 from dflash_local.errors import InputError
 from dflash_local.sequence import Sequence
+from dflash_local.stats import Stats
 from dflash_local.target import Target
+from elsewhere import Elsewhere
 from gap_rule import equal_by_gap_rule, forked_logits, largest_difference, step_logits
 from gguf_files import dequantised
 from pair_engine import answer, consistent, fused_drafter, open_target, prefill, request
@@ -71,6 +75,14 @@ def known(target: Target) -> Known:
 @pytest.fixture(scope="module")
 def engine(target: Target, known: Known) -> Engine:
     return Engine(target, fused_drafter(target), 4)
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """In F32, the KV cache too."""
+    path = dequantised(demo.pair()[0], tmp_path_factory.mktemp("exact") / "target.gguf")
+    with open_target(path, n_ctx=512, kv_type="f32", n_branches=BRANCHES) as opened:
+        yield Engine(opened, fused_drafter(opened))
 
 
 def test_rounding_is_small(
@@ -177,6 +189,56 @@ def test_what_follows_is_what_follows_a_fresh_prefill(
     for expected, logits in zip([fresh, *[after] * BRANCHES], found, strict=True):
         # Prefill takes other kernels than steps do, so both may be off by as much.
         assert abs(expected - logits).max() <= 2 * max(known.noise, 0.15)
+
+
+@pytest.mark.parametrize("shape", ["tree", "auto"])
+@pytest.mark.parametrize("fork_ms", [0.1, 40.0])
+def test_widths_left_to_the_controller(
+    engine: Engine, known: Known, shape: DraftShape, fork_ms: float
+) -> None:
+    """Where forks are dear, trees are not worth it; where rows are cheap, they are wide."""
+    rows = {1: 4e-3, 16: 4.4e-3, 64: 5e-3}
+    costs = Costs({0: rows}, {0: {1: 4e-4, 4: 8e-4}}, host_s=1e-4, fork_s=1e-3 * fork_ms)
+    engine.forget_all()
+    target, drafter = engine.target, engine.drafter
+    chooses = Engine(target, drafter, 4, Elsewhere(costs, n_nodes=63))
+    sequences = [
+        chooses.begin(request(prompt, "auto", N, shape=shape)) for prompt in known.prompts[:2]
+    ]
+    chooses.run(sequences)
+    for i, sequence in enumerate(sequences):
+        known.check(i, sequence)
+    chooses.forget_all()
+    stats = Stats.sum(sequence.stats for sequence in sequences)
+    if fork_ms < 1:
+        assert stats.tree_rounds > 0
+        assert max(stats.widths) > 16
+    elif shape == "auto":
+        assert stats.drafted > 0 and not stats.tree_rounds
+
+
+# Within what binds an answer
+
+BOUND = {
+    "GBNF": {"grammar": 'root ::= line+\nline ::= [a-z_ ]+ ("=" | "(") [a-z0-9_. ]* ")"? "\\n"'},
+    "JSON": {"json_schema": True},
+    "seeded JSON": {"json_schema": True, "temperature": 0.9, "seed": 4},
+    "seeded with penalties": {"temperature": 0.8, "seed": 7, "repeat_penalty": 1.1},
+    "without some tokens": {"logit_bias": {265: -float("inf"), 11: 2.0}},
+}
+
+
+@pytest.mark.parametrize("bound", BOUND)
+def test_bound_and_sampled_answers(exact: Engine, bound: str) -> None:
+    """Where sums hardly round, so that even draws are the same."""
+    prompt = exact.target.vocabulary.tokenize(demo.prompts()["code"][0])
+    options = BOUND[bound]
+    plain = answer(exact, prompt, 0, N, **options)
+    exact.forget_all()
+    drafted = answer(exact, prompt, 16, N, shape="tree", **options)
+    exact.forget_all()
+    assert drafted.tokens == plain.tokens
+    assert drafted.stats.tree_rounds > 0
 
 
 # Trees that no drafter would make
