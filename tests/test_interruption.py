@@ -348,7 +348,9 @@ def python(code: str) -> subprocess.Popen[str]:
 def test_python_exits_in_the_middle_of_an_answer(way: str) -> None:
     process = python(BEGIN + EXITS[way])
     output, errors = process.communicate(timeout=120)
-    assert (process.returncode, output, errors) == (0, "", "")
+    # A slow machine says what it waits for while the model is loaded.
+    told = [line for line in errors.splitlines() if not line.startswith("trying ")]
+    assert (process.returncode, output, told) == (0, "", [])
 
 
 def test_handles_close_in_any_order() -> None:
