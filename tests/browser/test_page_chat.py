@@ -1,0 +1,199 @@
+"""Talking to the model: it streams, stops, goes on and tries again, with the keyboard alone."""
+
+from __future__ import annotations
+
+import time
+
+import httpx
+from playwright.sync_api import Browser, expect
+from visit import CHAT, KEY, Visit, visiting
+
+from server_process import ServerProcess
+
+LONG = {"ignore_eos": True, "max_tokens": None}
+
+
+def test_a_newcomer_s_first_click(visit: Visit) -> None:
+    buttons = visit.page.locator("#prompts button")
+    expect(buttons).to_have_count(3)
+    buttons.first.click()
+    visit.wait()
+    assert "def read_json(" in visit.page.locator(".answer .code code").inner_text()
+    expect(visit.page.locator("#welcome")).to_be_hidden()
+    expect(visit.page.locator(".question")).to_have_text(visit.chats[0]["messages"][0]["content"])
+
+
+def test_an_answer_comes_piece_by_piece(visit: Visit) -> None:
+    visit.change(**LONG)
+    visit.ask()
+    body = visit.page.locator(".answer .body")
+    lengths = set()
+    while len(lengths) < 4:
+        lengths.add(len(body.text_content() or ""))
+        assert visit.page.locator(".answer").get_attribute("aria-busy") == "true"
+    visit.page.locator("#stop").click()
+    visit.wait()
+
+
+def test_the_text_is_the_model_s(visit: Visit, client: httpx.Client) -> None:
+    shown = visit.answer()
+    (body,) = visit.chats
+    told = client.post("/v1/chat/completions", json={**body, "stream": False, "draft_detail": None})
+    text = told.json()["choices"][0]["message"]["content"]
+    assert text.startswith("```python\n")
+    code = text.removeprefix("```python\n").removesuffix("\n").removesuffix("```").rstrip()
+    assert visit.page.locator(".answer pre").inner_text().rstrip() == code
+    assert "python" in shown
+
+
+def test_escape_stops_and_frees_the_slot(visit: Visit, client: httpx.Client) -> None:
+    visit.change(**LONG)
+    visit.ask()
+    expect(visit.page.locator(".answer .body")).not_to_be_empty()
+    assert any(slot["is_processing"] for slot in client.get("/slots").json())
+    visit.page.keyboard.press("Escape")
+    visit.wait()
+    expect(visit.page.locator(".answer footer")).to_contain_text("stopped")
+    text = visit.page.locator(".answer .body").inner_text()
+    until = time.monotonic() + 30
+    while any(slot["is_processing"] for slot in client.get("/slots").json()):
+        assert time.monotonic() < until, "the slot is still at work"
+    assert visit.page.locator(".answer .body").inner_text() == text
+    expect(visit.page.locator("#prompt")).to_be_focused()
+    expect(visit.page.locator("#send")).to_be_visible()
+
+
+def test_stop_keeps_the_focus_in_the_page(visit: Visit) -> None:
+    visit.change(**LONG)
+    visit.ask()
+    visit.page.locator("#stop").focus()
+    visit.page.keyboard.press("Enter")
+    visit.wait()
+    expect(visit.page.locator("#prompt")).to_be_focused()
+
+
+def test_regenerate_asks_the_same_again(visit: Visit) -> None:
+    first = visit.answer()
+    visit.page.get_by_role("button", name="Regenerate").click()
+    visit.wait()
+    expect(visit.page.locator(".answer")).to_have_count(1)
+    assert visit.page.locator(".answer .body").inner_text() == first
+    assert visit.chats[0] == visit.chats[1]
+
+
+def test_a_conversation_goes_on_and_begins_anew(visit: Visit) -> None:
+    visit.answer()
+    visit.answer("Now subtract.")
+    assert [message["role"] for message in visit.chats[1]["messages"]] == [
+        "user",
+        "assistant",
+        "user",
+    ]
+    assert visit.chats[1]["messages"][1]["content"].startswith("```python\ndef add(")
+    expect(visit.page.get_by_role("button", name="Regenerate")).to_have_count(1)
+    visit.page.locator("#clear").click()
+    expect(visit.page.locator("#welcome")).to_be_visible()
+    expect(visit.page.locator("#messages")).to_be_empty()
+    visit.answer()
+    assert len(visit.chats[2]["messages"]) == 1
+
+
+def test_shift_enter_begins_a_line_and_nothing_sends_blanks(visit: Visit) -> None:
+    field = visit.page.locator("#prompt")
+    field.press("Enter")
+    field.fill("  ")
+    field.press("Enter")
+    assert visit.chats == []
+    field.fill("one")
+    field.press("Shift+Enter")
+    field.press_sequentially("two")
+    field.press("Enter")
+    visit.wait()
+    assert visit.chats[0]["messages"][0]["content"] == "one\ntwo"
+    expect(field).to_have_value("")
+
+
+def test_all_of_it_by_keyboard(visit: Visit) -> None:
+    visit.answer()
+    visit.page.locator("#clear").focus()
+    seen = []
+    while visit.evaluate("document.activeElement !== document.body"):
+        seen.append(
+            visit.evaluate(
+                """() => {
+                    const found = document.activeElement, style = getComputedStyle(found);
+                    const visible = style.outlineStyle !== "none" && style.outlineWidth !== "0px";
+                    return [found.id || found.textContent.trim(), visible];
+                }"""
+            )
+        )
+        visit.page.keyboard.press("Tab")
+    assert all(visible for _, visible in seen), seen
+    names = [name for name, _ in seen]
+    wanted = ["clear", "Copy", "Regenerate", "prompt", "send", "temperature", "key"]
+    places = [names.index(name) for name in wanted]
+    assert places == sorted(places), names
+
+
+def test_who_cannot_see_hears_the_answer(visit: Visit) -> None:
+    visit.force("One.\n\nTwo.\n\nThree.")
+    visit.ask()
+    visit.wait()
+    live = visit.page.locator("#live")
+    expect(live).to_have_attribute("aria-live", "polite")
+    expect(live).to_contain_text("Three.")
+
+
+def test_code_and_answers_are_copied(browser: Browser, server: ServerProcess) -> None:
+    allowed = ["clipboard-read", "clipboard-write"]
+    with visiting(browser, server.url, permissions=allowed) as visit:
+        visit.force("Look:\n\n```python\na = 1\n\nb = 2\n```\n\nSo.")
+        visit.answer()
+        read = "navigator.clipboard.readText()"
+        visit.page.get_by_role("button", name="Copy the code").click()
+        expect(visit.page.locator("#live")).to_have_text("Copied")
+        assert visit.evaluate(read) == "a = 1\n\nb = 2"
+        visit.page.get_by_role("button", name="Copy the answer").click()
+        visit.until(f"{read}.then((text) => text.startsWith('Look'))")
+        assert visit.evaluate(read) == "Look:\n\n```python\na = 1\n\nb = 2\n```\n\nSo."
+        visit.page.get_by_role("button", name="Copy the base URL").click()
+        visit.until(f"{read}.then((text) => text.endsWith('/v1'))")
+        assert visit.evaluate(read) == f"{server.url}/v1"
+
+
+def test_a_server_that_is_gone(visit: Visit) -> None:
+    visit.page.route(CHAT, lambda route: route.abort())
+    visit.ask()
+    visit.wait()
+    expect(visit.page.get_by_role("alert")).to_contain_text("cannot be reached")
+    visit.page.unroute(CHAT)
+    visit.page.get_by_role("button", name="Regenerate").click()
+    visit.wait()
+    assert "def add(" in visit.page.locator(".answer").inner_text()
+
+
+def test_what_the_server_refuses(visit: Visit) -> None:
+    visit.change(n=99)
+    visit.ask()
+    visit.wait()
+    expect(visit.page.get_by_role("alert")).to_contain_text("n: ")
+
+
+def test_a_key_is_asked_for_and_kept_for_this_tab(browser: Browser, locked: ServerProcess) -> None:
+    with visiting(browser, locked.url) as visit:
+        visit.ask()
+        visit.wait()
+        expect(visit.page.get_by_role("alert")).to_contain_text("a key is needed")
+        field = visit.page.locator("#key")
+        expect(field).to_be_focused()
+        field.fill(KEY)
+        field.press("Tab")
+        expect(visit.page.locator("#model")).to_have_text("tiny-coder-q8_0")
+        visit.page.get_by_role("button", name="Regenerate").click()
+        visit.wait()
+        assert "def add(" in visit.page.locator(".answer").inner_text()
+        visit.page.reload()
+        expect(visit.page.locator("#model")).to_have_text("tiny-coder-q8_0")
+        expect(field).to_have_value(KEY)
+        assert visit.evaluate("localStorage.length") == 0
+        assert all(KEY not in request.url for request in visit.requests)

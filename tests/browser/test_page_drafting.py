@@ -1,0 +1,81 @@
+"""What the page shows of the drafting is what the server told."""
+
+from __future__ import annotations
+
+from playwright.sync_api import expect
+from visit import Visit
+
+NOTHING = "\N{EN DASH}"
+PLAIN_TEXT = "Two numbers are added and their sum is returned to whoever asked for it"
+
+
+def drafted(visit: Visit) -> str:
+    return "".join(visit.page.locator(".answer .body .draft").all_text_contents())
+
+
+def test_accepted_drafts_are_tinted_and_nothing_else(visit: Visit) -> None:
+    visit.force(PLAIN_TEXT)
+    visit.choose("always")
+    pieces = [p for c in visit.chunks()[1:] for p in c["draft_detail"]["pieces"]]
+    assert "".join(piece["text"] for piece in pieces) == PLAIN_TEXT
+    wanted = "".join(piece["text"] for piece in pieces if piece["from_draft"])
+    assert 0 < len(wanted) < len(PLAIN_TEXT)
+    assert drafted(visit) == wanted
+    assert visit.page.locator(".answer .body").inner_text() == PLAIN_TEXT
+
+
+def test_the_numbers_are_the_server_s(visit: Visit) -> None:
+    visit.choose("always")
+    found = visit.chunks()
+    rounds = [n for chunk in found[1:] for n in chunk["draft_detail"]["rounds"]]
+    timings = found[-1]["timings"]
+    expect(visit.page.locator("#length")).to_have_text(f"{sum(rounds) / len(rounds):.1f}")
+    share = int(100 * timings["draft_n_accepted"] / sum(rounds) + 0.5)
+    expect(visit.page.locator("#share")).to_have_text(f"{share}%")
+    speed = int(timings["predicted_per_second"] + 0.5)
+    expect(visit.page.locator("#speed")).to_have_text(f"{speed}")
+    expect(visit.page.locator("#rounds .own")).to_have_count(min(len(rounds), 64))
+    bars = visit.page.locator("#rounds .draft").evaluate_all(
+        "(bars) => bars.map((bar) => Number(bar.getAttribute('height')))"
+    )
+    assert bars == [n - 1 for n in rounds[-64:] if n > 1]
+    expect(visit.page.locator("#reason")).to_contain_text("always")
+
+
+def test_they_move_while_it_streams(visit: Visit) -> None:
+    visit.change(ignore_eos=True, max_tokens=None)
+    visit.choose("always")
+    visit.ask()
+    visit.until("document.querySelectorAll('#rounds .own').length > 5")
+    expect(visit.page.locator("#length")).not_to_have_text(NOTHING)
+    expect(visit.page.locator("#speed")).not_to_have_text(NOTHING)
+    expect(visit.page.locator(".answer .draft").first).to_be_visible()
+    assert visit.page.locator(".answer").get_attribute("aria-busy") == "true"
+    visit.page.keyboard.press("Escape")
+    visit.wait()
+
+
+def test_without_drafts_nothing_is_tinted_and_the_text_is_the_same(visit: Visit) -> None:
+    visit.choose("never")
+    plain = visit.answer()
+    assert drafted(visit) == ""
+    expect(visit.page.locator("#share")).to_have_text("0%")
+    visit.choose("always")
+    visit.page.get_by_role("button", name="Regenerate").click()
+    visit.wait()
+    assert drafted(visit) != ""
+    assert visit.page.locator(".answer .body").inner_text() == plain
+    assert [body["draft_width"] for body in visit.chats] == [0, 8]
+
+
+def test_the_controller_is_quoted(visit: Visit) -> None:
+    """Whatever it decides on this machine; where it drafts no more, the page offers to."""
+    told = visit.chunks()[-1]["draft_detail"]["drafting"]
+    assert told.startswith("drafting ")
+    expect(visit.page.locator("#reason")).to_have_text(told)
+    anyway = visit.page.locator("#anyway")
+    if told.startswith("drafting is off"):
+        anyway.click()
+        visit.wait()
+        assert drafted(visit) != ""
+    expect(anyway).to_be_hidden()
