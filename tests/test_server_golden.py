@@ -1,9 +1,9 @@
 """Event streams, byte by byte, as files in `golden/` have them.
 
-What differs from run to run is replaced first: ids by `<id>`, the time by `<time>`, the fingerprint
-by `<fingerprint>`, and every number in `timings` and of a log-probability by `<number>`; comments
-that keep a connection alive are left out. Texts are those of a target that decodes plainly, where
-it is certain or bound, so that they do not hang on the last bit of a sum.
+What differs from run to run is replaced first: ids by `<id>`, times by `<time>`, the fingerprint by
+`<fingerprint>`, durations, and every number in `timings` and of a log-probability, by `<number>`;
+comments and pings that keep a connection alive are left out. Texts are those of a target that
+decodes plainly, where it is certain or bound, so that they do not hang on the last bit of a sum.
 
 After a change that is meant, write the files anew with DFLASH_LOCAL_GOLDEN=write in the
 environment, and read the difference.
@@ -11,6 +11,7 @@ environment, and read the difference.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -39,6 +40,11 @@ PLACE: dict[str, Any] = {
 COUNT = "a = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12"
 # The likeliest token, but drawn: what is greedy takes several steps at once where time allows.
 ONE_BY_ONE = {"top_k": 1, "seed": 0, "stream": True}
+TURN = (
+    "<think>\nOh\n</think>\n\nOff!\n"
+    '<tool_call>\n{"name": "go", "arguments": {"to": "Rome", "days": 3}}\n</tool_call>'
+)
+"""What an answer of Qwen3 is made of."""
 USAGE = {"stream_options": {"include_usage": True}}
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": (CHAT, {"messages": user(QUESTION), "max_tokens": 4}),
@@ -77,10 +83,36 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
         COMPLETIONS,
         {"prompt": COUNT, "max_tokens": 2, "logprobs": 1, **USAGE},
     ),
+    "messages": (
+        "/v1/messages",
+        {
+            "messages": user("Go"),
+            "max_tokens": 100,
+            "thinking": {"type": "adaptive"},
+            "tools": [{"name": "go", "input_schema": PLACE["function"]["parameters"]}],
+            "grammar": f"root ::= {json.dumps(TURN)}",
+        },
+    ),
+    "ollama_chat": (
+        "/api/chat",
+        {
+            "messages": user("Go"),
+            "tools": [PLACE],
+            "options": {
+                "top_k": 1,
+                "seed": 0,
+                "cache_prompt": False,
+                "grammar": f"root ::= {json.dumps(TURN)}",
+            },
+        },
+    ),
 }
+PING = 'event: ping\ndata: {"type":"ping"}\n\n'
 _REPLACED = (
-    (re.compile(r'"id":"(chatcmpl|cmpl|call)[-_][0-9a-f]{24}"'), r'"id":"<id>"'),
+    (re.compile(r'"id":"(chatcmpl|cmpl|call|msg)[-_][0-9a-f]{24}"'), r'"id":"<id>"'),
     (re.compile(r'"created":[0-9]+'), '"created":<time>'),
+    (re.compile(r'"created_at":"[^"]*"'), '"created_at":"<time>"'),
+    (re.compile(r'(?<=_duration":)[0-9]+'), "<number>"),
     (re.compile(r'"system_fingerprint":"fp_[0-9a-f]{12}"'), '"system_fingerprint":"<fingerprint>"'),
     (re.compile(r"(?<=[:\[,])-?[0-9]+(\.[0-9]+)?(e-[0-9]+)(?=[,}\]])"), "<number>"),
     (re.compile(r"(?<=[:\[,])-?[0-9]+\.[0-9]+(?=[,}\]])"), "<number>"),
@@ -89,7 +121,7 @@ _TIMINGS = re.compile(r'"timings":\{[^}]*\}')
 
 
 def replaced(text: str) -> str:
-    text = text.replace(": \n\n", "")
+    text = text.replace(": \n\n", "").replace(PING, "")
     for pattern, by in _REPLACED:
         text = pattern.sub(by, text)
     return _TIMINGS.sub(lambda found: re.sub(r"(?<=:)[0-9]+", "<number>", found[0]), text)

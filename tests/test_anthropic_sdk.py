@@ -1,0 +1,323 @@
+"""Anthropic's own Python SDK against a real server: what it takes for granted holds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import pytest
+from anthropic.types import Message, TextBlock, ThinkingBlock, ToolUseBlock
+
+from chat_models import WEATHER
+from dflash_local import Model
+from openai_api import CERTAIN, QUESTION, user
+from server_process import ServerProcess
+
+SAMPLER = {"top_k": 40, "top_p": 0.95, "min_p": 0.05}
+GREEDY = {"temperature": 0, "cache_prompt": False}
+TOOL: dict[str, Any] = {
+    "name": WEATHER["function"]["name"],
+    "description": WEATHER["function"]["description"],
+    "input_schema": WEATHER["function"]["parameters"],
+}
+
+
+def connect(server: ServerProcess, **more: Any) -> anthropic.Anthropic:
+    return anthropic.Anthropic(
+        base_url=server.url, **{"api_key": "unused", "max_retries": 0, **more}
+    )
+
+
+@pytest.fixture
+def sdk(server: ServerProcess) -> Iterator[anthropic.Anthropic]:
+    with connect(server) as connected:
+        yield connected
+
+
+@pytest.fixture
+def tool_sdk(tool_server: ServerProcess) -> Iterator[anthropic.Anthropic]:
+    with connect(tool_server) as connected:
+        yield connected
+
+
+def ask(sdk: anthropic.Anthropic, **body: Any) -> Message:
+    """The answer to a question; what the SDK has no parameter for goes into the body as it is."""
+    extra = {**GREEDY, **body.pop("extra_body", {})}
+    given = {"model": "any-name", "max_tokens": CERTAIN, "messages": user(QUESTION)}
+    return sdk.messages.create(**{**given, **body}, extra_body=extra)
+
+
+def text(message: Message) -> str:
+    assert all(isinstance(block, TextBlock) for block in message.content)
+    return "".join(block.text for block in message.content if isinstance(block, TextBlock))
+
+
+def test_a_drawn_answer_is_the_model_s_own(sdk: anthropic.Anthropic, model: Model) -> None:
+    told = ask(sdk, max_tokens=24, extra_body={"temperature": 0.8, "seed": 7})
+    own = model.chat(user(QUESTION), max_tokens=24, temperature=0.8, seed=7, **SAMPLER)
+    assert text(told) == own.text
+    assert (told.type, told.role, told.model) == ("message", "assistant", "tiny-coder-q8_0")
+    assert (told.stop_reason, told.stop_sequence) == ("max_tokens", None)
+    assert told.usage.input_tokens == len(model.chat_prompt(user(QUESTION)))
+    assert told.usage.cache_read_input_tokens == 0
+    assert told.usage.output_tokens == len(own.tokens)
+    assert told.model_extra is not None
+    assert told.model_extra["timings"]["draft_n"] > 0
+
+
+def test_the_likeliest_answer_is_the_model_s_own(sdk: anthropic.Anthropic, model: Model) -> None:
+    own = model.chat(user(QUESTION), max_tokens=CERTAIN, temperature=0)
+    assert text(ask(sdk)) == own.text
+
+
+def test_a_stream_is_the_whole_answer_in_events(sdk: anthropic.Anthropic) -> None:
+    whole = ask(sdk)
+    with sdk.messages.stream(
+        model="any-name", max_tokens=CERTAIN, messages=user(QUESTION), extra_body=GREEDY
+    ) as stream:
+        pieces = list(stream.text_stream)
+        final = stream.get_final_message()
+    assert "".join(pieces) == text(final) == text(whole)
+    assert final.stop_reason == whole.stop_reason == "max_tokens"
+    assert final.usage == whole.usage
+
+
+def test_an_asynchronous_stream(server: ServerProcess) -> None:
+    async def talk() -> tuple[str, str]:
+        async with anthropic.AsyncAnthropic(base_url=server.url, api_key="unused") as sdk:
+            asked: dict[str, Any] = {"model": "any", "max_tokens": CERTAIN, "extra_body": GREEDY}
+            whole = await sdk.messages.create(messages=user(QUESTION), **asked)
+            async with sdk.messages.stream(messages=user(QUESTION), **asked) as stream:
+                return text(whole), "".join([piece async for piece in stream.text_stream])
+
+    whole, joined = asyncio.run(talk())
+    assert whole == joined
+
+
+def test_a_stream_that_is_closed_early(sdk: anthropic.Anthropic) -> None:
+    stream = sdk.messages.create(
+        model="any-name",
+        max_tokens=4000,
+        messages=user(QUESTION),
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    next(iter(stream))
+    stream.close()
+    assert ask(sdk).content
+
+
+def test_a_stop_sequence_is_named(sdk: anthropic.Anthropic) -> None:
+    bound = {"grammar": 'root ::= "one END two"'}
+    told = ask(sdk, max_tokens=32, stop_sequences=["never", "END"], extra_body=bound)
+    assert text(told) == "one "
+    assert (told.stop_reason, told.stop_sequence) == ("stop_sequence", "END")
+    ended = ask(sdk, max_tokens=32, stop_sequences=["never"], extra_body=bound)
+    assert text(ended) == "one END two"
+    assert (ended.stop_reason, ended.stop_sequence) == ("end_turn", None)
+
+
+def test_the_system_prompt_and_blocks_make_the_prompt(
+    sdk: anthropic.Anthropic, model: Model
+) -> None:
+    def count(**body: Any) -> int:
+        return sdk.messages.count_tokens(model="any-name", **body).input_tokens
+
+    spoken = [
+        {"role": "system", "content": "Be brief.\nBe kind."},
+        {"role": "user", "content": "One\nTwo"},
+        {"role": "assistant", "content": "Three"},
+        {"role": "user", "content": "Four"},
+    ]
+    expected = len(model.chat_prompt(spoken))
+    part = {"type": "text", "cache_control": {"type": "ephemeral"}}
+    blocks = {
+        "system": [{**part, "text": "Be brief."}, {**part, "text": "Be kind."}],
+        "messages": [
+            {"role": "user", "content": [{**part, "text": "One"}, {**part, "text": "Two"}]},
+            {"role": "assistant", "content": [{**part, "text": "Three"}]},
+            {"role": "user", "content": "Four"},
+        ],
+    }
+    assert count(**blocks) == expected
+    # Neighbours of one role are one turn.
+    apart = [*user("One"), *user("Two"), *blocks["messages"][1:]]
+    assert count(system="Be brief.\nBe kind.", messages=apart) == expected
+    # What Claude Code tells of itself is for Anthropic, and would keep the rest out of the cache.
+    attribution = (
+        "x-anthropic-billing-header: cc_version=2.1.288.0a1; cc_entrypoint=cli; cch=1b2c3;"
+    )
+    blocks["system"].insert(0, {"type": "text", "text": attribution})
+    assert count(**blocks) == expected
+
+
+def test_an_answer_goes_on_from_its_beginning(sdk: anthropic.Anthropic) -> None:
+    bound = {"grammar": 'root ::= "b): return a + b"'}
+    begun = {"role": "assistant", "content": "def add(a, "}
+    told = ask(sdk, max_tokens=32, messages=[*user(QUESTION), begun], extra_body=bound)
+    assert text(told) == "b): return a + b"
+    plain = ask(sdk, max_tokens=1)
+    assert told.usage.input_tokens > plain.usage.input_tokens
+
+
+def test_the_cached_part_of_a_prompt_is_told(sdk: anthropic.Anthropic) -> None:
+    asked = {"messages": user("Of what was in the cache the usage tells."), "max_tokens": 1}
+    first = ask(sdk, **asked, extra_body={"cache_prompt": True}).usage
+    again = ask(sdk, **asked, extra_body={"cache_prompt": True}).usage
+    assert again.cache_read_input_tokens is not None
+    assert again.cache_read_input_tokens > 0
+    assert first.cache_read_input_tokens is not None
+    total = first.input_tokens + first.cache_read_input_tokens
+    assert again.input_tokens + again.cache_read_input_tokens == total
+
+
+# Tools.
+
+
+def test_a_tool_is_called_and_its_result_goes_back_in(tool_sdk: anthropic.Anthropic) -> None:
+    choice = {"type": "tool", "name": "get_weather", "disable_parallel_tool_use": True}
+    asked: dict[str, Any] = {"messages": user("What is the weather?"), "max_tokens": 96}
+    told = ask(
+        tool_sdk,
+        **asked,
+        # What Anthropic runs itself is not here.
+        tools=[TOOL, {"type": "web_search_20250305", "name": "web_search"}],
+        tool_choice=choice,
+    )
+    assert told.stop_reason == "tool_use"
+    [call] = told.content
+    assert isinstance(call, ToolUseBlock)
+    assert call.name == "get_weather"
+    assert isinstance(call.input["city"], str)
+    with tool_sdk.messages.stream(
+        model="any", tools=[TOOL], tool_choice=choice, extra_body=GREEDY, **asked
+    ) as stream:
+        pieces = [event.partial_json for event in stream if event.type == "input_json"]
+        streamed = stream.get_final_message().content
+    assert json.loads("".join(pieces)) == call.input
+    assert [block.input for block in streamed if isinstance(block, ToolUseBlock)] == [call.input]
+
+    def count(*messages: Any) -> int:
+        counted = tool_sdk.messages.count_tokens(model="any", tools=[TOOL], messages=messages)
+        return counted.input_tokens
+
+    turn = [*asked["messages"], {"role": "assistant", "content": told.content}]
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "It rains."}
+    words = [{"type": "text", "text": "It rains."}]
+    after = count(*turn, {"role": "user", "content": [result]})
+    assert after > count(*turn)
+    assert count(*turn, {"role": "user", "content": [{**result, "content": words}]}) == after
+    again = ask(tool_sdk, tools=[TOOL], messages=[*turn, {"role": "user", "content": [result]}])
+    assert again.role == "assistant"
+
+
+def test_any_tool_and_none(tool_sdk: anthropic.Anthropic) -> None:
+    question = user("What is the weather?")
+    told = ask(
+        tool_sdk, tools=[TOOL], tool_choice={"type": "any"}, messages=question, max_tokens=200
+    )
+    assert any(isinstance(block, ToolUseBlock) for block in told.content)
+    without = tool_sdk.messages.count_tokens(model="any", messages=question)
+    none = tool_sdk.messages.count_tokens(
+        model="any", messages=question, tools=[TOOL], tool_choice={"type": "none"}
+    )
+    assert none == without
+
+
+def test_a_call_that_is_cut_off_has_what_there_is_of_its_input(
+    tool_sdk: anthropic.Anthropic,
+) -> None:
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome", "days": 3}}'
+    bound = {"grammar": f"root ::= {json.dumps(call)}"}
+    question = user("What is the weather?")
+    inputs = []
+    for n in (20, 23, 64):
+        told = ask(tool_sdk, tools=[TOOL], messages=question, max_tokens=n, extra_body=bound)
+        inputs += [block.input for block in told.content if isinstance(block, ToolUseBlock)]
+    whole = {"city": "Rome", "days": 3}
+    assert inputs[0] == {}
+    assert inputs[-1] == whole
+    assert all(found.items() <= whole.items() for found in inputs)
+
+
+# Reasoning.
+
+THOUGHT = {"grammar": r'root ::= "<think>\nOh\n</think>\n\nTwo"'}
+
+
+def test_what_the_model_thinks_is_a_block_of_its_own(tool_sdk: anthropic.Anthropic) -> None:
+    told = ask(tool_sdk, max_tokens=64, thinking={"type": "adaptive"}, extra_body=THOUGHT)
+    thought, said = told.content
+    assert isinstance(thought, ThinkingBlock)
+    assert thought.thinking == "Oh"
+    assert isinstance(said, TextBlock)
+    assert said.text == "Two"
+    assert told.usage.output_tokens_details is not None
+    assert 0 < told.usage.output_tokens_details.thinking_tokens < told.usage.output_tokens
+    with tool_sdk.messages.stream(
+        model="any",
+        max_tokens=64,
+        messages=user(QUESTION),
+        thinking={"type": "enabled", "budget_tokens": 1024},
+        extra_body={**GREEDY, **THOUGHT},
+    ) as stream:
+        thoughts = [event.thinking for event in stream if event.type == "thinking"]
+        assert [block.type for block in stream.get_final_message().content] == ["thinking", "text"]
+    assert "".join(thoughts) == "Oh"
+    # It goes back in with the conversation.
+    turn = [*user(QUESTION), {"role": "assistant", "content": told.content}, *user("Go on.")]
+    assert ask(tool_sdk, messages=turn).content
+
+
+def test_nothing_that_nobody_asked_for_is_shown_of_it(tool_sdk: anthropic.Anthropic) -> None:
+    for thinking in ({"type": "disabled"}, {"type": "adaptive", "display": "omitted"}):
+        told = ask(tool_sdk, max_tokens=64, thinking=thinking, extra_body=THOUGHT)
+        assert text(told) == "Two"
+
+
+def test_a_model_is_told_whether_to_think(tool_sdk: anthropic.Anthropic) -> None:
+    """The template of Qwen3 writes an empty reasoning part for one that shall not."""
+
+    def count(**more: Any) -> int:
+        counted = tool_sdk.messages.count_tokens(model="any", messages=user("Hi"), **more)
+        return counted.input_tokens
+
+    thinks = count(thinking={"type": "enabled", "budget_tokens": 2048})
+    assert count() == count(thinking={"type": "disabled"}) > thinks
+
+
+def test_a_schema_binds_the_answer(tool_sdk: anthropic.Anthropic) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"title": {"const": "two"}},
+        "required": ["title"],
+        "additionalProperties": False,
+    }
+    bound = {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
+    told = ask(tool_sdk, max_tokens=64, extra_body=bound)
+    assert json.loads(text(told))["title"] == "two"
+
+
+# Models, and what goes wrong.
+
+
+def test_models(sdk: anthropic.Anthropic) -> None:
+    [served] = sdk.models.list().data
+    assert (served.type, served.id) == ("model", "tiny-coder-q8_0")
+    assert served.created_at.year > 2025
+    assert sdk.models.retrieve(served.id) == served
+    with pytest.raises(anthropic.NotFoundError):
+        sdk.models.retrieve("another")
+
+
+def test_bad_requests_are_exceptions_of_their_kind(sdk: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.BadRequestError) as bad:
+        ask(sdk, extra_body={"temperature": 3})
+    assert "temperature" in str(bad.value)
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
+        ask(sdk, messages=user("a b c d " * 100_000))
+    with pytest.raises(anthropic.NotFoundError):
+        sdk.messages.batches.list()
