@@ -2,7 +2,7 @@
 
 `editor_requests/` holds what each client's source puts together: every field under its own name,
 prompts and tools shortened. Each answer is read as that client reads it, which is all that it
-needs; where a client sets no end to an answer, the replay does.
+needs; where a client sets no end to an answer, or a far one, the replay does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "editors.md"
 CLIENTS = {
     path.stem: json.loads(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.json")
 }
-LIMITS = {"/v1/chat/completions": "max_tokens", "/v1/responses": "max_output_tokens"}
+LIMITS = {
+    "/v1/chat/completions": "max_tokens",
+    "/v1/messages": "max_tokens",
+    "/v1/responses": "max_output_tokens",
+}
+MOST = 1000
 LIMIT_NAMES = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
 
 
@@ -159,6 +164,63 @@ def responses_stream(answer: httpx.Response, _body: Any) -> None:
     assert usage["output_tokens_details"]["reasoning_tokens"] >= 0
 
 
+def message(answer: httpx.Response, _body: Any) -> None:
+    told = answer.json()
+    assert (told["type"], told["role"]) == ("message", "assistant")
+    assert told["content"][0]["text"]
+    assert told["usage"]["output_tokens"] > 0
+
+
+def message_stream(answer: httpx.Response, _body: Any) -> None:
+    events = [json.loads(text) for text in lines(answer) if text != '{"type":"ping"}']
+    first, *others, delta, stop = events
+    assert first["message"]["usage"]["input_tokens"] > 0
+    assert (first["type"], stop["type"]) == ("message_start", "message_stop")
+    assert delta["type"] == "message_delta"
+    assert delta["delta"]["stop_reason"] in ("end_turn", "max_tokens", "tool_use")
+    assert delta["usage"]["output_tokens"] > 0
+    open_block: dict[str, Any] | None = None
+    for event in others:
+        if event["type"] == "content_block_start":
+            assert open_block is None
+            open_block = event
+        else:
+            assert open_block is not None
+            assert event["index"] == open_block["index"]
+            if event["type"] == "content_block_stop":
+                open_block = None
+    assert open_block is None
+
+
+def count(answer: httpx.Response, _body: Any) -> None:
+    assert answer.json()["input_tokens"] > 0
+
+
+def ollama_version(answer: httpx.Response, _body: Any) -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+", answer.json()["version"])
+
+
+def ollama_models(answer: httpx.Response, _body: Any) -> None:
+    (model,) = answer.json()["models"]
+    assert model["model"] == model["name"]
+    assert model["details"]["family"]
+
+
+def ollama_answer(answer: httpx.Response, _body: Any) -> None:
+    told = answer.json()
+    assert told["message"]["content"]
+    assert told["done"]
+    assert told["eval_duration"] > 0
+
+
+def ollama_stream(answer: httpx.Response, _body: Any) -> None:
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    told = [json.loads(line) for line in answer.text.splitlines()]
+    assert [line["done"] for line in told] == [False] * (len(told) - 1) + [True]
+    assert told[-1]["eval_count"] > 0
+    assert told[-1]["prompt_eval_count"] > 0
+
+
 READERS: dict[str, Callable[[httpx.Response, Any], None]] = {
     reader.__name__: reader
     for reader in (
@@ -177,16 +239,24 @@ READERS: dict[str, Callable[[httpx.Response, Any], None]] = {
         chat,
         chat_stream,
         responses_stream,
+        message,
+        message_stream,
+        count,
+        ollama_version,
+        ollama_models,
+        ollama_answer,
+        ollama_stream,
     )
 }
 
 
 def replay(server: ServerProcess, request: dict[str, Any]) -> None:
     body = request.get("body")
-    limit = LIMITS.get(request["path"])
-    if limit and not any(name in body for name in LIMIT_NAMES):
+    limit = LIMITS.get(request["path"].partition("?")[0])
+    if limit and min((body[name] for name in LIMIT_NAMES if name in body), default=MOST) >= MOST:
         body = {**body, limit: 16}
     headers = {"Authorization": "Bearer none", "Content-Type": "application/json"}
+    headers |= request.get("headers", {})
     with server.client(headers=headers) as client:
         answer = client.request(request.get("method", "POST"), request["path"], json=body)
     assert answer.status_code == 200, answer.text
