@@ -157,7 +157,9 @@ class Acceptance:
     """What became of drafts, in the rounds that had any; `plain_rounds` are the others.
 
     `lengths`: rounds by tokens emitted. `drafted` and `accepted`: how often the draft at position
-    1, 2, ... was verified and kept. `widths`: rounds by verified rows.
+    1, 2, ... was verified and kept. `widths`: rounds by verified rows. Of `tree_rounds`, whose
+    draft was a tree, `leaves` are all branches, and `side_rounds` those in which another branch
+    than the drafter's best was kept.
     """
 
     lengths: dict[int, int] = field(default_factory=dict)
@@ -166,6 +168,9 @@ class Acceptance:
     widths: dict[int, int] = field(default_factory=dict)
     plain_rounds: int = 0
     graph_rebuilds: int = 0
+    tree_rounds: int = 0
+    leaves: int = 0
+    side_rounds: int = 0
 
     @classmethod
     def of(cls, found: Iterable[Stats]) -> Acceptance:
@@ -185,6 +190,9 @@ class Acceptance:
             widths,
             plain,
             stats.graph_rebuilds,
+            stats.tree_rounds,
+            stats.leaves,
+            stats.side_rounds,
         )
 
     @classmethod
@@ -193,7 +201,7 @@ class Acceptance:
         widths: dict[int, int] = {}
         drafted: list[int] = []
         accepted: list[int] = []
-        plain = rebuilds = 0
+        plain = rebuilds = trees = leaves = on_side = 0
         for part in parts:
             _add(lengths, part.lengths)
             _add(widths, part.widths)
@@ -201,9 +209,12 @@ class Acceptance:
             _add_list(accepted, part.accepted)
             plain += part.plain_rounds
             rebuilds += part.graph_rebuilds
+            trees += part.tree_rounds
+            leaves += part.leaves
+            on_side += part.side_rounds
         ordered = (dict(sorted(counts.items())) for counts in (lengths, widths))
         lengths, widths = ordered
-        return cls(lengths, drafted, accepted, widths, plain, rebuilds)
+        return cls(lengths, drafted, accepted, widths, plain, rebuilds, trees, leaves, on_side)
 
     @property
     def mean_length(self) -> float | None:
@@ -227,6 +238,9 @@ class Acceptance:
             "widths": {str(width): n for width, n in self.widths.items()},
             "plain_rounds": self.plain_rounds,
             "graph_rebuilds": self.graph_rebuilds,
+            "tree_rounds": self.tree_rounds,
+            "leaves": self.leaves,
+            "side_rounds": self.side_rounds,
         }
 
 

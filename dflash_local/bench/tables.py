@@ -167,6 +167,11 @@ def _histogram(acceptance: Acceptance, *, chosen: bool) -> str:
     mean = f"mean {_length(acceptance)} tokens in {total} rounds"
     used = [f"{width}: {n}" for width, n in acceptance.widths.items() if width > 1]
     mean += f"; rounds by rows verified: {', '.join(used)}" if chosen and used else ""
+    if trees := acceptance.tree_rounds:
+        mean += (
+            f"; {trees} rounds with trees of {acceptance.leaves / trees:.1f} branches, of which "
+            f"{100 * acceptance.side_rounds / trees:.0f} % kept another than the first"
+        )
     return f"{_table(rows, right=('tokens', 'rounds', 'draft kept'))}\n{mean}"
 
 
