@@ -40,6 +40,8 @@ class Engine:
         self.controller = controller if drafter else None
         self.caches = Caches(target, drafter, n_seq)
         self.guide = Guide(target.vocabulary)
+        self.usual_shape: DraftShape = "chain"
+        """Of the drafts of requests that name none."""
         self._rounds = Rounds(self.caches, self.controller)
         self._n_steps = 0
         self._rows_per_s = 0.0  # of prompts, lately

@@ -69,8 +69,6 @@ class Model:
         self.drafter = drafter
         self.draft_width: int | Literal["auto"] = "auto" if drafter else 0
         """Verify width of requests that name none."""
-        self.draft_shape: DraftShape = "chain"
-        """Shape of the drafts of requests that name none."""
         self._vocabulary = target.vocabulary
         self._engine = Engine(target, drafter, target.options.n_seq, controller)
         self._engine.caches.store = store
@@ -91,6 +89,15 @@ class Model:
     def engine(self) -> Engine:
         """What runs the requests. It belongs to this model's thread, as long as one is running."""
         return self._engine
+
+    @property
+    def draft_shape(self) -> DraftShape:
+        """Shape of the drafts of requests that name none."""
+        return self._engine.usual_shape
+
+    @draft_shape.setter
+    def draft_shape(self, shape: DraftShape) -> None:
+        self._engine.usual_shape = checked_shape(shape)
 
     @property
     def n_ctx(self) -> int:

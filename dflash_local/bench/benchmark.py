@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dflash_local.engine import Engine
     from dflash_local.model import Model
 
-CURVE_ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32)
+CURVE_ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32, 48, 64)
 _RANDOM_LENGTH = 128
 _LONG_LIMIT = 2
 """Prompts for each depth: they are read several times over, which takes its time."""
@@ -71,6 +71,11 @@ def benchmark(order: Order, load: Callable[..., Model], say: Say) -> Report:
     Raises InputError where files, prompts and settings do not fit, and what `load` raises.
     """
     order = replace(order, settings=_settings(order))
+    if order.synthetic_length is not None and order.loading.get("draft_shape", "chain") != "chain":
+        raise InputError(
+            "a synthetic accepted length says how chains fare; leave out the draft shape, or "
+            "measure trees by what is accepted"
+        )
     p = None if order.synthetic_length is None else solve_p(order.synthetic_length)
     with (
         load(order.target, order.draft, **order.loading) as model,
@@ -164,7 +169,7 @@ def _long_categories(order: Order) -> tuple[str, ...]:
 
 
 def _curve_rows(model: Model) -> list[int]:
-    most = max(model.drafter.block_size if model.drafter else 16, 16)
+    most = max(model.engine.widest(model.draft_shape), 16)
     return [rows for rows in CURVE_ROWS if rows <= min(most, model.n_ctx - 1)]
 
 

@@ -151,7 +151,8 @@ def _pass(
             while waiting and len(running) < n:
                 i, prompt = waiting.popleft()
                 sampling = SamplingParams(temperature=temperature, seed=seed + i)
-                request = Request(prompt, sampling, max_tokens, width)
+                shape = engine.usual_shape
+                request = Request(prompt, sampling, max_tokens, width, draft_shape=shape)
                 running.append((engine.begin(request), time.perf_counter()))
             engine.step([sequence for sequence, _ in running])
             for sequence, begun in [r for r in running if r[0].finish_reason is not None]:
