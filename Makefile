@@ -13,7 +13,7 @@ demo: setup
 	    'Implement `read_json` in Python: Read a JSON file and return its contents.'
 
 test: check
-	"$(BIN)/python" -m pytest
+	"$(BIN)/python" -m pytest -n auto --maxprocesses 8 --dist loadfile
 	PATH="$(BIN):$$PATH" tests/native/run_asan.sh
 
 check: setup-test typecheck
