@@ -6,7 +6,7 @@ from playwright.sync_api import expect
 from visit import Visit
 
 NOTHING = "\N{EN DASH}"
-PLAIN_TEXT = "Two numbers are added and their sum is returned to whoever asked for it"
+FUNCTION = "Implement `read_json` in Python: Read a JSON file and return its contents."
 
 
 def drafted(visit: Visit) -> str:
@@ -14,14 +14,17 @@ def drafted(visit: Visit) -> str:
 
 
 def test_accepted_drafts_are_tinted_and_nothing_else(visit: Visit) -> None:
-    visit.force(PLAIN_TEXT)
+    """The answer is one block of code; what marks it as such is not shown."""
     visit.choose("always")
-    pieces = [p for c in visit.chunks()[1:] for p in c["draft_detail"]["pieces"]]
-    assert "".join(piece["text"] for piece in pieces) == PLAIN_TEXT
-    wanted = "".join(piece["text"] for piece in pieces if piece["from_draft"])
-    assert 0 < len(wanted) < len(PLAIN_TEXT)
+    pieces = [p for c in visit.chunks(FUNCTION)[1:] for p in c["draft_detail"]["pieces"]]
+    marked = [(char, piece["from_draft"]) for piece in pieces for char in piece["text"]]
+    text = "".join(char for char, _ in marked)
+    begin, end = len("```python\n"), text.rindex("\n```")
+    assert text[:begin] == "```python\n" and text[end:].strip() == "```"
+    assert visit.page.locator(".answer pre").text_content() == text[begin:end]
+    wanted = "".join(char for char, from_draft in marked[begin:end] if from_draft)
+    assert 0 < len(wanted) < end - begin
     assert drafted(visit) == wanted
-    assert visit.page.locator(".answer .body").inner_text() == PLAIN_TEXT
 
 
 def test_the_numbers_are_the_server_s(visit: Visit) -> None:

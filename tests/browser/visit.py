@@ -89,10 +89,10 @@ class Visit:
             assert time.monotonic() < until, f"this was never so: {script}"
             self.page.wait_for_timeout(20)
 
-    def chunks(self) -> list[dict[str, Any]]:
+    def chunks(self, text: str = PROMPT) -> list[dict[str, Any]]:
         """Those of the next answer, as the server sends them to the page."""
         self.evaluate("bodies.length = 0")
-        self.ask()
+        self.ask(text)
         self.wait()
         self.until("bodies.length > 0")
         lines = str(self.evaluate("bodies[0]")).splitlines()
