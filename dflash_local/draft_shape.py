@@ -30,6 +30,13 @@ class Bounds:
     n_leaves: int
 
 
+def as_chain(draft: Draft, n_vocab: int) -> Draft:
+    """A draft up to the first token that is none. Raises InputError for a tree."""
+    if not draft.is_chain:
+        raise InputError("this engine verifies chains; the drafter proposed a tree")
+    return draft.valid_prefix(n_vocab)
+
+
 def as_tree(draft: Draft, n_vocab: int, bounds: Bounds) -> Draft:
     """The best tree that a draft gives: grown from its candidates, or if it is a tree or has no
     choice of candidates, what of it is within the bounds."""

@@ -88,13 +88,14 @@ class Engine:
     def chains_because(self) -> str | None:
         """One line on why all drafts are chains, whatever is asked for; None where they need not
         be, and without a drafter."""
-        if self.drafter is None:
+        if self.drafter is None or self.takes_trees:
             return None
-        if getattr(self.drafter, "top_k", 1) < 2:
-            return "drafts are chains: this drafter gives one token for each position"
-        if not self.takes_trees:
-            return "drafts are chains: too few of llama.cpp's sequence ids for so many slots"
-        return None
+        if not hasattr(self.drafter, "top_k"):
+            return "drafts are chains: this drafter gives no choice of tokens for a position"
+        return (
+            "drafts are chains: the model was loaded for them, or for more slots than llama.cpp "
+            "has sequence ids to fork"
+        )
 
     def check(self, request: Request) -> None:
         """Raises InputError, ContextFullError for what cannot be begun."""

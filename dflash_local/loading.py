@@ -134,6 +134,8 @@ def load(
         store = open_store(loaded, drafter, cache_mb, cache_dir, say)
         model = Model(loaded, drafter, plan, controller=controller, store=store, say=say)
         model.draft_shape = draft_shape
+        if draft_shape == "tree" and (reason := model.engine.chains_because):
+            say(reason)
         return model
     except BaseException:
         loaded.close()

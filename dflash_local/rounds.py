@@ -13,9 +13,9 @@ from typing import TypeAlias
 from dflash_local.caches import Caches
 from dflash_local.controller import Controller
 from dflash_local.draft import Draft
-from dflash_local.draft_shape import Bounds, allowed, as_tree
+from dflash_local.draft_shape import Bounds, allowed, as_chain, as_tree
 from dflash_local.drafter import DraftRequest
-from dflash_local.errors import GrammarError, InputError
+from dflash_local.errors import GrammarError
 from dflash_local.features import StoredFeatures
 from dflash_local.policy import Policy
 from dflash_local.sampling import not_finite
@@ -152,7 +152,9 @@ class Rounds:
             limit = min(self._most_nodes(sequence), free)
             if sequence.remaining is not None:
                 deepest = sequence.remaining - 1
-                limit = min(limit, deepest if not self._forks(sequence) or deepest < 1 else limit)
+                # Of a tree this bounds the depth alone, but one that has none is no tree.
+                if deepest < 1 or not self._forks(sequence):
+                    limit = min(limit, deepest)
             limits.append(max(limit, 0))
             free -= limits[-1]
         return limits
@@ -218,7 +220,7 @@ class Rounds:
         """A drafter's proposal, as far as there is room for it."""
         n_vocab = self.target.n_vocab
         if not self._forks(sequence):
-            return self.judge(_checked(draft).valid_prefix(n_vocab)).clip(limit)
+            return self.judge(as_chain(draft, n_vocab)).clip(limit)
         left = sequence.remaining
         depth = limit if left is None else min(limit, left - 1)
         bounds = Bounds(limit, depth, self._n_branches)
@@ -399,12 +401,6 @@ class Rounds:
         if n_candidates is not None:
             return sampler.sample_from(*self.target.candidates(output_row, n_candidates), whole)
         return sampler.sample(whole())
-
-
-def _checked(draft: Draft) -> Draft:
-    if not draft.is_chain:
-        raise InputError("this engine verifies chains; the drafter proposed a tree")
-    return draft
 
 
 def _policies(sequences: List[Sequence]) -> tuple[list[int], list[Policy]]:
