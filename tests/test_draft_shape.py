@@ -1,0 +1,74 @@
+"""What is verified of a draft stays within its bounds, and within what may be emitted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dflash_local.draft import ANCHOR, Draft
+from dflash_local.draft_shape import Bounds, allowed, as_chain, as_tree, checked_shape
+from dflash_local.errors import InputError
+
+N_VOCAB = 4
+
+
+@st.composite
+def drafts(draw: st.DrawFn) -> Draft:
+    tokens = draw(st.lists(st.integers(-1, N_VOCAB), max_size=14))
+    return Draft(tokens, [draw(st.integers(ANCHOR, node - 1)) for node in range(len(tokens))])
+
+
+def texts(draft: Draft) -> list[tuple[int, ...]]:
+    """Of each node, the tokens from the anchor to it."""
+    return [tuple(draft.tokens[step] for step in draft.path(node)) for node in range(len(draft))]
+
+
+@settings(deadline=None)
+@given(drafts(), st.integers(0, 14), st.integers(0, 6), st.integers(1, 6))
+def test_a_tree_is_cut_to_its_bounds(draft: Draft, nodes: int, depth: int, leaves: int) -> None:
+    tree = as_tree(draft, N_VOCAB, Bounds(nodes, depth, leaves))
+    found = texts(tree)
+    assert len(tree) <= nodes
+    assert len(tree.leaves) <= leaves
+    assert max(tree.depths, default=0) <= depth
+    assert len(set(found)) == len(found)  # no two siblings are equal
+    assert all(0 <= token < N_VOCAB for token in tree.tokens)
+    assert set(found) <= set(texts(draft))
+
+
+@settings(deadline=None)
+@given(drafts())
+def test_what_is_within_its_bounds_is_left_as_it_is(draft: Draft) -> None:
+    bounds = Bounds(14, 14, 14)
+    once = as_tree(draft, N_VOCAB, bounds)
+    again = as_tree(once, N_VOCAB, bounds)
+    assert (again.tokens, again.parents) == (once.tokens, once.parents)
+
+
+@settings(deadline=None)
+@given(drafts(), st.integers(0, N_VOCAB))
+def test_what_is_refused_goes_with_all_that_follows_it(draft: Draft, refused: int) -> None:
+    def n_valid(tokens: Sequence[int]) -> int:
+        """Refuses one token, and anything after two equal ones."""
+        for i, token in enumerate(tokens):
+            if token == refused or (i >= 2 and tokens[i - 1] == tokens[i - 2]):
+                return i
+        return len(tokens)
+
+    kept = texts(allowed(draft, n_valid))
+    assert kept == [text for text in texts(draft) if n_valid(text) == len(text)]
+
+
+def test_a_chain_is_expected_where_nothing_forks() -> None:
+    assert as_chain(Draft.chain([1, 2, N_VOCAB, 3]), N_VOCAB).tokens == [1, 2]
+    with pytest.raises(InputError, match="verifies chains"):
+        as_chain(Draft([1, 2], [ANCHOR, ANCHOR]), N_VOCAB)
+
+
+def test_a_shape_has_a_name() -> None:
+    assert checked_shape("tree") == "tree"
+    with pytest.raises(InputError, match="expected one of chain, tree, auto"):
+        checked_shape(3)
