@@ -107,6 +107,11 @@ def _stats_lines(result: Result) -> list[str]:
             f"drafts   {stats.accepted} accepted of {stats.drafted} in {stats.rounds} rounds, "
             f"{stats.mean_accepted_length:.2f} tokens per round"
         )
+    if trees := stats.tree_rounds:
+        lines.append(
+            f"trees    {trees} of {stats.leaves / trees:.1f} branches; "
+            f"{100 * stats.side_rounds / trees:.0f} % kept another than the drafter's first"
+        )
     if stats.drafting:
         lines.append(f"width    {stats.drafting}")
     told = ", ".join(f"{name} {100 * share:.0f} %" for name, share in stats.shares.items())

@@ -60,3 +60,16 @@ def test_as_dict_is_json() -> None:
     assert report["mean_accepted_length"] == 7.0
     assert report["prompt_s"] == 0.123457
     assert set(report["shares"]) == {"draft", "verify", "sample", "rest"}
+
+
+def test_trees_are_counted_by_nodes_and_by_depth() -> None:
+    stats = Stats()
+    stats.record_round(drafted=15, emitted=4, depth=6)
+    stats.record_tree(leaves=7, on_side=True)
+    stats.record_round(drafted=3, emitted=2)
+    assert stats.widths == {4: 1, 16: 1}
+    assert stats.position_drafted == [2, 2, 2, 1, 1, 1]
+    assert stats.position_accepted == [2, 1, 1, 0, 0, 0]
+    total = Stats.sum([stats, stats])
+    assert (total.tree_rounds, total.leaves, total.side_rounds) == (2, 14, 2)
+    assert total.position_drafted == [4, 4, 4, 2, 2, 2]
