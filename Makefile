@@ -6,7 +6,7 @@ BIN = $(shell $(PYTHON) bootstrap.py --where)
 SOURCES = bootstrap.py dflash_local convert cli tools tests
 NATIVE = $(wildcard native/*.cpp native/*.h tests/native/*.cpp tests/native/*.h)
 
-.PHONY: demo test check format typecheck asan setup setup-test clean
+.PHONY: demo test browser-test check format typecheck asan setup setup-test clean
 
 demo: setup
 	"$(BIN)/dflash-local" chat --max-tokens 96 \
@@ -15,6 +15,10 @@ demo: setup
 test: check
 	"$(BIN)/python" -m pytest -n auto --maxprocesses 8 --dist loadfile
 	PATH="$(BIN):$$PATH" tests/native/run_asan.sh
+
+# The page in a real browser: installs Playwright, and Debian's Chromium where there is none.
+browser-test: setup-test
+	PATH="$(BIN):$$PATH" tests/browser/run.sh
 
 check: setup-test typecheck
 	"$(BIN)/ruff" check $(SOURCES)
