@@ -348,6 +348,12 @@ class Target:
         first: int = api.llama_memory_seq_pos_min(self._memory, seq)
         return 0 <= first <= max(0, length + 1 - self.n_swa)
 
+    def ends(self, seq: int) -> list[int]:
+        """The last position of each branch of a sequence, which differ only while it forks; -1
+        where it is empty."""
+        self._check_open()
+        return [api.llama_memory_seq_pos_max(self._memory, id_) for id_ in self._ids[seq]]
+
     def clear(self, seq: int) -> None:
         """Forget a sequence."""
         self._check_open()

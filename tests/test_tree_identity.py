@@ -4,6 +4,7 @@ in another order, so that sums round otherwise."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from random import Random
 from typing import Any
 
 import pytest
@@ -157,6 +158,39 @@ def test_a_cancelled_answer_leaves_its_slot_in_step(engine: Engine, known: Known
     again = answer(engine, prompt, 32, N, shape="tree")
     assert again.stats.cached_tokens > 0
     known.check(1, again)
+
+
+def test_all_ids_stay_in_step_whatever_becomes_of_requests(engine: Engine, known: Known) -> None:
+    """Slots come and go with chains and trees, greedy and sampled, shared and cancelled."""
+    rng = Random(5)
+    engine.forget_all()
+    live: list[Sequence] = []
+    n_ended = 0
+    for _ in range(50):
+        while len(live) < 4 and rng.random() < 0.6:
+            prompt = rng.choice(known.prompts)[: rng.randrange(5, 40)]
+            shape: DraftShape = rng.choice(("tree", "chain"))
+            width = rng.choice((0, 4, 9, 16, 33 if shape == "tree" else 12))
+            heat = rng.choice((0.0, 0.9))
+            live.append(
+                engine.begin(
+                    request(prompt, width, rng.randrange(5, 40), shape=shape, temperature=heat)
+                )
+            )
+        if live and rng.random() < 0.15:
+            rng.choice(live).cancelled.set()
+        engine.step(live)
+        for sequence in [s for s in live if s.finish_reason is not None]:
+            engine.end(sequence)
+            live.remove(sequence)
+            assert sequence.error is None
+            n_ended += 1
+    for sequence in live:
+        engine.end(sequence)
+    assert n_ended > 10
+    for slot in engine.slots:
+        assert set(engine.target.ends(slot.seq)) == {len(slot.cached) - 1}
+    engine.forget_all()
 
 
 @pytest.mark.parametrize("budget", [7, 31])
