@@ -92,6 +92,7 @@ def test_health(client: httpx.Client) -> None:
     for path in ("/health", "/v1/health"):
         answer = client.get(path)
         assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+    assert client.head("/health").status_code == 200
 
 
 # Bodies.

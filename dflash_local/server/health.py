@@ -9,6 +9,7 @@ router = APIRouter()
 
 
 @router.get("/health")
+@router.head("/health", include_in_schema=False)
 @router.get("/v1/health", include_in_schema=False)
 async def health(request: Request) -> JSONResponse:
     """`{"status": "ok"}`; while the server drains 503 and "draining"."""
