@@ -10,9 +10,11 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from dflash_local.errors import ContextFullError
+from dflash_local.server import anthropic_errors, ollama_errors
 from dflash_local.server import event_stream as module
-from dflash_local.server.event_stream import Event, NamedEvent, event_stream
+from dflash_local.server.event_stream import Event, NamedEvent, event_stream, line_stream
 
+PING = NamedEvent("ping", {"type": "ping"})
 SCOPE = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b""}
 
 
@@ -49,6 +51,7 @@ def played(
     *,
     receive: Callable[[], object] = never,
     done: str | None = "[DONE]",
+    path: str = "/",
     sent: list[Message] | None = None,
 ) -> list[Message]:
     """What a server would be told to send."""
@@ -59,8 +62,17 @@ def played(
         messages.append(message)
 
     async def run() -> None:
-        response = event_stream(Request(SCOPE), source.stream(), done=done)
-        await response(SCOPE, receive, send)  # type: ignore[arg-type]
+        scope = {**SCOPE, "path": path}
+        request = Request(scope)
+        if path.startswith(ollama_errors.PATH):
+            response = line_stream(request, source.stream())  # type: ignore[arg-type]
+        elif path == anthropic_errors.PATH:
+            response = event_stream(
+                request, source.stream(), done=None, keep_alive=PING, name_error=True
+            )
+        else:
+            response = event_stream(request, source.stream(), done=done)
+        await response(scope, receive, send)  # type: ignore[arg-type]
 
     asyncio.run(run())
     return messages
@@ -143,3 +155,29 @@ def test_an_error_after_a_comment_is_an_event(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(module, "KEEP_ALIVE_S", 0.01)
     told = body(played(Source(ContextFullError("too long"), pause=0.2)))
     assert told.startswith(": \n\n") and "context_length_exceeded" in told
+
+
+def test_messages_have_pings_and_errors_with_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KEEP_ALIVE_S", 0.01)
+    told = body(played(Source(ContextFullError("long"), pause=0.2), path=anthropic_errors.PATH))
+    ping = 'event: ping\ndata: {"type":"ping"}\n\n'
+    assert told.startswith(ping)
+    assert told.replace(ping, "") == (
+        'event: error\ndata: {"type":"error","error":{"type":"invalid_request_error",'
+        '"message":"prompt is too long: long"}}\n\n'
+    )
+
+
+def test_lines_of_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KEEP_ALIVE_S", 0.01)
+    path = f"{ollama_errors.PATH}/chat"
+    source = Source({"a": "é\n"}, {"b": 1}, ContextFullError("too long"), pause=0.1)
+    first, *rest = messages = played(source, path=path)
+    assert dict(first["headers"])[b"content-type"] == b"application/x-ndjson"
+    assert body(messages) == '{"a":"é\\n"}\n{"b":1}\n{"error":"too long"}\n'
+    assert rest[-1]["more_body"] is False
+    assert source.closed
+    sent: list[Message] = []
+    with pytest.raises(ContextFullError):
+        played(Source(ContextFullError("too long"), pause=0.1), path=path, sent=sent)
+    assert not sent

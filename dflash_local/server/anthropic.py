@@ -11,11 +11,10 @@ from fastapi.responses import JSONResponse
 
 from dflash_local.model import Model
 from dflash_local.server.anthropic_blocks import ContentBlocks, event
-from dflash_local.server.anthropic_errors import RESPONSES, anthropic_error
+from dflash_local.server.anthropic_errors import RESPONSES
 from dflash_local.server.anthropic_schema import CountRequest, MessagesRequest, chat_messages
 from dflash_local.server.chat_answer import ChatAnswer
 from dflash_local.server.conversation import Conversation, prepare
-from dflash_local.server.errors import api_error
 from dflash_local.server.event_stream import NamedEvent, event_stream
 from dflash_local.server.generation import Task, off_loop, stream_all, unless_gone
 from dflash_local.server.models import model_name
@@ -35,7 +34,7 @@ async def create_message(request: Request, body: MessagesRequest) -> Response:
     conversation = await off_loop(_prepare, request.app.state.model, body)
     message = _Message(request, body, conversation)
     if body.stream:
-        return event_stream(request, message.events(), done=None, keep_alive=_PING)
+        return event_stream(request, message.events(), done=None, keep_alive=_PING, name_error=True)
     return await unless_gone(request, message.whole())
 
 
@@ -85,25 +84,12 @@ class _Message:
         self._id = f"msg_{secrets.token_hex(12)}"
 
     async def whole(self) -> Response:
-        async for _ in self._made():
+        async for _ in self.events():
             pass
         told = {**self._told(), **self._end(), "usage": self._usage()}
         return JSONResponse({**told, "timings": timings(self._answer.result)})
 
     async def events(self) -> AsyncIterator[NamedEvent]:
-        """All events. An error that comes after the first of them is the last one."""
-        begun = False
-        try:
-            async for made in self._made():
-                begun = True
-                yield made
-        except Exception as error:
-            if not begun:
-                raise
-            _, told = anthropic_error(api_error(error))
-            yield NamedEvent("error", told)
-
-    async def _made(self) -> AsyncIterator[NamedEvent]:
         state, blocks = self._state, self._blocks
         begun = False
         async for _, chunk in stream_all(state.model, state.settings, [self._task]):

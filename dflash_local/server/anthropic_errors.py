@@ -8,6 +8,8 @@ from pydantic import BaseModel
 
 from dflash_local.server.errors import ApiError, error_form
 
+PATH = "/v1/messages"
+
 VERSION_HEADER = "anthropic-version"
 """Every client of Anthropic's sends it, and no other does."""
 
@@ -43,7 +45,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 """What /openapi.json says of errors."""
 
 
-@error_form("/v1/messages", header=VERSION_HEADER)
+@error_form(PATH, header=VERSION_HEADER)
 def anthropic_error(error: ApiError) -> tuple[int, dict[str, Any]]:
     """A server that cannot answer now is overloaded: 529, which its clients try again."""
     status = 529 if error.status == 503 else error.status

@@ -44,9 +44,11 @@ def event_stream(
     *,
     done: str | None = "[DONE]",
     keep_alive: Event | None = None,
+    name_error: bool = False,
 ) -> Response:
     """A response of `events`, and `done` after the last of them. `keep_alive` is sent while none
-    comes; without one it is a comment.
+    comes; without one it is a comment. `name_error`: the event that tells of an error has that
+    name.
 
     Whatever `events` raises before the first event is raised, so that it is answered with a status
     of its own; what it raises later is the last event. `events` is closed when the stream ends in
@@ -56,6 +58,7 @@ def event_stream(
         events,
         media_type="text/event-stream",
         encode=encode,
+        encode_error=(lambda told: encode(NamedEvent("error", told))) if name_error else encode,
         keep_alive=_COMMENT if keep_alive is None else encode(keep_alive),
         end=b"" if done is None else encode(done),
     )
@@ -66,7 +69,14 @@ def line_stream(request: Request, lines: AsyncIterator[Mapping[str, Any]]) -> Re
 
     Nothing keeps it alive while none comes: clients take each line for a piece of the answer.
     """
-    return _Stream(lines, media_type="application/x-ndjson", encode=_line, keep_alive=b"", end=b"")
+    return _Stream(
+        lines,
+        media_type="application/x-ndjson",
+        encode=_line,
+        encode_error=_line,
+        keep_alive=b"",
+        end=b"",
+    )
 
 
 def encode(event: Event) -> bytes:
@@ -93,6 +103,7 @@ class _Stream(Response):
         *,
         media_type: str,
         encode: Callable[[Any], bytes],
+        encode_error: Callable[[Any], bytes],
         keep_alive: bytes,
         end: bytes,
     ) -> None:
@@ -101,6 +112,7 @@ class _Stream(Response):
         del self.headers["content-length"]
         self._events = events
         self._encode = encode
+        self._encode_error = encode_error
         self._keep_alive = keep_alive
         self._end = end
         self._started = False
@@ -124,7 +136,7 @@ class _Stream(Response):
             if not self._started:
                 raise
             _, told = form_of(scope)(api_error(error))
-            await self._write(send, self._encode(told))
+            await self._write(send, self._encode_error(told))
         else:
             await self._write(send, self._end)
         await send({"type": "http.response.body", "body": b"", "more_body": False})

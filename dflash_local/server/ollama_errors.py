@@ -8,6 +8,8 @@ from pydantic import BaseModel
 
 from dflash_local.server.errors import ApiError, error_form
 
+PATH = "/api"
+
 
 class OllamaErrorBody(BaseModel):
     """The body of every answer that is an error, and the last line of a stream that breaks."""
@@ -22,6 +24,6 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 """What /openapi.json says of errors."""
 
 
-@error_form("/api")
+@error_form(PATH)
 def ollama_error(error: ApiError) -> tuple[int, dict[str, Any]]:
     return error.status, {"error": error.message}
