@@ -119,13 +119,17 @@ class Caches:
         for_drafts = for_drafts and self.drafter is not None
         wants = _Wants(list(prompt), np.asarray(prompt, np.int32), for_drafts, False)
         others = [other for other in self.slots if other is not slot and other.cached]
-        usable = {other.seq: self._holder(other, wants).n_usable for other in others}
+        usable = {other.seq: self._n_to_take_over(other, wants) for other in others}
         source = max(others, key=lambda other: usable[other.seq], default=None)
         gain = usable[source.seq] - len(slot.cached) if source else 0
         if source is None or gain < LEAST_GAIN:
             return 0
         self._share(source, slot, usable[source.seq])
         return gain
+
+    def _n_to_take_over(self, slot: Slot, wants: _Wants) -> int:
+        n = self._holder(slot, wants).n_usable
+        return self._n_drafted_from(slot, n) if wants.for_drafts else n
 
     def _holder(self, slot: Slot, wants: _Wants) -> Holder:
         n = min(common_prefix(slot.cached, wants.prompt), len(wants.prompt) - 1)

@@ -24,6 +24,7 @@ from dflash_local.bench.shapes import SHAPES, find_shape, write_pair
 from dflash_local.errors import InputError
 from dflash_local.gguf_file import GgufFile
 from dflash_local.pairing import check_pair
+from peak_memory import PEAK
 
 DENSE = Shape(
     name="mini",
@@ -232,17 +233,10 @@ def test_an_interrupted_write_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-# what getrusage tells on Linux counts the process, too, that started this one
-WRITE = """
-import resource, sys
-from pathlib import Path
+WRITE = f"""{PEAK}
 from dflash_local.bench.shapes import write_pair
 write_pair("qwen3-4b", "Q4_K_M", Path(sys.argv[1]), n_layer=3)
-status = Path("/proc/self/status")
-if status.exists():
-    print(int(status.read_text().split("VmHWM:")[1].split()[0]) * 1024)
-else:
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(peak())
 """
 
 
