@@ -52,7 +52,9 @@ async def measure(url: str, n_clients: int, n_requests: int, max_tokens: int) ->
     """`n_requests` answers through `n_clients` clients. Raises httpx.HTTPError."""
     todo = list(range(n_requests))
     answers: list[tuple[int, float, float]] = []
-    async with httpx.AsyncClient(base_url=url, timeout=600) as http:
+    # Some servers close a connection while its next request is on the way.
+    limits = httpx.Limits(max_keepalive_connections=0)
+    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as http:
 
         async def client() -> None:
             while todo:
