@@ -16,8 +16,8 @@ struct batch_row {
     int32_t token;
     int32_t position;
     int32_t seq;
-    bool output;               // its logits are wanted
-    std::vector<int32_t> ids;  // of llama.cpp's, those that bear it; none: all of its sequence
+    bool output;                    // its logits are wanted
+    std::vector<int32_t> ids = {};  // of llama.cpp's, those that bear it; none: all of its sequence
 };
 
 // Passes of a target through its context. What a pass puts out stays on the target's device: the
