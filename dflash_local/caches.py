@@ -117,9 +117,10 @@ class Caches:
         """Let a slot that is reading a prompt take over what another one has come to have of it in
         the meantime; how many tokens that is. `for_drafts` as `take` has it."""
         for_drafts = for_drafts and self.drafter is not None
-        wants = _Wants(list(prompt), np.asarray(prompt, np.int32), for_drafts, False)
         others = [other for other in self.slots if other is not slot and other.cached]
-        usable = {other.seq: self._n_to_take_over(other, wants) for other in others}
+        usable = {other.seq: self._n_usable(other, prompt, for_drafts) for other in others}
+        if for_drafts:
+            usable = {o.seq: self._n_drafted_from(o, usable[o.seq]) for o in others}
         source = max(others, key=lambda other: usable[other.seq], default=None)
         gain = usable[source.seq] - len(slot.cached) if source else 0
         if source is None or gain < LEAST_GAIN:
@@ -127,16 +128,15 @@ class Caches:
         self._share(source, slot, usable[source.seq])
         return gain
 
-    def _n_to_take_over(self, slot: Slot, wants: _Wants) -> int:
-        n = self._holder(slot, wants).n_usable
-        return self._n_drafted_from(slot, n) if wants.for_drafts else n
+    def _n_usable(self, slot: Slot, prompt: List[int], for_drafts: bool) -> int:
+        """How many tokens of a prompt a slot has, and where that matters the drafter too."""
+        n = min(common_prefix(slot.cached, prompt), len(prompt) - 1)
+        if self.drafter and for_drafts:
+            n = min(n, self.drafter.length(slot.seq) + len(slot.pending))
+        return 0 if n < len(slot.cached) and not self.target.can_roll_back else n
 
     def _holder(self, slot: Slot, wants: _Wants) -> Holder:
-        n = min(common_prefix(slot.cached, wants.prompt), len(wants.prompt) - 1)
-        if self.drafter and wants.drafts_in(slot.resigned):
-            n = min(n, self.drafter.length(slot.seq) + len(slot.pending))
-        if n < len(slot.cached) and not self.target.can_roll_back:
-            n = 0
+        n = self._n_usable(slot, wants.prompt, wants.drafts_in(slot.resigned))
         return Holder(len(slot.cached), n, self._n_elsewhere(slot), slot.busy, slot.last_use)
 
     def _n_elsewhere(self, slot: Slot) -> int:

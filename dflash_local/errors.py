@@ -24,15 +24,11 @@ class ContextFullError(InputError):
 
 
 class GrammarError(InputError):
-    """A grammar that llama.cpp cannot parse."""
+    """A grammar or JSON schema that cannot be read, or that an answer cannot follow."""
 
 
 class BackendError(DflashError, RuntimeError):
     """llama.cpp or ggml failed at run time."""
-
-
-class Cancelled(DflashError):
-    """The caller gave up on a request."""
 
 
 class QueueFullError(DflashError, RuntimeError):

@@ -54,11 +54,6 @@ class PrefixStore:
     def n_disk_entries(self) -> int:
         return len(self._files.prefixes()) if self._files else 0
 
-    @property
-    def n_disk_bytes(self) -> int:
-        """Of all files of the folder, those of other models too."""
-        return self._files.n_bytes if self._files else 0
-
     def find(
         self, prompt: NDArray[np.int32], *, for_drafts: bool, unless_resigned: bool = False
     ) -> Found | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 from pathlib import Path
 
@@ -11,70 +10,17 @@ import gguf
 import numpy as np
 import pytest
 
+import shipped_drafter
 from convert_command import COMMAND, DRAFTER, TARGET, converted, online
 from dflash_local.gguf_file import GgufFile
-from hf_drafters import write_safetensors
 from hub_stand_in import Hub, running
 from tokenizer_files import Files, hf_files
-
-_HF_NAMES = {
-    "fc": "fc",
-    "enc.output_norm": "hidden_norm",
-    "output_norm": "norm",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_CONFIG = {
-    "architectures": ["DFlashDraftModel"],
-    "block_size": 16,
-    "dflash_config": {"mask_token_id": 8191, "target_layer_ids": [1, 3, 5]},
-    "head_dim": 64,
-    "hidden_act": "silu",
-    "hidden_size": 512,
-    "intermediate_size": 1536,
-    "layer_types": ["full_attention"] * 3,
-    "max_position_embeddings": 4096,
-    "model_type": "qwen3",
-    "num_attention_heads": 8,
-    "num_hidden_layers": 3,
-    "num_key_value_heads": 2,
-    "num_target_layers": 8,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1e6,
-    "tie_word_embeddings": True,
-    "vocab_size": 8192,
-}
-
-
-def hf_name(name: str) -> str:
-    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(.+)\.weight", name)
-    assert match is not None
-    layer = "" if match[1] is None else f"layers.{match[1]}."
-    return f"{layer}{_HF_NAMES[match[2]]}.weight"
 
 
 @pytest.fixture(scope="module")
 def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The shipped drafter in its published layout: the values that its Q8_0 file holds."""
-    folder = tmp_path_factory.mktemp("shipped") / "tiny-coder-dflash"
-    folder.mkdir()
-    tensors = {}
-    for tensor in gguf.GGUFReader(DRAFTER).tensors:
-        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        values = np.ascontiguousarray(values, np.float32)
-        tensors[hf_name(tensor.name)] = ("F32", values.shape, values.tobytes())
-    write_safetensors(folder / "model.safetensors", tensors)
-    (folder / "config.json").write_text(json.dumps(_CONFIG))
-    return folder
+    return shipped_drafter.write(tmp_path_factory.mktemp("shipped") / "tiny-coder-dflash")
 
 
 @pytest.fixture

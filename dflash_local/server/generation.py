@@ -1,7 +1,6 @@
 """From checked options to answers: several at once, seeds, clients that leave.
 
-Every API makes `Task`s, and reads the chunks of all of them from `stream_all`, or their results
-from `generate_all`.
+Every API makes `Task`s, and reads the chunks of all of them from `stream_all`.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ import anyio.to_thread
 from fastapi import Request, Response
 
 from dflash_local.async_chunks import AsyncChunks
-from dflash_local.errors import DflashError
 from dflash_local.model import Model
-from dflash_local.result import Chunk, Result
+from dflash_local.result import Chunk
 from dflash_local.server.settings import Settings
 from dflash_local.server.tally import record
 
@@ -89,17 +87,6 @@ async def stream_all(
             running.cancel()
         if pumps:
             await asyncio.wait(pumps)
-
-
-async def generate_all(model: Model, settings: Settings, tasks: Sequence[Task]) -> list[Result]:
-    """The results of all tasks, which run at once, in their order."""
-    results: dict[int, Result] = {}
-    async for index, chunk in stream_all(model, settings, tasks):
-        if chunk.result is not None:
-            results[index] = chunk.result
-    if len(results) < len(tasks):
-        raise DflashError("the model was closed in the middle of this answer")
-    return [results[index] for index in range(len(tasks))]
 
 
 async def off_loop(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
