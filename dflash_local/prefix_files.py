@@ -81,7 +81,7 @@ class PrefixFiles:
                 f"cache_dir {self.folder} cannot be used: {error.strerror or error}; "
                 "name a folder that can be written"
             ) from None
-        self._trim(0)
+        self.n_bytes = self._trim(0)
 
     def prefixes(self) -> list[StoredPrefix]:
         """Those that can be read."""
@@ -135,13 +135,14 @@ class PrefixFiles:
                 self._remove(old.path)
         with self._lock:
             self._prefixes[path] = stored
-        self._trim(0)
+        self.n_bytes = self._trim(0)
         return True
 
     def clear(self) -> None:
         """Delete those that can be read."""
         for prefix in self.prefixes():
             self._remove(prefix.path)
+        self.n_bytes = self._trim(0)
 
     def _read_folder(self) -> None:
         for path in sorted(self.folder.iterdir()):
@@ -166,8 +167,8 @@ class PrefixFiles:
         with contextlib.suppress(OSError):
             path.unlink()
 
-    def _trim(self, n_more: int) -> None:
-        """Delete what was used longest ago until there is room for so many bytes."""
+    def _trim(self, n_more: int) -> int:
+        """Delete what was used longest ago until there is room for so many bytes; what is left."""
         found = []
         for path in self.folder.iterdir():
             if _OURS.fullmatch(path.name):
@@ -180,6 +181,7 @@ class PrefixFiles:
                 break
             self._remove(path)
             total -= size
+        return total
 
 
 def _content(entry: Entry) -> list[bytes | memoryview]:
