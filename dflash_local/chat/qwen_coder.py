@@ -10,65 +10,42 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_local.chat.dialect import IsToken, Parser
-from dflash_local.chat.events import NewId, call_id
+from dflash_local.chat.events import NewId
+from dflash_local.chat.hermes import CLOSE, OPEN
 from dflash_local.chat.lark import any_of, json_rule, literal, mark
 from dflash_local.chat.markup_call import FUNCTION, PARAMETER, MarkupCall
+from dflash_local.chat.plain import Plain
 from dflash_local.chat.schema_types import json_types
 from dflash_local.chat.tagged_calls import TaggedCalls
-from dflash_local.chat.thinking import Answer, Thinking, bound_answer, thinking_rules
 from dflash_local.chat.tool import Tool, chosen
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _MAX_LENGTH = 100_000
 
 
 @dataclass(frozen=True)
-class QwenCoder:
-    """`thinking`: the model may reason between `<think>` and `</think>` first."""
+class QwenCoder(Plain):
+    """`thinking`: the model may reason between `<think>` and `</think>` first.
 
-    thinking: bool = False
+    In grammars, bounds on texts other than their length and a list of values are not enforced.
+    """
+
     name: str = "qwen-coder"
-    special: bool = False
-    stop: tuple[str, ...] = ()
 
-    def parser(
-        self, tools: Sequence[Tool], *, thinking_open: bool = False, new_id: NewId = call_id
-    ) -> Parser:
+    def _reader(self, tools: Sequence[Tool], new_id: NewId) -> Parser:
         named = {tool.name: tool for tool in tools}
         # Models of this family now and then forget the outer mark.
         openings = {OPEN: False, FUNCTION: True}
-        answer: Parser = (
-            TaggedCalls(openings, CLOSE, lambda: MarkupCall(named), new_id) if tools else Answer()
-        )
-        return Thinking(answer, is_open=thinking_open) if self.thinking else answer
+        return TaggedCalls(openings, CLOSE, lambda: MarkupCall(named), new_id)
 
-    def call_grammar(
-        self,
-        tools: Sequence[Tool],
-        *,
-        choice: str,
-        parallel: bool,
-        is_token: IsToken,
-        thinking_open: bool = False,
-    ) -> str:
-        """Bounds on texts other than their length and a list of values are not enforced."""
+    def _call_rules(self, tools: Sequence[Tool], choice: str, is_token: IsToken) -> list[str]:
         called = chosen(tools, choice)
-        more = ' ("\\n" call)*' if parallel else ""
         rules = [
-            f"start: {'reasoning ' if self.thinking else ''}call{more}",
             f"call: {mark(OPEN, is_token)} {literal(chr(10))} function {mark(CLOSE, is_token)}",
             f"function: {any_of([f'function{i}' for i in range(len(called))])}",
         ]
         for i, tool in enumerate(called):
             rules += _function_rules(i, tool)
-        if self.thinking:
-            rules.append(thinking_rules(is_token, is_open=thinking_open))
-        return "\n".join(rules)
-
-    def answer_grammar(
-        self, schema: Mapping[str, Any], *, is_token: IsToken, thinking_open: bool = False
-    ) -> str | None:
-        return bound_answer(schema, is_token, is_open=thinking_open) if self.thinking else None
+        return rules
 
 
 def _function_rules(i: int, tool: Tool) -> list[str]:
