@@ -213,8 +213,11 @@ class _Surface:
         self._drift *= math.exp(surprise * _DRIFT)
 
     def as_dict(self) -> dict[str, dict[str, float]]:
+        """To the picosecond, so that what is read is written again as it was: the slope between two
+        depths gives a time back but for its last bit."""
         return {
-            str(depth): {str(n): self.at(n, depth) for n in self.counts} for depth in self.depths
+            str(depth): {str(n): round(self.at(n, depth), 12) for n in self.counts}
+            for depth in self.depths
         }
 
     def _last_rise(self) -> float:
