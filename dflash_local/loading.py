@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as List
+from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_local import calibration, runtime
@@ -14,17 +15,76 @@ from dflash_local.branches import shared_out
 from dflash_local.controller import Controller
 from dflash_local.draft_shape import DraftShape, checked_shape
 from dflash_local.drafter import Drafter
+from dflash_local.drafter_spec import DrafterSpec
 from dflash_local.drafters import open_drafter
+from dflash_local.errors import DflashError
 from dflash_local.gguf_file import GgufFile
 from dflash_local.model import Model
 from dflash_local.pairing import check_pair, check_target
-from dflash_local.plan import make_plan
+from dflash_local.plan import Plan, make_plan
 from dflash_local.prefix_key import check_store, open_store
 from dflash_local.probe import ensure_loadable
+from dflash_local.runtime import Device
 from dflash_local.target import Target
 from dflash_local.target_options import MAX_OUTPUT_ROWS, TargetOptions
 
+Progress = Callable[[float], None]
+"""Hears what part of a target is loaded."""
+
 _QUIET_S = 2.0
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target and its drafter, if there is one, on disk, of which it is known that they fit."""
+
+    target: GgufFile
+    draft: GgufFile | None
+    spec: DrafterSpec | None
+
+    def plan(
+        self,
+        devices: List[Device],
+        *,
+        n_ctx: int | None = None,
+        n_gpu_layers: int | None = None,
+        n_batch: int = 512,
+        flash_attn: bool = True,
+        kv_type: str = "f16",
+        split_mode: str = "layer",
+        main_gpu: int = 0,
+        tensor_split: List[float] | None = None,
+        n_seq: int = 1,
+        draft_window: int = 0,
+    ) -> Plan:
+        """What `load` would do on a machine of `devices`. Raises InputError for what does not fit
+        there."""
+        return make_plan(
+            self.target,
+            self.draft,
+            self.spec,
+            n_ctx=n_ctx,
+            n_gpu_layers=n_gpu_layers,
+            kv_type=kv_type,
+            n_seq=n_seq,
+            n_batch=n_batch,
+            n_outputs=min(n_batch, MAX_OUTPUT_ROWS * n_seq),
+            flash_attn=flash_attn,
+            draft_window=draft_window,
+            split_mode=split_mode,
+            main_gpu=main_gpu,
+            tensor_split=tensor_split,
+            devices=devices,
+        )
+
+
+def open_pair(target: str | os.PathLike[str], draft: str | os.PathLike[str] | None = None) -> Pair:
+    """Check both files, and that they fit: only headers are read. Raises FileError, PairError."""
+    target_file = GgufFile.open(target)
+    check_target(target_file)
+    draft_file = GgufFile.open(draft) if draft is not None else None
+    spec = check_pair(target_file, draft_file) if draft_file else None
+    return Pair(target_file, draft_file, spec)
 
 
 def load(
@@ -47,6 +107,7 @@ def load(
     cache_dir: str | os.PathLike[str] | None = None,
     recalibrate: bool = False,
     quiet: bool = False,
+    progress: Progress | None = None,
 ) -> Model:
     """Load a GGUF target and, to draft for it, a DFlash drafter; without one, decode plainly.
 
@@ -64,32 +125,30 @@ def load(
     answers that leave their slot are kept in `cache_mb` MiB of host memory and, with `cache_dir`,
     in as many MiB of files in that folder.
     `recalibrate` measures what drafting costs on this machine though it is known from an earlier
-    time. Raises FileError for bad files, PairError where the two do not fit, InputError for what
-    does not fit the memory, with the numbers, BackendError where llama.cpp itself fails.
+    time. `progress` hears the part of the target that is loaded, from 0 to 1, also where more is
+    done before and after; what it raises ends the load. Raises FileError for bad files, PairError
+    where the two do not fit, InputError for what does not fit the memory, with the numbers,
+    BackendError where llama.cpp itself fails.
     """
     say = _silent if quiet else _to_stderr
+    steps = _Steps(progress)
+    steps(0.0)
     check_store(cache_mb, cache_dir)
     checked_shape(draft_shape)
-    target_file = GgufFile.open(target)
-    check_target(target_file)
-    draft_file = GgufFile.open(draft) if draft is not None else None
-    spec = check_pair(target_file, draft_file) if draft_file else None
-    plan = make_plan(
-        target_file,
-        draft_file,
-        spec,
+    pair = open_pair(target, draft)
+    target_file, draft_file, spec = pair.target, pair.draft, pair.spec
+    plan = pair.plan(
+        runtime.devices(),
         n_ctx=n_ctx,
         n_gpu_layers=n_gpu_layers,
         kv_type=kv_type,
         n_seq=n_seq,
         n_batch=n_batch,
-        n_outputs=min(n_batch, MAX_OUTPUT_ROWS * n_seq),
         flash_attn=flash_attn,
         draft_window=draft_window,
         split_mode=split_mode,
         main_gpu=main_gpu,
         tensor_split=tensor_split,
-        devices=runtime.devices(),
     )
     trees = draft_shape != "chain" and spec is not None and spec.runs_on == "fused"
     options = TargetOptions(
@@ -115,8 +174,10 @@ def load(
         n_gpu_layers=plan.n_gpu_layers,
         spec=spec,
     )
-    loaded = Target(target_file.path, options, progress=_Progress(target_file.path, say))
+    steps(0.0)
+    loaded = _loaded(target_file.path, options, steps, say)
     try:
+        steps(1.0)
         drafter = (
             open_drafter(
                 draft_file.path,
@@ -130,6 +191,7 @@ def load(
             if draft_file
             else None
         )
+        steps(1.0)
         controller = _controller(loaded, drafter, say, recalibrate) if drafter else None
         store = open_store(loaded, drafter, cache_mb, cache_dir, say)
         model = Model(loaded, drafter, plan, controller=controller, store=store, say=say)
@@ -155,19 +217,51 @@ def _controller(
     return Controller(costs, drafter.block_size, greedy, sampled, n_nodes)
 
 
+def _loaded(
+    path: Path, options: TargetOptions, steps: _Steps, say: Callable[[str], None]
+) -> Target:
+    try:
+        return Target(path, options, progress=_Progress(path, steps, say))
+    except DflashError:
+        if steps.stopped is not None:
+            raise steps.stopped from None
+        raise
+
+
+class _Steps:
+    """Tells how far a load is, and keeps what ended it: no exception passes through llama.cpp."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+        self.stopped: BaseException | None = None
+
+    def __call__(self, part: float) -> None:
+        if self._progress is not None:
+            self._progress(part)
+
+    def go_on(self, part: float) -> bool:
+        try:
+            self(part)
+        except BaseException as error:
+            self.stopped = error
+        return self.stopped is None
+
+
 class _Progress:
     """Says how much of a file is loaded, every few seconds, once it takes longer than a moment."""
 
-    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, steps: _Steps, say: Callable[[str], None]) -> None:
         self._path = path
+        self._steps = steps
         self._say = say
         self._next = time.monotonic() + _QUIET_S
 
-    def __call__(self, part: float) -> None:
+    def __call__(self, part: float) -> bool:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + _QUIET_S
             self._say(f"loading {self._path.name}: {part:.0%}")
+        return self._steps.go_on(part)
 
 
 def _to_stderr(line: str) -> None:

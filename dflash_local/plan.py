@@ -8,7 +8,7 @@ pools of kernels, fragmentation.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -57,11 +57,18 @@ class Plan:
     """At the end of the context; this cache grows in steps."""
     draft_window: int = 0
     """Tokens that the drafter looks back at; 0: the whole context."""
+    mapped_bytes: int = 0
+    """Weights that the host reads straight from the file: memory that it can take back."""
     notes: tuple[str, ...] = ()
 
     @property
     def devices(self) -> tuple[Use, ...]:
         return (*self.gpus, self.host)
+
+    @property
+    def reads_disk(self) -> bool:
+        """Whether decoding may have to read weights from the file again and again."""
+        return self.host.needed + self.mapped_bytes > self.host.usable
 
     @property
     def compute_bytes(self) -> int:
@@ -147,9 +154,7 @@ def make_plan(
         notes.append(f"the target was trained on {model.trained} tokens, fewer than {context}")
     if count < most and n_gpu_layers is None:
         notes.append(f"{most - count} layers stay on the CPU: the free GPU memory holds no more")
-    if host.needed + machine.mapped(count) > host.usable:
-        notes.append("the weights exceed the free memory of the host: decoding may read the disk")
-    return Plan(
+    plan = Plan(
         n_ctx=context,
         n_cells=cells(context),
         n_gpu_layers=count,
@@ -167,8 +172,11 @@ def make_plan(
         kv_bytes=model.kv(context, range(model.n_blocks)),
         drafter_kv_bytes=model.drafter_kv(context),
         draft_window=draft_window,
-        notes=tuple(notes),
+        mapped_bytes=machine.mapped(count),
     )
+    if plan.reads_disk:
+        notes.append("the weights exceed the free memory of the host: decoding may read the disk")
+    return replace(plan, notes=tuple(notes))
 
 
 def _contexts(trained: int, on_gpu: bool) -> list[int]:

@@ -47,12 +47,12 @@ class Target:
         path: str | os.PathLike[str],
         options: TargetOptions,
         *,
-        progress: Callable[[float], None] | None = None,
+        progress: Callable[[float], bool] | None = None,
     ) -> None:
         """Raises FileError when llama.cpp refuses the file, BackendError when there is no room.
 
         The file has passed the checks of `load`: llama.cpp itself aborts on some bad ones.
-        `progress` is called with the part that is loaded, 0 to 1.
+        `progress` is called with the part that is loaded, 0 to 1; it ends the load by False.
         """
         runtime.init()
         self.path = Path(path)
@@ -91,7 +91,7 @@ class Target:
         params = self.options.model_params()
         if progress is not None:
             # The name keeps the callback alive until the load has ended.
-            report = api.llama_progress_callback(lambda part, _: progress(part) is None)
+            report = api.llama_progress_callback(lambda part, _: progress(part))
             params.progress_callback = report
         runtime.clear_log()
         self._model = api.llama_model_load_from_file(os.fsencode(self.path), params)
