@@ -16,7 +16,7 @@ class TargetPass:
         layers: Sequence[int],
         n_stored: int,
         in_graph: bool,
-        ids: Sequence[Sequence[int]] = (),
+        n_branches: int = 1,
     ) -> None: ...
     def decode(
         self,

@@ -1,30 +1,32 @@
-"""The ids under which llama.cpp knows a sequence: one for each leaf that a draft tree may have.
+"""The ids under which llama.cpp knows a sequence, its branches: a draft tree's rows bear one each.
 
-A row of a tree attends to the cells that bear its first id, so each leaf has an id, borne by every
-row on the way to it. What is accepted bears all ids of its sequence, so that no round touches the
-text before it. Pure: knows numbers only.
+A row attends to the cells that bear its first id, and llama.cpp keeps its graph for as long as the
+first ids of a batch's rows stay the same. So each row of a tree has a branch of its own, borne by
+every row on the way to it, whatever the shape of the tree; a chain needs the first branch only,
+which has all of the sequence that has been accepted. Pure: knows numbers only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from dflash_local.draft import ANCHOR
 
 MOST_IDS = 256
 """Of a context: llama.cpp's limit."""
-MOST_BRANCHES = 16
-"""Of a sequence: the best tree of 31 nodes seldom has more leaves, and after each round every id
-costs a look at all cells."""
+MOST_BRANCHES, LEAST_BRANCHES = 64, 16
+"""Of a sequence: a row of the widest pass each, or of a usual one where there are several, as each
+pass costs llama.cpp a look at all pairs of ids."""
 
 Lines = list[list[int]]
-"""For each row of a tree, the anchor first, the branches that it lies on: numbers of leaves."""
+"""For each row of a tree, the anchor first, the branches that it lies on, its own one first."""
 
 
 def shared_out(n_seq: int, n_batch: int) -> int:
-    """How many branches each of `n_seq` sequences can have; 1 is too few for a tree."""
-    return max(min(MOST_BRANCHES, MOST_IDS // n_seq, n_batch // n_seq), 1)
+    """How many branches each of `n_seq` sequences can have; with 1 or 2 there is no tree."""
+    wanted = max(MOST_BRANCHES // n_seq, LEAST_BRANCHES)
+    n = min(wanted, MOST_IDS // n_seq, n_batch // n_seq)
+    return n if n > 2 else 1
 
 
 def ids_of(n_seq: int, n_branches: int) -> list[list[int]]:
@@ -34,54 +36,33 @@ def ids_of(n_seq: int, n_branches: int) -> list[list[int]]:
 
 
 def lines(parents: Sequence[int], n_branches: int) -> Lines:
-    """Branches of the anchor and of each node of a draft. The anchor lies on all, those that the
-    tree has no leaf for too. Raises ValueError where the tree has more leaves than branches."""
-    inner = set(parents)
-    found: Lines = [[] for _ in parents]
-    n_leaves = 0
-    for leaf in range(len(parents)):
-        if leaf in inner:
-            continue
-        if n_leaves == n_branches:
-            raise ValueError(f"a tree of more than {n_branches} leaves, one for each branch")
-        node = leaf
+    """Branches of the anchor and of each node of a draft, as many as it has rows. Where there are
+    too few for that, a row shares the branch of its first child, and the graph is built anew for
+    each other shape. Raises ValueError where not even each leaf can have its own."""
+    n = len(parents)
+    owners = range(n)
+    if n >= n_branches:
+        inner = set(parents)
+        owners = [node for node in range(n) if node not in inner]
+        if len(owners) >= n_branches:
+            raise ValueError(
+                f"a tree of {len(owners)} leaves; with {n_branches} branches it has one less"
+            )
+    found: Lines = [[] for _ in range(n)]
+    for branch, node in enumerate(owners, start=1):
         while node != ANCHOR:
-            found[node].append(n_leaves)
+            found[node].append(branch)
             node = parents[node]
-        n_leaves += 1
-    return [list(range(n_branches)), *found]
+    return [list(range(len(owners) + 1)), *found]
 
 
-@dataclass(frozen=True)
-class Cut:
-    """`branch` loses what it has beyond its first `length` rows of a pass."""
-
-    branch: int
-    length: int
-
-
-@dataclass(frozen=True)
-class Graft:
-    """`branch` takes rows `begin` to `end`, counted along the path, from branch `source`."""
-
-    source: int
-    branch: int
-    begin: int
-    end: int
-
-
-def settle(rows: Lines, path: Sequence[int]) -> tuple[list[Cut], list[Graft]]:
-    """What brings all branches to the accepted path of a pass, and to nothing else: first the
-    cuts, then the grafts. `path` are rows, each the child of the one before, the anchor first."""
-    n_held: dict[int, int] = {}
-    for branches in rows:
+def n_common(rows: Lines, path: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Of each branch of a pass, how many of its rows are on the accepted path, and how many it has.
+    `path` are rows, each the child of the one before, the anchor first."""
+    accepted = set(path)
+    kept, held = [0] * len(rows[0]), [0] * len(rows[0])
+    for row, branches in enumerate(rows):
         for branch in branches:
-            n_held[branch] = n_held.get(branch, 0) + 1
-    n_common = dict.fromkeys(n_held, 0)
-    for row in path:
-        for branch in rows[row]:
-            n_common[branch] += 1
-    source, end = rows[path[-1]][0], len(path)
-    cuts = [Cut(branch, n) for branch, n in n_common.items() if n < n_held[branch]]
-    grafts = [Graft(source, branch, n, end) for branch, n in n_common.items() if n < end]
-    return cuts, grafts
+            held[branch] += 1
+            kept[branch] += row in accepted
+    return kept, held

@@ -178,7 +178,6 @@ class Caches:
         self.make_room(len(entry))
         if not target_state.restore(self.target.context, slot.seq, entry.target):
             return
-        self.target.spread(slot.seq)
         slot.cached = entry.tokens.tolist()
         slot.resigned = entry.resigned
         if self._rows and len(entry.drafter):

@@ -184,10 +184,7 @@ class Controller:
             policy.rounds += 1
             policy.rest_from = self._round
         purse = self._purse.amount if self._exploring else None
-        # A tree's graph is a new one, whatever its rows are.
-        forks = any(policy.forks for policy in policies)
-        switch_s = 0.0 if forks else self.costs.switch_s
-        return self._row_choice.widths(chains, self._last_rows, switch_s, purse)
+        return self._row_choice.widths(chains, self._last_rows, self.costs.switch_s, purse)
 
     def observe(
         self, policy: Policy, logprobs: Sequence[float], verified: int, accepted: int

@@ -28,8 +28,8 @@ class Costs:
     `switch_s` is the extra of a pass whose row count is not the last one's: llama.cpp builds its
     graph anew, and a captured GPU graph is lost. `host_s` is the rest of any round, `draft_host_s`
     what the rest of a drafting round has on top. `inject_s` is the draft stage's extra for each row
-    of context injected beyond a round's own few. `fork_s` is the extra of a pass over a tree,
-    None where it has not been seen.
+    of context injected beyond a round's own few. `fork_s` is the extra of a pass over a tree: more
+    ids to look after, and where they are too few a new graph each time.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Costs:
         host_s: float = 0.0,
         draft_host_s: float = 0.0,
         inject_s: float = 0.0,
-        fork_s: float | None = None,
+        fork_s: float = 0.0,
     ) -> None:
         """`steps[depth][rows]` and `drafts[depth][sequences]`, in seconds.
 
@@ -53,8 +53,7 @@ class Costs:
         self.host_s = _duration(host_s)
         self.draft_host_s = _duration(draft_host_s)
         self.inject_s = _duration(inject_s)
-        # llama.cpp builds the graph of every tree anew.
-        self.fork_s = self.switch_s if fork_s is None else _duration(fork_s)
+        self.fork_s = _duration(fork_s)
         self.n_observed = 0
 
     def step_s(self, n_rows: int, depth: int) -> float:
@@ -117,7 +116,7 @@ class Costs:
                 host_s=raw["host_s"],
                 draft_host_s=raw["draft_host_s"],
                 inject_s=raw["inject_s"],
-                fork_s=raw.get("fork_s"),
+                fork_s=raw["fork_s"],
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"no costs: {error!r}") from None

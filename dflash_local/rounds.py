@@ -223,7 +223,7 @@ class Rounds:
             return self.judge(as_chain(draft, n_vocab)).clip(limit)
         left = sequence.remaining
         depth = limit if left is None else min(limit, left - 1)
-        bounds = Bounds(limit, depth, self._n_branches)
+        bounds = Bounds(limit, depth, self._n_branches - 1)
         raw, policy = draft.candidates, sequence.policy
         if policy is not None and raw is not None and isinstance(policy.survival, TreeSurvival):
             draft = replace(draft, candidates=policy.survival.calibrated(raw))
@@ -324,7 +324,8 @@ class Rounds:
         """One batch, [anchor, drafts] of every sequence."""
         batch = VerifyBatch(self._n_branches)
         for sequence, draft in zip(sequences, drafts, strict=True):
-            batch.add(sequence.slot.seq, len(sequence.slot.cached), sequence.anchor, draft)
+            slot, forks = sequence.slot, self._forks(sequence)
+            batch.add(slot.seq, len(slot.cached), sequence.anchor, draft, forks=forks)
         n = len(batch.tokens)
         self._caches.decode(
             batch.tokens, batch.positions, batch.seq_ids, [True] * n, batch.all_lines

@@ -13,11 +13,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_local import branches, runtime, seam
+from dflash_local import runtime, seam
+from dflash_local.branches import Lines
 from dflash_local.errors import BackendError, ClosedError, ContextFullError, FileError, InputError
 from dflash_local.gguf_file import GgufFile
 from dflash_local.pairing import check_taps, check_target
 from dflash_local.probe import ensure_loadable
+from dflash_local.sequence_ids import SequenceIds
 from dflash_local.target_options import MAX_OUTPUT_ROWS, TargetOptions
 from dflash_local.threads import default_threads
 from dflash_local.vocabulary import Vocabulary
@@ -129,7 +131,9 @@ class Target:
                 f"{self.path} is recurrent: its layers cannot be tapped for {options.n_seq} "
                 "sequences at once; load it with one"
             )
-        self._ids = branches.ids_of(options.n_seq, options.n_branches)
+        self._sequences = SequenceIds(
+            self._memory, options.n_seq, options.n_branches, windowed=self.n_swa > 0
+        )
         self._pass = seam.TargetPass(
             _address(self._context),
             options.n_seq,
@@ -137,7 +141,7 @@ class Target:
             list(options.tapped_layers),
             self.n_batch + options.n_seq * _STORED_PER_SEQUENCE,
             self.can_roll_back or options.n_seq == 1,
-            self._ids,
+            options.n_branches,
         )
 
     @property
@@ -182,13 +186,14 @@ class Target:
         positions: Sequence[int] | NDArray[np.int32],
         seq_ids: Sequence[int] | NDArray[np.int32],
         output: Sequence[bool] | NDArray[np.bool_],
-        lines: Sequence[Sequence[int]] | None = None,
+        lines: Lines | None = None,
     ) -> None:
         """One batch of at most `n_batch` rows; row i is `tokens[i]` at `positions[i]`.
 
         `output` marks the rows whose logits are wanted. Positions of a sequence follow those that
         it has. Where a sequence forks, `lines[i]` are the branches of it that row i lies on, as
-        `branches.lines` gives them, in a context of `n_branches`; `settle` must follow.
+        `branches.lines` gives them, in a context of `n_branches`, and [0] for the rows of one that
+        does not; `settle` must follow.
         Raises ContextFullError when the cache has no room, with nothing changed; BackendError when
         llama.cpp fails, after which the sequences of the batch should be cleared.
         """
@@ -199,16 +204,22 @@ class Target:
         self._output, self._best = [], None
         rows = _list(output)
         runtime.clear_log()
-        seqs = _list(seq_ids)
-        ids = () if lines is None else self._ids_of(seqs, lines)
-        status = self._pass.decode(_list(tokens), _list(positions), seqs, rows, ids)
+        seqs, begins = _list(seq_ids), _list(positions)
+        self._sequences.tidy()
+        ids = () if lines is None else self._fork(seqs, begins, lines)
+        status = self._pass.decode(_list(tokens), begins, seqs, rows, ids)
         self._check_status(status, n)
         self._output = rows
 
-    def _ids_of(self, seqs: list[int], lines: Sequence[Sequence[int]]) -> list[list[int]]:
-        return [
-            [self._ids[seq][branch] for branch in row] for seq, row in zip(seqs, lines, strict=True)
-        ]
+    def _fork(self, seqs: list[int], begins: list[int], lines: Lines) -> Lines:
+        """Sequences as a batch needs them; returns llama.cpp's ids of each row."""
+        before = -1
+        for seq, begin, row in zip(seqs, begins, lines, strict=True):
+            if seq != before and len(row) > 1:  # an anchor, which lies on all branches
+                self._sequences.fork(seq, begin, len(row))
+            before = seq
+        ids = self._sequences.ids
+        return [[ids[seq][branch] for branch in row] for seq, row in zip(seqs, lines, strict=True)]
 
     def decode_ahead(
         self, tokens: Sequence[int], positions: Sequence[int], seq_ids: Sequence[int], n_steps: int
@@ -225,6 +236,7 @@ class Target:
         n = len(tokens)
         self._output, self._best = [], None
         runtime.clear_log()
+        self._sequences.tidy()
         status, found = self._pass.decode_ahead(tokens, positions, seq_ids, n_steps)
         self._check_status(status, n)
         return [found[i : i + n] for i in range(0, len(found), n)]
@@ -304,38 +316,23 @@ class Target:
     def truncate(self, seq: int, length: int) -> bool:
         """Forget positions `length` and up. False: this model cannot, and nothing is done."""
         self._check_open()
-        return all(
-            [api.llama_memory_seq_rm(self._memory, id_, length, -1) for id_ in self._ids[seq]]
-        )
+        return self._sequences.truncate(seq, length)
 
-    def settle(self, seq: int, begin: int, lines: branches.Lines, path: Sequence[int]) -> None:
+    def settle(self, seq: int, begin: int, lines: Lines, path: Sequence[int]) -> None:
         """After a pass in which a sequence forked, from position `begin` on: keep the rows of
-        `path`, numbered among those of the sequence, in all its branches, and no others."""
+        `path`, numbered among those of the sequence, and no others."""
         self._check_open()
-        ids = self._ids[seq]
-        cuts, grafts = branches.settle(lines, path)
-        for cut in cuts:
-            api.llama_memory_seq_rm(self._memory, ids[cut.branch], begin + cut.length, -1)
-        for graft in grafts:
-            api.llama_memory_seq_cp(
-                self._memory,
-                ids[graft.source],
-                ids[graft.branch],
-                begin + graft.begin,
-                begin + graft.end,
-            )
+        self._sequences.settle(seq, begin, lines, path)
+
+    def tidy(self) -> None:
+        """Do now, while a device is at work, what the next pass over a tree would begin with."""
+        self._check_open()
+        self._sequences.tidy(ahead=True)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Sequence `target`, which is empty, shares the first `length` positions of `source`."""
         self._check_open()
-        for id_ in self._ids[target]:
-            api.llama_memory_seq_cp(self._memory, source, id_, 0, length)
-
-    def spread(self, seq: int) -> None:
-        """Give all branches of a sequence, else empty, what was restored into its first."""
-        self._check_open()
-        for id_ in self._ids[seq][1:]:
-            api.llama_memory_seq_cp(self._memory, seq, id_, 0, -1)
+        api.llama_memory_seq_cp(self._memory, source, target, 0, length)
 
     def sees(self, seq: int, length: int) -> bool:
         """Whether a sequence of `length` tokens has all that the next one looks at.
@@ -348,17 +345,10 @@ class Target:
         first: int = api.llama_memory_seq_pos_min(self._memory, seq)
         return 0 <= first <= max(0, length + 1 - self.n_swa)
 
-    def ends(self, seq: int) -> list[int]:
-        """The last position of each branch of a sequence, which differ only while it forks; -1
-        where it is empty."""
-        self._check_open()
-        return [api.llama_memory_seq_pos_max(self._memory, id_) for id_ in self._ids[seq]]
-
     def clear(self, seq: int) -> None:
         """Forget a sequence."""
         self._check_open()
-        for id_ in self._ids[seq]:
-            api.llama_memory_seq_rm(self._memory, id_, -1, -1)
+        self._sequences.clear(seq)
 
     def attach(self, drafter: Closable) -> None:
         """Close `drafter`, which uses this model's tensors, before the model goes."""

@@ -162,14 +162,9 @@ using id_lists = std::vector<std::vector<int32_t>>;
 
 std::unique_ptr<target_pass> open_pass(uintptr_t context, int n_seq, int n_batch,
                                        std::vector<int32_t> layers, int n_stored, bool in_graph,
-                                       id_lists ids) {
-    if (ids.empty()) {
-        for (int32_t seq = 0; seq < n_seq; seq++) {
-            ids.push_back({seq});
-        }
-    }
-    return std::make_unique<target_pass>(reinterpret_cast<llama_context *>(context), std::move(ids),
-                                         n_batch, std::move(layers), n_stored, in_graph);
+                                       int n_branches) {
+    return std::make_unique<target_pass>(reinterpret_cast<llama_context *>(context), n_seq, n_batch,
+                                         std::move(layers), n_stored, in_graph, n_branches);
 }
 
 int decode(target_pass & self, const std::vector<int32_t> & tokens,
@@ -272,8 +267,7 @@ NB_MODULE(_native, m) {
         m, "TargetPass",
         "Passes through a llama_context, given by its address. See native/target_pass.h.")
         .def(nb::new_(&open_pass), nb::arg("context"), nb::arg("n_seq"), nb::arg("n_batch"),
-             nb::arg("layers"), nb::arg("n_stored"), nb::arg("in_graph"),
-             nb::arg("ids") = id_lists{})
+             nb::arg("layers"), nb::arg("n_stored"), nb::arg("in_graph"), nb::arg("n_branches") = 1)
         .def("decode", &decode, nb::arg("tokens"), nb::arg("positions"), nb::arg("seqs"),
              nb::arg("output"), nb::arg("ids") = id_lists{}, "Status of llama_decode.")
         .def("decode_ahead", &decode_ahead, nb::arg("tokens"), nb::arg("positions"),

@@ -7,6 +7,7 @@
 #include "errors.h"
 #include "host_buffer.h"
 #include "largest.h"
+#include "row_ids.h"
 #include "target_tensors.h"
 
 namespace dflash {
@@ -55,19 +56,15 @@ struct target_pass::door {
     }
 };
 
-target_pass::target_pass(llama_context * ctx, std::vector<std::vector<int32_t>> ids, int n_batch,
-                         std::vector<int32_t> layers, int n_stored, bool in_graph)
+target_pass::target_pass(llama_context * ctx, int n_seq, int n_batch, std::vector<int32_t> layers,
+                         int n_stored, bool in_graph, int n_branches)
     : ctx_(ctx),
-      ids_(std::move(ids)),
+      n_seq_(n_seq),
+      n_ids_(n_seq * n_branches),
       n_vocab_(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)))),
       n_embd_(llama_model_n_embd(llama_get_model(ctx))),
       layers_(std::move(layers)),
       in_graph_(in_graph) {
-    int n_all_ids = 0;
-    for (const auto & of_sequence : ids_) {
-        n_ids_ = std::max(n_ids_, of_sequence.size());
-        n_all_ids += static_cast<int>(of_sequence.size());
-    }
     const int n_layer = llama_model_n_layer(llama_get_model(ctx));
     for (const int32_t layer : layers_) {
         if (layer < 1 || layer >= n_layer) {
@@ -87,11 +84,11 @@ target_pass::target_pass(llama_context * ctx, std::vector<std::vector<int32_t>> 
     if (!layers_.empty()) {
         // The batch for which llama.cpp reserves memory is as large, and a multiple of the number
         // of ids.
-        const int most_rows = n_batch + n_all_ids - 1;
+        const int most_rows = n_batch + n_ids_ - 1;
         store_ = std::make_unique<tap_store>(device, static_cast<int>(layers_.size()) * n_embd_,
                                              n_stored, most_rows);
     }
-    for (int id = 0; id < n_all_ids; id++) {
+    for (int id = 0; id < n_ids_; id++) {
         llama_sampler * chain = llama_sampler_chain_init(llama_sampler_chain_default_params());
         chains_.push_back(chain);
         llama_sampler_chain_add(chain, llama_sampler_init(&door::interface(), this));
@@ -135,28 +132,27 @@ void target_pass::build(ggml_context * nodes, ggml_cgraph * graph, ggml_tensor *
     }
 }
 
-const std::vector<int32_t> & target_pass::ids_of(const batch_row & row) const {
-    if (row.seq < 0 || row.seq >= static_cast<int32_t>(ids_.size())) {
+void target_pass::check(const batch_row & row) const {
+    if (row.seq < 0 || row.seq >= n_seq_) {
         throw std::invalid_argument("there is no sequence " + std::to_string(row.seq) +
-                                    " among the " + std::to_string(ids_.size()) +
-                                    " of this target");
+                                    " among the " + std::to_string(n_seq_) + " of this target");
     }
-    const auto & all = ids_[row.seq];
-    for (const int32_t id : row.ids) {
-        if (std::find(all.begin(), all.end(), id) == all.end()) {
-            throw std::invalid_argument("sequence " + std::to_string(row.seq) + " has no id " +
-                                        std::to_string(id));
-        }
+    const bool is_known = std::all_of(row.ids.begin(), row.ids.end(),
+                                      [&](int32_t id) { return id >= 0 && id < n_ids_; });
+    if (!is_known || row.ids.size() > static_cast<size_t>(n_ids_)) {
+        throw std::invalid_argument("a row with ids that this target has not; it has " +
+                                    std::to_string(n_ids_));
     }
-    if (row.ids.size() > all.size()) {
-        throw std::invalid_argument("a row has more ids than its sequence");
-    }
-    return row.ids.empty() ? all : row.ids;
 }
 
 int target_pass::decode(const std::vector<batch_row> & rows) {
     const auto n = static_cast<int32_t>(rows.size());
-    llama_batch batch = llama_batch_init(n, 0, static_cast<int32_t>(n_ids_));
+    size_t most_ids = 1;
+    for (const batch_row & row : rows) {
+        check(row);
+        most_ids = std::max(most_ids, row.ids.size());
+    }
+    llama_batch batch = llama_batch_init(n, 0, static_cast<int32_t>(most_ids));
     struct batch_guard {
         llama_batch & batch;
         ~batch_guard() { llama_batch_free(batch); }
@@ -167,9 +163,10 @@ int target_pass::decode(const std::vector<batch_row> & rows) {
     for (int32_t i = 0; i < n; i++) {
         batch.token[i] = rows[i].token;
         batch.pos[i] = rows[i].position;
-        const auto & ids = ids_of(rows[i]);
-        batch.n_seq_id[i] = static_cast<int32_t>(ids.size());
-        std::copy(ids.begin(), ids.end(), batch.seq_id[i]);
+        const auto & ids = rows[i].ids;
+        const auto ordered = leading_first(ids.empty() ? std::vector<int32_t>{rows[i].seq} : ids);
+        batch.n_seq_id[i] = static_cast<int32_t>(ordered.size());
+        std::copy(ordered.begin(), ordered.end(), batch.seq_id[i]);
         batch.logits[i] = rows[i].output ? 1 : 0;
         n_outputs_ += rows[i].output ? 1 : 0;
     }

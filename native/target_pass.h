@@ -16,8 +16,10 @@ struct batch_row {
     int32_t token;
     int32_t position;
     int32_t seq;
-    bool output;                    // its logits are wanted
-    std::vector<int32_t> ids = {};  // of llama.cpp's, those that bear it; none: all of its sequence
+    bool output;  // its logits are wanted
+    // Of llama.cpp's, those that it bears; it attends to the cells of the first. None: that of its
+    // sequence.
+    std::vector<int32_t> ids = {};
 };
 
 // Passes of a target through its context. What a pass puts out stays on the target's device: the
@@ -29,12 +31,12 @@ struct batch_row {
 // freed first, then this.
 class target_pass {
   public:
-    // ids: of llama.cpp's, those that each sequence has. layers: whose inputs to store, the
+    // n_branches: ids of llama.cpp's that each sequence has. layers: whose inputs to store, the
     // residual streams after the layers before. in_graph: false for a model whose batches llama.cpp
     // may split, which must then have no taps; all logits of a pass then come to the host. Throws
     // std::invalid_argument for a layer outside 1 .. n_layer - 1, backend_error without room.
-    target_pass(llama_context * ctx, std::vector<std::vector<int32_t>> ids, int n_batch,
-                std::vector<int32_t> layers, int n_stored, bool in_graph);
+    target_pass(llama_context * ctx, int n_seq, int n_batch, std::vector<int32_t> layers,
+                int n_stored, bool in_graph, int n_branches = 1);
     ~target_pass();
 
     target_pass(const target_pass &) = delete;
@@ -70,13 +72,13 @@ class target_pass {
     struct door;  // the sampler's side
 
     void build(ggml_context * nodes, ggml_cgraph * graph, ggml_tensor * logits);
-    const std::vector<int32_t> & ids_of(const batch_row & row) const;
+    void check(const batch_row & row) const;
     void find_best();
     const float * row_on_host(int output_row);
 
     llama_context * ctx_;
-    std::vector<std::vector<int32_t>> ids_;  // [n_seq]
-    size_t n_ids_ = 0;                       // the most that a row can have
+    int32_t n_seq_;
+    int32_t n_ids_;
     int n_vocab_;
     int n_embd_;
     std::vector<int32_t> layers_;

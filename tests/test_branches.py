@@ -1,4 +1,4 @@
-"""After a pass over a tree, all ids of a sequence have the accepted path, and nothing else."""
+"""What each branch has after a pass over a tree is on the accepted path, or is told to be dropped."""
 
 from __future__ import annotations
 
@@ -6,14 +6,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_local.branches import ids_of, lines, settle
+from dflash_local.branches import MOST_IDS, ids_of, lines, n_common, shared_out
 from dflash_local.draft import ANCHOR, Draft
 
 
 @st.composite
 def drafts(draw: st.DrawFn) -> Draft:
-    n = draw(st.integers(0, 12))
+    n = draw(st.integers(1, 12))
     return Draft(list(range(n)), [draw(st.integers(ANCHOR, node - 1)) for node in range(n)])
+
+
+@st.composite
+def forked(draw: st.DrawFn) -> tuple[Draft, int]:
+    """A draft, and branches enough for its leaves or for its rows."""
+    draft = draw(drafts())
+    return draft, draw(st.integers(len(draft.leaves) + 1, len(draft) + 3))
 
 
 def path_to(draft: Draft, node: int) -> list[int]:
@@ -22,9 +29,10 @@ def path_to(draft: Draft, node: int) -> list[int]:
 
 
 @settings(deadline=None)
-@given(drafts(), st.integers(0, 3))
-def test_a_row_sees_its_ancestors_and_no_other_row(draft: Draft, spare: int) -> None:
-    rows = lines(draft.parents, len(draft.leaves) + spare or 1)
+@given(forked())
+def test_a_row_sees_its_ancestors_and_no_other_row(case: tuple[Draft, int]) -> None:
+    draft, n_branches = case
+    rows = lines(draft.parents, n_branches)
     for node in range(len(draft)):
         row = node + 1
         seen = [other for other in range(row + 1) if rows[row][0] in rows[other]]
@@ -32,25 +40,38 @@ def test_a_row_sees_its_ancestors_and_no_other_row(draft: Draft, spare: int) -> 
 
 
 @settings(deadline=None)
-@given(drafts(), st.integers(0, 3), st.data())
-def test_the_accepted_path_is_what_stays(draft: Draft, spare: int, data: st.DataObject) -> None:
-    n_branches = len(draft.leaves) + spare or 1
+@given(drafts(), drafts())
+def test_trees_of_as_many_rows_have_the_same_first_branches(one: Draft, other: Draft) -> None:
+    """So that llama.cpp keeps its graph."""
+    n = min(len(one), len(other))
+    firsts = [[row[0] for row in lines(draft.clip(n).parents, n + 1)] for draft in (one, other)]
+    assert firsts == [list(range(n + 1))] * 2
+
+
+@settings(deadline=None)
+@given(forked(), st.data())
+def test_what_is_common_with_the_accepted_path(
+    case: tuple[Draft, int], data: st.DataObject
+) -> None:
+    draft, n_branches = case
     rows = lines(draft.parents, n_branches)
     end = data.draw(st.integers(ANCHOR, len(draft) - 1))
     path = path_to(draft, end)
-    held = [[row for row in range(len(rows)) if b in rows[row]] for b in range(n_branches)]
-    cuts, grafts = settle(rows, path)
-    for cut in cuts:
-        del held[cut.branch][cut.length :]
-    for graft in grafts:
-        assert len(held[graft.branch]) == graft.begin  # llama.cpp counts a cell given twice twice
-        held[graft.branch] += held[graft.source][graft.begin : graft.end]
-    assert held == [path] * n_branches
+    kept, held = n_common(rows, path)
+    assert len(kept) == len(held) == len(rows[0]) <= n_branches
+    for branch in range(len(kept)):
+        has = [row for row in range(len(rows)) if branch in rows[row]]
+        assert len(has) == held[branch]
+        assert has[: kept[branch]] == path[: kept[branch]]
+        assert not set(has[kept[branch] :]) & set(path)
+    assert held[0] == kept[0] == 1  # the first branch has the anchor, and gets what is accepted
+    source = rows[path[-1]][0]
+    assert kept[source] == len(path)
 
 
 def test_more_leaves_than_branches_are_refused() -> None:
-    with pytest.raises(ValueError, match="more than 2 leaves"):
-        lines([ANCHOR, ANCHOR, ANCHOR], 2)
+    with pytest.raises(ValueError, match="a tree of 3 leaves; with 3 branches it has one less"):
+        lines([ANCHOR, ANCHOR, ANCHOR], 3)
 
 
 @given(st.integers(1, 16), st.integers(1, 16))
@@ -60,3 +81,9 @@ def test_every_sequence_has_ids_of_its_own(n_seq: int, n_branches: int) -> None:
     assert sorted(id_ for of_sequence in ids for id_ in of_sequence) == list(
         range(n_seq * n_branches)
     )
+
+
+@given(st.integers(1, 256), st.integers(1, 2048))
+def test_the_ids_are_shared_out(n_seq: int, n_batch: int) -> None:
+    n = shared_out(n_seq, n_batch)
+    assert n == 1 or (n > 2 and n_seq * n <= min(MOST_IDS, n_batch))

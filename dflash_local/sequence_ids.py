@@ -1,0 +1,104 @@
+"""The branches of the sequences in llama.cpp's KV cache: which has how much of its sequence.
+
+The first branch has what is accepted, always. The others are brought up to it when a tree needs
+them, and lose what was rejected before anything else is decoded, best of all while the device is
+at work on a draft: each of these looks at all cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dflash_local import branches
+from dflash_local.branches import Lines
+
+# isort: split
+import llama_cpp.llama_cpp as api
+
+
+@dataclass(frozen=True)
+class _Forked:
+    """A pass over a tree whose rejected rows are still there: it began at the position `begin`."""
+
+    begin: int
+    rows: Lines
+    path: Sequence[int]
+
+
+class SequenceIds:
+    """`ids[seq]` are those of a sequence, its own number first."""
+
+    def __init__(self, memory: Any, n_seq: int, n_branches: int, *, windowed: bool) -> None:
+        """`windowed`: some layers give away the cells behind a window."""
+        self.ids = branches.ids_of(n_seq, n_branches)
+        self._memory = memory
+        self._windowed = windowed
+        self._held = [[0] * n_branches for _ in range(n_seq)]
+        """By branch: the first so many tokens of its sequence; not told of the first one."""
+        self._n_used = [1] * n_seq
+        """Branches that may have anything."""
+        self._forked: dict[int, _Forked] = {}
+
+    def fork(self, seq: int, begin: int, n: int) -> None:
+        """Before a pass whose rows lie on the first `n` branches and come after `begin` tokens."""
+        ids, held = self.ids[seq], self._held[seq]
+        self._n_used[seq] = max(self._n_used[seq], n)
+        for branch in range(1, n):
+            self._catch_up(ids[0], ids[branch], held[branch], begin)
+            held[branch] = begin
+
+    def settle(self, seq: int, begin: int, rows: Lines, path: Sequence[int]) -> None:
+        """After such a pass: `path` are the accepted rows. `tidy` must follow."""
+        if len(path) > 1:
+            ids = self.ids[seq]
+            api.llama_memory_seq_cp(
+                self._memory, ids[rows[path[-1]][0]], ids[0], begin + 1, begin + len(path)
+            )
+        self._forked[seq] = _Forked(begin, rows, path)
+
+    def tidy(self, *, ahead: bool = False) -> None:
+        """Drop what was rejected. `ahead`: another tree of as many rows is likely to follow."""
+        for seq, forked in self._forked.items():
+            ids, held = self.ids[seq], self._held[seq]
+            kept, had = branches.n_common(forked.rows, forked.path)
+            end = forked.begin + len(forked.path)
+            for branch in range(1, len(kept)):
+                held[branch] = forked.begin + kept[branch]
+                if kept[branch] < had[branch]:
+                    api.llama_memory_seq_rm(self._memory, ids[branch], held[branch], -1)
+            if ahead:
+                self.fork(seq, end, len(kept))
+        self._forked.clear()
+
+    def truncate(self, seq: int, length: int) -> bool:
+        """Forget positions `length` and up. False: this model cannot, and nothing is done."""
+        self.tidy()
+        ids, held = self.ids[seq], self._held[seq]
+        if not api.llama_memory_seq_rm(self._memory, ids[0], length, -1):
+            return False
+        for branch, n in enumerate(held):
+            if n > length:
+                api.llama_memory_seq_rm(self._memory, ids[branch], length, -1)
+                held[branch] = length
+        return True
+
+    def clear(self, seq: int) -> None:
+        """Forget a sequence, whatever a failed pass has left of it."""
+        self._forked.pop(seq, None)
+        for id_ in self.ids[seq][: self._n_used[seq]]:
+            api.llama_memory_seq_rm(self._memory, id_, -1, -1)
+        self._held[seq] = [0] * len(self.ids[seq])
+        self._n_used[seq] = 1
+
+    def _catch_up(self, source: int, id_: int, held: int, length: int) -> None:
+        if self._windowed and held and self._first(id_) != self._first(source):
+            api.llama_memory_seq_rm(self._memory, id_, -1, -1)
+            held = 0  # llama.cpp wants all ids of a row to begin with the same cell
+        if held < length:
+            api.llama_memory_seq_cp(self._memory, source, id_, held, length)
+
+    def _first(self, id_: int) -> int:
+        first: int = api.llama_memory_seq_pos_min(self._memory, id_)
+        return first
