@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -47,16 +48,23 @@ def load_model(values: Mapping[str, Any], say: Say, **more: Any) -> Model:
 def _load(values: Mapping[str, Any], say: Say, more: Mapping[str, Any]) -> Model:
     import dflash_local
 
-    target, draft = values["target"], values["draft"]
-    if target is None:
-        from dflash_local import demo
-
-        target, draft = demo.pair()
-        say(
-            "no --target: using the shipped pair, a tiny model of Python code for trying "
-            f"things out ({target.name})"
-        )
-    elif draft is None:
-        say("no --draft: plain decoding")
+    target, draft = chosen_files(values, say)
     options = values_of(LOADING, values)
     return dflash_local.load(target, draft, quiet=values["quiet"], **options, **more)
+
+
+def chosen_files(values: Mapping[str, Any], say: Say) -> tuple[Path, Path | None]:
+    """Target and drafter of --target and --draft, or those of the shipped pair."""
+    target, draft = values["target"], values["draft"]
+    if target is not None:
+        if draft is None:
+            say("no --draft: plain decoding")
+        return Path(target), Path(draft) if draft is not None else None
+    from dflash_local import demo
+
+    target, draft = demo.pair()
+    say(
+        "no --target: using the shipped pair, a tiny model of Python code for trying "
+        f"things out ({target.name})"
+    )
+    return target, draft

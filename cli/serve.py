@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dflash_local.errors import InputError
 
-from .loading import check_files, load_model
+from . import interrupt
+from .loading import check_files, chosen_files
 from .options import DRAFT_WIDTH, FILES, LOADING, SectionedCommand, option, values_of
 from .prompt_text import read_text
-from .report import speaker
+from .report import Say, speaker
 from .values import WholeText, api_key, host_name, number, web_origin, whole
 
 if TYPE_CHECKING:
-    from dflash_local import Model
+    from dflash_local.server.model_source import ModelSource
     from dflash_local.server.settings import Settings
 
 LISTENING = (
@@ -146,30 +147,32 @@ def serve(ctx: click.Context, /, **values: Any) -> None:
     check_files(values)
     say = speaker(False)
     from dflash_local.server import lifecycle
+    from dflash_local.server.model_pool import ModelPool
 
     settings = _settings(values)
     lifecycle.check_exposure(settings)
     # Before the model is loaded, which may take a minute: a bad address is told at once.
     with lifecycle.bind(settings) as bound:
-        files = {**values, "quiet": False}
-        kept = values_of(CACHE, values)
-        with load_model(files, say, n_seq=values["n_seq"], **kept) as model:
-            model.max_queue = values["max_queue"]
-            _set_width(model, values["draft_width"])
-            # Once requests come it would hold them all up: a second for a large vocabulary.
-            model.engine.guide.prepare()
-            ctx.exit(lifecycle.serve(model, settings, bound, say))
+        source = _single(values, say)
+        pool = ModelPool([source], queue_timeout_s=values["queue_timeout_s"])
+        with interrupt.ending():
+            pool.adopt(source.load())
+        ctx.exit(lifecycle.serve(pool, settings, bound, say))
 
 
-def _set_width(model: Model, width: int | Literal["auto"] | None) -> None:
-    if width is None:
-        return
-    most = model.engine.widest(model.draft_shape)
-    if width != "auto" and width > most:
-        raise InputError(
-            f"--draft-width {width} is more than this model can check at once: {most} at most"
-        )
-    model.draft_width = width
+def _single(values: Mapping[str, Any], say: Say) -> ModelSource:
+    """The one model of --target, or of the shipped pair."""
+    from dflash_local.server.model_source import ModelSource
+
+    target, draft = chosen_files(values, say)
+    return ModelSource(
+        values["alias"] or target.stem,
+        target,
+        draft,
+        {**values_of((*LOADING, *CACHE), values), "n_seq": values["n_seq"]},
+        values["draft_width"],
+        values["max_queue"],
+    )
 
 
 def _settings(values: Mapping[str, Any]) -> Settings:
@@ -184,6 +187,6 @@ def _settings(values: Mapping[str, Any]) -> Settings:
         if not found:
             raise InputError(f"--api-key-file {path} holds no key: write one per line")
         keys += map(api_key, found)
-    for name in ("n_seq", "max_queue", "draft_width"):
+    for name in ("n_seq", "max_queue", "queue_timeout_s", "draft_width", "alias"):
         given.pop(name, None)
     return Settings(api_keys=tuple(keys), **given)

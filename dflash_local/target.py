@@ -89,7 +89,7 @@ class Target:
         )
         return cls(file.path, wanted)
 
-    def _load(self, progress: Callable[[float], None] | None) -> None:
+    def _load(self, progress: Callable[[float], bool] | None) -> None:
         params = self.options.model_params()
         if progress is not None:
             # The name keeps the callback alive until the load has ended.

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import sys
 
-from dflash_local import demo, load
+from dflash_local import demo
 from dflash_local.server import lifecycle
+from dflash_local.server.model_pool import ModelPool
+from dflash_local.server.model_source import ModelSource
 from dflash_local.server.settings import Settings
 
 SETTINGS = Settings(
     port=0,
-    queue_timeout_s=1.0,
     drain_s=1.0,
     max_connections=8,
     send_buffer=4096,
@@ -28,11 +29,13 @@ def main() -> int:
     """Serve until a signal comes; the exit code."""
     with lifecycle.bind(SETTINGS) as bound:
         target, drafter = demo.pair()
-        with load(target, drafter, n_threads=1, n_gpu_layers=0, n_seq=1) as model:
-            model.max_queue = 1
-            return lifecycle.serve(
-                model, SETTINGS, bound, lambda line: print(line, file=sys.stderr, flush=True)
-            )
+        options = {"n_threads": 1, "n_gpu_layers": 0, "n_seq": 1}
+        source = ModelSource(target.stem, target, drafter, options, max_queue=1)
+        pool = ModelPool([source], queue_timeout_s=1.0)
+        pool.adopt(source.load())
+        return lifecycle.serve(
+            pool, SETTINGS, bound, lambda line: print(line, file=sys.stderr, flush=True)
+        )
 
 
 if __name__ == "__main__":

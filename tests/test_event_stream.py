@@ -6,13 +6,19 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from starlette.requests import Request
 from starlette.types import Message
 
 from dflash_local.errors import ContextFullError
 from dflash_local.server import anthropic_errors, ollama_errors
 from dflash_local.server import event_stream as module
-from dflash_local.server.event_stream import Event, NamedEvent, event_stream, line_stream
+from dflash_local.server.event_stream import (
+    LINES,
+    Comment,
+    Event,
+    NamedEvent,
+    Stream,
+    event_form,
+)
 
 PING = NamedEvent("ping", {"type": "ping"})
 SCOPE = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b""}
@@ -63,16 +69,13 @@ def played(
 
     async def run() -> None:
         scope = {**SCOPE, "path": path}
-        request = Request(scope)
         if path.startswith(ollama_errors.PATH):
-            response = line_stream(request, source.stream())  # type: ignore[arg-type]
+            form = LINES
         elif path == anthropic_errors.PATH:
-            response = event_stream(
-                request, source.stream(), done=None, keep_alive=PING, name_error=True
-            )
+            form = event_form(done=None, keep_alive=PING, name_error=True)
         else:
-            response = event_stream(request, source.stream(), done=done)
-        await response(scope, receive, send)  # type: ignore[arg-type]
+            form = event_form(done=done)
+        await Stream(source.stream(), form)(scope, receive, send)  # type: ignore[arg-type]
 
     asyncio.run(run())
     return messages
@@ -80,6 +83,20 @@ def played(
 
 def body(messages: list[Message]) -> str:
     return b"".join(message["body"] for message in messages[1:]).decode()
+
+
+def test_comments_where_there_can_be_any() -> None:
+    told = [Comment("loading a 40 %"), {"a": 1}]
+    assert body(played(Source(*told))) == ': loading a 40 %\n\ndata: {"a":1}\n\ndata: [DONE]\n\n'
+    named = body(played(Source(*told), path=anthropic_errors.PATH))
+    assert named.startswith(": loading a 40 %\n\nevent: ping\n")
+    assert body(played(Source(*told), path=ollama_errors.PATH + "/chat")) == '{"a":1}\n'
+
+
+def test_an_error_after_a_comment_is_the_last_event() -> None:
+    first, *rest = played(Source(Comment("loading a"), ContextFullError("too long")))
+    assert first["status"] == 200
+    assert "context_length_exceeded" in rest[-2]["body"].decode()
 
 
 def test_bytes_and_headers() -> None:

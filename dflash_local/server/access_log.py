@@ -47,7 +47,7 @@ class AccessLog:
         try:
             await self._app(scope, receive, watch)
         finally:
-            self._metrics.count_response(status, tally.results)
+            self._metrics.count_response(status, tally.answers)
             log.info(
                 "%s %s %s %s%s %.0f ms%s",
                 (scope.get("client") or ("-",))[0],
@@ -95,4 +95,4 @@ def _plain(text: str, limit: int | None = _MAX_PATH) -> str:
 
 
 def _tokens(tally: Tally) -> str:
-    return f" {tally.n_prompt}+{tally.n_emitted} tokens" if tally.results else ""
+    return f" {tally.n_prompt}+{tally.n_emitted} tokens" if tally.answers else ""

@@ -10,38 +10,40 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from dflash_local.model import Model
+from dflash_local.server.answering import answer, pool_of
 from dflash_local.server.anthropic_blocks import ContentBlocks, event
 from dflash_local.server.anthropic_errors import RESPONSES
 from dflash_local.server.anthropic_schema import CountRequest, MessagesRequest, chat_messages
 from dflash_local.server.chat_answer import ChatAnswer
 from dflash_local.server.conversation import Conversation, prepare
-from dflash_local.server.event_stream import NamedEvent, event_stream
-from dflash_local.server.generation import Task, off_loop, stream_all, unless_gone
-from dflash_local.server.models import model_name
+from dflash_local.server.event_stream import NamedEvent, event_form
+from dflash_local.server.generation import Task, off_loop, stream_all
 from dflash_local.server.sampling_fields import sampling_options
+from dflash_local.server.served import Served
 from dflash_local.server.stop_text import stop_text
 from dflash_local.server.tools import tool_use
 from dflash_local.server.usage import timings
 
 router = APIRouter(responses=RESPONSES)
 
-_PING = event("ping")
+_EVENTS = event_form(done=None, keep_alive=event("ping"), name_error=True)
 
 
 @router.post("/v1/messages")
 async def create_message(request: Request, body: MessagesRequest) -> Response:
     """Answer a conversation, in one piece or as a stream of named events."""
-    conversation = await off_loop(_prepare, request.app.state.model, body)
-    message = _Message(request, body, conversation)
-    if body.stream:
-        return event_stream(request, message.events(), done=None, keep_alive=_PING, name_error=True)
-    return await unless_gone(request, message.whole())
+
+    async def begin(served: Served) -> _Message:
+        return _Message(served, body, await off_loop(_prepare, served.model, body))
+
+    return await answer(request, body.model, begin, _EVENTS if body.stream else None)
 
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(request: Request, body: CountRequest) -> dict[str, int]:
     """How many tokens the prompt of a conversation has. Nothing is generated."""
-    conversation = await off_loop(_prepare, request.app.state.model, body)
+    async with pool_of(request).use(body.model) as served:
+        conversation = await off_loop(_prepare, served.model, body)
     return {"input_tokens": len(conversation.prompt)}
 
 
@@ -66,8 +68,8 @@ def _prepare(model: Model, body: CountRequest) -> Conversation:
 class _Message:
     """The answer to one request."""
 
-    def __init__(self, request: Request, body: MessagesRequest, conversation: Conversation) -> None:
-        self._state = request.app.state
+    def __init__(self, served: Served, body: MessagesRequest, conversation: Conversation) -> None:
+        self._served = served
         self._body = body
         self._dialect = conversation.dialect
         options = {
@@ -78,7 +80,7 @@ class _Message:
         if self._dialect.stop:
             options["stop"] = (*body.stop_texts, *self._dialect.stop)
         self._task = Task(conversation.prompt, options)
-        self._answer = ChatAnswer(self._state.model, conversation, logprobs=False)
+        self._answer = ChatAnswer(served.model, conversation, logprobs=False)
         is_shown = body.thinking is not None and body.thinking.display != "omitted"
         self._blocks = ContentBlocks(thinking=body.thinks and is_shown)
         self._id = f"msg_{secrets.token_hex(12)}"
@@ -90,9 +92,9 @@ class _Message:
         return JSONResponse({**told, "timings": timings(self._answer.result)})
 
     async def events(self) -> AsyncIterator[NamedEvent]:
-        state, blocks = self._state, self._blocks
+        blocks = self._blocks
         begun = False
-        async for _, chunk in stream_all(state.model, state.settings, [self._task]):
+        async for _, chunk in stream_all(self._served, [self._task]):
             if not begun:
                 begun = True
                 yield event("message_start", message=self._told())
@@ -111,7 +113,7 @@ class _Message:
             "id": self._id,
             "type": "message",
             "role": "assistant",
-            "model": model_name(self._state.model, self._state.settings),
+            "model": self._served.name,
             "content": list(self._blocks.content),
             "stop_reason": None,
             "stop_sequence": None,
@@ -127,7 +129,7 @@ class _Message:
             is_full = len(result.tokens) < self._body.max_tokens
             reason = "model_context_window_exceeded" if is_full else "max_tokens"
             return {"stop_reason": reason, "stop_sequence": None}
-        vocabulary = self._state.model.target.vocabulary
+        vocabulary = self._served.model.target.vocabulary
         word = stop_text(vocabulary, result, self._body.stop_texts, special=self._dialect.special)
         return {"stop_reason": "stop_sequence" if word else "end_turn", "stop_sequence": word}
 

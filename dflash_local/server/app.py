@@ -1,4 +1,4 @@
-"""The application: routes of every API over one model, behind what keeps them safe."""
+"""The application: routes of every API over its models, behind what keeps them safe."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 import dflash_local
-from dflash_local.model import Model
 from dflash_local.server import (
     anthropic,
     apply_template,
@@ -32,6 +31,7 @@ from dflash_local.server.bodies import BodyCheck
 from dflash_local.server.drain import Drain, DrainCheck
 from dflash_local.server.errors import RESPONSES, Failures, add_error_handlers
 from dflash_local.server.metrics import Metrics
+from dflash_local.server.model_pool import ModelPool
 from dflash_local.server.security import (
     LOOPBACK_ORIGIN,
     OPEN_PATHS,
@@ -61,8 +61,8 @@ ROUTERS = (
 )
 
 
-def create_app(model: Model, settings: Settings) -> FastAPI:
-    """An application that answers with `model`, which stays the caller's to close.
+def create_app(pool: ModelPool, settings: Settings) -> FastAPI:
+    """An application that answers with the models of `pool`, which stays the caller's to close.
 
     What it describes at /openapi.json has no page of its own: that would load scripts from afar.
     """
@@ -73,10 +73,11 @@ def create_app(model: Model, settings: Settings) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.model = model
+    app.state.pool = pool
     app.state.settings = settings
     app.state.drain = Drain()
-    app.state.metrics = Metrics(model, models.model_name(model, settings))
+    app.state.metrics = Metrics(pool)
+    app.state.told_of_infill = set()
     app.state.created = int(time.time())
     for router in ROUTERS:
         app.include_router(router, responses=RESPONSES)

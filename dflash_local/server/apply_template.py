@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 
 from dflash_local.model import Model
+from dflash_local.server.answering import pool_of
 from dflash_local.server.chat_schema import ChatRequest
 from dflash_local.server.conversation import prepare
 from dflash_local.server.generation import off_loop
@@ -16,7 +17,8 @@ router = APIRouter()
 @router.post("/apply-template")
 async def apply_template(request: Request, body: ChatRequest) -> dict[str, str]:
     """The prompt of a chat as text, control tokens by their names. Nothing is generated."""
-    return {"prompt": await off_loop(_prompt, request.app.state.model, body)}
+    async with pool_of(request).use(body.model) as served:
+        return {"prompt": await off_loop(_prompt, served.model, body)}
 
 
 def _prompt(model: Model, body: ChatRequest) -> str:

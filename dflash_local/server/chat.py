@@ -9,18 +9,22 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from dflash_local.model import Model
+from dflash_local.server.answering import answer
 from dflash_local.server.chat_answer import ChatAnswer
 from dflash_local.server.chat_schema import ChatRequest
 from dflash_local.server.conversation import Conversation, prepare
 from dflash_local.server.envelope import envelope
-from dflash_local.server.event_stream import event_stream
-from dflash_local.server.generation import Task, choices, off_loop, stream_all, unless_gone
+from dflash_local.server.event_stream import event_form
+from dflash_local.server.generation import Task, choices, off_loop, stream_all
 from dflash_local.server.response_format import schema_of
 from dflash_local.server.sampling_fields import sampling_options
+from dflash_local.server.served import Served
 from dflash_local.server.tools import tool_use
 from dflash_local.server.usage import timings, usage
 
 router = APIRouter()
+
+_EVENTS = event_form()
 
 
 @router.post("/v1/chat/completions")
@@ -28,13 +32,12 @@ router = APIRouter()
 async def create_chat_completion(request: Request, body: ChatRequest) -> Response:
     """Answer a conversation, `n` times over, in one piece or as a stream of chunks."""
     body.check()
-    model: Model = request.app.state.model
-    conversation = await off_loop(_prepare, model, body)
-    tasks = choices(conversation.prompt, _options(body, conversation), body.n or 1)
-    completion = _Completion(request, body, conversation, tasks)
-    if body.stream:
-        return event_stream(request, completion.chunks())
-    return await unless_gone(request, completion.whole())
+
+    async def begin(served: Served) -> _Completion:
+        conversation = await off_loop(_prepare, served.model, body)
+        return _Completion(served, body, conversation)
+
+    return await answer(request, body.model, begin, _EVENTS if body.stream else None)
 
 
 def _prepare(model: Model, body: ChatRequest) -> Conversation:
@@ -61,29 +64,23 @@ def _options(body: ChatRequest, conversation: Conversation) -> dict[str, Any]:
 class _Completion:
     """The answers to one request."""
 
-    def __init__(
-        self,
-        request: Request,
-        body: ChatRequest,
-        conversation: Conversation,
-        tasks: list[Task],
-    ) -> None:
-        self._request = request
+    def __init__(self, served: Served, body: ChatRequest, conversation: Conversation) -> None:
+        self._served = served
         self._body = body
-        self._tasks = tasks
-        model = request.app.state.model
+        options = _options(body, conversation)
+        self._tasks: list[Task] = choices(conversation.prompt, options, body.n or 1)
         self._answers = [
             ChatAnswer(
-                model,
+                served.model,
                 conversation,
                 logprobs=bool(body.logprobs),
                 draft_detail=bool(body.draft_detail),
             )
-            for _ in tasks
+            for _ in self._tasks
         ]
 
     async def whole(self) -> Response:
-        head = envelope(self._request, "chat.completion", prefix="chatcmpl")
+        head = envelope(self._served, "chat.completion", prefix="chatcmpl")
         async for _ in self._deltas():
             pass
         return await off_loop(self._told, head)
@@ -101,9 +98,9 @@ class _Completion:
         ]
         return JSONResponse({**head, "choices": told, **self._costs()})
 
-    async def chunks(self) -> AsyncIterator[dict[str, Any]]:
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
         """A role, deltas and a reason to finish for each answer; the costs in the last chunk."""
-        head = envelope(self._request, "chat.completion.chunk", prefix="chatcmpl")
+        head = envelope(self._served, "chat.completion.chunk", prefix="chatcmpl")
         options = self._body.stream_options
         wants_usage = options is not None and bool(options.include_usage)
         no_usage = {"usage": None} if wants_usage else {}
@@ -130,8 +127,7 @@ class _Completion:
 
     async def _deltas(self) -> AsyncIterator[tuple[int, dict[str, Any] | None]]:
         """What each chunk adds to its answer; None once that is complete."""
-        state = self._request.app.state
-        async for index, chunk in stream_all(state.model, state.settings, self._tasks):
+        async for index, chunk in stream_all(self._served, self._tasks):
             answer = self._answers[index]
             for delta in answer.take(chunk):
                 yield index, delta

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Request, Response
 
 from dflash_local.model import Model
+from dflash_local.server.answering import answer
 from dflash_local.server.completion_schema import CompletionRequest
 from dflash_local.server.generation import choices, off_loop
-from dflash_local.server.llama_answer import llama_options, respond
+from dflash_local.server.llama_answer import EVENTS, LlamaAnswers, llama_options
+from dflash_local.server.served import Served
 from dflash_local.vocabulary import Vocabulary
 
 router = APIRouter()
@@ -19,11 +21,14 @@ router = APIRouter()
 @router.post("/completions", include_in_schema=False)
 async def completion(request: Request, body: CompletionRequest) -> Response:
     """Go on with each prompt. `tokens_cached` are those of it that needed no computing."""
-    model: Model = request.app.state.model
-    prompts = await off_loop(_token_ids, model, body.prompts)
     options = llama_options(body)
-    tasks = [task for prompt in prompts for task in choices(prompt, options, body.n_cmpl)]
-    return await respond(request, body, tasks)
+
+    async def begin(served: Served) -> LlamaAnswers:
+        prompts = await off_loop(_token_ids, served.model, body.prompts)
+        tasks = [task for prompt in prompts for task in choices(prompt, options, body.n_cmpl)]
+        return LlamaAnswers(served, body, tasks)
+
+    return await answer(request, body.model, begin, EVENTS if body.stream else None)
 
 
 def _token_ids(model: Model, prompts: Sequence[str | Sequence[str | int]]) -> list[list[int]]:

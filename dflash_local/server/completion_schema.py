@@ -45,6 +45,7 @@ _ABSENT = {
 class LlamaRequest(SamplingFields):
     """What `/completion` and `/infill` have in common, under llama-server's names and defaults."""
 
+    model: Label | None = None
     stream: Flag = False
     n_predict: Predict = Field(
         default=-1,
@@ -165,6 +166,7 @@ class InfillRequest(LlamaRequest):
 class TokenizeRequest(BaseModel):
     """llama-server's defaults: nothing is put before the text, and special tokens are read."""
 
+    model: Label | None = None
     content: Text | _Pieces = ""
     add_special: Flag = False
     parse_special: Flag = True
@@ -172,4 +174,5 @@ class TokenizeRequest(BaseModel):
 
 
 class DetokenizeRequest(BaseModel):
+    model: Label | None = None
     tokens: Annotated[list[TokenId], Field(max_length=4 << 20)] = Field(default_factory=list)

@@ -11,32 +11,36 @@ from fastapi.responses import JSONResponse
 from dflash_local.errors import ClosedError
 from dflash_local.model import Model
 from dflash_local.result import Chunk, Result
+from dflash_local.server.answering import answer
 from dflash_local.server.completions_schema import CompletionsRequest
 from dflash_local.server.envelope import envelope
 from dflash_local.server.errors import ApiError
-from dflash_local.server.event_stream import event_stream
-from dflash_local.server.generation import Task, choices, off_loop, stream_all, unless_gone
+from dflash_local.server.event_stream import event_form
+from dflash_local.server.generation import Task, choices, off_loop, stream_all
 from dflash_local.server.response_format import schema_of
 from dflash_local.server.sampling_fields import sampling_options
+from dflash_local.server.served import Served
 from dflash_local.server.token_logprobs import Entry, LogprobStream, completion_logprobs
 from dflash_local.server.usage import timings, usage
 from dflash_local.vocabulary import Vocabulary
 
 router = APIRouter()
 
+_EVENTS = event_form()
+
 
 @router.post("/v1/completions")
 async def create_completion(request: Request, body: CompletionsRequest) -> Response:
     """Go on with each prompt, `n` times over; the answers to one prompt are neighbours."""
     body.check()
-    model: Model = request.app.state.model
-    prompts = await off_loop(_prompts, model, body)
     options = _options(body)
-    tasks = [task for prompt in prompts for task in choices(prompt, options, body.n or 1)]
-    completion = _Completion(request, body, tasks)
-    if body.stream:
-        return event_stream(request, completion.chunks())
-    return await unless_gone(request, completion.whole())
+
+    async def begin(served: Served) -> _Completion:
+        prompts = await off_loop(_prompts, served.model, body)
+        tasks = [task for prompt in prompts for task in choices(prompt, options, body.n or 1)]
+        return _Completion(served, body, tasks)
+
+    return await answer(request, body.model, begin, _EVENTS if body.stream else None)
 
 
 def _options(body: CompletionsRequest) -> dict[str, Any]:
@@ -122,18 +126,18 @@ class _Answer:
 class _Completion:
     """The answers to one request."""
 
-    def __init__(self, request: Request, body: CompletionsRequest, tasks: list[Task]) -> None:
-        self._request = request
+    def __init__(self, served: Served, body: CompletionsRequest, tasks: list[Task]) -> None:
+        self._served = served
         self._body = body
         self._tasks = tasks
-        vocabulary = request.app.state.model.target.vocabulary
+        vocabulary = served.model.target.vocabulary
         self._answers = [
             _Answer(vocabulary, _echoed(vocabulary, body, i), logprobs=body.logprobs is not None)
             for i in range(len(tasks))
         ]
 
     async def whole(self) -> Response:
-        head = envelope(self._request, "text_completion", prefix="cmpl")
+        head = envelope(self._served, "text_completion", prefix="cmpl")
         async for _ in self._pieces():
             pass
         return await off_loop(self._told, head)
@@ -146,9 +150,9 @@ class _Completion:
         ]
         return JSONResponse({**head, "choices": told, **self._costs()})
 
-    async def chunks(self) -> AsyncIterator[dict[str, Any]]:
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
         """Pieces of text and a reason to finish for each answer; the costs in the last chunk."""
-        head = envelope(self._request, "text_completion", prefix="cmpl")
+        head = envelope(self._served, "text_completion", prefix="cmpl")
         options = self._body.stream_options
         wants_usage = options is not None and bool(options.include_usage)
         no_usage = {"usage": None} if wants_usage else {}
@@ -168,8 +172,7 @@ class _Completion:
             yield {**head, "choices": [], **self._costs()}
 
     async def _pieces(self) -> AsyncIterator[tuple[int, str]]:
-        state = self._request.app.state
-        async for index, chunk in stream_all(state.model, state.settings, self._tasks):
+        async for index, chunk in stream_all(self._served, self._tasks):
             yield index, self._answers[index].take(chunk)
 
     def _costs(self) -> dict[str, Any]:

@@ -8,22 +8,19 @@ import time
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import Request
-
 import dflash_local
 from dflash_local.model import Model
-from dflash_local.server.models import model_name
+from dflash_local.server.served import Served
 
 
-def envelope(request: Request, kind: str, *, prefix: str) -> dict[str, Any]:
+def envelope(served: Served, kind: str, *, prefix: str) -> dict[str, Any]:
     """`kind` is the object's, such as `chat.completion`; `prefix` begins the id."""
-    state = request.app.state
     return {
         "id": f"{prefix}-{secrets.token_hex(12)}",
         "object": kind,
         "created": int(time.time()),
-        "model": model_name(state.model, state.settings),
-        "system_fingerprint": system_fingerprint(state.model),
+        "model": served.name,
+        "system_fingerprint": system_fingerprint(served.model),
     }
 
 

@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -34,54 +33,59 @@ class NamedEvent:
     data: Mapping[str, Any]
 
 
-Event = str | Mapping[str, Any] | NamedEvent
-"""A JSON text, what becomes one, or such with a name."""
+@dataclass(frozen=True)
+class Comment:
+    """One line for whoever looks at the stream; programs leave it out."""
+
+    text: str
 
 
-def event_stream(
-    request: Request,
-    events: AsyncIterator[Event],
-    *,
-    done: str | None = "[DONE]",
-    keep_alive: Event | None = None,
-    name_error: bool = False,
-) -> Response:
-    """A response of `events`, and `done` after the last of them. `keep_alive` is sent while none
+Event = str | Mapping[str, Any] | NamedEvent | Comment
+"""A JSON text, what becomes one, such with a name, or a comment."""
+
+
+@dataclass(frozen=True)
+class StreamForm:
+    """How one API writes a stream. `keep_alive` is sent while nothing else is, and with a comment;
+    `has_comments`: it can have any."""
+
+    media_type: str
+    encode: Callable[[Any], bytes]
+    encode_error: Callable[[Any], bytes]
+    keep_alive: bytes
+    end: bytes
+    has_comments: bool
+
+    def item(self, item: Any) -> bytes:
+        """The bytes of an item; none for what cannot be told."""
+        if not isinstance(item, Comment):
+            return self.encode(item)
+        if not self.has_comments:
+            return b""
+        return encode(item) + (b"" if self.keep_alive == _COMMENT else self.keep_alive)
+
+
+def event_form(
+    *, done: str | None = "[DONE]", keep_alive: Event | None = None, name_error: bool = False
+) -> StreamForm:
+    """Server-sent events, with `done` after the last of them. `keep_alive` is sent while none
     comes; without one it is a comment. `name_error`: the event that tells of an error has that
-    name.
-
-    Whatever `events` raises before the first event is raised, so that it is answered with a status
-    of its own; what it raises later is the last event. `events` is closed when the stream ends in
-    whatever way: a client that is gone frees its slot within one round.
-    """
-    return _Stream(
-        events,
+    name."""
+    return StreamForm(
         media_type="text/event-stream",
         encode=encode,
         encode_error=(lambda told: encode(NamedEvent("error", told))) if name_error else encode,
         keep_alive=_COMMENT if keep_alive is None else encode(keep_alive),
         end=b"" if done is None else encode(done),
-    )
-
-
-def line_stream(request: Request, lines: AsyncIterator[Mapping[str, Any]]) -> Response:
-    """A response with a line of JSON for each of `lines`, closed and ended as an event stream is.
-
-    Nothing keeps it alive while none comes: clients take each line for a piece of the answer.
-    """
-    return _Stream(
-        lines,
-        media_type="application/x-ndjson",
-        encode=_line,
-        encode_error=_line,
-        keep_alive=b"",
-        end=b"",
+        has_comments=True,
     )
 
 
 def encode(event: Event) -> bytes:
     """The bytes of one event. Raises ValueError for NaN and infinity, which are no JSON."""
     head, data = "", event
+    if isinstance(event, Comment):
+        return f": {event.text}\n\n".encode()
     if isinstance(event, NamedEvent):
         head, data = f"event: {event.name}\n", event.data
     text = data if isinstance(data, str) else _json(data)
@@ -96,25 +100,32 @@ def _line(data: Any) -> bytes:
     return f"{_json(data)}\n".encode()
 
 
-class _Stream(Response):
-    def __init__(
-        self,
-        events: AsyncIterator[Any],
-        *,
-        media_type: str,
-        encode: Callable[[Any], bytes],
-        encode_error: Callable[[Any], bytes],
-        keep_alive: bytes,
-        end: bytes,
-    ) -> None:
+LINES = StreamForm(
+    media_type="application/x-ndjson",
+    encode=_line,
+    encode_error=_line,
+    keep_alive=b"",
+    end=b"",
+    has_comments=False,
+)
+"""A line of JSON for each item. Nothing keeps the stream alive while none comes: clients take each
+line for a piece of the answer."""
+
+
+class Stream(Response):
+    """A response of `events`, written as `form` has it.
+
+    Whatever `events` raises before the first event is raised, so that it is answered with a status
+    of its own; what it raises later is the last event. `events` is closed when the stream ends in
+    whatever way: a client that is gone frees its slot within one round.
+    """
+
+    def __init__(self, events: AsyncIterator[Any], form: StreamForm) -> None:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        super().__init__(headers=headers, media_type=media_type)
+        super().__init__(headers=headers, media_type=form.media_type)
         del self.headers["content-length"]
         self._events = events
-        self._encode = encode
-        self._encode_error = encode_error
-        self._keep_alive = keep_alive
-        self._end = end
+        self._form = form
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -136,9 +147,9 @@ class _Stream(Response):
             if not self._started:
                 raise
             _, told = form_of(scope)(api_error(error))
-            await self._write(send, self._encode_error(told))
+            await self._write(send, self._form.encode_error(told))
         else:
-            await self._write(send, self._end)
+            await self._write(send, self._form.end)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_events(self, send: Send) -> None:
@@ -147,14 +158,15 @@ class _Stream(Response):
             while True:
                 await asyncio.wait({coming}, timeout=KEEP_ALIVE_S)
                 if not coming.done():
-                    if self._keep_alive:
-                        await self._write(send, self._keep_alive)
+                    if self._form.keep_alive:
+                        await self._write(send, self._form.keep_alive)
                     continue
                 try:
                     event = coming.result()
                 except StopAsyncIteration:
                     return
-                await self._write(send, self._encode(event))
+                if data := self._form.item(event):
+                    await self._write(send, data)
                 coming = asyncio.ensure_future(_next(self._events))
         finally:
             coming.cancel()

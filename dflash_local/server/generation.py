@@ -15,9 +15,8 @@ import anyio.to_thread
 from fastapi import Request, Response
 
 from dflash_local.async_chunks import AsyncChunks
-from dflash_local.model import Model
 from dflash_local.result import Chunk
-from dflash_local.server.settings import Settings
+from dflash_local.server.served import Served
 from dflash_local.server.tally import record
 
 T = TypeVar("T")
@@ -44,9 +43,7 @@ def choices(prompt: list[int], options: dict[str, Any], n: int) -> list[Task]:
     return [Task(prompt, {**options, "seed": (seed + i) % _N_SEEDS}) for i in range(n)]
 
 
-async def stream_all(
-    model: Model, settings: Settings, tasks: Sequence[Task]
-) -> AsyncIterator[tuple[int, Chunk]]:
+async def stream_all(served: Served, tasks: Sequence[Task]) -> AsyncIterator[tuple[int, Chunk]]:
     """The chunks of all tasks, with their numbers, as they come.
 
     What is wrong with any of them is raised before the first chunk. Closing the iterator, or an
@@ -58,7 +55,7 @@ async def stream_all(
         try:
             async for chunk in chunks:
                 if chunk.result is not None:
-                    record(chunk.result)
+                    record(served.name, chunk.result)
                 items.put_nowait((index, chunk))
             items.put_nowait((index, None))
         except Exception as error:
@@ -68,8 +65,8 @@ async def stream_all(
     pumps: list[asyncio.Future[None]] = []
     try:
         for task in tasks:
-            options = {"queue_timeout": settings.queue_timeout_s, **task.options}
-            streams.append(await model.asubmit(task.prompt, **options))
+            options = {"queue_timeout": served.queue_timeout_s, **task.options}
+            streams.append(await served.model.asubmit(task.prompt, **options))
         pumps = [asyncio.ensure_future(pump(i, chunks)) for i, chunks in enumerate(streams)]
         left = len(pumps)
         while left:

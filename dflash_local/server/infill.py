@@ -6,11 +6,12 @@ import logging
 
 from fastapi import APIRouter, Request, Response
 
-from dflash_local.model import Model
+from dflash_local.server.answering import answer
 from dflash_local.server.completion_schema import InfillRequest
 from dflash_local.server.fim import Gap, OtherText, infill_prompt
 from dflash_local.server.generation import Task, choices, off_loop
-from dflash_local.server.llama_answer import llama_options, respond
+from dflash_local.server.llama_answer import EVENTS, LlamaAnswers, llama_options
+from dflash_local.server.served import Served
 
 router = APIRouter()
 log = logging.getLogger("dflash_local.server")
@@ -23,18 +24,23 @@ the last one's, and found in the cache."""
 @router.post("/infill")
 async def infill(request: Request, body: InfillRequest) -> Response:
     """Fill a gap. A model that has no tokens for it goes on with what stands before the gap."""
-    model: Model = request.app.state.model
-    vocabulary = model.target.vocabulary
-    if vocabulary.infill is None and not getattr(request.app.state, "told_of_infill", False):
-        request.app.state.told_of_infill = True
-        log.warning(
-            "this model has no tokens to fill a gap with; /infill goes on with the text before it"
-        )
-    others = tuple(OtherText(other.text, other.filename) for other in body.input_extra)
-    gap = Gap(body.input_prefix, body.input_suffix, body.prompt, others)
-    room = model.n_ctx - min(max(body.n_predict, _ANSWER), model.n_ctx // 2)
-    prompt = await off_loop(infill_prompt, vocabulary, gap, room=room)
-    return await respond(request, body, _tasks(body, prompt))
+    told: set[str] = request.app.state.told_of_infill
+
+    async def begin(served: Served) -> LlamaAnswers:
+        model, vocabulary = served.model, served.model.target.vocabulary
+        if vocabulary.infill is None and served.name not in told:
+            told.add(served.name)
+            log.warning(
+                "%s has no tokens to fill a gap with; /infill goes on with the text before it",
+                served.name,
+            )
+        others = tuple(OtherText(other.text, other.filename) for other in body.input_extra)
+        gap = Gap(body.input_prefix, body.input_suffix, body.prompt, others)
+        room = model.n_ctx - min(max(body.n_predict, _ANSWER), model.n_ctx // 2)
+        prompt = await off_loop(infill_prompt, vocabulary, gap, room=room)
+        return LlamaAnswers(served, body, _tasks(body, prompt))
+
+    return await answer(request, body.model, begin, EVENTS if body.stream else None)
 
 
 def _tasks(body: InfillRequest, prompt: list[int]) -> list[Task]:

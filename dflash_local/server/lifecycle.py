@@ -11,19 +11,18 @@ import errno
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
 
 from dflash_local.errors import InputError
-from dflash_local.model import Model
 from dflash_local.server.access_log import log_to_stderr
 from dflash_local.server.app import create_app
 from dflash_local.server.connection import connection_class
 from dflash_local.server.drain import Drain
-from dflash_local.server.models import model_name
+from dflash_local.server.model_pool import ModelPool
 from dflash_local.server.security import is_loopback
 from dflash_local.server.settings import Settings
 
@@ -86,16 +85,23 @@ def _bind_fault(host: str, port: int, error: OSError) -> str:
 
 
 def serve(
-    model: Model, settings: Settings, bound: socket.socket, say: Callable[[str], None]
+    pool: ModelPool, settings: Settings, bound: socket.socket, say: Callable[[str], None]
 ) -> int:
-    """Serve `model` on a bound socket until a signal ends it; the exit code of the process.
+    """Serve the models of `pool` on a bound socket until a signal ends it, and close them; the exit
+    code of the process.
 
     `say` hears where it serves, once it does.
     """
     log_to_stderr()
-    server = Server(create_app(model, settings), settings, say)
-    server.greeting = greeting(model_name(model, settings), settings, bound)
-    server.run(sockets=[bound])
+    server = Server(create_app(pool, settings), settings, say)
+    server.greeting = greeting(pool.names, settings, bound)
+    try:
+        server.run(sockets=[bound])
+    finally:
+        ended = pool.close()
+    if not ended:  # inside llama.cpp, or waiting for a trial: Python would wait for it, too
+        say("a model was still being loaded; it is given up")
+        os._exit(server.exit_code)
     return server.exit_code
 
 
@@ -167,12 +173,14 @@ class Server(uvicorn.Server):
             connection.transport.abort()
 
 
-def greeting(name: str, settings: Settings, bound: socket.socket) -> list[str]:
+def greeting(names: Sequence[str], settings: Settings, bound: socket.socket) -> list[str]:
     """What is served, where, and what to tell an editor."""
+    shown = ", ".join(names)
     host, port = bound.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     key = "one of yours" if settings.api_keys else "any"
     return [
-        f"serving {name} at {url}",
-        f"editors: base URL {url}/v1, model {name}, API key {key} (llama.vim: {url}/infill)",
+        f"serving {shown} at {url}",
+        f"editors: base URL {url}/v1, model {' or '.join(names)}, API key {key} "
+        f"(llama.vim: {url}/infill)",
     ]

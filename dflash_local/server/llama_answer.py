@@ -7,21 +7,22 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import Response
 from fastapi.responses import JSONResponse
 
 from dflash_local.errors import ClosedError
-from dflash_local.model import Model
 from dflash_local.result import Chunk, Result
 from dflash_local.sampling import TokenLogprob
 from dflash_local.server.completion_schema import LlamaRequest
-from dflash_local.server.event_stream import event_stream
-from dflash_local.server.generation import Task, off_loop, stream_all, unless_gone
+from dflash_local.server.event_stream import event_form
+from dflash_local.server.generation import Task, off_loop, stream_all
 from dflash_local.server.line_limits import LineLimits
-from dflash_local.server.models import model_name
 from dflash_local.server.sampling_fields import sampling_options
+from dflash_local.server.served import Served
 from dflash_local.server.stop_text import stop_text
 from dflash_local.server.usage import timings
+
+EVENTS = event_form(done=None)
 
 
 def llama_options(body: LlamaRequest) -> dict[str, Any]:
@@ -37,46 +38,41 @@ def llama_options(body: LlamaRequest) -> dict[str, Any]:
     return options
 
 
-async def respond(request: Request, body: LlamaRequest, tasks: Sequence[Task]) -> Response:
-    """The answers to all tasks: one as an object, several as a list, streamed as they come."""
-    model: Model = request.app.state.model
-    name = model_name(model, request.app.state.settings)
-    answers = [_Answer(body, task, index, model, name) for index, task in enumerate(tasks)]
-    if body.stream:
-        return event_stream(request, _events(request, answers), done=None)
-    return await unless_gone(request, _whole(request, answers))
+class LlamaAnswers:
+    """The answers to all tasks of a request: one as an object, several as a list."""
 
+    def __init__(self, served: Served, body: LlamaRequest, tasks: Sequence[Task]) -> None:
+        self._served = served
+        self._answers = [_Answer(served, body, task, i) for i, task in enumerate(tasks)]
 
-async def _whole(request: Request, answers: Sequence[_Answer]) -> Response:
-    async for _ in _events(request, answers):
-        pass
-    return await off_loop(_told, answers)
+    async def events(self) -> AsyncIterator[Mapping[str, Any]]:
+        """Those of all answers, as they come."""
+        tasks = [answer.task for answer in self._answers]
+        async for index, chunk in stream_all(self._served, tasks):
+            for event in self._answers[index].take(chunk):
+                yield event
 
+    async def whole(self) -> Response:
+        async for _ in self.events():
+            pass
+        return await off_loop(self._told)
 
-def _told(answers: Sequence[_Answer]) -> Response:
-    """All of them. With log-probabilities they are long, and take their time to be written."""
-    bodies = [answer.whole() for answer in answers]
-    return JSONResponse(bodies[0] if len(bodies) == 1 else bodies)
-
-
-async def _events(request: Request, answers: Sequence[_Answer]) -> AsyncIterator[Mapping[str, Any]]:
-    state = request.app.state
-    tasks = [answer.task for answer in answers]
-    async for index, chunk in stream_all(state.model, state.settings, tasks):
-        for event in answers[index].take(chunk):
-            yield event
+    def _told(self) -> Response:
+        """All of them. With log-probabilities they are long, and take their time to be written."""
+        bodies = [answer.whole() for answer in self._answers]
+        return JSONResponse(bodies[0] if len(bodies) == 1 else bodies)
 
 
 class _Answer:
     """One answer on its way: the engine's chunks in, events out, at the end the whole."""
 
-    def __init__(self, body: LlamaRequest, task: Task, index: int, model: Model, name: str) -> None:
+    def __init__(self, served: Served, body: LlamaRequest, task: Task, index: int) -> None:
         self._cancel = threading.Event()
         self.task = Task(task.prompt, {**task.options, "cancel": self._cancel})
         self._body = body
         self._index = index
-        self._model = model
-        self._name = name
+        self._model = served.model
+        self._name = served.name
         self._limits = LineLimits(body.n_indent, (body.t_max_predict_ms or 0) / 1000)
         self._text: list[str] = []
         self._n_tokens = 0

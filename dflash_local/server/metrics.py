@@ -1,13 +1,15 @@
 """`/metrics` for Prometheus, in llama.cpp's and vLLM's names where they have one.
 
 Names and meanings: llama.cpp, tools/server/README.md; vLLM, vllm/v1/metrics/loggers.py and
-vllm/v1/spec_decode/metrics.py. Counters are totals since the model was loaded.
+vllm/v1/spec_decode/metrics.py. Counters are totals since a model was loaded. Where several models
+are served, all values have the label `model_name`, and what is not loaded has none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -15,11 +17,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dflash_local.model import Model
 from dflash_local.result import Result
-
-if TYPE_CHECKING:
-    from dflash_local.status import ModelStatus
+from dflash_local.server.model_pool import ModelPool
+from dflash_local.status import ModelStatus
 
 router = APIRouter()
 
@@ -37,10 +37,10 @@ async def metrics(request: Request) -> Response:
 class Metrics:
     """What one application counts; its registry is its own, so that there may be several."""
 
-    def __init__(self, model: Model, name: str) -> None:
-        """`name` is the model's, as answers have it: the label by which vLLM's boards sort."""
+    def __init__(self, pool: ModelPool) -> None:
+        """Models have their names in answers: the label by which vLLM's boards sort."""
         self.registry = CollectorRegistry()
-        self.registry.register(_StatusCollector(model, name))
+        self.registry.register(_StatusCollector(pool))
         label = ("model_name",)
         self._responses = Counter(
             "dflash_local:http_responses",
@@ -60,131 +60,190 @@ class Metrics:
             label,
             buckets=_FIRST_TOKEN_S,
             registry=self.registry,
-        ).labels(name)
+        )
         self._first_token = Histogram(
             "vllm:time_to_first_token_seconds",
             "From a request to its first token.",
             label,
             buckets=_FIRST_TOKEN_S,
             registry=self.registry,
-        ).labels(name)
+        )
         self._whole = Histogram(
             "vllm:e2e_request_latency_seconds",
             "From a request to its last token.",
             label,
             buckets=_WHOLE_S,
             registry=self.registry,
-        ).labels(name)
-        self._name = name
+        )
+        for name in pool.names:  # so that there are zeros to begin with
+            for histogram in (self._waited, self._first_token, self._whole):
+                histogram.labels(name)
 
-    def count_response(self, status: int, results: Iterable[Result]) -> None:
-        """Count one request that has ended, and the answers that it was given."""
+    def count_response(self, status: int, answers: Iterable[tuple[str, Result]]) -> None:
+        """Count one request that has ended, and the answers that it was given, by their models."""
         self._responses.labels(status).inc()
-        for result in results:
+        for name, result in answers:
             stats = result.stats
-            self._finished.labels(self._name, result.finish_reason).inc()
-            self._waited.observe(stats.queue_s)
-            self._first_token.observe(stats.ttft_s)
-            self._whole.observe(stats.queue_s + stats.prompt_s + stats.decode_s)
+            self._finished.labels(name, result.finish_reason).inc()
+            self._waited.labels(name).observe(stats.queue_s)
+            self._first_token.labels(name).observe(stats.ttft_s)
+            self._whole.labels(name).observe(stats.queue_s + stats.prompt_s + stats.decode_s)
 
 
 class _StatusCollector(Collector):
-    """Asks the model at each scrape, so that nothing is counted twice."""
+    """Asks the models at each scrape, so that nothing is counted twice."""
 
-    def __init__(self, model: Model, name: str) -> None:
-        self._model = model
-        self._name = name
+    def __init__(self, pool: ModelPool) -> None:
+        self._pool = pool
 
     def collect(self) -> Iterator[Metric]:
-        status = self._model.status()
-        yield from _llama_metrics(status)
-        yield from _vllm_metrics(status, self._name)
-        yield from _own_metrics(status)
+        hosts = self._pool.hosts.values()
+        loaded = [(host.name, host.model.status()) for host in hosts if host.model is not None]
+        for family in _FAMILIES:
+            yield family.metric(loaded, named=len(hosts) > 1 or family.name.startswith("vllm:"))
 
 
-def _llama_metrics(status: ModelStatus) -> Iterator[Metric]:
-    computed = status.prompt_tokens - status.cached_tokens
-    for name, told, total in (
-        ("prompt_tokens", "Prompt tokens computed.", computed),
-        ("prompt_seconds", "Seconds spent on prompts.", status.prompt_s),
-        ("tokens_predicted", "Tokens generated.", status.emitted),
-        ("tokens_predicted_seconds", "Seconds spent on generating.", status.decode_s),
-    ):
-        yield CounterMetricFamily(f"llamacpp:{name}", told, total)
-    for name, told, value in (
-        ("prompt_tokens_seconds", "Prompt tokens per second.", _rate(computed, status.prompt_s)),
-        (
-            "predicted_tokens_seconds",
-            "Tokens per second of one answer.",
-            _rate(status.emitted, status.decode_s),
-        ),
-        ("requests_processing", "Requests at work.", status.n_busy),
-        ("requests_deferred", "Requests that wait for a slot.", status.n_waiting),
-        (
-            "kv_cache_usage_ratio",
-            "Share of the cells in use.",
-            _rate(status.cells_used, status.n_ctx),
-        ),
-        ("kv_cache_tokens", "Cells in use.", status.cells_used),
-    ):
-        yield GaugeMetricFamily(f"llamacpp:{name}", told, value)
+@dataclass(frozen=True)
+class _Family:
+    """What is read of each model's status: a number, or with `by_position` one for each place in
+    the draft."""
 
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily]
+    name: str
+    told: str
+    read: Callable[[ModelStatus], Any]
+    by_position: bool = False
 
-def _vllm_metrics(status: ModelStatus, model_name: str) -> Iterator[Metric]:
-    for name, told, value in (
-        ("num_requests_running", "Requests at work.", status.n_busy),
-        ("num_requests_waiting", "Requests that wait for a slot.", status.n_waiting),
-        (
-            "kv_cache_usage_perc",
-            "Share of the cells in use.",
-            _rate(status.cells_used, status.n_ctx),
-        ),
-    ):
-        gauge = GaugeMetricFamily(f"vllm:{name}", told, labels=["model_name"])
-        gauge.add_metric([model_name], value)
-        yield gauge
-    for name, told, total in (
-        ("prompt_tokens", "Prompt tokens, cached ones included.", status.prompt_tokens),
-        ("generation_tokens", "Tokens generated.", status.emitted),
-        ("prefix_cache_queries", "Prompt tokens looked up in the caches.", status.prompt_tokens),
-        ("prefix_cache_hits", "Prompt tokens found there.", status.cached_tokens),
-        ("spec_decode_num_drafts", "Drafts that were verified.", sum(status.position_drafted[:1])),
-        ("spec_decode_num_draft_tokens", "Drafted tokens that were verified.", status.drafted),
-        ("spec_decode_num_accepted_tokens", "Drafted tokens accepted.", status.accepted),
-    ):
-        counter = CounterMetricFamily(f"vllm:{name}", told, labels=["model_name"])
-        counter.add_metric([model_name], total)
-        yield counter
-    accepted = CounterMetricFamily(
-        "vllm:spec_decode_num_accepted_tokens_per_pos",
-        "Drafted tokens accepted, by their place in the draft.",
-        labels=["model_name", "position"],
-    )
-    for position, total in enumerate(status.position_accepted):
-        accepted.add_metric([model_name, str(position)], total)
-    yield accepted
-
-
-def _own_metrics(status: ModelStatus) -> Iterator[Metric]:
-    yield GaugeMetricFamily("dflash_local:slots", "Requests that can run at once.", status.n_slots)
-    yield CounterMetricFamily("dflash_local:requests", "Requests that have ended.", status.requests)
-    drafted = CounterMetricFamily(
-        "dflash_local:drafted_tokens_per_pos",
-        "Drafted tokens that were verified, by their place in the draft.",
-        labels=["position"],
-    )
-    for position, total in enumerate(status.position_drafted):
-        drafted.add_metric([str(position)], total)
-    yield drafted
-    yield GaugeMetricFamily(
-        "dflash_local:cache_store_bytes",
-        "Bytes of prefixes that left their slot and are kept.",
-        status.cache_bytes,
-    )
-    yield CounterMetricFamily(
-        "dflash_local:cache_store_hits", "Prefixes taken from there.", status.cache_hits
-    )
+    def metric(self, statuses: Iterable[tuple[str, ModelStatus]], *, named: bool) -> Metric:
+        """The values of all models, with their names as labels if `named`."""
+        labels = ["model_name"] * named + ["position"] * self.by_position
+        family = self.kind(self.name, self.told, labels=labels)
+        for name, status in statuses:
+            own, value = [name] * named, self.read(status)
+            if self.by_position:
+                for position, part in enumerate(value):
+                    family.add_metric([*own, str(position)], part)
+            else:
+                family.add_metric(own, value)
+        return family
 
 
 def _rate(amount: float, of: float) -> float:
     return amount / of if of > 0 else 0.0
+
+
+def _computed(status: ModelStatus) -> int:
+    return status.prompt_tokens - status.cached_tokens
+
+
+def _usage(status: ModelStatus) -> float:
+    return _rate(status.cells_used, status.n_ctx)
+
+
+_COUNTER, _GAUGE = CounterMetricFamily, GaugeMetricFamily
+
+_FAMILIES = (
+    _Family(_COUNTER, "llamacpp:prompt_tokens", "Prompt tokens computed.", _computed),
+    _Family(_COUNTER, "llamacpp:prompt_seconds", "Seconds spent on prompts.", lambda s: s.prompt_s),
+    _Family(_COUNTER, "llamacpp:tokens_predicted", "Tokens generated.", lambda s: s.emitted),
+    _Family(
+        _COUNTER,
+        "llamacpp:tokens_predicted_seconds",
+        "Seconds spent on generating.",
+        lambda s: s.decode_s,
+    ),
+    _Family(
+        _GAUGE,
+        "llamacpp:prompt_tokens_seconds",
+        "Prompt tokens per second.",
+        lambda s: _rate(_computed(s), s.prompt_s),
+    ),
+    _Family(
+        _GAUGE,
+        "llamacpp:predicted_tokens_seconds",
+        "Tokens per second of one answer.",
+        lambda s: _rate(s.emitted, s.decode_s),
+    ),
+    _Family(_GAUGE, "llamacpp:requests_processing", "Requests at work.", lambda s: s.n_busy),
+    _Family(
+        _GAUGE,
+        "llamacpp:requests_deferred",
+        "Requests that wait for a slot.",
+        lambda s: s.n_waiting,
+    ),
+    _Family(_GAUGE, "llamacpp:kv_cache_usage_ratio", "Share of the cells in use.", _usage),
+    _Family(_GAUGE, "llamacpp:kv_cache_tokens", "Cells in use.", lambda s: s.cells_used),
+    _Family(_GAUGE, "vllm:num_requests_running", "Requests at work.", lambda s: s.n_busy),
+    _Family(
+        _GAUGE,
+        "vllm:num_requests_waiting",
+        "Requests that wait for a slot.",
+        lambda s: s.n_waiting,
+    ),
+    _Family(_GAUGE, "vllm:kv_cache_usage_perc", "Share of the cells in use.", _usage),
+    _Family(
+        _COUNTER,
+        "vllm:prompt_tokens",
+        "Prompt tokens, cached ones included.",
+        lambda s: s.prompt_tokens,
+    ),
+    _Family(_COUNTER, "vllm:generation_tokens", "Tokens generated.", lambda s: s.emitted),
+    _Family(
+        _COUNTER,
+        "vllm:prefix_cache_queries",
+        "Prompt tokens looked up in the caches.",
+        lambda s: s.prompt_tokens,
+    ),
+    _Family(
+        _COUNTER,
+        "vllm:prefix_cache_hits",
+        "Prompt tokens found there.",
+        lambda s: s.cached_tokens,
+    ),
+    _Family(
+        _COUNTER,
+        "vllm:spec_decode_num_drafts",
+        "Drafts that were verified.",
+        lambda s: sum(s.position_drafted[:1]),
+    ),
+    _Family(
+        _COUNTER,
+        "vllm:spec_decode_num_draft_tokens",
+        "Drafted tokens that were verified.",
+        lambda s: s.drafted,
+    ),
+    _Family(
+        _COUNTER,
+        "vllm:spec_decode_num_accepted_tokens",
+        "Drafted tokens accepted.",
+        lambda s: s.accepted,
+    ),
+    _Family(
+        _COUNTER,
+        "vllm:spec_decode_num_accepted_tokens_per_pos",
+        "Drafted tokens accepted, by their place in the draft.",
+        lambda s: s.position_accepted,
+        by_position=True,
+    ),
+    _Family(_GAUGE, "dflash_local:slots", "Requests that can run at once.", lambda s: s.n_slots),
+    _Family(_COUNTER, "dflash_local:requests", "Requests that have ended.", lambda s: s.requests),
+    _Family(
+        _COUNTER,
+        "dflash_local:drafted_tokens_per_pos",
+        "Drafted tokens that were verified, by their place in the draft.",
+        lambda s: s.position_drafted,
+        by_position=True,
+    ),
+    _Family(
+        _GAUGE,
+        "dflash_local:cache_store_bytes",
+        "Bytes of prefixes that left their slot and are kept.",
+        lambda s: s.cache_bytes,
+    ),
+    _Family(
+        _COUNTER,
+        "dflash_local:cache_store_hits",
+        "Prefixes taken from there.",
+        lambda s: s.cache_hits,
+    ),
+)

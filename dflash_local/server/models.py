@@ -1,6 +1,7 @@
-"""`/v1/models`: the one model that is served, in OpenAI's shape, or in Anthropic's for its clients.
+"""`/v1/models`: what is served, in OpenAI's shape, or in Anthropic's for its clients.
 
-Requests may name any model: editors send names of their own, and the answer names ours.
+Where one model is served, requests may name any: editors send names of their own, and the answer
+names ours.
 """
 
 from __future__ import annotations
@@ -11,68 +12,54 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from dflash_local.model import Model
+from dflash_local.server.answering import pool_of
 from dflash_local.server.anthropic_errors import VERSION_HEADER
-from dflash_local.server.errors import ApiError
-from dflash_local.server.settings import Settings
+from dflash_local.server.model_host import ModelHost
 
 router = APIRouter()
-
-
-def model_name(model: Model, settings: Settings) -> str:
-    """What answers call the model: the alias, or the stem of its file's name."""
-    return settings.alias or model.target.path.stem
 
 
 @router.get("/v1/models")
 @router.get("/models", include_in_schema=False)
 async def list_models(request: Request) -> dict[str, Any]:
-    """The model that is served."""
-    entry = _entry(request)
+    """The models that are served, loaded or not: `status` tells, as llama-server's router does."""
+    entries = [_entry(request, host) for host in pool_of(request).hosts.values()]
     if VERSION_HEADER in request.headers:
-        ends = {"first_id": entry["id"], "last_id": entry["id"]}
-        return {"data": [_anthropic(entry)], "has_more": False, **ends}
-    return {"object": "list", "data": [entry]}
+        ends = {"first_id": entries[0]["id"], "last_id": entries[-1]["id"]}
+        return {"data": list(map(_anthropic, entries)), "has_more": False, **ends}
+    return {"object": "list", "data": entries}
 
 
 @router.get("/v1/models/{name:path}")
 async def get_model(request: Request, name: str) -> dict[str, Any]:
     """The model of that name. Another one is not found."""
-    entry = _entry(request)
-    if name != entry["id"]:
-        raise ApiError(
-            404,
-            f"the model {name[:256]!r} is not served here; {entry['id']!r} is",
-            param="model",
-            code="model_not_found",
-        )
+    entry = _entry(request, pool_of(request).named(name))
     return _anthropic(entry) if VERSION_HEADER in request.headers else entry
+
+
+def _entry(request: Request, host: ModelHost) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "id": host.name,
+        "object": "model",
+        "created": request.app.state.created,
+        "owned_by": "dflash-local",
+        "status": {"value": host.state, **({"failed": True} if host.fault else {})},
+    }
+    if host.model is not None:
+        told["meta"] = {"n_ctx": host.model.n_ctx, "n_vocab": host.model.target.n_vocab}
+    return told
 
 
 def _anthropic(entry: Mapping[str, Any]) -> dict[str, Any]:
     """https://platform.claude.com/docs/en/api/models"""
     created = datetime.fromtimestamp(entry["created"], timezone.utc)
-    return {
+    told = {
         "type": "model",
         "id": entry["id"],
         "display_name": entry["id"],
         "created_at": created.isoformat().replace("+00:00", "Z"),
-        "max_input_tokens": entry["meta"]["n_ctx"],
-        "max_tokens": entry["meta"]["n_ctx"],
         "lifecycle": "active",
     }
-
-
-def _entry(request: Request) -> dict[str, Any]:
-    state = request.app.state
-    model: Model = state.model
-    return {
-        "id": model_name(model, state.settings),
-        "object": "model",
-        "created": state.created,
-        "owned_by": "dflash-local",
-        "meta": {
-            "n_ctx": model.n_ctx,
-            "n_vocab": model.target.n_vocab,
-        },
-    }
+    if "meta" in entry:
+        told |= dict.fromkeys(("max_input_tokens", "max_tokens"), entry["meta"]["n_ctx"])
+    return told

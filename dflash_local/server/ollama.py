@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 
 from dflash_local.chat.plain import Plain
 from dflash_local.model import Model
+from dflash_local.server.answering import answer, pool_of
 from dflash_local.server.conversation import Conversation, prepare
 from dflash_local.server.errors import ApiError
+from dflash_local.server.event_stream import LINES
 from dflash_local.server.fim import Gap, infill_prompt
-from dflash_local.server.generation import off_loop
-from dflash_local.server.ollama_answer import in_message, in_response, no_answer, respond
+from dflash_local.server.generation import off_loop, unless_gone
+from dflash_local.server.ollama_answer import (
+    OllamaAnswer,
+    Shape,
+    in_message,
+    in_response,
+    no_answer,
+)
 from dflash_local.server.ollama_errors import RESPONSES
-from dflash_local.server.ollama_schema import GenerateRequest, OllamaChatRequest
+from dflash_local.server.ollama_models import untagged
+from dflash_local.server.ollama_schema import GenerateRequest, OllamaChatRequest, OllamaRequest
+from dflash_local.server.served import Served
 from dflash_local.server.tools import ToolUse, tool_use
 
 router = APIRouter(responses=RESPONSES)
+
+R = TypeVar("R", bound=OllamaRequest)
 
 _ANSWER = 256
 """Tokens kept free for what goes into a gap, at least."""
@@ -27,19 +41,49 @@ _ANSWER = 256
 async def chat(request: Request, body: OllamaChatRequest) -> Response:
     """Answer a conversation, as a stream of lines or in one piece."""
     if not body.messages:
-        return no_answer(request, in_message)
-    conversation = await off_loop(_conversation, request.app.state.model, body)
-    return await respond(request, body, conversation, in_message)
+        return await _only_load(request, body, in_message)
+    return await _respond(request, body, _conversation, in_message)
 
 
 @router.post("/api/generate")
 async def generate(request: Request, body: GenerateRequest) -> Response:
     """Answer a message, go on with a text, or fill a gap; a stream of lines or one piece."""
     if not body.prompt and not body.suffix:
-        return no_answer(request, in_response)
-    prepared = _bare if body.raw or body.suffix else _question
-    conversation = await off_loop(prepared, request.app.state.model, body)
-    return await respond(request, body, conversation, in_response)
+        return await _only_load(request, body, in_response)
+    return await _respond(
+        request, body, _bare if body.raw or body.suffix else _question, in_response
+    )
+
+
+async def _respond(
+    request: Request, body: R, prepared: Callable[[Model, R], Conversation], shape: Shape
+) -> Response:
+    """The answer to `body`, a stream unless it asks for one piece."""
+    begun = time.monotonic()
+
+    async def begin(served: Served) -> OllamaAnswer:
+        conversation = await off_loop(prepared, served.model, body)
+        return OllamaAnswer(served, body, conversation, shape, begun)
+
+    form = None if body.stream is False else LINES
+    name = untagged(request, body.model)
+    return await answer(request, name, begin, form, body.keep_alive_s)
+
+
+async def _only_load(request: Request, body: OllamaRequest, shape: Shape) -> Response:
+    """What is asked without a question: to have the model there, or with a `keep_alive` of 0 to
+    have it leave."""
+    pool = pool_of(request)
+    host = pool.find(untagged(request, body.model))
+    if body.keep_alive_s == 0 and not pool.is_pinned:
+        pool.unload(host.name)
+        return no_answer(host.name, shape, "unload")
+
+    async def loaded() -> Response:
+        async with pool.use(host.name, body.keep_alive_s) as served:
+            return no_answer(served.name, shape, "load")
+
+    return await unless_gone(request, loaded())
 
 
 def _conversation(model: Model, body: OllamaChatRequest) -> Conversation:

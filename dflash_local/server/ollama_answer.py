@@ -5,19 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, Literal
 
-from fastapi import Request, Response
+from fastapi import Response
 from fastapi.responses import JSONResponse
 from pydantic_core import from_json
 
 from dflash_local.server.chat_answer import ChatAnswer
 from dflash_local.server.conversation import Conversation
-from dflash_local.server.event_stream import line_stream
-from dflash_local.server.generation import Task, stream_all, unless_gone
-from dflash_local.server.ollama_models import served_name
+from dflash_local.server.generation import Task, stream_all
+from dflash_local.server.ollama_models import tagged
 from dflash_local.server.ollama_schema import OllamaRequest
 from dflash_local.server.sampling_fields import sampling_options
+from dflash_local.server.served import Served
 
 Shape = Callable[[Mapping[str, Any]], dict[str, Any]]
 """From `content`, `thinking` and `tool_calls` to the fields that tell of them."""
@@ -32,31 +32,26 @@ def in_response(said: Mapping[str, Any]) -> dict[str, Any]:
     return {"response": said.get("content", ""), **thought}
 
 
-async def respond(
-    request: Request, body: OllamaRequest, conversation: Conversation, shape: Shape
-) -> Response:
-    """The answer to `body`, a stream unless it asks for one piece."""
-    answer = _Answer(request, body, conversation, shape)
-    if body.stream is not False:
-        return line_stream(request, answer.lines())
-    return await unless_gone(request, answer.whole())
+def no_answer(name: str, shape: Shape, reason: Literal["load", "unload"]) -> Response:
+    """To a request that only wants the model of that name to be there, or to be gone."""
+    return JSONResponse({**_head(name), **shape({}), "done_reason": reason, "done": True})
 
 
-def no_answer(request: Request, shape: Shape) -> Response:
-    """To a request that only wants the model to be there."""
-    return JSONResponse({**_head(request), **shape({}), "done_reason": "load", "done": True})
-
-
-class _Answer:
-    """The answer to one request."""
+class OllamaAnswer:
+    """The answer to one request that came at `begun`, by `time.monotonic`."""
 
     def __init__(
-        self, request: Request, body: OllamaRequest, conversation: Conversation, shape: Shape
+        self,
+        served: Served,
+        body: OllamaRequest,
+        conversation: Conversation,
+        shape: Shape,
+        begun: float,
     ) -> None:
-        self._begun = time.monotonic()
-        self._request = request
+        self._begun = begun
+        self._loaded = time.monotonic()
+        self._served = served
         self._shape = shape
-        self._state = request.app.state
         sampling = body.sampling
         options = {
             **sampling_options(sampling),
@@ -66,27 +61,26 @@ class _Answer:
         if conversation.dialect.stop:
             options["stop"] = (*sampling.stop_texts, *conversation.dialect.stop)
         self._task = Task(conversation.prompt, options)
-        self._answer = ChatAnswer(self._state.model, conversation, logprobs=False)
+        self._answer = ChatAnswer(served.model, conversation, logprobs=False)
         self._thinking = body.think is not False
         self._call: dict[str, Any] | None = None
         self._n_calls = 0
 
-    async def lines(self) -> AsyncIterator[dict[str, Any]]:
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
         """A line for each piece, and one with the costs."""
         async for said in self._pieces():
-            yield {**_head(self._request), **self._shape(said), "done": False}
-        yield {**_head(self._request), **self._shape({}), **self._end()}
+            yield {**_head(self._served.name), **self._shape(said), "done": False}
+        yield {**_head(self._served.name), **self._shape({}), **self._end()}
 
     async def whole(self) -> Response:
         told: dict[str, Any] = {}
         async for said in self._pieces():
             for name, value in said.items():
                 told[name] = told[name] + value if name in told else value
-        return JSONResponse({**_head(self._request), **self._shape(told), **self._end()})
+        return JSONResponse({**_head(self._served.name), **self._shape(told), **self._end()})
 
     async def _pieces(self) -> AsyncIterator[dict[str, Any]]:
-        state = self._state
-        async for _, chunk in stream_all(state.model, state.settings, [self._task]):
+        async for _, chunk in stream_all(self._served, [self._task]):
             for delta in self._answer.take(chunk):
                 for said in self._said(delta):
                     yield said
@@ -123,14 +117,14 @@ class _Answer:
 
     def _end(self) -> dict[str, Any]:
         """Why the answer ended, and its costs: times in nanoseconds, `load_duration` that until the
-        request's turn."""
+        model was loaded and it was the request's turn."""
         result = self._answer.result
         stats = result.stats
         return {
             "done": True,
             "done_reason": result.finish_reason,
             "total_duration": _ns(time.monotonic() - self._begun),
-            "load_duration": _ns(stats.queue_s),
+            "load_duration": _ns(self._loaded - self._begun + stats.queue_s),
             "prompt_eval_count": stats.prompt_tokens,
             "prompt_eval_duration": _ns(stats.prompt_s),
             "eval_count": len(result.tokens),
@@ -138,9 +132,9 @@ class _Answer:
         }
 
 
-def _head(request: Request) -> dict[str, Any]:
+def _head(name: str) -> dict[str, Any]:
     now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
-    return {"model": served_name(request), "created_at": now.replace("+00:00", "Z")}
+    return {"model": tagged(name), "created_at": now.replace("+00:00", "Z")}
 
 
 def _ns(seconds: float) -> int:

@@ -1,4 +1,4 @@
-"""The served model as Ollama lists and shows it: `/api/tags`, `/api/ps`, `/api/show`,
+"""The served models as Ollama lists and shows them: `/api/tags`, `/api/ps`, `/api/show`,
 `/api/version`."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ import hashlib
 import math
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,15 @@ from typing import Any
 from fastapi import APIRouter, Request
 from gguf import LlamaFileType
 
+from dflash_local.chat import dialect_of
+from dflash_local.errors import FileError
 from dflash_local.gguf_file import GgufFile
-from dflash_local.model import Model
+from dflash_local.server.answering import pool_of
 from dflash_local.server.errors import ApiError
 from dflash_local.server.generation import off_loop
-from dflash_local.server.models import model_name
+from dflash_local.server.load_fault import LoadFault
+from dflash_local.server.model_host import ModelHost
+from dflash_local.server.model_source import ModelSource
 from dflash_local.server.ollama_errors import RESPONSES
 from dflash_local.server.ollama_schema import ShowRequest
 
@@ -30,6 +34,23 @@ API_VERSION = "0.12.6"
 
 _LATEST = ":latest"
 _NEVER = "9999-12-31T23:59:59Z"
+_UNKNOWN = "1970-01-01T00:00:00Z"
+_LONGEST_S = 1e9
+_MIDDLE_KEYS = ("tokenizer.ggml.fim_mid_token_id", "tokenizer.ggml.middle_token_id")
+_MIDDLES = frozenset(
+    (
+        "<|fim_middle|>",
+        "<fim-middle>",
+        "<fim_middle>",
+        "<｜fim▁end｜>",  # noqa: RUF001  (DeepSeek's)
+        "<MID>",
+        "▁<MID>",
+        "<|code_middle|>",
+        "<|middle|>",
+    )
+)
+"""Names by which llama.cpp's `src/llama-vocab.cpp` knows the token that ends a gap's surroundings.
+"""
 
 
 @router.get("/api/version")
@@ -40,61 +61,62 @@ async def version() -> dict[str, str]:
 
 @router.get("/api/tags")
 async def tags(request: Request) -> dict[str, Any]:
-    """The model that is served."""
-    return {"models": [await off_loop(_entry, request)]}
+    """The models that are served, loaded or not."""
+    return {"models": [await off_loop(_entry, host) for host in pool_of(request).hosts.values()]}
 
 
 @router.get("/api/ps")
 async def running(request: Request) -> dict[str, Any]:
-    """The model that is served: it is loaded, and stays so."""
-    model: Model = request.app.state.model
-    on_gpu = model.target.options.n_gpu_layers != 0
-    entry = await off_loop(_entry, request)
-    del entry["modified_at"]
-    more = {"size_vram": entry["size"] if on_gpu else 0, "context_length": model.n_ctx}
-    return {"models": [{**entry, "expires_at": _NEVER, **more}]}
+    """The models that are loaded, and until when they stay so."""
+    told = []
+    for host in pool_of(request).hosts.values():
+        if (model := host.model) is not None:
+            entry = await off_loop(_entry, host)
+            del entry["modified_at"]
+            on_gpu = model.target.options.n_gpu_layers != 0
+            entry |= {"expires_at": _expires_at(host), "size_vram": entry["size"] if on_gpu else 0}
+            told.append({**entry, "context_length": model.n_ctx})
+    return {"models": told}
 
 
 @router.post("/api/show")
 async def show(request: Request, body: ShowRequest) -> dict[str, Any]:
-    """What the model of that name is. Another one is not found."""
-    asked, served = body.model or body.name or "", served_name(request)
-    if asked not in (served, served.removesuffix(_LATEST)):
-        raise ApiError(
-            404, f"model {asked[:256]!r} not found; {served!r} is served here", param="model"
-        )
-    model: Model = request.app.state.model
-    card = await off_loop(_card, model.target.path)
+    """What the model of that name is, loaded or not. Another one is not found."""
+    pool = pool_of(request)
+    host = pool.named(untagged(request, body.model or body.name) or "")
+    card = await off_loop(_card_of, host.source)
+    architecture = card.details["family"]
+    info = dict(card.info)
+    if host.model is not None:
+        info[f"{architecture}.context_length"] = host.model.n_ctx
     return {
-        "modelfile": f"FROM {model.target.path.name}\n",
+        "modelfile": f"FROM {host.source.target.name}\n",
         "parameters": "",
-        "template": model.target.chat_template or "",
+        "template": card.template,
         "modified_at": card.modified_at,
         "details": card.details,
-        "model_info": {
-            **card.info,
-            f"{card.info['general.architecture']}.context_length": model.n_ctx,
-        },
-        "capabilities": _capabilities(model),
+        "model_info": info,
+        "capabilities": card.capabilities,
     }
 
 
-def served_name(request: Request) -> str:
-    """The model's name with a tag, as Ollama's always have one."""
-    state = request.app.state
-    name = model_name(state.model, state.settings)
+def tagged(name: str) -> str:
+    """A model's name with a tag, as Ollama's always have one."""
     return name if ":" in name else name + _LATEST
 
 
-def _capabilities(model: Model) -> list[str]:
-    template = model.target.chat_template or ""
-    found = {
-        "completion": True,
-        "tools": model.dialect.name != "plain",
-        "thinking": any(mark in template for mark in ("<think>", "enable_thinking", "<|channel|>")),
-        "insert": model.target.vocabulary.infill is not None,
-    }
-    return [name for name, has in found.items() if has]
+def untagged(request: Request, name: str | None) -> str | None:
+    """The name by which the server knows what an Ollama client calls `name`."""
+    known = pool_of(request).hosts
+    return name if name is None or name in known else name.removesuffix(_LATEST)
+
+
+def _expires_at(host: ModelHost) -> str:
+    left = host.expires_in_s
+    if left > _LONGEST_S:
+        return _NEVER
+    end = datetime.now(timezone.utc) + timedelta(seconds=left)
+    return end.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 @dataclass(frozen=True)
@@ -106,13 +128,25 @@ class _Card:
     digest: str
     details: dict[str, Any]
     info: dict[str, Any]
+    template: str
+    capabilities: list[str]
 
 
-@lru_cache(maxsize=8)
-def _card(path: Path) -> _Card:
+def _card_of(source: ModelSource) -> _Card:
+    """Raises ApiError for a file that cannot be read."""
+    try:
+        stat = source.target.stat()
+        return _card(source.target, stat.st_size, stat.st_mtime_ns)
+    except (FileError, OSError) as error:
+        raise LoadFault.of(error, source).error(source.name) from None
+
+
+@lru_cache(maxsize=64)
+def _card(path: Path, n_bytes: int, time_ns: int) -> _Card:
+    """That of the file as it is now: of another size or time it is another file."""
     file = GgufFile.open(path)
-    stat = path.stat()
     architecture = file.architecture
+    template = str(file.metadata.get("tokenizer.chat_template") or "")
     n_parameters = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
     details = {
         "parent_model": "",
@@ -128,24 +162,48 @@ def _card(path: Path) -> _Card:
         for key, value in file.metadata.items()
         if not isinstance(value, list) and key != "tokenizer.chat_template" and _is_json(value)
     }
-    modified = datetime.fromtimestamp(stat.st_mtime, timezone.utc)
+    modified = datetime.fromtimestamp(time_ns / 1e9, timezone.utc)
     # The name of this very file: its bytes would take minutes to hash.
-    names = f"{path.name} {file.n_bytes} {stat.st_mtime_ns}"
+    names = f"{path.name} {n_bytes} {time_ns}"
     return _Card(
         file.n_bytes,
         modified.isoformat(timespec="seconds").replace("+00:00", "Z"),
         hashlib.sha256(names.encode()).hexdigest(),
         details,
         {**info, "general.parameter_count": n_parameters},
+        template,
+        _capabilities(file, template),
     )
 
 
-def _entry(request: Request) -> dict[str, Any]:
-    name = served_name(request)
-    card = _card(request.app.state.model.target.path)
+def _capabilities(file: GgufFile, template: str) -> list[str]:
+    found = {
+        "completion": True,
+        "tools": dialect_of(template).name != "plain",
+        "thinking": any(mark in template for mark in ("<think>", "enable_thinking", "<|channel|>")),
+        "insert": _fills_gaps(file),
+    }
+    return [name for name, has in found.items() if has]
+
+
+def _fills_gaps(file: GgufFile) -> bool:
+    """As llama.cpp finds out: by the file's keys, or by the names of its tokens."""
+    if any(key in file.metadata for key in _MIDDLE_KEYS):
+        return True
+    return not _MIDDLES.isdisjoint(file.metadata.get("tokenizer.ggml.tokens") or ())
+
+
+def _entry(host: ModelHost) -> dict[str, Any]:
+    name = tagged(host.name)
+    told: dict[str, Any] = {"name": name, "model": name}
+    try:
+        card = _card_of(host.source)
+    except ApiError:  # it is asked for all the same, and then says why
+        details = {"parent_model": "", "format": "gguf", "family": "", "families": []}
+        details |= {"parameter_size": "", "quantization_level": "unknown"}
+        return {**told, "modified_at": _UNKNOWN, "size": 0, "digest": "", "details": details}
     return {
-        "name": name,
-        "model": name,
+        **told,
         "modified_at": card.modified_at,
         "size": card.n_bytes,
         "digest": card.digest,

@@ -1,18 +1,27 @@
 """What Ollama's API is sent: https://github.com/ollama/ollama/blob/main/docs/api.md.
 
-How a model is loaded is the matter of who starts the server: `keep_alive`, and options such as
-`num_ctx`, are ignored.
+How a model is loaded is the matter of who starts the server: options such as `num_ctx` are
+ignored. So is `keep_alive` where the server's one model stays loaded.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from dflash_local.server import bounds
 from dflash_local.server.errors import REFUSED, ApiError
+from dflash_local.server.keep_alive import keep_alive_s
 from dflash_local.server.sampling_fields import SamplingFields, token_limit
 from dflash_local.server.tools import FunctionTool
 
@@ -60,9 +69,18 @@ Think = Annotated[
 ]
 
 
+def _check_time(given: Any) -> Any:
+    if given not in (None, ""):
+        keep_alive_s(given)
+    return given
+
+
+KeepAlive = Annotated[Any, BeforeValidator(_check_time)]
+"""Seconds, or a text such as 5m."""
+
+
 class OllamaRequest(BaseModel):
-    """What chats and completions have in common. Any model's name is taken; the answer names
-    ours. Answers are streamed unless `stream` is false."""
+    """What chats and completions have in common. Answers are streamed unless `stream` is false."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -70,6 +88,7 @@ class OllamaRequest(BaseModel):
     stream: bounds.Flag | None = None
     format: Format | None = None
     think: Think | None = None
+    keep_alive: KeepAlive | None = None
     options: OllamaOptions | None = None
 
     @model_validator(mode="before")
@@ -80,6 +99,11 @@ class OllamaRequest(BaseModel):
                 if given.get(name) not in (None, False, 0, "", []):
                     raise ApiError(400, line, param=name)
         return given
+
+    @property
+    def keep_alive_s(self) -> float | None:
+        """Seconds that the model stays loaded after this request; None: as the server has it."""
+        return None if self.keep_alive in (None, "") else keep_alive_s(self.keep_alive)
 
     @property
     def sampling(self) -> OllamaOptions:

@@ -7,20 +7,24 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from dflash_local import runtime
-from dflash_local.model import Model
-from dflash_local.server.models import model_name
+from dflash_local.server.answering import pool_of
 from dflash_local.server.sampling_fields import DEFAULTS
+from dflash_local.server.served import Served
 
 router = APIRouter()
 
 
 @router.get("/props")
-async def props(request: Request) -> dict[str, Any]:
-    """The model's name, its context, its slots and its chat template; how it drafts where a request
-    does not say. No path of this machine."""
-    model: Model = request.app.state.model
+async def props(request: Request, model: str | None = None) -> dict[str, Any]:
+    """A model's name, its context, its slots and its chat template; how it drafts where a request
+    does not say. No path of this machine. The model is loaded for it."""
+    async with pool_of(request).use(model) as served:
+        return _props(served, request.app.version)
+
+
+def _props(served: Served, version: str) -> dict[str, Any]:
+    model = served.model
     vocabulary = model.target.vocabulary
-    name = model_name(model, request.app.state.settings)
     return {
         "default_generation_settings": {
             "n_ctx": model.n_ctx,
@@ -30,11 +34,11 @@ async def props(request: Request) -> dict[str, Any]:
         "draft_width": model.draft_width,
         "max_draft_width": model.engine.max_width,
         "total_slots": model.target.options.n_seq,
-        "model_alias": name,
+        "model_alias": served.name,
         "model_path": model.target.path.name,
         "modalities": {"vision": False, "audio": False},
         "chat_template": model.target.chat_template or "",
         "bos_token": vocabulary.bos or "",
         "eos_token": vocabulary.eos or "",
-        "build_info": f"dflash-local {request.app.version}, {runtime.llama_build()}",
+        "build_info": f"dflash-local {version}, {runtime.llama_build()}",
     }

@@ -11,31 +11,33 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from dflash_local.model import Model
+from dflash_local.server.answering import answer
 from dflash_local.server.chat_answer import ChatAnswer
 from dflash_local.server.conversation import Conversation, prepare
 from dflash_local.server.errors import api_error
-from dflash_local.server.event_stream import NamedEvent, event_stream
-from dflash_local.server.generation import Task, off_loop, stream_all, unless_gone
-from dflash_local.server.models import model_name
+from dflash_local.server.event_stream import NamedEvent, event_form
+from dflash_local.server.generation import Task, off_loop, stream_all
 from dflash_local.server.responses_events import ResponseEvents
 from dflash_local.server.responses_schema import NamedChoice, ResponsesRequest, messages
 from dflash_local.server.sampling_fields import DEFAULTS, sampling_options
+from dflash_local.server.served import Served
 from dflash_local.server.tools import tool_use
 from dflash_local.server.usage import timings
 
 router = APIRouter()
+
+_EVENTS = event_form(done=None)
 
 
 @router.post("/v1/responses")
 @router.post("/responses", include_in_schema=False)
 async def create_response(request: Request, body: ResponsesRequest) -> Response:
     """Answer a text or a conversation, in one piece or as a stream of named events."""
-    model: Model = request.app.state.model
-    conversation = await off_loop(_prepare, model, body)
-    response = _Response(request, body, conversation)
-    if body.stream:
-        return event_stream(request, response.events(), done=None)
-    return await unless_gone(request, response.whole())
+
+    async def begin(served: Served) -> _Response:
+        return _Response(served, body, await off_loop(_prepare, served.model, body))
+
+    return await answer(request, body.model, begin, _EVENTS if body.stream else None)
 
 
 def _prepare(model: Model, body: ResponsesRequest) -> Conversation:
@@ -53,8 +55,8 @@ def _prepare(model: Model, body: ResponsesRequest) -> Conversation:
 class _Response:
     """The answer to one request."""
 
-    def __init__(self, request: Request, body: ResponsesRequest, conversation: Conversation):
-        self._state = request.app.state
+    def __init__(self, served: Served, body: ResponsesRequest, conversation: Conversation):
+        self._served = served
         self._body = body
         options = {
             **sampling_options(body),
@@ -66,7 +68,7 @@ class _Response:
         if body.wants_logprobs:
             options["logprobs"] = body.top_logprobs or 0
         self._task = Task(conversation.prompt, options)
-        self._answer = ChatAnswer(self._state.model, conversation, logprobs=body.wants_logprobs)
+        self._answer = ChatAnswer(served.model, conversation, logprobs=body.wants_logprobs)
         self._items = ResponseEvents()
         self._id = f"resp_{secrets.token_hex(16)}"
         self._created = int(time.time())
@@ -90,9 +92,9 @@ class _Response:
             yield self._items.event("error", code=told.code, message=told.message, param=told.param)
 
     async def _made(self) -> AsyncIterator[NamedEvent]:
-        state, items = self._state, self._items
+        items = self._items
         begun = False
-        async for _, chunk in stream_all(state.model, state.settings, [self._task]):
+        async for _, chunk in stream_all(self._served, [self._task]):
             if not begun:
                 begun = True
                 for name in ("created", "in_progress"):
@@ -131,7 +133,7 @@ class _Response:
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
-            "model": model_name(self._state.model, self._state.settings),
+            "model": self._served.name,
             "output": self._items.output if done else [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,

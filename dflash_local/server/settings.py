@@ -1,4 +1,4 @@
-"""What a server is set up with, apart from its model."""
+"""What a server is set up with, apart from its models."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ class Settings:
 
     `api_keys`: any of them opens everything; without one nobody is asked. `cors_origins` are the
     web origins, beside those of this machine, that may send requests; `allowed_hosts` the names,
-    beside `host` and those of this machine, by which the server may be called. `alias` is the
-    model's name in answers. `queue_timeout_s`: seconds that a request may wait for its turn.
+    beside `host` and those of this machine, by which the server may be called.
     `drain_s`: what running answers are given to finish after SIGTERM. `max_body` and `send_buffer`
     are in bytes, of a request and of what a connection may hold back unread in the kernel, where
     the default would be megabytes; `head_s` and `body_s` are what a client is given to send a
@@ -28,8 +27,6 @@ class Settings:
     api_keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
-    alias: str | None = None
-    queue_timeout_s: float | None = 300.0
     drain_s: float = 60.0
     max_body: int = 8 << 20
     max_connections: int = 512

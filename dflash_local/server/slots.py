@@ -6,21 +6,24 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from dflash_local.model import Model
+from dflash_local.server.answering import pool_of
 
 router = APIRouter()
 
 
 @router.get("/slots")
-async def slots(request: Request) -> list[dict[str, Any]]:
-    """Whether each slot is at work, and how many tokens its caches hold."""
-    model: Model = request.app.state.model
-    status = model.status()
+async def slots(request: Request, model: str | None = None) -> list[dict[str, Any]]:
+    """Whether each slot of a model is at work, and how many tokens its caches hold; none where the
+    model is not loaded."""
+    loaded = pool_of(request).find(model).model
+    if loaded is None:
+        return []
+    status = loaded.status()
     return [
         {
             "id": slot.id,
             "n_ctx": status.n_ctx,
-            "speculative": model.drafter is not None,
+            "speculative": loaded.drafter is not None,
             "is_processing": slot.busy,
             "n_cached_tokens": slot.n_cached_tokens,
         }

@@ -15,17 +15,18 @@ from dflash_local.result import Result
 class Tally:
     """Finished answers of one request."""
 
-    results: list[Result] = field(default_factory=list)
+    answers: list[tuple[str, Result]] = field(default_factory=list)
+    """Each with the name of its model."""
 
     @property
     def n_prompt(self) -> int:
         """Tokens of the prompts; one with several answers counts for each."""
-        return sum(result.stats.prompt_tokens for result in self.results)
+        return sum(result.stats.prompt_tokens for _, result in self.answers)
 
     @property
     def n_emitted(self) -> int:
         """Tokens of the answers."""
-        return sum(len(result.tokens) for result in self.results)
+        return sum(len(result.tokens) for _, result in self.answers)
 
 
 _current: ContextVar[Tally | None] = ContextVar("tally", default=None)
@@ -38,8 +39,9 @@ def open_tally() -> Tally:
     return tally
 
 
-def record(result: Result) -> None:
-    """Count an answer for the request that this task belongs to, if it belongs to one."""
+def record(name: str, result: Result) -> None:
+    """Count an answer of the model of that name for the request that this task belongs to, if it
+    belongs to one."""
     tally = _current.get()
     if tally is not None:
-        tally.results.append(result)
+        tally.answers.append((name, result))

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from dflash_local.model import Model
+from dflash_local.server.answering import pool_of
 from dflash_local.server.completion import mixed_tokens
 from dflash_local.server.completion_schema import DetokenizeRequest, TokenizeRequest
 from dflash_local.server.errors import ApiError
@@ -21,15 +21,16 @@ _MOST_PIECES = 100_000
 @router.post("/tokenize")
 async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, Any]:
     """Token ids of a text, if asked for with their texts: bytes where one is no text by itself."""
-    model: Model = request.app.state.model
-    return {"tokens": await off_loop(_tokens, model.target.vocabulary, body)}
+    async with pool_of(request).use(body.model) as served:
+        return {"tokens": await off_loop(_tokens, served.model.target.vocabulary, body)}
 
 
 @router.post("/detokenize")
 async def detokenize(request: Request, body: DetokenizeRequest) -> dict[str, Any]:
     """The text of token ids, control tokens by their names."""
-    vocabulary = request.app.state.model.target.vocabulary
-    return {"content": await off_loop(vocabulary.detokenize, body.tokens, special=True)}
+    async with pool_of(request).use(body.model) as served:
+        vocabulary = served.model.target.vocabulary
+        return {"content": await off_loop(vocabulary.detokenize, body.tokens, special=True)}
 
 
 def _tokens(vocabulary: Vocabulary, body: TokenizeRequest) -> list[Any]:

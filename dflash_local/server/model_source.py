@@ -1,0 +1,74 @@
+"""A model that can be served: its name, its files, and how to load them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from dflash_local.errors import InputError
+from dflash_local.loading import Pair, Progress, load, open_pair
+from dflash_local.model import Model
+from dflash_local.plan import Plan
+from dflash_local.runtime import Device
+
+_PLANNED = (
+    "n_ctx",
+    "n_gpu_layers",
+    "n_batch",
+    "flash_attn",
+    "kv_type",
+    "split_mode",
+    "main_gpu",
+    "tensor_split",
+    "n_seq",
+    "draft_window",
+)
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """`options` are keyword arguments of `dflash_local.load`; `draft_width` is what requests get
+    that name none, None for the model's own; `max_queue` how many may wait for a slot.
+    `keep_alive_s`: seconds that it stays loaded without requests; None for the server's."""
+
+    name: str
+    target: Path
+    draft: Path | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    draft_width: int | Literal["auto"] | None = None
+    max_queue: int | None = None
+    keep_alive_s: float | None = None
+
+    def load(self, progress: Progress | None = None) -> Model:
+        """Load it, ready for requests. Raises what `dflash_local.load` raises."""
+        model = load(self.target, self.draft, progress=progress, **self.options)
+        try:
+            model.max_queue = self.max_queue
+            if self.draft_width is not None:
+                self._set_width(model, self.draft_width)
+            # Once requests come it would hold them all up: a second for a large vocabulary.
+            model.engine.guide.prepare()
+        except BaseException:
+            model.close()
+            raise
+        return model
+
+    def open(self) -> Pair:
+        """Its files, checked. Raises FileError, PairError."""
+        return open_pair(self.target, self.draft)
+
+    def plan(self, pair: Pair, devices: Sequence[Device]) -> Plan:
+        """What loading it on a machine of `devices` would take. Raises InputError."""
+        wanted = {name: self.options[name] for name in _PLANNED if name in self.options}
+        return pair.plan(devices, **wanted)
+
+    @staticmethod
+    def _set_width(model: Model, width: int | Literal["auto"]) -> None:
+        most = model.engine.widest(model.draft_shape)
+        if width != "auto" and width > most:
+            raise InputError(
+                f"--draft-width {width} is more than this model can check at once: {most} at most"
+            )
+        model.draft_width = width
