@@ -28,8 +28,8 @@ def calibrate(**values: Any) -> None:
     """Measure what a round costs on this machine, and keep it for --draft-width auto.
 
     This is done by itself when a pair is first loaded; do it again where that was disturbed, or
-    when the machine has changed. It takes a few seconds. What is kept belongs to these files and to
-    these options of the machine.
+    when the machine has changed. It takes a few seconds, or DFLASH_LOCAL_CALIBRATION_S. What is
+    kept belongs to these files and to these options of the machine.
     """
     check_files(values)
     if values["target"] is not None and values["draft"] is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,7 +30,17 @@ TREE_WIDTHS = (*WIDTHS, 32, 24, 64, 48)
 SHALLOW, DEEP = 4, 1024
 """Cached tokens after which is measured: of each sequence, few, as a slow machine would take long
 to fill a cache; and in all."""
-BUDGET_S = 3.0
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 3.0
+
+
+BUDGET_S = _seconds(os.environ.get("DFLASH_LOCAL_CALIBRATION_S", ""))
+"""What must be up at once, and draft whether it pays or not, needs no more than a rough idea."""
 BUDGET_STEPS = 200
 
 _ROWS = 4  # that a usual round injects

@@ -35,6 +35,7 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("DFLASH_LOCAL_THREADS", "1")
         # What drafting costs decides no answer, so it need not be measured well.
         patch.setattr(calibration, "BUDGET_S", 0.2)
+        patch.setenv("DFLASH_LOCAL_CALIBRATION_S", "0.2")
         yield folder
 
 

@@ -25,7 +25,11 @@ def run(*arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:
         [COMMAND, "calibrate", *arguments],
         capture_output=True,
         text=True,
-        env={**os.environ, "DFLASH_LOCAL_CACHE": str(cache)},
+        env={
+            **os.environ,
+            "DFLASH_LOCAL_CACHE": str(cache),
+            "DFLASH_LOCAL_CALIBRATION_S": "3",
+        },
         timeout=300,
     )
 

@@ -15,7 +15,7 @@ import pytest
 from dflash_local import InputError, Model, load, policy, sampling
 
 N = 12
-OPTIONS = {"n_ctx": 512, "kv_type": "q8_0", "n_gpu_layers": 0, "quiet": True}
+OPTIONS = {"n_ctx": 512, "kv_type": "q8_0", "n_gpu_layers": 0, "n_threads": 1, "quiet": True}
 
 SPILLER = """
 import sys

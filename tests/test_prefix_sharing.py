@@ -269,7 +269,7 @@ def test_llama_cpps_drafter_comes_back_too(text: list[int]) -> None:
 def test_a_recurrent_target_keeps_to_its_slots(text: list[int], tmp_path: Path) -> None:
     """Its state cannot be cut, so that only a whole text can go on."""
     path = write_mamba(tmp_path / "mamba.gguf", demo.pair()[0])
-    with Target(path, TargetOptions(n_ctx=512, n_seq=2)) as target:
+    with Target(path, TargetOptions(n_ctx=512, n_seq=2, n_threads=1)) as target:
         recurrent = Engine(target, None, n_seq=2)
         prompts = [text[:100], text[:150], text[:70], text[200:300]]
         expected = [cold(recurrent, prompt, 0).tokens for prompt in prompts]

@@ -40,7 +40,7 @@ def repository_vocabulary(
             "tokenizer.ggml.fim_sep_token_id": (8191, UINT32, None),
         },
     )
-    with load(path, n_ctx=64, n_gpu_layers=0, quiet=True) as loaded:
+    with load(path, n_ctx=64, n_gpu_layers=0, n_threads=1, quiet=True) as loaded:
         yield loaded.target.vocabulary
 
 
@@ -89,7 +89,8 @@ def test_the_prompt_of_a_model_that_knows_of_files(repository_vocabulary: Vocabu
 def test_a_model_that_fills_no_gaps_goes_on(without_infill: Path) -> None:
     gap = Gap(PREFIX, SUFFIX, "    return ", (OtherText("a = 1\n", "a.py"),))
     expected = f"\n\n--- snippet ---\n\na = 1\n{PREFIX}    return "
-    with load(without_infill, n_ctx=256, kv_type="q8_0", n_gpu_layers=0, quiet=True) as model:
+    options: dict[str, Any] = {"n_ctx": 256, "kv_type": "q8_0", "n_gpu_layers": 0, "n_threads": 1}
+    with load(without_infill, quiet=True, **options) as model:
         assert model.target.vocabulary.infill is None
         assert spelled(model.target.vocabulary, gap) == expected
         own = model.generate(expected, max_tokens=8)

@@ -51,8 +51,8 @@ def test_threads_end_with_their_target() -> None:
 
     drafted(2)  # what is started once for the process
     before = count()
-    for _ in range(3):
-        drafted(4)
+    for _ in range(2):
+        drafted(2)
     assert count() == before
 
 

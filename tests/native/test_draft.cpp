@@ -244,7 +244,7 @@ void fallbacks_equal_the_fast_operations(const shipped_pair & pair) {
     gguf_set_val_f32(wide.keys(), "dflash.final_logit_softcapping", 20.0f);
     wide.write(file.path());
     const auto run = [&](const dflash::draft_capabilities & allowed) {
-        fused_drafter d(pair.model(), nullptr, file.path(), 2, 1024, 8, 2, allowed);
+        fused_drafter d(pair.model(), nullptr, file.path(), 2, 1024, 8, 1, allowed);
         inject(pair, d, 0, 300);
         inject(pair, d, 1, 20, 7);
         const std::vector<float> rows = pair.features(5);
