@@ -9,17 +9,50 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dflash_local.errors import InputError
+from dflash_local.server.keep_alive import DEFAULT_S
 
 from . import interrupt
 from .loading import check_files, chosen_files
-from .options import DRAFT_WIDTH, FILES, LOADING, SectionedCommand, option, values_of
+from .models_file import NamedModel, check_names, named_model, read_models
+from .options import DRAFT_WIDTH, FILES, LOADING, READABLE, SectionedCommand, option, values_of
 from .prompt_text import read_text
 from .report import Say, speaker
-from .values import WholeText, api_key, host_name, number, web_origin, whole
+from .values import WholeText, api_key, host_name, idle_time, number, web_origin, whole
 
 if TYPE_CHECKING:
     from dflash_local.server.model_source import ModelSource
     from dflash_local.server.settings import Settings
+
+_OWN_OF_LOADING = ("n_ctx", "n_gpu_layers", "kv_type", "draft_window", "draft_shape")
+
+SEVERAL = (
+    option(
+        "--model",
+        "named_models",
+        type=named_model,
+        multiple=True,
+        metavar="NAME=TARGET[,DRAFT]",
+        help="A model to serve by this name, with its drafter, in place of --target and --draft; "
+        "may be repeated. It is loaded when it is first asked for.",
+    ),
+    option(
+        "--models",
+        "models_file",
+        type=READABLE,
+        metavar="FILE",
+        help="A TOML file of such models: a table for each, with target, draft, and what is "
+        "otherwise set for all by --ctx, --parallel, --draft-width and others.",
+    ),
+    option(
+        "--keep-alive",
+        "keep_alive_s",
+        type=idle_time,
+        metavar="TIME",
+        show_default="5m; the model of --target stays",
+        help="Unload a model that nobody has used for so long, such as 5m or 1h; 0 unloads it at "
+        "once, -1 never. One that another needs the memory of goes before.",
+    ),
+)
 
 LISTENING = (
     option(
@@ -74,15 +107,17 @@ ACCESS = (
     ),
 )
 
+PARALLEL = option(
+    "--parallel",
+    "n_seq",
+    type=whole(1, 64),
+    metavar="N",
+    default=4,
+    help="Requests answered at once by a model; they share its context.",
+)
+
 SERVING = (
-    option(
-        "--parallel",
-        "n_seq",
-        type=whole(1, 64),
-        metavar="N",
-        default=4,
-        help="Requests answered at once; they share the context.",
-    ),
+    PARALLEL,
     option(
         "--queue",
         "max_queue",
@@ -126,8 +161,17 @@ CACHE = (
     ),
 )
 
+OWN_SETTINGS = (
+    *(each for each in LOADING if each.name in _OWN_OF_LOADING),
+    PARALLEL,
+    DRAFT_WIDTH,
+    *(each for each in SEVERAL if each.name == "keep_alive_s"),
+)
+"""What a model of --models may have of its own."""
+
 SECTIONS = {
     "Model": FILES,
+    "Several models": SEVERAL,
     "Address": LISTENING,
     "Access": ACCESS,
     "Requests": SERVING,
@@ -141,37 +185,73 @@ SECTIONS = {
 def serve(ctx: click.Context, /, **values: Any) -> None:
     """Answer editors and programs over HTTP, as OpenAI's API and llama-server do.
 
-    Without options the shipped pair is served, to this machine alone. SIGTERM lets running answers
-    finish; Ctrl-C ends at once.
+    Without options the shipped pair is served, to this machine alone. Several models are served by
+    --model or --models, and requests name theirs. SIGTERM lets running answers finish; Ctrl-C ends
+    at once.
     """
-    check_files(values)
+    _check_choice(values)
     say = speaker(False)
     from dflash_local.server import lifecycle
     from dflash_local.server.model_pool import ModelPool
 
+    sources = _sources(values)
     settings = _settings(values)
     lifecycle.check_exposure(settings)
     # Before the model is loaded, which may take a minute: a bad address is told at once.
     with lifecycle.bind(settings) as bound:
-        source = _single(values, say)
-        pool = ModelPool([source], queue_timeout_s=values["queue_timeout_s"])
-        with interrupt.ending():
-            pool.adopt(source.load())
+        single = None if sources else _single(values, say)
+        keep_alive = values["keep_alive_s"]
+        pool = ModelPool(
+            [single] if single else sources,
+            keep_alive_s=DEFAULT_S if sources and keep_alive is None else keep_alive,
+            queue_timeout_s=values["queue_timeout_s"],
+        )
+        if single:
+            with interrupt.ending():
+                pool.adopt(single.load())
         ctx.exit(lifecycle.serve(pool, settings, bound, say))
+
+
+def _check_choice(values: Mapping[str, Any]) -> None:
+    """Refuse options of one model together with those of several. Raises click.UsageError."""
+    check_files(values)
+    if not values["named_models"] and values["models_file"] is None:
+        return
+    for name in ("target", "alias"):
+        if values[name] is not None:
+            raise click.UsageError(
+                f"--{name} is for a server of one model: leave it out, or leave out --model and "
+                "--models."
+            )
+
+
+def _sources(values: Mapping[str, Any]) -> list[ModelSource]:
+    """The models of --model and --models; none where there is neither."""
+    models = list(values["named_models"])
+    if values["models_file"] is not None:
+        models += read_models(Path(values["models_file"]), OWN_SETTINGS)
+    check_names(models)
+    return [_source(model, values) for model in models]
 
 
 def _single(values: Mapping[str, Any], say: Say) -> ModelSource:
     """The one model of --target, or of the shipped pair."""
+    target, draft = chosen_files(values, say)
+    return _source(NamedModel(values["alias"] or target.stem, target, draft), values)
+
+
+def _source(model: NamedModel, values: Mapping[str, Any]) -> ModelSource:
     from dflash_local.server.model_source import ModelSource
 
-    target, draft = chosen_files(values, say)
+    values = {**values, **model.settings}
     return ModelSource(
-        values["alias"] or target.stem,
-        target,
-        draft,
+        model.name,
+        model.target,
+        model.draft,
         {**values_of((*LOADING, *CACHE), values), "n_seq": values["n_seq"]},
         values["draft_width"],
         values["max_queue"],
+        model.settings.get("keep_alive_s"),
     )
 
 

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import click
 
+from dflash_local.server.keep_alive import keep_alive_s
+
 MAX_INT = 2**31 - 1
 """llama.cpp takes its counts as 32-bit integers."""
 
@@ -120,6 +122,14 @@ def json_object(value: Any) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise click.BadParameter(f'{value!s} is not an object, such as {{"key": true}}.')
     return parsed
+
+
+def idle_time(value: Any) -> float:
+    """Reads how long an idle model stays loaded, in seconds: `5m`, `300`, `-1` for ever."""
+    try:
+        return keep_alive_s(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from None
 
 
 def api_key(value: Any) -> str:

@@ -1,0 +1,126 @@
+"""The models of --model and --models: by their names, with files and settings of their own.
+
+The file is TOML: a table for each model, in which `target` and `draft` are paths from the folder of
+the file, and the rest are options of the command by their names.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dflash_local.errors import InputError
+
+from .options import READABLE
+from .prompt_text import read_text
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_MOST_NAME = 256
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """`settings` are values of options, by the options' names inside."""
+
+    name: str
+    target: Path
+    draft: Path | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def named_model(value: Any) -> NamedModel:
+    """Reads `NAME=TARGET` or `NAME=TARGET,DRAFT`, as --model has it."""
+    name, equals, files = str(value).partition("=")
+    target, comma, draft = files.partition(",")
+    if not (equals and target and (draft or not comma)):
+        raise click.BadParameter(
+            f"{value!s} is not NAME=TARGET or NAME=TARGET,DRAFT, such as qwen=qwen3-8b-q4.gguf."
+        )
+    _check_name(name)
+    return NamedModel(name, _file(Path(), target), _file(Path(), draft) if draft else None)
+
+
+def read_models(path: Path, options: Iterable[click.Option]) -> list[NamedModel]:
+    """The models of a file; `options` are those that it may set. Raises InputError, one line."""
+    text = read_text(path).lstrip("\ufeff")
+    try:
+        tables = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InputError(f"{path} is no TOML: {error}") from None
+    if not tables:
+        raise InputError(f"{path} names no model: begin a table with [NAME] for each")
+    keys = {_key(option): option for option in options}
+    return [_read_model(path, name, table, keys) for name, table in tables.items()]
+
+
+def check_names(models: Iterable[NamedModel]) -> None:
+    """Refuse two models of one name. Raises InputError."""
+    seen = set()
+    for model in models:
+        if model.name in seen:
+            raise InputError(f"two models are named {model.name!r}: give each a name of its own")
+        seen.add(model.name)
+
+
+def _read_model(path: Path, name: str, table: Any, keys: Mapping[str, click.Option]) -> NamedModel:
+    where = f"{path}: [{name}]"
+    if not isinstance(table, dict):
+        raise InputError(f"{path}: {name} stands in no table: begin each model with [NAME]")
+    files: dict[str, Path] = {}
+    settings: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            raise InputError(
+                f"{where} has a table {key} inside: a name with a dot stands in quotes, as in "
+                f'["{name}.{key}"]'
+            )
+        try:
+            if not isinstance(value, str | int) or isinstance(value, bool):
+                raise click.BadParameter(f"{value!s} is neither a text nor a whole number.")
+            if key in ("target", "draft"):
+                files[key] = _file(path.parent, str(value))
+            elif key in keys:
+                settings[keys[key].name or key] = keys[key].type(value)
+            else:
+                known = ", ".join(("target", "draft", *keys))
+                raise click.BadParameter(f"there is no such setting; there are {known}.")
+        except click.BadParameter as error:
+            raise InputError(f"{where} {key}: {error.message.removesuffix('.')}") from None
+    if "target" not in files:
+        raise InputError(f"{where} has no target: name its GGUF file")
+    try:
+        _check_name(name)
+    except click.BadParameter as error:
+        raise InputError(f"{where}: {error.message.removesuffix('.')}") from None
+    return NamedModel(name, files["target"], files.get("draft"), settings)
+
+
+def _check_name(name: str) -> None:
+    if not name or name != name.strip() or len(name) > _MOST_NAME or not name.isprintable():
+        raise click.BadParameter(
+            f"{name[:40]!r} is no name for a model: it needs one of {_MOST_NAME} characters at "
+            "most, without spaces around."
+        )
+
+
+def _file(folder: Path, given: str) -> Path:
+    """The file of that path from `folder`. Raises click.BadParameter where it cannot be read."""
+    try:
+        path = folder / Path(given).expanduser()
+    except RuntimeError:  # the home of nobody
+        path = folder / given
+    READABLE.convert(str(path), None, None)
+    return path
+
+
+def _key(option: click.Option) -> str:
+    return next(name for name in option.opts if name.startswith("--"))[2:].replace("-", "_")
