@@ -1,6 +1,6 @@
 """The compiled part; see native/module.cpp."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,6 +85,7 @@ class FusedDrafter:
         features: Sequence[NDArray[np.float32]],
         anchors: Sequence[int],
         n_draft: int,
+        meanwhile: Callable[[], None] | None = None,
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]: ...
     def draft_stored(
         self,
@@ -92,6 +93,7 @@ class FusedDrafter:
         rows: Sequence[Sequence[int]],
         anchors: Sequence[int],
         n_draft: int,
+        meanwhile: Callable[[], None] | None = None,
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]: ...
     def truncate(self, seq: int, length: int) -> None: ...
     def copy(self, source: int, target: int, length: int) -> None: ...

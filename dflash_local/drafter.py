@@ -178,7 +178,11 @@ class FusedDrafter:
         features = [request.features for request in requests]
         if all(self._is_stored(rows) for rows in features):
             ids, logprobs = self._open.draft_stored(
-                seqs, [rows.rows for rows in features if self._is_stored(rows)], anchors, n_draft
+                seqs,
+                [rows.rows for rows in features if self._is_stored(rows)],
+                anchors,
+                n_draft,
+                self._target.tidy,
             )
         else:
             ids, logprobs = self._open.draft(

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <string>
-#include <utility>
 
 #include "errors.h"
+#include "host_buffer.h"
+#include "largest.h"
 #include "top_k.h"
 
 namespace dflash {
@@ -14,6 +16,7 @@ namespace {
 
 // Rows of a vocabulary are few for a GPU and long: chunks of this size keep all of it at work.
 constexpr int64_t wanted_chunk = 128;
+constexpr size_t alignment = 64;
 
 int64_t chunk_of(int64_t n_vocab) {
     for (int64_t size = wanted_chunk; size >= 32; size /= 2) {
@@ -24,20 +27,16 @@ int64_t chunk_of(int64_t n_vocab) {
     return n_vocab;
 }
 
-// Sorting needs numbers, and drafts made of anything else are no drafts.
-void check_numbers(const std::vector<float> & values) {
-    if (std::any_of(values.begin(), values.end(), [](float x) { return std::isnan(x); })) {
-        throw backend_error(
-            "the drafter's output is not a number; fetch its file again, or load without a "
-            "drafter");
-    }
+[[noreturn]] void refuse() {
+    throw backend_error(
+        "the drafter's output is not a number; fetch its file again, or load without a drafter");
 }
 
-template <typename T>
-std::vector<T> fetch(ggml_backend_t backend, const ggml_tensor * tensor) {
-    std::vector<T> values(ggml_nelements(tensor));
-    ggml_backend_tensor_get_async(backend, tensor, values.data(), 0, values.size() * sizeof(T));
-    return values;
+// Sorting needs numbers, and drafts made of anything else are no drafts.
+void check_numbers(const float * values, int64_t n) {
+    if (std::any_of(values, values + n, [](float x) { return std::isnan(x); })) {
+        refuse();
+    }
 }
 
 }  // namespace
@@ -60,6 +59,33 @@ void draft_output::build(ggml_context * nodes, ggml_cgraph * graph, ggml_backend
             ggml_build_forward_expand(graph, result);
         }
     }
+    stage(backend);
+}
+
+// What comes to the host as a whole goes to memory that the device writes to without a detour.
+void draft_output::stage(ggml_backend_t backend) {
+    size_t n_bytes = 0;
+    for (const ggml_tensor * result :
+         {chunks_, places_, normaliser_, few_, few_rows_, ids_, logprobs_}) {
+        if (result != nullptr) {
+            offsets_[result] = n_bytes;
+            n_bytes += (ggml_nbytes(result) + alignment - 1) / alignment * alignment;
+        }
+    }
+    if (n_bytes == 0) {
+        return;
+    }
+    host_.reset(ggml_backend_buft_alloc_buffer(host_buffer_type(ggml_backend_get_device(backend)),
+                                               n_bytes));
+    if (!host_) {
+        throw backend_error("no room on the host for the output of the draft graph");
+    }
+}
+
+template <typename T>
+const T * draft_output::staged(const ggml_tensor * tensor) const {
+    const auto * base = static_cast<const char *>(ggml_backend_buffer_get_base(host_.get()));
+    return reinterpret_cast<const T *>(base + offsets_.at(tensor));
 }
 
 // The peak of each chunk, the best of these, and then its place in its chunk. The best of the row,
@@ -125,10 +151,11 @@ bool draft_output::build_chunks(ggml_context * c, ggml_backend_t backend, ggml_t
     if (!build_best(c, backend, logits)) {
         return false;
     }
-    ggml_tensor * peaks = chunks_->src[0];
-    ggml_tensor * few = ggml_top_k(c, peaks, top_k_);
+    // Not ggml_top_k, for which CUDA takes one row after the other.
+    ggml_tensor * sorted = ggml_argsort(c, chunks_->src[0], GGML_SORT_ORDER_DESC);
+    ggml_tensor * few = ggml_cont(c, ggml_view_2d(c, sorted, top_k_, n_rows_, sorted->nb[1], 0));
     ggml_tensor * rows = ggml_get_rows(c, ggml_reshape_3d(c, logits, size, n, n_rows_), few);
-    for (const ggml_tensor * op : {few, rows}) {
+    for (const ggml_tensor * op : {sorted, few, rows}) {
         if (!ggml_backend_supports_op(backend, op)) {
             chunks_ = places_ = normaliser_ = nullptr;
             return false;
@@ -156,76 +183,74 @@ bool draft_output::build_top_k(ggml_context * c, ggml_backend_t backend, ggml_te
 }
 
 void draft_output::read(ggml_backend_t backend, int32_t * ids, float * logprobs) {
+    auto * base = host_ ? static_cast<char *>(ggml_backend_buffer_get_base(host_.get())) : nullptr;
+    for (const auto & [result, offset] : offsets_) {
+        ggml_backend_tensor_get_async(backend, result, base + offset, 0, ggml_nbytes(result));
+    }
+    ggml_backend_synchronize(backend);
     if (few_ != nullptr) {
-        read_chunks(backend, ids, logprobs);
+        read_chunks(ids, logprobs);
     } else if (chunks_ != nullptr) {
-        read_best(backend, ids, logprobs);
+        read_best(ids, logprobs);
     } else if (ids_ != nullptr) {
-        read_top_k(backend, ids, logprobs);
+        read_top_k(ids, logprobs);
     } else {
-        read_logits(backend, ids, logprobs);
+        read_logits(ids, logprobs);
     }
 }
 
-void draft_output::read_best(ggml_backend_t backend, int32_t * ids, float * logprobs) {
-    const auto chunks = fetch<int32_t>(backend, chunks_);
-    const auto places = fetch<int32_t>(backend, places_);
-    const auto normaliser = fetch<float>(backend, normaliser_);
-    ggml_backend_synchronize(backend);
-    check_numbers(normaliser);
+void draft_output::read_best(int32_t * ids, float * logprobs) const {
+    const auto * chunks = staged<int32_t>(chunks_);
+    const auto * places = staged<int32_t>(places_);
+    const auto * normaliser = staged<float>(normaliser_);
+    check_numbers(normaliser, n_rows_);
     for (int64_t i = 0; i < n_rows_; i++) {
         ids[i] = static_cast<int32_t>(chunks[i] * chunk_size_ + places[i]);
         logprobs[i] = -std::log(normaliser[i]);
     }
 }
 
-void draft_output::read_chunks(ggml_backend_t backend, int32_t * ids, float * logprobs) {
-    const auto few = fetch<int32_t>(backend, few_);
-    const auto rows = fetch<float>(backend, few_rows_);
-    const auto normaliser = fetch<float>(backend, normaliser_);
-    ggml_backend_synchronize(backend);
-    check_numbers(normaliser);
-    check_numbers(rows);
-    const auto k = static_cast<size_t>(top_k_);
-    const auto size = static_cast<size_t>(chunk_size_);
-    std::vector<std::pair<float, int32_t>> found;  // minus the logit, and the id
-    for (int64_t i = 0; i < n_rows_; i++) {
-        found.clear();
-        for (size_t j = 0; j < k; j++) {
-            const int32_t first = few[i * k + j] * static_cast<int32_t>(size);
-            const float * chunk = rows.data() + (i * k + j) * size;
-            for (size_t place = 0; place < size; place++) {
-                found.emplace_back(-chunk[place], first + static_cast<int32_t>(place));
-            }
+void draft_output::read_chunks(int32_t * ids, float * logprobs) const {
+    const auto * few = staged<int32_t>(few_);
+    const auto * rows = staged<float>(few_rows_);
+    const auto * normaliser = staged<float>(normaliser_);
+    check_numbers(normaliser, n_rows_);
+    const int k = top_k_;
+    const auto size = static_cast<int>(chunk_size_);
+    std::vector<int> order(k);
+    std::vector<float> logits(static_cast<size_t>(k) * size);  // lowest ids first, as for equals
+    for (int64_t i = 0; i < n_rows_; i++, few += k, ids += k, logprobs += k) {
+        std::iota(order.begin(), order.end(), 0);
+        std::sort(order.begin(), order.end(), [&](int a, int b) { return few[a] < few[b]; });
+        for (int j = 0; j < k; j++) {
+            std::copy_n(rows + (i * k + order[j]) * size, size, logits.data() + j * size);
         }
-        std::partial_sort(found.begin(), found.begin() + top_k_, found.end());
-        const float norm = std::log(normaliser[i]) - found[0].first;
-        for (size_t j = 0; j < k; j++) {
-            ids[i * k + j] = found[j].second;
-            logprobs[i * k + j] = -found[j].first - norm;
+        if (!largest_of(logits.data(), k * size, k, ids, logprobs)) {
+            refuse();
+        }
+        const float norm = std::log(normaliser[i]) + logprobs[0];
+        for (int j = 0; j < k; j++) {
+            ids[j] = few[order[ids[j] / size]] * size + ids[j] % size;
+            logprobs[j] -= norm;
         }
     }
 }
 
-void draft_output::read_top_k(ggml_backend_t backend, int32_t * ids, float * logprobs) {
-    const auto found = fetch<int32_t>(backend, ids_);
-    const auto found_logprobs = fetch<float>(backend, logprobs_);
-    ggml_backend_synchronize(backend);
-    check_numbers(found_logprobs);
-    std::copy(found.begin(), found.end(), ids);
-    std::copy(found_logprobs.begin(), found_logprobs.end(), logprobs);
+void draft_output::read_top_k(int32_t * ids, float * logprobs) const {
+    check_numbers(staged<float>(logprobs_), n_rows_ * top_k_);
+    std::copy_n(staged<int32_t>(ids_), n_rows_ * top_k_, ids);
+    std::copy_n(staged<float>(logprobs_), n_rows_ * top_k_, logprobs);
     for (int64_t i = 0; i < n_rows_; i++) {
         sort_best_first(ids + i * top_k_, logprobs + i * top_k_, top_k_);
     }
 }
 
-void draft_output::read_logits(ggml_backend_t backend, int32_t * ids, float * logprobs) {
-    ggml_backend_synchronize(backend);
+void draft_output::read_logits(int32_t * ids, float * logprobs) const {
     std::vector<float> row(n_vocab_);
     for (int64_t i = 0; i < n_rows_; i++) {
         const size_t n = row.size() * sizeof(float);
         ggml_backend_tensor_get(logits_, row.data(), i * n, n);
-        check_numbers(row);
+        check_numbers(row.data(), n_vocab_);
         top_k_of(row, top_k_, ids + i * top_k_, logprobs + i * top_k_);
     }
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "ggml-backend.h"
@@ -29,10 +30,13 @@ class draft_output {
     bool build_top_k(ggml_context * nodes, ggml_backend_t backend, ggml_tensor * logits);
     bool build_chunks(ggml_context * nodes, ggml_backend_t backend, ggml_tensor * logits);
     void guard(ggml_backend_t backend, const std::vector<ggml_tensor *> & gathered);
-    void read_best(ggml_backend_t backend, int32_t * ids, float * logprobs);
-    void read_top_k(ggml_backend_t backend, int32_t * ids, float * logprobs);
-    void read_chunks(ggml_backend_t backend, int32_t * ids, float * logprobs);
-    void read_logits(ggml_backend_t backend, int32_t * ids, float * logprobs);
+    void stage(ggml_backend_t backend);
+    template <typename T>
+    const T * staged(const ggml_tensor * tensor) const;
+    void read_best(int32_t * ids, float * logprobs) const;
+    void read_top_k(int32_t * ids, float * logprobs) const;
+    void read_chunks(int32_t * ids, float * logprobs) const;
+    void read_logits(int32_t * ids, float * logprobs) const;
 
     int top_k_ = 0;
     int64_t n_rows_ = 0;
@@ -52,6 +56,9 @@ class draft_output {
     ggml_tensor * logprobs_ = nullptr;  // f32 [1, top_k, rows]
     // Neither
     ggml_tensor * logits_ = nullptr;  // f32 [n_vocab, rows]
+
+    ggml_backend_buffer_ptr host_;  // that the device writes to
+    std::map<const ggml_tensor *, size_t> offsets_;
 };
 
 }  // namespace dflash

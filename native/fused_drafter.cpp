@@ -270,7 +270,7 @@ void fused_drafter::fill_blocks(graph_slot & slot, const std::vector<draft_reque
 }
 
 void fused_drafter::draft(const std::vector<draft_request> & requests, int n_draft, int32_t * ids,
-                          float * logprobs) {
+                          float * logprobs, const std::function<void()> & meanwhile) {
     const draft_params & p = weights_.params;
     if (n_draft < 1 || n_draft >= p.block_size) {
         throw std::invalid_argument("cannot draft " + std::to_string(n_draft) +
@@ -330,6 +330,14 @@ void fused_drafter::draft(const std::vector<draft_request> & requests, int n_dra
     std::vector<int32_t> all_ids(n_streams * per_stream);
     std::vector<float> all_logprobs(n_streams * per_stream);
     slot.graph->compute();
+    if (meanwhile) {
+        try {
+            meanwhile();
+        } catch (...) {
+            ggml_backend_synchronize(backend_.get());
+            throw;
+        }
+    }
     try {
         slot.graph->read(all_ids.data(), all_logprobs.data());
     } catch (const backend_error &) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -62,9 +63,9 @@ class fused_drafter {
     // request, position 1 .. n_draft and rank, [n_requests, n_draft, top_k] ids and
     // log-probabilities, best first. Throws as `inject` does, and backend_error when the drafter's
     // output is not a number; with a store, from where features come unchecked, the cache is then
-    // empty.
+    // empty. `meanwhile` is called while the device is at work.
     void draft(const std::vector<draft_request> & requests, int n_draft, int32_t * ids,
-               float * logprobs);
+               float * logprobs, const std::function<void()> & meanwhile = nullptr);
 
     void truncate(int seq, int length);
     void copy(int from, int to, int length);

@@ -116,7 +116,7 @@ void restore(fused_drafter & self, int seq, const byte_array & saved) {
 }
 
 nb::tuple draft_requests(fused_drafter & self, const std::vector<draft_request> & requests,
-                         int n_draft) {
+                         int n_draft, const nb::object & meanwhile) {
     const size_t n = requests.size();
     const auto n_positions = static_cast<size_t>(std::max(n_draft, 0));
     const auto k = static_cast<size_t>(self.top_k());
@@ -124,7 +124,12 @@ nb::tuple draft_requests(fused_drafter & self, const std::vector<draft_request> 
     auto logprobs = std::make_unique<float[]>(n * n_positions * k);
     {
         const nb::gil_scoped_release release;
-        self.draft(requests, n_draft, ids.get(), logprobs.get());
+        self.draft(requests, n_draft, ids.get(), logprobs.get(), [&] {
+            const nb::gil_scoped_acquire acquire;
+            if (!meanwhile.is_none()) {
+                meanwhile();
+            }
+        });
     }
     return nb::make_tuple(as_array<int32_t>(std::move(ids), {n, n_positions, k}),
                           as_array<float>(std::move(logprobs), {n, n_positions, k}));
@@ -138,24 +143,24 @@ void check_counts(size_t n_seqs, size_t n_features, size_t n_anchors) {
 
 nb::tuple draft(fused_drafter & self, const std::vector<int> & seqs,
                 const std::vector<float_rows> & features, const std::vector<int32_t> & anchors,
-                int n_draft) {
+                int n_draft, const nb::object & meanwhile) {
     check_counts(seqs.size(), features.size(), anchors.size());
     std::vector<draft_request> requests;
     for (size_t i = 0; i < seqs.size(); i++) {
         requests.push_back({seqs[i], on_host(self, features[i]), anchors[i]});
     }
-    return draft_requests(self, requests, n_draft);
+    return draft_requests(self, requests, n_draft, meanwhile);
 }
 
 nb::tuple draft_stored(fused_drafter & self, const std::vector<int> & seqs,
                        std::vector<std::vector<int64_t>> rows, const std::vector<int32_t> & anchors,
-                       int n_draft) {
+                       int n_draft, const nb::object & meanwhile) {
     check_counts(seqs.size(), rows.size(), anchors.size());
     std::vector<draft_request> requests;
     for (size_t i = 0; i < seqs.size(); i++) {
         requests.push_back({seqs[i], in_store(std::move(rows[i])), anchors[i]});
     }
-    return draft_requests(self, requests, n_draft);
+    return draft_requests(self, requests, n_draft, meanwhile);
 }
 
 using id_lists = std::vector<std::vector<int32_t>>;
@@ -306,10 +311,12 @@ NB_MODULE(_native, m) {
         .def("inject", &inject, nb::arg("seq"), nb::arg("features"))
         .def("inject_stored", &inject_stored, nb::arg("seq"), nb::arg("rows"))
         .def("draft_stored", &draft_stored, nb::arg("seqs"), nb::arg("rows"), nb::arg("anchors"),
-             nb::arg("n_draft"), "As `draft`, with features by their numbers in the store.")
+             nb::arg("n_draft"), nb::arg("meanwhile") = nb::none(),
+             "As `draft`, with features by their numbers in the store.")
         .def("draft", &draft, nb::arg("seqs"), nb::arg("features"), nb::arg("anchors"),
-             nb::arg("n_draft"),
-             "ids int32 and log-probabilities float32, both [n_seqs, n_draft, top_k], best first.")
+             nb::arg("n_draft"), nb::arg("meanwhile") = nb::none(),
+             "ids int32 and log-probabilities float32, both [n_seqs, n_draft, top_k], best first. "
+             "`meanwhile` is called while the device is at work.")
         .def("truncate", &fused_drafter::truncate, nb::arg("seq"), nb::arg("length"))
         .def("copy", &fused_drafter::copy, nb::arg("source"), nb::arg("target"), nb::arg("length"))
         .def("n_visible", &fused_drafter::n_visible, nb::arg("seq"), nb::arg("length"),

@@ -1,4 +1,4 @@
-"""What each branch has after a pass over a tree is on the accepted path, or is told to be dropped."""
+"""After a pass over a tree, what each branch has is accepted, or told to be dropped."""
 
 from __future__ import annotations
 
