@@ -35,21 +35,23 @@ def grow(
     draft are those of each token at its position.
     """
     depth = len(candidates.ids) if max_depth is None else min(max_depth, len(candidates.ids))
-    levels = [
-        _usable(ids, logprobs, n_vocab)[:max_children]
-        for ids, logprobs in zip(
-            candidates.ids[:depth].tolist(), candidates.logprobs[:depth].tolist(), strict=True
-        )
-    ]
+    levels: list[list[tuple[float, int]]] = []  # as deep as the tree has come to be
     tokens: list[int] = []
     parents: list[int] = []
     own: list[float] = []
     n_leaves = 0
+    # Minus the log-probability of the path, depth, parent, rank, and that of the parent's path.
     waiting: list[tuple[float, int, int, int, float]] = []
-    # (minus the log-probability of the path, depth, parent, rank, that of the parent's path)
-    if levels and levels[0] and max_leaves > 0:
-        waiting.append((-levels[0][0][0], 0, ANCHOR, 0, 0.0))
-    depth = len(levels)
+
+    def offer(level: int, parent: int, rank: int, before: float) -> None:
+        if level == len(levels) and level < depth:
+            ids, logprobs = candidates.ids[level].tolist(), candidates.logprobs[level].tolist()
+            levels.append(_usable(ids, logprobs, n_vocab)[:max_children])
+        if level < depth and rank < len(levels[level]):
+            heappush(waiting, (before - levels[level][rank][0], level, parent, rank, before))
+
+    if max_leaves > 0:
+        offer(0, ANCHOR, 0, 0.0)
     while waiting and len(tokens) < n_nodes:
         path, level, parent, rank, before = heappop(waiting)
         if rank:  # its parent has a child already
@@ -58,18 +60,13 @@ def grow(
             n_leaves += 1
         elif parent == ANCHOR:
             n_leaves = 1
-        choices = levels[level]
-        logprob, token = choices[rank]
         node = len(tokens)
+        logprob, token = levels[level][rank]
         tokens.append(token)
         parents.append(parent)
         own.append(logprob)
-        rank += 1
-        if rank < len(choices):
-            heappush(waiting, (before - choices[rank][0], level, parent, rank, before))
-        level += 1
-        if level < depth and levels[level]:
-            heappush(waiting, (path - levels[level][0][0], level, node, 0, path))
+        offer(level, parent, rank + 1, before)
+        offer(level + 1, node, 0, path)
     return Draft(tokens, parents, own, candidates)
 
 
