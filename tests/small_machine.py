@@ -1,0 +1,50 @@
+"""A server of four models, on a machine whose memory two of them fill.
+
+Run as a process by tests; what it does is what `dflash-local serve` does, but for the memory that
+it is told of: what the machine would have left beside the models that are loaded.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from dflash_local import demo
+from dflash_local.runtime import Device
+from dflash_local.server import lifecycle
+from dflash_local.server.keep_alive import FOREVER
+from dflash_local.server.model_pool import ModelPool
+from dflash_local.server.model_source import ModelSource
+from dflash_local.server.settings import Settings
+
+NAMES = ("a", "b", "c", "d")
+OPTIONS = {"n_ctx": 1024, "n_threads": 1, "n_gpu_layers": 0, "n_seq": 2}
+_MIB = 1 << 20
+_MARGIN = 256 * _MIB  # that a plan leaves free
+_NEEDED = 2.5
+"""Models that there would be room for."""
+
+
+def main() -> int:
+    """Serve until a signal comes; the exit code."""
+    target, drafter = demo.pair()
+    sources = [ModelSource(name, target, drafter, OPTIONS, 0, max_queue=1) for name in NAMES]
+    plain = Device("CPU", "a CPU", "cpu", 1 << 40, 1 << 40)
+    needed = sources[0].plan(sources[0].open(), [plain]).host.needed
+    total = _MARGIN + int(_NEEDED * needed)
+
+    def devices() -> Sequence[Device]:
+        n_loaded = sum(host.model is not None for host in pool.hosts.values())
+        return [Device("CPU", "a CPU", "cpu", total - n_loaded * needed, total)]
+
+    pool = ModelPool(sources, keep_alive_s=FOREVER, queue_timeout_s=60, devices=devices)
+    # So little that a client who does not read holds up an answer.
+    settings = Settings(port=0, send_buffer=4096)
+    with lifecycle.bind(settings) as bound:
+        return lifecycle.serve(
+            pool, settings, bound, lambda line: print(line, file=sys.stderr, flush=True)
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

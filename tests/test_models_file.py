@@ -1,0 +1,155 @@
+"""`--model` and `--models`: what they read, and the one line in which they refuse the rest."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+from pathlib import Path
+
+import click
+import pytest
+
+from dflash_local import demo
+from dflash_local.cli.models_file import NamedModel, check_names, named_model, read_models
+from dflash_local.cli.serve import OWN_SETTINGS
+from dflash_local.errors import InputError
+from server_process import COMMAND
+
+TARGET, DRAFTER = demo.pair()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """One with files that could be models."""
+    for name in ("target.gguf", "draft.gguf", "a,b.gguf"):
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+def written(folder: Path, text: str) -> list[NamedModel]:
+    file = folder / "models.toml"
+    file.write_text(text, encoding="utf-8")
+    return read_models(file, OWN_SETTINGS)
+
+
+def test_a_file_of_models(folder: Path) -> None:
+    small, large = written(
+        folder,
+        """
+        [small]
+        target = "target.gguf"
+        ["qwen3:8b.q4"]
+        target = "a,b.gguf"
+        draft = "draft.gguf"
+        ctx = 4096
+        gpu_layers = 0
+        kv_type = "q8_0"
+        parallel = 2
+        draft_width = "auto"
+        draft_shape = "tree"
+        draft_window = 512
+        keep_alive = -1
+        """,
+    )
+    assert small == NamedModel("small", folder / "target.gguf")
+    assert (large.name, large.target) == ("qwen3:8b.q4", folder / "a,b.gguf")
+    assert large.draft == folder / "draft.gguf"
+    assert large.settings == {
+        "n_ctx": 4096,
+        "n_gpu_layers": 0,
+        "kv_type": "q8_0",
+        "n_seq": 2,
+        "draft_width": "auto",
+        "draft_shape": "tree",
+        "draft_window": 512,
+        "keep_alive_s": math.inf,
+    }
+
+
+def test_paths_may_be_absolute(folder: Path) -> None:
+    [model] = written(folder, f"[a]\ntarget = '{TARGET}'\nkeep_alive = '10m'\n")
+    assert model.target == TARGET
+    assert model.settings == {"keep_alive_s": 600}
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", "names no model"),
+        ("[a\n", "line 1"),
+        ("[a]\ntarget = 'target.gguf'\nctx = \n", "line 3"),
+        ("[a]\ntarget = 'target.gguf'\n[a]\n", "twice"),
+        ("target = 'target.gguf'", "stands in no table"),
+        ("[a]\nctx = 512\n", r"\[a\] has no target"),
+        ("[a]\ntarget = 'gone.gguf'\n", r"\[a\] target: .*gone\.gguf"),
+        ("[a]\ntarget = '.'\n", r"\[a\] target: "),
+        ("[a]\ntarget = 'target.gguf'\ndraft = 'gone.gguf'\n", r"\[a\] draft: .*gone\.gguf"),
+        ("[a]\ntarget = 'target.gguf'\ncontext = 1\n", "no such setting; .*target, draft, ctx"),
+        ("[a]\ntarget = 'target.gguf'\nthreads = 1\n", "no such setting"),
+        ("[a]\ntarget = 'target.gguf'\nctx = 'many'\n", r"\[a\] ctx: many"),
+        ("[a]\ntarget = 'target.gguf'\nctx = 0\n", r"\[a\] ctx: 0"),
+        ("[a]\ntarget = 'target.gguf'\nctx = 2.5\n", r"\[a\] ctx: 2\.5"),
+        ("[a]\ntarget = 'target.gguf'\nctx = true\n", r"\[a\] ctx: True"),
+        ("[a]\ntarget = 'target.gguf'\nparallel = 65\n", r"\[a\] parallel: 65"),
+        ("[a]\ntarget = 'target.gguf'\ndraft_shape = 'bush'\n", "chain"),
+        ("[a]\ntarget = 'target.gguf'\ndraft_width = -1\n", "draft_width"),
+        ("[a]\ntarget = 'target.gguf'\nkeep_alive = 'soon'\n", "soon"),
+        ("[qwen2.5-coder]\ntarget = 'target.gguf'\n", r'\["qwen2\.5-coder"\]'),
+        ("[' a']\ntarget = 'target.gguf'\n", "no name"),
+        ("['']\ntarget = 'target.gguf'\n", "no name"),
+        ("a = " + "[" * 5000, "no TOML"),
+    ],
+)
+def test_files_that_are_refused(folder: Path, text: str, named: str) -> None:
+    with pytest.raises(InputError, match=named) as refusal:
+        written(folder, text)
+    assert "\n" not in str(refusal.value)
+    assert "models.toml" in str(refusal.value)
+
+
+def test_a_model_on_the_command_line(folder: Path) -> None:
+    target, draft = folder / "target.gguf", folder / "draft.gguf"
+    assert named_model(f"a={target}") == NamedModel("a", target)
+    assert named_model(f"qwen3:8b={target},{draft}") == NamedModel("qwen3:8b", target, draft)
+
+
+@pytest.mark.parametrize(
+    "value", ["", "a", "=x", "a=", "a=,", "a={target},", "a=gone.gguf", "=", ","]
+)
+def test_models_on_the_command_line_that_are_none(folder: Path, value: str) -> None:
+    with pytest.raises(click.BadParameter):
+        named_model(value.format(target=folder / "target.gguf"))
+
+
+def test_two_models_of_one_name() -> None:
+    models = [NamedModel(name, TARGET) for name in ("a", "b", "a")]
+    with pytest.raises(InputError, match="two models are named 'a'"):
+        check_names(models)
+    check_names(models[:2])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--model", "a"], "NAME=TARGET"),
+        (["--model", f"a={TARGET}", "--model", f"a={TARGET}"], "two models are named 'a'"),
+        (["--model", f"a={TARGET}", "--target", str(TARGET)], "--target"),
+        (["--model", f"a={TARGET}", "--alias", "b"], "--alias"),
+        (["--model", f"a={TARGET}", "--draft", str(DRAFTER)], "--draft"),
+        (["--models", "gone.toml"], "gone.toml"),
+        (["--models", str(TARGET)], "UTF-8"),
+        (["--keep-alive", "soon"], "soon"),
+    ],
+)
+def test_what_the_command_refuses(arguments: list[str], named: str) -> None:
+    done = subprocess.run(
+        [COMMAND, "serve", "--port", "0", *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    [line] = done.stderr.splitlines()
+    assert line.startswith("dflash-local: error: ")
+    assert named in line
