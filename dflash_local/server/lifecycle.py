@@ -127,6 +127,7 @@ class Server(uvicorn.Server):
         self.exit_code = 0
         self.greeting: list[str] = []
         self._drain: Drain = app.state.drain
+        self._pool: ModelPool = app.state.pool
         self._drain_s = settings.drain_s
         self._say = say
         self._ending: asyncio.Task[None] | None = None
@@ -135,6 +136,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
+        self._pool.start()
         for line in self.greeting:
             self._say(line)
 

@@ -29,6 +29,8 @@ class ModelHost:
     """What is known of one model. The pool changes it, on its event loop; others read."""
 
     source: ModelSource
+    server_s: float = FOREVER
+    """Seconds that models stay loaded without requests, unless they or those say otherwise."""
     model: Model | None = None
     running: set[Claim] = field(default_factory=set)
     waiting: set[Claim] = field(default_factory=set)
@@ -39,9 +41,19 @@ class ModelHost:
     closing: Task[None] | None = None
     fault: LoadFault | None = None
     """Why it could not be loaded the last time."""
-    keep_alive_s: float = FOREVER
+    keep_alive_s: float = field(init=False)
+    """What the last request has left it."""
     last_used: float = -math.inf
     timer: TimerHandle | None = None
+
+    def __post_init__(self) -> None:
+        self.keep_alive_s = self.usual_s
+
+    @property
+    def usual_s(self) -> float:
+        """Seconds that it stays loaded unless a request says otherwise."""
+        own = self.source.keep_alive_s
+        return self.server_s if own is None else own
 
     @property
     def name(self) -> str:

@@ -54,10 +54,10 @@ class ModelPool:
         say. `queue_timeout_s`: seconds that a request may wait for its model, and for its turn.
         `devices` tells what memory the machine has left."""
         self.is_pinned = keep_alive_s is None
-        self._keep_alive_s = FOREVER if keep_alive_s is None else keep_alive_s
+        usual_s = FOREVER if keep_alive_s is None else keep_alive_s
         self._queue_timeout_s = queue_timeout_s
         self._devices = devices
-        self.hosts = {source.name: ModelHost(source) for source in sources}
+        self.hosts = {source.name: ModelHost(source, usual_s) for source in sources}
         self._turn = asyncio.Lock()
         self._change = asyncio.Event()
         self._tasks: set[Task[None]] = set()
@@ -92,6 +92,11 @@ class ModelPool:
         """Serve the first of the models as `model`, which is loaded already."""
         next(iter(self.hosts.values())).model = model
 
+    def start(self) -> None:
+        """Begin to count the time that models are idle, on the event loop that runs."""
+        for host in self.hosts.values():
+            self._rest(host)
+
     # Using them
 
     @contextmanager
@@ -104,9 +109,7 @@ class ModelPool:
         claim = Claim(host, self._queue_timeout_s)
         self._hold(host, claim)
         if not self.is_pinned:
-            usual_s = host.source.keep_alive_s
-            usual_s = self._keep_alive_s if usual_s is None else usual_s
-            host.keep_alive_s = usual_s if keep_alive_s is None else keep_alive_s
+            host.keep_alive_s = host.usual_s if keep_alive_s is None else keep_alive_s
         try:
             yield claim
         finally:
