@@ -6,6 +6,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 def llama_decode_address() -> int: ...
+def grow_tree(
+    ids: NDArray[np.int32],
+    logprobs: NDArray[np.float32],
+    n_vocab: int,
+    n_nodes: int,
+    n_leaves: int,
+    n_depth: int,
+    n_children: int,
+) -> tuple[list[int], list[int], list[float]]: ...
 
 class TargetPass:
     def __init__(

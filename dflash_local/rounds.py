@@ -179,8 +179,7 @@ class Rounds:
         return wanted
 
     def _n_positions(self, sequence: Sequence) -> int:
-        most = self._max_width - 1
-        return most if self._forks(sequence) else min(self._most_nodes(sequence), most)
+        return min(self._most_nodes(sequence), self._max_width - 1)
 
     def _catch_up(self, sequences: List[Sequence], wanted: List[int]) -> None:
         """A prompt, or what plain decoding left, goes to the drafter apart from the draft."""

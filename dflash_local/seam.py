@@ -16,5 +16,6 @@ runtime.check_same_library(_native.llama_decode_address())
 FusedDrafter = _native.FusedDrafter
 TargetPass = _native.TargetPass
 ThreadPool = _native.ThreadPool
+grow_tree = _native.grow_tree
 
-__all__ = ["FusedDrafter", "TargetPass", "ThreadPool"]
+__all__ = ["FusedDrafter", "TargetPass", "ThreadPool", "grow_tree"]

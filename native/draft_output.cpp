@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <numeric>
 #include <string>
 
@@ -25,6 +26,17 @@ int64_t chunk_of(int64_t n_vocab) {
         }
     }
     return n_vocab;
+}
+
+bool supports(ggml_backend_t backend, std::initializer_list<const ggml_tensor *> ops) {
+    return std::all_of(ops.begin(), ops.end(), [&](const ggml_tensor * op) {
+        return ggml_backend_supports_op(backend, op);
+    });
+}
+
+ggml_tensor * peaks_of(ggml_context * c, ggml_tensor * logits, int64_t size) {
+    const int step = static_cast<int>(size);
+    return ggml_pool_2d(c, logits, GGML_OP_POOL_MAX, step, 1, step, 1, 0, 0);
 }
 
 [[noreturn]] void refuse() {
@@ -93,21 +105,14 @@ const T * draft_output::staged(const ggml_tensor * tensor) const {
 bool draft_output::build_best(ggml_context * c, ggml_backend_t backend, ggml_tensor * logits) {
     const int64_t size = chunk_of(n_vocab_);
     const int64_t n = n_vocab_ / size;
-    const int step = static_cast<int>(size);
-    ggml_tensor * peaks = ggml_pool_2d(c, logits, GGML_OP_POOL_MAX, step, 1, step, 1, 0, 0);
+    ggml_tensor * peaks = peaks_of(c, logits, size);
     ggml_tensor * chunks = ggml_argmax(c, peaks);
     ggml_tensor * columns = ggml_reshape_2d(c, chunks, 1, n_rows_);
     ggml_tensor * chunk = ggml_get_rows(c, ggml_reshape_3d(c, logits, size, n, n_rows_), columns);
     ggml_tensor * places = ggml_argmax(c, ggml_reshape_2d(c, chunk, size, n_rows_));
-    ggml_tensor * peak = ggml_get_rows(c, ggml_reshape_3d(c, peaks, 1, n, n_rows_), columns);
-
-    ggml_tensor * e = ggml_exp(c, ggml_sub(c, logits, ggml_reshape_2d(c, peak, 1, n_rows_)));
-    ggml_tensor * parts = ggml_sum_rows(c, ggml_reshape_2d(c, e, size, n * n_rows_));
-    ggml_tensor * sums = ggml_sum_rows(c, ggml_reshape_2d(c, parts, n, n_rows_));
-    for (const ggml_tensor * op : {peaks, chunks, chunk, places, peak, e->src[0], e, parts, sums}) {
-        if (!ggml_backend_supports_op(backend, op)) {
-            return false;
-        }
+    ggml_tensor * sums = normalisers(c, backend, logits, peaks, columns);
+    if (sums == nullptr || !supports(backend, {peaks, chunks, chunk, places})) {
+        return false;
     }
     guard(backend, {logits, peaks});
     chunk_size_ = size;
@@ -115,6 +120,20 @@ bool draft_output::build_best(ggml_context * c, ggml_backend_t backend, ggml_ten
     places_ = places;
     normaliser_ = sums;
     return true;
+}
+
+// sum(exp(x - M)) of each row, where M is the peak in this column of its peaks; null where the
+// backend cannot.
+ggml_tensor * draft_output::normalisers(ggml_context * c, ggml_backend_t backend,
+                                        ggml_tensor * logits, ggml_tensor * peaks,
+                                        ggml_tensor * columns) const {
+    const int64_t n = peaks->ne[0];
+    ggml_tensor * peak = ggml_get_rows(c, ggml_reshape_3d(c, peaks, 1, n, n_rows_), columns);
+    ggml_tensor * less = ggml_sub(c, logits, ggml_reshape_2d(c, peak, 1, n_rows_));
+    ggml_tensor * e = ggml_exp(c, less);
+    ggml_tensor * parts = ggml_sum_rows(c, ggml_reshape_2d(c, e, n_vocab_ / n, n * n_rows_));
+    ggml_tensor * sums = ggml_sum_rows(c, ggml_reshape_2d(c, parts, n, n_rows_));
+    return supports(backend, {peak, less, e, parts, sums}) ? sums : nullptr;
 }
 
 // On some backends the argmax of what is not a number is -1, and gathering reads what lies before
@@ -141,28 +160,27 @@ void draft_output::guard(ggml_backend_t backend, const std::vector<ggml_tensor *
 }
 
 // The k best of a row lie in the k chunks with the largest peaks: only these come to the host, and
-// only peaks are sorted.
+// only peaks are sorted. Not by ggml_top_k, for which CUDA takes one row after the other.
 bool draft_output::build_chunks(ggml_context * c, ggml_backend_t backend, ggml_tensor * logits) {
     const int64_t size = chunk_of(n_vocab_);
     const int64_t n = n_vocab_ / size;
     if (n < 2 * top_k_) {
         return false;
     }
-    if (!build_best(c, backend, logits)) {
-        return false;
-    }
-    // Not ggml_top_k, for which CUDA takes one row after the other.
-    ggml_tensor * sorted = ggml_argsort(c, chunks_->src[0], GGML_SORT_ORDER_DESC);
+    ggml_tensor * peaks = peaks_of(c, logits, size);
+    ggml_tensor * sorted = ggml_argsort(c, peaks, GGML_SORT_ORDER_DESC);
     ggml_tensor * few = ggml_cont(c, ggml_view_2d(c, sorted, top_k_, n_rows_, sorted->nb[1], 0));
     ggml_tensor * rows = ggml_get_rows(c, ggml_reshape_3d(c, logits, size, n, n_rows_), few);
-    for (const ggml_tensor * op : {sorted, few, rows}) {
-        if (!ggml_backend_supports_op(backend, op)) {
-            chunks_ = places_ = normaliser_ = nullptr;
-            return false;
-        }
+    ggml_tensor * columns = ggml_view_2d(c, sorted, 1, n_rows_, sorted->nb[1], 0);
+    ggml_tensor * sums = normalisers(c, backend, logits, peaks, columns);
+    if (sums == nullptr || !supports(backend, {peaks, sorted, few, rows})) {
+        return false;
     }
+    guard(backend, {logits, peaks});
+    chunk_size_ = size;
     few_ = few;
     few_rows_ = rows;
+    normaliser_ = sums;
     return true;
 }
 
@@ -172,10 +190,8 @@ bool draft_output::build_top_k(ggml_context * c, ggml_backend_t backend, ggml_te
     ggml_tensor * p_all = ggml_reshape_3d(c, ggml_soft_max(c, logits), 1, n_vocab_, n_rows_);
     ggml_tensor * p_best = ggml_get_rows(c, p_all, best);
     ggml_tensor * log_p = ggml_log(c, p_best);
-    for (const ggml_tensor * op : {best, p_best, log_p}) {
-        if (!ggml_backend_supports_op(backend, op)) {
-            return false;
-        }
+    if (!supports(backend, {best, p_best, log_p})) {
+        return false;
     }
     ids_ = best;
     logprobs_ = log_p;

@@ -29,6 +29,8 @@ class draft_output {
     bool build_best(ggml_context * nodes, ggml_backend_t backend, ggml_tensor * logits);
     bool build_top_k(ggml_context * nodes, ggml_backend_t backend, ggml_tensor * logits);
     bool build_chunks(ggml_context * nodes, ggml_backend_t backend, ggml_tensor * logits);
+    ggml_tensor * normalisers(ggml_context * nodes, ggml_backend_t backend, ggml_tensor * logits,
+                              ggml_tensor * peaks, ggml_tensor * columns) const;
     void guard(ggml_backend_t backend, const std::vector<ggml_tensor *> & gathered);
     void stage(ggml_backend_t backend);
     template <typename T>

@@ -10,6 +10,7 @@
 #include <memory>
 #include <stdexcept>
 
+#include "draft_tree.h"
 #include "errors.h"
 #include "fused_drafter.h"
 #include "llama.h"
@@ -247,6 +248,19 @@ nb::ndarray<nb::numpy, float> hidden_states(const target_pass & self,
     return as_array<float>(std::move(out), {rows.size(), width});
 }
 
+using id_rows = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+nb::tuple grow_nodes(const id_rows & ids, const float_rows & logprobs, int n_vocab, int n_nodes,
+                     int n_leaves, int n_depth, int n_children) {
+    if (ids.shape(0) != logprobs.shape(0) || ids.shape(1) != logprobs.shape(1)) {
+        throw std::invalid_argument("each candidate has one id and one log-probability");
+    }
+    const draft_tree tree = grow_tree(ids.data(), logprobs.data(), static_cast<int>(ids.shape(0)),
+                                      static_cast<int>(ids.shape(1)), n_vocab,
+                                      {n_nodes, n_leaves, n_depth, n_children});
+    return nb::make_tuple(tree.tokens, tree.parents, tree.logprobs);
+}
+
 }  // namespace
 }  // namespace dflash
 
@@ -257,6 +271,10 @@ NB_MODULE(_native, m) {
     m.def(
         "llama_decode_address", [] { return reinterpret_cast<uintptr_t>(&llama_decode); },
         "Address of llama_decode as this extension sees it.");
+
+    m.def("grow_tree", &grow_nodes, nb::arg("ids"), nb::arg("logprobs"), nb::arg("n_vocab"),
+          nb::arg("n_nodes"), nb::arg("n_leaves"), nb::arg("n_depth"), nb::arg("n_children"),
+          "Tokens, parents and log-probabilities of the best tree. See dflash_local/tree.py.");
 
     nb::class_<thread_pool>(m, "ThreadPool",
                             "Threads that compute on the CPU. See native/thread_pool.h.")

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace dflash {
+
+// Nodes of a draft, parents before their children; -1 is the anchor.
+struct draft_tree {
+    std::vector<int32_t> tokens;
+    std::vector<int32_t> parents;
+    std::vector<float> logprobs;  // of each token at its position
+};
+
+// How far a tree may grow.
+struct tree_bounds {
+    int n_nodes;
+    int n_leaves;
+    int n_depth;
+    int n_children;
+};
+
+// The best tree of a block's candidates, ids and log-probabilities [n_positions, k], each row best
+// first. See dflash_local/tree.py.
+draft_tree grow_tree(const int32_t * ids, const float * logprobs, int n_positions, int k,
+                     int n_vocab, const tree_bounds & bounds);
+
+}  // namespace dflash
