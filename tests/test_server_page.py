@@ -18,6 +18,7 @@ FILES = {
     "page/chat_stream.js": "text/javascript",
     "page/markdown.js": "text/javascript",
     "page/meter.js": "text/javascript",
+    "page/models.js": "text/javascript",
     "page/icon.svg": "image/svg+xml",
 }
 

@@ -24,6 +24,7 @@ _NAMES = (
     "chat_stream.js",
     "answer.js",
     "markdown.js",
+    "models.js",
     "meter.js",
     "icon.svg",
 )

@@ -49,6 +49,8 @@ export class Answer {
 
   /** Take in a chunk of the stream. */
   add(chunk, now) {
+    this.waiting = chunk.waiting;
+    if (chunk.waiting) return;
     const detail = chunk.draft_detail ?? { rounds: [], pieces: [] };
     this.tally.add(detail, now);
     const [choice] = chunk.choices;
@@ -70,11 +72,12 @@ export class Answer {
     }
     this.reasoningView?.update();
     this.contentView.update();
-    this.status.textContent = this.tally.text;
+    this.status.textContent = this.waiting ?? this.tally.text;
   }
 
   /** No more will come. `note` says why, where it is not the model that ended it. */
   end(note) {
+    this.waiting = undefined;
     this.draw();
     this.element.setAttribute("aria-busy", "false");
     this.copy.hidden = !this.content.text;

@@ -20,7 +20,8 @@ export async function get(path, key) {
 }
 
 /**
- * The chunks of an answer to `body.messages`. Aborting `signal` closes the connection, which frees
+ * The chunks of an answer to `body.messages`; while its model is loaded `{ waiting }`, a line that
+ * says how far that is. Aborting `signal` closes the connection, which frees
  * the model's slot. Throws ServerError, and what `fetch` throws.
  */
 export async function* chatStream(body, key, signal) {
@@ -31,7 +32,9 @@ export async function* chatStream(body, key, signal) {
     signal,
   });
   if (!response.ok) throw await failure(response);
-  for await (const data of events(response.body)) {
+  for await (const { comment, data } of events(response.body)) {
+    if (comment) yield { waiting: comment };
+    if (data === undefined) continue;
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);
     if (chunk.error) throw new ServerError(chunk.error.message);
@@ -40,7 +43,7 @@ export async function* chatStream(body, key, signal) {
   throw new ServerError("the connection broke off in the middle of the answer");
 }
 
-/** The data of server-sent events, comments left out. */
+/** The `data` of server-sent events, and what stands in a `comment`. */
 async function* events(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -51,8 +54,10 @@ async function* events(stream) {
       const parts = (rest + value).split("\n\n");
       rest = parts.pop();
       for (const part of parts) {
-        const lines = part.split("\n").filter((line) => line.startsWith("data: "));
-        if (lines.length) yield lines.map((line) => line.slice(6)).join("\n");
+        const lines = part.split("\n");
+        const data = lines.filter((line) => line.startsWith("data: "));
+        if (data.length) yield { data: data.map((line) => line.slice(6)).join("\n") };
+        else if (lines[0].startsWith(": ")) yield { comment: lines[0].slice(2) };
       }
     }
   } finally {

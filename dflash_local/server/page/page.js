@@ -1,8 +1,9 @@
 /** The page: what the elements of index.html do. */
 
 import { Answer, question } from "./answer.js";
-import { ServerError, chatStream, get } from "./chat_stream.js";
+import { ServerError, chatStream } from "./chat_stream.js";
 import { Meter } from "./meter.js";
+import { Models } from "./models.js";
 
 const at = (id) => document.getElementById(id);
 const KEY = "dflash-local-key";
@@ -40,7 +41,10 @@ const state = {
   abort: null, // of the one that is on its way
   maxTokens: undefined,
   maxWidth: 0,
+  isKnown: false, // what the chosen model is like
+  told: "", // of the model
 };
+const models = new Models(at("chooser"), at("model"));
 const meter = new Meter(
   Object.fromEntries(
     ["speed", "length", "share", "rounds", "reason", "warning"].map((id) => [id, at(id)]),
@@ -52,22 +56,25 @@ const meter = new Meter(
 async function learn() {
   let props;
   try {
-    props = await get("props", at("key").value);
+    await models.learn(at("key").value);
+    if (models.isLoaded) props = await models.props(at("key").value);
   } catch (error) {
     say(error);
     return;
   }
-  at("model").textContent = at("name").textContent = props.model_alias;
-  const settings = props.default_generation_settings;
-  const tiny = TINY.file.test(props.model_path);
-  state.maxWidth = props.max_draft_width;
+  at("name").textContent = models.chosen.id;
+  const settings = props?.default_generation_settings;
+  const tiny = TINY.file.test(props?.model_path ?? models.chosen.id);
+  state.isKnown = Boolean(props);
+  state.maxWidth = props?.max_draft_width ?? 0;
   state.maxTokens = tiny ? TINY.maxTokens : undefined;
-  at("temperature").value ||= tiny ? TINY.temperature : settings.params.temperature;
-  at("widths").disabled = !settings.speculative;
-  if (!settings.speculative) at("reason").textContent = "this model is served without a drafter";
-  else if (at("reason").dataset.error) at("reason").textContent = "";
-  delete at("reason").dataset.error;
-  if (tiny) at("try").textContent = TINY.hint;
+  const { chosen } = at("temperature").dataset;
+  const usual = tiny ? TINY.temperature : settings?.params.temperature;
+  if (!chosen) at("temperature").value = usual ?? "";
+  at("widths").disabled = !settings?.speculative;
+  if (!props) tell("this model is loaded with the first message to it");
+  else tell(settings.speculative ? "" : "this model is served without a drafter");
+  at("try").textContent = tiny ? TINY.hint : "Try one:";
   at("prompts").replaceChildren(
     ...(tiny ? TINY.prompts : PROMPTS).map((text) => {
       const item = document.createElement("li");
@@ -81,10 +88,15 @@ async function learn() {
   );
 }
 
+/** Something about the model, in the place of what there is to say of its drafts. */
+function tell(text) {
+  if (text || at("reason").textContent === state.told) at("reason").textContent = text;
+  state.told = text;
+}
+
 /** An error that belongs to no answer. */
 function say(error) {
-  at("reason").textContent = error.message;
-  at("reason").dataset.error = "1";
+  tell(error.message);
   if (error.status === 401) askForKey();
 }
 
@@ -161,6 +173,7 @@ async function run() {
     state.abort = null;
     busy(false);
     offerDrafts(answer);
+    if (!state.isKnown) learn();
   }
 }
 
@@ -173,6 +186,7 @@ function fail(answer, error) {
 function request() {
   const temperature = at("temperature").valueAsNumber;
   return {
+    model: models.field,
     messages: state.messages,
     max_tokens: state.maxTokens,
     temperature: Number.isNaN(temperature) ? undefined : Math.min(Math.max(temperature, 0), 2),
@@ -299,6 +313,13 @@ at("key").value = sessionStorage.getItem(KEY) ?? "";
 at("key").addEventListener("change", () => {
   sessionStorage.setItem(KEY, at("key").value);
   learn();
+});
+at("chooser").addEventListener("change", () => {
+  models.choose();
+  learn();
+});
+at("temperature").addEventListener("change", () => {
+  at("temperature").dataset.chosen = at("temperature").value;
 });
 at("url").textContent = new URL("v1", location.href).href;
 const wide = matchMedia("(min-width: 56rem)").matches;
