@@ -6,13 +6,12 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
-from functools import partial
 from typing import TYPE_CHECKING
 
 from . import interrupt
 
 if TYPE_CHECKING:
-    from dflash_local import Chunk, Model, Result
+    from dflash_local import Chunk, Result
 
 Ask = Callable[..., "Iterator[Chunk]"]
 """`Model.stream` or `Model.stream_chat`, with everything bound but `cancel`."""
@@ -30,12 +29,6 @@ def answer(ask: Ask, write: Callable[[str], None]) -> Result:
     if result is None:
         raise RuntimeError("the stream of an answer ended without its result")
     return result
-
-
-def plain_answer(model: Model, ask: Ask, drafted: Result) -> Result:
-    """The same request, decoded plainly: same seed, no cache of the first time to start from."""
-    model.forget()
-    return answer(partial(ask, draft_width=0, seed=drafted.seed), write_nothing)
 
 
 def write_stdout(text: str) -> None:

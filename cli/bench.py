@@ -17,9 +17,19 @@ import click
 
 from . import interrupt
 from .answer import write_stdout
-from .options import FILES, LOADING, QUIET, READABLE, SectionedCommand, option, values_of
+from .options import (
+    DRAFT_SHAPE,
+    FILES,
+    LOADING,
+    QUIET,
+    READABLE,
+    SHAPES,
+    SectionedCommand,
+    option,
+    values_of,
+)
 from .report import Say, speaker
-from .values import number, whole, whole_list
+from .values import name_list, number, whole, whole_list
 from .writing import WritingProgress
 
 if TYPE_CHECKING:
@@ -54,8 +64,8 @@ SHAPE = (
         "--synthetic-length",
         type=number(1, 16),
         metavar="X",
-        help="Accept so many tokens a round on average, whatever the models say. The text is "
-        "invalid, the speed is not.",
+        help="Accept so many tokens a round of whole chains, and of trees as many more as the "
+        "shipped pair does, whatever the models say. The text is invalid, the speed is not.",
     ),
 )
 
@@ -118,6 +128,14 @@ MEASURING = (
         metavar="N,...",
         help="Measure these fixed draft widths, too, beside the one that the model chooses.",
     ),
+    option(
+        "--draft-shape",
+        "draft_shapes",
+        type=name_list(SHAPES),
+        metavar="NAME,...",
+        default="chain,tree",
+        help="Drafts to measure: chain, tree, and auto, which takes what pays.",
+    ),
     option("--repeat", type=whole(1), metavar="N", default=1, help="Times for each prompt."),
     option("--seed", type=whole(0, 2**32 - 1000), metavar="N", default=0, help="Of the draws."),
     option(
@@ -149,12 +167,14 @@ OUTPUT = (
     QUIET,
 )
 
+MACHINE = tuple(option for option in LOADING if option is not DRAFT_SHAPE)
+
 SECTIONS = {
     "Model": (*FILES, *SHAPE),
     "Prompts": PROMPTS,
     "Measuring": MEASURING,
     "Output": OUTPUT,
-    "Machine": LOADING,
+    "Machine": MACHINE,
 }
 
 
@@ -232,12 +252,12 @@ def _order(
     target: Path,
     draft: Path | None,
 ) -> Order:
-    from dflash_local.bench.benchmark import Order, widths_from
+    from dflash_local.bench.benchmark import Order, ways_from
     from dflash_local.bench.run import Settings
 
     settings = Settings(
         temperatures=_temperatures(values["temperatures"]),
-        widths=widths_from(values["widths"] or ()),
+        ways=ways_from(values["draft_shapes"], values["widths"] or ()),
         max_tokens=values["max_tokens"],
         repeat=values["repeat"],
         seed=values["seed"],
@@ -260,7 +280,7 @@ def _order(
         synthetic_length=values["synthetic_length"],
         llama_server=Path(server) if server else None,
         server_drafts=values["server_drafts"],
-        loading=values_of(LOADING, values),
+        loading=values_of(MACHINE, values),
     )
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_local.errors import InputError
 
-from .answer import answer, plain_answer, write_stdout
+from .answer import answer, write_stdout
 from .line_editor import LineEditor
-from .report import Say, comparison, comparison_line, stats_page, summary
+from .report import Say, stats_page, summary
 
 if TYPE_CHECKING:
     from dflash_local import Model, Result
@@ -99,11 +99,9 @@ class Conversation:
         self.last = result
         self._say(summary(result, self._arguments["max_tokens"]))
         if self._compare and result.finish_reason != "cancelled":
-            plain = plain_answer(self._model, ask, result)
-            if plain.finish_reason != "cancelled":
-                self._say(comparison_line(comparison(result, plain)))
-                if result.stats.drafting:
-                    self._say(result.stats.drafting)
+            from .compare import compare
+
+            compare(self._model, ask, result, self._arguments.get("draft_width"), self._say)
 
     def _help(self) -> None:
         width = max(map(len, COMMANDS)) + 2

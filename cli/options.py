@@ -76,6 +76,14 @@ FILES = (
     ),
 )
 
+DRAFT_SHAPE = option(
+    "--draft-shape",
+    type=click.Choice(SHAPES),
+    default="chain",
+    help="Whether drafts are chains or trees, all branches of which are checked at once; auto "
+    "does what pays.",
+)
+
 LOADING = (
     option(
         "--ctx",
@@ -120,13 +128,7 @@ LOADING = (
         help="Tokens that the drafter looks back at, and keeps in memory. Helps beyond the length "
         "of the texts that it was trained on.",
     ),
-    option(
-        "--draft-shape",
-        type=click.Choice(SHAPES),
-        default="chain",
-        help="Whether drafts are chains or trees, all branches of which are checked at once; auto "
-        "does what pays.",
-    ),
+    DRAFT_SHAPE,
     option(
         "--split-mode",
         type=click.Choice(SPLIT_MODES),

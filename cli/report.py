@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
     from dflash_local import Model, Result
+    from dflash_local.stats import Stats
 
 Say = Callable[[str], None]
 
@@ -44,29 +45,21 @@ def summary(result: Result, max_tokens: int) -> str:
     return ", ".join(parts)
 
 
-def comparison(result: Result, plain: Result) -> dict[str, Any]:
-    """Drafted against plain decoding of the same request, by decode speed in tokens/s."""
-    speed = plain.stats.tokens_per_second
-    return {
-        "tokens_per_second": speed,
-        "ratio": result.stats.tokens_per_second / speed if speed else None,
-        "equal": result.tokens == plain.tokens,
-        "first_difference": _first_difference(result.tokens, plain.tokens),
-    }
+def drafts_text(stats: Stats) -> str:
+    """Of the rounds that drafted: what was drafted on average, and what came of it."""
+    from dflash_local.bench.measure import Acceptance
 
-
-def comparison_line(compared: Mapping[str, Any]) -> str:
-    """The comparison in one line."""
-    ratio = (
-        "" if compared["ratio"] is None else f"drafting is {compared['ratio']:.2f} times as fast"
+    found = Acceptance.of([stats])
+    if found.mean_length is None:
+        return "no drafts were checked"
+    text = f"{found.mean_length:.2f} tokens a round of {found.nodes:.1f} drafts"
+    if not found.tree_rounds:
+        return text
+    return (
+        f"{text}, {found.depth:.1f} deep, in {found.branches:.1f} branches; "
+        f"{100 * (found.side_share or 0):.0f} % of the rounds kept another branch than the "
+        "drafter's first"
     )
-    same = (
-        "the same tokens"
-        if compared["equal"]
-        else f"tokens part at number {compared['first_difference'] + 1}"
-    )
-    head = f"plain decoding: {compared['tokens_per_second']:.1f} tokens/s"
-    return "; ".join(part for part in (head, ratio, same) if part)
 
 
 def json_object(result: Result) -> dict[str, Any]:
@@ -107,11 +100,8 @@ def _stats_lines(result: Result) -> list[str]:
             f"drafts   {stats.accepted} accepted of {stats.drafted} in {stats.rounds} rounds, "
             f"{stats.mean_accepted_length:.2f} tokens per round"
         )
-    if trees := stats.tree_rounds:
-        lines.append(
-            f"trees    {trees} of {stats.leaves / trees:.1f} branches; "
-            f"{100 * stats.side_rounds / trees:.0f} % kept another than the drafter's first"
-        )
+    if stats.tree_rounds:
+        lines.append(f"trees    {drafts_text(stats)}")
     if stats.drafting:
         lines.append(f"width    {stats.drafting}")
     told = ", ".join(f"{name} {100 * share:.0f} %" for name, share in stats.shares.items())
@@ -128,11 +118,3 @@ def _histogram(result: Result) -> list[str]:
 
 def _indented(lines: list[str]) -> list[str]:
     return [f"  {line}" for line in lines]
-
-
-def _first_difference(left: list[int], right: list[int]) -> int | None:
-    """The index of the first token that differs, or where the shorter one ends; None if equal."""
-    if left == right:
-        return None
-    pairs = zip(left, right, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .answer import Ask, answer, plain_answer, write_nothing, write_stdout
-from .report import Say, comparison, comparison_line, json_object, summary
+from .answer import Ask, answer, write_nothing, write_stdout
+from .report import Say, json_object, summary
 
 if TYPE_CHECKING:
     from dflash_local import Model
@@ -26,13 +26,12 @@ def run_single(model: Model, ask: Ask, values: Mapping[str, Any], say: Say) -> i
     told = json_object(result)
     cancelled = result.finish_reason == "cancelled"
     if values["compare"] and not cancelled:
-        plain = plain_answer(model, ask, result)
-        cancelled = plain.finish_reason == "cancelled"
+        from .compare import compare
+
+        compared = compare(model, ask, result, values["draft_width"], say)
+        cancelled = compared is None
         if not cancelled:
-            told["compare"] = comparison(result, plain)
-            say(comparison_line(told["compare"]))
-            if result.stats.drafting:
-                say(result.stats.drafting)
+            told["compare"] = compared
     if as_json:
         # An exactness of drafts that were never made says nothing.
         drafted = result.stats.drafted > 0 and not cancelled

@@ -90,6 +90,20 @@ def whole_list(
     return read
 
 
+def name_list(names: Sequence[str]) -> Callable[[Any], tuple[str, ...]]:
+    """Reads `a,b`: some of these names, each kept once."""
+
+    def read(value: Any) -> tuple[str, ...]:
+        if isinstance(value, tuple):  # read already: click reads its defaults again
+            return value
+        given = [part.strip() for part in str(value).split(",")]
+        if not set(given) <= set(names):
+            raise click.BadParameter(f"{value!s} is not a list of some of {', '.join(names)}.")
+        return tuple(dict.fromkeys(given))
+
+    return read
+
+
 def token_bias(value: Any) -> tuple[int, float]:
     """Reads `ID=BIAS`: a token id and what is added to its logit; `ID=-inf` bans the token."""
     token, _, bias = str(value).partition("=")

@@ -62,8 +62,8 @@ class Engine:
 
     @property
     def judge(self) -> Callable[[Draft], Draft]:
-        """What drafts pass through before they are checked: as they are. A benchmark whose verifier
-        does not go by the target puts in what drafts are worth to that one."""
+        """What a drafter's proposals pass through: as they are. A benchmark whose verifier does not
+        go by the target puts in what they are worth to that one."""
         return self._rounds.judge
 
     @judge.setter

@@ -206,7 +206,7 @@ class Rounds:
         ]
         for i, draft in zip(places, self.drafter.draft(requests), strict=True):
             sequences[i].slot.pending = []
-            proposed = self._shaped(sequences[i], draft, limits[i])
+            proposed = self._shaped(sequences[i], self.judge(draft), limits[i])
             # What the grammar forbids would be rejected, whatever the target thinks of it.
             try:
                 drafts[i] = allowed(proposed, sequences[i].sampler.n_valid)
@@ -219,14 +219,14 @@ class Rounds:
         """A drafter's proposal, as far as there is room for it."""
         n_vocab = self.target.n_vocab
         if not self._forks(sequence):
-            return self.judge(as_chain(draft, n_vocab)).clip(limit)
+            return as_chain(draft, n_vocab).clip(limit)
         left = sequence.remaining
         depth = limit if left is None else min(limit, left - 1)
         bounds = Bounds(limit, depth, self._n_branches - 1)
         raw, policy = draft.candidates, sequence.policy
         if policy is not None and raw is not None and isinstance(policy.survival, TreeSurvival):
             draft = replace(draft, candidates=policy.survival.calibrated(raw))
-        return self.judge(replace(as_tree(draft, n_vocab, bounds), candidates=raw))
+        return replace(as_tree(draft, n_vocab, bounds), candidates=raw)
 
     def _choose_widths(
         self, sequences: List[Sequence], drafts: list[Draft], limits: List[int]

@@ -14,7 +14,7 @@ import pytest
 
 from dflash_local.bench import peer
 from dflash_local.bench.peer import LlamaServer
-from dflash_local.bench.synthetic import rates, solve_p
+from dflash_local.bench.recorded import RecordedDrafts
 from dflash_local.errors import BackendError, InputError
 from llama_server_stand_in import alive, program, runs
 
@@ -74,7 +74,7 @@ def test_requests_say_what_was_asked(tmp_path: Path) -> None:
 
 
 def test_arguments_are_those_of_the_run(tmp_path: Path) -> None:
-    chances = rates(solve_p(6.5, 7), 7)
+    chances = RecordedDrafts.shipped().rates(6.5, 7)
     running = server(
         tmp_path,
         n_ctx=4096,

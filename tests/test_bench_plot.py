@@ -8,23 +8,25 @@ from pathlib import Path
 import pytest
 
 from dflash_local import InputError
+from dflash_local.bench.against import PeerRow
 from dflash_local.bench.machine import Machine
-from dflash_local.bench.measure import Acceptance, Speed, Spread
+from dflash_local.bench.measure import Acceptance, Speed, Spread, Way
 from dflash_local.bench.plot import check_plot, plot
 from dflash_local.bench.report import Report
 from dflash_local.bench.run import Row, Settings
+from dflash_local.draft_shape import DraftShape
 
 pytest.importorskip("matplotlib", reason="pictures need matplotlib")
 
 SPEED = Speed(Spread(100.0, 90.0, 110.0, 4), 100.0, Spread(0.01, 0.01, 0.02, 4), {}, 4, 64, 0)
 
 
-def row(category: str, temperature: float, ratio: float) -> Row:
+def row(category: str, temperature: float, ratio: float, way: Way = Way()) -> Row:  # noqa: B008
     return Row(
         category=category,
         temperature=temperature,
         cache="cold",
-        width="auto",
+        way=way,
         n_prompts=4,
         plain=SPEED,
         drafted=SPEED,
@@ -72,6 +74,20 @@ def test_svg_holds_its_words_and_is_the_same_each_time(report: Report, tmp_path:
     assert text == (tmp_path / "b.SVG").read_text(encoding="utf-8")
     for words in ("Speed against plain decoding", "target.gguf", "one by one", "chat"):
         assert words in text
+
+
+def test_chains_and_trees_are_drawn_by_width(report: Report, tmp_path: Path) -> None:
+    shapes: tuple[DraftShape, ...] = ("chain", "tree")
+    ways = [Way(width, shape) for width in ("auto", 8, 16) for shape in shapes]
+    report.settings = Settings(ways=(*ways, Way(32, "tree")))
+    report.rows = [row("chat", 0.0, 1.5, way) for way in report.settings.ways]
+    speed = Spread(50.0, 50.0, 50.0, 1)
+    report.peer = [PeerRow("chat", 0.0, 1, n, speed, None, 3.0) for n in (0, 7, 15)]
+    plot(report, tmp_path / "bench.svg")
+    text = (tmp_path / "bench.svg").read_text(encoding="utf-8")
+    for words in ("Tokens a round, by rows checked", "tree auto: 100", "llama-server, DFlash"):
+        assert words in text
+    assert "temperature 0, tree auto" in text
 
 
 def test_what_was_not_measured_leaves_its_place_empty(report: Report, tmp_path: Path) -> None:

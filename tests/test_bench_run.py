@@ -16,10 +16,12 @@ from dflash_local.bench.against import Peer, PeerRow, held_against
 from dflash_local.bench.concurrency import run_together
 from dflash_local.bench.machine import Machine, memory_of
 from dflash_local.bench.measure import (
+    PLAIN,
     STAGES,
     Acceptance,
     Speed,
     Spread,
+    Way,
     ask,
     cost_curve,
     first_difference,
@@ -31,14 +33,15 @@ from dflash_local.bench.tables import markdown, terminal
 from dflash_local.bench.workload import Case, built_in, read_by
 from dflash_local.stats import Stats
 
-SETTINGS = Settings(temperatures=(0.0, 0.8), widths=("auto", 4), max_tokens=16)
+WAYS = (Way(), Way(4), Way(4, "tree"))
+SETTINGS = Settings(temperatures=(0.0, 0.8), ways=WAYS, max_tokens=12)
 
 
 @pytest.fixture(scope="module")
 def model(pair: tuple[Path, Path]) -> Iterator[Model]:
     """The shipped pair on one thread: fastest where the other tests need the rest of the cores."""
     options: dict[str, Any] = {"n_ctx": 2048, "kv_type": "q8_0", "n_gpu_layers": 0, "n_threads": 1}
-    with load(*pair, quiet=True, **options) as loaded:
+    with load(*pair, quiet=True, draft_shape="auto", **options) as loaded:
         yield loaded
 
 
@@ -72,12 +75,12 @@ def report(model: Model, rows: list[Row]) -> Report:
 
 
 def test_every_combination_has_a_row(rows: list[Row]) -> None:
-    found = [(row.temperature, row.category, row.width, row.cache) for row in rows]
+    found = [(row.temperature, row.category, row.way, row.cache) for row in rows]
     assert found == [
-        (temperature, category, width, cache)
+        (temperature, category, way, cache)
         for temperature in SETTINGS.temperatures
         for category in ("chat", "fim")
-        for width in SETTINGS.widths
+        for way in WAYS
         for cache in CACHES
     ]
 
@@ -94,20 +97,33 @@ def test_rows_hold_plain_and_drafted_answers_of_the_same_prompts(rows: list[Row]
 
 def test_fixed_widths_are_kept(rows: list[Row]) -> None:
     for row in rows:
-        if row.width == 4:
+        if row.way.width == 4:
             assert row.acceptance.mean_length is not None
             assert 1 <= row.acceptance.mean_length <= 4
             assert max(row.acceptance.lengths) <= 4
+            assert max(row.acceptance.widths) <= 4
+
+
+def test_both_shapes_are_measured_on_one_model(rows: list[Row]) -> None:
+    for row in (row for row in rows if row.way.width == 4):
+        found = row.acceptance
+        assert found.nodes and found.depth and found.branches and found.side_share is not None
+        assert 1 <= found.depth <= found.nodes <= 3
+        if row.way.shape == "chain":
+            assert (found.depth, found.branches, found.side_share) == (found.nodes, 1, 0)
+            assert found.tree_rounds == 0
+    trees = [row.acceptance for row in rows if row.way == Way(4, "tree")]
+    assert Acceptance.sum(trees).tree_rounds > 0
 
 
 def test_what_drafts_are_worth_is_shown_even_where_none_are_made(rows: list[Row]) -> None:
-    for row in (row for row in rows if row.width == "auto"):
+    for row in (row for row in rows if row.way.width == "auto"):
         assert row.drafting is not None
         assert row.shown.mean_length is not None and row.shown.mean_length >= 1
         if row.forced:
             told = row.as_dict()["forced"]
             assert told["plain_rounds"] < sum(told["widths"].values())
-    assert all(row.forced is None for row in rows if row.width == 4)
+    assert all(row.forced is None for row in rows if row.way.width == 4)
 
 
 def test_greedy_answers_equal_plain_ones(rows: list[Row]) -> None:
@@ -118,20 +134,22 @@ def test_greedy_answers_equal_plain_ones(rows: list[Row]) -> None:
 
 def test_a_prefix_hit_keeps_the_prompt(model: Model, cases: list[Case]) -> None:
     model.forget()
-    found = [ask(model, cases[0].tokens, 4, temperature=0.0, seed=0, max_tokens=12) for _ in CACHES]
+    found = [
+        ask(model, cases[0].tokens, Way(4), temperature=0.0, seed=0, max_tokens=12) for _ in CACHES
+    ]
     assert [answer.stats.cached_tokens for answer in found] == [0, len(cases[0].tokens) - 1]
     assert found[0].tokens == found[1].tokens
 
 
 def test_without_a_drafter_there_are_plain_rows(model: Model, cases: list[Case]) -> None:
-    settings = replace(SETTINGS, widths=(), temperatures=(0.0,))
+    settings = replace(SETTINGS, ways=(), temperatures=(0.0,))
     rows = run(model, cases[:1], settings, quiet)
-    assert [(row.width, row.drafted, row.ratio) for row in rows] == [(0, None, None)] * 2
+    assert [(row.way, row.drafted, row.ratio) for row in rows] == [(PLAIN, None, None)] * 2
 
 
 def test_progress_is_told_once_for_each_category(model: Model, cases: list[Case]) -> None:
     told: list[str] = []
-    run(model, cases, replace(SETTINGS, max_tokens=12, widths=(4,)), told.append)
+    run(model, cases, replace(SETTINGS, max_tokens=12, ways=(Way(4),)), told.append)
     assert [line.split(":")[0] for line in told] == [
         "chat, temperature 0",
         "fim, temperature 0",
@@ -142,10 +160,13 @@ def test_progress_is_told_once_for_each_category(model: Model, cases: list[Case]
 
 def test_several_at_once_give_what_one_at_a_time_gives(model: Model, cases: list[Case]) -> None:
     model.forget()
-    settings = replace(SETTINGS, temperatures=(0.0,), widths=(4,), max_tokens=12)
+    ways = (Way(4), Way(4, "tree"))
+    settings = replace(SETTINGS, temperatures=(0.0,), ways=ways, max_tokens=12)
     rows, notes = run_together(model.engine, cases, [1], settings, quiet)
     assert notes == []
-    assert [(row.category, row.n, row.width) for row in rows] == [("chat", 1, 4), ("fim", 1, 4)]
+    assert [(row.category, row.n, row.way) for row in rows] == [
+        (category, 1, way) for category in ("chat", "fim") for way in ways
+    ]
     for row in rows:
         assert row.drafted is not None and row.ratio is not None
         assert row.plain.speed.n_tokens == row.drafted.speed.n_tokens
@@ -182,6 +203,12 @@ def test_the_lead_of_a_token_is_measured_where_answers_part(
     assert lead.noise == 0.0  # Q8_0 on the CPU with a q8_0 cache is exact to the bit
     assert not lead.is_within_rounding
     assert replace(lead, noise=lead.gap).is_within_rounding
+    model.forget()
+    forked = lead_after(model.target, cases[0].tokens, plain.tokens[:7], [4, 8], forked=True)
+    assert forked.gap == lead.gap
+    # The same tokens in other cells: as far apart as 8-bit activations take the last bit.
+    assert 0 <= forked.noise < 0.2
+    assert model.generate("a", max_tokens=1).stats.cached_tokens == 0
 
 
 def test_spread_of_few_values_is_their_range() -> None:
@@ -191,7 +218,7 @@ def test_spread_of_few_values_is_their_range() -> None:
 
 
 def test_too_short_answers_do_not_count_for_speed(model: Model, cases: list[Case]) -> None:
-    short = ask(model, cases[0].tokens, 0, temperature=0.0, seed=0, max_tokens=4)
+    short = ask(model, cases[0].tokens, PLAIN, temperature=0.0, seed=0, max_tokens=4)
     speed = Speed.of([short])
     assert (speed.n_answers, speed.n_too_short, speed.tokens_per_second) == (1, 1, None)
     assert speed.ttft_s is not None
@@ -241,11 +268,13 @@ def test_json_has_the_fields_that_scripts_read(report: Report) -> None:
         "notes",
     }
     row = told["rows"][0]
-    assert {"category", "temperature", "cache", "width", "plain", "drafted", "ratio"} <= set(row)
+    assert {"category", "temperature", "cache", "width", "shape", "plain", "drafted"} <= set(row)
     assert {"accepted_length", "accepted_lengths", "acceptance_by_position"} <= set(row)
+    assert {"nodes", "depth", "branches", "side_share"} <= set(row)
+    assert told["settings"]["ways"][1] == {"width": 4, "shape": "chain"}
     assert set(row["plain"]["tokens_per_second"]) == {"median", "low", "high", "n"}
     assert set(row["plain"]["stage_s"]) == set(STAGES)
-    assert told["n_compared"] == 16 and told["n_differing"] == 0 and told["text_is_valid"] is True
+    assert told["n_compared"] == 24 and told["n_differing"] == 0 and told["text_is_valid"] is True
     assert [point["rows"] for point in told["cost_curve"]] == [1, 2, 4]
     assert set(told["memory_bytes"]) == {
         "target",
@@ -262,11 +291,19 @@ def test_json_has_the_fields_that_scripts_read(report: Report) -> None:
 def test_the_terminal_gets_every_section_in_plain_characters(report: Report) -> None:
     text = terminal(report)
     assert text.isascii()
-    for heading in ("tokens/s", "milliseconds a round", "accepted lengths", "memory", "a pass of"):
+    for heading in (
+        "tokens/s",
+        "a drafting round",
+        "milliseconds a round",
+        "accepted lengths",
+        "memory",
+        "a pass of",
+    ):
         assert f"\n{heading}" in text
-    assert "all 16 equal plain decoding's" in text
+    assert "answers with drafts: all 24 equal plain decoding's" in text
     assert "note: a note" in text
-    assert text.count("chat (2)") == 8
+    assert text.count("chat (2)") == 12
+    assert "chain 4" in text and "tree 4" in text
 
 
 def test_markdown_is_a_table_of_tasks_with_the_command_beside_it(report: Report) -> None:
@@ -296,25 +333,23 @@ def test_the_peer_is_held_against_the_same_prompts_and_limits(
     cold = next(row for row in rows if row.category == "chat" and row.cache == "cold")
     assert cold.drafted is not None and cold.drafted.tokens_per_second is not None
     assert cold.plain.tokens_per_second is not None
-    assert [row.ours for row in held] == [
-        cold.plain.tokens_per_second.median,
-        cold.drafted.tokens_per_second.median,
-        None,
-        None,
-    ]
-    assert held[1].ratio == pytest.approx(cold.drafted.tokens_per_second.median / 50.0)
-    assert held[2].ratio is None
+    assert held[0].ours == {PLAIN: cold.plain.tokens_per_second.median}
+    assert list(held[1].ours) == [Way()]
+    assert held[1].ours[Way()] == cold.drafted.tokens_per_second.median
+    (told,) = held[1].as_dict()["ours"]
+    assert told["over_theirs"] == pytest.approx(told["tokens_per_second"] / 50.0, rel=1e-4)
+    assert [row.ours for row in held[2:]] == [{}, {}]
 
 
 def test_the_peer_gets_the_models_files_and_settings(model: Model, pair: tuple[Path, Path]) -> None:
     target, draft = pair
     binary = Path(sys.executable)  # any program will do: it is not started
-    peer = Peer.of(model, binary, draft, n_drafts=[15, 7], synthetic_p=0.5)
+    peer = Peer.of(model, binary, draft, n_drafts=[15, 7], synthetic_length=4.0)
     plain, drafted = (peer.server(n, 4).command for n in peer.n_drafts[:2])
     assert str(target) in plain and str(draft) not in plain
     assert str(draft) in drafted
     assert drafted[drafted.index("-c") + 1] == str(model.n_ctx // 4 * 4)
     assert drafted[drafted.index("-t") + 1] == "1"
     given = drafted[drafted.index("--spec-synth-rates") + 1].split(",")
-    assert [float(rate) for rate in given[:2]] == [0.5, 0.25] and len(given) == 15
+    assert 1 + sum(map(float, given)) == pytest.approx(4.0) and len(given) == 15
     assert "--spec-synth-rates" not in plain

@@ -1,172 +1,239 @@
-"""Drawn acceptance: as long as asked for, the same each time, at the price of the real one."""
+"""Drawn acceptance: as long as asked for, the same truth for all drafts, at the price of the real
+one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_local.bench.synthetic import SyntheticVerifier, mean_length, rates, solve_p
-from dflash_local.draft import ANCHOR, Draft
+from dflash_local.bench.recorded import RecordedDrafts
+from dflash_local.bench.synthetic import Synthetic
+from dflash_local.draft import Candidates, Draft
+from dflash_local.draft_shape import Bounds, DraftShape, as_chain, as_tree
 from dflash_local.errors import InputError
 from dflash_local.verify import Verdict
 from pair_engine import open_engine, request
 
 EOS = 7
+N_VOCAB = 4096
+OWN = 3.74
+"""Tokens a round of the passages recorded, all drawn alike."""
 
 
-class Rounds:
-    """Feeds drafts to a verifier and keeps what it asked for."""
-
-    def __init__(self, verifier: SyntheticVerifier, drawn: int = 1000) -> None:
-        self.verifier = verifier
-        self.drawn = drawn
-        self.sampled: list[int] = []
-        self.emitted: list[int] = []
-
-    def run(self, draft: Draft) -> Verdict:
-        self.sampled.clear()
-        self.emitted.clear()
-        return self.verifier(draft, self._sample, self._stop)
-
-    def _sample(self, row: int) -> int:
-        self.sampled.append(row)
-        return self.drawn
-
-    def _stop(self, token: int) -> bool:
-        self.emitted.append(token)
-        return token == EOS
+def proposal(n: int = 15, k: int = 8) -> Draft:
+    """What a drafter of random weights gives: tokens 100 + 8 i + r, and log-probabilities that say
+    nothing."""
+    ids = (100 + 8 * np.arange(n)[:, None] + np.arange(k)).astype(np.int32)
+    logprobs = np.full((n, k), -9.0, np.float32)
+    return Draft.chain(ids[:, 0].tolist(), logprobs[:, 0].tolist(), Candidates(ids, logprobs))
 
 
-def chain(n: int) -> Draft:
-    return Draft.chain(range(100, 100 + n))
+def shaped(draft: Draft, width: int, *, tree: bool) -> Draft:
+    n = width - 1
+    if not tree:
+        return as_chain(draft, N_VOCAB).clip(n)
+    return as_tree(draft, N_VOCAB, Bounds(n, n, 64))
 
 
-def lengths(verifier: SyntheticVerifier, widths: Iterable[int]) -> list[int]:
-    rounds = Rounds(verifier)
-    return [len(rounds.run(chain(width - 1)).tokens) for width in widths]
+def play(synthetic: Synthetic, draft: Draft, drawn: int = 1000) -> Verdict:
+    return synthetic.verify(draft, lambda _row: drawn, lambda token: token == EOS)
 
 
-@given(st.floats(1.0, 16.0))
-def test_the_solved_chance_gives_the_length(length: float) -> None:
-    p = solve_p(length)
-    assert mean_length(p, 15) == pytest.approx(length, abs=1e-9)
-    assert 1 + sum(rates(p, 15)) == pytest.approx(length, abs=1e-9)
+def lengths(
+    synthetic: Synthetic, n: int, *, width: int = 16, tree: bool = False, k: int = 8
+) -> list[int]:
+    """Of n rounds."""
+    found = []
+    for _ in range(n):
+        draft = shaped(synthetic.judge(proposal(k=k)), width, tree=tree)
+        found.append(len(play(synthetic, draft).tokens))
+    return found
 
 
-def test_the_ends_are_exact() -> None:
-    assert solve_p(1.0) == 0.0
-    assert solve_p(16.0) == 1.0
-    assert solve_p(8.0, 7) == 1.0
+def synthetic(length: float = OWN, seed: int = 0) -> Synthetic:
+    return Synthetic(RecordedDrafts.shipped(), length, seed)
+
+
+# What is recorded
+
+
+def test_the_record_holds_blocks_with_falling_candidates() -> None:
+    known = RecordedDrafts.shipped()
+    assert known.logprobs.shape == (*known.ranks.shape, 8)
+    assert (np.diff(known.logprobs, axis=-1) <= 1e-6).all()
+    assert (known.logprobs <= 0).all() and (known.ranks <= 8).all()
+    assert np.exp(known.logprobs).sum(axis=-1).max() < 1.03
+
+
+def test_its_confidence_is_what_it_is_worth() -> None:
+    known = RecordedDrafts.shipped()
+    said = np.exp(known.logprobs[:, :, 0, 0])
+    assert (known.ranks[:, :, 0] == 0).mean() == pytest.approx(said.mean(), abs=0.1)
+
+
+def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
+    known = RecordedDrafts.shipped()
+    known.write(tmp_path / "again.npz")
+    again = RecordedDrafts.read(tmp_path / "again.npz")
+    assert (again.ranks == known.ranks).all()
+    assert np.abs(np.exp(again.logprobs) - np.exp(known.logprobs)).max() < 0.01
+
+
+@given(st.floats(2.5, 8.0))
+def test_passages_are_drawn_so_that_chains_have_the_length(length: float) -> None:
+    known = RecordedDrafts.shipped()
+    assert 1 + sum(known.rates(length, 15)) == pytest.approx(length, abs=1e-6)
+    assert known.weights(length).sum() == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("length", [0.99, 16.01, 0.0, -3.0, float("nan"), float("inf")])
-def test_a_length_that_no_block_has_is_refused(length: float) -> None:
-    with pytest.raises(InputError, match="expected 1 to 16"):
-        solve_p(length)
+def test_a_length_that_no_passage_has_is_refused(length: float) -> None:
+    with pytest.raises(InputError, match=r"expected 1\.\d\d to \d+\.\d\d"):
+        RecordedDrafts.shipped().weights(length)
 
 
-@pytest.mark.parametrize("p", [-0.1, 1.1, float("nan")])
-def test_a_chance_that_is_none_is_refused(p: float) -> None:
-    with pytest.raises(InputError, match="expected 0 to 1"):
-        SyntheticVerifier(p, 0)
+def test_rates_of_fewer_drafts_are_no_higher() -> None:
+    known = RecordedDrafts.shipped()
+    for n_drafts in (1, 7, 15):
+        found = known.rates(4.0, n_drafts)
+        assert len(found) == n_drafts
+        assert all(a >= b for a, b in pairwise(found))
 
 
-@pytest.mark.parametrize("length", [1.0, 1.7, 3.9, 6.5, 12.0, 16.0])
-def test_rounds_are_as_long_as_asked_for(length: float) -> None:
-    found = lengths(SyntheticVerifier(solve_p(length), 1), [16] * 640)
-    assert sum(found) / len(found) == pytest.approx(length, abs=0.05)
+# What becomes of drafts
 
 
-def test_each_draft_survives_as_often_as_the_rates_say() -> None:
-    p = solve_p(6.5)
-    found = lengths(SyntheticVerifier(p, 2), [16] * 6400)
-    for position, rate in enumerate(rates(p, 15), start=1):
-        survived = sum(length > position for length in found) / len(found)
-        assert survived == pytest.approx(rate, abs=0.01)
+@pytest.mark.parametrize("length", [2.8, OWN, 6.5])
+def test_rounds_of_chains_are_as_long_as_asked_for(length: float) -> None:
+    found = lengths(synthetic(length), 3000)
+    assert np.mean(found) == pytest.approx(length, rel=0.05)
 
 
-def test_rounds_do_not_depend_on_those_before() -> None:
-    found = lengths(SyntheticVerifier(solve_p(6.5), 3), [16] * 6400)
-    mean = sum(found) / len(found)
-    pairs = [(a - mean) * (b - mean) for a, b in pairwise(found)]
-    variance = sum((length - mean) ** 2 for length in found) / len(found)
-    assert abs(sum(pairs) / len(pairs)) < 0.05 * variance
+def test_trees_gain_what_they_gain_of_the_shipped_pair() -> None:
+    """15 and 31 nodes give 1.25 and 1.35 times the tokens of a whole chain there."""
+    chain = np.mean(lengths(synthetic(), 1000))
+    tree = np.mean(lengths(synthetic(), 1000, tree=True))
+    wide = np.mean(lengths(synthetic(), 800, width=32, tree=True))
+    assert 1.18 < tree / chain < 1.32
+    assert 1.26 < wide / chain < 1.45
 
 
-def test_a_run_repeats_and_another_seed_differs() -> None:
-    p = solve_p(6.5)
-    first = lengths(SyntheticVerifier(p, 4), [16] * 50)
-    assert lengths(SyntheticVerifier(p, 4), [16] * 50) == first
-    assert lengths(SyntheticVerifier(p, 5), [16] * 50) != first
+def test_all_shapes_meet_the_same_truth() -> None:
+    """At any place a tree that holds the chain accepts no less, and a cut chain as much as fits."""
+    for seed in range(40):
+        (chain,) = lengths(synthetic(seed=seed), 1)
+        (short,) = lengths(synthetic(seed=seed), 1, width=4)
+        (wide,) = lengths(synthetic(seed=seed), 1, width=64, tree=True)
+        (single,) = lengths(synthetic(seed=seed), 1, k=1)
+        assert short == min(chain, 4)
+        assert wide >= min(chain, 4)
+        assert single == chain
 
 
-def test_a_narrower_run_is_the_same_cut_there() -> None:
-    p = solve_p(6.5)
-    wide = lengths(SyntheticVerifier(p, 6), [16] * 200)
-    assert lengths(SyntheticVerifier(p, 6), [4] * 200) == [min(length, 4) for length in wide]
+def test_answers_that_begin_alike_are_alike() -> None:
+    drawn = synthetic()
+    first = lengths(drawn, 50)
+    drawn.restart()
+    assert lengths(drawn, 50) == first
+    drawn.restart(96)
+    assert lengths(drawn, 50) != first
+    assert lengths(synthetic(seed=1), 50) != first
 
 
-def test_rounds_without_a_draft_do_not_disturb_the_others() -> None:
-    p = solve_p(6.5)
-    wide = lengths(SyntheticVerifier(p, 7), [16] * 100)
-    mixed = lengths(SyntheticVerifier(p, 7), [16, 1] * 50)
-    assert mixed[::2] == wide[::2]
-    assert mixed[1::2] == [1] * 50
+def test_several_answers_walk_side_by_side() -> None:
+    drawn = synthetic()
+    found: list[int] = []
+    for _ in range(500):
+        drafts = [drawn.judge(proposal()) for _ in range(4)]
+        found += [len(play(drawn, draft).tokens) for draft in drafts]
+    assert np.mean(found) == pytest.approx(OWN, rel=0.06)
 
 
-@given(st.integers(1, 16), st.integers(0, 1000))
-def test_every_kept_row_is_sampled_once_and_in_order(width: int, seed: int) -> None:
-    rounds = Rounds(SyntheticVerifier(solve_p(6.5), seed))
-    draft = chain(width - 1)
-    verdict = rounds.run(draft)
-    assert rounds.sampled == verdict.path == list(range(len(verdict.tokens)))
-    assert rounds.emitted == verdict.tokens
-    assert verdict.tokens[:-1] == draft.tokens[: len(verdict.tokens) - 1]
+def test_a_draft_that_is_not_checked_gives_one_token() -> None:
+    drawn = synthetic()
+    assert {len(play(drawn, drawn.judge(proposal()).clip(0)).tokens) for _ in range(40)} == {1}
 
 
-def test_the_token_after_the_last_survivor_is_not_the_draft() -> None:
-    for drawn in (100, 0, 105):
-        rounds = Rounds(SyntheticVerifier(0.5, 8), drawn)
-        for _ in range(100):
-            draft = Draft.chain([drawn] * 15)
-            verdict = rounds.run(draft)
-            if len(verdict.tokens) < 16:
-                assert verdict.tokens[-1] != drawn
-                assert verdict.tokens[-1] >= 0
+@given(st.integers(2, 40), st.integers(0, 1000), st.booleans())
+def test_every_kept_row_is_sampled_once_and_in_order(width: int, seed: int, tree: bool) -> None:
+    drawn = synthetic(seed=seed)
+    draft = shaped(drawn.judge(proposal()), width if tree else min(width, 16), tree=tree)
+    sampled: list[int] = []
+    emitted: list[int] = []
+
+    def sample(row: int) -> int:
+        sampled.append(row)
+        return 1000
+
+    def stop(token: int) -> bool:
+        emitted.append(token)
+        return False
+
+    verdict = drawn.verify(draft, sample, stop)
+    assert sampled == verdict.path and emitted == verdict.tokens
+    assert len(verdict.tokens) == len(verdict.path)
+    kept = [draft.tokens[row - 1] for row in verdict.path[1:]]
+    assert verdict.tokens[:-1] == kept
 
 
-def test_a_token_that_ends_the_text_ends_the_round() -> None:
-    draft = Draft.chain([10, EOS, 12])
-    verdict = Rounds(SyntheticVerifier(1.0, 9)).run(draft)
-    assert verdict == Verdict([10, EOS], [0, 1], finished=True)
+def test_what_was_no_candidate_is_none_here() -> None:
+    """Whatever the target draws, also a token that was drafted."""
+    drawn = synthetic()
+    for _ in range(300):
+        draft = drawn.judge(proposal())
+        verdict = play(drawn, draft, drawn=draft.tokens[0])
+        at = len(verdict.tokens) - 1
+        if at < 15 and draft.candidates is not None:
+            row = draft.candidates.ids[at].tolist()
+            assert verdict.tokens[-1] not in row[:1]
+            assert verdict.tokens[-1] >= 0
 
 
-def test_tokens_that_end_the_text_can_be_avoided() -> None:
-    def ends_text(token: int) -> bool:
-        return token in (EOS, EOS - 1)
+def test_tokens_that_end_the_text_never_come_true() -> None:
+    def usable(token: int) -> bool:
+        return token not in (EOS, EOS - 1)
 
-    rounds = Rounds(SyntheticVerifier(1.0, 10, ends_text=ends_text), drawn=EOS)
-    assert rounds.run(Draft.chain([10, EOS, 12])) == Verdict([10, 5], [0, 1], finished=False)
-    assert rounds.run(Draft.chain([10, 11])).tokens == [10, 11, 5]
-
-
-def test_in_a_tree_each_sibling_has_its_own_chance() -> None:
-    draft = Draft([1, 2, 3], [ANCHOR, ANCHOR, 1])
-    rounds = Rounds(SyntheticVerifier(0.5, 11))
-    first = [rounds.run(draft).tokens[0] for _ in range(6400)]
-    assert first.count(1) / 6400 == pytest.approx(0.5, abs=0.02)
-    assert first.count(2) / 6400 == pytest.approx(0.25, abs=0.02)
+    known = RecordedDrafts.shipped()
+    drawn = Synthetic(known, OWN, 0, usable=usable)
+    ids = np.full((15, 1), EOS, np.int32)
+    ends = Draft.chain([EOS] * 15, None, Candidates(ids, np.zeros((15, 1), np.float32)))
+    assert play(drawn, drawn.judge(ends), drawn=EOS) == Verdict([EOS - 2], [0], finished=False)
 
 
-@pytest.mark.parametrize(("p", "length"), [(0.0, 1), (1.0, 16)])
-def test_a_real_engine_accepts_what_it_is_told(p: float, length: int) -> None:
-    with open_engine() as engine:
-        engine.verifier = SyntheticVerifier(p, 12, ends_text=engine.target.vocabulary.ends_text)
-        prompt = engine.target.vocabulary.tokenize("def f(x):")
-        sequence = engine.begin(request(prompt, 16, 1 + 8 * length))
+def test_the_end_of_an_answer_ends_the_round() -> None:
+    drawn = synthetic(8.0)
+    for _ in range(20):
+        draft = drawn.judge(proposal())
+        verdict = drawn.verify(draft, lambda _row: 1000, lambda _token: True)
+        assert verdict.finished and verdict.path == [0]
+
+
+@pytest.mark.parametrize(("shape", "width"), [("chain", 16), ("tree", 16), ("tree", 32)])
+def test_a_real_engine_accepts_what_it_is_told(shape: DraftShape, width: int) -> None:
+    with open_engine(n_branches=33 if shape == "tree" else 1) as engine:
+        vocabulary = engine.target.vocabulary
+        drawn = Synthetic(
+            RecordedDrafts.shipped(), 5.0, 3, usable=lambda token: not vocabulary.ends_text(token)
+        )
+        found: list[int] = []
+
+        def verify(draft: Draft, *arguments: Any) -> Verdict:
+            verdict = drawn.verify(draft, *arguments)
+            found.append(len(verdict.tokens))
+            return verdict
+
+        engine.judge, engine.verifier = drawn.judge, verify
+        asked = request(vocabulary.tokenize("def f(x):"), width, 97, shape=shape)
+        sequence = engine.begin(asked)
         engine.run([sequence])
-    assert sequence.stats.accepted_lengths == {length: 8}
+    assert len(sequence.tokens) == 1 + sum(found) == 97
+    expected = lengths(synthetic(5.0, seed=3), len(found), width=width, tree=shape == "tree")
+    # Where the end of the answer is near, drafts are cut there.
+    n = sum(1 for total in accumulate(found) if total < 80)
+    assert found[:n] == expected[:n]

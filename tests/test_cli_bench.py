@@ -47,7 +47,7 @@ def test_tables_go_to_stdout_and_progress_to_stderr(tmp_path: Path) -> None:
     done = bench(*arguments, "--markdown", str(markdown), "--plot", str(picture))
     assert done.returncode == 0, done.stderr
     assert "tokens/s: median" in done.stdout and "chat (1)" in done.stdout
-    assert "all 4 equal plain decoding's" in done.stdout
+    assert "all 8 equal plain decoding's" in done.stdout
     assert "chat, temperature 0: plain" in done.stderr
     assert "fill-in-the-middle" in markdown.read_text(encoding="utf-8")
     assert "dflash-local bench --max-tokens 10" in markdown.read_text(encoding="utf-8")
@@ -58,23 +58,48 @@ def test_json_is_one_object_with_all_that_was_asked_for(tmp_path: Path) -> None:
     prompts = tmp_path / "mine.jsonl"
     prompts.write_text('{"prompt": "def add(a, b):", "category": "mine"}\n', encoding="utf-8")
     done = bench(
-        *FEW, "--json", "-q", "--prompts", str(prompts), "--temps", "0,0.5", "--widths", "4"
+        *FEW, "--json", "-q", "--prompts", str(prompts), "--temps", "0,0.5", "--widths", "4,32"
     )
     assert (done.returncode, done.stderr) == (0, "")
     told = json.loads(done.stdout)
     assert {row["category"] for row in told["rows"]} == {"mine"}
-    assert {row["width"] for row in told["rows"]} == {"auto", 4}
+    assert [(way["shape"], way["width"]) for way in told["settings"]["ways"]] == [
+        ("chain", "auto"),
+        ("tree", "auto"),
+        ("chain", 4),
+        ("tree", 4),
+        ("tree", 32),  # beyond a block
+    ]
     assert {row["temperature"] for row in told["rows"]} == {0.0, 0.5}
     assert {row["cache"] for row in told["rows"]} == {"cold", "hit"}
-    assert told["n_differing"] == 0
+    assert sum(row["n_differing"] for row in told["rows"] if row["shape"] == "chain") == 0
+    assert told["n_beyond_rounding"] == 0
 
 
 def test_requests_at_once_are_measured_too() -> None:
     done = bench(*FEW, "--json", "--category", "chat", "--temps", "0", "--concurrency", "1,2")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["concurrency"]
-    assert [(row["category"], row["concurrency"]) for row in rows] == [("chat", 1), ("chat", 2)]
+    assert [(row["category"], row["concurrency"], row["shape"]) for row in rows] == [
+        ("chat", n, shape) for n in (1, 2) for shape in ("chain", "tree")
+    ]
     assert all(row["drafted"]["total_tokens_per_second"]["median"] > 0 for row in rows)
+
+
+def test_drawn_acceptance_is_the_same_for_all_drafts() -> None:
+    done = bench(
+        *("--threads", "1", "--gpu-layers", "0", "--json", "--category", "chat", "--limit", "1"),
+        *("--temps", "0", "-n", "65", "--widths", "16", "--synthetic-length", "3.74"),
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["text_is_valid"] is False
+    rows = [row for row in told["rows"] if row["width"] == 16]
+    chains, trees = ([r for r in rows if r["shape"] == shape] for shape in ("chain", "tree"))
+    # Each answer walks through the same passages.
+    assert chains[0]["accepted_lengths"] == chains[1]["accepted_lengths"]
+    assert trees[0]["accepted_lengths"] == trees[1]["accepted_lengths"]
+    assert trees[0]["accepted_length"] > chains[0]["accepted_length"] > 2
 
 
 def test_a_target_alone_is_decoded_plainly() -> None:
@@ -91,7 +116,8 @@ def test_a_target_alone_is_decoded_plainly() -> None:
         (("--draft", DRAFTER), "without its target"),
         (("--target", "no.gguf"), "does not exist"),
         (("--widths", "1"), "not a list of whole numbers"),
-        (("--widths", "17", "-n", "4", "--limit", "1"), "block of 16"),
+        (("--widths", "17", "--draft-shape", "chain", "-n", "4"), "block of 16"),
+        (("--draft-shape", "chain,bush"), "not a list of some of chain, tree, auto"),
         (("--depths", "1x"), "not a list of whole numbers"),
         (("--temps", "0,warm"), "not a number"),
         (("--plot", "picture.gif"), ".png or .svg"),
@@ -105,6 +131,7 @@ def test_a_target_alone_is_decoded_plainly() -> None:
         (("--against-llama-server", TARGET), "not executable"),
         (("--synthetic-length", "6.5", "--target", TARGET), "needs a drafter"),
         (("--synthetic-length", "17"), "not a number"),
+        (("--synthetic-length", "1.2"), "a synthetic accepted length of 1.2; expected 1.57 to"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments: tuple[str, ...], fault: str) -> None:

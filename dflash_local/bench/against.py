@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash_local.bench.concurrency import TURNS, ConcurrencyRow
-from dflash_local.bench.measure import Spread, significant
+from dflash_local.bench.measure import PLAIN, Spread, Way, significant
+from dflash_local.bench.recorded import RecordedDrafts
 from dflash_local.bench.run import Row, Say, Settings
-from dflash_local.bench.synthetic import rates
 from dflash_local.bench.workload import Case
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ _WARM_UP_TOKENS = 16
 class Peer:
     """How to start the server: with the files and settings of the model that it is held against.
 
-    `n_drafts` are the drafts a round, one server for each; 0 is plain decoding.
+    `n_drafts` are the drafts a round, one server for each; 0 is plain decoding. `synthetic_length`
+    are the tokens that a round of whole chains is to accept, None leaves it to the models.
     """
 
     binary: Path
@@ -37,7 +38,7 @@ class Peer:
     n_drafts: tuple[int, ...]
     flash_attn: bool = True
     kv_type: str = "f16"
-    synthetic_p: float | None = None
+    synthetic_length: float | None = None
 
     @classmethod
     def of(
@@ -47,7 +48,7 @@ class Peer:
         draft: Path | None,
         *,
         n_drafts: Sequence[int],
-        synthetic_p: float | None,
+        synthetic_length: float | None,
     ) -> Peer:
         """The server for what `model` has loaded, `draft` being the drafter's file."""
         options = model.target.options
@@ -61,15 +62,17 @@ class Peer:
             n_drafts=(0, *(n_drafts if draft else ())),
             flash_attn=options.flash_attn,
             kv_type=options.kv_type,
-            synthetic_p=synthetic_p,
+            synthetic_length=synthetic_length,
         )
 
     def server(self, n_drafts: int, n_slots: int) -> LlamaServer:
         """One that is still to be entered; its slots share the context, as our sequences do."""
         from dflash_local.bench.peer import LlamaServer
 
-        drafting = n_drafts > 0
-        synthetic = drafting and self.synthetic_p is not None
+        drafting, length = n_drafts > 0, self.synthetic_length
+        rates = None
+        if drafting and length is not None:
+            rates = RecordedDrafts.shipped().rates(length, n_drafts)
         return LlamaServer(
             self.binary,
             self.target,
@@ -79,7 +82,7 @@ class Peer:
             n_gpu_layers=self.n_gpu_layers,
             n_threads=self.n_threads,
             n_draft_max=n_drafts or 1,
-            synthetic_rates=rates(self.synthetic_p or 0.0, n_drafts) if synthetic else None,
+            synthetic_rates=rates,
             flash_attn=self.flash_attn,
             kv_type=self.kv_type,
         )
@@ -89,8 +92,8 @@ class Peer:
 class PeerRow:
     """A category through the server: tokens/s of one request, or of all that run at once.
 
-    `n_drafts` is 0 for plain decoding. `ours` is what this package made of the same, `ratio` ours
-    over the server's; None where ours was not measured.
+    `n_drafts` is 0 for plain decoding. `ours` is what this package made of the same, in its ways:
+    plainly, or with drafts of the width that it chose itself.
     """
 
     category: str
@@ -100,12 +103,7 @@ class PeerRow:
     tokens_per_second: Spread
     ttft_s: Spread | None
     accepted_length: float | None
-    ours: float | None = None
-
-    @property
-    def ratio(self) -> float | None:
-        median = self.tokens_per_second.median
-        return self.ours / median if self.ours is not None and median else None
+    ours: dict[Way, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -116,8 +114,14 @@ class PeerRow:
             "tokens_per_second": self.tokens_per_second.as_dict(),
             "ttft_s": self.ttft_s.as_dict() if self.ttft_s else None,
             "accepted_length": _rounded(self.accepted_length),
-            "ours_tokens_per_second": _rounded(self.ours),
-            "ours_over_theirs": _rounded(self.ratio),
+            "ours": [
+                {
+                    **way.as_dict(),
+                    "tokens_per_second": significant(speed),
+                    "over_theirs": significant(speed / self.tokens_per_second.median),
+                }
+                for way, speed in self.ours.items()
+            ],
         }
 
 
@@ -153,25 +157,30 @@ def run_against(
 def held_against(
     rows: Sequence[PeerRow], alone: Sequence[Row], together: Sequence[ConcurrencyRow]
 ) -> list[PeerRow]:
-    """The rows with what this package made of the same: plain by plain, drafted by drafted."""
-    ours: dict[tuple[str, float, int, bool], float] = {}
+    """The rows with what this package made of the same: plain by plain, and drafted by drafted,
+    with those ways whose width is the first that was measured."""
+    ours: dict[tuple[str, float, int], dict[Way, float]] = {}
     for row in alone:
-        for speed, drafts in ((row.plain, False), (row.drafted, True)):
+        key = row.category, row.temperature, 1
+        for way, speed in ((PLAIN, row.plain), (row.way, row.drafted)):
             if row.cache == "cold" and speed and speed.tokens_per_second:
-                key = row.category, row.temperature, 1, drafts
-                ours.setdefault(key, speed.tokens_per_second.median)
+                ours.setdefault(key, {})[way] = speed.tokens_per_second.median
     for many in together:
-        for found, drafts in ((many.plain, False), (many.drafted, True)):
+        key = many.category, many.temperature, many.n
+        for way, found in ((PLAIN, many.plain), (many.way, many.drafted)):
             if many.n > 1 and found:
-                key = many.category, many.temperature, many.n, drafts
-                ours.setdefault(key, found.total.median)
+                ours.setdefault(key, {})[way] = found.total.median
     return [
-        replace(
-            row,
-            ours=ours.get((row.category, row.temperature, row.concurrency, row.n_drafts > 0)),
-        )
+        replace(row, ours=_comparable(row, ours.get(key, {})))
         for row in rows
+        for key in [(row.category, row.temperature, row.concurrency)]
     ]
+
+
+def _comparable(row: PeerRow, ours: dict[Way, float]) -> dict[Way, float]:
+    drafted = [way for way in ours if way != PLAIN]
+    chosen = [way for way in drafted if way.width == drafted[0].width] if row.n_drafts else [PLAIN]
+    return {way: ours[way] for way in chosen if way in ours}
 
 
 def _request(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +11,11 @@ from dflash_local import demo
 from dflash_local.bench.against import Peer, held_against, run_against
 from dflash_local.bench.concurrency import ConcurrencyRow, run_together
 from dflash_local.bench.machine import Machine, memory_of
-from dflash_local.bench.measure import Width, cost_curve
+from dflash_local.bench.measure import Way, Width, cost_curve
+from dflash_local.bench.recorded import RecordedDrafts
 from dflash_local.bench.report import Report
-from dflash_local.bench.run import Say, Settings, run
-from dflash_local.bench.synthetic import SyntheticVerifier, solve_p
+from dflash_local.bench.run import Restart, Say, Settings, begin_anyhow, run
+from dflash_local.bench.synthetic import Synthetic
 from dflash_local.bench.workload import (
     CATEGORIES,
     DEPTHS,
@@ -27,6 +27,7 @@ from dflash_local.bench.workload import (
     random_cases,
     read_by,
 )
+from dflash_local.draft_shape import DraftShape
 from dflash_local.errors import InputError
 
 if TYPE_CHECKING:
@@ -70,35 +71,29 @@ def benchmark(order: Order, load: Callable[..., Model], say: Say) -> Report:
 
     Raises InputError where files, prompts and settings do not fit, and what `load` raises.
     """
-    order = replace(order, settings=_settings(order))
-    if order.synthetic_length is not None and order.loading.get("draft_shape", "chain") != "chain":
-        raise InputError(
-            "a synthetic accepted length says how chains fare; leave out the draft shape, or "
-            "measure trees by what is accepted"
-        )
-    p = None if order.synthetic_length is None else solve_p(order.synthetic_length)
-    with (
-        load(order.target, order.draft, **order.loading) as model,
-        _accepting(model.engine, p, order.settings.seed),
-    ):
-        _check_widths(model, order.settings)
+    order = replace(order, settings=_settings(order), loading=_loading(order))
+    if order.synthetic_length is not None:
+        RecordedDrafts.shipped().weights(order.synthetic_length)  # refused before any work
+    with load(order.target, order.draft, **order.loading) as model:
+        order, told = _within(model, order)
+        restart = _accept(model.engine, order)
         cases, notes = _cases(model, order)
         report = Report(
             command=order.command,
             machine=Machine.of(model),
             settings=order.settings,
-            rows=run(model, cases, order.settings, say),
+            rows=run(model, cases, order.settings, say, restart),
             synthetic_length=order.synthetic_length,
-            notes=notes,
+            notes=told + notes,
             long_categories=_long_categories(order),
         )
         report.memory = memory_of(model)
         model.forget()
         report.curve = cost_curve(model.target, _curve_rows(model))
-        peer = _peer(model, order, p)
+        peer = _peer(model, order)
     short = [case for case in cases if case.category not in report.long_categories]
     if order.concurrency and short:
-        rows, left_out = _together(order, short, load, p, say)
+        rows, left_out = _together(order, short, load, say)
         report.concurrency = rows
         report.notes += left_out
     if peer is not None:
@@ -109,34 +104,48 @@ def benchmark(order: Order, load: Callable[..., Model], say: Say) -> Report:
 
 
 def _together(
-    order: Order, cases: Sequence[Case], load: Callable[..., Model], p: float | None, say: Say
+    order: Order, cases: Sequence[Case], load: Callable[..., Model], say: Say
 ) -> tuple[list[ConcurrencyRow], list[str]]:
     """On a model of its own: one that is loaded for several sequences need not be the fastest for
     a single one."""
     loading = {**order.loading, "n_seq": max(order.concurrency)}
-    with (
-        load(order.target, order.draft, **loading) as model,
-        _accepting(model.engine, p, order.settings.seed),
-    ):
-        return run_together(model.engine, cases, order.concurrency, order.settings, say)
+    with load(order.target, order.draft, **loading) as model:
+        restart = _accept(model.engine, order)
+        return run_together(model.engine, cases, order.concurrency, order.settings, say, restart)
 
 
 def _settings(order: Order) -> Settings:
     """Without a drafter there is nothing but plain decoding; of drawn acceptance, no sameness."""
     settings = order.settings
     if order.draft is None:
-        settings = replace(settings, widths=())
+        settings = replace(settings, ways=())
     if order.synthetic_length is not None:
         settings = replace(settings, compare=False)
     return settings
 
 
-def _check_widths(model: Model, settings: Settings) -> None:
-    most = model.engine.widest(model.draft_shape)
-    what = "this drafter's block" if most == model.engine.max_width else "the draft trees"
-    for width in settings.widths:
-        if width != "auto" and width > most:
+def _loading(order: Order) -> Mapping[str, Any]:
+    """Ready to fork where any drafts are to be trees; chains are measured on the same model."""
+    trees = any(way.shape != "chain" for way in order.settings.ways)
+    return {**order.loading, "draft_shape": "auto" if trees else "chain"}
+
+
+def _within(model: Model, order: Order) -> tuple[Order, list[str]]:
+    """Without the ways that this pair cannot draft in, and notes on them. Raises InputError where
+    none is left, and for a width that no shape has."""
+    engine, ways = model.engine, order.settings.ways
+    shapes = dict.fromkeys(way.shape for way in ways)
+    most = max((engine.widest(shape) for shape in shapes), default=0)
+    for width in (way.width for way in ways if way.width != "auto"):
+        if width > most:
+            what = "this drafter's block" if most == engine.max_width else "the draft trees"
             raise InputError(f"a width of {width} exceeds {what} of {most}: name smaller ones")
+    reason = engine.chains_because
+    if reason and list(shapes) != ["chain"]:
+        ways = tuple(dict.fromkeys(Way(way.width) for way in ways))
+    ways = tuple(w for w in ways if w.width == "auto" or w.width <= engine.widest(w.shape))
+    order = replace(order, settings=replace(order.settings, ways=ways))
+    return order, [reason] if reason and list(shapes) != ["chain"] else []
 
 
 def _cases(model: Model, order: Order) -> tuple[list[Case], list[str]]:
@@ -173,30 +182,42 @@ def _curve_rows(model: Model) -> list[int]:
     return [rows for rows in CURVE_ROWS if rows <= min(most, model.n_ctx - 1)]
 
 
-@contextmanager
-def _accepting(engine: Engine, p: float | None, seed: int) -> Iterator[None]:
-    """Drafts that survive with probability `p` each for as long as this lasts; None: by merit."""
-    if p is None:
-        yield
-        return
-    merit, as_they_are = engine.verifier, engine.judge
-    ends_text = engine.target.vocabulary.ends_text
-    synthetic = SyntheticVerifier(p, seed, ends_text=ends_text)
-    engine.verifier, engine.judge = synthetic, synthetic.judge
-    try:
-        yield
-    finally:
-        engine.verifier, engine.judge = merit, as_they_are
+def _accept(engine: Engine, order: Order) -> Restart:
+    """From now on as many drafts as ordered; by merit where no length is."""
+    if order.synthetic_length is None:
+        return begin_anyhow
+    n_vocab, ends_text = engine.target.n_vocab, engine.target.vocabulary.ends_text
+    synthetic = Synthetic(
+        RecordedDrafts.shipped(),
+        order.synthetic_length,
+        order.settings.seed,
+        usable=lambda token: 0 <= token < n_vocab and not ends_text(token),
+    )
+    engine.judge, engine.verifier = synthetic.judge, synthetic.verify
+    return synthetic.restart
 
 
-def _peer(model: Model, order: Order, p: float | None) -> Peer | None:
+def _peer(model: Model, order: Order) -> Peer | None:
     if order.llama_server is None:
         return None
     return Peer.of(
-        model, order.llama_server, order.draft, n_drafts=order.server_drafts, synthetic_p=p
+        model,
+        order.llama_server,
+        order.draft,
+        n_drafts=order.server_drafts,
+        synthetic_length=order.synthetic_length,
     )
 
 
-def widths_from(numbers: Sequence[int]) -> tuple[Width, ...]:
-    """ "auto", and the numbers asked for beside it, each once."""
-    return ("auto", *dict.fromkeys(numbers))
+def ways_from(shapes: Sequence[DraftShape], widths: Sequence[int]) -> tuple[Way, ...]:
+    """Each shape with the width that the model chooses, and with those asked for beside it; which
+    shape pays best is the model's to choose together with the width."""
+    found: list[Width] = ["auto", *widths]
+    return tuple(
+        dict.fromkeys(
+            Way(width, shape)
+            for width in found
+            for shape in shapes
+            if width == "auto" or shape != "auto"
+        )
+    )

@@ -14,9 +14,9 @@ from dflash_local.bench.measure import (
     Answer,
     Speed,
     Spread,
-    Width,
+    Way,
 )
-from dflash_local.bench.run import Say, Settings
+from dflash_local.bench.run import Restart, Say, Settings, begin_anyhow
 from dflash_local.bench.workload import Case
 from dflash_local.sampling import SamplingParams
 from dflash_local.sequence import Request
@@ -48,12 +48,12 @@ class Together:
 
 @dataclass(frozen=True)
 class ConcurrencyRow:
-    """A category at `n` requests at once, one width against plain; `ratio` is that of totals."""
+    """A category at `n` requests at once, one way against plain; `ratio` is that of totals."""
 
     category: str
     temperature: float
     n: int
-    width: Width
+    way: Way
     plain: Together
     drafted: Together | None
     ratio: Spread | None
@@ -63,7 +63,7 @@ class ConcurrencyRow:
             "category": self.category,
             "temperature": self.temperature,
             "concurrency": self.n,
-            "width": self.width,
+            **self.way.as_dict(),
             "plain": self.plain.as_dict(),
             "drafted": self.drafted.as_dict() if self.drafted else None,
             "ratio": self.ratio.as_dict() if self.ratio else None,
@@ -76,17 +76,19 @@ def run_together(
     levels: Sequence[int],
     settings: Settings,
     say: Say,
+    restart: Restart = begin_anyhow,
 ) -> tuple[list[ConcurrencyRow], list[str]]:
     """Measure each category at each level, by turns plain and with drafts; rows, and notes on what
     did not fit. The caller owns the engine for that time. Raises what the engine raises."""
     rows: list[ConcurrencyRow] = []
     notes: list[str] = []
     categories = dict.fromkeys(case.category for case in cases)
+    most = max((engine.widest(way.shape) for way in settings.ways), default=0)
     for n in levels:
         for category in categories:
             group = [case for case in cases if case.category == category]
             longest = max(len(case.tokens) for case in group)
-            needed = n * (longest + settings.max_tokens + engine.max_width + 1)
+            needed = n * (longest + settings.max_tokens + most + 1)
             if needed > engine.target.n_ctx:
                 notes.append(
                     f"{category}, {n} at once: left out, it needs {needed} tokens of context and "
@@ -94,38 +96,44 @@ def run_together(
                 )
                 continue
             for temperature in settings.temperatures:
-                new = _level(engine, group, n, temperature, settings)
+                new = _level(engine, group, n, temperature, settings, restart)
                 say(_progress(new))
                 rows += new
     return rows, notes
 
 
 def _level(
-    engine: Engine, group: Sequence[Case], n: int, temperature: float, settings: Settings
+    engine: Engine,
+    group: Sequence[Case],
+    n: int,
+    temperature: float,
+    settings: Settings,
+    restart: Restart,
 ) -> list[ConcurrencyRow]:
     prompts = [group[i % len(group)].tokens for i in range(TURNS * n)]
-    found: dict[Width, list[tuple[float, list[Answer]]]] = {width: [] for width in settings.turns()}
-    for width in settings.turns():
-        _pass(engine, prompts[:n], n, width, temperature, settings.seed, _WARM_UP_TOKENS)
+    found: dict[Way, list[tuple[float, list[Answer]]]] = {way: [] for way in settings.turns()}
+    for way in settings.turns():
+        _pass(engine, prompts[:n], n, way, temperature, settings.seed, _WARM_UP_TOKENS)
     for repeat in range(max(2, settings.repeat)):
-        for width in settings.turns(repeat):
+        for way in settings.turns(repeat):
             seed = settings.seed + repeat
-            found[width].append(
-                _pass(engine, prompts, n, width, temperature, seed, settings.max_tokens)
+            restart(repeat * len(prompts) * settings.max_tokens)
+            found[way].append(
+                _pass(engine, prompts, n, way, temperature, seed, settings.max_tokens)
             )
     plain = _together(found[PLAIN])
     rows = []
-    for width in settings.widths or (PLAIN,):
-        totals = zip(found[width], found[PLAIN], strict=True)
+    for way in settings.ways or (PLAIN,):
+        totals = zip(found[way], found[PLAIN], strict=True)
         rows.append(
             ConcurrencyRow(
                 category=group[0].category,
                 temperature=temperature,
                 n=n,
-                width=width,
+                way=way,
                 plain=plain,
-                drafted=_together(found[width]) if width != PLAIN else None,
-                ratio=Spread.of(a[0] / b[0] for a, b in totals) if width != PLAIN else None,
+                drafted=_together(found[way]) if way != PLAIN else None,
+                ratio=Spread.of(a[0] / b[0] for a, b in totals) if way != PLAIN else None,
             )
         )
     return rows
@@ -135,7 +143,7 @@ def _pass(
     engine: Engine,
     prompts: Sequence[list[int]],
     n: int,
-    width: Width,
+    way: Way,
     temperature: float,
     seed: int,
     max_tokens: int,
@@ -151,8 +159,7 @@ def _pass(
             while waiting and len(running) < n:
                 i, prompt = waiting.popleft()
                 sampling = SamplingParams(temperature=temperature, seed=seed + i)
-                shape = engine.usual_shape
-                request = Request(prompt, sampling, max_tokens, width, draft_shape=shape)
+                request = Request(prompt, sampling, max_tokens, way.width, draft_shape=way.shape)
                 running.append((engine.begin(request), time.perf_counter()))
             engine.step([sequence for sequence, _ in running])
             for sequence, begun in [r for r in running if r[0].finish_reason is not None]:
@@ -182,5 +189,5 @@ def _progress(rows: Sequence[ConcurrencyRow]) -> str:
     for row in rows:
         if row.drafted and row.ratio:
             total = row.drafted.total.median
-            parts.append(f"| {row.width} {total:.4g} ({row.ratio.median:.2f})")
+            parts.append(f"| {row.way} {total:.4g} ({row.ratio.median:.2f})")
     return " ".join(parts) + " tokens/s in total"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from dflash_local.draft_shape import DraftShape
 from dflash_local.stats import Stats
 
 if TYPE_CHECKING:
@@ -18,7 +19,24 @@ if TYPE_CHECKING:
 Width = int | Literal["auto"]
 """Target rows per verify pass; "auto" leaves it to the model, 0 is plain decoding."""
 
-PLAIN: Width = 0
+
+@dataclass(frozen=True)
+class Way:
+    """How to decode: rows of a verify pass, and the shape of the drafts that are in them."""
+
+    width: Width = "auto"
+    shape: DraftShape = "chain"
+
+    def __str__(self) -> str:
+        if self == PLAIN:
+            return "plain"
+        return "auto" if self.shape == "auto" else f"{self.shape} {self.width}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"width": self.width, "shape": self.shape}
+
+
+PLAIN = Way(0)
 
 _LEAST_TOKENS = 8
 """Answers with fewer decoded tokens say more about the clock than about the model."""
@@ -46,18 +64,22 @@ class Answer:
 def ask(
     model: Model,
     tokens: Sequence[int],
-    width: Width,
+    way: Way,
     *,
     temperature: float,
     seed: int,
     max_tokens: int,
 ) -> Answer:
     """One request, as a user's would come. Raises what `Model.stream` raises."""
-    options: dict[str, Any] = {} if width == "auto" else {"draft_width": width}
     start = time.perf_counter()
     ttft_s, result = 0.0, None
     for chunk in model.stream(
-        list(tokens), temperature=temperature, seed=seed, max_tokens=max_tokens, **options
+        list(tokens),
+        temperature=temperature,
+        seed=seed,
+        max_tokens=max_tokens,
+        draft_width=way.width,
+        draft_shape=way.shape,
     ):
         if chunk.tokens and not ttft_s:
             ttft_s = time.perf_counter() - start
@@ -141,9 +163,7 @@ class Speed:
     def as_dict(self) -> dict[str, Any]:
         return {
             "tokens_per_second": _spread(self.tokens_per_second),
-            "overall_tokens_per_second": None
-            if self.overall is None
-            else significant(self.overall),
+            "overall_tokens_per_second": _rounded(self.overall),
             "ttft_s": _spread(self.ttft_s),
             "stage_s": {name: significant(value) for name, value in self.stage_s.items()},
             "n_answers": self.n_answers,
@@ -219,9 +239,36 @@ class Acceptance:
     @property
     def mean_length(self) -> float | None:
         """Tokens per verify pass; None where no draft was ever checked."""
-        rounds = sum(self.lengths.values())
         tokens = sum(n * length for length, n in self.lengths.items())
-        return tokens / rounds if rounds else None
+        return tokens / self.n_rounds if self.n_rounds else None
+
+    @property
+    def n_rounds(self) -> int:
+        """Those that had drafts."""
+        return sum(self.lengths.values())
+
+    @property
+    def nodes(self) -> float | None:
+        """Drafted tokens of a round; None where there were none."""
+        n = sum((width - 1) * rounds for width, rounds in self.widths.items() if width > 1)
+        return n / self.n_rounds if self.n_rounds else None
+
+    @property
+    def depth(self) -> float | None:
+        """Tokens of its longest branch: a chain's are all."""
+        return sum(self.drafted) / self.n_rounds if self.n_rounds else None
+
+    @property
+    def branches(self) -> float | None:
+        """Its leaves: one of a chain."""
+        if not self.n_rounds:
+            return None
+        return (self.leaves + self.n_rounds - self.tree_rounds) / self.n_rounds
+
+    @property
+    def side_share(self) -> float | None:
+        """Of the rounds, those that kept another branch than the chain of the drafter's best."""
+        return self.side_rounds / self.n_rounds if self.n_rounds else None
 
     @property
     def by_position(self) -> list[float]:
@@ -230,9 +277,12 @@ class Acceptance:
         return [kept / tried if tried else 0.0 for kept, tried in pairs]
 
     def as_dict(self) -> dict[str, Any]:
-        mean = self.mean_length
         return {
-            "accepted_length": None if mean is None else significant(mean),
+            "accepted_length": _rounded(self.mean_length),
+            "nodes": _rounded(self.nodes),
+            "depth": _rounded(self.depth),
+            "branches": _rounded(self.branches),
+            "side_share": _rounded(self.side_share),
             "accepted_lengths": {str(length): n for length, n in self.lengths.items()},
             "acceptance_by_position": [significant(share) for share in self.by_position],
             "widths": {str(width): n for width, n in self.widths.items()},
@@ -286,6 +336,10 @@ def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
 def significant(value: float) -> float:
     """Six significant digits, for JSON that people read."""
     return float(f"{value:.6g}")
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else significant(value)
 
 
 def _overall(answers: Sequence[Answer]) -> float | None:

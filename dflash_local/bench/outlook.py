@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from dflash_local.bench.synthetic import rates, solve_p
 from dflash_local.costs import Costs
 
 LENGTHS = (3.0, 4.5, 6.5)
@@ -38,14 +38,14 @@ def outlooks(costs: Costs, block_size: int, lengths: Sequence[float] = LENGTHS) 
     """For one sequence at the least depth measured, and for each length that the block allows; the
     whole block where it allows none.
 
-    Draft j survives with p^j, as with a synthetic acceptance of that length.
+    Draft j survives with p^j, p such that a whole block gives rounds of that length.
     """
     n_drafts, depth = block_size - 1, costs.depths[0]
     plain_s = costs.step_s(1, depth) + costs.host_s
     drafting_s = costs.draft_s(1, depth) + costs.draft_host_s + costs.host_s
     found = []
     for length in [each for each in lengths if each <= block_size] or [float(block_size)]:
-        survival = rates(solve_p(length, n_drafts), n_drafts)
+        survival = _survival(length, n_drafts)
         gains = {
             1 + n: tokens * plain_s / (drafting_s + costs.step_s(1 + n, depth))
             for n, tokens in enumerate(accumulate(survival, initial=1.0))
@@ -54,6 +54,16 @@ def outlooks(costs: Costs, block_size: int, lengths: Sequence[float] = LENGTHS) 
         width = max(gains, key=gains.__getitem__)
         found.append(Outlook(length, width, gains[width]))
     return found
+
+
+def _survival(length: float, n_drafts: int) -> list[float]:
+    """p^j for each draft, 1..n, of which the sum with the target's own token is `length`."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        p = (low + high) / 2
+        mean = math.fsum(p**j for j in range(n_drafts + 1))
+        low, high = (p, high) if mean < length else (low, p)
+    return [high**j for j in range(1, n_drafts + 1)]
 
 
 def outlook_line(found: Sequence[Outlook]) -> str:

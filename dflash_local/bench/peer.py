@@ -69,9 +69,9 @@ class LlamaServer:
 
     `n_ctx` are the tokens of each of `n_slots` slots. `n_gpu_layers`: None leaves the choice to the
     server, -1 means all, 0 keeps it off the GPUs. `synthetic_rates`, one for each of `n_draft_max`
-    drafts, as `synthetic.rates` gives them. What is not named here is the server's default, but for
-    its prompt cache in host memory, which is off. Raises InputError where `binary` is no program,
-    BackendError, with what it said last, where it does not come up.
+    drafts, as `RecordedDrafts.rates` gives them. What is not named here is the server's default,
+    but for its prompt cache in host memory, which is off. Raises InputError where `binary` is no
+    program, BackendError, with what it said last, where it does not come up.
     """
 
     def __init__(

@@ -6,6 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dflash_local.bench.measure import Way
+from dflash_local.bench.plot_widths import accepted_by_width, has_widths, speed_by_width
 from dflash_local.bench.report import Report, temperatures_of
 from dflash_local.errors import InputError
 
@@ -64,12 +66,18 @@ def plot(report: Report, path: Path) -> None:
 
     with matplotlib.rc_context(_STYLE):
         layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
-        figure = Figure(figsize=(13, 4.4), layout=layout)
+        wide = has_widths(report)
+        figure = Figure(figsize=(13, 8.8 if wide else 4.4), layout=layout)
         FigureCanvasAgg(figure)
-        lengths, costs, ratios = figure.subplots(1, 3, width_ratios=(1.15, 1, 1))
+        parts = figure.subfigures(2 if wide else 1, 1, squeeze=False)[:, 0]
+        lengths, costs, ratios = parts[-1].subplots(1, 3, width_ratios=(1.15, 1, 1))
         _accepted_lengths(lengths, report)
         _cost_curve(costs, report)
         _ratios(ratios, report)
+        if wide:
+            accepted, speed = parts[0].subplots(1, 2)
+            accepted_by_width(accepted, report)
+            speed_by_width(speed, report)
         figure.suptitle(
             _title(report), x=0.01, ha="left", color=_INK, fontsize=10.5, linespacing=1.5
         )
@@ -90,23 +98,22 @@ def _title(report: Report) -> str:
 
 
 def _accepted_lengths(axes: Axes, report: Report) -> None:
-    """Share of the rounds by tokens that they emitted, a bar per temperature."""
+    """Share of the rounds by tokens that they emitted, a bar per temperature and shape."""
     axes.set_title("How many tokens a round emits")
-    temperatures = temperatures_of(report.rows)
-    found = {t: report.acceptance(t) for t in temperatures}
-    found = {t: acceptance for t, acceptance in found.items() if acceptance.lengths}
+    found = {pair: report.acceptance(*pair) for pair in _series(report)}
+    found = {pair: acceptance for pair, acceptance in found.items() if acceptance.lengths}
     if not found:
         _nothing(axes, "no drafts were checked")
         return
     longest = max(max(acceptance.lengths) for acceptance in found.values())
     width = 0.84 / len(found)
     forced = False
-    for i, (temperature, acceptance) in enumerate(found.items()):
+    for i, (pair, acceptance) in enumerate(found.items()):
         total = sum(acceptance.lengths.values())
         places = [length - 0.42 + (i + 0.5) * width for length in range(1, longest + 1)]
         shares = [100 * acceptance.lengths.get(n, 0) / total for n in range(1, longest + 1)]
-        label = f"temperature {temperature:g}: {acceptance.mean_length or 0:.2f} on average"
-        forced = forced or report.is_forced(temperature)
+        label = f"{_named(report, *pair)}: {acceptance.mean_length or 0:.2f} on average"
+        forced = forced or report.is_forced(*pair)
         axes.bar(places, shares, width * 0.94, color=_COLOURS[i % 6], label=label)
     axes.set_xlabel("tokens emitted in a round (accepted drafts + 1)")
     axes.set_ylabel("share of rounds, %")
@@ -115,6 +122,15 @@ def _accepted_lengths(axes: Axes, report: Report) -> None:
     axes.grid(axis="x", visible=False)
     note = "whole blocks, asked for\nwhere plain decoding was faster" if forced else None
     axes.legend(loc="upper right", title=note, title_fontsize=8.5, alignment="left")
+
+
+def _series(report: Report) -> list[tuple[float, Way]]:
+    return [(t, way) for t in temperatures_of(report.rows) for way in report.main_ways]
+
+
+def _named(report: Report, temperature: float, way: Way) -> str:
+    text = f"temperature {temperature:g}"
+    return text if len(report.main_ways) == 1 else f"{text}, {way}"
 
 
 def _cost_curve(axes: Axes, report: Report) -> None:
@@ -143,7 +159,7 @@ def _cost_curve(axes: Axes, report: Report) -> None:
         )
     axes.set_ylim(0, top)
     axes.set_xlim(0.5, rows[-1] + 0.8)
-    axes.set_xticks([n for n in rows if n in (1, 2, 4, 8, 12, 16, 24, 32)])
+    axes.set_xticks([n for n in rows if n in (1, 4, 8, 16, 24, 32, 48, 64)])
 
 
 def _ratios(axes: Axes, report: Report) -> None:
@@ -154,13 +170,13 @@ def _ratios(axes: Axes, report: Report) -> None:
         _nothing(axes, "no drafts were checked")
         return
     categories = list(dict.fromkeys(row.category for row in rows))
-    temperatures = temperatures_of(rows)
-    for i, temperature in enumerate(temperatures):
-        shift = min(0.3, 0.8 / len(temperatures)) * (i - (len(temperatures) - 1) / 2)
+    series = _series(report)
+    for i, (temperature, way) in enumerate(series):
+        shift = min(0.3, 0.8 / len(series)) * (i - (len(series) - 1) / 2)
         own = [
             (row.category, row.ratio)
             for row in rows
-            if row.ratio and row.temperature == temperature
+            if row.ratio and row.temperature == temperature and row.way == way
         ]
         medians = [ratio.median for _, ratio in own]
         below = [ratio.median - ratio.low for _, ratio in own]
@@ -175,7 +191,8 @@ def _ratios(axes: Axes, report: Report) -> None:
             elinewidth=2,
         )
         for category, ratio in own:
-            named = f" at temperature {temperature:g}" if category == categories[0] else ""
+            told = _named(report, temperature, way)
+            named = f" at {told}" if category == categories[0] else ""
             axes.annotate(
                 f"{ratio.median:.2f}{named}",
                 (ratio.high, categories.index(category) + shift),

@@ -9,11 +9,11 @@ from typing import Any
 from dflash_local.bench.against import PeerRow
 from dflash_local.bench.concurrency import ConcurrencyRow
 from dflash_local.bench.machine import Machine, Memory
-from dflash_local.bench.measure import Acceptance, Width, significant
+from dflash_local.bench.measure import PLAIN, Acceptance, Way, significant
 from dflash_local.bench.run import Difference, Row, Settings
 from dflash_local.sampling import SamplingParams
 
-FORMAT = 1
+FORMAT = 2
 """Of the JSON object; raised when a field changes its meaning or goes."""
 
 
@@ -45,33 +45,40 @@ class Report:
     long_categories: tuple[str, ...] = ()
 
     @property
-    def main_width(self) -> Width | None:
-        """The width that summaries show: the first one asked for; None without a drafter."""
-        return self.settings.widths[0] if self.settings.widths else None
+    def main_ways(self) -> list[Way]:
+        """The ways that summaries show: the first width, in all shapes; none without a drafter."""
+        ways = self.settings.ways
+        return [way for way in ways if way.width == ways[0].width]
 
     def main_rows(self, *, cache: str = "cold") -> list[Row]:
-        """The rows of the main width, or of plain decoding where that is all there is."""
-        return [
-            row for row in self.rows if row.cache == cache and row.width == (self.main_width or 0)
-        ]
+        """The rows of the main ways, or of plain decoding where that is all there is."""
+        ways = self.main_ways or [PLAIN]
+        return [row for row in self.rows if row.cache == cache and row.way in ways]
 
-    def acceptance(self, temperature: float) -> Acceptance:
-        """What drafts of the main width are worth at a temperature, over all categories but those
-        of long prompts, unless there are no others."""
+    def acceptance(self, temperature: float, way: Way) -> Acceptance:
+        """What drafts are worth at a temperature, over all categories but those of long prompts,
+        unless there are no others."""
         rows = [
             row
             for row in self.rows
             if row.temperature == temperature
-            and row.width == self.main_width
+            and row.way == way
             # Forced drafts are the same for both states of the caches.
             and (row.cache == "cold" or not row.forced)
         ]
         short = [row for row in rows if row.category not in self.long_categories]
         return Acceptance.sum(row.shown for row in short or rows)
 
-    def is_forced(self, temperature: float) -> bool:
+    def is_forced(self, temperature: float, way: Way) -> bool:
         """Whether that acceptance is in part of drafts that the controller would not have made."""
-        return any(row.forced for row in self.main_rows() if row.temperature == temperature)
+        return any(
+            row.forced for row in self.rows if row.temperature == temperature and row.way == way
+        )
+
+    @property
+    def has_forced(self) -> bool:
+        """Whether any row shows drafts that the controller would not have made."""
+        return any(row.forced for row in self.rows)
 
     @property
     def differences(self) -> list[Difference]:
@@ -95,7 +102,7 @@ class Report:
             "settings": {
                 **settings,
                 "temperatures": list(self.settings.temperatures),
-                "widths": list(self.settings.widths),
+                "ways": [way.as_dict() for way in self.settings.ways],
                 "top_k": sampling.top_k,
                 "top_p": sampling.top_p,
                 "min_p": sampling.min_p,

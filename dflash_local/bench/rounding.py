@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dflash_local.draft import Draft
 from dflash_local.target import Target
+from dflash_local.verify_batch import VerifyBatch
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,15 @@ class Lead:
 
 
 def lead_after(
-    target: Target, prompt: Sequence[int], answer: Sequence[int], widths: Sequence[int]
+    target: Target,
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    widths: Sequence[int],
+    *,
+    forked: bool = False,
 ) -> Lead:
-    """The lead after `prompt` and `answer`, the answer decoded one by one and `widths` at a time.
+    """The lead after `prompt` and `answer`, the answer decoded one by one and `widths` at a time;
+    `forked`, also as the path through trees of such widths, whose cells lie in another order.
 
     Uses sequence 0, which must be empty and is empty again afterwards.
     """
@@ -40,9 +48,10 @@ def lead_after(
         single = np.stack([last, *_steps(target, prompt, answer, 1)])
         noise = 0.0
         for width in widths if answer else ():
-            target.truncate(0, len(prompt))
-            batched = np.stack(_steps(target, prompt, answer, width))
-            noise = max(noise, float(np.abs(batched - single[1:]).max()))
+            for steps in (_steps, _forked_steps) if forked and width > 2 else (_steps,):
+                target.truncate(0, len(prompt))
+                batched = np.stack(steps(target, prompt, answer, width))
+                noise = max(noise, float(np.abs(batched - single[1:]).max()))
         second, first = np.partition(single[-1], -2)[-2:]
         return Lead(float(first - second), noise)
     finally:
@@ -71,4 +80,25 @@ def _steps(
         n, position = len(chunk), len(prompt) + begin
         target.decode(chunk, range(position, position + n), [0] * n, [True] * n)
         rows += [target.logits(i).copy() for i in range(n)]
+    return rows
+
+
+def _forked_steps(
+    target: Target, prompt: Sequence[int], answer: Sequence[int], width: int
+) -> list[NDArray[np.float32]]:
+    """The same, each token but an anchor with a sibling before it that is not kept."""
+    rows = []
+    n_path = 1 + (width - 1) // 2
+    for begin in range(0, len(answer), n_path):
+        anchor, *drafts = answer[begin : begin + n_path]
+        tokens = [token for draft in drafts for token in ((draft + 1) % target.n_vocab, draft)]
+        parents = [node // 2 * 2 - 1 for node in range(len(tokens))]
+        batch = VerifyBatch(target.options.n_branches)
+        batch.add(0, len(prompt) + begin, anchor, Draft(tokens, parents), forks=True)
+        n = len(batch.tokens)
+        target.decode(batch.tokens, batch.positions, batch.seq_ids, [True] * n, batch.all_lines)
+        path = range(0, n, 2)
+        rows += [target.logits(row).copy() for row in path]
+        if batch.lines[0] is not None:
+            target.settle(0, len(prompt) + begin, batch.lines[0], path)
     return rows

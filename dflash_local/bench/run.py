@@ -12,7 +12,7 @@ from dflash_local.bench.measure import (
     Answer,
     Speed,
     Spread,
-    Width,
+    Way,
     ask,
     first_difference,
     significant,
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from dflash_local.model import Model
 
 Say = Callable[[str], None]
+Restart = Callable[[int], None]
+"""Told before an answer how many tokens went before it: by drawn acceptance, which begins alike for
+all ways."""
 Cache = Literal["cold", "hit"]
 
 CACHES: tuple[Cache, ...] = ("cold", "hit")
@@ -36,19 +39,19 @@ _FORCED_PROMPTS, _FORCED_TOKENS = 2, 64
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure. `widths` are those besides plain decoding, none without a drafter."""
+    """How to measure. `ways` are those besides plain decoding, none without a drafter."""
 
     temperatures: tuple[float, ...] = (0.0, 0.8)
-    widths: tuple[Width, ...] = ("auto",)
+    ways: tuple[Way, ...] = (Way(),)
     max_tokens: int = 96
     repeat: int = 1
     seed: int = 0
     compare: bool = True
     """Whether greedy answers with drafts are held against plain ones."""
 
-    def turns(self, i: int = 0) -> Sequence[Width]:
-        """Plain decoding and the widths, by turns the other way round, so that drift hits all."""
-        turns = (PLAIN, *self.widths)
+    def turns(self, i: int = 0) -> Sequence[Way]:
+        """Plain decoding and the others, by turns backwards, so that drift hits all."""
+        turns = (PLAIN, *self.ways)
         return turns if i % 2 == 0 else turns[::-1]
 
 
@@ -60,7 +63,7 @@ class Difference:
     """
 
     case: Case
-    width: Width
+    way: Way
     cache: Cache
     at: int
     lead: Lead
@@ -69,7 +72,7 @@ class Difference:
         return {
             "category": self.case.category,
             "prompt": self.case.index,
-            "width": self.width,
+            **self.way.as_dict(),
             "cache": self.cache,
             "token": self.at,
             "gap": significant(self.lead.gap),
@@ -80,16 +83,16 @@ class Difference:
 
 @dataclass(frozen=True)
 class Row:
-    """A category at one temperature, one state of the caches, and one width against plain.
+    """A category at one temperature, one state of the caches, and one way against plain.
 
     `ratio` is that of tokens/s, `ttft_ratio` that of the times to first token, drafted over plain,
-    both taken per prompt. Without a drafter `width` is 0 and `drafted` None.
+    both taken per prompt. Without a drafter `way` is `PLAIN` and `drafted` None.
     """
 
     category: str
     temperature: float
     cache: Cache
-    width: Width
+    way: Way
     n_prompts: int
     plain: Speed
     drafted: Speed | None
@@ -114,7 +117,7 @@ class Row:
             "category": self.category,
             "temperature": self.temperature,
             "cache": self.cache,
-            "width": self.width,
+            **self.way.as_dict(),
             "n_prompts": self.n_prompts,
             "plain": self.plain.as_dict(),
             "drafted": self.drafted.as_dict() if self.drafted else None,
@@ -129,7 +132,17 @@ class Row:
         }
 
 
-def run(model: Model, cases: Sequence[Case], settings: Settings, say: Say) -> list[Row]:
+def begin_anyhow(_n_tokens: int) -> None:
+    """Where acceptance is earned."""
+
+
+def run(
+    model: Model,
+    cases: Sequence[Case],
+    settings: Settings,
+    say: Say,
+    restart: Restart = begin_anyhow,
+) -> list[Row]:
     """Measure all cases, category by category; `say` hears of each. Raises what `Model` raises."""
     warm_up(model, cases, settings)
     rows: list[Row] = []
@@ -138,7 +151,7 @@ def run(model: Model, cases: Sequence[Case], settings: Settings, say: Say) -> li
         groups.setdefault(case.category, []).append(case)
     for temperature in settings.temperatures:
         for category, group in groups.items():
-            found = _Group(model, category, group, temperature, settings)
+            found = _Group(model, category, group, temperature, settings, restart)
             found.measure()
             new = list(found.rows())
             say(_progress(new))
@@ -147,14 +160,14 @@ def run(model: Model, cases: Sequence[Case], settings: Settings, say: Say) -> li
 
 
 def warm_up(model: Model, cases: Sequence[Case], settings: Settings) -> None:
-    """A short answer of every width, so that no measured one pays for what only happens once."""
+    """A short answer of every way, so that no measured one pays for what only happens once."""
     for case in cases[:1]:
-        for width in settings.turns():
+        for way in settings.turns():
             for temperature in settings.temperatures:
                 ask(
                     model,
                     case.tokens,
-                    width,
+                    way,
                     temperature=temperature,
                     seed=settings.seed,
                     max_tokens=min(_WARM_UP_TOKENS, settings.max_tokens),
@@ -171,51 +184,55 @@ class _Group:
         cases: Sequence[Case],
         temperature: float,
         settings: Settings,
+        restart: Restart,
     ) -> None:
         self._model = model
         self._category = category
         self._cases = cases
         self._temperature = temperature
         self._settings = settings
-        # Answers by width and state of the caches, in the same order of cases in each list.
-        self._answers: dict[tuple[Width, Cache], list[Answer]] = {
-            (width, cache): [] for width in settings.turns() for cache in CACHES
+        self._restart = restart
+        # Answers by way and state of the caches, in the same order of cases in each list.
+        self._answers: dict[tuple[Way, Cache], list[Answer]] = {
+            (way, cache): [] for way in settings.turns() for cache in CACHES
         }
 
     def measure(self) -> None:
         for repeat in range(self._settings.repeat):
             for i, case in enumerate(self._cases):
-                for width in self._settings.turns(repeat + i):
+                turn = repeat * len(self._cases) + i
+                for way in self._settings.turns(turn):
                     self._model.forget()
                     for cache in CACHES:
+                        self._restart(turn * self._settings.max_tokens)
                         answer = ask(
                             self._model,
                             case.tokens,
-                            width,
+                            way,
                             temperature=self._temperature,
                             seed=self._settings.seed + repeat,
                             max_tokens=self._settings.max_tokens,
                         )
-                        self._answers[width, cache].append(answer)
+                        self._answers[way, cache].append(answer)
 
     def rows(self) -> Iterator[Row]:
-        for width in self._settings.widths or (PLAIN,):
-            forced = self._forced(width)
+        for way in self._settings.ways or (PLAIN,):
+            forced = self._forced(way)
             for cache in CACHES:
-                yield self._row(width, cache, forced)
+                yield self._row(way, cache, forced)
 
-    def _forced(self, width: Width) -> Acceptance | None:
+    def _forced(self, way: Way) -> Acceptance | None:
         """What the drafter is worth where the controller hardly used it."""
         drafter = self._model.drafter
-        found = [answer.stats for cache in CACHES for answer in self._answers[width, cache]]
-        rounds = sum(Acceptance.of(found).lengths.values())
-        if width != "auto" or drafter is None or rounds >= _FEW_ROUNDS:
+        found = [answer.stats for cache in CACHES for answer in self._answers[way, cache]]
+        rounds = Acceptance.of(found).n_rounds
+        if way.width != "auto" or drafter is None or rounds >= _FEW_ROUNDS:
             return None
         answers = [
             ask(
                 self._model,
                 case.tokens,
-                drafter.block_size,
+                Way(drafter.block_size, way.shape),
                 temperature=self._temperature,
                 seed=self._settings.seed,
                 max_tokens=min(self._settings.max_tokens, _FORCED_TOKENS),
@@ -224,14 +241,14 @@ class _Group:
         ]
         return Acceptance.of(answer.stats for answer in answers)
 
-    def _row(self, width: Width, cache: Cache, forced: Acceptance | None) -> Row:
-        plain, drafted = self._answers[PLAIN, cache], self._answers[width, cache]
-        pairs = list(zip(plain, drafted, strict=True)) if width != PLAIN else []
+    def _row(self, way: Way, cache: Cache, forced: Acceptance | None) -> Row:
+        plain, drafted = self._answers[PLAIN, cache], self._answers[way, cache]
+        pairs = list(zip(plain, drafted, strict=True)) if way != PLAIN else []
         return Row(
             category=self._category,
             temperature=self._temperature,
             cache=cache,
-            width=width,
+            way=way,
             n_prompts=len(self._cases),
             plain=Speed.of(plain),
             drafted=Speed.of(drafted) if pairs else None,
@@ -242,14 +259,14 @@ class _Group:
             ),
             ttft_ratio=Spread.of(b.ttft_s / a.ttft_s for a, b in pairs),
             acceptance=Acceptance.of(b.stats for _, b in pairs),
-            differences=self._differences(width, cache, pairs),
+            differences=self._differences(way, cache, pairs),
             forced=forced,
             drafting=drafted[-1].stats.drafting if pairs else None,
             warnings=list(dict.fromkeys(b.stats.warning for _, b in pairs if b.stats.warning)),
         )
 
     def _differences(
-        self, width: Width, cache: Cache, pairs: Sequence[tuple[Answer, Answer]]
+        self, way: Way, cache: Cache, pairs: Sequence[tuple[Answer, Answer]]
     ) -> list[Difference]:
         if self._temperature > 0 or not self._settings.compare:
             return []
@@ -258,19 +275,20 @@ class _Group:
         for case, (plain, drafted) in zip(self._cases, pairs, strict=False):
             at = first_difference(plain.tokens, drafted.tokens)
             if at is not None:
-                lead = self._lead(case, plain, at)
-                found.append(Difference(case, width, cache, at, lead))
+                lead = self._lead(case, plain, at, way)
+                found.append(Difference(case, way, cache, at, lead))
         return found
 
-    def _lead(self, case: Case, plain: Answer, at: int) -> Lead:
+    def _lead(self, case: Case, plain: Answer, at: int, way: Way) -> Lead:
         """At a token of plain decoding's answer; the last one where the other goes on."""
         self._model.forget()
-        widths = {2, 4, 8, 16, *(width for width in self._settings.widths if width != "auto")}
+        widths = {2, 4, 8, 16, *(w.width for w in self._settings.ways if w.width != "auto")}
         return lead_after(
             self._model.target,
             case.tokens,
             plain.tokens[: min(at, len(plain.tokens) - 1)],
             sorted(width for width in widths if 1 < width <= self._model.target.n_batch),
+            forked=way.shape != "chain" and self._model.engine.takes_trees,
         )
 
 
@@ -281,7 +299,7 @@ def _progress(rows: Sequence[Row]) -> str:
     parts.append(_rate(cold[0].plain))
     for row in cold:
         if row.drafted and row.ratio:
-            parts.append(f"| {row.width} {_rate(row.drafted)} ({row.ratio.median:.2f})")
+            parts.append(f"| {row.way} {_rate(row.drafted)} ({row.ratio.median:.2f})")
     return " ".join(parts) + " tokens/s"
 
 

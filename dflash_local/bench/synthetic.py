@@ -1,132 +1,138 @@
 """Acceptance that is drawn, not earned: how fast a pair would be if so many tokens were accepted.
 
-Draft j of a round survives with probability p^j, whatever the models say, as with llama.cpp's
-`--spec-synth-len` (`common/speculative.cpp`). The text is invalid, its speed is not: every row is
-drafted, verified and sampled as ever.
+What the drafter says of its candidates, and which of them the target writes, is replaced by what
+was recorded of a trained pair (`RecordedDrafts`): the log-probabilities, by which trees grow and
+widths are chosen, and the outcome. The text is invalid, its speed is not: every row is drafted,
+verified and sampled as ever.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
 
-from dflash_local.draft import ANCHOR, Draft
-from dflash_local.errors import InputError
-from dflash_local.verify import Verdict
+from dflash_local.bench.recorded import RecordedDrafts
+from dflash_local.draft import Candidates, Draft
+from dflash_local.verify import Verdict, verify
 
-N_DRAFTS = 15
-"""Drafts of a block of 16, the block size of the published drafters."""
-_STRATA = 64
-
-
-def mean_length(p: float, n_drafts: int) -> float:
-    """Tokens of a round on average, that of the target included: the sum of p^j, j = 0..n."""
-    return math.fsum(p**j for j in range(n_drafts + 1))
+_STRATA = 16
+_WRONG = -1
 
 
-def rates(p: float, n_drafts: int) -> list[float]:
-    """The chance of each draft, 1..n, to be accepted: what `--spec-synth-rates` takes."""
-    return [p**j for j in range(1, n_drafts + 1)]
+@dataclass
+class _Walk:
+    """Where an answer is in its passage."""
+
+    passage: int
+    at: int = 0
 
 
-def solve_p(length: float, n_drafts: int = N_DRAFTS) -> float:
-    """The p for which `n_drafts` drafts give rounds of `length` tokens on average.
+@dataclass(frozen=True)
+class _Judged(Candidates):
+    """`truth`: the token that comes true at each position, `_WRONG` for none of them."""
 
-    Raises InputError unless 1 <= length <= n_drafts + 1.
-    """
-    if not 1.0 <= length <= n_drafts + 1:  # false for NaN, too
-        raise InputError(
-            f"a synthetic accepted length of {length}; expected 1 to {n_drafts + 1}: "
-            f"{n_drafts} drafts and one token of the target's own"
-        )
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if mean_length(middle, n_drafts) < length else (low, middle)
-    # the ends are exact: drafts of certain survival must not fail once in a blue moon
-    return float(length > 1.0) if length in (1.0, n_drafts + 1) else (low + high) / 2
+    truth: list[int]
+    walk: _Walk
 
 
-class SyntheticVerifier:
-    """Stands in for `dflash_local.verify.verify`: each draft survives with probability `p` given
-    that its parent did.
+class Synthetic:
+    """Stands in for what a drafter says and for what `verify` finds.
 
-    A call takes one random number, whatever the draft is, from a stream of its own. So the same
-    calls in the same order accept the same lengths, at any width (cut there), with any models and
-    on any machine. The numbers come stratified, 64 to a batch in random order, so that the mean
-    of a short run is close to that of a long one.
+    Drafts walk through the passages recorded, as far as they are accepted: chains and trees of all
+    widths through the same ones. The passages come stratified by the length of their rounds, in
+    random order, so that the mean of a short run is close to that of a long one.
 
-    `ends_text(token)` says which tokens to avoid, so that every run has its full length: such a
-    draft does not survive, and in the place of such a token another one is emitted.
+    `usable(token)` says which tokens can be written on and on: others, such as those that end the
+    text, never come true, so that every run has its full length.
     """
 
     def __init__(
-        self, p: float, seed: int, *, ends_text: Callable[[int], bool] | None = None
+        self,
+        recorded: RecordedDrafts,
+        length: float,
+        seed: int,
+        *,
+        usable: Callable[[int], bool] = lambda _token: True,
     ) -> None:
-        if not 0.0 <= p <= 1.0:
-            raise InputError(f"a chance of survival of {p}; expected 0 to 1")
-        self.p = p
-        self._random = np.random.default_rng(seed)
-        self._batch: deque[float] = deque()
-        self._ends_text = ends_text or (lambda _token: False)
+        """`length` are the tokens of a round of whole chains. Raises InputError for one that there
+        cannot be."""
+        self._recorded = recorded
+        self._order = np.argsort(recorded.kept.mean(axis=1), kind="stable")
+        self._shares = np.cumsum(recorded.weights(length)[self._order])
+        self._seed = seed
+        self._usable = usable
+        self.restart()
 
-    def __call__(
-        self, draft: Draft, sample: Callable[[int], int], stop: Callable[[int], bool]
-    ) -> Verdict:
-        """As `verify`: `sample(row)` once per kept row, `stop(token)` once per emitted token."""
-        children: dict[int, list[int]] = {}
-        for child, parent in enumerate(draft.parents):
-            children.setdefault(parent, []).append(child)
-
-        chance = self._next()
-        tokens: list[int] = []
-        path: list[int] = []
-        node: int | None = ANCHOR
-        while node is not None:
-            row = node + 1
-            path.append(row)
-            drawn = sample(row)
-            siblings = children.get(node, [])
-            node, chance = self._survivor(draft, siblings, chance)
-            if node is not None:
-                token = draft.tokens[node]
-            else:
-                token = self._other(drawn, {draft.tokens[sibling] for sibling in siblings})
-            tokens.append(token)
-            if stop(token):
-                return Verdict(tokens, path, finished=True)
-        return Verdict(tokens, path, finished=False)
+    def restart(self, n_tokens: int = 0) -> None:
+        """Begin again where an answer of so many tokens would have ended: with the same passages
+        for all that begin there."""
+        self._random = np.random.default_rng(self._seed)
+        self._passages: deque[int] = deque()
+        self._walks: deque[_Walk] = deque()
+        for _ in range(-(-n_tokens // self._recorded.n_tokens)):
+            self._next_passage()
 
     def judge(self, draft: Draft) -> Draft:
-        """The draft with the log-probabilities of a drafter that knows how it will be checked."""
-        return replace(draft, logprobs=[math.log(max(self.p, 1e-9))] * len(draft))
+        """A drafter's chain with the confidence, and the fate, of those recorded. A block that is
+        longer than theirs goes on like their last position."""
+        known = draft.candidates
+        ids = known.ids if known else np.array(draft.tokens, np.int32)[:, None]
+        walk = self._walks.popleft() if self._walks else _Walk(self._next_passage())
+        n_drafts, k = self._recorded.logprobs.shape[2:]
+        at = walk.passage, walk.at, np.minimum(np.arange(len(ids)), n_drafts - 1)
+        ids = ids[:, :k]
+        logprobs = self._recorded.logprobs[at][:, : ids.shape[1]]
+        truth = [
+            self._true(row[rank]) if rank < len(row) else _WRONG
+            for row, rank in zip(ids.tolist(), self._recorded.ranks[at].tolist(), strict=True)
+        ]
+        firsts = logprobs[: len(draft), 0].tolist()
+        judged = _Judged(ids, logprobs, truth, walk)
+        return replace(draft, logprobs=firsts, candidates=judged)
 
-    def _survivor(
-        self, draft: Draft, siblings: list[int], chance: float
-    ) -> tuple[int | None, float]:
-        """The first sibling that survives, or None; and what is left of the random number, which is
-        uniform again given the outcome, as in arithmetic coding."""
-        for sibling in siblings:
-            if chance < self.p and not self._ends_text(draft.tokens[sibling]):
-                return sibling, chance / self.p
-            if chance >= self.p:
-                chance = (chance - self.p) / (1.0 - self.p)
-        return None, chance
+    def verify(
+        self, draft: Draft, sample: Callable[[int], int], stop: Callable[[int], bool]
+    ) -> Verdict:
+        """As `dflash_local.verify.verify`: `sample(row)` once per kept row, `stop(token)` once per
+        emitted token."""
+        known = draft.candidates
+        judged = known if isinstance(known, _Judged) else None
+        n_written = 0
 
-    def _other(self, drawn: int, drafted: set[int]) -> int:
-        """A token of the vocabulary near `drawn` that was not drafted and does not end the text."""
+        def write(row: int) -> int:
+            nonlocal n_written
+            drawn, at = sample(row), n_written
+            n_written += 1
+            if judged is None or at >= len(judged.truth):
+                return self._other(drawn, [])
+            token = judged.truth[at]
+            return self._other(drawn, judged.ids[at].tolist()) if token == _WRONG else token
+
+        verdict = verify(draft, write, stop)
+        if judged is not None:
+            walk = judged.walk
+            walk.at += n_written
+            if walk.at < self._recorded.n_tokens:
+                self._walks.append(walk)
+        return verdict
+
+    def _true(self, token: int) -> int:
+        return token if self._usable(token) else _WRONG
+
+    def _other(self, drawn: int, drafted: list[int]) -> int:
+        """A usable token of the vocabulary near `drawn` that was not drafted."""
         for token in chain(range(drawn, -1, -1), range(drawn + 1, drawn + 2 + len(drafted))):
-            if token not in drafted and not self._ends_text(token):
+            if token not in drafted and self._usable(token):
                 return token
         return drawn
 
-    def _next(self) -> float:
-        if not self._batch:
-            offsets = self._random.random(_STRATA)
-            self._batch.extend((self._random.permutation(_STRATA) + offsets) / _STRATA)
-        return self._batch.popleft()
+    def _next_passage(self) -> int:
+        if not self._passages:
+            places = (np.arange(_STRATA) + self._random.random(_STRATA)) / _STRATA
+            at = np.searchsorted(self._shares, places * self._shares[-1], side="right")
+            self._passages.extend(self._random.permutation(self._order[at]).tolist())
+        return self._passages.popleft()

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from tabulate import tabulate
 
+from dflash_local.bench import cells
 from dflash_local.bench.machine import Machine
-from dflash_local.bench.measure import CURVE_DEPTH, STAGES, Acceptance, Spread
-from dflash_local.bench.report import PaperValue, Report, temperatures_of
+from dflash_local.bench.measure import CURVE_DEPTH, PLAIN, STAGES, Acceptance
+from dflash_local.bench.report import Report, temperatures_of
 from dflash_local.bench.run import Row
 from dflash_local.memory import size_text
 
 _BAR = 40
 _INVALID = (
-    "text: invalid. Drafts were accepted at random, {:g} tokens a round on average where the width "
-    "allows; speed is real, acceptance is not"
+    "text: invalid. Drafts were accepted as those of another pair had been, {:g} tokens a round of "
+    "whole chains; speed is real, acceptance is not"
 )
-_NAMES = {"fim": "fill-in-the-middle"}
 _NO_DRAFTS = "no drafts were checked"
+_DRAFTS = "a drafting round on average: drafted nodes, tokens of the longest branch, branches"
 _FORCED = " (* whole blocks, asked for where plain decoding was faster)"
 
 
@@ -29,13 +30,15 @@ def terminal(report: Report) -> str:
     sections.append(
         ("tokens/s: median (middle half), each prompt plain and drafted in turn", _speeds(report))
     )
-    if report.main_width is not None:
+    if report.main_ways:
+        sections.append((_DRAFTS + (_FORCED if report.has_forced else ""), _drafts(report)))
         sections.append(("milliseconds a round", _stages(report)))
         for temperature in temperatures_of(report.rows):
-            title = f"accepted lengths at temperature {temperature:g}, width {report.main_width}"
-            forced = report.is_forced(temperature)
-            text = _histogram(report.acceptance(temperature), chosen=not forced)
-            sections.append((title + (_FORCED if forced else ""), text))
+            for way in report.main_ways:
+                title = f"accepted lengths at temperature {temperature:g}, {way}"
+                forced = report.is_forced(temperature, way)
+                text = _histogram(report.acceptance(temperature, way), chosen=not forced)
+                sections.append((title + (_FORCED if forced else ""), text))
     if report.concurrency:
         sections.append(("several requests at once, tokens/s", _together(report)))
     if report.peer:
@@ -97,32 +100,52 @@ def _times(n: int) -> str:
 
 
 def _speeds(report: Report) -> str:
-    drafted = report.main_width is not None
     rows = []
     for row in report.rows:
-        cells: dict[str, Any] = {
-            "prompts": f"{_NAMES.get(row.category, row.category)} ({row.n_prompts})",
+        line: dict[str, Any] = {
+            "prompts": f"{cells.name(row.category)} ({row.n_prompts})",
             "temp": f"{row.temperature:g}",
             "caches": row.cache,
-            "plain": _spread(row.plain.tokens_per_second),
+            "plain": cells.spread(row.plain.tokens_per_second),
         }
-        if drafted and row.drafted:
-            if len(report.settings.widths) > 1:
-                cells["width"] = row.width
-            cells["drafted"] = _spread(row.drafted.tokens_per_second)
-            cells["ratio"] = _ratio(row.ratio)
-            cells["accepted"] = _accepted(row)
+        if row.drafted:
+            if len(report.settings.ways) > 1:
+                line["drafts"] = str(row.way)
+            line["drafted"] = cells.spread(row.drafted.tokens_per_second)
+            line["ratio"] = cells.ratio(row.ratio)
+            line["accepted"] = cells.accepted(row)
             if report.paper:
                 paper = report.paper.get((row.category, row.temperature))
-                cells["paper"] = _paper(paper) if paper and row.cache == "cold" else ""
-        cells["first token, ms"] = _first_token(row)
-        rows.append(cells)
-    return _table(rows, right=("plain", "drafted", "ratio", "accepted", "first token, ms"))
+                line["paper"] = cells.paper(paper) if paper and row.cache == "cold" else ""
+        line["first token, ms"] = _first_token(row)
+        rows.append(line)
+    return cells.table(rows, right=("plain", "drafted", "ratio", "accepted", "first token, ms"))
 
 
 def _first_token(row: Row) -> str:
     found = [row.plain.ttft_s, row.drafted.ttft_s if row.drafted else None]
     return " / ".join(f"{1000 * spread.median:.3g}" for spread in found if spread)
+
+
+def _drafts(report: Report) -> str:
+    """What a drafting round verified, and kept of it."""
+    rows = []
+    for row in (row for row in report.rows if row.cache == "cold" and row.drafted):
+        found = row.shown
+        share = found.side_share
+        rows.append(
+            {
+                "prompts": cells.name(row.category),
+                "temp": f"{row.temperature:g}",
+                "drafts": str(row.way),
+                "nodes": cells.decimal(found.nodes),
+                "depth": cells.decimal(found.depth),
+                "branches": cells.decimal(found.branches),
+                "kept a side branch": "-" if share is None else f"{100 * share:.0f} %",
+                "accepted": cells.accepted(row),
+            }
+        )
+    return cells.table(rows, right=tuple(rows[0])[3:]) if rows else ""
 
 
 def _stages(report: Report) -> str:
@@ -131,15 +154,15 @@ def _stages(report: Report) -> str:
         if row.temperature != report.rows[0].temperature or not row.drafted:
             continue
         plain, stages = row.plain.stage_s, row.drafted.stage_s
-        cells: dict[str, Any] = {
-            "prompts": _NAMES.get(row.category, row.category),
-            "width": row.width,
-            "plain round": _ms(sum(plain.values())) if plain else "",
-            "drafted round": _ms(sum(stages.values())) if stages else "",
+        line: dict[str, Any] = {
+            "prompts": cells.name(row.category),
+            "drafts": str(row.way),
+            "plain round": cells.ms(sum(plain.values())) if plain else "",
+            "drafted round": cells.ms(sum(stages.values())) if stages else "",
         }
-        cells |= {name: _ms(stages[name]) if stages else "" for name in STAGES}
-        rows.append(cells)
-    return _table(rows, right=("plain round", "drafted round", *STAGES))
+        line |= {name: cells.ms(stages[name]) if stages else "" for name in STAGES}
+        rows.append(line)
+    return cells.table(rows, right=("plain round", "drafted round", *STAGES))
 
 
 def _histogram(acceptance: Acceptance, *, chosen: bool) -> str:
@@ -155,68 +178,65 @@ def _histogram(acceptance: Acceptance, *, chosen: bool) -> str:
     rows = []
     for length in range(1, max(acceptance.lengths) + 1):
         n = acceptance.lengths.get(length, 0)
-        cells: dict[str, Any] = {
+        line: dict[str, Any] = {
             "tokens": length,
             "rounds": f"{100 * n / total:.0f} %",
             "": "#" * (max(1, round(_BAR * n / most)) if n else 0),
         }
         if kept:
             tried = 2 <= length <= len(kept) + 1 and acceptance.drafted[length - 2]
-            cells["draft kept"] = f"{100 * kept[length - 2]:.0f} %" if tried else ""
-        rows.append(cells)
-    mean = f"mean {_length(acceptance)} tokens in {total} rounds"
+            line["draft kept"] = f"{100 * kept[length - 2]:.0f} %" if tried else ""
+        rows.append(line)
+    mean = f"mean {cells.length(acceptance)} tokens in {total} rounds"
     used = [f"{width}: {n}" for width, n in acceptance.widths.items() if width > 1]
     mean += f"; rounds by rows verified: {', '.join(used)}" if chosen and used else ""
-    if trees := acceptance.tree_rounds:
-        mean += (
-            f"; {trees} rounds with trees of {acceptance.leaves / trees:.1f} branches, of which "
-            f"{100 * acceptance.side_rounds / trees:.0f} % kept another than the first"
-        )
-    return f"{_table(rows, right=('tokens', 'rounds', 'draft kept'))}\n{mean}"
+    return f"{cells.table(rows, right=('tokens', 'rounds', 'draft kept'))}\n{mean}"
 
 
 def _together(report: Report) -> str:
     rows = []
     for row in report.concurrency:
-        cells: dict[str, Any] = {
-            "prompts": _NAMES.get(row.category, row.category),
+        line: dict[str, Any] = {
+            "prompts": cells.name(row.category),
             "temp": f"{row.temperature:g}",
             "at once": row.n,
-            "plain": _spread(row.plain.total),
-            "each": _median(row.plain.speed.tokens_per_second),
+            "plain": cells.spread(row.plain.total),
+            "each": cells.median(row.plain.speed.tokens_per_second),
         }
         if row.drafted:
-            cells["width"] = row.width
-            cells["drafted"] = _spread(row.drafted.total)
-            cells["each, drafted"] = _median(row.drafted.speed.tokens_per_second)
-            cells["ratio"] = _ratio(row.ratio)
-            cells["accepted"] = _length(row.drafted.acceptance)
-        rows.append(cells)
-    return _table(rows, right=tuple(rows[0])[2:])
+            line["drafts"] = str(row.way)
+            line["drafted"] = cells.spread(row.drafted.total)
+            line["each, drafted"] = cells.median(row.drafted.speed.tokens_per_second)
+            line["ratio"] = cells.ratio(row.ratio)
+            line["accepted"] = cells.length(row.drafted.acceptance)
+        rows.append(line)
+    return cells.table(rows, right=tuple(rows[0])[2:])
 
 
 def _peer(report: Report) -> str:
     rows = list(_peer_rows(report))
-    return _table(rows, right=tuple(rows[0])[2:]) if rows else ""
+    return cells.table(rows, right=tuple(rows[0])[2:-1]) if rows else ""
 
 
 def _peer_rows(report: Report) -> Iterator[dict[str, Any]]:
     for row in report.peer:
         yield {
-            "prompts": _NAMES.get(row.category, row.category),
+            "prompts": cells.name(row.category),
             "llama-server": f"DFlash, {row.n_drafts} drafts" if row.n_drafts else "plain",
             "temp": f"{row.temperature:g}",
             "at once": row.concurrency,
-            "tokens/s": _spread(row.tokens_per_second),
+            "tokens/s": cells.spread(row.tokens_per_second),
             "accepted": "" if row.accepted_length is None else f"{row.accepted_length:.2f}",
-            "ours": "" if row.ours is None else f"{row.ours:.4g}",
-            "ours over theirs": "" if row.ratio is None else f"{row.ratio:.2f}",
+            "ours (over theirs)": ", ".join(
+                f"{way}: {speed:.4g} ({speed / row.tokens_per_second.median:.2f})"
+                for way, speed in row.ours.items()
+            ),
         }
 
 
 def _curve(report: Report) -> str:
     rows = ["rows", *map(str, report.curve)]
-    costs = ["ms", *map(_ms, report.curve.values())]
+    costs = ["ms", *map(cells.ms, report.curve.values())]
     return tabulate([rows, costs], tablefmt="plain", disable_numparse=True, stralign="right")
 
 
@@ -250,9 +270,9 @@ def _reasons(report: Report) -> Iterator[str]:
     said: dict[str, list[str]] = {}
     for row in report.main_rows():
         if row.temperature == report.rows[0].temperature:
-            texts = [f"{report.main_width}: {row.drafting}"] if row.drafting else []
+            texts = [f"{row.way}: {row.drafting}"] if row.drafting else []
             for text in [*texts, *row.warnings]:
-                said.setdefault(text, []).append(_NAMES.get(row.category, row.category))
+                said.setdefault(text, []).append(cells.name(row.category))
     for text, categories in said.items():
         yield f"{text} ({', '.join(categories)})"
     if any(row.forced for row in report.main_rows()):
@@ -281,84 +301,35 @@ def _sameness(report: Report) -> str:
 def _card(report: Report) -> list[dict[str, Any]]:
     rows = []
     for row in report.main_rows():
-        cells: dict[str, Any] = {
-            "task": _NAMES.get(row.category, row.category),
+        line: dict[str, Any] = {
+            "task": cells.name(row.category),
             "temperature": f"{row.temperature:g}",
             "concurrency": 1,
-            "plain tokens/s": _median(row.plain.tokens_per_second),
+            "plain tokens/s": cells.median(row.plain.tokens_per_second),
         }
         if row.drafted:
-            cells["drafted tokens/s"] = _median(row.drafted.tokens_per_second)
-            cells["speed-up"] = _ratio(row.ratio)
-            cells["accepted length"] = _accepted(row)
+            if len(report.main_ways) > 1:
+                line["drafts"] = str(row.way)
+            line["drafted tokens/s"] = cells.median(row.drafted.tokens_per_second)
+            line["speed-up"] = cells.ratio(row.ratio)
+            line["accepted length"] = cells.accepted(row)
             if report.paper:
                 paper = report.paper.get((row.category, row.temperature))
-                cells["paper"] = _paper(paper) if paper else ""
-        rows.append(cells)
+                line["paper"] = cells.paper(paper) if paper else ""
+        rows.append(line)
     for many in report.concurrency:
-        if many.n > 1 and many.width == (report.main_width or 0):
-            cells = {
-                "task": _NAMES.get(many.category, many.category),
+        if many.n > 1 and many.way in (report.main_ways or [PLAIN]):
+            line = {
+                "task": cells.name(many.category),
                 "temperature": f"{many.temperature:g}",
                 "concurrency": many.n,
-                "plain tokens/s": _median(many.plain.total),
+                "plain tokens/s": cells.median(many.plain.total),
             }
             if many.drafted:
-                cells["drafted tokens/s"] = _median(many.drafted.total)
-                cells["speed-up"] = _ratio(many.ratio)
-                cells["accepted length"] = _length(many.drafted.acceptance)
-            rows.append(cells)
+                if len(report.main_ways) > 1:
+                    line["drafts"] = str(many.way)
+                line["drafted tokens/s"] = cells.median(many.drafted.total)
+                line["speed-up"] = cells.ratio(many.ratio)
+                line["accepted length"] = cells.length(many.drafted.acceptance)
+            rows.append(line)
     return rows
-
-
-# Cells
-
-
-def _table(rows: Sequence[dict[str, Any]], *, right: Sequence[str]) -> str:
-    if not rows:
-        return ""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    cells = [[row.get(name, "") for name in columns] for row in rows]
-    align = ["right" if name in right else "left" for name in columns]
-    return tabulate(cells, columns, tablefmt="simple", disable_numparse=True, colalign=tuple(align))
-
-
-def _spread(found: Spread | None) -> str:
-    return _with_range(found, ".4g")
-
-
-def _ratio(found: Spread | None) -> str:
-    return _with_range(found, ".2f")
-
-
-def _with_range(found: Spread | None, form: str) -> str:
-    if found is None:
-        return "-"
-    if found.n == 1:
-        return f"{found.median:{form}}"
-    return f"{found.median:{form}} ({found.low:{form}}-{found.high:{form}})"
-
-
-def _median(found: Spread | None) -> str:
-    return f"{found.median:.4g}" if found else "-"
-
-
-def _accepted(row: Row) -> str:
-    return _length(row.shown) + ("*" if row.forced else "")
-
-
-def _length(found: Acceptance) -> str:
-    return "-" if found.mean_length is None else f"{found.mean_length:.2f}"
-
-
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.3g}"
-
-
-def _paper(value: PaperValue) -> str:
-    parts = []
-    if value.speed_up is not None:
-        parts.append(f"{value.speed_up:.2f}x")
-    if value.accepted_length is not None:
-        parts.append(f"{value.accepted_length:.2f} accepted")
-    return ", ".join(parts)

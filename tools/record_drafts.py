@@ -1,0 +1,108 @@
+"""Records what becomes of a pair's drafts, for synthetic acceptance on models of random weights.
+
+    python tools/record_drafts.py dflash_local/bench/recorded.npz
+
+Greedy answers to the built-in prompts, of which every token is an anchor once.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash_local import Model, demo, load
+from dflash_local.bench.recorded import RecordedDrafts
+from dflash_local.bench.workload import Case, built_in, read_by
+from dflash_local.draft import Candidates, Draft
+from dflash_local.verify import Verdict, verify
+
+Passage: TypeAlias = tuple[NDArray[np.float32], NDArray[np.uint8]]
+"""Log-probabilities [tokens, drafts, k] and ranks [tokens, drafts]."""
+
+
+class Recorder:
+    """Stands in for `verify`: keeps the candidates of every position, and accepts no draft."""
+
+    def __init__(self) -> None:
+        self.candidates: list[Candidates] = []
+
+    def __call__(
+        self, draft: Draft, sample: Callable[[int], int], stop: Callable[[int], bool]
+    ) -> Verdict:
+        assert draft.candidates is not None, "a draft graph gives candidates"
+        self.candidates.append(draft.candidates)
+        return verify(draft.clip(0), sample, stop)
+
+
+def record(model: Model, case: Case, n_tokens: int, n_passages: int) -> list[Passage]:
+    """The passages of one answer, each of so many tokens, one after the other."""
+    assert model.drafter is not None
+    n_drafts = model.drafter.block_size - 1
+    recorder = Recorder()
+    model.engine.verifier = recorder
+    model.forget()
+    result = model.generate(
+        case.tokens,
+        temperature=0.0,
+        max_tokens=n_passages * n_tokens + n_drafts + 1,
+        draft_width=n_drafts + 1,
+        draft_shape="chain",
+    )
+    # The first token is the prompt's; the last drafts of an answer have no whole block.
+    found: list[Passage] = []
+    known = recorder.candidates[: len(result.tokens) - n_drafts]
+    for begin in range(0, len(known) - n_tokens + 1, n_tokens):
+        part = range(begin, begin + n_tokens)
+        written = [np.array(result.tokens[at + 1 : at + 1 + n_drafts]) for at in part]
+        ranks = [_ranks(known[at], tokens) for at, tokens in zip(part, written, strict=True)]
+        found.append((np.array([known[at].logprobs for at in part]), np.array(ranks)))
+    return found
+
+
+def _ranks(candidates: Candidates, written: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """The place of each written token among its position's candidates, k if it is none."""
+    hits = candidates.ids == written[:, None]
+    missed = np.full(len(hits), hits.shape[1])
+    return np.where(hits.any(axis=1), hits.argmax(axis=1), missed).astype(np.uint8)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Raw)
+    parser.add_argument("file", type=Path, help="where to write, .npz")
+    parser.add_argument("--target", type=Path, help="GGUF files of another pair")
+    parser.add_argument("--draft", type=Path)
+    parser.add_argument("--limit", type=int, default=8, help="prompts of each category")
+    parser.add_argument("--passages", type=int, default=4, help="the most of an answer")
+    parser.add_argument("--tokens", type=int, default=32, help="of a passage")
+    parser.add_argument("--threads", type=int, help="CPU threads")
+    arguments = parser.parse_args()
+    shipped = arguments.target is None
+    pair = demo.pair() if shipped else (arguments.target, arguments.draft)
+    prompts = built_in(("chat", "code"), limit=arguments.limit, shipped=shipped)
+    with load(*pair, n_ctx=2048, n_threads=arguments.threads, draft_shape="tree") as model:
+        cases, _ = read_by(model, prompts, room=arguments.passages * arguments.tokens)
+        found = [
+            passage
+            for case in cases
+            for passage in record(model, case, arguments.tokens, arguments.passages)
+        ]
+    recorded = RecordedDrafts(
+        np.array([logprobs for logprobs, _ in found]), np.array([ranks for _, ranks in found])
+    )
+    recorded.write(arguments.file)
+    walks = [recorded.lengths(i, recorded.n_drafts) for i in range(recorded.n_passages)]
+    mean = sum(map(sum, walks)) / sum(map(len, walks))
+    print(f"{len(walks)} passages; whole chains give {mean:.2f} tokens a round")
+
+
+class _Raw(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    pass
+
+
+if __name__ == "__main__":
+    main()
