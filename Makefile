@@ -4,17 +4,22 @@ PYTHON ?= python3
 # The commands' folder: the active virtual environment's, or that of .venv.
 BIN = $(shell $(PYTHON) bootstrap.py --where)
 SOURCES = bootstrap.py dflash_local convert cli tools tests
+PYTEST = "$(BIN)/python" -m pytest -n auto --maxprocesses 8 --dist loadfile
 NATIVE = $(wildcard native/*.cpp native/*.h tests/native/*.cpp tests/native/*.h)
 
-.PHONY: demo test browser-test check format typecheck asan setup setup-test clean
+.PHONY: demo test slow-test browser-test check format typecheck asan setup setup-test clean
 
 demo: setup
 	"$(BIN)/dflash-local" chat --max-tokens 96 \
 	    'Implement `read_json` in Python: Read a JSON file and return its contents.'
 
 test: check
-	"$(BIN)/python" -m pytest -n auto --maxprocesses 8 --dist loadfile
+	$(PYTEST) -m "not slow"
 	PATH="$(BIN):$$PATH" tests/native/run_asan.sh
+
+# What takes longer and proves more of the same: long texts, many requests, large files.
+slow-test: setup-test
+	$(PYTEST) -m slow
 
 # The page in a real browser: installs Playwright, and Debian's Chromium where there is none.
 browser-test: setup-test
