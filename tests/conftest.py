@@ -8,15 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local import Model, calibration, demo, load
+from dflash_local import Model, calibration, demo
 from server_process import client, server
+from shapes import chain_model, f32_target, tree_model
 from tool_server import tool_client, tool_server
 
 __all__ = [
+    "chain_model",
     "client",
+    "f32_target",
     "server",
     "tool_client",
     "tool_server",
+    "tree_model",
 ]  # fixtures that have a file of their own
 
 # What is started in the background of a shell inherits that Ctrl-C is ignored, and so would every
@@ -46,9 +50,6 @@ def pair() -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="session")
-def model(pair: tuple[Path, Path]) -> Iterator[Model]:
+def model(chain_model: Model) -> Model:
     """The shipped pair where its verification is exact to the bit: Q8_0 and q8_0 KV, on the CPU."""
-    with load(*pair, n_ctx=2048, kv_type="q8_0", n_gpu_layers=0, n_threads=1, quiet=True) as loaded:
-        # Left to itself it would draft only where that pays, which says nothing about drafts.
-        loaded.draft_width = loaded.engine.max_width
-        yield loaded
+    return chain_model

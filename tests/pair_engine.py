@@ -34,6 +34,7 @@ def open_target(
     n_batch: int = 512,
     kv_type: str = "q8_0",
     n_threads: int | None = 1,
+    flash_attn: bool = True,
     n_branches: int = 1,
 ) -> Iterator[Target]:
     """The shipped target, or one of its shape, on the CPU with the layers tapped as its drafter
@@ -50,6 +51,7 @@ def open_target(
         n_batch=n_batch,
         n_threads=n_threads,
         kv_type=kv_type,
+        flash_attn=flash_attn,
         tapped_layers=layers,
         n_branches=n_branches,
     )

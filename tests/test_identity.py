@@ -1,5 +1,5 @@
-"""Drafted answers are those of plain decoding: to the bit where the machine computes so (Q8_0
-weights, flash attention, q8_0 KV cache, one sequence, CPU), by the gap rule elsewhere."""
+"""Drafted answers are those of plain decoding, chains and trees: token by token where the machine
+computes so (see `shapes`), by the gap rule elsewhere."""
 
 from __future__ import annotations
 
@@ -14,19 +14,25 @@ import pytest
 
 from adversarial import MeddledDrafter
 from dflash_local import Model, Result, demo, load, sampling
-from dflash_local.draft import Draft
+from dflash_local.draft import ANCHOR, Draft
+from dflash_local.draft_shape import DraftShape
 from dflash_local.engine import Engine
 from gap_rule import (
     equal_by_gap_rule,
+    forked_logits,
     joint_logits,
     joint_noise,
     largest_difference,
     step_logits,
 )
 from pair_engine import answer, fused_drafter, open_engine, open_target, request
+from shapes import SHAPES, assert_equal, exact_file, exact_model, exact_target, loaded_for
 
-WIDTHS = (2, 5, 8, 9, 16)
-MAX_TOKENS = 48
+WIDTHS: dict[DraftShape, tuple[int, ...]] = {
+    "chain": (2, 5, 8, 9, 16),
+    "tree": (4, 8, 16, 32, 64),
+}
+MAX_TOKENS: dict[DraftShape, int] = {"chain": 48, "tree": 24}
 
 # Any text in the characters of Python, but for capitals and double quotes.
 PYTHON_LIKE = r"""
@@ -54,7 +60,25 @@ WAYS: dict[str, dict[str, Any]] = {
     "seeded JSON grammar": {"grammar": JSON_LIST, "temperature": 0.8, "seed": 11},
 }
 
+CASES = [
+    *(("chain", way, width) for way in WAYS for width in WIDTHS["chain"]),
+    *(("tree", "greedy", width) for width in WIDTHS["tree"]),
+    *(("tree", way, 16) for way in list(WAYS)[1:]),
+    ("tree", "seeded with penalties", 64),
+]
+
 Plain = Callable[..., Result]
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def shape(request: pytest.FixtureRequest) -> DraftShape:
+    drafts: DraftShape = request.param
+    return drafts
+
+
+@pytest.fixture(scope="module")
+def model(shape: DraftShape, request: pytest.FixtureRequest) -> Model:
+    return loaded_for(shape, request)
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +97,10 @@ def plain(model: Model) -> Plain:
     return decode
 
 
-def some_prompts() -> list[str]:
+def some_prompts(shape: DraftShape = "chain") -> list[str]:
+    """Fewer for trees: where theirs are compared, a step takes longer."""
     prompts = demo.prompts()
-    return [*prompts["chat"][:1], *prompts["code"][:2]]
+    return [*prompts["chat"][:1], *prompts["code"][:2]][2 * (shape == "tree") :]
 
 
 def long_prompts() -> dict[str, str]:
@@ -86,25 +111,18 @@ def long_prompts() -> dict[str, str]:
     return {"conversation": turns + chat[15], "source": source[:2600]}
 
 
-def assert_equal(drafted: Result, plain: Result) -> None:
-    assert drafted.tokens == plain.tokens
-    assert drafted.text == plain.text
-    assert drafted.finish_reason == plain.finish_reason
-    assert drafted.logprobs == plain.logprobs
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("shape", "way", "width"), CASES, indirect=["shape"], scope="module")
 def test_drafted_answers_are_the_plain_ones(
-    model: Model, plain: Plain, way: str, width: int
+    model: Model, plain: Plain, shape: DraftShape, way: str, width: int
 ) -> None:
     accepted = 0
-    for prompt in some_prompts():
-        options = {"max_tokens": MAX_TOKENS, **WAYS[way]}
+    for prompt in some_prompts(shape):
+        options = {"max_tokens": MAX_TOKENS[shape], **WAYS[way]}
         expected = plain(prompt, **options)
         model.forget()
         drafted = model.generate(prompt, draft_width=width, **options)
         assert_equal(drafted, expected)
+        assert (drafted.stats.tree_rounds > 0) == (shape == "tree")
         accepted += drafted.stats.accepted
     assert accepted > 0
 
@@ -117,36 +135,43 @@ def test_a_grammar_holds_in_drafted_text(model: Model) -> None:
     assert isinstance(json.loads(result.text), list)
 
 
-@pytest.mark.parametrize("width", [5, 16])
-@pytest.mark.parametrize("kind", ["conversation", "source"])
-def test_long_prompts(model: Model, plain: Plain, kind: str, width: int) -> None:
+@pytest.mark.parametrize(
+    ("shape", "kind", "widths"),
+    [("chain", "conversation", (5, 16)), ("chain", "source", (5, 16)), ("tree", "source", (16,))],
+    indirect=["shape"],
+    scope="module",
+)
+def test_long_prompts(
+    model: Model, plain: Plain, shape: DraftShape, kind: str, widths: tuple[int, ...]
+) -> None:
     prompt = long_prompts()[kind]
     assert len(model.tokenize(prompt)) > 600
-    for options in ({}, WAYS["seeded with penalties"]):
-        expected = plain(prompt, max_tokens=MAX_TOKENS, **options)
-        model.forget()
-        assert_equal(
-            model.generate(prompt, draft_width=width, max_tokens=MAX_TOKENS, **options), expected
-        )
+    for way in ("greedy", "seeded with penalties")[shape == "tree" :]:
+        options = {"max_tokens": MAX_TOKENS[shape], **WAYS[way]}
+        expected = plain(prompt, **options)
+        for width in widths:
+            model.forget()
+            assert_equal(model.generate(prompt, draft_width=width, **options), expected)
 
 
 @pytest.mark.parametrize("way", ["greedy", "seeded with penalties"])
-def test_log_probabilities_too(model: Model, plain: Plain, way: str) -> None:
-    for prompt in some_prompts():
-        options = {"max_tokens": MAX_TOKENS, "logprobs": 3, **WAYS[way]}
+def test_log_probabilities_too(model: Model, plain: Plain, shape: DraftShape, way: str) -> None:
+    for prompt in some_prompts(shape):
+        options = {"max_tokens": MAX_TOKENS[shape], "logprobs": 3, **WAYS[way]}
         expected = plain(prompt, **options)
         model.forget()
         assert_equal(model.generate(prompt, draft_width=16, **options), expected)
         assert [entry.token for entry in expected.logprobs] == expected.tokens
 
 
-def test_across_the_last_positions_of_the_context() -> None:
-    with load(
-        *demo.pair(), n_ctx=256, kv_type="q8_0", n_gpu_layers=0, n_threads=1, quiet=True
-    ) as model:
+def test_across_the_last_positions_of_the_context(
+    shape: DraftShape, request: pytest.FixtureRequest
+) -> None:
+    with exact_model(shape, exact_file(shape, request), n_ctx=256) as model:
         source = model.tokenize(inspect.getsource(sampling))
         room = model.n_ctx
-        for n_prompt in (200, room - 17, room - 16, room - 2, room - 1):
+        widths = WIDTHS["chain"] if shape == "chain" else (16, 64)
+        for n_prompt in (200, room - 17, room - 16, room - 2, room - 1)[shape == "tree" :]:
             # No end of text, so that both get there.
             ends = [t for t in range(model.target.n_vocab) if model.target.vocabulary.ends_text(t)]
             options: dict[str, Any] = {
@@ -158,27 +183,28 @@ def test_across_the_last_positions_of_the_context() -> None:
             assert expected.finish_reason == "length"
             # The last token that is emitted needs no place of its own.
             assert len(expected.tokens) == room - n_prompt + 1
-            for width in WIDTHS:
+            for width in widths:
                 model.forget()
                 assert_equal(model.generate(prompt, draft_width=width, **options), expected)
 
 
-def test_after_prefix_reuse(model: Model, plain: Plain) -> None:
+def test_after_prefix_reuse(model: Model, plain: Plain, shape: DraftShape) -> None:
+    n = MAX_TOKENS[shape]
     first, _, third = some_prompts()
     shared = long_prompts()["source"][:800]
-    model.forget()
-    model.generate(shared + first, max_tokens=MAX_TOKENS)
     for prompt in (shared + third, shared + first):
-        expected = plain(prompt, max_tokens=MAX_TOKENS)
+        expected = plain(prompt, max_tokens=n)
         model.forget()
         model.generate(shared + "\n\nx = 1", max_tokens=9)
-        drafted = model.generate(prompt, max_tokens=MAX_TOKENS)
+        drafted = model.generate(prompt, max_tokens=n)
         assert drafted.stats.cached_tokens > 100
         assert_equal(drafted, expected)
 
 
-def test_after_a_request_whose_every_draft_was_rejected() -> None:
-    with open_target() as target:
+def test_after_a_request_whose_every_draft_was_rejected(
+    shape: DraftShape, request: pytest.FixtureRequest
+) -> None:
+    with exact_target(shape, exact_file(shape, request)) as target:
         honest = Engine(target, None)
         prompt = target.vocabulary.tokenize(some_prompts()[0])
         expected = answer(honest, prompt, 0).tokens
@@ -186,20 +212,24 @@ def test_after_a_request_whose_every_draft_was_rejected() -> None:
 
         def spoil(anchor_at: int, draft: Draft) -> Draft:
             text = prompt + expected
-            return Draft.chain(
-                [(text[anchor_at + 1 + i] + 1) % target.n_vocab for i in range(len(draft))]
-                if anchor_at + len(draft) + 1 < len(text)
-                else []
-            )
+            if anchor_at + len(draft) + 1 >= len(text):
+                return Draft.chain([])
+            wrong = [(text[anchor_at + 1 + i] + 1) % target.n_vocab for i in range(len(draft))]
+            if shape == "chain":
+                return Draft.chain(wrong)
+            # What is right further on comes after two that are not.
+            first = [wrong[0], (wrong[0] + 1) % target.n_vocab]
+            right = text[anchor_at + 2 :][: len(draft) - 2]
+            return Draft([*first, *right], [ANCHOR, ANCHOR, *range(len(right))])
 
         drafter = MeddledDrafter(fused_drafter(target), spoil)
         engine = Engine(target, drafter)
-        spoiled = answer(engine, prompt, 16)
+        spoiled = answer(engine, prompt, 16, shape=shape)
         assert spoiled.tokens == expected
         assert spoiled.stats.drafted > 0
         assert spoiled.stats.accepted == 0
         drafter.meddle = lambda _, draft: draft
-        again = answer(engine, prompt, 16)
+        again = answer(engine, prompt, 16, shape=shape)
         assert again.tokens == expected
         assert again.stats.accepted > 0
 
@@ -211,22 +241,23 @@ def test_half_precision_cache_and_long_context_by_the_gap_rule(
     record_property: Callable[[str, object], None],
 ) -> None:
     answers = different = 0
-    with open_target(n_ctx=1024, kv_type="f16", n_threads=None) as target:
+    ways: list[tuple[int, DraftShape]] = [(5, "chain"), (16, "chain"), (16, "tree")]
+    with open_target(n_ctx=1024, kv_type="f16", n_threads=None, n_branches=32) as target:
         bare = Engine(target, None)
         prompts = [target.vocabulary.tokenize(p) for p in long_prompts().values()]
-        runs = [answer(bare, p, 0, MAX_TOKENS, logprobs=2) for p in prompts]
+        runs = [answer(bare, p, 0, MAX_TOKENS["chain"], logprobs=2) for p in prompts]
         noise = 0.0
         for prompt, run in zip(prompts, runs, strict=True):
             text, begin = prompt + run.tokens, len(prompt) - 1
             single = step_logits(target, text, begin)
-            for width in (2, 5, 16):
-                wide = joint_logits(target, [text], begin, [width])
-                noise = max(noise, largest_difference([single], wide))
+            wide = [joint_logits(target, [text], begin, [width])[0] for width in (2, 5, 16)]
+            wide.append(forked_logits(target, text, begin, 3))
+            noise = max(noise, *(largest_difference([single], [found]) for found in wide))
         engine = Engine(target, fused_drafter(target))
         for prompt, run in zip(prompts, runs, strict=True):
-            for width in (5, 16):
+            for width, drafts in ways:
                 engine.forget_all()
-                drafted = answer(engine, prompt, width).tokens
+                drafted = answer(engine, prompt, width, shape=drafts).tokens
                 answers += 1
                 different += not equal_by_gap_rule(run.tokens, run.logprobs, drafted, noise)
     record_property("noise", noise)
@@ -270,10 +301,12 @@ def test_every_one_of_several_sequences(
 
 
 @pytest.mark.slow
-def test_all_prompts_of_the_shipped_pair(model: Model, plain: Plain) -> None:
+def test_all_prompts_of_the_shipped_pair(chain_model: Model) -> None:
     """As a script (`python tests/test_identity.py`) at every width, and 160 tokens each."""
     for _, prompt in every_prompt():
-        assert_equal(model.generate(prompt, max_tokens=64), plain(prompt, max_tokens=64))
+        plain = chain_model.generate(prompt, max_tokens=64, draft_width=0)
+        chain_model.forget()
+        assert_equal(chain_model.generate(prompt, max_tokens=64), plain)
 
 
 def every_prompt() -> Iterator[tuple[str, str]]:
@@ -288,7 +321,7 @@ def main(pair: list[Path]) -> None:
         found: dict[tuple[str, int], list[tuple[bool, int, int]]] = {}
         for kind, prompt in every_prompt():
             expected = model.generate(prompt, max_tokens=160, draft_width=0)
-            for width in WIDTHS:
+            for width in WIDTHS["chain"]:
                 model.forget()
                 result = model.generate(prompt, max_tokens=160, draft_width=width)
                 stats = result.stats

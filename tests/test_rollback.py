@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,12 +15,14 @@ from numpy.typing import NDArray
 
 from adversarial import MeddledDrafter
 from dflash_local import demo
-from dflash_local.draft import Candidates, Draft
+from dflash_local.draft import ANCHOR, Candidates, Draft
+from dflash_local.draft_shape import DraftShape
 from dflash_local.drafter import DraftRequest, FusedDrafter
 from dflash_local.engine import Engine
 from dflash_local.target import Target
 from gap_rule import largest_difference, step_logits
 from pair_engine import answer, consistent, fused_drafter, open_target, plain_tokens, prefill
+from shapes import NOISE, exact_target
 
 N = 60
 
@@ -46,6 +49,8 @@ class Bench:
         self.text = self.texts[0]
         self.drafter = fused_drafter(used)
         self.n_right: list[int] = []
+        self.shape: DraftShape = "chain"
+        self.n_tree_rounds = 0
         self.engine = Engine(used, MeddledDrafter(self.drafter, self._meddle))
 
     def _meddle(self, anchor_at: int, draft: Draft) -> Draft:
@@ -53,13 +58,32 @@ class Bench:
         right = self.text[anchor_at + 1 : anchor_at + 1 + len(draft)]
         good = self.n_right.pop() if self.n_right else 0
         n_vocab = self.engine.target.n_vocab
-        return Draft.chain(right[:good] + [(token + 1) % n_vocab for token in right[good:]])
+        if self.shape == "chain":
+            return Draft.chain(right[:good] + [(token + 1) % n_vocab for token in right[good:]])
+        # Beside each right token a wrong one, before it and after it in turn, with another one
+        # below; no right one is beyond the first two ranks of a usual tree.
+        tokens: list[int] = []
+        parents: list[int] = []
+        parent = ANCHOR
+        for depth, token in enumerate(right[: good + 1]):
+            pair = [token, (token + 1) % n_vocab][:: 1 - 2 * ((anchor_at + depth) % 2)]
+            first = len(tokens)
+            tokens += [*pair, (token + 2) % n_vocab]
+            is_right = first + pair.index(token)
+            parents += [parent, parent, 2 * first + 1 - is_right]
+            parent = is_right
+            if depth == good:  # here it is wrong, too
+                tokens[is_right] = (token + 3) % n_vocab
+        return Draft(tokens, parents)
 
-    def run(self, n_prompt: int, n: int, width: int, n_right: list[int]) -> list[int]:
+    def run(
+        self, n_prompt: int, n: int, width: int, n_right: list[int], shape: DraftShape = "chain"
+    ) -> list[int]:
         """Answer the first `n_prompt` tokens of the text with `n`; what the caches then hold."""
-        self.n_right = list(n_right)
-        sequence = answer(self.engine, self.text[:n_prompt], width, n)
+        self.n_right, self.shape = list(n_right), shape
+        sequence = answer(self.engine, self.text[:n_prompt], width, n, shape=shape)
         assert sequence.tokens == self.text[n_prompt : n_prompt + n]
+        self.n_tree_rounds += sequence.stats.tree_rounds
         return self.engine.slots[0].cached
 
     def next_after_history(self, anchor: int) -> Next:
@@ -88,6 +112,10 @@ def bench() -> Iterator[Bench]:
         yield Bench(used, fresh)
 
 
+Answered = tuple[int, int, int, int, list[int], DraftShape]
+"""A request: text, tokens of the prompt beyond its beginning, tokens of the answer, width, right
+drafts in each round, shape of these."""
+
 requests = st.lists(
     st.tuples(
         st.integers(0, 1),  # text
@@ -107,11 +135,20 @@ def test_any_history_ends_as_a_fresh_prefill(
     bench: Bench, history: list[tuple[int, int, int, int, list[int]]]
 ) -> None:
     """The engine keeps its caches from one example to the next, which is history too."""
+    ours, fresh = after(bench, [(*request, "chain") for request in history])
+    np.testing.assert_array_equal(ours.logits, fresh.logits)
+    np.testing.assert_array_equal(ours.states, fresh.states)
+    np.testing.assert_array_equal(ours.candidates.ids, fresh.candidates.ids)
+    np.testing.assert_array_equal(ours.candidates.logprobs, fresh.candidates.logprobs)
+
+
+def after(bench: Bench, history: list[Answered]) -> tuple[Next, Next]:
+    """What comes after some requests, and what comes after a prefill of what they left."""
     cached: list[int] = []
-    for text, n_more, n, width, n_right in history:
+    for text, n_more, n, width, n_right, shape in history:
         bench.text = bench.texts[text]
         n_prompt = bench.begin + n_more
-        cached = bench.run(n_prompt, n, width, n_right)
+        cached = bench.run(n_prompt, n, width, n_right, shape)
         # The last token of an answer is in no cache.
         assert cached == bench.text[: n_prompt + n - 1]
         if width:
@@ -120,12 +157,46 @@ def test_any_history_ends_as_a_fresh_prefill(
     if bench.drafter.length(0) < len(cached):  # the last one drafted nothing: bring it up to date
         cached = bench.run(len(cached), 1, 16, [])
     anchor = bench.text[len(cached)]
-    ours = bench.next_after_history(anchor)
-    fresh = bench.next_after_prefill(cached, anchor)
-    np.testing.assert_array_equal(ours.logits, fresh.logits)
-    np.testing.assert_array_equal(ours.states, fresh.states)
-    np.testing.assert_array_equal(ours.candidates.ids, fresh.candidates.ids)
-    np.testing.assert_array_equal(ours.candidates.logprobs, fresh.candidates.logprobs)
+    return bench.next_after_history(anchor), bench.next_after_prefill(cached, anchor)
+
+
+@pytest.fixture(scope="module")
+def forking(f32_target: Path) -> Iterator[Bench]:
+    """Where trees round as little as can be."""
+    with (
+        exact_target("tree", f32_target, n_ctx=256) as used,
+        exact_target("tree", f32_target, n_ctx=256) as fresh,
+    ):
+        yield Bench(used, fresh)
+
+
+def test_any_history_of_trees_and_chains_ends_as_a_fresh_prefill(forking: Bench) -> None:
+    @settings(max_examples=10, deadline=None)
+    @given(
+        st.lists(
+            st.tuples(
+                st.integers(0, 1),
+                st.integers(0, 40),
+                st.integers(1, 20),
+                st.sampled_from([0, 4, 9, 16]),
+                st.lists(st.integers(0, 5), max_size=20),
+                st.sampled_from(["tree", "tree", "chain"]),
+            ),
+            min_size=1,
+            max_size=3,
+        )
+    )
+    def check(history: list[Answered]) -> None:
+        ours, fresh = after(forking, history)
+        np.testing.assert_allclose(ours.logits, fresh.logits, atol=NOISE, rtol=0)
+        apart = np.linalg.norm(ours.states - fresh.states) / np.linalg.norm(fresh.states)
+        assert apart < NOISE
+        # The drafter rounds these to eight bits.
+        chances = [np.exp(found.candidates.logprobs) for found in (ours, fresh)]
+        np.testing.assert_allclose(*chances, atol=0.05, rtol=0)
+
+    check()
+    assert forking.n_tree_rounds > 0
 
 
 def test_within_rounding_where_nothing_is_exact() -> None:

@@ -1,0 +1,104 @@
+"""The shipped pair for each shape of drafts, where answers are plain decoding's token by token.
+
+Chains: in Q8_0 with a q8_0 KV cache, to the bit. The cells of a tree lie in another order than
+those of plain decoding, so that sums round otherwise, and whatever rounds to few bits makes much of
+that. So trees: weights and KV cache in F32, and no flash attention, which would round keys and
+values to f16. What is left moves a logit by less than 1e-5: answers part where the top two are
+closer than that, draws as seldom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_local import Model, Result, demo, load
+from dflash_local.branches import shared_out
+from dflash_local.draft_shape import DraftShape
+from dflash_local.sampling import TokenLogprob
+from dflash_local.target import Target
+from gguf_files import dequantised
+from pair_engine import open_target
+
+SHAPES: tuple[DraftShape, ...] = ("chain", "tree")
+NOISE = 1e-4
+"""More than rounding moves a log-probability where trees are compared."""
+_EXACT: dict[str, dict[str, Any]] = {
+    "chain": {"kv_type": "q8_0"},
+    "tree": {"kv_type": "f32", "flash_attn": False},
+}
+
+
+@pytest.fixture(scope="session")
+def f32_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped target with its weights in F32."""
+    return dequantised(demo.pair()[0], tmp_path_factory.mktemp("f32") / "tiny-coder-f32.gguf")
+
+
+@pytest.fixture(scope="session")
+def chain_model() -> Iterator[Model]:
+    """The shipped pair, all drafts chains."""
+    with exact_model("chain", demo.pair()[0], n_ctx=2048) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="session")
+def tree_model(f32_target: Path) -> Iterator[Model]:
+    """The shipped pair, all drafts trees."""
+    with exact_model("tree", f32_target, n_ctx=2048) as loaded:
+        yield loaded
+
+
+@contextmanager
+def exact_model(shape: DraftShape, target: Path, **options: Any) -> Iterator[Model]:
+    """`target`, as `exact_file` has it, with the shipped drafter, on the CPU; each request drafts
+    up to 15 tokens."""
+    on_cpu: dict[str, Any] = {"n_gpu_layers": 0, "n_threads": 1, "quiet": True}
+    draft = demo.pair()[1]
+    with load(target, draft, draft_shape=shape, **on_cpu, **_EXACT[shape], **options) as loaded:
+        # Left to itself it would draft only where that pays, which says nothing about drafts.
+        loaded.draft_width = loaded.engine.max_width
+        yield loaded
+
+
+@contextmanager
+def exact_target(shape: DraftShape, target: Path, **options: Any) -> Iterator[Target]:
+    """The same as a bare target; options are those of `open_target`."""
+    forks = {"n_branches": shared_out(options.get("n_seq", 1), 512)} if shape == "tree" else {}
+    with open_target(target, **_EXACT[shape], **forks, **options) as opened:
+        yield opened
+
+
+def exact_file(shape: DraftShape, request: pytest.FixtureRequest) -> Path:
+    """The target to load for drafts of a shape."""
+    path: Path = request.getfixturevalue("f32_target") if shape == "tree" else demo.pair()[0]
+    return path
+
+
+def loaded_for(shape: DraftShape, request: pytest.FixtureRequest) -> Model:
+    """The model of the session for drafts of a shape."""
+    model: Model = request.getfixturevalue(f"{shape}_model")
+    return model
+
+
+def assert_equal(drafted: Result, plain: Result) -> None:
+    """Fail unless these are one answer. Of their log-probabilities trees may move the last bits."""
+    assert drafted.tokens == plain.tokens
+    assert drafted.text == plain.text
+    assert drafted.finish_reason == plain.finish_reason
+    if drafted.stats.tree_rounds:
+        assert_close(drafted.logprobs, plain.logprobs)
+    else:
+        assert drafted.logprobs == plain.logprobs
+
+
+def assert_close(ours: list[TokenLogprob], theirs: list[TokenLogprob]) -> None:
+    """Fail unless these are the same but for rounding."""
+    assert [entry.token for entry in ours] == [entry.token for entry in theirs]
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.logprob == pytest.approx(b.logprob, abs=NOISE)
+        assert [p for _, p in a.top] == pytest.approx([p for _, p in b.top], abs=NOISE)
