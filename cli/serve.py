@@ -150,7 +150,7 @@ CACHE = (
         metavar="N",
         default=1024,
         help="MiB of host memory for prompts and answers that had to leave their slot, so that who "
-        "comes back to them does not wait again; 0 keeps none.",
+        "comes back to them does not wait again, of each model; 0 keeps none.",
     ),
     option(
         "--cache-dir",

@@ -241,7 +241,7 @@ class OutputSettings(BaseModel):
 
 
 class CountRequest(BaseModel):
-    """A conversation. Any model's name is taken; the answer names ours."""
+    """A conversation. Where one model is served any name is taken; the answer names ours."""
 
     model_config = ConfigDict(extra="ignore")
 

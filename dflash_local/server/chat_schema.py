@@ -128,7 +128,8 @@ class StreamOptions(BaseModel):
 
 
 class ChatRequest(SamplingFields):
-    """A conversation to go on with. Any model's name is taken; the answer names the one here.
+    """A conversation to go on with. Where one model is served any name is taken; the answer names
+    the one here.
 
     `draft_detail` adds a field of that name to each chunk of a stream: which pieces of its text
     were accepted drafts, what each verify pass emitted, and why the controller drafts or does not.

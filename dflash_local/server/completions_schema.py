@@ -46,7 +46,8 @@ Prompt = Annotated[
 
 class CompletionsRequest(SamplingFields):
     """Prompts to go on with. `suffix` is what comes after the answer: models that were taught to
-    fill a gap write what is between. Any model's name is taken."""
+    fill a gap write what is between. Where one model is served any name is
+    taken."""
 
     prompt: Prompt
     model: bounds.Label | None = None

@@ -180,7 +180,8 @@ _Metadata = Annotated[dict[bounds.Label, bounds.Label], Field(max_length=16)]
 
 
 class ResponsesRequest(SamplingFields):
-    """A text or a conversation to answer. Any model's name is taken; the answer names ours."""
+    """A text or a conversation to answer. Where one model is served any name is taken; the answer
+    names ours."""
 
     input: Input
     instructions: bounds.Text | None = None
