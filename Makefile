@@ -1,4 +1,4 @@
-# `make demo` and `make test` set up what they need from nothing; see bootstrap.py.
+# `make demo`, `make test` and `make client-test` set up what they need from nothing; see bootstrap.py.
 
 PYTHON ?= python3
 # The commands' folder: the active virtual environment's, or that of .venv.
@@ -7,7 +7,7 @@ SOURCES = bootstrap.py dflash_local convert cli tools tests
 PYTEST = "$(BIN)/python" -m pytest -n auto --maxprocesses 8 --dist loadfile
 NATIVE = $(wildcard native/*.cpp native/*.h tests/native/*.cpp tests/native/*.h)
 
-.PHONY: demo test slow-test browser-test check format typecheck asan setup setup-test clean
+.PHONY: demo test slow-test client-test browser-test node-test check format typecheck asan setup setup-test clean
 
 demo: setup
 	"$(BIN)/dflash-local" chat --max-tokens 96 \
@@ -21,9 +21,16 @@ test: check
 slow-test: setup-test
 	$(PYTEST) -m slow
 
-# The page in a real browser: installs Playwright, and Debian's Chromium where there is none.
+# The server with real clients that pip does not bring: what is missing comes from Debian and npm.
+client-test: browser-test node-test
+
+# The page in Chromium.
 browser-test: setup-test
 	PATH="$(BIN):$$PATH" tests/browser/run.sh
+
+# OpenAI's SDK for Node.
+node-test: setup-test
+	PATH="$(BIN):$$PATH" tests/node/run.sh
 
 check: setup-test typecheck
 	"$(BIN)/ruff" check $(SOURCES)

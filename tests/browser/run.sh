@@ -5,15 +5,17 @@
 set -eu
 cd "$(dirname "$0")/../.."
 
-for name in chromium chromium-browser google-chrome; do
-    CHROMIUM=${CHROMIUM:-$(command -v "$name" || true)}
-done
+find_chromium() {
+    for name in chromium chromium-browser google-chrome; do
+        command -v "$name" && return
+    done
+}
+
+CHROMIUM=${CHROMIUM:-$(find_chromium || true)}
 if [ -z "$CHROMIUM" ]; then
-    as_root=
-    [ "$(id -u)" = 0 ] || as_root=sudo
-    $as_root apt-get update
-    $as_root apt-get install -y --no-install-recommends chromium fonts-dejavu-core
-    CHROMIUM=$(command -v chromium)
+    # Playwright's own Node wants libatomic1, which compilers bring as well.
+    tests/debian_install.sh chromium fonts-dejavu-core libatomic1
+    CHROMIUM=$(find_chromium)
 fi
 # The package alone: it drives the browser that there is, and downloads none.
 python -c 'import playwright' 2>/dev/null || python -m pip install --quiet 'playwright>=1.50,<2'
