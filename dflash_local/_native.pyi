@@ -6,6 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 def llama_decode_address() -> int: ...
+def edit_cells(
+    context: int,
+    cuts: Sequence[tuple[int, int]],
+    copies: Sequence[tuple[int, int, int, int]],
+) -> None: ...
 def grow_tree(
     ids: NDArray[np.int32],
     logprobs: NDArray[np.float32],

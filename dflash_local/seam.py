@@ -16,6 +16,7 @@ runtime.check_same_library(_native.llama_decode_address())
 FusedDrafter = _native.FusedDrafter
 TargetPass = _native.TargetPass
 ThreadPool = _native.ThreadPool
+edit_cells = _native.edit_cells
 grow_tree = _native.grow_tree
 
-__all__ = ["FusedDrafter", "TargetPass", "ThreadPool", "grow_tree"]
+__all__ = ["FusedDrafter", "TargetPass", "ThreadPool", "edit_cells", "grow_tree"]

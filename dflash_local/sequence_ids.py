@@ -7,15 +7,19 @@ at work on a draft: each of these looks at all cells.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_local import branches
+from dflash_local import branches, seam
 from dflash_local.branches import Lines
 
 # isort: split
 import llama_cpp.llama_cpp as api
+
+_Copy = tuple[int, int, int, int]
+"""From which id to which, from which position to which."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +34,11 @@ class _Forked:
 class SequenceIds:
     """`ids[seq]` are those of a sequence, its own number first."""
 
-    def __init__(self, memory: Any, n_seq: int, n_branches: int, *, windowed: bool) -> None:
+    def __init__(self, context: Any, n_seq: int, n_branches: int, *, windowed: bool) -> None:
         """`windowed`: some layers give away the cells behind a window."""
         self.ids = branches.ids_of(n_seq, n_branches)
-        self._memory = memory
+        self._context: int = ctypes.cast(context, ctypes.c_void_p).value or 0
+        self._memory = api.llama_get_memory(context)
         self._windowed = windowed
         self._held = [[0] * n_branches for _ in range(n_seq)]
         """By branch: the first so many tokens of its sequence; not told of the first one."""
@@ -43,11 +48,7 @@ class SequenceIds:
 
     def fork(self, seq: int, begin: int, n: int) -> None:
         """Before a pass whose rows lie on the first `n` branches and come after `begin` tokens."""
-        ids, held = self.ids[seq], self._held[seq]
-        self._n_used[seq] = max(self._n_used[seq], n)
-        for branch in range(1, n):
-            self._catch_up(ids[0], ids[branch], held[branch], begin)
-            held[branch] = begin
+        seam.edit_cells(self._context, (), self._caught_up(seq, begin, n))
 
     def settle(self, seq: int, begin: int, rows: Lines, path: Sequence[int]) -> None:
         """After such a pass: `path` are the accepted rows. `tidy` must follow."""
@@ -60,17 +61,21 @@ class SequenceIds:
 
     def tidy(self, *, ahead: bool = False) -> None:
         """Drop what was rejected. `ahead`: another tree of as many rows is likely to follow."""
+        if not self._forked:
+            return
+        cuts: list[tuple[int, int]] = []
+        copies: list[_Copy] = []
         for seq, forked in self._forked.items():
             ids, held = self.ids[seq], self._held[seq]
             kept, had = branches.n_common(forked.rows, forked.path)
-            end = forked.begin + len(forked.path)
             for branch in range(1, len(kept)):
                 held[branch] = forked.begin + kept[branch]
                 if kept[branch] < had[branch]:
-                    api.llama_memory_seq_rm(self._memory, ids[branch], held[branch], -1)
+                    cuts.append((ids[branch], held[branch]))
             if ahead:
-                self.fork(seq, end, len(kept))
+                copies += self._caught_up(seq, forked.begin + len(forked.path), len(kept))
         self._forked.clear()
+        seam.edit_cells(self._context, cuts, copies)
 
     def truncate(self, seq: int, length: int) -> bool:
         """Forget positions `length` and up. False: this model cannot, and nothing is done."""
@@ -92,12 +97,23 @@ class SequenceIds:
         self._held[seq] = [0] * len(self.ids[seq])
         self._n_used[seq] = 1
 
-    def _catch_up(self, source: int, id_: int, held: int, length: int) -> None:
-        if self._windowed and held and self._first(id_) != self._first(source):
-            api.llama_memory_seq_rm(self._memory, id_, -1, -1)
-            held = 0  # llama.cpp wants all ids of a row to begin with the same cell
-        if held < length:
-            api.llama_memory_seq_cp(self._memory, source, id_, held, length)
+    def _caught_up(self, seq: int, length: int, n: int) -> list[_Copy]:
+        """What gives the first `n` branches the first `length` tokens."""
+        ids, held = self.ids[seq], self._held[seq]
+        self._n_used[seq] = max(self._n_used[seq], n)
+        if self._windowed:
+            for branch in range(1, n):
+                if held[branch] and self._first(ids[branch]) != self._first(ids[0]):
+                    # llama.cpp wants all ids of a row to begin with the same cell.
+                    api.llama_memory_seq_rm(self._memory, ids[branch], -1, -1)
+                    held[branch] = 0
+        copies = [
+            (ids[0], id_, begin, length)
+            for id_, begin in zip(ids[1:n], held[1:n], strict=True)
+            if begin < length
+        ]
+        held[1:n] = [length] * (n - 1)
+        return copies
 
     def _first(self, id_: int) -> int:
         first: int = api.llama_memory_seq_pos_min(self._memory, id_)

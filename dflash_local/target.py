@@ -132,7 +132,7 @@ class Target:
                 "sequences at once; load it with one"
             )
         self._sequences = SequenceIds(
-            self._memory, options.n_seq, options.n_branches, windowed=self.n_swa > 0
+            self._context, options.n_seq, options.n_branches, windowed=self.n_swa > 0
         )
         self._pass = seam.TargetPass(
             _address(self._context),

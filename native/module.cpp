@@ -1,7 +1,9 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
@@ -9,6 +11,8 @@
 #include <limits>
 #include <memory>
 #include <stdexcept>
+#include <tuple>
+#include <utility>
 
 #include "draft_tree.h"
 #include "errors.h"
@@ -248,6 +252,21 @@ nb::ndarray<nb::numpy, float> hidden_states(const target_pass & self,
     return as_array<float>(std::move(out), {rows.size(), width});
 }
 
+// By id, from where on; and from which id to which, from where to where.
+using cuts = std::vector<std::pair<int32_t, int32_t>>;
+using copies = std::vector<std::tuple<int32_t, int32_t, int32_t, int32_t>>;
+
+void edit_cells(uintptr_t context, const cuts & cut, const copies & copied) {
+    const nb::gil_scoped_release release;
+    llama_memory_t memory = llama_get_memory(reinterpret_cast<llama_context *>(context));
+    for (const auto & [id, begin] : cut) {
+        llama_memory_seq_rm(memory, id, begin, -1);
+    }
+    for (const auto & [from, to, begin, end] : copied) {
+        llama_memory_seq_cp(memory, from, to, begin, end);
+    }
+}
+
 using id_rows = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 nb::tuple grow_nodes(const id_rows & ids, const float_rows & logprobs, int n_vocab, int n_nodes,
@@ -272,6 +291,9 @@ NB_MODULE(_native, m) {
         "llama_decode_address", [] { return reinterpret_cast<uintptr_t>(&llama_decode); },
         "Address of llama_decode as this extension sees it.");
 
+    m.def("edit_cells", &edit_cells, nb::arg("context"), nb::arg("cuts"), nb::arg("copies"),
+          "In a llama_context's cache: ids lose what they have from a position on, then take over "
+          "positions of others, from and to.");
     m.def("grow_tree", &grow_nodes, nb::arg("ids"), nb::arg("logprobs"), nb::arg("n_vocab"),
           nb::arg("n_nodes"), nb::arg("n_leaves"), nb::arg("n_depth"), nb::arg("n_children"),
           "Tokens, parents and log-probabilities of the best tree. See dflash_local/tree.py.");
