@@ -1,0 +1,46 @@
+"""A load on its way: it tells how far it is, and whoever hears that can end it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dflash_local import load, runtime
+from dflash_local.loading import open_pair
+
+OPTIONS = {"n_ctx": 512, "n_gpu_layers": 0, "n_threads": 1}
+
+
+class Enough(Exception):
+    """What a listener may raise."""
+
+
+def test_a_load_tells_how_far_it_is(pair: tuple[Path, Path]) -> None:
+    parts: list[float] = []
+    with load(*pair, **OPTIONS, quiet=True, progress=parts.append) as model:
+        assert model.generate("def f(", max_tokens=2).tokens
+    assert parts == sorted(parts)
+    assert (parts[0], parts[-1]) == (0.0, 1.0)
+    assert any(0 < part < 1 for part in parts)
+
+
+@pytest.mark.parametrize("end", [0.0, 0.5, 1.0])
+def test_what_the_listener_raises_ends_a_load(pair: tuple[Path, Path], end: float) -> None:
+    def hear(part: float) -> None:
+        if part >= end:
+            raise Enough
+
+    with pytest.raises(Enough):
+        load(*pair, **OPTIONS, quiet=True, progress=hear)
+    with load(*pair, **OPTIONS, quiet=True) as model:  # nothing of it is in the way
+        assert model.generate("def f(", max_tokens=2).tokens
+
+
+def test_what_a_pair_would_take_is_what_it_takes(pair: tuple[Path, Path]) -> None:
+    wanted = {"n_ctx": 512, "n_gpu_layers": 0, "n_seq": 2}
+    plan = open_pair(*pair).plan(runtime.devices(), **wanted)
+    with load(*pair, **wanted, n_threads=1, quiet=True) as model:
+        assert model.plan is not None
+        assert model.plan.host.needed == plan.host.needed
+        assert (model.plan.n_ctx, model.plan.mapped_bytes) == (plan.n_ctx, plan.mapped_bytes)
