@@ -79,16 +79,16 @@ def measure(
     return costs
 
 
-def known_priors(target: Target, drafter: Drafter) -> tuple[Prior, Prior]:
+def known_priors(target: Target, drafter: Drafter, n_nodes: int) -> tuple[Prior, Prior]:
     """What earlier processes have learnt of this drafter's drafts, of greedy requests and of those
-    that sample; else what is thought of any."""
+    that sample; else what is thought of any. `n_nodes` are the most of a tree."""
+    size = drafter.block_size
     try:
         raw = json.loads(_place(target, drafter).read_text())
         greedy, sampled = raw["priors"]
-        size = drafter.block_size
-        return Prior.from_dict(greedy, size), Prior.from_dict(sampled, size)
+        return Prior.from_dict(greedy, size, n_nodes), Prior.from_dict(sampled, size, n_nodes)
     except (OSError, ValueError, LookupError, TypeError):
-        return Prior(drafter.block_size), Prior(drafter.block_size)
+        return Prior(size, n_nodes), Prior(size, n_nodes)
 
 
 def keep(

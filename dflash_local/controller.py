@@ -13,21 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from operator import is_
 
 from dflash_local.costs import Costs
 from dflash_local.draft import Candidates
 from dflash_local.draft_shape import DraftShape
-from dflash_local.forecast import GAIN_TO_BEGIN, PROBED, Forecast
+from dflash_local.forecast import GAIN_TO_BEGIN, Forecast
+from dflash_local.pass_times import PassTimes
 from dflash_local.policy import Findings, Policy
 from dflash_local.purse import Purse
 from dflash_local.row_choice import RowChoice
 from dflash_local.survival import Prior, Survival
-from dflash_local.tree_survival import TreePrior, TreeSurvival
+from dflash_local.tree_survival import TreeSurvival
 
 __all__ = ["Controller", "Policy"]
 
-_NO_ROWS = -1
 _LONGEST_PAUSE = 4096
 """Rounds: an answer whose next probe is farther off has done with drafting for good."""
 _FIRST_PAUSE, _BACKOFF = 16, 64
@@ -41,10 +42,10 @@ _REPLAN, _EARLY_ROUNDS = 8, 4
 _KNOWN_ROUNDS = 16
 """Rounds by which the drafter's own confidence can be believed."""
 _HICCUP = 1.5
-_TO_CAPTURE = 3
-"""Passes of another width that make graphs: a GPU captures with the second and adopts it then."""
 _IN_DEBT = -3.0
 """Plain rounds lost at which learning what a drafter is worth ends."""
+_SPARSE = 4
+"""Rounds of chains of which one is looked at as a tree, where that is left open."""
 _FIRST_LOOK = 5.0
 """Plain rounds that the first look at a drafter is worth."""
 _CHECK_SHARE = 0.002
@@ -66,14 +67,15 @@ class Controller:
         """`block_size` rows with the anchor are the most that a sequence verifies of a chain,
         `n_nodes` those of a tree without it; 0 where there are none."""
         self.costs = costs
-        self.priors = {True: prior or Prior(block_size), False: sampled or Prior(block_size)}
+        cold = partial(Prior, block_size, n_nodes)
+        self.priors = {True: prior or cold(), False: sampled or cold()}
         """By whether the request is greedy: a draw hits the likeliest draft less often."""
         self.prior = self.priors[True]  # of the request that began last
         self.n_nodes = n_nodes
-        self._trees = {greedy: TreePrior(known, n_nodes) for greedy, known in self.priors.items()}
         self._n_draft = block_size - 1
         self._forecast = Forecast(costs, max(block_size - 1, n_nodes))
         self._row_choice = RowChoice()
+        self._passes = PassTimes(costs)
         self._purse = Purse()
         self._round = 0
         self._depth = 0
@@ -83,15 +85,13 @@ class Controller:
         self._members: list[Policy] = []
         self._drafting = False
         self._exploring = False
+        self._forks = False
         self._early = False
         self._planned_at = 0
         self._doubt = 0.0
         self._least = 1
         # The rounds since
-        self._last_rows = 0
-        self._skipped = 0
         self._plain_at = 0
-        self._fresh = 0
         self._untried = True
         self._accepted = 0
 
@@ -103,7 +103,7 @@ class Controller:
         if len(self._members) <= 1:
             self._purse.forgive()
         if self.n_nodes and shape != "chain":
-            known: Survival = TreeSurvival(self.prior, self._trees[greedy])
+            known: Survival = TreeSurvival(self.prior)
         else:
             known, shape = Survival(self.prior), "chain"
         policy = Policy(known, shape, rest_from=self._round, next_probe=self._round)
@@ -124,7 +124,7 @@ class Controller:
         """So many plain rounds were made without asking, at most `idle`."""
         self._idle -= n_rounds
         self._round += n_rounds
-        self._skipped = n_rounds
+        self._passes.skip(n_rounds)
 
     def n_drafts(
         self, policies: Sequence[Policy], limits: Sequence[int], other_rows: int = 0
@@ -164,27 +164,19 @@ class Controller:
         that `forks` the chances of a tree's nodes, which fall.
         """
         chains: list[list[float]] = []
-        for policy, chain, limit in zip(policies, logprobs, limits, strict=True):
-            if not chain or limit < 1:
+        for policy, chances, limit in zip(policies, logprobs, limits, strict=True):
+            if not chances or limit < 1:
                 chains.append([])
                 continue
-            survival = policy.survival
-            if policy.forks:
-                chains.append(self._tree_hopes(policy, chain))
-                policy.rounds += 1
-                policy.rest_from = self._round
-                continue
-            survival.notice(chain)
-            if len(chain) > limit:
-                chain = chain[:limit]
-            if policy.probing or policy.rounds < _EARLY_ROUNDS:
-                chains.append(self._hopes(policy, chain))
-            else:
-                chains.append(survival.curve(chain))
+            known = self.prior.rounds >= _KNOWN_ROUNDS
+            early = policy.probing or policy.rounds < _EARLY_ROUNDS
+            chains.append(policy.chances(chances, limit, early=early, believed=known))
             policy.rounds += 1
             policy.rest_from = self._round
         purse = self._purse.amount if self._exploring else None
-        return self._row_choice.widths(chains, self._last_rows, self.costs.switch_s, purse)
+        forks = any(policy.forks for policy in policies)
+        last_rows = self._passes.rows(forked=forks)
+        return self._row_choice.widths(chains, last_rows, self.costs.switch_s, purse)
 
     def observe(
         self, policy: Policy, logprobs: Sequence[float], verified: int, accepted: int
@@ -199,10 +191,15 @@ class Controller:
     def observe_tree(
         self, policy: Policy, candidates: Candidates, tokens: Sequence[int], accepted: int
     ) -> None:
-        """What became of a draft of a policy that may fork: the tokens emitted in its place, of
-        which `accepted` were kept."""
-        if isinstance(policy.survival, TreeSurvival):
-            policy.survival.observe_answer(candidates, tokens)
+        """What became of a draft, chain or tree, of a policy that may fork: the tokens emitted in
+        its place, of which `accepted` were kept. They tell of the other shape, too."""
+        survival = policy.survival
+        if isinstance(survival, TreeSurvival):
+            if policy.forks:
+                survival.notice(candidates.logprobs[:, 0].tolist())
+            elif policy.rounds % _SPARSE == 0:
+                survival.notice_candidates(candidates)
+            survival.observe_answer(candidates, tokens)
         self._accepted += accepted
 
     def observe_round(
@@ -223,19 +220,7 @@ class Controller:
         """
         costs = self.costs
         self._depth = depth
-        self._fresh = _TO_CAPTURE if n_rows != self._last_rows else max(self._fresh - 1, 0)
-        if forked:
-            costs.observe_fork(n_rows, depth, verify_s)
-            self._last_rows = _NO_ROWS
-        elif n_rows == self._last_rows:
-            costs.observe_step(n_rows, depth, verify_s)
-        elif self._skipped:  # the mean of several passes
-            costs.observe_step(n_rows, depth, verify_s - costs.switch_s / (self._skipped + 1))
-            self._last_rows = n_rows
-        else:
-            costs.observe_switch(n_rows, depth, verify_s)
-            self._last_rows = n_rows
-        self._skipped = 0
+        self._passes.observe(n_rows, depth, verify_s, forked=forked)
         if n_rows == self._forecast.base:
             self._plain_at = self._round
         if host_s is not None:
@@ -244,7 +229,7 @@ class Controller:
             if not self._exploring:  # else it had many rows to inject
                 costs.observe_draft(n_drafting, depth, draft_s)
             usual_s = costs.step_s(n_rows, depth) + (costs.fork_s if forked else 0.0)
-            if self._fresh and self.prior.rounds < _KNOWN_ROUNDS:
+            if self._passes.fresh and self.prior.rounds < _KNOWN_ROUNDS:
                 # The graphs of a first width are made once; what a drafter is worth, they do not
                 # tell.
                 verify_s = min(verify_s, usual_s)
@@ -252,24 +237,6 @@ class Controller:
             seconds = draft_s + verify_s + (expected if host_s is None else host_s)
             expected += costs.draft_s(n_drafting, depth) + usual_s
             self._settle(seconds, expected + costs.switch_s)
-
-    def _tree_hopes(self, policy: Policy, chances: Sequence[float]) -> list[float]:
-        survival = policy.survival
-        assert isinstance(survival, TreeSurvival)
-        survival.notice_tree(chances)
-        hopes = survival.tree_hopeful(chances) if policy.probing else list(chances)
-        if self.prior.rounds < _KNOWN_ROUNDS or policy.failures % 2:
-            hopes[:PROBED] = [1.0] * min(PROBED, len(hopes))
-        return hopes
-
-    def _hopes(self, policy: Policy, chain: Sequence[float]) -> list[float]:
-        """Survival where seeing the outcome is worth something in itself."""
-        survival = policy.survival
-        hopes = survival.hopeful(chain) if policy.probing else survival.curve(chain)
-        # The drafter's confidence is believed once its measure has been taken, and then in turns.
-        if self.prior.rounds < _KNOWN_ROUNDS or policy.failures % 2:
-            hopes[:PROBED] = [1.0] * min(PROBED, len(hopes))
-        return hopes
 
     # The plan
 
@@ -286,7 +253,8 @@ class Controller:
             on = []
         self._least = findings.shortest if findings else 1
         rate = forecast.base / forecast.plain_s * (findings.gain if findings and on else 1.0)
-        self._row_choice.price(forecast.base, forecast.passes, rate)
+        forks = any(policy.forks for policy in able)
+        self._row_choice.price(forecast.base, forecast.passes, rate, forks=forks)
         self._planned_at = now
         self._appoint(able, on, findings)
         wait = _LONGEST_PAUSE
@@ -305,17 +273,21 @@ class Controller:
             self._replan_at = 0
 
     def _best(self, able: Sequence[Policy]) -> tuple[list[Policy], Findings]:
-        """The best that drafting can do, with trees or without where that is left open."""
-        found = []
+        """The best that drafting can do, with trees or without where that is left open: as before,
+        unless the other has more of a lead than going there costs."""
+        found = {}
         for forks in (False, True) if any(p.shape == "auto" for p in able) else (False,):
             for policy in able:
                 policy.take(forks=forks)
-            found.append(self._forecast.best(able))
-        best = max(found, key=lambda each: each[1].gain)
-        if best is not found[-1]:
-            for policy in able:
-                policy.take(forks=False)
-        return best
+            found[forks] = self._forecast.best(able)
+        lead = GAIN_TO_BEGIN + self._forecast.switch / _ANSWER
+        gains = {forks: findings.gain for forks, (_, findings) in found.items()}
+        if self._forks in gains:
+            gains[self._forks] *= lead
+        self._forks = max(gains, key=gains.__getitem__)
+        for policy in able:
+            policy.take(forks=self._forks)
+        return found[self._forks]
 
     def _appoint(
         self, able: Sequence[Policy], on: Sequence[Policy], findings: Findings | None

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from dflash_local.costs import Costs
-from dflash_local.policy import Findings, Policy
+from dflash_local.policy import PROBED, Findings, Policy
 
 GAIN_TO_BEGIN = 1.02
-PROBED = 3
-"""Drafts verified where the drafter's own confidence is not believed."""
 _REFRESH = 32
 _LONGEST_LOOK = 4
 

@@ -211,9 +211,9 @@ def _controller(
         once = "" if anew else ", once"
         say(f"measuring what drafting costs on this machine{once}: a few seconds")
 
-    greedy, sampled = calibration.known_priors(target, drafter)
-    costs = calibration.measure(target, drafter, before=begin, anew=anew)
     n_nodes = MAX_OUTPUT_ROWS - 1 if target.options.n_branches > 1 else 0
+    greedy, sampled = calibration.known_priors(target, drafter, n_nodes)
+    costs = calibration.measure(target, drafter, before=begin, anew=anew)
     return Controller(costs, drafter.block_size, greedy, sampled, n_nodes)
 
 

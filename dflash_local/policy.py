@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dflash_local.draft_shape import DraftShape
 from dflash_local.survival import Survival
 from dflash_local.tree_survival import TreeSurvival
+
+PROBED = 3
+"""Drafts verified where the drafter's own confidence is not believed."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,29 @@ class Policy:
         if self.forks and isinstance(survival, TreeSurvival):
             return survival.tree_typical(hopeful=hopeful)
         return survival.typical(hopeful=hopeful)
+
+    def chances(
+        self, drafted: Sequence[float], limit: int, *, early: bool, believed: bool
+    ) -> list[float]:
+        """Of a new draft's tokens, at most `limit`, to be kept; falling.
+
+        `drafted` are the log-probabilities of a chain, or if it `forks` the chances of a tree's
+        nodes. `early`, seeing the outcome is worth something in itself, and the first few are taken
+        as certain: the drafter's confidence is believed once its measure has been taken, and then
+        by turns.
+        """
+        survival = self.survival
+        hopeful, sure = self.probing, early and (not believed or self.failures % 2)
+        if self.forks and isinstance(survival, TreeSurvival):
+            survival.notice_tree(drafted)
+            chances = survival.tree_hopeful(drafted) if hopeful else list(drafted)
+        else:
+            survival.notice(drafted)
+            chain = drafted[:limit]
+            chances = survival.hopeful(chain) if hopeful else survival.curve(chain)
+        if sure:
+            chances[:PROBED] = [1.0] * min(PROBED, len(chances))
+        return chances[:limit]
 
     @property
     def reason(self) -> str:

@@ -371,7 +371,7 @@ class Rounds:
     def _tell(controller: Controller, policy: Policy, draft: Draft, verdict: Verdict) -> None:
         """The controller what became of a draft."""
         accepted = len(verdict.path) - 1
-        if policy.forks and draft.candidates is not None:
+        if isinstance(policy.survival, TreeSurvival) and draft.candidates is not None:
             controller.observe_tree(policy, draft.candidates, verdict.tokens, accepted)
         else:
             controller.observe(policy, draft.logprobs, len(draft), accepted)

@@ -22,32 +22,35 @@ class RowChoice:
     """Chooses for the batch of the last `price`, and keeps to a row count where graphs are dear."""
 
     def __init__(self) -> None:
-        self._base = 0
+        self._kind = (0, False)
         self._rate = 0.0
         self._plain_price = 0.0
         self._prices: list[float] = []
         self._values: list[float] = []  # by row count: blended over the rounds of this batch
 
-    def price(self, base: int, passes: Sequence[float], rate: float) -> None:
+    def price(
+        self, base: int, passes: Sequence[float], rate: float, *, forks: bool = False
+    ) -> None:
         """A plain pass has `base` rows; one with k more takes `passes[k]` seconds, in which `rate`
-        tokens a second could be had otherwise."""
-        if base != self._base:
+        tokens a second could be had otherwise. `forks`: the drafts are trees."""
+        if (base, forks) != self._kind:
             self._values = []
-        self._base, self._rate = base, rate
+        self._kind, self._rate = (base, forks), rate
         self._plain_price = rate * passes[0]
         self._prices = [rate * (seconds - passes[0]) for seconds in passes]
 
     def widths(
         self,
         chains: Sequence[list[float]],
-        last_rows: int,
+        last_rows: int | None,
         switch_s: float,
         purse: float | None = None,
     ) -> list[int]:
         """Rows for each sequence, its anchor included, by the falling chances of its drafts.
 
-        `last_rows` are those of the last pass, from which to go costs `switch_s` seconds. `purse`,
-        for a probe: the plain rounds that may be lost, come what may.
+        `last_rows` are those of the last pass, from which to go costs `switch_s` seconds; None: any
+        pass will have a new graph. `purse`, for a probe: the plain rounds that may be lost, come
+        what may.
         """
         if len(chains) == 1:
             return [1 + self._best(chains[0], last_rows, switch_s, purse)]
@@ -56,19 +59,20 @@ class RowChoice:
         if left == 0:
             return [1] * len(chains)
         least = merged[left - 1]
+        as_likely = left - merged.index(least)  # of those that are no likelier than the last one
         widths = []
         for chain in chains:
             n = 0
             for chance in chain:
-                if chance < least or n == left:
+                if chance < least or (chance == least and not as_likely):
                     break
                 n += 1
-            left -= n
+                as_likely -= chance == least
             widths.append(1 + n)
         return widths
 
     def _best(
-        self, chances: list[float], last_rows: int, switch_s: float, purse: float | None
+        self, chances: list[float], last_rows: int | None, switch_s: float, purse: float | None
     ) -> int:
         """How many drafts to verify, of all sequences; `chances` fall.
 
@@ -86,7 +90,7 @@ class RowChoice:
         means = self._blended(values)
         if purse is not None:
             return best if top > switch else 0
-        last = last_rows - self._base
+        last = -1 if last_rows is None else last_rows - self._kind[0]
         if not 0 <= last < len(values):
             return best
         usual = means.index(max(means))

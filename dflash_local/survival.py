@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dflash_local.tree_prior import TreePrior
+
 FACE_VALUE = (-0.3, 1.1)
 """`a`, `b` of a drafter that is as often right as it says (fits within 0.03 from 0.2 to 0.99)."""
 
@@ -89,7 +91,9 @@ class _Filter:
 class Prior:
     """What a request begins with, learnt from those before it. One per drafter."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, n_nodes: int = 0) -> None:
+        """`n_nodes` are the most of a tree, 0 where drafts are chains."""
+        self.trees = TreePrior(n_nodes)
         self.curve = [_COLD_CHANCE**j for j in range(1, block_size)]
         self.rounds = 0
         self._filter = _Filter(*FACE_VALUE, *_UNKNOWN)
@@ -103,16 +107,18 @@ class Prior:
             "rounds": self.rounds,
             "curve": self.curve,
             "filter": [known.a, known.b, known.aa, known.ab, known.bb],
+            "trees": self.trees.as_dict(),
         }
 
     @classmethod
-    def from_dict(cls, raw: Any, block_size: int) -> Prior:
+    def from_dict(cls, raw: Any, block_size: int, n_nodes: int = 0) -> Prior:
         """From `as_dict`. Raises ValueError when it is not that, or of another block size."""
-        prior = cls(block_size)
+        prior = cls(block_size, n_nodes)
         try:
             curve = [float(chance) for chance in raw["curve"]]
             known = [float(x) for x in raw["filter"]]
             rounds = int(raw["rounds"])
+            prior.trees = TreePrior.from_dict(raw["trees"], n_nodes)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"no prior: {error!r}") from None
         numbers = [*curve, *known]

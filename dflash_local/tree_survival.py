@@ -16,63 +16,22 @@ import numpy as np
 
 from dflash_local.draft import Candidates, Draft
 from dflash_local.survival import Prior, Survival
+from dflash_local.tree import grow
 
-_RECENT, _SHARE = 8, 0.02
-_COLD_SHARES = (0.5, 0.2, 0.1)
-"""Of what the first choice leaves, what the next ones are thought to have before any is seen."""
-_DOUBT = 4.0
-"""Misses of a first choice that the drafter's own shares are believed for."""
-_MEMORY = 0.98
+_RECENT = 8
 _LEAST = 1e-12
+_ANY_TOKEN = 1 << 30
 _USUAL = 0.7
 """A chance whose logarithm stands for those along a path."""
-
-
-class TreePrior:
-    """What the trees of a request begin with, learnt from those before it."""
-
-    def __init__(self, prior: Prior, n_nodes: int) -> None:
-        """`n_nodes` are the most of a tree."""
-        self.n_nodes = n_nodes
-        self._chain = prior
-        self._curve: list[float] | None = None
-        self._promised = self._kept = _DOUBT
-
-    @property
-    def curve(self) -> list[float]:
-        """The chances of a usual tree's nodes; before any is seen, after what chains tell."""
-        return self._cold(self._chain.curve) if self._curve is None else self._curve
-
-    @property
-    def side(self) -> float:
-        """How often other candidates come true for each time that the drafter promises it."""
-        return self._kept / self._promised
-
-    def learn(self, promised: float, kept: bool) -> None:
-        """The first choice was wrong, and another candidate right or not."""
-        self._promised = _MEMORY * self._promised + promised
-        self._kept = _MEMORY * self._kept + kept
-
-    def renew(self, curve: list[float]) -> None:
-        """The curve of a new tree."""
-        self._curve = [old + _SHARE * (c - old) for old, c in zip(self.curve, curve, strict=True)]
-
-    def _cold(self, chain: list[float]) -> list[float]:
-        chances = list(chain)
-        for before, chance in zip([1.0, *chain], chain, strict=False):
-            chances += [(before - chance) * share for share in _COLD_SHARES]
-        chances.sort(reverse=True)
-        chances += [0.0] * self.n_nodes
-        return chances[: self.n_nodes]
 
 
 class TreeSurvival(Survival):
     """What is known of one request that may draft trees. Chances of nodes fall, as a tree's nodes
     come, likeliest first, when it has been grown from `calibrated` candidates."""
 
-    def __init__(self, prior: Prior, trees: TreePrior) -> None:
+    def __init__(self, prior: Prior) -> None:
         super().__init__(prior)
-        self._trees = trees
+        self._trees = prior.trees
         self._curves: deque[list[float]] = deque(maxlen=_RECENT)
 
     def calibrated(self, candidates: Candidates) -> Candidates:
@@ -98,11 +57,16 @@ class TreeSurvival(Survival):
         n = self._trees.n_nodes
         curve = [*chances, *[0.0] * n][:n]
         self._curves.append(curve)
-        self._trees.renew(curve)
+        self._trees.renew(curve, self._prior.curve)
+
+    def notice_candidates(self, candidates: Candidates) -> None:
+        """Of a draft that is a chain, the tree that it could have been."""
+        tree = grow(self.calibrated(candidates), self._trees.n_nodes, _ANY_TOKEN)
+        self.notice_tree(path_chances(tree))
 
     def tree_typical(self, *, hopeful: bool = False) -> list[float]:
         """The mean of the last few trees, with half a tree of the prior's."""
-        total = [0.5 * chance for chance in self._trees.curve]
+        total = [0.5 * chance for chance in self._trees.curve(self._prior.curve)]
         for curve in self._curves:
             total = [a + b for a, b in zip(total, curve, strict=True)]
         typical = [chance / (len(self._curves) + 0.5) for chance in total]

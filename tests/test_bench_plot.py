@@ -32,7 +32,7 @@ def row(category: str, temperature: float, ratio: float, way: Way = Way()) -> Ro
         drafted=SPEED,
         ratio=Spread(ratio, 0.9 * ratio, 1.2 * ratio, 4),
         ttft_ratio=None,
-        acceptance=Acceptance({1: 10, 4: 5, 16: 1}),
+        acceptance=Acceptance({1: 10, 4: 5, 16: 1}, widths={16: 16}),
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dflash_local import calibration
-from dflash_local.calibration import BUDGET_S, BUDGET_STEPS, keep, measure
+from dflash_local.calibration import BUDGET_S, BUDGET_STEPS, keep, known_priors, measure
 from dflash_local.controller import Controller
 from dflash_local.target import Target
 from pair_engine import answer, consistent, fused_drafter, open_engine, open_target
@@ -69,6 +69,23 @@ def test_measured_once_and_kept(own_cache: Path, passes: list[int]) -> None:
         assert measure(target, drafter, before=nothing).as_dict() == again.as_dict()
     (kept,) = (own_cache / "costs").iterdir()
     assert json.loads(kept.read_text())["step_s"]
+
+
+@pytest.mark.usefixtures("short", "own_cache")
+def test_what_drafts_and_trees_were_worth_is_known_to_the_next_process() -> None:
+    with open_target(n_ctx=256, n_branches=16) as target:
+        drafter = fused_drafter(target)
+        costs = measure(target, drafter, before=nothing)
+        cold = known_priors(target, drafter, 15)
+        assert [prior.rounds for prior in cold] == [0, 0]
+        cold[0].learn([-0.1] * 15, [2.0] * 15, 15)
+        for _ in range(30):
+            cold[0].trees.learn(0.2, True)
+            cold[0].trees.renew([0.5] * 15, cold[0].curve)
+        keep(target, drafter, costs, cold)
+        greedy, sampled = known_priors(target, drafter, 15)
+        assert greedy.as_dict() == cold[0].as_dict() and greedy.trees.side > 1
+        assert sampled.as_dict() == cold[1].as_dict() and sampled.trees.side == 1
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"step_s": {}}', '{"step_s": {"4": {"1": 0}}}'])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,8 @@ import pytest
 from dflash_local.draft import Candidates
 from dflash_local.survival import Prior
 from dflash_local.tree import grow
-from dflash_local.tree_survival import TreePrior, TreeSurvival, path_chances
+from dflash_local.tree_prior import TreePrior
+from dflash_local.tree_survival import TreeSurvival, path_chances
 
 BLOCK, K, N_NODES = 8, 4, 24
 N_VOCAB = 40
@@ -43,8 +46,8 @@ def kept(draft_tokens: list[int], parents: list[int], text: list[int]) -> int:
 
 def test_the_expected_length_is_the_one_that_comes_out() -> None:
     rng = np.random.default_rng(0)
-    prior = Prior(BLOCK)
-    known = TreeSurvival(prior, TreePrior(prior, N_NODES))
+    prior = Prior(BLOCK, N_NODES)
+    known = TreeSurvival(prior)
     expected, found = [], []
     for i in range(600):
         candidates, true = drafted(rng)
@@ -62,8 +65,8 @@ def test_the_expected_length_is_the_one_that_comes_out() -> None:
 
 def test_chances_fall_as_the_nodes_come() -> None:
     rng = np.random.default_rng(1)
-    prior = Prior(BLOCK)
-    known = TreeSurvival(prior, TreePrior(prior, N_NODES))
+    prior = Prior(BLOCK, N_NODES)
+    known = TreeSurvival(prior)
     for _ in range(20):
         draft = grow(known.calibrated(drafted(rng)[0]), N_NODES, N_VOCAB)
         chances = path_chances(draft)
@@ -72,8 +75,8 @@ def test_chances_fall_as_the_nodes_come() -> None:
 
 
 def test_hopes_are_never_below_what_is_expected() -> None:
-    prior = Prior(BLOCK)
-    known = TreeSurvival(prior, TreePrior(prior, N_NODES))
+    prior = Prior(BLOCK, N_NODES)
+    known = TreeSurvival(prior)
     typical = known.tree_typical()
     hopes = known.tree_typical(hopeful=True)
     assert all(hope >= chance for hope, chance in zip(hopes, typical, strict=True))
@@ -81,8 +84,8 @@ def test_hopes_are_never_below_what_is_expected() -> None:
 
 
 def test_what_is_no_number_has_no_chance() -> None:
-    prior = Prior(BLOCK)
-    known = TreeSurvival(prior, TreePrior(prior, N_NODES))
+    prior = Prior(BLOCK, N_NODES)
+    known = TreeSurvival(prior)
     ids = np.tile(np.arange(2, dtype=np.int32), (BLOCK - 1, 1))
     logprobs = np.full((BLOCK - 1, 2), math.nan, np.float32)
     logprobs[0] = [0.5, -math.inf]
@@ -90,3 +93,38 @@ def test_what_is_no_number_has_no_chance() -> None:
     assert np.isfinite(found).all() and (found <= 0).all()
     known.observe_answer(Candidates(ids, logprobs), [0, 1])
     assert 0 < known.tree_typical()[0] <= 1
+
+
+def test_what_is_learnt_of_trees_is_kept_and_read_again() -> None:
+    rng = np.random.default_rng(2)
+    prior = Prior(BLOCK, N_NODES)
+    known = TreeSurvival(prior)
+    for _ in range(60):
+        candidates, true = drafted(rng)
+        known.notice_candidates(candidates)
+        known.observe_answer(candidates, written(rng, true))
+    again = Prior.from_dict(json.loads(json.dumps(prior.as_dict())), BLOCK, N_NODES)
+    assert again.trees.side == pytest.approx(prior.trees.side)
+    assert again.trees.side > 1.2  # they come true more often than the drafter says
+    assert TreeSurvival(again).tree_typical() == pytest.approx(TreeSurvival(prior).tree_typical())
+    assert again.trees.curve([0.1]) != TreePrior(N_NODES).curve([0.1])
+    # Trees of another size begin anew, with what candidates are worth.
+    other = Prior.from_dict(prior.as_dict(), BLOCK, 2 * N_NODES)
+    assert len(TreeSurvival(other).tree_typical()) == 2 * N_NODES
+    assert other.trees.side == prior.trees.side
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        None,
+        {},
+        {"curve": None, "promised": "x", "kept": 1},
+        {"curve": [1, "y"], "promised": 1, "kept": 1},
+        {"curve": None, "promised": 0, "kept": 1},
+        {"curve": [math.nan], "promised": 1, "kept": 1},
+    ],
+)
+def test_what_is_no_prior_of_trees_is_refused(raw: Any) -> None:
+    with pytest.raises(ValueError, match="no prior of trees"):
+        TreePrior.from_dict(raw, N_NODES)

@@ -254,6 +254,12 @@ class Acceptance:
         return n / self.n_rounds if self.n_rounds else None
 
     @property
+    def mean_rows(self) -> float | None:
+        """Of a pass, those without drafts included; None where there were none."""
+        n = sum(self.widths.values())
+        return sum(width * rounds for width, rounds in self.widths.items()) / n if n else None
+
+    @property
     def depth(self) -> float | None:
         """Tokens of its longest branch: a chain's are all."""
         return sum(self.drafted) / self.n_rounds if self.n_rounds else None

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from dflash_local.bench.against import PeerRow
-from dflash_local.bench.measure import Way
+from dflash_local.bench.measure import Acceptance, Way
 from dflash_local.bench.report import Report
 from dflash_local.bench.run import Row
 
@@ -29,7 +29,7 @@ def has_widths(report: Report) -> bool:
 def accepted_by_width(axes: Axes, report: Report) -> None:
     """Tokens that a round emits."""
     axes.set_title("Tokens a round, by rows checked")
-    _draw(axes, report, lambda row: row.shown.mean_length)
+    _draw(axes, report, lambda row: row.shown.mean_length, lambda row: _rows_of(row.shown))
     _draw_peer(axes, report, lambda row: row.accepted_length)
     axes.axhline(1, color=_PLAIN, linestyle=(0, (4, 3)))
     axes.annotate(
@@ -48,7 +48,7 @@ def accepted_by_width(axes: Axes, report: Report) -> None:
 def speed_by_width(axes: Axes, report: Report) -> None:
     """Tokens a second: the mean of the medians of the categories."""
     axes.set_title("Speed, by rows checked")
-    _draw(axes, report, _speed)
+    _draw(axes, report, _speed, lambda row: row.acceptance.mean_rows)
     _draw_peer(axes, report, lambda row: row.tokens_per_second.median)
     plain = _mean(_first_rows(report), lambda row: _median(row.plain.tokens_per_second))
     if plain is not None:
@@ -59,7 +59,11 @@ def speed_by_width(axes: Axes, report: Report) -> None:
         axes.axhline(fmean(theirs), color=_PEER, linestyle=(0, (1, 2)), label=label)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("tokens/s")
-    axes.legend(loc="lower right", fontsize=8.5)
+    axes.legend(loc="best", fontsize=8.5)
+
+
+def _rows_of(found: Acceptance) -> float | None:
+    return None if found.nodes is None else 1 + found.nodes
 
 
 def _speed(row: Row) -> float | None:
@@ -90,8 +94,9 @@ def _peer_rows(report: Report) -> list[PeerRow]:
     ]
 
 
-def _draw(axes: Axes, report: Report, value: _Value) -> None:
-    """A line for each shape through its fixed widths, a larger mark where the width was chosen."""
+def _draw(axes: Axes, report: Report, value: _Value, rows_of: _Value) -> None:
+    """A line for each shape through its fixed widths, a larger mark where the width was chosen, at
+    the mean of what it was."""
     rows = _first_rows(report)
     ways = report.settings.ways
     most = 2.0
@@ -105,9 +110,8 @@ def _draw(axes: Axes, report: Report, value: _Value) -> None:
             most = max(most, *xs)
             axes.plot(xs, ys, color=colour, marker=marker, markersize=6, linewidth=2, label=shape)
         chosen = _of(rows, Way("auto", shape))
-        y, nodes = _mean(chosen, value), _mean(chosen, lambda row: row.shown.nodes)
-        if y is not None:
-            x = 1 + (nodes or 0)
+        y, x = _mean(chosen, value), _mean(chosen, rows_of)
+        if y is not None and x is not None:
             most = max(most, x)
             label = f"{Way('auto', shape)}: {y:.4g}"
             axes.plot([x], [y], color=colour, marker="*", markersize=14, linestyle="", label=label)

@@ -228,8 +228,10 @@ class _Group:
         rounds = Acceptance.of(found).n_rounds
         if way.width != "auto" or drafter is None or rounds >= _FEW_ROUNDS:
             return None
-        answers = [
-            ask(
+        stats = []
+        for turn, case in enumerate(self._cases[:_FORCED_PROMPTS]):
+            self._restart(turn * self._settings.max_tokens)
+            answer = ask(
                 self._model,
                 case.tokens,
                 Way(drafter.block_size, way.shape),
@@ -237,9 +239,8 @@ class _Group:
                 seed=self._settings.seed,
                 max_tokens=min(self._settings.max_tokens, _FORCED_TOKENS),
             )
-            for case in self._cases[:_FORCED_PROMPTS]
-        ]
-        return Acceptance.of(answer.stats for answer in answers)
+            stats.append(answer.stats)
+        return Acceptance.of(stats)
 
     def _row(self, way: Way, cache: Cache, forced: Acceptance | None) -> Row:
         plain, drafted = self._answers[PLAIN, cache], self._answers[way, cache]

@@ -1,0 +1,221 @@
+"""Chains, trees or neither: what is chosen on machines that are made up, for drafts as recorded."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from dflash_local.bench.recorded import RecordedDrafts
+from dflash_local.controller import Controller
+from dflash_local.costs import Costs
+from dflash_local.draft import Candidates, Draft
+from dflash_local.draft_shape import DraftShape
+from dflash_local.tree import grow
+from dflash_local.tree_survival import TreeSurvival, path_chances
+from dflash_local.verify import verify
+
+BLOCK, N_NODES, N_VOCAB, DEPTH = 16, 63, 1 << 20, 256
+OTHER = 8
+"""A token that is no candidate; candidates are the tokens 0 .. 7."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Milliseconds: of a pass by rows, of a draft, of a new graph, and what a tree costs more."""
+
+    steps: dict[int, float]
+    draft: float
+    switch: float = 1.0
+    fork: float = 0.1
+    name: str = ""
+
+    def costs(self, *, known_fork: bool = False) -> Costs:
+        steps = {DEPTH: {n: ms / 1e3 for n, ms in self.steps.items()}}
+        fork_s = self.fork / 1e3 if known_fork else 0.0
+        drafts = {DEPTH: {1: self.draft / 1e3}}
+        return Costs(steps, drafts, switch_s=self.switch / 1e3, fork_s=fork_s)
+
+
+MACHINES = {
+    "H200, 8B in Q4_K_M": Machine(
+        {1: 3.83, 2: 4.35, 4: 5.73, 8: 8.52, 9: 7.92, 16: 8.33, 24: 9.15, 32: 10.16, 64: 14.0}, 2.0
+    ),
+    "H200, 8B in BF16": Machine({1: 4.97, 8: 7.92, 16: 8.64, 31: 8.64, 32: 7.41, 64: 8.43}, 2.0),
+    "by the row": Machine({1: 4.0, 2: 8.0, 64: 256.0}, 3.0),
+    "trees are dear": Machine({1: 4.0, 8: 5.0, 16: 6.0, 64: 9.0}, 1.0, fork=8.0),
+    "laptop": Machine({1: 22.0, 2: 24.0, 4: 28.0, 8: 40.0, 16: 60.0, 64: 200.0}, 4.0, switch=0.5),
+}
+
+
+@dataclass
+class Played:
+    tokens: int = 0
+    seconds: float = 0.0
+    widths: list[int] = field(default_factory=list)
+    tree_rounds: int = 0
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+
+def play(
+    machine: Machine,
+    controller: Controller | None,
+    shape: DraftShape,
+    *,
+    width: int | None = None,
+    n_answers: int = 8,
+) -> Played:
+    """Answers through the passages recorded; without a controller, plainly or with fixed trees."""
+    known = RecordedDrafts.shipped()
+    truth, played = machine.costs(known_fork=True), Played()
+    last = (1, False)
+    for answer in range(n_answers):
+        policy = controller.open(DEPTH, shape=shape) if controller else None
+        for passage in range(4):
+            at, place = 0, (4 * answer + passage) % known.n_passages
+            while at < known.n_tokens:
+                n_draft = BLOCK - 1 if width else 0
+                if controller and policy:
+                    (n_draft,) = controller.n_drafts([policy], [N_NODES])
+                forks = policy.forks if policy else shape == "tree"
+                draft = Draft.chain([])
+                candidates = _candidates(known, place, at)
+                if n_draft:
+                    draft = _draft(candidates, policy and policy.survival, forks=forks)
+                    rows = width or 1
+                    if controller and policy:
+                        chances = path_chances(draft) if forks else draft.logprobs
+                        (rows,) = controller.widths([policy], [chances], [N_NODES])
+                    draft = draft.clip(rows - 1)
+                ranks = known.ranks[place, at].tolist()
+                tokens = iter([*ranks, OTHER])
+                verdict = verify(draft, lambda _row, it=tokens: next(it), lambda _token: False)
+                forked = forks and len(draft) > 0
+                kind = (1 + len(draft), forked)
+                verify_s = truth.step_s(kind[0], DEPTH) + (truth.fork_s if forked else 0.0)
+                verify_s += truth.switch_s if kind != last else 0.0
+                last = kind
+                draft_s = truth.draft_s(1, DEPTH) if n_draft else 0.0
+                if controller and policy:
+                    accepted = len(verdict.path) - 1
+                    if draft and isinstance(policy.survival, TreeSurvival):
+                        controller.observe_tree(policy, candidates, verdict.tokens, accepted)
+                    elif draft:
+                        controller.observe(policy, draft.logprobs, len(draft), accepted)
+                    n_drafting = int(n_draft > 0)
+                    controller.observe_round(
+                        kind[0], n_drafting, DEPTH, draft_s, verify_s, 1e-5, forked=forked
+                    )
+                played.tokens += len(verdict.tokens)
+                played.seconds += draft_s + verify_s
+                played.widths.append(kind[0])
+                played.tree_rounds += forked
+                at += len(verdict.tokens)
+    return played
+
+
+def _candidates(known: RecordedDrafts, place: int, at: int) -> Candidates:
+    ids = np.tile(np.arange(8, dtype=np.int32), (BLOCK - 1, 1))
+    return Candidates(ids, known.logprobs[place, at])
+
+
+def _draft(candidates: Candidates, survival: object, *, forks: bool) -> Draft:
+    if not forks:
+        firsts = candidates.logprobs[:, 0].tolist()
+        return Draft.chain([0] * len(firsts), firsts, candidates)
+    if isinstance(survival, TreeSurvival):
+        candidates = survival.calibrated(candidates)
+    return grow(candidates, N_NODES, N_VOCAB)
+
+
+@functools.cache
+def fixed(name: str, shape: DraftShape, width: int) -> float:
+    return play(MACHINES[name], None, shape, width=width).rate
+
+
+@functools.cache
+def best(name: str, shape: DraftShape) -> float:
+    """Of all fixed widths, and of plain decoding."""
+    widths = (2, 4, 8, 9, 16) if shape == "chain" else (4, 8, 9, 16, 24, 32, 64)
+    plain = play(MACHINES[name], None, "chain").rate
+    return max(plain, *(fixed(name, shape, width) for width in widths))
+
+
+def controller(name: str, n_nodes: int = N_NODES) -> Controller:
+    return Controller(MACHINES[name].costs(), BLOCK, n_nodes=n_nodes)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_what_is_chosen_is_near_the_best_of_all(name: str) -> None:
+    """Knowing nothing at first, and again after other answers of the kind."""
+    most = max(best(name, "chain"), best(name, "tree"))
+    chooses = controller(name)
+    cold = play(MACHINES[name], chooses, "auto")
+    seeded = play(MACHINES[name], chooses, "auto")
+    told = (
+        f"{name}: best chain {best(name, 'chain'):.1f}, tree {best(name, 'tree'):.1f}, chosen "
+        f"{cold.rate:.1f}, later {seeded.rate:.1f}; trees in {seeded.tree_rounds} of "
+        f"{len(seeded.widths)} rounds"
+    )
+    print(told)
+    assert cold.rate > 0.9 * most, told
+    assert seeded.rate > 0.94 * most, told
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_each_shape_is_near_its_best_width(name: str) -> None:
+    shapes: tuple[DraftShape, ...] = ("chain", "tree")
+    for shape in shapes:
+        chooses = controller(name)
+        play(MACHINES[name], chooses, shape)
+        found = play(MACHINES[name], chooses, shape).rate
+        assert found > 0.94 * best(name, shape), (name, shape, found, best(name, shape))
+
+
+def test_trees_where_they_pay_and_chains_where_not() -> None:
+    for name, pays in (("H200, 8B in BF16", True), ("trees are dear", False)):
+        chooses = controller(name)
+        play(MACHINES[name], chooses, "auto")
+        found = play(MACHINES[name], chooses, "auto")
+        assert (found.tree_rounds > 0.8 * len(found.widths)) == pays, (name, found.tree_rounds)
+    assert play(MACHINES["by the row"], controller("by the row"), "auto").tree_rounds < 8
+
+
+def test_where_wider_is_cheaper_trees_are_that_wide() -> None:
+    chooses = controller("H200, 8B in BF16")
+    play(MACHINES["H200, 8B in BF16"], chooses, "tree")
+    found = play(MACHINES["H200, 8B in BF16"], chooses, "tree")
+    assert np.mean([width >= 32 for width in found.widths]) > 0.9
+
+
+def test_chains_tell_what_trees_would_be_worth_and_the_other_way_round() -> None:
+    """In answers of one shape alone, what the other is thought to be worth is what it would be."""
+    name = "H200, 8B in Q4_K_M"
+    lengths = {}
+    for shape in ("chain", "tree"):
+        found = []
+        chooses = controller(name)
+        policy = chooses.open(DEPTH, shape="auto")
+        policy.take(forks=shape == "tree")
+        survival = policy.survival
+        assert isinstance(survival, TreeSurvival)
+        known = RecordedDrafts.shipped()
+        for at in range(0, 1000, 4):
+            place, token = divmod(at, known.n_tokens)
+            candidates = _candidates(known, place % known.n_passages, token)
+            draft = _draft(candidates, survival, forks=policy.forks)
+            chances = path_chances(draft) if policy.forks else draft.logprobs
+            policy.chances(chances, N_NODES, early=False, believed=True)
+            policy.rounds += 1
+            ranks = known.ranks[place % known.n_passages, token].tolist()
+            chooses.observe_tree(policy, candidates, [*ranks, OTHER], 0)
+            found.append((sum(survival.typical()), sum(survival.tree_typical())))
+        lengths[shape] = np.mean(found[50:], axis=0)
+    assert lengths["chain"] == pytest.approx(lengths["tree"], rel=0.05)
+    chain, tree = lengths["chain"]
+    assert tree > 1.2 * chain

@@ -1,0 +1,104 @@
+"""A round's rows are those that bring most for their time, whatever the costs look like."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflash_local.row_choice import RowChoice
+
+MOST = 63
+
+chances = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=MOST).map(
+    lambda found: sorted(found, reverse=True)
+)
+few = st.lists(st.floats(0.0, 1.0), max_size=15).map(lambda found: sorted(found, reverse=True))
+curves = st.lists(st.floats(1.0, 20.0), min_size=MOST + 1, max_size=MOST + 1)
+rates = st.floats(0.0, 2.0)
+
+
+def values(found: list[float], passes: list[float], rate: float) -> list[float]:
+    """By drafted nodes: expected tokens, less what the time is worth."""
+    tokens = accumulate(found, initial=0.0)
+    return [got - rate * (s - passes[0]) for got, s in zip(tokens, passes, strict=False)]
+
+
+@given(chances, curves, rates)
+def test_no_width_is_better_than_the_chosen_one(
+    found: list[float], passes: list[float], rate: float
+) -> None:
+    """Costs may rise and fall as they like; nothing is paid for another row count."""
+    choice = RowChoice()
+    choice.price(1, passes, rate)
+    (width,) = choice.widths([found], 1, 0.0)
+    known = values(found, passes, rate)
+    assert known[width - 1] == pytest.approx(max(known), abs=1e-9)
+
+
+@given(chances, curves, rates, st.integers(1, 1 + MOST), st.floats(0.0, 5.0))
+def test_what_a_new_graph_costs_is_all_that_can_be_lost(
+    found: list[float], passes: list[float], rate: float, last: int, switch_s: float
+) -> None:
+    choice = RowChoice()
+    choice.price(1, passes, rate)
+    (width,) = choice.widths([found], last, switch_s)
+    known = values(found, passes, rate)
+    assert max(known) - known[width - 1] <= 2 * rate * switch_s + 1e-9
+
+
+@given(st.lists(few, min_size=2, max_size=4), curves, rates)
+def test_sequences_share_the_rows_of_a_pass(
+    found: list[list[float]], passes: list[float], rate: float
+) -> None:
+    """As many in all as are best for all, and each row where its chance is greatest."""
+    choice = RowChoice()
+    choice.price(len(found), passes, rate)
+    widths = choice.widths(found, None, 0.0)
+    merged = sorted((chance for each in found for chance in each), reverse=True)
+    known = values(merged, passes, rate)
+    kept = [
+        chance for each, width in zip(found, widths, strict=True) for chance in each[: width - 1]
+    ]
+    assert sum(kept) == pytest.approx(sum(merged[: len(kept)]))
+    assert known[len(kept)] == pytest.approx(max(known), abs=1e-9)
+
+
+@given(st.floats(0.05, 0.95), st.floats(0.1, 1.0), st.integers(2, MOST))
+def test_it_fills_up_to_the_next_cheaper_width(survival: float, rate: float, cheap: int) -> None:
+    """Rows dearer and dearer, but for one count that costs no more than a few."""
+    found = [survival**j for j in range(1, MOST + 1)]
+    passes = [1.0 + 0.5 * n for n in range(MOST + 1)]
+    dear = RowChoice()
+    dear.price(1, passes, rate)
+    (before,) = dear.widths([found], None, 0.0)
+    passes[cheap] = passes[min(before - 1, cheap)]
+    filled = RowChoice()
+    filled.price(1, passes, rate)
+    (width,) = filled.widths([found], None, 0.0)
+    assert width == (1 + cheap if cheap > before - 1 else before)
+
+
+def test_a_curve_that_falls_as_in_bf16() -> None:
+    """One H200, 8B in BF16: 32 rows cost less than 16, so no tree of 16 is ever checked."""
+    ms = {1: 4.97, 8: 7.92, 16: 8.64, 32: 7.41, 64: 8.43}
+    passes = [ms[min(ms, key=lambda n: (n < rows, n))] for rows in range(1, MOST + 2)]
+    for survival in (0.5, 0.8, 0.95):
+        choice = RowChoice()
+        choice.price(1, passes, 0.3)
+        (width,) = choice.widths([[survival**j for j in range(1, MOST + 1)]], None, 0.0)
+        assert width == 1 or not 9 <= width <= 31
+
+
+def test_another_shape_begins_anew() -> None:
+    """What chains were worth says nothing of trees."""
+    choice = RowChoice()
+    passes = [1.0 + 0.01 * n for n in range(MOST + 1)]
+    choice.price(1, passes, 1.0)
+    for _ in range(50):
+        choice.widths([[0.01] * 15], 3, 0.1)
+    choice.price(1, passes, 1.0, forks=True)
+    (width,) = choice.widths([[0.9] * MOST], None, 0.1)
+    assert width == 1 + MOST
