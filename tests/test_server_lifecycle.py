@@ -64,10 +64,9 @@ def test_what_a_server_says_as_it_starts(server: ServerProcess) -> None:
     assert server.port > 0
 
 
-@pytest.mark.slow
 def test_sigterm_lets_running_answers_finish(cache_folder: Path) -> None:
     with serving("--threads", "1") as server, server.client() as client:
-        with streaming(client, {**LONG, "max_tokens": 300}) as lines:
+        with streaming(client, {**LONG, "max_tokens": 600}) as lines:
             server.send(signal.SIGTERM)
             server.wait_for("finishing 1 running request")
             with server.client() as other:
@@ -83,7 +82,6 @@ def test_sigterm_lets_running_answers_finish(cache_folder: Path) -> None:
         assert "Traceback" not in "\n".join(server.log)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("signals", "exit_code"),
     [((signal.SIGTERM, signal.SIGTERM), 143), ((signal.SIGINT,), 130)],
@@ -104,7 +102,6 @@ def test_ends_at_once(
         assert "Traceback" not in "\n".join(server.log)
 
 
-@pytest.mark.slow
 def test_what_does_not_finish_in_time_is_cut_off(cache_folder: Path) -> None:
     with serving(command=IMPATIENT) as server, server.client() as client:
         with pytest.raises(httpx.TransportError), streaming(client, LONG) as lines:

@@ -58,7 +58,7 @@ MALFORMED: tuple[tuple[str, bytes, str], ...] = (
     ("/completion", b'{"prompt": {"a": 1}}', "application/json"),
 )
 _GRACE_S = 20.0  # for the last sequences to end once their clients are gone
-_ATTEMPTS = 100  # of a request that finds the queue full
+_ATTEMPTS = 1000  # of a request that finds the queue full, among others who try again
 
 
 @dataclass
