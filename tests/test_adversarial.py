@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from itertools import count
 from typing import Any
 
@@ -14,27 +15,52 @@ from numpy.typing import NDArray
 from adversarial import ScriptedDrafter, always_wrong, oracle, right_for
 from dflash_local import demo
 from dflash_local.draft import ANCHOR, Draft
+from dflash_local.draft_shape import DraftShape
 from dflash_local.drafter import Drafter, DraftRequest
 from dflash_local.engine import Engine
 from dflash_local.errors import InputError
+from dflash_local.sequence import Sequence as Answer
 from dflash_local.target import Target
-from pair_engine import answer, consistent, open_target
+from pair_engine import answer, consistent
+from shapes import SHAPES, exact_file, exact_target
 
-N = 48
+N = 32
 SEEDED = {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}
 
 
+class Targets:
+    """One for each shape of drafts, opened when it is asked for."""
+
+    def __init__(self, request: pytest.FixtureRequest, stack: ExitStack) -> None:
+        self._request, self._stack = request, stack
+        self._open: dict[DraftShape, Target] = {}
+
+    def __getitem__(self, shape: DraftShape) -> Target:
+        if shape not in self._open:
+            opened = exact_target(shape, exact_file(shape, self._request))
+            self._open[shape] = self._stack.enter_context(opened)
+        return self._open[shape]
+
+
 @pytest.fixture(scope="module")
-def target() -> Iterator[Target]:
-    with open_target() as opened:
-        yield opened
+def targets(request: pytest.FixtureRequest) -> Iterator[Targets]:
+    with ExitStack() as stack:
+        yield Targets(request, stack)
 
 
 class Known:
-    """A prompt and its plain answer."""
+    """A prompt and its plain answer, to be drafted with a shape."""
 
-    def __init__(self, target: Target, text: str, max_tokens: int = N, **params: Any) -> None:
+    def __init__(
+        self,
+        target: Target,
+        text: str,
+        max_tokens: int = N,
+        shape: DraftShape = "chain",
+        **params: Any,
+    ) -> None:
         self.target = target
+        self.shape = shape
         self.prompt = target.vocabulary.tokenize(text)
         self.params = params
         self.max_tokens = max_tokens
@@ -44,10 +70,14 @@ class Known:
         self.tokens, self.finish_reason = plain.tokens, plain.finish_reason
         self.text = self.prompt + self.tokens
 
+    def ask(self, engine: Engine, width: int = 16) -> Answer:
+        options = {"shape": self.shape, **self.params}
+        return answer(engine, self.prompt, width, self.max_tokens, **options)
+
     def check(self, drafter: Drafter, width: int = 16) -> Any:
         """The drafted answer, from empty caches: equal, and with counts that add up."""
         engine = Engine(self.target, drafter)
-        drafted = answer(engine, self.prompt, width, self.max_tokens, **self.params)
+        drafted = self.ask(engine, width)
         assert drafted.tokens == self.tokens
         assert drafted.finish_reason == self.finish_reason
         stats = drafted.stats
@@ -61,10 +91,12 @@ class Known:
         return stats
 
 
-@pytest.fixture(scope="module", params=["greedy", "seeded"])
-def known(target: Target, request: pytest.FixtureRequest) -> Known:
-    prompt = demo.prompts()["chat"][0]
-    return Known(target, prompt, **(SEEDED if request.param == "seeded" else {}))
+@pytest.fixture(scope="module", params=["greedy", "seeded", "seeded-tree"])
+def known(targets: Targets, request: pytest.FixtureRequest) -> Known:
+    """Of trees the chains in these tests are those that never fork."""
+    shape: DraftShape = "tree" if request.param.endswith("tree") else "chain"
+    params = SEEDED if request.param.startswith("seeded") else {}
+    return Known(targets[shape], demo.prompts()["chat"][0], shape=shape, **params)
 
 
 def ends_of_text(target: Target) -> list[int]:
@@ -117,13 +149,16 @@ def test_a_wrong_end_of_text_ends_nothing(known: Known, at: int) -> None:
     assert max(stats.accepted_lengths) == at + 1
 
 
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 14, 15, 16, 17])
-def test_a_right_end_of_text_ends_the_answer_with_it(target: Target, n: int) -> None:
+def test_a_right_end_of_text_ends_the_answer_with_it(
+    targets: Targets, n: int, shape: DraftShape
+) -> None:
     """At every place of a block; what is drafted behind it is of no account."""
     # A digit is a token of its own, so the answer ends after n tokens.
-    known = Known(target, "x = ", grammar=f"root ::= [0-9]{{{n}}}")
+    known = Known(targets[shape], "x = ", shape=shape, grammar=f"root ::= [0-9]{{{n}}}")
     assert len(known.tokens) == n + 1 and known.finish_reason == "stop"
-    assert target.vocabulary.ends_text(known.tokens[-1])
+    assert known.target.vocabulary.ends_text(known.tokens[-1])
 
     def script(anchor_at: int, anchor: int, n_draft: int) -> Draft:
         tokens = known.text[anchor_at + 1 : anchor_at + 1 + n_draft]
@@ -178,13 +213,14 @@ def test_log_probabilities_that_are_no_numbers(known: Known, logprob: float) -> 
 
 
 def test_a_tree_is_refused_and_the_engine_goes_on(known: Known) -> None:
+    """Where chains are asked for, in a context that could fork, too."""
     tree = Draft([1, 2, 3], [ANCHOR, ANCHOR, 0])
     drafter = ScriptedDrafter(lambda *_: tree)
     engine = Engine(known.target, drafter)
     with pytest.raises(InputError, match=r"^this engine verifies chains; .* proposed a tree$"):
         answer(engine, known.prompt, 16, N, **known.params)
     drafter.script = oracle(known.text)
-    assert answer(engine, known.prompt, 16, N, **known.params).tokens == known.tokens
+    assert known.ask(engine).tokens == known.tokens
     engine.forget_all()
 
 
@@ -228,9 +264,9 @@ def test_a_drafter_that_fails_leaves_the_engine_usable(known: Known, method: str
     engine = Engine(known.target, drafter)
     with pytest.raises(Fault, match=method):
         for _ in range(9):
-            answer(engine, known.prompt, 16, N, **known.params)
+            known.ask(engine)
     assert not engine.slots[0].busy
-    again = answer(engine, known.prompt, 16, N, **known.params)
+    again = known.ask(engine)
     assert again.tokens == known.tokens
     assert max(again.stats.accepted_lengths) == 16
     consistent(engine, drafter, len(known.text) - 1)
@@ -241,15 +277,15 @@ def test_a_failure_at_the_end_of_an_answer_leaves_the_next_one_right(known: Know
     """The last injection, made when the whole answer is there, fails."""
     drafter = ScriptedDrafter(oracle(known.text))
     engine = Engine(known.target, drafter)
-    sequence = answer(engine, known.prompt, 16, N, **known.params)
+    sequence = known.ask(engine)
     n_drafts = drafter.drafts
     engine.forget_all()
     # One injection in each draft, with the prompt in the first, comes before the last.
     faulty = FaultyDrafter(oracle(known.text), "inject", n_drafts + 1)
     engine = Engine(known.target, faulty)
     with pytest.raises(Fault):
-        answer(engine, known.prompt, 16, N, **known.params)
-    assert answer(engine, known.prompt, 16, N, **known.params).tokens == sequence.tokens
+        known.ask(engine)
+    assert known.ask(engine).tokens == sequence.tokens
     engine.forget_all()
 
 
@@ -263,6 +299,6 @@ def test_a_drafter_that_miscounts_is_found_out(known: Known) -> None:
 
         engine = Engine(known.target, Miscounting(oracle(known.text)))
         with pytest.raises(ValueError):
-            answer(engine, known.prompt, 16, N, **known.params)
-        assert answer(engine, known.prompt, 0, N, **known.params).tokens == known.tokens
+            known.ask(engine)
+        assert known.ask(engine, 0).tokens == known.tokens
         engine.forget_all()

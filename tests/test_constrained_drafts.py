@@ -6,17 +6,21 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from adversarial import ScriptedDrafter, always_wrong, oracle, right_for
 from dflash_local import Model, demo
-from dflash_local.draft import Draft
+from dflash_local.draft import ANCHOR, Draft
+from dflash_local.draft_shape import DraftShape
 from dflash_local.engine import Engine
 from dflash_local.errors import GrammarError, InputError
 from dflash_local.target import Target
-from pair_engine import answer, open_engine, open_target, request
+from pair_engine import answer, fused_drafter
+from pair_engine import request as asked
+from shapes import SHAPES, assert_equal, exact_file, exact_target, loaded_for
 
 N = 32
 RECORD = {
@@ -43,27 +47,38 @@ DRAWN: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture(scope="module", params=SHAPES)
+def shape(request: pytest.FixtureRequest) -> DraftShape:
+    drafts: DraftShape = request.param
+    return drafts
+
+
 @pytest.fixture(scope="module")
-def target() -> Iterator[Target]:
-    with open_target() as opened:
+def model(shape: DraftShape, request: pytest.FixtureRequest) -> Model:
+    return loaded_for(shape, request)
+
+
+@pytest.fixture(scope="module")
+def target(shape: DraftShape, request: pytest.FixtureRequest) -> Iterator[Target]:
+    with exact_target(shape, exact_file(shape, request)) as opened:
         yield opened
 
 
 @pytest.mark.parametrize("drawn", DRAWN)
 @pytest.mark.parametrize("bound", BOUND)
-def test_drafted_answers_are_the_plain_ones(model: Model, bound: str, drawn: str) -> None:
+def test_drafted_answers_are_the_plain_ones(
+    model: Model, shape: DraftShape, bound: str, drawn: str
+) -> None:
     accepted = 0
     for prompt in demo.prompts()["code"][:1]:
         options: dict[str, Any] = {"max_tokens": N, **BOUND[bound], **DRAWN[drawn]}
         model.forget()
         plain = model.generate(prompt, draft_width=0, **options)
         assert plain.stats.drafted == 0
-        for width in (2, 5, 16):
+        for width in (2, 5, 16) if shape == "chain" else (16,):
             model.forget()
             drafted = model.generate(prompt, draft_width=width, **options)
-            assert drafted.tokens == plain.tokens
-            assert drafted.text == plain.text
-            assert drafted.finish_reason == plain.finish_reason
+            assert_equal(drafted, plain)
             accepted += drafted.stats.accepted
     assert accepted > 0 or bound == "any object"  # which these models leave empty
 
@@ -81,10 +96,10 @@ def test_an_answer_is_of_its_schema_at_every_width(model: Model) -> None:
 
 
 class Known:
-    """A prompt and its plain answer within a grammar."""
+    """A prompt and its plain answer within a grammar, to be drafted with a shape."""
 
-    def __init__(self, target: Target, **params: Any) -> None:
-        self.target = target
+    def __init__(self, target: Target, shape: DraftShape, **params: Any) -> None:
+        self.target, self.shape = target, shape
         self.prompt = target.vocabulary.tokenize("x = ")
         self.params = params
         bare = Engine(target, None)
@@ -94,7 +109,7 @@ class Known:
 
     def check(self, script: Any, width: int = 16) -> Any:
         engine = Engine(self.target, ScriptedDrafter(script))
-        drafted = answer(engine, self.prompt, width, N, **self.params)
+        drafted = answer(engine, self.prompt, width, N, shape=self.shape, **self.params)
         engine.forget_all()
         assert drafted.tokens == self.tokens
         return drafted.stats
@@ -107,8 +122,10 @@ def bound(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("drawn", DRAWN)
-def test_drafters_good_and_bad(target: Target, bound: dict[str, Any], drawn: str) -> None:
-    known = Known(target, **bound, **DRAWN[drawn])
+def test_drafters_good_and_bad(
+    target: Target, shape: DraftShape, bound: dict[str, Any], drawn: str
+) -> None:
+    known = Known(target, shape, **bound, **DRAWN[drawn])
     n_vocab = target.n_vocab
     right = known.check(oracle(known.text))
     # An end of text that was drafted and is drawn is in no cache, and so is not accepted.
@@ -116,17 +133,17 @@ def test_drafters_good_and_bad(target: Target, bound: dict[str, Any], drawn: str
     assert right.drafted - right.accepted in (0, 1)
     wrong = known.check(always_wrong(known.text, n_vocab))
     assert wrong.accepted == 0
-    for k in (1, 3, 7):
+    for k in (1, 3, 7) if shape == "chain" else (3,):
         partly = known.check(right_for(known.text, lambda k=k: k, n_vocab))
         assert max(partly.accepted_lengths) <= k + 1
 
 
-def test_what_the_grammar_forbids_is_not_proposed(target: Target) -> None:
+def test_what_the_grammar_forbids_is_not_proposed(target: Target, shape: DraftShape) -> None:
     """Neither a letter where digits are due, nor the end of a text that may not end."""
     vocabulary = target.vocabulary
     letter = vocabulary.tokenize("a")[-1]
     for params in ({"lark": "start: /[0-9]{30}/"}, {"grammar": "root ::= [0-9]{30}"}):
-        known = Known(target, **params)
+        known = Known(target, shape, **params)
         know = oracle(known.text)
         end = known.tokens[-1]
         assert vocabulary.ends_text(end)
@@ -141,13 +158,44 @@ def test_what_the_grammar_forbids_is_not_proposed(target: Target) -> None:
             assert max(stats.accepted_lengths) == 4
 
 
-def test_several_at_once_each_keep_to_their_own(target: Target) -> None:
+def test_branches_that_the_grammar_forbids_are_pruned(f32_target: Path) -> None:
+    """With all that follows them; what is right beside and below what is left stays."""
+    with exact_target("tree", f32_target) as target:
+        letter = target.vocabulary.tokenize("a")[-1]
+        end = target.vocabulary.ends[0]
+        digits = [target.vocabulary.tokenize(f"{digit}")[-1] for digit in (3, 7)]
+        known = Known(target, "tree", lark="start: /[0-9]{30}/")
+
+        def script(at: int, _anchor: int, _n: int) -> Draft:
+            right = known.text[at + 1 : at + 3]
+            if len(right) < 2:
+                return Draft.chain([])
+            first, second = right
+            wrong = next(digit for digit in digits if digit != first)
+            # A letter with something below, an end of text, another digit with a letter below, and
+            # last what is right, with a letter beside it.
+            return Draft(
+                [letter, first, end, wrong, letter, first, letter, second],
+                [ANCHOR, 0, ANCHOR, ANCHOR, 3, ANCHOR, 5, 5],
+            )
+
+        stats = known.check(script)
+    assert stats.accepted_lengths[3] > 9
+    # At the end an end of text is due, and no digit.
+    assert set(drafted for drafted, _ in stats.outcomes) <= {0, 1, 2, 3}
+    assert stats.outcomes[3, 3] == stats.accepted_lengths[3]
+
+
+def test_several_at_once_each_keep_to_their_own(
+    shape: DraftShape, request: pytest.FixtureRequest
+) -> None:
     ways = [BOUND["json_schema"], BOUND["gbnf"], BOUND["lark"], {}]
     prompts = demo.prompts()["code"][:4]
-    with open_engine(n_ctx=1024, n_seq=len(ways)) as engine:
-        ids = [engine.target.vocabulary.tokenize(text) for text in prompts]
+    with exact_target(shape, exact_file(shape, request), n_ctx=1024, n_seq=len(ways)) as target:
+        engine = Engine(target, fused_drafter(target), n_seq=len(ways))
+        ids = [target.vocabulary.tokenize(text) for text in prompts]
         sequences = [
-            engine.begin(request(prompt, width, N, **way))
+            engine.begin(asked(prompt, width, N, shape=shape, **way))
             for prompt, width, way in zip(ids, (16, 5, 0, 9), ways, strict=True)
         ]
         engine.run(sequences)
