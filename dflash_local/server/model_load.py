@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 
 from dflash_local.errors import ClosedError
@@ -12,11 +13,13 @@ from dflash_local.server.model_source import ModelSource
 
 
 class ModelLoad:
-    """Begins at once. `part` of the target's weights is there, from 0 to 1."""
+    """Begins at once. `part` of the target's weights is there, from 0 to 1. `is_alone` tells
+    whether no request runs on another model."""
 
-    def __init__(self, source: ModelSource) -> None:
+    def __init__(self, source: ModelSource, is_alone: Callable[[], bool]) -> None:
         self.part = 0.0
         self._source = source
+        self._is_alone = is_alone
         self._stopped = threading.Event()
         self._loaded = Future[Model]()
         # It may be inside llama.cpp for minutes, which no process should have to wait for.
@@ -45,7 +48,7 @@ class ModelLoad:
     def _run(self) -> None:
         self._loaded.set_running_or_notify_cancel()
         try:
-            model = self._source.load(self._hear)
+            model = self._source.load(self._hear, self._is_alone)
         except BaseException as error:
             self._loaded.set_exception(error)
         else:

@@ -187,7 +187,7 @@ class ModelPool:
     async def _load(self, host: ModelHost) -> None:
         log.info("loading %s", host.name)
         start = time.monotonic()
-        host.load = ModelLoad(host.source)
+        host.load = ModelLoad(host.source, self._is_idle)
         try:
             host.model = await host.load.model()
         except Exception:
@@ -195,6 +195,9 @@ class ModelPool:
             raise
         host.load = host.fault = None
         log.info("loaded %s in %.1f s", host.name, time.monotonic() - start)
+
+    def _is_idle(self) -> bool:
+        return not any(host.running for host in self.hosts.values())
 
     async def _make_room(self, host: ModelHost) -> None:
         """Have others leave until there is room, or nobody waits any more."""

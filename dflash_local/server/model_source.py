@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -41,15 +41,20 @@ class ModelSource:
     max_queue: int | None = None
     keep_alive_s: float | None = None
 
-    def load(self, progress: Progress | None = None) -> Model:
-        """Load it, ready for requests. Raises what `dflash_local.load` raises."""
+    def load(
+        self, progress: Progress | None = None, is_alone: Callable[[], bool] = lambda: True
+    ) -> Model:
+        """Load it, ready for requests. `is_alone` tells whether there is nobody whom a moment's
+        pause of the whole process would bother. Raises what `dflash_local.load` raises."""
         model = load(self.target, self.draft, progress=progress, **self.options)
         try:
             model.max_queue = self.max_queue
             if self.draft_width is not None:
                 self._set_width(model, self.draft_width)
-            # Once requests come it would hold them all up: a second for a large vocabulary.
-            model.engine.guide.prepare()
+            # It would hold up all that run: half a second for a large vocabulary. Where some do,
+            # the first request that needs it has to.
+            if is_alone():
+                model.engine.guide.prepare()
         except BaseException:
             model.close()
             raise
