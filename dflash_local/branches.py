@@ -14,9 +14,9 @@ from dflash_local.draft import ANCHOR
 
 MOST_IDS = 256
 """Of a context: llama.cpp's limit."""
-MOST_BRANCHES, LEAST_BRANCHES = 64, 16
-"""Of a sequence: a row of the widest pass each, or of a usual one where there are several, as each
-pass costs llama.cpp a look at all pairs of ids."""
+MOST_BRANCHES, LEAST_BRANCHES = 32, 16
+"""Of a sequence: a row each of the widest trees that are worth it anywhere, or of usual ones where
+there are several sequences, as every pass costs llama.cpp a look at all ids."""
 
 Lines = list[list[int]]
 """For each row of a tree, the anchor first, the branches that it lies on, its own one first."""
