@@ -111,6 +111,19 @@ def test_weights_that_others_read_from_their_files_take_room() -> None:
     assert has_room(reads(30), machine(gpu=24, host=62), [])
 
 
+def test_what_a_gpu_gives_back_is_the_hosts_where_they_share_it() -> None:
+    """An Apple machine: 16 GiB for both, of which a model has 8."""
+    gpu = Device("MTL0", "a GPU", "gpu", 4 * GIB, 12 * GIB, shares_host=True)
+    devices = [gpu, Device("CPU", "a CPU", "cpu", 4 * GIB, 16 * GIB)]
+    others = [taken(devices, 8, on_gpu=True)]
+
+    def plan(machine: Sequence[Device]) -> Plan:
+        fits = all(device.free >= 10 * GIB for device in machine)
+        return taken(machine, 10, on_gpu=fits)
+
+    assert not has_room(plan, devices, others)
+
+
 def test_the_one_used_longest_ago_goes_first() -> None:
     hosts = [Host("a", 0, 3.0), Host("b", 0, 1.0), Host("c", 0, 2.0)]
     assert first_to_go(hosts).name == "b"

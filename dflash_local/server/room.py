@@ -56,7 +56,14 @@ def _worth(plan: Plan) -> tuple[int, int, bool]:
 
 def _without(devices: Sequence[Device], loaded: Sequence[Plan]) -> list[Device]:
     """The machine once all of `loaded` have gone."""
-    return [_with_free(d, d.free + _needed(d, loaded)) for d in devices]
+    needed: dict[str, int] = {}
+    for use in (use for plan in loaded for use in plan.devices):
+        needed[use.name] = needed.get(use.name, 0) + use.needed
+    shared = sum(needed.get(d.name, 0) for d in devices if d.shares_host)
+    return [
+        _with_free(d, d.free + needed.get(d.name, 0) + (shared if d.type == "cpu" else 0))
+        for d in devices
+    ]
 
 
 def _beside(devices: Sequence[Device], loaded: Sequence[Plan]) -> list[Device]:
@@ -68,7 +75,3 @@ def _beside(devices: Sequence[Device], loaded: Sequence[Plan]) -> list[Device]:
 
 def _with_free(device: Device, free: int) -> Device:
     return replace(device, free=max(0, min(free, device.total)))
-
-
-def _needed(device: Device, loaded: Sequence[Plan]) -> int:
-    return sum(use.needed for plan in loaded for use in plan.devices if use.name == device.name)
