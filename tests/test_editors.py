@@ -1,8 +1,11 @@
 """Requests as editors and agents send them, replayed against a real server.
 
-`editor_requests/` holds what each client's source puts together: every field under its own name,
-prompts and tools shortened. Each answer is read as that client reads it, which is all that it
-needs; where a client sets no end to an answer, or a far one, the replay does.
+`editor_requests/` holds what each client sends: every field under its own name, prompts shortened
+and a few of its tools kept. `version` and `source` say of what: clients that can be had from npm
+or PyPI were run against this server and recorded, with the model bound to call a tool and to answer
+then; requests of the others were put together from their sources. Each answer is read as that
+client reads it, which is all that it needs; where a client sets no end to an answer, or a far one,
+the replay does.
 """
 
 from __future__ import annotations
@@ -28,9 +31,10 @@ LIMITS = {
     "/v1/chat/completions": "max_tokens",
     "/v1/messages": "max_tokens",
     "/v1/responses": "max_output_tokens",
+    "/api/chat": "num_predict",
 }
 MOST = 1000
-LIMIT_NAMES = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
+LIMIT_NAMES = (*LIMITS.values(), "max_completion_tokens", "n_predict")
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +59,10 @@ def until_done(answer: httpx.Response) -> list[dict[str, Any]]:
     chunks = [json.loads(text) for text in data]
     assert not any("error" in chunk for chunk in chunks)
     return chunks
+
+
+def there(answer: httpx.Response, _body: Any) -> None:
+    assert answer.content == b""
 
 
 def nothing(answer: httpx.Response, _body: Any) -> None:
@@ -224,6 +232,7 @@ def ollama_stream(answer: httpx.Response, _body: Any) -> None:
 READERS: dict[str, Callable[[httpx.Response, Any], None]] = {
     reader.__name__: reader
     for reader in (
+        there,
         nothing,
         anything,
         health,
@@ -250,17 +259,28 @@ READERS: dict[str, Callable[[httpx.Response, Any], None]] = {
 }
 
 
-def replay(server: ServerProcess, request: dict[str, Any]) -> None:
+def replay(server: ServerProcess, request: dict[str, Any]) -> httpx.Response:
     body = request.get("body")
     limit = LIMITS.get(request["path"].partition("?")[0])
-    if limit and min((body[name] for name in LIMIT_NAMES if name in body), default=MOST) >= MOST:
-        body = {**body, limit: 16}
+    if limit:
+        # Ollama's clients set it among the options.
+        given = body.get("options", {}) if limit == "num_predict" else body
+        if min((given[name] for name in LIMIT_NAMES if name in given), default=MOST) >= MOST:
+            given = {**given, limit: 16}
+        body = {**body, "options": given} if limit == "num_predict" else given
     headers = {"Authorization": "Bearer none", "Content-Type": "application/json"}
     headers |= request.get("headers", {})
     with server.client(headers=headers) as client:
         answer = client.request(request.get("method", "POST"), request["path"], json=body)
     assert answer.status_code == 200, answer.text
     READERS[request["reads"]](answer, body)
+    return answer
+
+
+def prompt_tokens(answer: httpx.Response) -> tuple[int, int]:
+    """Of how many tokens the prompt is, and how many of these were in the cache."""
+    timings = json.loads(re.findall(r'"timings":({.*?})', answer.text)[-1])
+    return timings["prompt_n"] + timings["cache_n"], timings["cache_n"]
 
 
 @pytest.mark.parametrize("name", sorted(CLIENTS))
@@ -274,9 +294,15 @@ def test_a_client_reads_what_it_needs(name: str, server: ServerProcess) -> None:
 def test_a_client_reads_what_it_needs_of_a_model_with_tools(
     name: str, tools_server: ServerProcess
 ) -> None:
-    for request in CLIENTS[name]["requests"]:
-        if "tools" in request.get("body", {}):
-            replay(tools_server, request)
+    """And what it sends after a call goes on from where it was: only what is new is computed."""
+    asking = [r for r in CLIENTS[name]["requests"] if "tools" in r.get("body", {})]
+    answers = [replay(tools_server, request) for request in asking]
+    for before, request, answer in zip(answers, asking[1:], answers[1:], strict=False):
+        if "continues" in request:
+            first, _ = prompt_tokens(before)
+            whole, cached = prompt_tokens(answer)
+            # Where an answer begins, a template may write otherwise than where it once began.
+            assert first - 16 <= cached < whole, request["what"]
 
 
 def test_the_page_names_the_clients_that_are_replayed() -> None:
