@@ -10,12 +10,13 @@ import pytest
 
 from dflash_local import Model, calibration, demo
 from server_process import client, server
-from shapes import chain_model, f32_target, tree_model
+from shapes import chain_model, either_model, f32_target, tree_model
 from tool_server import tool_client, tool_server
 
 __all__ = [
     "chain_model",
     "client",
+    "either_model",
     "f32_target",
     "server",
     "tool_client",

@@ -20,6 +20,7 @@ from dflash_local import Model, Result, demo, load
 from dflash_local.branches import shared_out
 from dflash_local.draft_shape import DraftShape
 from dflash_local.sampling import TokenLogprob
+from dflash_local.stats import Stats
 from dflash_local.target import Target
 from gguf_files import dequantised
 from pair_engine import open_target
@@ -51,6 +52,12 @@ def tree_model(f32_target: Path) -> Iterator[Model]:
     """The shipped pair, all drafts trees."""
     with exact_model("tree", f32_target, n_ctx=2048) as loaded:
         yield loaded
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def either_model(request: pytest.FixtureRequest) -> Model:
+    """First the one, then the other."""
+    return loaded_for(request.param, request)
 
 
 @contextmanager
@@ -94,6 +101,15 @@ def assert_equal(drafted: Result, plain: Result) -> None:
         assert_close(drafted.logprobs, plain.logprobs)
     else:
         assert drafted.logprobs == plain.logprobs
+
+
+def assert_as_well_drafted(ours: Stats, theirs: Stats) -> None:
+    """Fail unless two answers came in as many rounds. The drafter computes with eight bits, so that
+    rounding may bring another node into a tree now and then."""
+    if not ours.tree_rounds:
+        assert ours.accepted_lengths == theirs.accepted_lengths
+    else:
+        assert abs(ours.rounds - theirs.rounds) <= 1 + theirs.rounds // 8
 
 
 def assert_close(ours: list[TokenLogprob], theirs: list[TokenLogprob]) -> None:
