@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from dflash_local import (
     demo,
     load,
 )
+from shapes import loaded_for
 
 N = 32
 NON_ASCII = "root ::= [äöüßéñ€日本語한국🙂😀]{14}"
@@ -49,8 +50,20 @@ def assert_ends_together(model: Model, prompt: str, result: Result) -> None:
 # What ends an answer
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 7, 15, 16, 17, 18])
-def test_max_tokens_anywhere_in_a_block(model: Model, prompt: str, n: int) -> None:
+@pytest.fixture
+def shaped(request: pytest.FixtureRequest) -> Model:
+    return loaded_for(request.param, request)
+
+
+def of_both_shapes(name: str, chain: Iterable[int], tree: Iterable[int]) -> pytest.MarkDecorator:
+    """A test of a model and a number, with fewer of these for trees."""
+    cases = [*(("chain", n) for n in chain), *(("tree", n) for n in tree)]
+    return pytest.mark.parametrize(("shaped", name), cases, indirect=["shaped"])
+
+
+@of_both_shapes("n", [1, 2, 3, 7, 15, 16, 17, 18], [2, 15, 17])
+def test_max_tokens_anywhere_in_a_block(shaped: Model, prompt: str, n: int) -> None:
+    model = shaped
     plain = cold(model, prompt, max_tokens=N, draft_width=0)
     result = cold(model, prompt, max_tokens=n)
     assert result.tokens == plain.tokens[:n]
@@ -59,8 +72,9 @@ def test_max_tokens_anywhere_in_a_block(model: Model, prompt: str, n: int) -> No
     assert_ends_together(model, prompt, result)
 
 
-@pytest.mark.parametrize("n", [1, 2, 5, 9, 15, 16, 17])
-def test_end_of_text_anywhere_in_a_block(model: Model, n: int) -> None:
+@of_both_shapes("n", [1, 2, 5, 9, 15, 16, 17], [2, 5, 15])
+def test_end_of_text_anywhere_in_a_block(shaped: Model, n: int) -> None:
+    model = shaped
     grammar = f"root ::= [0-9]{{{n}}}"  # a digit is a token
     result = cold(model, "x = ", grammar=grammar)
     assert result.finish_reason == "stop"
@@ -70,8 +84,9 @@ def test_end_of_text_anywhere_in_a_block(model: Model, n: int) -> None:
     assert_ends_together(model, "x = ", result)
 
 
-@pytest.mark.parametrize("at", [0, 1, 4, 9, 14, 22])
-def test_a_stop_string_anywhere_in_a_block(model: Model, prompt: str, at: int) -> None:
+@of_both_shapes("at", [0, 1, 4, 9, 14, 22], [4, 14, 22])
+def test_a_stop_string_anywhere_in_a_block(shaped: Model, prompt: str, at: int) -> None:
+    model = shaped
     text = cold(model, prompt, max_tokens=N, draft_width=0).text
     stop = text[2 * at : 2 * at + 3]
     plain = cold(model, prompt, max_tokens=N, draft_width=0, stop=stop)
@@ -111,11 +126,11 @@ def test_each_token_is_an_accepted_draft_or_the_targets_own(
     assert (chunks[0].drafting is None) == (width != "auto")
 
 
-@pytest.mark.parametrize("width", [0, 16])
-def test_characters_are_never_split(model: Model, width: int) -> None:
+@of_both_shapes("width", [0, 16], [16])
+def test_characters_are_never_split(shaped: Model, width: int) -> None:
     for seed in range(4):
         chunks = list(
-            model.stream("s = '", grammar=NON_ASCII, temperature=0.9, seed=seed, draft_width=width)
+            shaped.stream("s = '", grammar=NON_ASCII, temperature=0.9, seed=seed, draft_width=width)
         )
         result = chunks[-1].result
         assert result is not None and result.finish_reason == "stop"
@@ -125,7 +140,8 @@ def test_characters_are_never_split(model: Model, width: int) -> None:
         assert len(result.text) == 14 < len(result.tokens) - 1
 
 
-def test_a_seed_that_was_drawn_can_be_given_again(model: Model, prompt: str) -> None:
+def test_a_seed_that_was_drawn_can_be_given_again(either_model: Model, prompt: str) -> None:
+    model = either_model
     drawn = cold(model, prompt, max_tokens=N, temperature=1.0)
     again = cold(model, prompt, max_tokens=N, temperature=1.0, seed=drawn.seed, draft_width=0)
     assert again.tokens == drawn.tokens

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from dflash_local import InputError, Model, load, policy, sampling
+from dflash_local.draft_shape import DraftShape
+from shapes import SHAPES, assert_as_well_drafted, exact_file, exact_model, loaded_for
 
 N = 12
 OPTIONS = {"n_ctx": 512, "kv_type": "q8_0", "n_gpu_layers": 0, "n_threads": 1, "quiet": True}
@@ -33,20 +35,27 @@ def prompts(model: Model) -> list[list[int]]:
     return [text[100 * i : 100 * i + 130] for i in range(6)]
 
 
+@pytest.mark.parametrize("shape", SHAPES)
 def test_a_chat_goes_on_after_a_restart(
-    pair: tuple[Path, Path], model: Model, prompts: list[list[int]], tmp_path: Path
+    prompts: list[list[int]],
+    shape: DraftShape,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
 ) -> None:
     options = {"max_tokens": N, "draft_width": 8, "temperature": 0.7, "seed": 5}
     options |= {"presence_penalty": 0.5, "repeat_penalty": 1.2}
+    model = loaded_for(shape, request)
     model.forget()
     expected = model.generate(prompts[0], **options)
-    with load(*pair, **OPTIONS, cache_mb=8, cache_dir=tmp_path) as first:
+    target = exact_file(shape, request)
+    kept = {"n_ctx": 512, "cache_mb": 8, "cache_dir": tmp_path}
+    with exact_model(shape, target, **kept) as first:
         first.generate(prompts[0], **options)
-    with load(*pair, **OPTIONS, cache_mb=8, cache_dir=tmp_path) as second:
+    with exact_model(shape, target, **kept) as second:
         found = second.generate(prompts[0], **options)
         assert found.stats.cached_tokens == len(prompts[0]) - 1
         assert found.tokens == expected.tokens
-        assert found.stats.accepted_lengths == expected.stats.accepted_lengths
+        assert_as_well_drafted(found.stats, expected.stats)
         assert second.status().cache_hits == 1
         second.forget()
         assert second.generate(prompts[0], **options).stats.cached_tokens == 0

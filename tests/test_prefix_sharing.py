@@ -25,8 +25,9 @@ from dflash_local.sequence import Sequence
 from dflash_local.target import Target
 from dflash_local.target_options import TargetOptions
 from gap_rule import first_difference
-from pair_engine import answer, open_engine, open_target, request
+from pair_engine import answer, fused_drafter, open_engine, open_target, request
 from recurrent import write_mamba
+from shapes import assert_as_well_drafted, assert_close, exact_target
 
 N = 16
 MIB = 1 << 20
@@ -39,6 +40,13 @@ def engine() -> Iterator[Engine]:
     """Where verification is exact to the bit."""
     with open_engine(n_ctx=2048, n_seq=3, n_batch=256) as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def forking(f32_target: Path) -> Iterator[Engine]:
+    """Where trees round as little as can be."""
+    with exact_target("tree", f32_target, n_ctx=1024, n_seq=3) as target:
+        yield Engine(target, fused_drafter(target), n_seq=3)
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +80,10 @@ def warm(
     engine: Engine, way: str, before: list[int], prompt: list[int], folder: Path, **options: Any
 ) -> Sequence:
     """The answer to a prompt after one to `before`, whose content is to be had in some way only."""
-    width, params = options.pop("width"), options
+    width, n_busy, params = options.pop("width"), options.pop("n_busy", 200), options
     empty(engine)
     store = store_of(engine, folder if way == "disk" else None)
-    first = engine.begin(request(before, width, 200 if way == "busy" else N, **params))
+    first = engine.begin(request(before, width, n_busy if way == "busy" else N, **params))
     if way == "busy":
         while len(first.tokens) < 40:
             engine.step([first])
@@ -113,6 +121,22 @@ def test_the_second_answer_is_the_first(
     assert found.tokens == expected.tokens
     assert found.logprobs == expected.logprobs
     assert found.stats.accepted_lengths == expected.stats.accepted_lengths
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_second_answer_is_the_first_with_trees(
+    forking: Engine, text: list[int], way: str, tmp_path: Path
+) -> None:
+    """Where a slot, with all its branches, has been, and where it goes on."""
+    before, prompt = text[:200], text[:120] if way == "shared" else text[:200]
+    options = {"shape": "tree", "logprobs": 2, **(SEEDED if way in ("busy", "disk") else {})}
+    expected = cold(forking, prompt, 32, **options)
+    found = warm(forking, way, before, prompt, tmp_path, width=32, n_busy=70, **options)
+    assert found.stats.cached_tokens == len(prompt) - 1
+    assert found.tokens == expected.tokens
+    assert_close(found.logprobs, expected.logprobs)
+    assert_as_well_drafted(found.stats, expected.stats)
+    assert found.stats.tree_rounds > 0
 
 
 @pytest.mark.parametrize("way", ["shared", "busy", "memory", "disk"])
