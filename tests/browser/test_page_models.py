@@ -12,6 +12,7 @@ from visit import Visit, visiting
 
 from server_process import ServerProcess, serving
 
+BRIEF = {"max_tokens": 32, "temperature": 0}
 LOADING = "this model is loaded with the first message to it"
 
 
@@ -32,6 +33,7 @@ def several(
 @pytest.fixture
 def visit(browser: Browser, several: ServerProcess) -> Iterator[Visit]:
     with visiting(browser, several.url) as visit:
+        visit.change(**BRIEF)
         yield visit
 
 
@@ -112,6 +114,7 @@ def slow_page(browser: Browser, pair: tuple[Path, Path], folder: Path) -> Iterat
         serving(*models, "--gpu-layers", "0", environment=slow) as running,
         visiting(browser, running.url) as visit,
     ):
+        visit.change(**BRIEF)
         yield visit
 
 
