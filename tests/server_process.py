@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sysconfig
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -109,6 +110,14 @@ def serving(
         yield server
     finally:
         server.kill()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what happens soon."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it never came about"
+        time.sleep(0.02)
 
 
 @pytest.fixture(scope="session")

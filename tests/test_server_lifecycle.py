@@ -6,8 +6,7 @@ import json
 import signal
 import socket
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from server_process import ServerProcess, serving
+from server_process import ServerProcess, serving, until
 
 LONG = {"prompt": "def f(x):", "max_tokens": 3000, "stream": True, "ignore_eos": True}
 SHORT = {"prompt": "def f(x):", "max_tokens": 4}
@@ -37,14 +36,6 @@ def streaming(client: httpx.Client, body: dict[str, object]) -> Iterator[Iterato
         lines = answer.iter_lines()
         assert next(lines).startswith("data: ")
         yield lines
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what happens soon."""
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "it never came about"
-        time.sleep(0.02)
 
 
 def n_at_work(client: httpx.Client) -> int:

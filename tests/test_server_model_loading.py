@@ -15,8 +15,7 @@ import httpx
 import pytest
 
 from openai_api import CHAT, user
-from server_process import ServerProcess, serving
-from test_server_lifecycle import until
+from server_process import ServerProcess, serving, until
 
 SHORT = {"max_tokens": 1, "messages": user("Hi"), "temperature": 0}
 SLOW_S = 4

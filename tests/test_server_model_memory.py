@@ -13,8 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from server_process import ServerProcess, serving
-from test_server_lifecycle import until
+from server_process import ServerProcess, serving, until
 
 SMALL = (sys.executable, str(Path(__file__).with_name("small_machine.py")))
 LONG = {"prompt": "def f(x):", "max_tokens": 250, "stream": True, "ignore_eos": True, "logprobs": 5}

@@ -18,8 +18,7 @@ import pytest
 
 from dflash_local import Model
 from openai_api import CERTAIN, CHAT, COMPLETIONS, QUESTION, user
-from server_process import EXACT, ServerProcess, serving
-from test_server_lifecycle import until
+from server_process import EXACT, ServerProcess, serving, until
 
 SHORT = {"prompt": "def f(x):", "max_tokens": 1, "temperature": 0}
 UNKNOWN = "no-such-model"
