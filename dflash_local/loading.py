@@ -56,6 +56,7 @@ class Pair:
         tensor_split: List[float] | None = None,
         n_seq: int = 1,
         draft_window: int = 0,
+        draft_shape: DraftShape = "chain",
     ) -> Plan:
         """What `load` would do on a machine of `devices`. Raises InputError for what does not fit
         there."""
@@ -71,11 +72,18 @@ class Pair:
             n_outputs=min(n_batch, MAX_OUTPUT_ROWS * n_seq),
             flash_attn=flash_attn,
             draft_window=draft_window,
+            n_branches=self.n_branches(draft_shape, n_seq, n_batch),
             split_mode=split_mode,
             main_gpu=main_gpu,
             tensor_split=tensor_split,
             devices=devices,
         )
+
+    def n_branches(self, draft_shape: DraftShape, n_seq: int, n_batch: int) -> int:
+        """Sequence ids of each of `n_seq` sequences: 1 where drafts are chains, as are all of a
+        drafter without a choice of candidates."""
+        trees = draft_shape != "chain" and self.spec is not None and self.spec.runs_on == "fused"
+        return shared_out(n_seq, n_batch) if trees else 1
 
 
 def open_pair(target: str | os.PathLike[str], draft: str | os.PathLike[str] | None = None) -> Pair:
@@ -146,11 +154,11 @@ def load(
         n_batch=n_batch,
         flash_attn=flash_attn,
         draft_window=draft_window,
+        draft_shape=draft_shape,
         split_mode=split_mode,
         main_gpu=main_gpu,
         tensor_split=tensor_split,
     )
-    trees = draft_shape != "chain" and spec is not None and spec.runs_on == "fused"
     options = TargetOptions(
         n_ctx=plan.n_ctx,
         n_seq=plan.n_seq,
@@ -163,7 +171,7 @@ def load(
         main_gpu=main_gpu,
         tensor_split=plan.tensor_split,
         tapped_layers=spec.target_layers if spec else (),
-        n_branches=shared_out(plan.n_seq, plan.n_batch) if trees else 1,
+        n_branches=pair.n_branches(draft_shape, plan.n_seq, plan.n_batch),
     )
     for line in plan.lines():
         say(line)

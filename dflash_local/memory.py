@@ -1,14 +1,10 @@
-"""Memory, in bytes: what the host has left for this process, and what a pair of models takes."""
+"""What a pair of models takes of a machine's memory, in bytes."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -21,12 +17,11 @@ _MIB, _GIB = 1 << 20, 1 << 30
 _HOST_MARGIN, _GPU_LEAST, _GPU_MOST = 256 * _MIB, 512 * _MIB, 1024 * _MIB
 OUTPUT_ROWS, UBATCH_ROWS = 64, 512  # what Target asks llama.cpp for: logits a sequence, ubatch
 _CELLS = 256  # llama.cpp rounds a context up to this, the draft graph its KV length too
+_ID_BYTES = 48  # of a token in the list that llama.cpp keeps of each sequence id
 _SPARE_ROWS = 64  # that the draft graph's cache keeps before a window
 _BLOCK_TENSOR = re.compile(r"^blk\.(\d+)\.")
 _INPUT_TENSORS = ("token_", "position_embd", "per_layer_token_embd")  # never put on a GPU
 _MAPPED_TYPES = ("F32", "F16", "BF16")  # used where the file is mapped; the CPU re-packs others
-
-_UNLIMITED = 1 << 60  # cgroup v1 says "no limit" with a number just below 2**63
 
 
 @dataclass(frozen=True)
@@ -102,8 +97,9 @@ class Footprint:
         n_outputs: int | None,
         flash_attn: bool,
         draft_window: int = 0,
+        n_branches: int = 1,
     ) -> None:
-        self._draft_window = draft_window
+        self._draft_window, self._n_branches = draft_window, n_branches
         self._target, self._arch = target, target.architecture
         self._n_seq, self._n_batch, self._flash_attn = n_seq, n_batch, flash_attn
         self.n_blocks = target.require(f"{self._arch}.block_count", int)
@@ -270,11 +266,14 @@ class Footprint:
         return 4 * (min(rows, self._n_outputs) * self._n_vocab + 2 * rows * self._n_embd)
 
     def host_buffers(self, n_ctx: int, copies: int = 1) -> int:
-        """What the host holds whatever is on GPUs: inputs, taps, and the logits of all rows."""
+        """What the host holds whatever is on GPUs: inputs, taps, the logits of all rows, and which
+        sequence ids bear which tokens: after a wide tree, all ids of a sequence all of its tokens.
+        """
         rows = self._rows(n_ctx)
         inputs = 4 * rows * self._n_embd + 2 * self._masks * rows * cells(n_ctx) * copies
         taps = 4 * self._n_batch * self.taps * self._n_embd
-        return inputs + taps + 4 * self._n_outputs * self._n_vocab
+        ids = _ID_BYTES * self._n_branches * cells(n_ctx)
+        return inputs + taps + ids + 4 * self._n_outputs * self._n_vocab
 
     def _rows(self, n_ctx: int) -> int:
         return min(self._n_batch, UBATCH_ROWS, cells(n_ctx))
@@ -294,107 +293,3 @@ def _at(value: Any, layer: int) -> int:
 
 def _largest(value: Any) -> int:
     return int(max(value, default=0) if isinstance(value, list) else value or 0)
-
-
-def host_memory(fallback: tuple[int, int] = (0, 0)) -> tuple[int, int]:
-    """(available, total) bytes; `fallback` where the operating system does not tell.
-
-    Available counts what the system can take back from its page cache.
-    """
-    available, total = _machine(fallback)
-    for limit, used in _cgroups():
-        total = min(total, limit)
-        available = min(available, max(0, limit - used))
-    return min(available, total), total
-
-
-def _machine(fallback: tuple[int, int]) -> tuple[int, int]:
-    found = parse_meminfo(_read(Path("/proc/meminfo")))
-    if found is None and sys.platform == "darwin":
-        found = _darwin()
-    return found or _sysconf() or fallback
-
-
-def parse_meminfo(text: str) -> tuple[int, int] | None:
-    """(available, total) bytes of a /proc/meminfo; None without both lines."""
-    found = {key: int(kib) * 1024 for key, kib in re.findall(r"^(\w+):\s+(\d+) kB", text, re.M)}
-    if "MemTotal" not in found or "MemAvailable" not in found:
-        return None
-    return found["MemAvailable"], found["MemTotal"]
-
-
-def parse_vm_stat(text: str) -> int | None:
-    """Available bytes by the output of macOS's `vm_stat`: free, inactive and purgeable pages."""
-    size = re.search(r"page size of (\d+) bytes", text)
-    pages = dict(re.findall(r"^Pages ([\w ]+):\s+(\d+)", text, re.M))
-    if not size or "free" not in pages:
-        return None
-    kinds = ("free", "inactive", "purgeable", "speculative")
-    return int(size[1]) * sum(int(pages.get(kind, 0)) for kind in kinds)
-
-
-def _darwin() -> tuple[int, int] | None:
-    try:
-        text = subprocess.run(
-            ["/usr/bin/vm_stat"], capture_output=True, text=True, timeout=5, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
-    available, pages = parse_vm_stat(text), _sysconf()
-    return (available, pages[1]) if available is not None and pages else None
-
-
-def _sysconf() -> tuple[int, int] | None:
-    if sys.platform == "win32":
-        return None
-    try:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return None
-    return (total, total) if total > 0 else None
-
-
-def _cgroups() -> list[tuple[int, int]]:
-    """(limit, used) bytes of every memory limit above this process, of cgroup v2 and v1."""
-    if sys.platform != "linux":
-        return []
-    return cgroup_limits(_read(Path("/proc/self/cgroup")), Path("/sys/fs/cgroup"))
-
-
-def cgroup_limits(membership: str, root: Path) -> list[tuple[int, int]]:
-    """(limit, used) bytes for each limited group that `membership` (/proc/self/cgroup) names.
-
-    A parent's limit holds for its children. In a container the named folder may not exist; the
-    root of the mount is then the container's own group, so it is always read.
-    """
-    limits = []
-    for line in membership.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            base, names = root, ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            base = root / "memory"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        else:
-            continue
-        group = Path(path.lstrip("/"))
-        for folder in [base / group, *(base / parent for parent in group.parents)]:
-            limit = _number(folder / names[0])
-            if limit is None or limit >= _UNLIMITED:
-                continue
-            cache = re.search(rf"^{names[2]} (\d+)", _read(folder / "memory.stat"), re.M)
-            used = (_number(folder / names[1]) or 0) - (int(cache[1]) if cache else 0)
-            limits.append((limit, max(0, used)))
-    return limits
-
-
-def _number(path: Path) -> int | None:
-    text = _read(path).strip()
-    return int(text) if text.isdigit() else None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError):
-        return ""

@@ -106,6 +106,7 @@ def make_plan(
     n_outputs: int | None = None,
     flash_attn: bool = True,
     draft_window: int = 0,
+    n_branches: int = 1,
     split_mode: str = "layer",
     main_gpu: int = 0,
     tensor_split: Sequence[float] | None = None,
@@ -117,7 +118,8 @@ def make_plan(
     target was trained on, at most 32768, halved until it fits, down to 4096; failing that, 4096
     with as many layers on GPUs as fit, then 2048. `n_gpu_layers` -1 means all. `n_outputs` is
     llama.cpp's `n_outputs_max`, None what Target takes. `draft_window` is how many tokens the
-    drafter looks back at, 0 for all. Raises InputError.
+    drafter looks back at, 0 for all, `n_branches` the sequence ids of each sequence, more than one
+    where it forks. Raises InputError.
     """
     _check_whole("n_ctx", n_ctx, 16, MAX_CONTEXT)
     _check_whole("n_gpu_layers", n_gpu_layers, -1, None)
@@ -136,6 +138,7 @@ def make_plan(
         n_outputs=n_outputs,
         flash_attn=flash_attn,
         draft_window=draft_window,
+        n_branches=n_branches,
     )
     _check_whole("main_gpu", main_gpu, 0, max(0, len(usable_gpus(devices)) - 1))
     machine = Machine(model, devices, split_mode, main_gpu, tensor_split)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dflash_local.memory import host_memory
+from dflash_local.host_memory import host_memory
 
 PINNED = "0.3.36"
 INSTALL = f"pip install --force-reinstall --no-cache-dir llama-cpp-python=={PINNED}"

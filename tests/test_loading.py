@@ -38,7 +38,7 @@ def test_what_the_listener_raises_ends_a_load(pair: tuple[Path, Path], end: floa
 
 
 def test_what_a_pair_would_take_is_what_it_takes(pair: tuple[Path, Path]) -> None:
-    wanted = {"n_ctx": 512, "n_gpu_layers": 0, "n_seq": 2}
+    wanted = {"n_ctx": 512, "n_gpu_layers": 0, "n_seq": 2, "draft_shape": "tree"}
     plan = open_pair(*pair).plan(runtime.devices(), **wanted)
     with load(*pair, **wanted, n_threads=1, quiet=True) as model:
         assert model.plan is not None

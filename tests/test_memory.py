@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from dflash_local import Model, demo, load
+from dflash_local.draft import ANCHOR, Draft
+from dflash_local.verify_batch import VerifyBatch
+from pair_engine import open_target
 
 # What the allocator may still gain after 100 requests: arenas of new threads' first use, a heap
 # that fragments. A leak of a row of logits (32 KB) or of the features of a round (6 KB and more)
@@ -61,3 +64,21 @@ def one_request(model: Model, draw: random.Random, prompt: str) -> None:
             break
         if n == last and how == "cancelled":
             cancel.set()
+
+
+@pytest.mark.slow
+def test_a_wide_tree_takes_what_is_planned_for_its_ids() -> None:
+    """All ids of a sequence then bear all of its tokens."""
+    n_tokens, n_branches = 1536, 64
+    with open_target(n_ctx=2048, n_branches=n_branches) as target:
+        for begin in range(0, n_tokens, 512):
+            target.decode([7] * 512, range(begin, begin + 512), [0] * 512, [False] * 512)
+        before = resident_bytes()
+        batch = VerifyBatch(n_branches)
+        nodes = range(n_branches - 2)
+        batch.add(0, n_tokens, 5, Draft([6 + i for i in nodes], [ANCHOR] * len(nodes)), forks=True)
+        n = len(batch.tokens)
+        target.decode(batch.tokens, batch.positions, batch.seq_ids, [True] * n, batch.all_lines)
+        grown = resident_bytes() - before
+        planned = 48 * n_tokens * (n_branches - 1)
+        assert 0.8 * planned < grown < 1.2 * planned + BOUND

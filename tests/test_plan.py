@@ -359,6 +359,11 @@ def test_the_shipped_pair_takes_what_was_planned(n_ctx, kv_type):
         opened.close()
 
 
+def test_ids_of_a_sequence_that_forks_are_counted_on_the_host():
+    one, many = (plan(gpu(24), host(), n_ctx=32768, n_branches=n).host.compute for n in (1, 64))
+    assert many - one == 48 * 63 * 32768
+
+
 def test_the_plan_counts_the_rows_that_the_target_asks_for():
     assert memory.OUTPUT_ROWS == MAX_OUTPUT_ROWS
 

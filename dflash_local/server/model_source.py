@@ -24,6 +24,7 @@ _PLANNED = (
     "tensor_split",
     "n_seq",
     "draft_window",
+    "draft_shape",
 )
 
 
