@@ -39,10 +39,10 @@ class PassTimes:
         known = (n_rows, forked) == (self._rows, self._forked)
         self._fresh = max(self._fresh - 1, 0) if known else _TO_CAPTURE
         if forked:
-            if known:
-                costs.observe_fork(n_rows, depth, seconds)
-            else:
+            if not known:
                 costs.observe_switch(n_rows, depth, seconds - costs.fork_s)
+            elif not self._fresh:  # else a GPU's graph was still being made
+                costs.observe_fork(n_rows, depth, seconds)
         elif known:
             costs.observe_step(n_rows, depth, seconds)
         elif self._skipped:
