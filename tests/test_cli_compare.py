@@ -1,0 +1,57 @@
+"""`--compare` holds drafts against plain decoding, and trees against chains as well."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+COMMAND = Path(sysconfig.get_path("scripts"), "dflash-local")
+ARGUMENTS = (
+    *("complete", "--compare", "--threads", "1", "--gpu-layers", "0", "--ctx", "512"),
+    *("--kv-type", "q8_0", "-n", "32", "def is_prime(n):"),
+)
+
+
+def compare(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COMMAND, *ARGUMENTS, *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ,
+        timeout=300,
+    )
+
+
+@pytest.mark.parametrize("width", ["16", "32"])
+def test_trees_are_held_against_plain_decoding_and_chains(width: str) -> None:
+    """Also where they are wider than any chain."""
+    done = compare("--draft-shape", "tree", "--draft-width", width)
+    assert done.returncode == 0, done.stderr
+    told = done.stderr
+    assert re.search(r"plain decoding: [\d.]+ tokens/s; drafting is [\d.]+ times as fast", told)
+    assert re.search(r"chains: [\d.]+ tokens/s; drafting trees is [\d.]+ times as fast", told)
+    trees = re.search(r"^trees: ([\d.]+) tokens a round of (.*)$", told, re.M)
+    chains = re.search(r"^chains: ([\d.]+) tokens a round of (.*) drafts$", told, re.M)
+    assert trees and chains
+    assert float(trees[1]) >= float(chains[1]) >= 1
+    assert re.fullmatch(r"[\d.]+ drafts, [\d.]+ deep, in [\d.]+ branches; .*", trees[2])
+
+
+def test_json_has_both() -> None:
+    done = compare("--draft-shape", "tree", "--draft-width", "16", "--json")
+    compared = json.loads(done.stdout)["compare"]
+    assert compared["ratio"] > 0 and compared["chain"]["ratio"] > 0
+    drafts = compared["chain"]["drafts"]
+    assert drafts["branches"] == 1 and drafts["depth"] == drafts["nodes"]
+
+
+def test_chains_are_held_against_plain_decoding_alone() -> None:
+    done = compare("--draft-width", "16", "--json")
+    compared = json.loads(done.stdout)["compare"]
+    assert compared["equal"] and compared["chain"] is None
