@@ -40,7 +40,7 @@ def lines(parents: Sequence[int], n_branches: int) -> Lines:
     too few for that, a row shares the branch of its first child, and the graph is built anew for
     each other shape. Raises ValueError where not even each leaf can have its own."""
     n = len(parents)
-    owners = range(n)
+    owners: Sequence[int] = range(n)
     if n >= n_branches:
         inner = set(parents)
         owners = [node for node in range(n) if node not in inner]
