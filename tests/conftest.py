@@ -39,8 +39,8 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         # the machine's cores many times slower.
         patch.setenv("DFLASH_LOCAL_THREADS", "1")
         # What drafting costs decides no answer, so it need not be measured well.
-        patch.setattr(calibration, "BUDGET_S", 0.2)
-        patch.setenv("DFLASH_LOCAL_CALIBRATION_S", "0.2")
+        patch.setattr(calibration, "BUDGET_S", 0.05)
+        patch.setenv("DFLASH_LOCAL_CALIBRATION_S", "0.05")
         yield folder
 
 

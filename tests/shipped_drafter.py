@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +72,18 @@ def write(folder: Path) -> Path:
     """Write it into `folder`, weights in F32: these give the stored Q8_0 again."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config()), encoding="utf-8")
-    stored: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
+    write_safetensors(folder / "model.safetensors", _tensors())
+    return folder
+
+
+@cache
+def _tensors() -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    found: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
     for tensor in gguf.GGUFReader(demo.pair()[1]).tensors:
         values = quants.dequantize(tensor.data, tensor.tensor_type)
         shape = tuple(int(extent) for extent in reversed(tensor.shape))
-        stored[_hf_name(tensor.name)] = ("F32", shape, values.astype("<f4").tobytes())
-    write_safetensors(folder / "model.safetensors", stored)
-    return folder
+        found[_hf_name(tensor.name)] = ("F32", shape, values.astype("<f4").tobytes())
+    return found
 
 
 def _hf_name(name: str) -> str:

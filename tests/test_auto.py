@@ -220,8 +220,15 @@ def test_a_cancelled_answer_leaves_the_next_one_right(
 # One request after another
 
 
-@pytest.mark.parametrize("first", ["auto", 16, 0])
-@pytest.mark.parametrize("decider", ["even", "probing", "resigning", "by lot"])
+@pytest.mark.parametrize(
+    ("decider", "first"),
+    [
+        ("even", 16),
+        ("probing", "auto"),
+        ("resigning", 0),
+        *(("by lot", first) for first in ("auto", 16, 0)),
+    ],
+)
 def test_a_request_after_another(
     pair: Pair, prompts: list[list[int]], decider: str, first: Any
 ) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import count, product
+from itertools import count
 from typing import Any
 
 import pytest
@@ -197,8 +197,10 @@ def long_answers() -> Iterator[Callable[[int], Known]]:
     ("decider", "n_prompt"),
     [
         ("hopeless", 193),
-        *product(["probing"], [40, 193]),
-        *product(["by lot"], [40, 192, 193, 400]),
+        ("probing", 40),
+        ("by lot", 193),
+        pytest.param("probing", 193, marks=pytest.mark.slow),
+        *(pytest.param("by lot", n, marks=pytest.mark.slow) for n in (40, 192, 400)),
     ],
 )
 def test_rows_reach_the_drafter_before_they_are_overwritten(

@@ -158,6 +158,7 @@ def test_a_checkpoint_of_another_name_is_found(tmp_path: Path) -> None:
     assert "which of drafter.safetensors, other.safetensors" in refusal(tmp_path)
 
 
+@pytest.mark.slow
 def test_memory_stays_small_whatever_the_tensor(tmp_path: Path) -> None:
     """Two tensors of 600 MB, of zeros that the disk does not hold, read in rows of 4 MB."""
     rows, width = 150_000, 2048

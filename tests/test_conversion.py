@@ -63,15 +63,27 @@ def values(path: Path) -> dict[str, np.ndarray]:
     return {t.name: quants.dequantize(t.data, t.tensor_type) for t in tensors}
 
 
+@pytest.fixture(scope="module")
+def shipped_contents(pair: Pair) -> dict[str, tuple[int, bytes]]:
+    return contents(pair[1])
+
+
+@pytest.fixture(scope="module")
+def shipped_values(pair: Pair) -> dict[str, np.ndarray]:
+    return values(pair[1])
+
+
 def provenance(file: GgufFile) -> dict[str, Any]:
     names = ("dflash_local.", "general.source.", "general.base_model.", "general.license")
     return {key: value for key, value in file.metadata.items() if key.startswith(names)}
 
 
-def test_the_shipped_drafter_comes_out_as_it_was(pair: Pair, drafter: Path, tmp_path: Path) -> None:
+def test_the_shipped_drafter_comes_out_as_it_was(
+    pair: Pair, drafter: Path, shipped_contents: dict[str, tuple[int, bytes]], tmp_path: Path
+) -> None:
     target, shipped = pair
     found = convert(drafter, target=target, output=tmp_path / "d.gguf")
-    assert contents(found.path) == contents(shipped)
+    assert contents(found.path) == shipped_contents
     before, after = GgufFile.open(shipped), GgufFile.open(found.path)
     ours = ("dflash_local.", "general.base_model.", "general.name", "general.size_label")
     keys = (before.metadata.keys() | after.metadata.keys()) - {
@@ -107,13 +119,21 @@ def test_it_drafts_as_the_shipped_one(pair: Pair, drafter: Path, tmp_path: Path)
     assert after.stats.drafted == before.stats.drafted
 
 
-@pytest.mark.parametrize("outtype", ["bf16", "f16", "f32", "q4_k_m", "q4_0"])
+@pytest.mark.parametrize(
+    "outtype",
+    ["f16", "q4_k_m", *(pytest.param(t, marks=pytest.mark.slow) for t in ("bf16", "f32", "q4_0"))],
+)
 def test_every_kind_of_file_drafts(
-    outtype: str, pair: Pair, drafter: Path, plain_tokens: list[int], tmp_path: Path
+    outtype: str,
+    pair: Pair,
+    drafter: Path,
+    shipped_values: dict[str, np.ndarray],
+    plain_tokens: list[int],
+    tmp_path: Path,
 ) -> None:
     found = convert(drafter, target=pair[0], outtype=outtype, output=tmp_path / "d.gguf")
     assert "llama.cpp drafts a block" in found.checks
-    before, after = values(pair[1]), values(found.path)
+    before, after = shipped_values, values(found.path)
     assert before.keys() == after.keys()
     for name in before:
         error = np.abs(after[name].ravel() - before[name].ravel()).max()
@@ -158,13 +178,15 @@ def test_a_reduced_vocabulary_is_mapped_to_tokens(pair: Pair, tmp_path: Path) ->
     assert found.left_out == {"t2d": "the reverse of d2t"}
 
 
-def test_files_of_the_target_do_as_well(pair: Pair, drafter: Path, tmp_path: Path) -> None:
+def test_files_of_the_target_do_as_well(
+    pair: Pair, drafter: Path, shipped_contents: dict[str, tuple[int, bytes]], tmp_path: Path
+) -> None:
     files = tmp_path / "Tiny-Coder"
     files.mkdir()
     tokenizer_files.source(files, tokenizer_files.hf_files(GgufFile.open(pair[0])))
     found = convert(drafter, target=files, output=tmp_path / "d.gguf")
     assert found.target == "Tiny-Coder"
-    assert contents(found.path) == contents(pair[1])
+    assert contents(found.path) == shipped_contents
     before, after = GgufFile.open(pair[1]).metadata, GgufFile.open(found.path).metadata
     for key in before:
         if key.startswith(("tokenizer.", "dflash.")):
@@ -194,7 +216,7 @@ def test_the_config_of_the_target_tells_of_its_positions(pair: Pair, tmp_path: P
 
 
 def test_a_target_that_is_not_drafted_for_here_is_no_obstacle(
-    pair: Pair, drafter: Path, tmp_path: Path
+    pair: Pair, drafter: Path, shipped_contents: dict[str, tuple[int, bytes]], tmp_path: Path
 ) -> None:
     keys, _ = parts(pair[0])
     changes: dict[str, Value | None] = {"general.architecture": ("qwen3vl", STRING, None)}
@@ -204,7 +226,7 @@ def test_a_target_that_is_not_drafted_for_here_is_no_obstacle(
     changes["qwen3vl.rope.dimension_sections"] = ([24, 20, 20, 0], ARRAY, INT32)
     target = changed(pair[0], tmp_path / "target.gguf", keys=changes)
     found = convert(drafter, target=target, output=tmp_path / "d.gguf")
-    assert contents(found.path) == contents(pair[1])
+    assert contents(found.path) == shipped_contents
     assert GgufFile.open(found.path).get("dflash.rope.dimension_sections") == [32, 0, 0, 0]
     assert "llama.cpp drafts a block" in found.checks
     assert found.notes == ["dflash-local cannot draft for this target: 'qwen3vl' offers no taps"]
