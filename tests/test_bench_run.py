@@ -258,6 +258,7 @@ def test_json_has_the_fields_that_scripts_read(report: Report) -> None:
         "text_is_valid",
         "memory_bytes",
         "rows",
+        "tree_over_chain",
         "cost_curve",
         "concurrency",
         "llama_server",
@@ -276,6 +277,11 @@ def test_json_has_the_fields_that_scripts_read(report: Report) -> None:
     assert set(row["plain"]["stage_s"]) == set(STAGES)
     assert told["n_compared"] == 24 and told["n_differing"] == 0 and told["text_is_valid"] is True
     assert [point["rows"] for point in told["cost_curve"]] == [1, 2, 4]
+    assert [(gain["temperature"], gain["width"]) for gain in told["tree_over_chain"]] == [
+        (0.0, 4),
+        (0.8, 4),
+    ]
+    assert all(gain["tokens_per_second"] > 0 for gain in told["tree_over_chain"])
     assert set(told["memory_bytes"]) == {
         "target",
         "target_cache",
@@ -302,6 +308,7 @@ def test_the_terminal_gets_every_section_in_plain_characters(report: Report) -> 
         assert f"\n{heading}" in text
     assert "answers with drafts: all 24 equal plain decoding's" in text
     assert "note: a note" in text
+    assert "trees over chains of 4 rows, temperature 0: " in text
     assert text.count("chat (2)") == 12
     assert "chain 4" in text and "tree 4" in text
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from dflash_local.bench.against import PeerRow
 from dflash_local.bench.concurrency import ConcurrencyRow
+from dflash_local.bench.gain import gains
 from dflash_local.bench.machine import Machine, Memory
 from dflash_local.bench.measure import PLAIN, Acceptance, Way, significant
 from dflash_local.bench.run import Difference, Row, Settings
@@ -111,6 +112,7 @@ class Report:
             "text_is_valid": self.synthetic_length is None,
             "memory_bytes": asdict(self.memory) if self.memory else None,
             "rows": [row.as_dict() for row in self.rows],
+            "tree_over_chain": [gain.as_dict() for gain in gains(self.rows)],
             "cost_curve": [
                 {"rows": rows, "seconds": significant(s)} for rows, s in self.curve.items()
             ],

@@ -8,6 +8,7 @@ from typing import Any
 from tabulate import tabulate
 
 from dflash_local.bench import cells
+from dflash_local.bench.gain import gains
 from dflash_local.bench.machine import Machine
 from dflash_local.bench.measure import CURVE_DEPTH, PLAIN, STAGES, Acceptance
 from dflash_local.bench.report import Report, temperatures_of
@@ -258,6 +259,8 @@ def _memory(report: Report) -> str:
 def _tail(report: Report) -> Iterator[str]:
     if report.n_compared:
         yield _sameness(report)
+    for gain in gains(report.rows):
+        yield gain.text()
     yield from _reasons(report)
     for source in dict.fromkeys(value.source for value in report.paper.values()):
         yield f"paper: {source}; its speed-up is that of another program and machine"
