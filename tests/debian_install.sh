@@ -3,12 +3,14 @@
 # none. Tries again where a mirror has a hiccup, or its lists are older than its packages.
 set -eu
 
-if ! command -v apt-get >/dev/null; then
-    echo "this is no Debian: install what Debian calls $*, and try again" >&2
-    exit 1
-fi
 as_root=
 [ "$(id -u)" = 0 ] || as_root=sudo
+for command in apt-get $as_root; do
+    if ! command -v "$command" >/dev/null; then
+        echo "no $command here: install what Debian calls $*, and try again" >&2
+        exit 1
+    fi
+done
 
 apt() {
     $as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -y \
