@@ -79,7 +79,7 @@ FILES = (
 DRAFT_SHAPE = option(
     "--draft-shape",
     type=click.Choice(SHAPES),
-    default="chain",
+    show_default="auto on a GPU, else chain",
     help="Whether drafts are chains or trees, all branches of which are checked at once; auto "
     "does what pays.",
 )

@@ -56,10 +56,11 @@ class Pair:
         tensor_split: List[float] | None = None,
         n_seq: int = 1,
         draft_window: int = 0,
-        draft_shape: DraftShape = "chain",
+        draft_shape: DraftShape | None = None,
     ) -> Plan:
         """What `load` would do on a machine of `devices`. Raises InputError for what does not fit
         there."""
+        shape = usual_shape(devices, n_gpu_layers) if draft_shape is None else draft_shape
         return make_plan(
             self.target,
             self.draft,
@@ -72,7 +73,7 @@ class Pair:
             n_outputs=min(n_batch, MAX_OUTPUT_ROWS * n_seq),
             flash_attn=flash_attn,
             draft_window=draft_window,
-            n_branches=self.n_branches(draft_shape, n_seq, n_batch),
+            n_branches=self.n_branches(shape, n_seq, n_batch),
             split_mode=split_mode,
             main_gpu=main_gpu,
             tensor_split=tensor_split,
@@ -84,6 +85,13 @@ class Pair:
         drafter without a choice of candidates."""
         trees = draft_shape != "chain" and self.spec is not None and self.spec.runs_on == "fused"
         return shared_out(n_seq, n_batch) if trees else 1
+
+
+def usual_shape(devices: List[Device], n_gpu_layers: int | None = None) -> DraftShape:
+    """What drafts are where nobody says it: "auto" on a GPU, to which rows of one pass cost little.
+    On a CPU each costs nearly as much as a pass, and chains are checked to the bit there."""
+    uses_gpu = n_gpu_layers != 0 and any(device.type in ("gpu", "igpu") for device in devices)
+    return "auto" if uses_gpu else "chain"
 
 
 def open_pair(target: str | os.PathLike[str], draft: str | os.PathLike[str] | None = None) -> Pair:
@@ -110,7 +118,7 @@ def load(
     tensor_split: List[float] | None = None,
     n_seq: int = 1,
     draft_window: int = 0,
-    draft_shape: DraftShape = "chain",
+    draft_shape: DraftShape | None = None,
     cache_mb: int = 0,
     cache_dir: str | os.PathLike[str] | None = None,
     recalibrate: bool = False,
@@ -129,9 +137,9 @@ def load(
     poor without a window: the shipped pair accepts 2.3 tokens a round after 1800 with a window of
     512, 1.1 without; after 500 both accept 2.6. Drafts are of `draft_shape`: a "chain", or a "tree"
     of which the target checks all branches in one pass, where the drafter gives several candidates
-    for a position and llama.cpp has the sequence ids; "auto" takes what pays best. Prompts and
-    answers that leave their slot are kept in `cache_mb` MiB of host memory and, with `cache_dir`,
-    in as many MiB of files in that folder.
+    for a position and llama.cpp has the sequence ids; "auto" takes what pays best; None is
+    "auto" on a GPU and "chain" on a CPU. Prompts and answers that leave their slot are kept in
+    `cache_mb` MiB of host memory and, with `cache_dir`, in as many MiB of files in that folder.
     `recalibrate` measures what drafting costs on this machine though it is known from an earlier
     time. `progress` hears the part of the target that is loaded, from 0 to 1, also where more is
     done before and after; what it raises ends the load. Raises FileError for bad files, PairError
@@ -142,11 +150,13 @@ def load(
     steps = _Steps(progress)
     steps(0.0)
     check_store(cache_mb, cache_dir)
-    checked_shape(draft_shape)
+    devices = runtime.devices()
+    shape = usual_shape(devices, n_gpu_layers) if draft_shape is None else draft_shape
+    checked_shape(shape)
     pair = open_pair(target, draft)
     target_file, draft_file, spec = pair.target, pair.draft, pair.spec
     plan = pair.plan(
-        runtime.devices(),
+        devices,
         n_ctx=n_ctx,
         n_gpu_layers=n_gpu_layers,
         kv_type=kv_type,
@@ -154,7 +164,7 @@ def load(
         n_batch=n_batch,
         flash_attn=flash_attn,
         draft_window=draft_window,
-        draft_shape=draft_shape,
+        draft_shape=shape,
         split_mode=split_mode,
         main_gpu=main_gpu,
         tensor_split=tensor_split,
@@ -171,7 +181,7 @@ def load(
         main_gpu=main_gpu,
         tensor_split=plan.tensor_split,
         tapped_layers=spec.target_layers if spec else (),
-        n_branches=pair.n_branches(draft_shape, plan.n_seq, plan.n_batch),
+        n_branches=pair.n_branches(shape, plan.n_seq, plan.n_batch),
     )
     for line in plan.lines():
         say(line)
@@ -203,8 +213,8 @@ def load(
         controller = _controller(loaded, drafter, say, recalibrate) if drafter else None
         store = open_store(loaded, drafter, cache_mb, cache_dir, say)
         model = Model(loaded, drafter, plan, controller=controller, store=store, say=say)
-        model.draft_shape = draft_shape
-        if draft_shape == "tree" and (reason := model.engine.chains_because):
+        model.draft_shape = shape
+        if shape == "tree" and (reason := model.engine.chains_because):
             say(reason)
         return model
     except BaseException:

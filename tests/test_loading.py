@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from dflash_local import load, runtime
-from dflash_local.loading import open_pair
+from dflash_local.loading import open_pair, usual_shape
+from dflash_local.runtime import Device
 
 OPTIONS = {"n_ctx": 512, "n_gpu_layers": 0, "n_threads": 1}
 
@@ -44,3 +45,16 @@ def test_what_a_pair_would_take_is_what_it_takes(pair: tuple[Path, Path]) -> Non
         assert model.plan is not None
         assert model.plan.host.needed == plan.host.needed
         assert (model.plan.n_ctx, model.plan.mapped_bytes) == (plan.n_ctx, plan.mapped_bytes)
+
+
+def test_drafts_are_trees_or_chains_where_rows_are_cheap() -> None:
+    cpu = Device("CPU", "", "cpu", 1 << 30, 1 << 30)
+    gpu = Device("CUDA0", "", "gpu", 1 << 30, 1 << 30)
+    assert usual_shape([cpu]) == "chain"
+    assert usual_shape([gpu, cpu]) == "auto"
+    assert usual_shape([gpu, cpu], n_gpu_layers=0) == "chain"
+
+
+def test_on_a_cpu_drafts_are_chains(pair: tuple[Path, Path]) -> None:
+    with load(*pair, **OPTIONS, quiet=True) as model:
+        assert (model.draft_shape, model.target.options.n_branches) == ("chain", 1)
