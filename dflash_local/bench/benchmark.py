@@ -110,8 +110,12 @@ def _together(
     a single one."""
     loading = {**order.loading, "n_seq": max(order.concurrency)}
     with load(order.target, order.draft, **loading) as model:
+        order, told = _within(model, order)
         restart = _accept(model.engine, order)
-        return run_together(model.engine, cases, order.concurrency, order.settings, say, restart)
+        rows, notes = run_together(
+            model.engine, cases, order.concurrency, order.settings, say, restart
+        )
+        return rows, [f"several at once: {note}" for note in told] + notes
 
 
 def _settings(order: Order) -> Settings:
