@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -29,17 +31,36 @@ def scrape(client: httpx.Client) -> Samples:
     }
 
 
+@dataclass(frozen=True)
+class Counted:
+    """What a new server tells, what it answers to two equal requests, and what it tells then."""
+
+    server: ServerProcess
+    before: Samples
+    slots_before: list[dict[str, Any]]
+    usages: list[dict[str, Any]]
+    after: Samples
+    slots_after: list[dict[str, Any]]
+
+
 @pytest.fixture(scope="module")
-def fresh(cache_folder: Path) -> Iterator[ServerProcess]:
-    """A server that has answered nobody, and that nobody else asks."""
-    with serving(*EXACT, "--parallel", "2") as running:
-        yield running
+def counted(cache_folder: Path) -> Iterator[Counted]:
+    body = {"prompt": PROMPT, "max_tokens": N_TOKENS, "temperature": 0, "ignore_eos": True}
+    with serving(*EXACT, "--parallel", "2") as running, running.client() as client:
+        before, slots_before = scrape(client), client.get("/slots").json()
+        usages = [client.post("/v1/completions", json=body).json()["usage"] for _ in range(2)]
+        after, slots_after = scrape(client), client.get("/slots").json()
+        yield Counted(running, before, slots_before, usages, after, slots_after)
 
 
-def test_nothing_is_counted_yet(fresh: ServerProcess) -> None:
-    with fresh.client() as client:
-        before = scrape(client)
-        slots = client.get("/slots").json()
+@pytest.fixture
+def fresh(counted: Counted) -> ServerProcess:
+    """That server, which no test of another file asks."""
+    return counted.server
+
+
+def test_nothing_is_counted_yet(counted: Counted) -> None:
+    before, slots = counted.before, counted.slots_before
     for name in (
         "llamacpp:prompt_tokens_total",
         "llamacpp:tokens_predicted_total",
@@ -57,12 +78,8 @@ def test_nothing_is_counted_yet(fresh: ServerProcess) -> None:
     assert not any(slot["is_processing"] or slot["n_cached_tokens"] for slot in slots)
 
 
-def test_answers_are_counted(fresh: ServerProcess) -> None:
-    body = {"prompt": PROMPT, "max_tokens": N_TOKENS, "temperature": 0, "ignore_eos": True}
-    with fresh.client() as client:
-        usages = [client.post("/v1/completions", json=body).json()["usage"] for _ in range(2)]
-        after = scrape(client)
-        slots = client.get("/slots").json()
+def test_answers_are_counted(counted: Counted) -> None:
+    usages, after, slots = counted.usages, counted.after, counted.slots_after
     prompt = sum(usage["prompt_tokens"] for usage in usages)
     cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
     assert cached == usages[1]["prompt_tokens"] - 1  # the second request is the first again
@@ -85,19 +102,18 @@ def test_answers_are_counted(fresh: ServerProcess) -> None:
     assert sum(slot["n_cached_tokens"] for slot in slots) >= N_TOKENS
 
 
-def test_drafts_are_counted_by_their_place(fresh: ServerProcess) -> None:
-    with fresh.client() as client:
-        counted = scrape(client)
+def test_drafts_are_counted_by_their_place(counted: Counted) -> None:
+    after = counted.after
 
     def places(name: str) -> list[float]:
-        found = {place: value for (n, place), value in counted.items() if n == name}
+        found = {place: value for (n, place), value in after.items() if n == name}
         return [found[str(i)] for i in range(len(found))]
 
     accepted = places("vllm:spec_decode_num_accepted_tokens_per_pos_total")
     drafted = places("dflash_local:drafted_tokens_per_pos_total")
-    assert sum(accepted) == counted["vllm:spec_decode_num_accepted_tokens_total", None] > 0
-    assert sum(drafted) == counted["vllm:spec_decode_num_draft_tokens_total", None]
-    assert drafted[0] == counted["vllm:spec_decode_num_drafts_total", None]
+    assert sum(accepted) == after["vllm:spec_decode_num_accepted_tokens_total", None] > 0
+    assert sum(drafted) == after["vllm:spec_decode_num_draft_tokens_total", None]
+    assert drafted[0] == after["vllm:spec_decode_num_drafts_total", None]
     assert accepted == sorted(accepted, reverse=True)
     assert all(a <= b for a, b in zip(accepted, drafted, strict=True))
 
