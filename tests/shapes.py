@@ -75,7 +75,8 @@ def exact_model(shape: DraftShape, target: Path, **options: Any) -> Iterator[Mod
 @contextmanager
 def exact_target(shape: DraftShape, target: Path, **options: Any) -> Iterator[Target]:
     """The same as a bare target; options are those of `open_target`."""
-    forks = {"n_branches": shared_out(options.get("n_seq", 1), 512)} if shape == "tree" else {}
+    n_branches = shared_out(options.get("n_seq", 1), options.get("n_batch", 512))
+    forks = {"n_branches": n_branches} if shape == "tree" else {}
     with open_target(target, **_EXACT[shape], **forks, **options) as opened:
         yield opened
 

@@ -4,24 +4,38 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dflash_local import demo, sampling
+from dflash_local.draft_shape import DraftShape
 from dflash_local.engine import Engine
 from dflash_local.errors import ContextFullError, InputError
 from dflash_local.sequence import Sequence
 from gap_rule import equal_by_gap_rule, joint_noise
-from pair_engine import answer, consistent, open_engine, open_target, request
+from pair_engine import consistent, fused_drafter, open_target, request
+from shapes import NOISE, SHAPES, exact_file, exact_target
 
 N = 24
 
 
+@pytest.fixture(scope="module", params=SHAPES)
+def shape(request: pytest.FixtureRequest) -> DraftShape:
+    drafts: DraftShape = request.param
+    return drafts
+
+
 @pytest.fixture(scope="module")
-def two_slots() -> Iterator[Engine]:
-    with open_engine(n_ctx=256, n_seq=2) as engine:
-        yield engine
+def file(shape: DraftShape, request: pytest.FixtureRequest) -> Path:
+    return exact_file(shape, request)
+
+
+@pytest.fixture(scope="module")
+def two_slots(shape: DraftShape, file: Path) -> Iterator[Engine]:
+    with exact_target(shape, file, n_ctx=256, n_seq=2) as target:
+        yield Engine(target, fused_drafter(target), n_seq=2)
 
 
 @pytest.fixture
@@ -31,6 +45,23 @@ def engine(two_slots: Engine) -> Iterator[Engine]:
     for slot in two_slots.slots:
         assert not slot.busy
     two_slots.forget_all()
+
+
+def begin(
+    engine: Engine, prompt: list[int], width: int, max_tokens: int | None = N, **params: Any
+) -> Sequence:
+    """A request whose drafts have the shape that the engine is for."""
+    shape: DraftShape = "tree" if engine.takes_trees else "chain"
+    return engine.begin(request(prompt, width, max_tokens, shape=shape, **params))
+
+
+def answer(
+    engine: Engine, prompt: list[int], width: int, max_tokens: int | None = N, **params: Any
+) -> Sequence:
+    """One such request, run to its end."""
+    sequence = begin(engine, prompt, width, max_tokens, **params)
+    engine.run([sequence])
+    return sequence
 
 
 def text(engine: Engine, n: int) -> list[int]:
@@ -56,6 +87,7 @@ def assert_equal(engine: Engine, expected: list[Plain], found: list[Sequence]) -
     engine.forget_all()
     prompts, tokens = [p.prompt for p in expected], [p.tokens for p in expected]
     noise = joint_noise(engine.target, prompts, tokens, [s.request.draft_width for s in found])
+    noise = max(noise, NOISE if engine.takes_trees else 0.0)
     for plain, sequence in zip(expected, found, strict=True):
         equal_by_gap_rule(plain.tokens, plain.logprobs, sequence.tokens, noise)
 
@@ -63,11 +95,11 @@ def assert_equal(engine: Engine, expected: list[Plain], found: list[Sequence]) -
 def test_a_request_may_join_while_another_runs(engine: Engine) -> None:
     prompts = [engine.target.vocabulary.tokenize(p) for p in demo.prompts()["code"][:2]]
     expected = [Plain(engine, prompt) for prompt in prompts]
-    first = engine.begin(request(prompts[0], 8, N))
+    first = begin(engine, prompts[0], 8, N)
     for _ in range(3):
         engine.step([first])
     assert 0 < len(first.tokens) < N
-    second = engine.begin(request(prompts[1], 16, N))
+    second = begin(engine, prompts[1], 16, N)
     assert second.slot is not first.slot
     engine.run([first, second])
     for sequence, prompt in ((first, prompts[0]), (second, prompts[1])):
@@ -81,7 +113,7 @@ def test_a_request_may_join_while_another_runs(engine: Engine) -> None:
 def test_one_may_be_cancelled_while_the_other_goes_on(engine: Engine) -> None:
     prompts = [engine.target.vocabulary.tokenize(p) for p in demo.prompts()["code"][:2]]
     expected = [Plain(engine, prompt) for prompt in prompts]
-    first, second = (engine.begin(request(prompt, 5, N)) for prompt in prompts)
+    first, second = (begin(engine, prompt, 5, N) for prompt in prompts)
     for _ in range(3):
         engine.step([first, second])
     first.cancelled.set()
@@ -95,21 +127,21 @@ def test_one_may_be_cancelled_while_the_other_goes_on(engine: Engine) -> None:
 def test_a_request_takes_the_slot_that_has_most_of_it(engine: Engine) -> None:
     long = text(engine, 90)
     other = engine.target.vocabulary.tokenize(demo.prompts()["chat"][0])
-    engine.run([engine.begin(request(other, 16, 2)), engine.begin(request(long, 16, 2))])
+    engine.run([begin(engine, other, 16, 2), begin(engine, long, 16, 2)])
     assert engine.slots[1].cached[:90] == long
-    sequence = engine.begin(request(long, 16, 2))
+    sequence = begin(engine, long, 16, 2)
     assert sequence.slot.seq == 1
     assert sequence.stats.cached_tokens == 89
     engine.run([sequence])
-    sequence = engine.begin(request(other, 16, 2))
+    sequence = begin(engine, other, 16, 2)
     assert sequence.slot.seq == 0
     engine.run([sequence])
 
 
 def test_every_slot_busy(engine: Engine) -> None:
-    sequences = [engine.begin(request([n], 0, 2)) for n in (1, 2)]
+    sequences = [begin(engine, [n], 0, 2) for n in (1, 2)]
     with pytest.raises(InputError, match="all 2 slots are busy"):
-        engine.begin(request([3], 0, 2))
+        begin(engine, [3], 0, 2)
     engine.run(sequences)
     assert len(answer(engine, [3], 0, 2).tokens) == 2
 
@@ -133,7 +165,7 @@ def test_two_at_once_share_the_context_to_its_last_cell(
     bias = dict.fromkeys(ends, -float("inf"))
     prompts = [text(engine, 100), text(engine, 120)[30:]]
     sequences = [
-        engine.begin(request(prompt, width, None, logit_bias=bias))
+        begin(engine, prompt, width, None, logit_bias=bias)
         for prompt, width in zip(prompts, widths, strict=True)
     ]
     engine.run(sequences)
@@ -147,9 +179,9 @@ def test_two_at_once_share_the_context_to_its_last_cell(
 
 
 def test_a_prompt_that_finds_no_room_beside_another(engine: Engine) -> None:
-    first = engine.begin(request(text(engine, 150), 16, N))
+    first = begin(engine, text(engine, 150), 16, N)
     engine.step([first])
-    second = engine.begin(request(text(engine, 200)[50:], 16, N))
+    second = begin(engine, text(engine, 200)[50:], 16, N)
     engine.run([first, second])
     assert (second.tokens, second.finish_reason) == ([], "length")
     assert len(first.tokens) == N
@@ -169,7 +201,7 @@ def test_a_failing_request_leaves_the_engine_usable(engine: Engine) -> None:
 def test_ending_twice_and_early(engine: Engine) -> None:
     prompt = text(engine, 40)
     expected = answer(engine, prompt, 16, N).tokens
-    sequence = engine.begin(request(prompt, 16, N))
+    sequence = begin(engine, prompt, 16, N)
     engine.end(sequence)
     engine.end(sequence)
     assert sequence.finish_reason == "cancelled"
@@ -186,7 +218,7 @@ def test_ending_twice_and_early(engine: Engine) -> None:
         ({"max_tokens": 0}, InputError, "max_tokens is 0; expected a whole number, 1 or more"),
         ({"max_tokens": 2.5}, InputError, "max_tokens is 2.5; expected a whole number"),
         ({"width": -1}, InputError, "draft_width is -1; expected a whole number, 0 or more"),
-        ({"width": 17}, InputError, "draft_width is 17; .* allows at most 16"),
+        ({"width": 65}, InputError, "draft_width is 65; .* allows at most (16|64)"),
     ],
 )
 def test_what_cannot_begin(
@@ -194,16 +226,19 @@ def test_what_cannot_begin(
 ) -> None:
     given = {"prompt": [1], "width": 16, "max_tokens": N} | changes
     with pytest.raises(error, match=message) as found:
-        engine.begin(request(given.pop("prompt"), given.pop("width"), **given))
+        begin(engine, given.pop("prompt"), given.pop("width"), **given)
     assert "\n" not in str(found.value)
 
 
-def test_batches_smaller_than_the_drafts_of_all(engine: Engine) -> None:
+def test_batches_smaller_than_the_drafts_of_all(
+    engine: Engine, shape: DraftShape, file: Path
+) -> None:
     """Nine rows a batch: two drafts of 16 are cut to what a pass can verify."""
     prompts = [text(engine, 30), text(engine, 50)[20:]]
     expected = [Plain(engine, prompt) for prompt in prompts]
-    with open_engine(n_ctx=256, n_seq=2, n_batch=9) as narrow:
-        found = [narrow.begin(request(prompt, 16, N)) for prompt in prompts]
+    with exact_target(shape, file, n_ctx=256, n_seq=2, n_batch=9) as target:
+        narrow = Engine(target, fused_drafter(target), n_seq=2)
+        found = [begin(narrow, prompt, 16, N) for prompt in prompts]
         narrow.run(found)
         assert sum(s.stats.drafted for s in found) > 0
     assert_equal(engine, expected, found)
@@ -217,11 +252,11 @@ def test_batches_smaller_than_the_drafts_of_all(engine: Engine) -> None:
 def test_one_that_fails_leaves_the_others_alone(engine: Engine) -> None:
     prompts = [text(engine, 30), text(engine, 50)[20:]]
     expected = Plain(engine, prompts[0])
-    first = engine.begin(request(prompts[0], 8, N))
+    first = begin(engine, prompts[0], 8, N)
     for _ in range(2):
         engine.step([first])
     nothing = dict.fromkeys(range(engine.target.n_vocab), -float("inf"))
-    second = engine.begin(request(prompts[1], 8, N, logit_bias=nothing))
+    second = begin(engine, prompts[1], 8, N, logit_bias=nothing)
     with pytest.raises(InputError, match="leave no token"):
         engine.run([first, second])
     assert (second.tokens, second.slot.cached) == ([], [])
@@ -235,7 +270,7 @@ def test_suspended_and_resumed_as_if_nothing_had_been(engine: Engine) -> None:
     for options in ({}, {"temperature": 0.8, "seed": 3}):
         expected = answer(engine, prompt, 16, N, **options).tokens
         for forgets in (False, True):
-            sequence = engine.begin(request(prompt, 16, N, **options))
+            sequence = begin(engine, prompt, 16, N, **options)
             for _ in range(4):
                 engine.step([sequence])
             engine.suspend(sequence)
