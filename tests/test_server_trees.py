@@ -3,6 +3,7 @@ whatever becomes of the others."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -80,11 +81,15 @@ def test_several_clients_some_of_whom_leave(trees: ServerProcess, tree_model: Mo
     assert sum(told["timings"].get("draft_n_accepted", 0) for told in answers) > N
     with trees.client() as client:
         assert all_at_rest(client)
+        counts = client.get("/metrics").text
+    written = re.search(r"^llamacpp:tokens_predicted_total(?:{.*})? (\d+)", counts, re.MULTILINE)
+    assert written is not None
+    assert int(written[1]) < 900, "a client that left had its whole answer written"
     assert not any("Traceback" in line for line in trees.log)
 
 
 def all_at_rest(client: httpx.Client) -> bool:
-    """Whether the slots of those that left are free, long before their answers would have ended."""
+    """Whether the slots become free, those of the clients that left, too."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         slots: list[dict[str, Any]] = client.get("/slots").json()
