@@ -199,11 +199,10 @@ def test_any_history_of_trees_and_chains_ends_as_a_fresh_prefill(forking: Bench)
     assert forking.n_tree_rounds > 0
 
 
-@pytest.mark.slow
 def test_within_rounding_where_nothing_is_exact() -> None:
     """An f16 cache past 256 cells: the history's logits are as far from those of a prefill as
     logits of single steps are from those of batches, and no farther."""
-    with open_target(n_ctx=1024, kv_type="f16", n_threads=None) as used:
+    with open_target(n_ctx=1024, kv_type="f16") as used:
         source = "\n".join(demo.prompts()["code"] * 2)
         prompt = used.vocabulary.tokenize(source)[:400]
         text = prompt + plain_tokens(used, prompt, N)
