@@ -45,9 +45,10 @@ class Elsewhere(Controller):
 class Fickle(Controller):
     """Decides by lot: whatever is decided, the answers are the same."""
 
-    def __init__(self, seed: int, *, resigns: float = 0.0) -> None:
-        """`resigns` is the chance of a request to be done with drafting after a plain round."""
-        super().__init__(CHEAP, BLOCK)
+    def __init__(self, seed: int, *, resigns: float = 0.0, n_nodes: int = 0) -> None:
+        """`resigns` is the chance of a request to be done with drafting after a plain round;
+        `n_nodes` are the most of a tree."""
+        super().__init__(CHEAP, BLOCK, n_nodes=n_nodes)
         self._random = Random(seed)
         self._resigns = resigns
         self._left = 0
@@ -64,6 +65,9 @@ class Fickle(Controller):
         self, policies: Sequence[Policy], limits: Sequence[int], other_rows: int = 0
     ) -> list[int]:
         assert len(policies) == len(limits) > 0 and other_rows >= 0
+        if self.n_nodes:
+            for policy in policies:
+                policy.take(forks=self._random.random() < 0.5)
         if self._left:
             self._left -= 1
             return [0] * len(policies)

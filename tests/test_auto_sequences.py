@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,17 @@ from numpy.typing import NDArray
 from adversarial import ScriptedDrafter
 from dflash_local import demo, rounds
 from dflash_local.draft import Draft
+from dflash_local.draft_shape import DraftShape
 from dflash_local.drafter import FusedDrafter
 from dflash_local.engine import Engine
 from dflash_local.sampling import TokenLogprob
 from dflash_local.sequence import Sequence as Answer
+from dflash_local.stats import Stats
 from dflash_local.target import Target
 from elsewhere import DECIDERS, Fickle, controller
 from gap_rule import equal_by_gap_rule, joint_noise
 from pair_engine import answer, fused_drafter, open_target, prefill, request
+from shapes import NOISE, exact_target
 from test_auto import add_up
 
 N = 32
@@ -48,7 +52,8 @@ class Plain:
 class Bench:
     """A target with room for four sequences, and plain answers to some prompts."""
 
-    def __init__(self, target: Target, drafter: FusedDrafter) -> None:
+    def __init__(self, target: Target, drafter: FusedDrafter, noise: float | None = None) -> None:
+        """`noise`, where it is known."""
         self.target, self.drafter = target, drafter
         known = demo.prompts()
         self.plain: list[Plain] = []
@@ -60,7 +65,7 @@ class Bench:
                 Plain(run.request.prompt, run.tokens, run.logprobs, run.finish_reason)
             )
         four = self.plain[1:5]
-        self.noise = max(
+        self.noise = noise or max(
             joint_noise(target, [p.prompt for p in four], [p.tokens for p in four], widths)
             for widths in ([16] * 4, [9, 2, 5, 1])
         )
@@ -79,8 +84,9 @@ class Bench:
         if equal_by_gap_rule(plain.tokens[:n], plain.logprobs, tokens, self.noise):
             whole = n == len(plain.tokens)
             assert found.finish_reason == (plain.finish_reason if whole else found.finish_reason)
-        if found.policy is not None:
+        if found.policy is not None and not found.stats.tree_rounds:
             add_up(found)
+        assert found.stats.emitted == n == 1 + found.stats.rounds + found.stats.accepted
         slot = found.slot
         assert not slot.pending
         assert slot.cached == [*found.request.prompt, *tokens][:-1]
@@ -97,17 +103,20 @@ def bench() -> Iterator[Bench]:
         yield Bench(target, fused_drafter(target))
 
 
-def play(bench: Bench, engine: Engine, orders: Sequence[tuple[int, Any, int, int]]) -> list[Answer]:
-    """Requests (prompt, width, tokens, step at which they come), each in the next slot that is
-    free; each answer is checked as it leaves."""
+Order = tuple[int, Any, int, int] | tuple[int, Any, int, int, DraftShape]
+"""A request: prompt, width, tokens, step at which it comes, and if drafts are not chains, shape."""
+
+
+def play(bench: Bench, engine: Engine, orders: Sequence[Order]) -> list[Answer]:
+    """Requests, each in the next slot that is free; each answer is checked as it leaves."""
     waiting, working, done = list(orders), [], []
     step = 0
     while waiting or working:
         for order in [each for each in waiting if each[3] <= step][: N_SEQ - len(working)]:
-            which, width, n, _ = order
+            which, width, n, _, *shapes = order
             waiting.remove(order)
-            prompt = bench.plain[which].prompt
-            working.append((which, engine.begin(request(prompt, width, n))))
+            prompt, shape = bench.plain[which].prompt, shapes[0] if shapes else "chain"
+            working.append((which, engine.begin(request(prompt, width, n, shape=shape))))
         engine.step([sequence for _, sequence in working])
         step += 1
         for which, sequence in [each for each in working if each[1].finish_reason]:
@@ -143,6 +152,33 @@ def test_auto_fixed_and_plain_ones_join_and_leave(bench: Bench, decider: str) ->
     assert len(done) == len(orders)
     assert all(s.stats.drafted > 0 for s in done if s.request.draft_width in (5, 16))
     assert all(s.stats.drafted == 0 for s in done if s.request.draft_width == 0)
+
+
+def test_trees_chains_and_plain_ones_join_and_leave(f32_target: Path) -> None:
+    """Some of a fixed width, others as the controller wants them, round by round."""
+    orders: list[Order] = [
+        (0, "auto", N, 0, "auto"),
+        (1, 16, 25, 0, "tree"),
+        (2, 0, 29, 1, "tree"),
+        (3, "auto", 12, 3, "tree"),
+        (4, 48, N, 5, "auto"),
+        (5, 5, N, 5, "chain"),
+        (2, "auto", N, 9, "auto"),
+        (1, 4, 9, 9, "tree"),
+        (0, "auto", 1, 10, "tree"),
+        (3, "auto", N, 11, "auto"),
+        (0, "auto", N, 12, "chain"),
+    ]
+    with exact_target("tree", f32_target, n_ctx=1024, n_seq=N_SEQ) as target:
+        forking = Bench(target, fused_drafter(target), NOISE)
+        for seed, resigns in ((1, 0.0), (2, 0.1)):
+            decider = Fickle(seed, resigns=resigns, n_nodes=31)
+            done = play(forking, forking.engine(decider), orders)
+            assert len(done) == len(orders)
+            total = Stats.sum(sequence.stats for sequence in done)
+            assert 0 < total.tree_rounds < total.rounds
+            for sequence in done:
+                assert not sequence.stats.tree_rounds or sequence.request.draft_shape != "chain"
 
 
 def test_by_lot_again_and_again(bench: Bench) -> None:
