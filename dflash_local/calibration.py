@@ -21,11 +21,10 @@ from dflash_local.features import Features, StoredFeatures
 from dflash_local.kept import file_key, key, write
 from dflash_local.survival import Prior
 from dflash_local.target import Target
-from dflash_local.target_options import MAX_OUTPUT_ROWS
 
 WIDTHS = (1, 2, 8, 4, 16, 9, 6, 3, 12)
 """Rows of a sequence, those first that say most: a slow machine gets no further."""
-TREE_WIDTHS = (*WIDTHS, 32, 24, 64, 48)
+TREE_WIDTHS = (*WIDTHS, 32, 24)
 """Where drafts may be trees, which are wider than a block."""
 SHALLOW, DEEP = 4, 1024
 """Cached tokens after which is measured: of each sequence, few, as a slow machine would take long
@@ -118,9 +117,9 @@ class _Trial:
         self.drafts: dict[int, dict[int, list[float]]] = {}
         self.switches: list[float] = []
         self.injections: list[float] = []
-        forks = target.options.n_branches > 1
-        most = min(MAX_OUTPUT_ROWS if forks else drafter.block_size, target.n_batch // self.n_seq)
-        widths = TREE_WIDTHS if forks else WIDTHS
+        most = max(target.options.n_branches, drafter.block_size)
+        most = min(most, target.n_batch // self.n_seq)
+        widths = TREE_WIDTHS if target.options.n_branches > 1 else WIDTHS
         self.widths = [width for width in widths if width <= most]
 
     def run(self) -> Costs:

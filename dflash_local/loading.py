@@ -229,7 +229,9 @@ def _controller(
         once = "" if anew else ", once"
         say(f"measuring what drafting costs on this machine{once}: a few seconds")
 
-    n_nodes = MAX_OUTPUT_ROWS - 1 if target.options.n_branches > 1 else 0
+    n_branches = target.options.n_branches
+    # A wider tree would have a new graph in every round.
+    n_nodes = max(n_branches, drafter.block_size) - 1 if n_branches > 1 else 0
     greedy, sampled = calibration.known_priors(target, drafter, n_nodes)
     costs = calibration.measure(target, drafter, before=begin, anew=anew)
     return Controller(costs, drafter.block_size, greedy, sampled, n_nodes)
