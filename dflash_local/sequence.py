@@ -60,8 +60,8 @@ class Request:
                 raise InputError(f"token id {token} of the prompt is not in 0 to {n_vocab - 1}")
         if len(self.prompt) >= n_ctx:
             raise ContextFullError(
-                f"the prompt has {len(self.prompt)} tokens, the context holds {n_ctx} "
-                "with at least one for the answer; shorten the prompt or load with a larger n_ctx"
+                f"the prompt has {len(self.prompt)} tokens, the context holds {n_ctx} with at "
+                "least one for the answer; shorten the prompt or load with a larger n_ctx (--ctx)"
             )
         if self.max_tokens is not None and not _is_count(self.max_tokens, 1):
             raise InputError(

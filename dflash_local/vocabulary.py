@@ -102,7 +102,7 @@ class Vocabulary:
             if n > n_ctx:
                 raise ContextFullError(
                     f"the prompt has {len(raw)} bytes, so at least {n} tokens, the context holds "
-                    f"{n_ctx}; shorten the prompt or load with a larger n_ctx"
+                    f"{n_ctx}; shorten the prompt or load with a larger n_ctx (--ctx)"
                 )
         room = len(raw) + 16
         with self.reading() as pointer:
