@@ -1,0 +1,33 @@
+"""A target whose layers look back at a window of tokens only, but for every sixth: the shipped one
+under the name of an architecture that does so. What it writes is nonsense, and as good as any."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+from gguf_files import UINT32, Tensor, Value, parts, write
+
+_ARCHITECTURE = "gemma3"
+
+
+def write_windowed(path: Path, source: Path, window: int) -> Path:
+    """The Qwen3 target `source` with windows, its weights in F32."""
+    keys, tensors = parts(source)
+    renamed: dict[str, Value] = {
+        name.replace("qwen3.", f"{_ARCHITECTURE}."): value for name, value in keys.items()
+    }
+    renamed["general.architecture"] = (_ARCHITECTURE, *keys["general.architecture"][1:])
+    renamed[f"{_ARCHITECTURE}.attention.sliding_window"] = (window, UINT32, None)
+    f32 = gguf.GGMLQuantizationType.F32
+    weights: dict[str, Tensor] = {
+        name: (gguf.quants.dequantize(data, kind).astype(np.float32), f32)
+        for name, (data, kind) in tensors.items()
+    }
+    n_embd = keys["qwen3.embedding_length"][0]
+    for layer in range(keys["qwen3.block_count"][0]):
+        for name in ("post_attention_norm", "post_ffw_norm"):
+            weights[f"blk.{layer}.{name}.weight"] = (np.full(n_embd, 0.3, np.float32), f32)
+    return write(path, renamed, weights)
