@@ -8,7 +8,7 @@
 namespace {
 
 constexpr int top_k = 8;
-constexpr int n_threads = 1;  // two would wait for each other by spinning
+constexpr int n_threads = 1;   // two would wait for each other by spinning
 constexpr int n_outputs = 64;  // of a pass, per sequence
 
 const std::string text =
