@@ -125,6 +125,8 @@ class Caches:
         gain = usable[source.seq] - len(slot.cached) if source else 0
         if source is None or gain < LEAST_GAIN:
             return 0
+        if not self.target.sees(source.seq, usable[source.seq]):  # its windows have moved on
+            return 0
         self._share(source, slot, usable[source.seq])
         return gain
 
