@@ -41,8 +41,8 @@ class PassTimes:
         if forked:
             if not known:
                 costs.observe_switch(n_rows, depth, seconds - costs.fork_s)
-            elif not self._fresh:  # else a GPU's graph was still being made
-                costs.observe_fork(n_rows, depth, seconds)
+            else:  # at first a GPU may still be making its graph, which is the switch's matter
+                costs.observe_fork(n_rows, depth, seconds - costs.switch_s * self.fresh)
         elif known:
             costs.observe_step(n_rows, depth, seconds)
         elif self._skipped:

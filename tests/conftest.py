@@ -54,3 +54,11 @@ def pair() -> tuple[Path, Path]:
 def model(chain_model: Model) -> Model:
     """The shipped pair where its verification is exact to the bit: Q8_0 and q8_0 KV, on the CPU."""
     return chain_model
+
+
+@pytest.fixture(autouse=True)
+def anew(request: pytest.FixtureRequest) -> None:
+    """Each test finds the model's caches empty: what the tests before it have left there, other
+    ones in each worker, would move the last bits of a prompt's states, and with them a draw."""
+    if "model" in request.fixturenames:
+        request.getfixturevalue("model").forget()

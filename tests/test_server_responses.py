@@ -54,7 +54,10 @@ def tools_api(
 
 def test_an_answer_is_the_model_s_own(api: openai.OpenAI, model: Model) -> None:
     told = api.responses.create(
-        model="any", input=QUESTION, max_output_tokens=24, extra_body={"seed": 7}
+        model="any",
+        input=QUESTION,
+        max_output_tokens=24,
+        extra_body={"seed": 7, "cache_prompt": False},
     )
     own = model.chat(user(QUESTION), max_tokens=24, temperature=0.8, seed=7, **SAMPLER)
     assert told.output_text == own.text
