@@ -60,5 +60,5 @@ def model(chain_model: Model) -> Model:
 def anew(request: pytest.FixtureRequest) -> None:
     """Each test finds the model's caches empty: what the tests before it have left there, other
     ones in each worker, would move the last bits of a prompt's states, and with them a draw."""
-    if "model" in request.fixturenames:
-        request.getfixturevalue("model").forget()
+    if "chain_model" in request.fixturenames:
+        request.getfixturevalue("chain_model").forget()
