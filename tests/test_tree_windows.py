@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from adversarial import ScriptedDrafter
@@ -50,3 +51,28 @@ def test_answers_longer_than_the_window(tmp_path: Path) -> None:
             for text, each, sequence in zip(texts, asked, sequences, strict=True):
                 assert sequence.tokens == text[len(each) :][:n]
                 assert sequence.stats.side_rounds > n // 8
+
+
+def test_what_a_window_has_left_behind_is_not_taken_over(tmp_path: Path) -> None:
+    """An answer goes on until the cells behind its window are given away; then its prompt comes
+    again, to a free slot."""
+    path = write_windowed(tmp_path / "windowed.gguf", demo.pair()[0], WINDOW)
+    with exact_target("chain", path, n_ctx=256, n_seq=2, n_batch=16) as target:
+        texts = [target.vocabulary.tokenize(text) for text in demo.prompts()["code"][:2]]
+        other, prompt = ((text * 3)[:n] for text, n in zip(texts, (50, 40), strict=True))
+        engine = Engine(target, None, 2)
+        endless = {"logit_bias": dict.fromkeys(target.vocabulary.ends, -math.inf)}
+        plain = answer(engine, prompt, 0, 12, **endless)
+        engine.forget_all()
+        filler = answer(engine, other, 0, 2)
+        first = engine.begin(request(prompt, 0, 90, **endless))
+        while not first.tokens:
+            engine.step([first])
+        engine.caches.forget(filler.slot)  # the cells before the prompt's
+        while len(first.tokens) < 86:
+            engine.step([first])
+        assert not target.sees(first.slot.seq, len(prompt) - 1)
+        again = engine.begin(request(prompt, 0, 12, **endless))
+        engine.run([first, again])
+        assert again.stats.cached_tokens == 0
+        assert again.tokens == plain.tokens
