@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-import os
 import multiprocessing
+import os
 import random
 import subprocess
 import threading
