@@ -16,7 +16,7 @@ import pytest
 from server_process import ServerProcess, serving, until
 
 SMALL = (sys.executable, str(Path(__file__).with_name("small_machine.py")))
-LONG = {"prompt": "def f(x):", "max_tokens": 250, "stream": True, "ignore_eos": True, "logprobs": 5}
+LONG = {"prompt": "def f(x):", "max_tokens": 900, "stream": True, "ignore_eos": True, "logprobs": 5}
 SHORT = {"prompt": "def f(x):", "max_tokens": 1}
 
 
