@@ -1,6 +1,7 @@
 #include "draft_graph.h"
 
 #include <algorithm>
+#include <stdexcept>
 #include <string>
 
 #include "errors.h"
@@ -255,6 +256,8 @@ void draft_graph::build() {
                    nullptr, /*no_alloc=*/true}));
     graph_ = ggml_new_graph_custom(nodes_.get(), n_nodes, false);
     ggml_tensor * g = context_features();
+    // First of all: weights that are views are nodes, too, of all graphs.
+    ggml_build_forward_expand(graph_, g);
     if (parts_.weights.all_kv != nullptr) {
         inject_all(g);
     } else {
@@ -263,6 +266,17 @@ void draft_graph::build() {
     if (bucket.n_streams > 0) {
         output_.build(nodes_.get(), graph_, parts_.backend, logits(denoise()), bucket.top_k,
                       allowed_.top_k);
+    }
+    check_first_node();
+}
+
+// CUDA knows the graphs that it has recorded by their first nodes: with one that graphs share, each
+// would be recorded anew whenever another one has run.
+void draft_graph::check_first_node() const {
+    const auto * begin = static_cast<const char *>(ggml_get_mem_buffer(nodes_.get()));
+    const auto * node = reinterpret_cast<const char *>(ggml_graph_node(graph_, 0));
+    if (node < begin || node >= begin + ggml_get_mem_size(nodes_.get())) {
+        throw std::logic_error("the draft graph begins with a tensor that is not its own");
     }
 }
 

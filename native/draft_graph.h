@@ -81,6 +81,7 @@ class draft_graph {
     void create_inputs();
     void create_mask_rows();
     void build();
+    void check_first_node() const;
     void allocate();
     ggml_tensor * context_features();
     ggml_tensor * norm(ggml_tensor * x, ggml_tensor * weight) const;
