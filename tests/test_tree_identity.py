@@ -4,6 +4,7 @@ in another order, so that sums round otherwise."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -25,8 +26,8 @@ from dflash_local.stats import Stats
 from dflash_local.target import Target
 from elsewhere import Elsewhere
 from gap_rule import equal_by_gap_rule, forked_logits, largest_difference, step_logits
-from gguf_files import dequantised
 from pair_engine import answer, consistent, fused_drafter, open_target, prefill, request
+from shapes import exact_target
 
 N = 32
 BUDGETS = (3, 7, 15, 31, 63)
@@ -35,13 +36,9 @@ BRANCHES = 32
 
 
 @pytest.fixture(scope="module", params=["f32", "q8_0"])
-def target(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Target]:
+def target(request: pytest.FixtureRequest, f32_target: Path) -> Iterator[Target]:
     """The shipped target with four slots that may fork, its weights in F32 and as they are."""
-    kind, path = request.param, None
-    if kind == "f32":
-        path = dequantised(demo.pair()[0], tmp_path_factory.mktemp("f32") / "target.gguf")
+    path = f32_target if request.param == "f32" else None
     with open_target(path, n_ctx=1024, n_seq=4, kv_type="f16", n_branches=BRANCHES) as opened:
         yield opened
 
@@ -83,10 +80,9 @@ def engine(target: Target, known: Known) -> Engine:
 
 
 @pytest.fixture(scope="module")
-def exact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def exact(f32_target: Path) -> Iterator[Engine]:
     """In F32, the KV cache too."""
-    path = dequantised(demo.pair()[0], tmp_path_factory.mktemp("exact") / "target.gguf")
-    with open_target(path, n_ctx=512, kv_type="f32", n_branches=BRANCHES) as opened:
+    with exact_target("tree", f32_target) as opened:
         yield Engine(opened, fused_drafter(opened))
 
 
