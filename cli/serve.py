@@ -241,8 +241,11 @@ def _single(values: Mapping[str, Any], say: Say) -> ModelSource:
 
 
 def _source(model: NamedModel, values: Mapping[str, Any]) -> ModelSource:
+    from dflash_local import calibration
     from dflash_local.server.model_source import ModelSource
 
+    if model.draft is not None:
+        calibration.budget_s()  # refused now: the model may be loaded by a request that is to come
     values = {**values, **model.settings}
     return ModelSource(
         model.name,

@@ -17,6 +17,7 @@ import numpy as np
 from dflash_local.cache_dir import cache_dir
 from dflash_local.costs import Costs
 from dflash_local.drafter import Drafter, DraftRequest
+from dflash_local.errors import InputError
 from dflash_local.features import Features, StoredFeatures
 from dflash_local.kept import file_key, key, write
 from dflash_local.survival import Prior
@@ -29,17 +30,10 @@ TREE_WIDTHS = (*WIDTHS, 32, 24)
 SHALLOW, DEEP = 4, 1024
 """Cached tokens after which is measured: of each sequence, few, as a slow machine would take long
 to fill a cache; and in all."""
-
-
-def _seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return 3.0
-
-
-BUDGET_S = _seconds(os.environ.get("DFLASH_LOCAL_CALIBRATION_S", ""))
-"""What must be up at once, and draft whether it pays or not, needs no more than a rough idea."""
+ENVIRONMENT = "DFLASH_LOCAL_CALIBRATION_S"
+BUDGET_S = 3.0
+"""Where that variable says nothing. What must be up at once, and draft whether it pays or not,
+needs no more than a rough idea; `budget_s` has what holds."""
 BUDGET_STEPS = 200
 
 _ROWS = 4  # that a usual round injects
@@ -52,24 +46,44 @@ _DEAREST = 1.2  # at most so many times the seconds of a pass of more rows
 _HOST_S, _DRAFT_HOST_S = 1e-5, 1e-4
 
 
+def budget_s() -> float:
+    """Seconds that a calibration may take: those of `DFLASH_LOCAL_CALIBRATION_S`, else `BUDGET_S`.
+
+    Raises InputError for what is no such number.
+    """
+    given = os.environ.get(ENVIRONMENT)
+    if not given:
+        return BUDGET_S
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise InputError(
+            f"{ENVIRONMENT} is {given!r}; expected seconds above 0, such as {BUDGET_S:g}"
+        )
+    return seconds
+
+
 def measure(
     target: Target, drafter: Drafter, *, before: Callable[[], None], anew: bool = False
 ) -> Costs:
     """The costs of this pair for up to `target.options.n_seq` sequences, kept per machine, files,
     build and settings; `anew` measures them though they are kept.
 
-    Takes `BUDGET_S` seconds or `BUDGET_STEPS` target steps, whichever end first, but always wakes
+    Takes `budget_s()` seconds or `BUDGET_STEPS` target steps, whichever end first, but always wakes
     the model with a pass, and takes the time of two drafts, two plain steps and two of two rows.
     `before` empties all caches of target and drafter: called only if there is something to measure,
-    and they are empty after it too.
+    and they are empty after it too. Raises as `budget_s` and `Target.decode`, and what the drafter
+    raises.
     """
     if not anew:
         try:
             return Costs.from_dict(json.loads(_place(target, drafter).read_text()))
         except (OSError, ValueError):
             pass  # not measured yet, or not readable
-    before()
     trial = _Trial(target, drafter)
+    before()
     try:
         costs = trial.run()
     finally:
@@ -107,6 +121,7 @@ class _Trial:
     def __init__(self, target: Target, drafter: Drafter) -> None:
         self.target, self.drafter = target, drafter
         self.n_seq = target.options.n_seq
+        self.budget_s = budget_s()
         self.start = time.perf_counter()
         self.n_steps = 0
         self.part = 0  # cached tokens of each sequence
@@ -172,7 +187,7 @@ class _Trial:
 
     def _affords(self, n_steps: int, seconds: float) -> bool:
         spent = time.perf_counter() - self.start
-        return self.n_steps + n_steps <= BUDGET_STEPS and spent + seconds <= BUDGET_S
+        return self.n_steps + n_steps <= BUDGET_STEPS and spent + seconds <= self.budget_s
 
     def _fill(self, part: int) -> Features:
         """Both caches to `part` tokens of each sequence; returns what the first injected last."""

@@ -150,6 +150,8 @@ def load(
     steps = _Steps(progress)
     steps(0.0)
     check_store(cache_mb, cache_dir)
+    if draft is not None:
+        calibration.budget_s()  # refused now: it is needed after what may take minutes
     devices = runtime.devices()
     shape = usual_shape(devices, n_gpu_layers) if draft_shape is None else draft_shape
     checked_shape(shape)

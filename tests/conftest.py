@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local import Model, calibration, demo
+from dflash_local import Model, demo
 from server_process import client, server
 from shapes import chain_model, either_model, f32_target, tree_model
 from tool_server import tool_client, tool_server
@@ -39,7 +39,6 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         # the machine's cores many times slower.
         patch.setenv("DFLASH_LOCAL_THREADS", "1")
         # What drafting costs decides no answer, so it need not be measured well.
-        patch.setattr(calibration, "BUDGET_S", 0.05)
         patch.setenv("DFLASH_LOCAL_CALIBRATION_S", "0.05")
         yield folder
 

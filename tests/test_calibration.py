@@ -8,16 +8,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dflash_local import calibration
-from dflash_local.calibration import BUDGET_S, BUDGET_STEPS, keep, known_priors, measure
+from dflash_local.calibration import (
+    BUDGET_S,
+    BUDGET_STEPS,
+    ENVIRONMENT,
+    budget_s,
+    keep,
+    known_priors,
+    measure,
+)
 from dflash_local.controller import Controller
+from dflash_local.errors import InputError
 from dflash_local.target import Target
 from pair_engine import answer, consistent, fused_drafter, open_engine, open_target
 
 
 @pytest.fixture(autouse=True)
 def whole_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "BUDGET_S", BUDGET_S)
+    monkeypatch.delenv(ENVIRONMENT)
 
 
 @pytest.fixture
@@ -43,7 +51,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A budget that leaves out most points."""
-    monkeypatch.setattr(calibration, "BUDGET_S", 0.1)
+    monkeypatch.setenv(ENVIRONMENT, "0.1")
 
 
 def nothing() -> None:
@@ -114,7 +122,7 @@ def test_a_slow_machine_takes_few_points(
     own_cache: Path, passes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the time is over at once, a plain step and one of two rows are still known."""
-    monkeypatch.setattr(calibration, "BUDGET_S", 0.0)
+    monkeypatch.setenv(ENVIRONMENT, "1e-9")
     with open_target(n_ctx=256) as target:
         costs = measure(target, fused_drafter(target), before=nothing)
     assert list(costs.curve()) == [1, 2]
@@ -122,6 +130,21 @@ def test_a_slow_machine_takes_few_points(
     assert costs.step_s(16, 0) >= costs.step_s(2, 0)
     assert costs.draft_s(1, 0) > 0
     Controller(costs, 16).open()
+
+
+@pytest.mark.parametrize("given", ["soon", "3 s", "0", "-1", "nan", "inf"])
+def test_seconds_that_are_none_are_refused(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT, given)
+    with pytest.raises(InputError, match=rf"{ENVIRONMENT} is '{given}'; expected seconds above 0"):
+        budget_s()
+
+
+@pytest.mark.parametrize(("given", "seconds"), [("", BUDGET_S), ("0.5", 0.5), (" 60 ", 60.0)])
+def test_seconds_are_those_of_the_variable(
+    given: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENVIRONMENT, given)
+    assert budget_s() == seconds
 
 
 def test_several_sequences(own_cache: Path, passes: list[int]) -> None:

@@ -20,7 +20,7 @@ TARGET, DRAFTER = map(str, demo.pair())
 ON_CPU = ("--gpu-layers", "0", "--ctx", "512")
 
 
-def run(*arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, cache: Path, seconds: str = "3") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [COMMAND, "calibrate", *arguments],
         capture_output=True,
@@ -28,7 +28,7 @@ def run(*arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:
         env={
             **os.environ,
             "DFLASH_LOCAL_CACHE": str(cache),
-            "DFLASH_LOCAL_CALIBRATION_S": "3",
+            "DFLASH_LOCAL_CALIBRATION_S": seconds,
         },
         timeout=300,
     )
@@ -118,6 +118,15 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("dflash-local: error: ") and done.stderr.count("\n") == 1
     assert named in done.stderr
+
+
+def test_a_time_that_is_none_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    done = run(*ON_CPU, cache=tmp_path, seconds="soon")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[1:] == [
+        "dflash-local: error: DFLASH_LOCAL_CALIBRATION_S is 'soon'; expected seconds above 0, "
+        "such as 3"
+    ]
 
 
 def test_help_names_a_variable_for_every_option(tmp_path: Path) -> None:

@@ -103,6 +103,14 @@ def test_files_that_hold_no_keys(tmp_path: Path, text: str) -> None:
     assert "key" in refused("--api-key-file", str(file))
 
 
+@pytest.mark.parametrize(
+    "files", [["--target", TARGET, "--draft", DRAFTER], ["--model", f"pair={TARGET},{DRAFTER}"]]
+)
+def test_a_time_to_calibrate_that_is_none(files: list[str]) -> None:
+    line = refused("--port", "0", *files, DFLASH_LOCAL_CALIBRATION_S="0")
+    assert "DFLASH_LOCAL_CALIBRATION_S is '0'; expected seconds above 0" in line
+
+
 def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
