@@ -118,7 +118,7 @@ class DraftContext:
         self._model = api.llama_model_load_from_file(os.fsencode(self.path), params)
         del kept
         if not self._model:
-            raise FileError(f"llama.cpp cannot load {self.path}: {_reason()}")
+            raise FileError(f"llama.cpp cannot load {self.path}: {runtime.reason()}")
         self.n_vocab: int = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self._model))
         self.n_embd: int = api.llama_model_n_embd(self._model)
         kind = api.llama_model_rope_type(self._model)
@@ -151,7 +151,7 @@ class DraftContext:
         if not self._context:
             raise BackendError(
                 f"llama.cpp has no room for the drafter's context of {options.n_cells} tokens: "
-                f"{_reason()}; load with a smaller n_ctx or without a drafter"
+                f"{runtime.reason()}; load with a smaller n_ctx or without a drafter"
             )
         self._memory = api.llama_get_memory(self._context)
         api.llama_set_causal_attn(self._context, options.causal)
@@ -213,8 +213,8 @@ class DraftContext:
         status = api.llama_decode(self._context, batch)
         if status != 0:
             raise BackendError(
-                f"llama_decode failed on {n} rows of the drafter with {status}: {_reason()}; "
-                "load with a smaller n_ctx or without a drafter"
+                f"llama_decode failed on {n} rows of the drafter with {status}: "
+                f"{runtime.reason()}; load with a smaller n_ctx or without a drafter"
             )
         api.llama_synchronize(self._context)  # so that a caller's clock sees the work
 
@@ -284,7 +284,3 @@ def _function(names: tuple[str, ...], result: Any, *arguments: Any) -> Callable[
 
 def _pointer(array: NDArray[Any], kind: Any) -> Any:
     return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
-
-
-def _reason() -> str:
-    return runtime.first_error_line() or "it logs no reason"

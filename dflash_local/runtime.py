@@ -249,6 +249,11 @@ def first_error_line() -> str:
     return errors[0].strip() if errors else ""
 
 
+def reason() -> str:
+    """That line, or words in its place, for the message of what failed."""
+    return first_error_line() or "it logs no reason"
+
+
 def clear_log() -> None:
     """Forget what was logged, so that the error lines speak of the next call."""
     _log.clear()

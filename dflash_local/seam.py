@@ -6,6 +6,9 @@ its own, and models of one copy crash in the other. Raises ImportError when ther
 
 from __future__ import annotations
 
+import ctypes
+from typing import Any
+
 from dflash_local import runtime  # loads llama_cpp
 
 # isort: split
@@ -19,4 +22,9 @@ ThreadPool = _native.ThreadPool
 edit_cells = _native.edit_cells
 grow_tree = _native.grow_tree
 
-__all__ = ["FusedDrafter", "TargetPass", "ThreadPool", "edit_cells", "grow_tree"]
+__all__ = ["FusedDrafter", "TargetPass", "ThreadPool", "address", "edit_cells", "grow_tree"]
+
+
+def address(handle: Any) -> int:
+    """Where a handle of `llama_cpp` points, as the compiled part takes it; 0 for none."""
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0

@@ -7,7 +7,6 @@ at work on a draft: each of these looks at all cells.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,21 +33,29 @@ class _Forked:
 class SequenceIds:
     """`ids[seq]` are those of a sequence, its own number first."""
 
-    def __init__(self, context: Any, n_seq: int, n_branches: int, *, windowed: bool) -> None:
-        """`windowed`: some layers give away the cells behind a window."""
+    def __init__(self, context: Any, n_seq: int, n_branches: int, *, n_swa: int) -> None:
+        """`n_swa`: tokens that layers with a sliding window look back at, with the last; 0 without
+        such."""
         self.ids = branches.ids_of(n_seq, n_branches)
-        self._context: int = ctypes.cast(context, ctypes.c_void_p).value or 0
+        self._context = seam.address(context)
         self._memory = api.llama_get_memory(context)
-        self._windowed = windowed
+        self._n_swa = n_swa
         self._held = [[0] * n_branches for _ in range(n_seq)]
         """By branch: the first so many tokens of its sequence; not told of the first one."""
         self._n_used = [1] * n_seq
         """Branches that may have anything."""
         self._forked: dict[int, _Forked] = {}
 
-    def fork(self, seq: int, begin: int, n: int) -> None:
-        """Before a pass whose rows lie on the first `n` branches and come after `begin` tokens."""
-        seam.edit_cells(self._context, (), self._caught_up(seq, begin, n))
+    def fork(self, seqs: Sequence[int], positions: Sequence[int], rows: Lines) -> Lines:
+        """Before a pass over such rows, which lie on these branches of their sequences: give the
+        branches what comes before. Returns llama.cpp's ids of each row."""
+        before = -1
+        for seq, position, row in zip(seqs, positions, rows, strict=True):
+            if seq != before and len(row) > 1:  # an anchor, which lies on all branches
+                seam.edit_cells(self._context, (), self._caught_up(seq, position, len(row)))
+            before = seq
+        ids = self.ids
+        return [[ids[seq][branch] for branch in row] for seq, row in zip(seqs, rows, strict=True)]
 
     def settle(self, seq: int, begin: int, rows: Lines, path: Sequence[int]) -> None:
         """After such a pass: `path` are the accepted rows. `tidy` must follow."""
@@ -89,6 +96,20 @@ class SequenceIds:
                 held[branch] = length
         return True
 
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Sequence `target`, which is empty, shares the first `length` positions of `source`."""
+        api.llama_memory_seq_cp(self._memory, self.ids[source][0], self.ids[target][0], 0, length)
+
+    def sees(self, seq: int, length: int) -> bool:
+        """Whether a sequence of `length` tokens has all that the next one looks at.
+
+        A layer with a sliding window gives the cells behind it to others, and is saved without
+        them, so that rolled back a sequence may lack some.
+        """
+        if not self._n_swa or not length:
+            return True
+        return 0 <= self._first(self.ids[seq][0]) <= max(0, length + 1 - self._n_swa)
+
     def clear(self, seq: int) -> None:
         """Forget a sequence, whatever a failed pass has left of it."""
         self._forked.pop(seq, None)
@@ -101,7 +122,7 @@ class SequenceIds:
         """What gives the first `n` branches the first `length` tokens."""
         ids, held = self.ids[seq], self._held[seq]
         self._n_used[seq] = max(self._n_used[seq], n)
-        if self._windowed:
+        if self._n_swa:
             for branch in range(1, n):
                 if held[branch] and self._first(ids[branch]) != self._first(ids[0]):
                     # llama.cpp wants all ids of a row to begin with the same cell.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -98,7 +97,7 @@ class Target:
         runtime.clear_log()
         self._model = api.llama_model_load_from_file(os.fsencode(self.path), params)
         if not self._model:
-            raise FileError(f"llama.cpp cannot load {self.path}: {_reason()}")
+            raise FileError(f"llama.cpp cannot load {self.path}: {runtime.reason()}")
         self.vocabulary = Vocabulary(api.llama_model_get_vocab(self._model))
         self.n_vocab = self.vocabulary.n_tokens
         self.n_embd: int = api.llama_model_n_embd(self._model)
@@ -116,12 +115,11 @@ class Target:
         self._context = api.llama_init_from_model(self._model, params)
         if not self._context:
             raise BackendError(
-                f"llama.cpp has no room for a context of {options.n_ctx} tokens: {_reason()}; "
-                "load with a smaller n_ctx or fewer GPU layers"
+                f"llama.cpp has no room for a context of {options.n_ctx} tokens: "
+                f"{runtime.reason()}; load with a smaller n_ctx or fewer GPU layers"
             )
         self.threads = seam.ThreadPool(n_threads)
-        self.threads.attach(_address(self._context))
-        self._memory = api.llama_get_memory(self._context)
+        self.threads.attach(seam.address(self._context))
         # llama.cpp rounds up; the caller's number is the promise.
         self.n_ctx: int = min(options.n_ctx, api.llama_n_ctx(self._context))
         self.n_batch: int = api.llama_n_batch(self._context)
@@ -132,10 +130,10 @@ class Target:
                 "sequences at once; load it with one"
             )
         self._sequences = SequenceIds(
-            self._context, options.n_seq, options.n_branches, windowed=self.n_swa > 0
+            self._context, options.n_seq, options.n_branches, n_swa=self.n_swa
         )
         self._pass = seam.TargetPass(
-            _address(self._context),
+            seam.address(self._context),
             options.n_seq,
             self.n_batch,
             list(options.tapped_layers),
@@ -152,7 +150,7 @@ class Target:
     def address(self) -> int:
         """Address of the `llama_model`, for the native part."""
         self._check_open()
-        return _address(self._model)
+        return seam.address(self._model)
 
     @property
     def native(self) -> Any:
@@ -206,20 +204,10 @@ class Target:
         runtime.clear_log()
         seqs, begins = _list(seq_ids), _list(positions)
         self._sequences.tidy()
-        ids = () if lines is None else self._fork(seqs, begins, lines)
+        ids = () if lines is None else self._sequences.fork(seqs, begins, lines)
         status = self._pass.decode(_list(tokens), begins, seqs, rows, ids)
         self._check_status(status, n)
         self._output = rows
-
-    def _fork(self, seqs: list[int], begins: list[int], lines: Lines) -> Lines:
-        """Sequences as a batch needs them; returns llama.cpp's ids of each row."""
-        before = -1
-        for seq, begin, row in zip(seqs, begins, lines, strict=True):
-            if seq != before and len(row) > 1:  # an anchor, which lies on all branches
-                self._sequences.fork(seq, begin, len(row))
-            before = seq
-        ids = self._sequences.ids
-        return [[ids[seq][branch] for branch in row] for seq, row in zip(seqs, lines, strict=True)]
 
     def decode_ahead(
         self, tokens: Sequence[int], positions: Sequence[int], seq_ids: Sequence[int], n_steps: int
@@ -332,18 +320,13 @@ class Target:
     def copy(self, source: int, target: int, length: int) -> None:
         """Sequence `target`, which is empty, shares the first `length` positions of `source`."""
         self._check_open()
-        api.llama_memory_seq_cp(self._memory, source, target, 0, length)
+        self._sequences.copy(source, target, length)
 
     def sees(self, seq: int, length: int) -> bool:
-        """Whether a sequence of `length` tokens has all that the next one looks at.
-
-        A layer with a sliding window gives the cells behind it to others, and is saved without
-        them, so that rolled back a sequence may lack some.
-        """
-        if not self.n_swa or not length:
-            return True
-        first: int = api.llama_memory_seq_pos_min(self._memory, seq)
-        return 0 <= first <= max(0, length + 1 - self.n_swa)
+        """Whether a sequence of `length` tokens has all that the next one looks at: of a sliding
+        window the cells behind it go, and are missing once it is rolled back."""
+        self._check_open()
+        return self._sequences.sees(seq, length)
 
     def clear(self, seq: int) -> None:
         """Forget a sequence."""
@@ -395,7 +378,7 @@ class Target:
                 "load with a larger n_ctx or give a shorter prompt"
             )
         if status != 0:
-            raise BackendError(f"llama_decode failed on {n} rows with {status}: {_reason()}")
+            raise BackendError(f"llama_decode failed on {n} rows with {status}: {runtime.reason()}")
 
     def _check_row(self, row: int) -> None:
         self._check_open()
@@ -410,11 +393,3 @@ class Target:
 
 def _list(values: Any) -> list[Any]:
     return values.tolist() if isinstance(values, np.ndarray) else list(values)
-
-
-def _address(handle: Any) -> int:
-    return ctypes.cast(handle, ctypes.c_void_p).value or 0
-
-
-def _reason() -> str:
-    return runtime.first_error_line() or "it logs no reason"
