@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from adversarial import ScriptedDrafter
+import pytest
+
+from adversarial import ScriptedDrafter, oracle
 from dflash_local import demo
 from dflash_local.draft import ANCHOR, Draft
+from dflash_local.draft_shape import DraftShape
 from dflash_local.engine import Engine
+from dflash_local.sequence import Sequence as Answer
 from pair_engine import answer, request
 from shapes import exact_target
 from windowed import write_windowed
@@ -17,10 +21,15 @@ N = 40
 WINDOW = 16
 
 
-def test_answers_longer_than_the_window(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("windowed") / "windowed.gguf"
+    return write_windowed(path, demo.pair()[0], WINDOW)
+
+
+def test_answers_longer_than_the_window(windowed: Path) -> None:
     """Two at once; then each goes on where it ended, and from further back."""
-    path = write_windowed(tmp_path / "windowed.gguf", demo.pair()[0], WINDOW)
-    with exact_target("tree", path, n_ctx=512, n_seq=2) as target:
+    with exact_target("tree", windowed, n_ctx=512, n_seq=2) as target:
         assert target.n_swa == WINDOW
         prompts = [target.vocabulary.tokenize(text) for text in demo.prompts()["code"][:2]]
         bare = Engine(target, None, 2)
@@ -53,11 +62,10 @@ def test_answers_longer_than_the_window(tmp_path: Path) -> None:
                 assert sequence.stats.side_rounds > n // 8
 
 
-def test_what_a_window_has_left_behind_is_not_taken_over(tmp_path: Path) -> None:
+def test_what_a_window_has_left_behind_is_not_taken_over(windowed: Path) -> None:
     """An answer goes on until the cells behind its window are given away; then its prompt comes
     again, to a free slot."""
-    path = write_windowed(tmp_path / "windowed.gguf", demo.pair()[0], WINDOW)
-    with exact_target("chain", path, n_ctx=256, n_seq=2, n_batch=16) as target:
+    with exact_target("chain", windowed, n_ctx=256, n_seq=2, n_batch=16) as target:
         texts = [target.vocabulary.tokenize(text) for text in demo.prompts()["code"][:2]]
         other, prompt = ((text * 3)[:n] for text, n in zip(texts, (50, 40), strict=True))
         engine = Engine(target, None, 2)
@@ -76,3 +84,44 @@ def test_what_a_window_has_left_behind_is_not_taken_over(tmp_path: Path) -> None
         engine.run([first, again])
         assert again.stats.cached_tokens == 0
         assert again.tokens == plain.tokens
+
+
+def test_trees_after_chains_that_gave_cells_away(windowed: Path) -> None:
+    """Chains take the cells behind the window from the first branch; the others keep what trees
+    have left them, until a tree needs them again."""
+    with exact_target("tree", windowed, n_ctx=256, n_seq=2, n_batch=16) as target:
+        texts = [target.vocabulary.tokenize(text) for text in demo.prompts()["code"][:2]]
+        other, prompt = ((text * 3)[:N] for text in texts)
+        endless = {"logit_bias": dict.fromkeys(target.vocabulary.ends, -math.inf)}
+        bare = Engine(target, None, 2)
+        text = prompt + answer(bare, prompt, 0, 150, **endless).tokens
+        bare.forget_all()
+
+        def forked(anchor_at: int, _anchor: int, _n: int) -> Draft:
+            """Two right tokens, each after a wrong one."""
+            tokens: list[int] = []
+            parents: list[int] = []
+            for depth, token in enumerate(text[anchor_at + 1 : anchor_at + 3]):
+                tokens += [(token + 1) % target.n_vocab, token]
+                parents += [2 * depth - 1] * 2
+            return Draft(tokens, parents)
+
+        drafter = ScriptedDrafter(forked, n_seq=2)
+        engine = Engine(target, drafter, 2)
+
+        def go_on(begin: int, n: int, shape: DraftShape) -> Answer:
+            drafter.script = forked if shape == "tree" else oracle(text)
+            sequence = answer(engine, text[:begin], 8, n, shape=shape, **endless)
+            assert sequence.tokens == text[begin : begin + n]
+            assert sequence.stats.accepted >= n // 2
+            return sequence
+
+        filler = answer(engine, other, 0, 2)
+        go_on(N, 20, "tree")
+        go_on(N + 20, 30, "chain")
+        engine.caches.forget(filler.slot)  # the cells before the prompt's
+        chains = go_on(N + 50, 80, "chain")
+        assert not target.sees(chains.slot.seq, N + 20)
+        trees = go_on(N + 130, 20, "tree")
+        assert trees.slot is chains.slot and trees.stats.cached_tokens == N + 129
+        assert trees.stats.side_rounds > 0
