@@ -16,12 +16,14 @@ import numpy as np
 
 from dflash_local.cache_dir import cache_dir
 from dflash_local.costs import Costs
+from dflash_local.draft import Draft
 from dflash_local.drafter import Drafter, DraftRequest
 from dflash_local.errors import InputError
 from dflash_local.features import Features, StoredFeatures
 from dflash_local.kept import file_key, key, write
 from dflash_local.survival import Prior
 from dflash_local.target import Target
+from dflash_local.verify_batch import VerifyBatch
 
 WIDTHS = (1, 2, 8, 4, 16, 9, 6, 3, 12)
 """Rows of a sequence, those first that say most: a slow machine gets no further."""
@@ -34,13 +36,14 @@ ENVIRONMENT = "DFLASH_LOCAL_CALIBRATION_S"
 BUDGET_S = 3.0
 """Where that variable says nothing. What must be up at once, and draft whether it pays or not,
 needs no more than a rough idea; `budget_s` has what holds."""
-BUDGET_STEPS = 200
+BUDGET_STEPS = 300
 
 _ROWS = 4  # that a usual round injects
 _MANY_ROWS = 64
 _TIMED = 3
 _DEEP_WIDTHS = (1, 8, 16)
-_FORMAT = 2
+_TREE_ROWS = 16
+_FORMAT = 3
 _DEAREST = 1.2  # at most so many times the seconds of a pass of more rows
 # What Python spends around a draft and a pass; live rounds tell better.
 _HOST_S, _DRAFT_HOST_S = 1e-5, 1e-4
@@ -132,6 +135,7 @@ class _Trial:
         self.drafts: dict[int, dict[int, list[float]]] = {}
         self.switches: list[float] = []
         self.injections: list[float] = []
+        self.forks: list[float] = []
         most = max(target.options.n_branches, drafter.block_size)
         most = min(most, target.n_batch // self.n_seq)
         widths = TREE_WIDTHS if target.options.n_branches > 1 else WIDTHS
@@ -150,6 +154,8 @@ class _Trial:
             for n_seqs in sorted({1, self.n_seq}):
                 self._draft(n_seqs, timed)
             self._inject()
+            if not self.forks:
+                self._fork()
         # Room for a pass of all rows after it, and for a draft of many.
         room = self.target.n_ctx // self.n_seq - max(*self.widths, _MANY_ROWS)
         deep = min(DEEP // self.n_seq, room)
@@ -169,6 +175,7 @@ class _Trial:
             host_s=_HOST_S,
             draft_host_s=_DRAFT_HOST_S,
             inject_s=max(median(self.injections), 0.0) if self.injections else 0.0,
+            fork_s=max(median(self.forks), 0.0) if self.forks else 0.0,
         )
 
     def empty(self) -> None:
@@ -227,6 +234,37 @@ class _Trial:
         if timed > 1:
             usual = median(seconds[self.warm_up :])
             self.switches.append(sum(seconds[: self.warm_up]) - self.warm_up * usual)
+
+    def _fork(self) -> None:
+        """Time passes over a tree of one sequence beside those over a chain of as many rows."""
+        n_rows, n_branches = _TREE_ROWS, self.target.options.n_branches
+        n = 2 * (self.warm_up + 2 * _TIMED)
+        if n_branches <= n_rows // 2 or not self._affords(n, n * self._guess(n_rows)):
+            return
+        straight = list(range(-1, n_rows // 2 - 1))  # a path, with a leaf beside each of its nodes
+        tree = [*straight, *straight[: n_rows - 1 - len(straight)]]
+        usual = []
+        for parents in (list(range(-1, n_rows - 2)), tree):
+            seconds = [self._drafted(parents) for _ in range(n // 2)]
+            usual.append(median(seconds[self.warm_up :]))
+        self.forks.append(usual[1] - usual[0])
+
+    def _drafted(self, parents: list[int]) -> float:
+        """Seconds of a pass over a draft of random tokens of the first sequence; then undone."""
+        tokens = self.rng.integers(0, self.target.n_vocab, 1 + len(parents)).tolist()
+        batch = VerifyBatch(self.target.options.n_branches)
+        forks = parents != sorted(parents)
+        batch.add(0, self.part, tokens[0], Draft(tokens[1:], parents), forks=forks)
+        begin = time.perf_counter()
+        self.target.decode(
+            batch.tokens, batch.positions, batch.seq_ids, [True] * len(tokens), batch.all_lines
+        )
+        seconds = time.perf_counter() - begin
+        if (lines := batch.lines[0]) is not None:
+            self.target.settle(0, self.part, lines, [0])
+        self.target.truncate(0, self.part)
+        self.n_steps += 1
+        return seconds
 
     def _guess(self, n_rows: int) -> float:
         """Seconds of a pass, if need be from the nearest narrower one timed, by the row."""

@@ -42,8 +42,6 @@ _REPLAN, _EARLY_ROUNDS = 8, 4
 _KNOWN_ROUNDS = 16
 """Rounds by which the drafter's own confidence can be believed."""
 _HICCUP = 1.5
-_IN_DEBT = -3.0
-"""Plain rounds lost at which learning what a drafter is worth ends."""
 _SPARSE = 4
 """Rounds of chains of which one is looked at as a tree, where that is left open."""
 _FIRST_LOOK = 5.0
@@ -212,15 +210,17 @@ class Controller:
         host_s: float | None = None,
         *,
         forked: bool = False,
+        rebuilt: bool = False,
     ) -> None:
         """The times of a round: rows of its target pass, sequences that drafted, cached tokens.
 
-        `host_s` is the rest of the round, where the caller knows it. Not for rounds of which
+        `host_s` is the rest of the round, where the caller knows it. `rebuilt`: llama.cpp has built
+        its graph anew, whether the row count is another or not. Not for rounds of which
         `n_drafts` was not asked, except plain ones.
         """
         costs = self.costs
         self._depth = depth
-        self._passes.observe(n_rows, depth, verify_s, forked=forked)
+        self._passes.observe(n_rows, depth, verify_s, forked=forked, rebuilt=rebuilt)
         if n_rows == self._forecast.base:
             self._plain_at = self._round
         if host_s is not None:
@@ -229,9 +229,8 @@ class Controller:
             if not self._exploring:  # else it had many rows to inject
                 costs.observe_draft(n_drafting, depth, draft_s)
             usual_s = costs.step_s(n_rows, depth) + (costs.fork_s if forked else 0.0)
-            if self._passes.fresh and self.prior.rounds < _KNOWN_ROUNDS:
-                # The graphs of a first width are made once; what a drafter is worth, they do not
-                # tell.
+            if self._passes.fresh and not self._exploring:
+                # Graphs are made once; what a drafter is worth, they do not tell.
                 verify_s = min(verify_s, usual_s)
             expected = costs.host_s + costs.draft_host_s
             seconds = draft_s + verify_s + (expected if host_s is None else host_s)
@@ -318,7 +317,7 @@ class Controller:
 
         A few drafts tell little, so a loss must be large or last before drafting ends.
         """
-        if self._purse.amount < _IN_DEBT and self.prior.rounds < _KNOWN_ROUNDS:
+        if self._purse.in_debt and self.prior.rounds < _KNOWN_ROUNDS:
             return False
         if not self._drafting or self._exploring:
             self._doubt = 0.0

@@ -25,8 +25,8 @@ lasts, the calibration was disturbed, and the clip widens."""
 class Costs:
     """Seconds of a target step, a draft stage and what lies between, by rows and depth.
 
-    `switch_s` is the extra of a pass whose row count is not the last one's: llama.cpp builds its
-    graph anew, and a captured GPU graph is lost. `host_s` is the rest of any round, `draft_host_s`
+    `switch_s` is the extra of going to another row count: llama.cpp builds its graph anew, and a GPU
+    records it with the pass after that. `host_s` is the rest of any round, `draft_host_s`
     what the rest of a drafting round has on top. `inject_s` is the draft stage's extra for each row
     of context injected beyond a round's own few. `fork_s` is the extra of a pass over a tree: more
     ids to look after, and where they are too few a new graph each time.
@@ -65,7 +65,7 @@ class Costs:
         return self._drafts.at(n_seqs, depth) if n_seqs > 0 else 0.0
 
     def observe_step(self, n_rows: int, depth: int, seconds: float) -> None:
-        """A pass whose row count was that of the pass before."""
+        """A pass for which all graphs were there."""
         self.n_observed += 1
         self._steps.observe(n_rows, depth, seconds)
 
@@ -73,17 +73,21 @@ class Costs:
         """A draft stage that had no more to inject than the rows of a round."""
         self._drafts.observe(n_seqs, depth, seconds)
 
-    def observe_switch(self, n_rows: int, depth: int, seconds: float) -> None:
-        """A pass whose row count differs from that of the pass before."""
-        known = self._steps.at(n_rows, depth)
-        extra = min(max(seconds - known, 0.0), max(4 * self.switch_s, 0.25 * known))
-        self.switch_s += 0.05 * (extra - self.switch_s)
+    def observe_switch(self, extra_s: float, usual_s: float) -> None:
+        """What the passes that made new graphs took on top, all together; one takes `usual_s`."""
+        extra_s = min(max(extra_s, 0.0), max(4 * self.switch_s, 0.25 * usual_s))
+        self.switch_s += 0.05 * (extra_s - self.switch_s)
 
     def observe_fork(self, n_rows: int, depth: int, seconds: float) -> None:
-        """A pass in which a sequence forked."""
+        """A pass in which a sequence forked, for which all graphs were there.
+
+        Mostly it tells of its row count, which trees may be the only ones to have; chains of as
+        many rows tell the two apart.
+        """
         known = self._steps.at(n_rows, depth)
-        extra = min(max(seconds - known, 0.0), max(4 * self.fork_s, 0.5 * known))
-        self.fork_s += _SLOWEST * (extra - self.fork_s)
+        surprise = min(max(seconds - known - self.fork_s, -_CLIP * known), _CLIP * known)
+        self.fork_s = max(self.fork_s + _DRIFT * surprise, 0.0)
+        self.observe_step(n_rows, depth, seconds - self.fork_s)
 
     def observe_host(self, drafted: bool, seconds: float) -> None:
         """What a round took beside its draft stage and its target pass."""

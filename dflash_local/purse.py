@@ -7,6 +7,7 @@ INCOME = 0.008
 FULL, AT_FIRST = 3.0, 3.5
 """The most that is saved up, and what there is at the very start: an answer of 200 tokens loses no
 more than 3 % by a drafter that is of no use."""
+_IN_DEBT = -3.0
 DEAREST = 10.0
 """The most that a single look is worth; where graphs are made anew for it, a tiny model's step is
 little beside them."""
@@ -37,6 +38,12 @@ class Purse:
     def losing(self) -> bool:
         """Whether the last few rounds that drafted were behind plain decoding."""
         return self._trend < 0
+
+    @property
+    def in_debt(self) -> bool:
+        """Whether learning what a drafter is worth has lost so much that it must end: not when the
+        rounds before those that lost had gained more."""
+        return self.amount < _IN_DEBT and self._lead < _AT_FIRST_LEAD
 
     def forgive(self) -> None:
         """Another text begins, and what the last one lost says little of it."""

@@ -97,6 +97,7 @@ class Rounds:
                 verified - drafted,
                 end - verified,
                 forked=any(batch.lines),
+                rebuilt=n_rebuilds > 0,
             )
 
     def _usual_draft_s(self, seconds: float, n_drafting: int) -> float:
@@ -280,7 +281,13 @@ class Rounds:
         if self.controller and any(s.policy is not None for s in sequences):
             self.controller.skip(len(steps) - 1)
             self.controller.observe_round(
-                n, 0, self._caches.depth, 0.0, seconds, (end - decoded) / len(steps)
+                n,
+                0,
+                self._caches.depth,
+                0.0,
+                seconds,
+                (end - decoded) / len(steps),
+                rebuilt=rebuilds > 0,
             )
 
     def _decode_ahead(self, sequences: List[Sequence]) -> list[list[int]]:

@@ -29,6 +29,7 @@ class Elsewhere(Controller):
         host_s: float | None = None,
         *,
         forked: bool = False,
+        rebuilt: bool = False,
     ) -> None:
         there = self._machine
         super().observe_round(

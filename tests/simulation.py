@@ -243,6 +243,7 @@ class Fixed(Controller):
         host_s: float | None = None,
         *,
         forked: bool = False,
+        rebuilt: bool = False,
     ) -> None:
         pass
 

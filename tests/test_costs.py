@@ -85,7 +85,7 @@ def test_a_change_of_width_is_told_apart() -> None:
     found = costs()
     step = found.step_s(8, 100)
     for _ in range(200):
-        found.observe_switch(8, 100, step + 0.001)
+        found.observe_switch(0.001, step)
     assert found.step_s(8, 100) == step
     assert found.switch_s == pytest.approx(0.001, rel=0.05)
 
