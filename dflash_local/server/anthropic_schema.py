@@ -9,15 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from dflash_local.server import bounds
@@ -30,29 +22,25 @@ _ATTRIBUTION = "x-anthropic-billing-header:"
 instruction, and differs from request to request: behind it, nothing would be found in the cache."""
 
 
-class _Block(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-
-class TextBlock(_Block):
+class TextBlock(BaseModel):
     type: Literal["text"]
     text: bounds.Text
 
 
-class ThinkingBlock(_Block):
+class ThinkingBlock(BaseModel):
     """What a former answer thought; templates that know it show it. No signature is asked for."""
 
     type: Literal["thinking"]
     thinking: bounds.Text
 
 
-class RedactedThinkingBlock(_Block):
+class RedactedThinkingBlock(BaseModel):
     """What only Anthropic can read; it is left out."""
 
     type: Literal["redacted_thinking"]
 
 
-class ToolUseBlock(_Block):
+class ToolUseBlock(BaseModel):
     """A call that a former answer made."""
 
     type: Literal["tool_use"]
@@ -97,7 +85,7 @@ Texts = Annotated[
 """A text, or blocks of text."""
 
 
-class ToolResultBlock(_Block):
+class ToolResultBlock(BaseModel):
     """What a called tool gave back; one that failed says so in its own words."""
 
     type: Literal["tool_result"]
@@ -125,18 +113,14 @@ _AssistantBlock = Annotated[
 ]
 
 
-class _Message(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-
-class SystemMessage(_Message):
+class SystemMessage(BaseModel):
     """An instruction in the middle of a conversation."""
 
     role: Literal["system"]
     content: Texts
 
 
-class UserMessage(_Message):
+class UserMessage(BaseModel):
     role: Literal["user"]
     content: Annotated[
         Annotated[bounds.Text, Tag("text")]
@@ -147,7 +131,7 @@ class UserMessage(_Message):
     ]
 
 
-class AssistantMessage(_Message):
+class AssistantMessage(BaseModel):
     """What a former answer said. As the last message it is the beginning of the next answer."""
 
     role: Literal["assistant"]
@@ -179,8 +163,6 @@ Message = Annotated[
 class CustomTool(BaseModel):
     """`input_schema` is the JSON schema of the input."""
 
-    model_config = ConfigDict(extra="ignore")
-
     type: Literal["custom"] | None = None
     name: ToolName
     description: bounds.Text | None = None
@@ -204,8 +186,6 @@ Tool = Annotated[
 
 
 class ToolChoice(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
     type: Literal["auto", "any", "tool", "none"]
     name: ToolName | None = None
     disable_parallel_tool_use: bounds.Flag | None = None
@@ -220,30 +200,22 @@ class ToolChoice(BaseModel):
 class ThinkingSettings(BaseModel):
     """`budget_tokens` is ignored: what a model thinks counts among its `max_tokens`."""
 
-    model_config = ConfigDict(extra="ignore")
-
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     display: Literal["summarized", "omitted"] | None = None
 
 
 class JsonFormat(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
     type: Literal["json_schema"]
     json_schema: bounds.JsonObject = Field(alias="schema")
 
 
 class OutputSettings(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: JsonFormat | None = None
 
 
 class CountRequest(BaseModel):
     """A conversation. Where one model is served any name is taken; the answer names ours."""
-
-    model_config = ConfigDict(extra="ignore")
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=bounds.MAX_MESSAGES)]
     model: bounds.Label | None = None

@@ -1,7 +1,8 @@
 """Types of request fields, each with its bounds, shared by all schemas.
 
 Numbers are strict: a text or a boolean is no number, as with OpenAI. No field is unbounded: what
-no model could use is refused before any work.
+no model could use is refused before any work. What a schema has no field for is ignored, which is
+pydantic's default: clients send what they know from other servers.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from dflash_local.server import bounds
@@ -61,8 +61,6 @@ Contents = Annotated[
 
 
 class _Message(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
     name: bounds.Label | None = None
 
     def shown(self) -> dict[str, Any]:

@@ -8,15 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from dflash_local.server import bounds
@@ -82,8 +74,6 @@ KeepAlive = Annotated[Any, BeforeValidator(_check_time)]
 class OllamaRequest(BaseModel):
     """What chats and completions have in common. Answers are streamed unless `stream` is false."""
 
-    model_config = ConfigDict(extra="ignore")
-
     model: bounds.Label | None = None
     stream: bounds.Flag | None = None
     format: Format | None = None
@@ -134,16 +124,12 @@ class CalledFunction(BaseModel):
 class ToolCall(BaseModel):
     """A call that a former answer made."""
 
-    model_config = ConfigDict(extra="ignore")
-
     id: bounds.Label | None = None
     function: CalledFunction
 
 
 class Message(BaseModel):
     """`thinking` is what a former answer thought, `tool_name` whose result this is."""
-
-    model_config = ConfigDict(extra="ignore")
 
     role: Literal["system", "user", "assistant", "tool"]
     content: bounds.Text | None = None
@@ -197,8 +183,6 @@ class GenerateRequest(OllamaRequest):
 
 class ShowRequest(BaseModel):
     """`name` is what `model` was called once."""
-
-    model_config = ConfigDict(extra="ignore")
 
     model: bounds.Label | None = None
     name: bounds.Label | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, Discriminator, Field, Tag
 
 from dflash_local.server import bounds
 from dflash_local.server.errors import REFUSED
@@ -24,8 +24,6 @@ class JsonObjectFormat(BaseModel):
 
 
 class NamedSchema(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
     name: bounds.Label | None = None
     description: bounds.Text | None = None
     json_schema: bounds.JsonObject = Field(default_factory=dict, alias="schema")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from dflash_local.server import bounds
 from dflash_local.server.chat_schema import Contents
@@ -27,11 +27,7 @@ _REFUSED = {
 }
 
 
-class _Item(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-
-class InputMessage(_Item):
+class InputMessage(BaseModel):
     """A message; of an assistant what it once answered."""
 
     type: Literal["message"] = "message"
@@ -54,7 +50,7 @@ class InputMessage(_Item):
         return {**given, "content": said or ""}
 
 
-class FunctionCall(_Item):
+class FunctionCall(BaseModel):
     """A call that a former answer made; `arguments` is a JSON text."""
 
     type: Literal["function_call"]
@@ -63,7 +59,7 @@ class FunctionCall(_Item):
     arguments: bounds.JsonText
 
 
-class FunctionCallOutput(_Item):
+class FunctionCallOutput(BaseModel):
     """What the called function gave back."""
 
     type: Literal["function_call_output"]
@@ -75,7 +71,7 @@ class ReasoningText(BaseModel):
     text: bounds.Text
 
 
-class ReasoningItem(_Item):
+class ReasoningItem(BaseModel):
     """What a former answer thought; templates that know it show it."""
 
     type: Literal["reasoning"]
@@ -146,16 +142,12 @@ class NamedChoice(BaseModel):
 class NamedSchemaFormat(BaseModel):
     """JSON of a schema: always strictly, `strict` or not."""
 
-    model_config = ConfigDict(extra="ignore")
-
     type: Literal["json_schema"]
     name: bounds.Label | None = None
     json_schema: bounds.JsonObject = Field(default_factory=dict, alias="schema")
 
 
 class TextSettings(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
     format: (
         Annotated[TextFormat | JsonObjectFormat | NamedSchemaFormat, Field(discriminator="type")]
         | None
@@ -171,8 +163,6 @@ class TextSettings(BaseModel):
 
 
 class ReasoningSettings(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
     effort: bounds.Label | None = None
 
 

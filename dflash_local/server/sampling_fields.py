@@ -6,7 +6,7 @@ import math
 from typing import Annotated, Any, Literal
 
 from llguidance.gbnf_to_lark import gbnf_to_lark
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, Discriminator, Field, Tag
 
 from dflash_local.server import bounds
 from dflash_local.server.errors import ApiError
@@ -57,8 +57,6 @@ class SamplingFields(BaseModel):
     project's own `draft_width` are the tokens that a verify pass checks, 0 for plain decoding,
     "auto" for what pays best; the server's by default. Unknown fields are ignored.
     """
-
-    model_config = ConfigDict(extra="ignore")
 
     temperature: bounds.Temperature | None = None
     top_p: bounds.Probability | None = None

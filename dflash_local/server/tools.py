@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from dflash_local.chat.tool import Tool
@@ -29,8 +29,6 @@ def _functions_only(given: Any) -> Any:
 
 class Function(BaseModel):
     """`parameters` is the JSON schema of the arguments."""
-
-    model_config = ConfigDict(extra="ignore")
 
     name: ToolName
     description: bounds.Text | None = None
@@ -149,8 +147,6 @@ class CalledFunction(BaseModel):
 
 class ToolCall(BaseModel):
     """A call that a former answer made."""
-
-    model_config = ConfigDict(extra="ignore")
 
     id: bounds.Label | None = None
     type: Literal["function"] = "function"
