@@ -20,6 +20,9 @@ from dflash_local.costs import Costs
 BLOCK = 16
 CALIBRATED = (1, 2, 3, 4, 6, 8, 9, 12, 16)
 DEPTH = 500
+ON_THE_WAY = (0.35, 0.65)
+"""Of the cost of new graphs, by the passes with them: a GPU records with the second what llama.cpp
+has built with the first."""
 
 
 @dataclass(frozen=True)
@@ -72,28 +75,28 @@ MACHINES = {
             "h200-q4_k_m",
             {1: 3.83, 2: 4.35, 4: 5.73, 8: 8.52, 9: 7.92, 16: 8.33, 24: 9.15, 32: 10.16, 64: 13.6,
              128: 19.0},
-            draft=1.2, draft_more=0.1, switch=0.5, inject=0.002,
+            draft=2.0, draft_more=0.1, switch=5.9, inject=0.002,
         ),
         Machine(
             "h200-q8_0",
             {1: 4.21, 2: 4.6, 4: 5.7, 8: 7.80, 16: 8.65, 32: 10.4, 64: 13.6, 128: 19.0},
-            draft=1.2, draft_more=0.1, switch=0.5, inject=0.002,
+            draft=2.0, draft_more=0.1, switch=5.9, inject=0.002,
         ),
         Machine(  # 32 rows are cheaper than 16
             "h200-bf16",
             {1: 4.97, 2: 5.3, 4: 6.2, 8: 7.92, 16: 8.64, 17: 7.2, 32: 7.41, 64: 8.43, 128: 12.0},
-            draft=1.9, draft_more=0.1, switch=0.5, inject=0.002,
+            draft=2.0, draft_more=0.1, switch=5.9, inject=0.002,
         ),
         Machine(
             "rtx-4090",
             {1: 7.0, 2: 7.3, 4: 8.0, 8: 10.5, 9: 12.0, 16: 13.0, 32: 17.0, 64: 28.0, 128: 52.0},
-            draft=1.6, draft_more=0.2, switch=0.4, inject=0.003,
+            draft=1.6, draft_more=0.2, switch=2.0, inject=0.003,
         ),
         Machine(
             "laptop",
             {1: 22.0, 2: 24.0, 4: 30.0, 8: 48.0, 9: 50.0, 16: 62.0, 32: 110.0, 64: 210.0,
              128: 410.0},
-            draft=6.0, draft_more=2.0, switch=1.0, inject=0.05,
+            draft=6.0, draft_more=2.0, switch=4.0, inject=0.05,
         ),
         Machine(  # compute bound: a check of two tokens costs 2.7 steps
             "cpu-tiny",
@@ -109,17 +112,17 @@ MACHINES = {
         Machine(
             "moe",
             {1: 4.0, 2: 5.6, 4: 8.0, 8: 11.5, 16: 15.0, 32: 18.0, 64: 21.0, 128: 25.0},
-            draft=1.2, draft_more=0.1, switch=0.5, inject=0.002,
+            draft=2.0, draft_more=0.1, switch=3.0, inject=0.002,
         ),
         Machine(  # a draft costs as much as a step
             "tiny-gpu",
             {1: 0.35, 2: 0.40, 4: 0.44, 8: 0.55, 9: 0.62, 16: 0.75, 32: 1.0, 64: 1.5, 128: 2.6},
-            draft=0.35, draft_more=0.05, switch=0.25, inject=0.001, host=0.05, draft_host=0.06,
+            draft=0.35, draft_more=0.05, switch=0.8, inject=0.001, host=0.05, draft_host=0.06,
         ),
         Machine(  # a new graph costs two steps: the shipped pair as measured on an H200
             "tiny-h200",
             {1: 0.32, 2: 0.37, 4: 0.41, 8: 0.46, 9: 0.95, 16: 1.02, 32: 1.23, 64: 1.47, 128: 2.4},
-            draft=0.30, draft_more=0.035, switch=0.6, inject=0.001, host=0.01, draft_host=0.05,
+            draft=0.30, draft_more=0.035, switch=1.5, inject=0.001, host=0.01, draft_host=0.05,
         ),
     )
 }  # fmt: skip
@@ -303,7 +306,7 @@ def play(
         return answer
 
     answers = [begin() for _ in range(n_seqs)]
-    last_rows = 0
+    last_rows = made = 0
     while True:
         policies = [answer.policy for answer in answers]
         limits = [min(BLOCK - 1, answer.length - answer.done - 1) for answer in answers]
@@ -320,7 +323,8 @@ def play(
             backlog = sum(a.pending for a, n in zip(answers, n_drafts, strict=True) if n)
             draft_ms = machine.drafts(n_drafting) + machine.inject * backlog
         rows = sum(widths)
-        verify_ms = machine.step(rows) + (machine.switch if rows != last_rows else 0.0)
+        made = made + 1 if rows == last_rows else 0
+        verify_ms = machine.step(rows) + machine.switch * (ON_THE_WAY[made] if made < 2 else 0.0)
         last_rows = rows
         played.seconds += 1e-3 * (draft_ms + verify_ms + machine.host)
         played.seconds += 1e-3 * (machine.draft_host if n_drafting else 0.0)

@@ -28,15 +28,14 @@ class Machine:
 
     steps: dict[int, float]
     draft: float
-    switch: float = 1.0
+    switch: float = 5.9
     fork: float = 0.1
     name: str = ""
 
-    def costs(self, *, known_fork: bool = False) -> Costs:
+    def costs(self) -> Costs:
         steps = {DEPTH: {n: ms / 1e3 for n, ms in self.steps.items()}}
-        fork_s = self.fork / 1e3 if known_fork else 0.0
         drafts = {DEPTH: {1: self.draft / 1e3}}
-        return Costs(steps, drafts, switch_s=self.switch / 1e3, fork_s=fork_s)
+        return Costs(steps, drafts, switch_s=self.switch / 1e3, fork_s=self.fork / 1e3)
 
 
 MACHINES = {
@@ -48,6 +47,8 @@ MACHINES = {
     "trees are dear": Machine({1: 4.0, 8: 5.0, 16: 6.0, 64: 9.0}, 1.0, fork=8.0),
     "laptop": Machine({1: 22.0, 2: 24.0, 4: 28.0, 8: 40.0, 16: 60.0, 64: 200.0}, 4.0, switch=0.5),
 }
+ON_THE_WAY = (0.35, 0.65)
+"""Of the cost of new graphs, by the passes with them: built with the first, recorded with the next."""
 
 
 @dataclass
@@ -72,8 +73,8 @@ def play(
 ) -> Played:
     """Answers through the passages recorded; without a controller, plainly or with fixed trees."""
     known = RecordedDrafts.shipped()
-    truth, played = machine.costs(known_fork=True), Played()
-    last = (1, False)
+    truth, played = machine.costs(), Played()
+    last, made = (1, False), 0
     for answer in range(n_answers):
         policy = controller.open(DEPTH, shape=shape) if controller else None
         for passage in range(4):
@@ -98,7 +99,8 @@ def play(
                 forked = forks and len(draft) > 0
                 kind = (1 + len(draft), forked)
                 verify_s = truth.step_s(kind[0], DEPTH) + (truth.fork_s if forked else 0.0)
-                verify_s += truth.switch_s if kind != last else 0.0
+                made = made + 1 if kind == last else 0
+                verify_s += truth.switch_s * (ON_THE_WAY[made] if made < 2 else 0.0)
                 last = kind
                 draft_s = truth.draft_s(1, DEPTH) if n_draft else 0.0
                 if controller and policy:

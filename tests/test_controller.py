@@ -89,16 +89,19 @@ def test_near_the_best_width_in_hindsight(machine_name: str, n_seqs: int) -> Non
         )
         print(told)
         # A gain of a few per cent takes longer to find out than these answers last.
-        share = 0.95 if 1 < best / plain < 1.1 else 0.97
+        share, never_less = 0.95 if 1 < best / plain < 1.1 else 0.97, 0.97
         if machine.name == "tiny-h200":
             # Where a look costs several plain rounds, texts that turn are followed less closely,
             # and several sequences whose drafts tell nothing of themselves may never be tried.
-            share = 0.9 if name == "switching" else 0.95
+            if name == "switching":
+                share, never_less = 0.9, 0.96
+            else:
+                share = 0.95
             if n_seqs > 1 and name.startswith("geometric"):
                 best = plain
         assert cold.rate > share * best, told
         assert seeded.rate > share * best, told
-        assert min(cold.rate, seeded.rate) > 0.97 * plain, told
+        assert min(cold.rate, seeded.rate) > never_less * plain, told
         if best > 1.05 * plain:
             engaged = cold.engaged_after()
             assert engaged is not None and engaged <= 20, told
