@@ -10,15 +10,17 @@ import pytest
 
 from dflash_local import Model, demo
 from server_process import client, server
-from shapes import chain_model, either_model, f32_target, tree_model
+from shapes import chain_model, either_file, either_model, f32_target, shape, tree_model
 from tool_server import tool_client, tool_server
 
 __all__ = [
     "chain_model",
     "client",
+    "either_file",
     "either_model",
     "f32_target",
     "server",
+    "shape",
     "tool_client",
     "tool_server",
     "tree_model",

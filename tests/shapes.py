@@ -55,9 +55,22 @@ def tree_model(f32_target: Path) -> Iterator[Model]:
 
 
 @pytest.fixture(scope="module", params=SHAPES)
-def either_model(request: pytest.FixtureRequest) -> Model:
+def shape(request: pytest.FixtureRequest) -> DraftShape:
     """First the one, then the other."""
-    return loaded_for(request.param, request)
+    drafts: DraftShape = request.param
+    return drafts
+
+
+@pytest.fixture(scope="module")
+def either_file(shape: DraftShape, request: pytest.FixtureRequest) -> Path:
+    """The target to load for drafts of this shape."""
+    return exact_file(shape, request)
+
+
+@pytest.fixture(scope="module")
+def either_model(shape: DraftShape, request: pytest.FixtureRequest) -> Model:
+    """The model of the session for drafts of this shape."""
+    return loaded_for(shape, request)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from dflash_local.errors import GrammarError, InputError
 from dflash_local.target import Target
 from pair_engine import answer, fused_drafter
 from pair_engine import request as asked
-from shapes import SHAPES, assert_equal, exact_file, exact_target, loaded_for
+from shapes import assert_equal, exact_target
 
 N = 32
 RECORD = {
@@ -47,20 +47,14 @@ DRAWN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=SHAPES)
-def shape(request: pytest.FixtureRequest) -> DraftShape:
-    drafts: DraftShape = request.param
-    return drafts
+@pytest.fixture(scope="module")
+def model(either_model: Model) -> Model:
+    return either_model
 
 
 @pytest.fixture(scope="module")
-def model(shape: DraftShape, request: pytest.FixtureRequest) -> Model:
-    return loaded_for(shape, request)
-
-
-@pytest.fixture(scope="module")
-def target(shape: DraftShape, request: pytest.FixtureRequest) -> Iterator[Target]:
-    with exact_target(shape, exact_file(shape, request)) as opened:
+def target(shape: DraftShape, either_file: Path) -> Iterator[Target]:
+    with exact_target(shape, either_file) as opened:
         yield opened
 
 
@@ -186,12 +180,10 @@ def test_branches_that_the_grammar_forbids_are_pruned(f32_target: Path) -> None:
     assert stats.outcomes[3, 3] == stats.accepted_lengths[3]
 
 
-def test_several_at_once_each_keep_to_their_own(
-    shape: DraftShape, request: pytest.FixtureRequest
-) -> None:
+def test_several_at_once_each_keep_to_their_own(shape: DraftShape, either_file: Path) -> None:
     ways = [BOUND["json_schema"], BOUND["gbnf"], BOUND["lark"], {}]
     prompts = demo.prompts()["code"][:4]
-    with exact_target(shape, exact_file(shape, request), n_ctx=1024, n_seq=len(ways)) as target:
+    with exact_target(shape, either_file, n_ctx=1024, n_seq=len(ways)) as target:
         engine = Engine(target, fused_drafter(target), n_seq=len(ways))
         ids = [target.vocabulary.tokenize(text) for text in prompts]
         sequences = [

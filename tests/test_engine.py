@@ -16,25 +16,14 @@ from dflash_local.errors import ContextFullError, InputError
 from dflash_local.sequence import Sequence
 from gap_rule import equal_by_gap_rule, joint_noise
 from pair_engine import consistent, fused_drafter, open_target, request
-from shapes import NOISE, SHAPES, exact_file, exact_target
+from shapes import NOISE, exact_target
 
 N = 24
 
 
-@pytest.fixture(scope="module", params=SHAPES)
-def shape(request: pytest.FixtureRequest) -> DraftShape:
-    drafts: DraftShape = request.param
-    return drafts
-
-
 @pytest.fixture(scope="module")
-def file(shape: DraftShape, request: pytest.FixtureRequest) -> Path:
-    return exact_file(shape, request)
-
-
-@pytest.fixture(scope="module")
-def two_slots(shape: DraftShape, file: Path) -> Iterator[Engine]:
-    with exact_target(shape, file, n_ctx=256, n_seq=2) as target:
+def two_slots(shape: DraftShape, either_file: Path) -> Iterator[Engine]:
+    with exact_target(shape, either_file, n_ctx=256, n_seq=2) as target:
         yield Engine(target, fused_drafter(target), n_seq=2)
 
 
@@ -231,12 +220,12 @@ def test_what_cannot_begin(
 
 
 def test_batches_smaller_than_the_drafts_of_all(
-    engine: Engine, shape: DraftShape, file: Path
+    engine: Engine, shape: DraftShape, either_file: Path
 ) -> None:
     """Nine rows a batch: two drafts of 16 are cut to what a pass can verify."""
     prompts = [text(engine, 30), text(engine, 50)[20:]]
     expected = [Plain(engine, prompt) for prompt in prompts]
-    with exact_target(shape, file, n_ctx=256, n_seq=2, n_batch=9) as target:
+    with exact_target(shape, either_file, n_ctx=256, n_seq=2, n_batch=9) as target:
         narrow = Engine(target, fused_drafter(target), n_seq=2)
         found = [begin(narrow, prompt, 16, N) for prompt in prompts]
         narrow.run(found)

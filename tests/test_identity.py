@@ -26,7 +26,7 @@ from gap_rule import (
     step_logits,
 )
 from pair_engine import answer, fused_drafter, open_engine, open_target, request
-from shapes import SHAPES, assert_equal, exact_file, exact_model, exact_target, loaded_for
+from shapes import assert_equal, exact_model, exact_target
 
 WIDTHS: dict[DraftShape, tuple[int, ...]] = {
     "chain": (2, 5, 8, 9, 16),
@@ -70,15 +70,9 @@ CASES = [
 Plain = Callable[..., Result]
 
 
-@pytest.fixture(scope="module", params=SHAPES)
-def shape(request: pytest.FixtureRequest) -> DraftShape:
-    drafts: DraftShape = request.param
-    return drafts
-
-
 @pytest.fixture(scope="module")
-def model(shape: DraftShape, request: pytest.FixtureRequest) -> Model:
-    return loaded_for(shape, request)
+def model(either_model: Model) -> Model:
+    return either_model
 
 
 @pytest.fixture(scope="module")
@@ -164,10 +158,8 @@ def test_log_probabilities_too(model: Model, plain: Plain, shape: DraftShape, wa
         assert [entry.token for entry in expected.logprobs] == expected.tokens
 
 
-def test_across_the_last_positions_of_the_context(
-    shape: DraftShape, request: pytest.FixtureRequest
-) -> None:
-    with exact_model(shape, exact_file(shape, request), n_ctx=256) as model:
+def test_across_the_last_positions_of_the_context(shape: DraftShape, either_file: Path) -> None:
+    with exact_model(shape, either_file, n_ctx=256) as model:
         source = model.tokenize(inspect.getsource(sampling))
         room = model.n_ctx
         widths = WIDTHS["chain"] if shape == "chain" else (16, 64)
@@ -202,9 +194,9 @@ def test_after_prefix_reuse(model: Model, plain: Plain, shape: DraftShape) -> No
 
 
 def test_after_a_request_whose_every_draft_was_rejected(
-    shape: DraftShape, request: pytest.FixtureRequest
+    shape: DraftShape, either_file: Path
 ) -> None:
-    with exact_target(shape, exact_file(shape, request)) as target:
+    with exact_target(shape, either_file) as target:
         honest = Engine(target, None)
         prompt = target.vocabulary.tokenize(some_prompts()[0])
         expected = answer(honest, prompt, 0).tokens

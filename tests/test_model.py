@@ -18,7 +18,6 @@ from dflash_local import (
     demo,
     load,
 )
-from shapes import loaded_for
 
 N = 32
 NON_ASCII = "root ::= [äöüßéñ€日本語한국🙂😀]{14}"
@@ -50,20 +49,15 @@ def assert_ends_together(model: Model, prompt: str, result: Result) -> None:
 # What ends an answer
 
 
-@pytest.fixture
-def shaped(request: pytest.FixtureRequest) -> Model:
-    return loaded_for(request.param, request)
-
-
 def of_both_shapes(name: str, chain: Iterable[int], tree: Iterable[int]) -> pytest.MarkDecorator:
-    """A test of a model and a number, with fewer of these for trees."""
+    """A test of either model and a number, with fewer of these for trees."""
     cases = [*(("chain", n) for n in chain), *(("tree", n) for n in tree)]
-    return pytest.mark.parametrize(("shaped", name), cases, indirect=["shaped"])
+    return pytest.mark.parametrize(("shape", name), cases, indirect=["shape"], scope="module")
 
 
 @of_both_shapes("n", [1, 2, 3, 7, 15, 16, 17, 18], [2, 15, 17])
-def test_max_tokens_anywhere_in_a_block(shaped: Model, prompt: str, n: int) -> None:
-    model = shaped
+def test_max_tokens_anywhere_in_a_block(either_model: Model, prompt: str, n: int) -> None:
+    model = either_model
     plain = cold(model, prompt, max_tokens=N, draft_width=0)
     result = cold(model, prompt, max_tokens=n)
     assert result.tokens == plain.tokens[:n]
@@ -73,8 +67,8 @@ def test_max_tokens_anywhere_in_a_block(shaped: Model, prompt: str, n: int) -> N
 
 
 @of_both_shapes("n", [1, 2, 5, 9, 15, 16, 17], [2, 5, 15])
-def test_end_of_text_anywhere_in_a_block(shaped: Model, n: int) -> None:
-    model = shaped
+def test_end_of_text_anywhere_in_a_block(either_model: Model, n: int) -> None:
+    model = either_model
     grammar = f"root ::= [0-9]{{{n}}}"  # a digit is a token
     result = cold(model, "x = ", grammar=grammar)
     assert result.finish_reason == "stop"
@@ -85,8 +79,8 @@ def test_end_of_text_anywhere_in_a_block(shaped: Model, n: int) -> None:
 
 
 @of_both_shapes("at", [0, 1, 4, 9, 14, 22], [4, 14, 22])
-def test_a_stop_string_anywhere_in_a_block(shaped: Model, prompt: str, at: int) -> None:
-    model = shaped
+def test_a_stop_string_anywhere_in_a_block(either_model: Model, prompt: str, at: int) -> None:
+    model = either_model
     text = cold(model, prompt, max_tokens=N, draft_width=0).text
     stop = text[2 * at : 2 * at + 3]
     plain = cold(model, prompt, max_tokens=N, draft_width=0, stop=stop)
@@ -127,10 +121,12 @@ def test_each_token_is_an_accepted_draft_or_the_targets_own(
 
 
 @of_both_shapes("width", [0, 16], [16])
-def test_characters_are_never_split(shaped: Model, width: int) -> None:
+def test_characters_are_never_split(either_model: Model, width: int) -> None:
     for seed in range(4):
         chunks = list(
-            shaped.stream("s = '", grammar=NON_ASCII, temperature=0.9, seed=seed, draft_width=width)
+            either_model.stream(
+                "s = '", grammar=NON_ASCII, temperature=0.9, seed=seed, draft_width=width
+            )
         )
         result = chunks[-1].result
         assert result is not None and result.finish_reason == "stop"
