@@ -25,9 +25,9 @@ lasts, the calibration was disturbed, and the clip widens."""
 class Costs:
     """Seconds of a target step, a draft stage and what lies between, by rows and depth.
 
-    `switch_s` is the extra of going to another row count: llama.cpp builds its graph anew, and a GPU
-    records it with the pass after that. `host_s` is the rest of any round, `draft_host_s`
-    what the rest of a drafting round has on top. `inject_s` is the draft stage's extra for each row
+    `switch_s` is the extra of going to another row count: llama.cpp builds its graph anew, and a
+    GPU records it with the pass after that. `host_s` is the rest of any round, `draft_host_s` what
+    the rest of a drafting round has on top. `inject_s` is the draft stage's extra for each row
     of context injected beyond a round's own few. `fork_s` is the extra of a pass over a tree: more
     ids to look after, and where they are too few a new graph each time.
     """

@@ -48,7 +48,7 @@ MACHINES = {
     "laptop": Machine({1: 22.0, 2: 24.0, 4: 28.0, 8: 40.0, 16: 60.0, 64: 200.0}, 4.0, switch=0.5),
 }
 ON_THE_WAY = (0.35, 0.65)
-"""Of the cost of new graphs, by the passes with them: built with the first, recorded with the next."""
+"""Of the cost of new graphs, by passes: built with the first, recorded with the next."""
 
 
 @dataclass
