@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -105,36 +104,31 @@ def test_the_chooser_fits_narrow_windows(
             expect(visit.page.locator(name)).to_be_in_viewport(ratio=0.9)
 
 
-@contextmanager
-def slow_page(browser: Browser, pair: tuple[Path, Path], folder: Path) -> Iterator[Visit]:
-    """The page of a server whose model is loaded slowly: what drafting costs is measured anew."""
-    slow = {"DFLASH_LOCAL_CACHE": str(folder), "DFLASH_LOCAL_CALIBRATION_S": "4"}
+@pytest.fixture
+def loading(
+    browser: Browser, server: ServerProcess, pair: tuple[Path, Path], tmp_path: Path
+) -> Iterator[Visit]:
+    """The page of a server while it loads a model for an answer, which takes seconds: what drafting
+    costs is measured anew."""
+    slow = {"DFLASH_LOCAL_CACHE": str(tmp_path), "DFLASH_LOCAL_CALIBRATION_S": "4"}
     models = ("--model", f"slow={pair[0]},{pair[1]}", "--model", f"quick={pair[0]}")
     with (
         serving(*models, "--gpu-layers", "0", environment=slow) as running,
         visiting(browser, running.url) as visit,
     ):
         visit.change(**BRIEF)
+        visit.ask()
+        expect(visit.page.locator(".answer footer")).to_contain_text("loading slow", timeout=60_000)
         yield visit
 
 
-def test_how_far_a_model_is_loaded_is_shown(
-    browser: Browser, server: ServerProcess, pair: tuple[Path, Path], tmp_path: Path
-) -> None:
-    with slow_page(browser, pair, tmp_path) as visit:
-        visit.ask()
-        expect(visit.page.locator(".answer footer")).to_contain_text("loading slow", timeout=60_000)
-        visit.wait()
-        expect(visit.page.locator(".answer .body")).not_to_be_empty()
-        expect(visit.page.locator(".answer footer")).not_to_contain_text("loading")
+def test_how_far_a_model_is_loaded_is_shown(loading: Visit) -> None:
+    loading.wait()
+    expect(loading.page.locator(".answer .body")).not_to_be_empty()
+    expect(loading.page.locator(".answer footer")).not_to_contain_text("loading")
 
 
-def test_who_does_not_want_to_wait_for_a_model_stops(
-    browser: Browser, server: ServerProcess, pair: tuple[Path, Path], tmp_path: Path
-) -> None:
-    with slow_page(browser, pair, tmp_path) as visit:
-        visit.ask()
-        expect(visit.page.locator(".answer footer")).to_contain_text("loading slow", timeout=60_000)
-        visit.page.keyboard.press("Escape")
-        expect(visit.page.locator(".answer footer")).to_contain_text("stopped")
-        expect(visit.page.locator(".answer footer")).not_to_contain_text("loading")
+def test_who_does_not_want_to_wait_for_a_model_stops(loading: Visit) -> None:
+    loading.page.keyboard.press("Escape")
+    expect(loading.page.locator(".answer footer")).to_contain_text("stopped")
+    expect(loading.page.locator(".answer footer")).not_to_contain_text("loading")
