@@ -8,7 +8,7 @@ import time
 from asyncio import Task, TimerHandle
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from dflash_local.errors import QueueTimeoutError
 from dflash_local.model import Model
@@ -99,7 +99,7 @@ class ModelHost:
         """How far it is, in words for those who wait."""
         if self.load is None:
             return f"waiting to load {self.name}"
-        return f"loading {self.name} {self.load.part:.0%}".replace("%", " %")
+        return f"loading {self.name} {100 * self.load.part:.0f} %"
 
 
 class Claim:
@@ -124,7 +124,8 @@ class Claim:
         await self._settles(math.inf)
         if self.fault is not None:
             raise self.fault.error(self._host.name)
-        model: Any = self._host.model
+        model = self._host.model
+        assert model is not None, "what is claimed stays loaded"
         return Served(self._host.name, model, self._timeout_s)
 
     async def _settles(self, within_s: float) -> bool:
