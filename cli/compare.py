@@ -25,7 +25,7 @@ def compare(
     if plain.finish_reason == "cancelled":
         return None
     told = _against(result, plain)
-    say(_line("plain decoding", told))
+    say(_line("plain decoding", "drafting", told))
     told["chain"] = None
     if result.stats.tree_rounds:
         block = model.engine.max_width
@@ -34,7 +34,7 @@ def compare(
         if chain.finish_reason == "cancelled":
             return None
         told["chain"] = _against(result, chain) | {"drafts": Acceptance.of([chain.stats]).as_dict()}
-        say(_line("chains", told["chain"]))
+        say(_line("chains", "drafting trees", told["chain"]))
         say(f"trees: {drafts_text(result.stats)}")
         say(f"chains: {drafts_text(chain.stats)}")
     if result.stats.drafting:
@@ -58,14 +58,14 @@ def _against(result: Result, other: Result) -> dict[str, Any]:
     }
 
 
-def _line(name: str, compared: Mapping[str, Any]) -> str:
+def _line(other: str, asked: str, compared: Mapping[str, Any]) -> str:
+    """`other` and `asked` are the two ways, in words."""
     ratio = compared["ratio"]
-    by = "drafting" if name == "plain decoding" else "drafting trees"
-    faster = "" if ratio is None else f"{by} is {ratio:.2f} times as fast"
+    faster = "" if ratio is None else f"{asked} is {ratio:.2f} times as fast"
     same = (
         "the same tokens"
         if compared["equal"]
         else f"tokens part at number {compared['first_difference'] + 1}"
     )
-    head = f"{name}: {compared['tokens_per_second']:.1f} tokens/s"
+    head = f"{other}: {compared['tokens_per_second']:.1f} tokens/s"
     return "; ".join(part for part in (head, faster, same) if part)

@@ -261,7 +261,7 @@ def _source(model: NamedModel, values: Mapping[str, Any]) -> ModelSource:
 def _settings(values: Mapping[str, Any]) -> Settings:
     from dflash_local.server.settings import Settings
 
-    given = values_of((*LISTENING, *ACCESS, *SERVING), values)
+    given = values_of((*LISTENING, *ACCESS), values)
     keys = list(given.pop("api_keys"))
     path = given.pop("api_key_file", None)
     if path is not None:
@@ -270,6 +270,4 @@ def _settings(values: Mapping[str, Any]) -> Settings:
         if not found:
             raise InputError(f"--api-key-file {path} holds no key: write one per line")
         keys += map(api_key, found)
-    for name in ("n_seq", "max_queue", "queue_timeout_s", "draft_width", "alias"):
-        given.pop(name, None)
     return Settings(api_keys=tuple(keys), **given)
