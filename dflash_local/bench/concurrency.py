@@ -8,14 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dflash_local.bench.measure import (
-    PLAIN,
-    Acceptance,
-    Answer,
-    Speed,
-    Spread,
-    Way,
-)
+from dflash_local.bench.measure import PLAIN, Acceptance, Answer, Speed, Spread, Way
 from dflash_local.bench.run import Restart, Say, Settings, begin_anyhow
 from dflash_local.bench.workload import Case
 from dflash_local.sampling import SamplingParams

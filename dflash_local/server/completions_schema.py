@@ -46,8 +46,7 @@ Prompt = Annotated[
 
 class CompletionsRequest(SamplingFields):
     """Prompts to go on with. `suffix` is what comes after the answer: models that were taught to
-    fill a gap write what is between. Where one model is served any name is
-    taken."""
+    fill a gap write what is between. Where one model is served any name is taken."""
 
     prompt: Prompt
     model: bounds.Label | None = None

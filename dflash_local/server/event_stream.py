@@ -62,7 +62,7 @@ class StreamForm:
             return self.encode(item)
         if not self.has_comments:
             return b""
-        return encode(item) + (b"" if self.keep_alive == _COMMENT else self.keep_alive)
+        return self.encode(item) + (b"" if self.keep_alive == _COMMENT else self.keep_alive)
 
 
 def event_form(

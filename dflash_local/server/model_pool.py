@@ -143,7 +143,7 @@ class ModelPool:
             if host.model is not None:
                 host.model.close()
                 host.model = None
-        return all([load.end(limit_s) for load in loads])
+        return all([load.end(limit_s) for load in loads])  # every one, whatever comes of the first
 
     def _hold(self, host: ModelHost, claim: Claim) -> None:
         if host.timer is not None:

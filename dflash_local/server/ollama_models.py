@@ -35,7 +35,7 @@ API_VERSION = "0.12.6"
 _LATEST = ":latest"
 _NEVER = "9999-12-31T23:59:59Z"
 _UNKNOWN = "1970-01-01T00:00:00Z"
-_LONGEST_S = 1e9
+_LONGEST_S = 1e9  # what is later is never: dates end with the year 9999
 _MIDDLE_KEYS = ("tokenizer.ggml.fim_mid_token_id", "tokenizer.ggml.middle_token_id")
 _MIDDLES = frozenset(
     (

@@ -14,12 +14,11 @@ class Settings:
 
     `api_keys`: any of them opens everything; without one nobody is asked. `cors_origins` are the
     web origins, beside those of this machine, that may send requests; `allowed_hosts` the names,
-    beside `host` and those of this machine, by which the server may be called.
-    `drain_s`: what running answers are given to finish after SIGTERM. `max_body` and `send_buffer`
-    are in bytes, of a request and of what a connection may hold back unread in the kernel, where
-    the default would be megabytes; `head_s` and `body_s` are what a client is given to send a
-    request's head and body, `read_s` to take what is written to it, `keep_alive_s` to send another
-    request.
+    beside `host` and those of this machine, by which the server may be called. `drain_s`: what
+    running answers are given to finish after SIGTERM. `max_body` and `send_buffer` are in bytes, of
+    a request and of what a connection may hold back unread in the kernel, where the default would
+    be megabytes; `head_s` and `body_s` are what a client is given to send a request's head and
+    body, `read_s` to take what is written to it, `keep_alive_s` to send another request.
     """
 
     host: str = "127.0.0.1"
