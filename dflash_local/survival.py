@@ -16,6 +16,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 from dflash_local.tree_prior import TreePrior
@@ -82,10 +84,14 @@ class _Filter:
         self.aa, self.ab, self.bb = aa, ab, bb
         return surprise, variance
 
+    def each(self, logprobs: Sequence[float]) -> list[float]:
+        """The chance of each draft that it is accepted where all before it are."""
+        a, b, exp = -self.a, self.b, math.exp
+        return [1.0 / (1.0 + exp(a - b * x)) for x in _features(logprobs)]
+
     def curve(self, logprobs: Sequence[float]) -> list[float]:
         """The chance of each draft that it and all before it are accepted; never rising."""
-        a, b, chance, exp = -self.a, self.b, 1.0, math.exp
-        return [chance := chance / (1.0 + exp(a - b * x)) for x in _features(logprobs)]
+        return list(accumulate(self.each(logprobs), mul))
 
 
 class Prior:
@@ -175,6 +181,10 @@ class Survival:
     def curve(self, logprobs: Sequence[float]) -> list[float]:
         """The chance of each draft that it and all before it are accepted; never rising."""
         return self._filter.curve(logprobs)
+
+    def each(self, logprobs: Sequence[float]) -> list[float]:
+        """The chance of each draft that it is accepted where all before it are."""
+        return self._filter.each(logprobs)
 
     def hopeful(self, logprobs: Sequence[float]) -> list[float]:
         """`curve` with each chance one standard deviation up: what may be, for all that is seen."""

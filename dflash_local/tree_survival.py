@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 
@@ -37,20 +36,18 @@ class TreeSurvival(Survival):
     def calibrated(self, candidates: Candidates) -> Candidates:
         """The logarithms of what each candidate is thought to be worth, given its path so far, in
         place of the drafter's own log-probabilities."""
-        raw = np.minimum(np.nan_to_num(candidates.logprobs, nan=-np.inf), 0.0)
-        firsts = self._own_chances(raw[:, 0].tolist())
-        p = np.exp(raw, dtype=np.float64)
-        q = np.asarray(firsts)[:, None]
-        rest = np.maximum(1.0 - p[:, :1], _LEAST)
-        chances = self._trees.side * (1.0 - q) * p / rest
-        chances[:, :1] = q
-        chances = np.clip(np.minimum(chances, q), _LEAST, 1.0)
-        return Candidates(candidates.ids, np.log(chances).astype(np.float32))
-
-    def _own_chances(self, logprobs: Sequence[float]) -> list[float]:
-        """Of each first choice, given that those before it were right."""
-        curve = [1.0, *self.curve(logprobs)]
-        return [b / a if a > 0 else 0.0 for a, b in pairwise(curve)]
+        raw, side = candidates.logprobs, self._trees.side
+        firsts: list[float] = raw[:, 0].tolist()
+        own, others = [], []  # logarithms: of the first choice, of what the others are scaled by
+        for first, chance in zip(firsts, self.each(firsts), strict=True):
+            rest = max(1.0 - math.exp(min(first, 0.0)), _LEAST)
+            own.append(math.log(max(chance, _LEAST)))
+            others.append(math.log(max(side * (1.0 - chance), _LEAST) / rest))
+        columns = np.array([own, others], np.float32)[:, :, None]
+        # Unlike `minimum`, `fmax` takes what is not a number for none.
+        calibrated = np.fmax(np.minimum(raw + columns[1], columns[0]), math.log(_LEAST))
+        calibrated[:, :1] = columns[0]
+        return Candidates(candidates.ids, calibrated)
 
     def notice_tree(self, chances: Sequence[float]) -> None:
         """The chances of a new tree's nodes, before anything is asked of it."""
@@ -91,8 +88,12 @@ class TreeSurvival(Survival):
         tried = min(n_right + 1, len(tokens), len(firsts))
         self.observe(logprobs, tried, n_right)
         if n_right < tried:
-            p = np.exp(np.nan_to_num(candidates.logprobs[n_right], nan=-np.inf))
-            promised = float(p[1:].sum() / max(1.0 - float(p[0]), 1e-6))
+            # What is no number counts as none.
+            p = [
+                math.exp(min(lp, 0.0)) if lp < math.inf else 0.0
+                for lp in candidates.logprobs[n_right].tolist()
+            ]
+            promised = sum(p[1:]) / max(1.0 - p[0], 1e-6)
             is_kept = tokens[n_right] in candidates.ids[n_right, 1:].tolist()
             self._trees.learn(min(promised, 1.0), is_kept)
 
