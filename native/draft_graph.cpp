@@ -265,9 +265,17 @@ void draft_graph::build() {
     }
     if (bucket.n_streams > 0) {
         output_.build(nodes_.get(), graph_, parts_.backend, logits(denoise()), bucket.top_k,
-                      allowed_.top_k);
+                      wanted_selection());
     }
     check_first_node();
+}
+
+selection draft_graph::wanted_selection() const {
+    const auto type = ggml_backend_dev_type(ggml_backend_get_device(parts_.backend));
+    const bool is_host = type == GGML_BACKEND_DEVICE_TYPE_CPU;
+    return !allowed_.top_k ? selection::on_host
+           : is_host       ? selection::among_few
+                           : selection::on_device;
 }
 
 // CUDA knows the graphs that it has recorded by their first nodes: with one that graphs share, each

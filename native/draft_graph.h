@@ -81,6 +81,7 @@ class draft_graph {
     void create_inputs();
     void create_mask_rows();
     void build();
+    selection wanted_selection() const;
     void check_first_node() const;
     void allocate();
     ggml_tensor * context_features();

@@ -54,18 +54,21 @@ void check_numbers(const float * values, int64_t n) {
 }  // namespace
 
 void draft_output::build(ggml_context * nodes, ggml_cgraph * graph, ggml_backend_t backend,
-                         ggml_tensor * logits, int top_k, bool on_device) {
+                         ggml_tensor * logits, int top_k, selection wanted) {
     top_k_ = top_k;
     n_vocab_ = logits->ne[0];
     n_rows_ = logits->ne[1];
-    const bool found = on_device && (top_k == 1 ? build_best(nodes, backend, logits)
-                                                : build_chunks(nodes, backend, logits) ||
-                                                      build_top_k(nodes, backend, logits));
+    const bool found =
+        wanted != selection::on_host &&
+        (top_k == 1 ? build_best(nodes, backend, logits)
+                    : build_chunks(nodes, backend, logits) || build_top_k(nodes, backend, logits));
     if (!found) {
         logits_ = logits;
+    } else if (few_rows_ != nullptr && wanted == selection::on_device) {
+        build_best_of_few(nodes, backend, few_rows_);
     }
-    for (ggml_tensor * result :
-         {chunks_, places_, normaliser_, few_, few_rows_, ids_, logprobs_, logits_}) {
+    for (ggml_tensor * result : {chunks_, places_, normaliser_, few_, few_rows_, best_, values_,
+                                 ids_, logprobs_, logits_}) {
         if (result != nullptr) {
             ggml_set_output(result);
             ggml_build_forward_expand(graph, result);
@@ -78,7 +81,7 @@ void draft_output::build(ggml_context * nodes, ggml_cgraph * graph, ggml_backend
 void draft_output::stage(ggml_backend_t backend) {
     size_t n_bytes = 0;
     for (const ggml_tensor * result :
-         {chunks_, places_, normaliser_, few_, few_rows_, ids_, logprobs_}) {
+         {chunks_, places_, normaliser_, few_, few_rows_, best_, values_, ids_, logprobs_}) {
         if (result != nullptr) {
             offsets_[result] = n_bytes;
             n_bytes += (ggml_nbytes(result) + alignment - 1) / alignment * alignment;
@@ -159,8 +162,8 @@ void draft_output::guard(ggml_backend_t backend, const std::vector<ggml_tensor *
     }
 }
 
-// The k best of a row lie in the k chunks with the largest peaks: only these come to the host, and
-// only peaks are sorted. Not by ggml_top_k, for which CUDA takes one row after the other.
+// The k best of a row lie in the k chunks with the largest peaks: only these are looked at, and of
+// the others their peaks. Not by ggml_top_k, for which CUDA takes one row after the other.
 bool draft_output::build_chunks(ggml_context * c, ggml_backend_t backend, ggml_tensor * logits) {
     const int64_t size = chunk_of(n_vocab_);
     const int64_t n = n_vocab_ / size;
@@ -184,6 +187,21 @@ bool draft_output::build_chunks(ggml_context * c, ggml_backend_t backend, ggml_t
     return true;
 }
 
+// Of these few, too, only the best come to the host, which would take as long over the others as a
+// small drafter takes for a layer.
+void draft_output::build_best_of_few(ggml_context * c, ggml_backend_t backend, ggml_tensor * rows) {
+    const int64_t n = rows->ne[0] * rows->ne[1];
+    ggml_tensor * sorted =
+        ggml_argsort(c, ggml_reshape_2d(c, rows, n, n_rows_), GGML_SORT_ORDER_DESC);
+    ggml_tensor * best = ggml_cont(c, ggml_view_2d(c, sorted, top_k_, n_rows_, sorted->nb[1], 0));
+    ggml_tensor * values = ggml_get_rows(c, ggml_reshape_3d(c, rows, 1, n, n_rows_), best);
+    if (supports(backend, {sorted, best, values})) {
+        best_ = best;
+        values_ = values;
+        few_rows_ = nullptr;
+    }
+}
+
 // Softmax and sort of whole rows.
 bool draft_output::build_top_k(ggml_context * c, ggml_backend_t backend, ggml_tensor * logits) {
     ggml_tensor * best = ggml_top_k(c, logits, top_k_);
@@ -204,7 +222,9 @@ void draft_output::read(ggml_backend_t backend, int32_t * ids, float * logprobs)
         ggml_backend_tensor_get_async(backend, result, base + offset, 0, ggml_nbytes(result));
     }
     ggml_backend_synchronize(backend);
-    if (few_ != nullptr) {
+    if (best_ != nullptr) {
+        read_best_of_few(ids, logprobs);
+    } else if (few_ != nullptr) {
         read_chunks(ids, logprobs);
     } else if (chunks_ != nullptr) {
         read_best(ids, logprobs);
@@ -223,6 +243,24 @@ void draft_output::read_best(int32_t * ids, float * logprobs) const {
     for (int64_t i = 0; i < n_rows_; i++) {
         ids[i] = static_cast<int32_t>(chunks[i] * chunk_size_ + places[i]);
         logprobs[i] = -std::log(normaliser[i]);
+    }
+}
+
+void draft_output::read_best_of_few(int32_t * ids, float * logprobs) const {
+    const auto * few = staged<int32_t>(few_);
+    const auto * best = staged<int32_t>(best_);
+    const auto * values = staged<float>(values_);
+    const auto * normaliser = staged<float>(normaliser_);
+    check_numbers(normaliser, n_rows_);
+    const int k = top_k_;
+    const auto size = static_cast<int>(chunk_size_);
+    for (int64_t i = 0; i < n_rows_; i++, few += k, best += k, values += k) {
+        const float norm = std::log(normaliser[i]) + values[0];
+        for (int j = 0; j < k; j++) {
+            ids[i * k + j] = few[best[j] / size] * size + best[j] % size;
+            logprobs[i * k + j] = values[j] - norm;
+        }
+        sort_best_first(ids + i * k, logprobs + i * k, k);
     }
 }
 

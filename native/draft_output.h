@@ -9,19 +9,26 @@
 
 namespace dflash {
 
+// Where the likeliest of many are told apart, as far as a backend can.
+enum class selection {
+    on_device,
+    among_few,  // on the host, of a few chunks of each row: where the device is the host
+    on_host,    // of whole rows
+};
+
 // The end of a draft graph: from rows of logits to the likeliest tokens and their
-// log-probabilities, found on the device as far as its backend can.
+// log-probabilities.
 class draft_output {
   public:
     // The most nodes that `build` adds to a graph.
     static constexpr size_t n_nodes = 48;
 
-    // on_device: false brings whole rows of logits to the host. Throws backend_error without room.
+    // Throws backend_error without room.
     void build(ggml_context * nodes, ggml_cgraph * graph, ggml_backend_t backend,
-               ggml_tensor * logits, int top_k, bool on_device);
+               ggml_tensor * logits, int top_k, selection wanted);
 
     // After the graph: waits for it. ids and logprobs: [rows, top_k], best first; of equals the
-    // lowest id first, or with a top_k of 1 always the same one.
+    // lowest id first, and where not all have room always the same ones.
     // Throws backend_error when the output is not a number.
     void read(ggml_backend_t backend, int32_t * ids, float * logprobs);
 
@@ -29,6 +36,7 @@ class draft_output {
     bool build_best(ggml_context * nodes, ggml_backend_t backend, ggml_tensor * logits);
     bool build_top_k(ggml_context * nodes, ggml_backend_t backend, ggml_tensor * logits);
     bool build_chunks(ggml_context * nodes, ggml_backend_t backend, ggml_tensor * logits);
+    void build_best_of_few(ggml_context * nodes, ggml_backend_t backend, ggml_tensor * rows);
     ggml_tensor * normalisers(ggml_context * nodes, ggml_backend_t backend, ggml_tensor * logits,
                               ggml_tensor * peaks, ggml_tensor * columns) const;
     void guard(ggml_backend_t backend, const std::vector<ggml_tensor *> & gathered);
@@ -37,6 +45,7 @@ class draft_output {
     const T * staged(const ggml_tensor * tensor) const;
     void read_best(int32_t * ids, float * logprobs) const;
     void read_top_k(int32_t * ids, float * logprobs) const;
+    void read_best_of_few(int32_t * ids, float * logprobs) const;
     void read_chunks(int32_t * ids, float * logprobs) const;
     void read_logits(int32_t * ids, float * logprobs) const;
 
@@ -53,6 +62,8 @@ class draft_output {
     // Top k of a few chunks, with the normaliser
     ggml_tensor * few_ = nullptr;       // i32 [top_k, rows]: the chunks with the largest peaks
     ggml_tensor * few_rows_ = nullptr;  // f32 [chunk_size, top_k, rows]: their logits
+    ggml_tensor * best_ = nullptr;      // i32 [top_k, rows]: where the largest are, and
+    ggml_tensor * values_ = nullptr;    // f32 [1, top_k, rows]: these
     // Top k of whole rows
     ggml_tensor * ids_ = nullptr;       // i32 [top_k, rows]
     ggml_tensor * logprobs_ = nullptr;  // f32 [1, top_k, rows]

@@ -1,6 +1,7 @@
 // The likeliest tokens as a backend finds them, against sorting whole rows.
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <random>
 
@@ -9,10 +10,14 @@
 #include "tests.h"
 #include "top_k.h"
 
+using dflash::selection;
+
 namespace {
 
 constexpr int n_rows = 5;
 constexpr float noise = 1e-5f;
+constexpr std::array all_selections = {selection::on_device, selection::among_few,
+                                       selection::on_host};
 
 struct candidates {
     std::vector<int32_t> ids;
@@ -28,7 +33,7 @@ std::vector<float> random_logits(int n_vocab) {
 }
 
 // The output of a graph that has these logits, [n_rows, n_vocab], on the CPU.
-candidates found(const std::vector<float> & logits, int top_k, bool on_device) {
+candidates found(const std::vector<float> & logits, int top_k, selection wanted) {
     constexpr size_t n_nodes = dflash::draft_output::n_nodes + 2;
     const ggml_backend_ptr backend(
         ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr));
@@ -45,7 +50,7 @@ candidates found(const std::vector<float> & logits, int top_k, bool on_device) {
     ggml_cgraph * graph = ggml_new_graph_custom(nodes.get(), n_nodes, false);
     dflash::draft_output output;
     output.build(nodes.get(), graph, backend.get(), ggml_scale(nodes.get(), input, 1.0f), top_k,
-                 on_device);
+                 wanted);
     const ggml_gallocr_ptr allocator(
         ggml_gallocr_new(ggml_backend_get_default_buffer_type(backend.get())));
     check::that(ggml_gallocr_alloc_graph(allocator.get(), graph), "no memory for the graph");
@@ -60,8 +65,8 @@ void candidates_equal_a_whole_sort() {
     for (const int n_vocab : {1, 2, 31, 32, 33, 64, 96, 320, 1000, 4097, 8192}) {
         const std::vector<float> logits = random_logits(n_vocab);
         for (const int top_k : {1, std::min(2, n_vocab), std::min(8, n_vocab)}) {
-            for (const bool on_device : {true, false}) {
-                const candidates out = found(logits, top_k, on_device);
+            for (const selection wanted : all_selections) {
+                const candidates out = found(logits, top_k, wanted);
                 for (int i = 0; i < n_rows; i++) {
                     const auto row = logits.begin() + static_cast<std::ptrdiff_t>(i) * n_vocab;
                     std::vector<int32_t> ids(top_k);
@@ -89,7 +94,7 @@ void one_of_equals_is_found() {
             logits[i * n_vocab + i] = 2.0f;
             logits[i * n_vocab + n_vocab - 1 - i] = 2.0f;
         }
-        const candidates out = found(logits, 1, true);
+        const candidates out = found(logits, 1, selection::on_device);
         for (int i = 0; i < n_rows; i++) {
             check::that(out.ids[i] == i || out.ids[i] == n_vocab - 1 - i, "id");
         }
@@ -107,9 +112,9 @@ void what_is_no_number_is_refused() {
                 row[at] = NAN;
             }
             for (const int top_k : {1, 8}) {
-                for (const bool on_device : {true, false}) {
+                for (const selection wanted : all_selections) {
                     check::throws<dflash::backend_error>(
-                        [&] { found(logits, top_k, on_device); }, "not a number",
+                        [&] { found(logits, top_k, wanted); }, "not a number",
                         "NaN at " + std::to_string(at) + " of " + std::to_string(n_vocab));
                 }
             }
