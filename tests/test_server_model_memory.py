@@ -13,10 +13,19 @@ from pathlib import Path
 import httpx
 import pytest
 
+from openai_api import CHAT, user
 from server_process import ServerProcess, serving, until
 
 SMALL = (sys.executable, str(Path(__file__).with_name("small_machine.py")))
-LONG = {"prompt": "def f(x):", "max_tokens": 900, "stream": True, "ignore_eos": True, "logprobs": 5}
+LONG = {
+    "messages": user("def f(x):"),
+    "max_tokens": 400,
+    "ignore_eos": True,
+    "stream": True,
+    "logprobs": True,
+    "top_logprobs": 20,
+}
+"""Some 700 KB; what can be on its way to a client is 160."""
 SHORT = {"prompt": "def f(x):", "max_tokens": 1}
 
 
@@ -49,10 +58,11 @@ def use(server: ServerProcess, *names: str) -> None:
 def busy(server: ServerProcess, name: str) -> Iterator[None]:
     """A model at work: its answer is too long to be sent unless it is read, which it is at last."""
     body = {"model": name, **LONG}
-    slow = httpx.HTTPTransport(socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)])
+    # A buffer of less than a packet, 64 KB here, would be slow to open again once it was full.
+    small = httpx.HTTPTransport(socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 << 10)])
     with (
-        server.client(transport=slow) as client,
-        client.stream("POST", "/v1/completions", json=body) as answer,
+        server.client(transport=small) as client,
+        client.stream("POST", CHAT, json=body) as answer,
     ):
         assert answer.status_code == 200, answer.read()
         lines = answer.iter_lines()
