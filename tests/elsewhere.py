@@ -126,6 +126,9 @@ MACHINES = {
 DECIDERS = [*MACHINES, "by lot"]
 
 
-def controller(name: str) -> Controller:
-    """That of a machine by its name, or one that decides `by lot`."""
-    return Fickle(5) if name == "by lot" else Elsewhere(MACHINES[name])
+def controller(name: str, n_nodes: int = 0) -> Controller:
+    """That of a machine by its name, or one that decides `by lot`; `n_nodes` are the most of a
+    tree."""
+    if name == "by lot":
+        return Fickle(5, n_nodes=n_nodes)
+    return Elsewhere(MACHINES[name], n_nodes)

@@ -9,7 +9,7 @@ closer than that, draws as seldom.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,19 @@ def either_file(shape: DraftShape, request: pytest.FixtureRequest) -> Path:
 def either_model(shape: DraftShape, request: pytest.FixtureRequest) -> Model:
     """The model of the session for drafts of this shape."""
     return loaded_for(shape, request)
+
+
+def of_both_shapes(names: str, chain: Iterable[Any], tree: Iterable[Any]) -> pytest.MarkDecorator:
+    """A test of either shape and of the values of `names`, tuples if these are several. Fewer are
+    for trees: where theirs are compared, a step takes longer."""
+    cases = [
+        (shape, *(values if isinstance(values, tuple) else (values,)))
+        for shape, found in (("chain", chain), ("tree", tree))
+        for values in found
+    ]
+    return pytest.mark.parametrize(
+        ["shape", *names.split(", ")], cases, indirect=["shape"], scope="module"
+    )
 
 
 @contextmanager

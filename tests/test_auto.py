@@ -1,25 +1,32 @@
 """Width "auto": whatever the controller decides, when and how often, answers are the plain ones.
 
-To the bit, as of fixed widths, on the CPU with a q8_0 cache; of several sequences by the gap rule.
+As of fixed widths: chains to the bit, trees as near as rounding is (see `shapes`); of several
+sequences by the gap rule.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dflash_local import Model, demo, rounds
+from dflash_local.draft_shape import DraftShape
 from dflash_local.drafter import FusedDrafter
 from dflash_local.engine import Engine
 from dflash_local.sequence import Sequence
 from dflash_local.target import Target
 from elsewhere import DECIDERS, Fickle, controller
-from pair_engine import answer, consistent, fused_drafter, open_target, request
+from pair_engine import answer, consistent, fused_drafter, request
+from shapes import assert_close, exact_target, of_both_shapes
 from test_identity import WAYS
 
 N = 24
+N_NODES = 31
+"""The most of a tree."""
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +38,11 @@ def as_far_ahead_as_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
 class Pair:
     """The shipped pair on the CPU, and what plain decoding answers."""
 
-    def __init__(self, target: Target, drafter: FusedDrafter, other: Target) -> None:
-        self.target, self.drafter = target, drafter
+    def __init__(
+        self, target: Target, drafter: FusedDrafter, other: Target, shape: DraftShape
+    ) -> None:
+        """`shape` is what requests ask for."""
+        self.target, self.drafter, self.shape = target, drafter, shape
         self._other = other  # so that plain answers leave the caches as they are
         self._known: dict[str, Sequence] = {}
 
@@ -48,16 +58,25 @@ class Pair:
             bare.forget_all()
         return self._known[key]
 
+    @property
+    def n_nodes(self) -> int:
+        return 0 if self.shape == "chain" else N_NODES
+
     def engine(self, decider: str | Fickle) -> Engine:
         """With empty caches."""
-        chosen = controller(decider) if isinstance(decider, str) else decider
+        chosen = controller(decider, self.n_nodes) if isinstance(decider, str) else decider
         engine = Engine(self.target, self.drafter, 1, chosen)
         engine.forget_all()
         return engine
 
+    def answer(
+        self, engine: Engine, prompt: list[int], width: Any, n: int, **params: Any
+    ) -> Sequence:
+        return answer(engine, prompt, width, n, shape=self.shape, **params)
+
     def check(self, engine: Engine, prompt: list[int], n: int = N, **params: Any) -> Sequence:
         """An answer of width "auto": the plain one, with stats that add up and caches in step."""
-        sequence = answer(engine, prompt, "auto", n, **params)
+        sequence = self.answer(engine, prompt, "auto", n, **params)
         plain = self.plain(prompt, n, **params)
         assert sequence.tokens == plain.tokens
         assert sequence.finish_reason == plain.finish_reason
@@ -83,9 +102,11 @@ def add_up(sequence: Sequence) -> None:
     # One token is drawn from the prompt's last row, and each round draws one of its own.
     assert stats.emitted == 1 + stats.rounds + stats.accepted
     assert all(1 <= emitted <= 1 + drafted for drafted, emitted in stats.outcomes)
-    assert all(1 <= width <= 16 for width in stats.widths)
-    assert sum(stats.position_drafted) == stats.drafted
+    assert all(1 <= width <= 1 + max(N_NODES, 15) for width in stats.widths)
     assert sum(stats.position_accepted) == stats.accepted
+    if not stats.tree_rounds:
+        assert all(width <= 16 for width in stats.widths)
+        assert sum(stats.position_drafted) == stats.drafted
     for made, kept in zip(stats.position_drafted, stats.position_accepted, strict=True):
         assert made >= kept
     assert stats.drafting is not None and stats.drafting.startswith("drafting ")
@@ -93,9 +114,13 @@ def add_up(sequence: Sequence) -> None:
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[Pair]:
-    with open_target(n_ctx=2048) as target, open_target(n_ctx=2048) as other:
-        yield Pair(target, fused_drafter(target), other)
+def pair(shape: DraftShape, either_file: Path) -> Iterator[Pair]:
+    """Where trees are there, they are among what the controller chooses from."""
+    with (
+        exact_target(shape, either_file, n_ctx=2048) as target,
+        exact_target(shape, either_file, n_ctx=2048) as other,
+    ):
+        yield Pair(target, fused_drafter(target), other, "auto" if shape == "tree" else "chain")
 
 
 @pytest.fixture
@@ -104,8 +129,11 @@ def prompts(pair: Pair) -> list[list[int]]:
     return [pair.tokens(text) for text in (known["chat"][0], known["code"][0])]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("decider", DECIDERS)
+LOT = ["by lot"]
+only_chains = pytest.mark.parametrize("shape", ["chain"], indirect=True)
+
+
+@of_both_shapes("decider, way", product(DECIDERS, WAYS), product(LOT, WAYS))
 def test_answers_are_the_plain_ones(
     pair: Pair, prompts: list[list[int]], decider: str, way: str
 ) -> None:
@@ -114,6 +142,7 @@ def test_answers_are_the_plain_ones(
         pair.check(engine, prompt, **WAYS[way])
 
 
+@only_chains
 def test_the_machines_do_what_they_are_here_for(pair: Pair, prompts: list[list[int]]) -> None:
     """Else the answers above would say little."""
     seen: dict[str, dict[int, int]] = {}
@@ -132,34 +161,49 @@ def test_the_machines_do_what_they_are_here_for(pair: Pair, prompts: list[list[i
     assert {name for name, off in resigned.items() if off} == {"resigning", "hopeless"}
 
 
+@pytest.mark.parametrize("shape", ["tree"], indirect=True)
+def test_trees_are_among_what_they_do(pair: Pair, prompts: list[list[int]]) -> None:
+    for decider in ("cheap", "by the row", "by lot"):
+        stats = pair.check(pair.engine(decider), prompts[1], 48).stats
+        assert stats.tree_rounds > 3, decider
+    n_drafted = sum(n for width, n in stats.widths.items() if width > 1)
+    assert stats.tree_rounds < n_drafted  # by lot some are chains
+
+
 def test_chances_alone_switch_as_they_like(pair: Pair, prompts: list[list[int]]) -> None:
     for seed in range(3):
-        engine = pair.engine(Fickle(seed, resigns=0.05 * (seed % 3)))
+        resigns = 0.05 * (seed % 3)
+        engine = pair.engine(Fickle(seed, resigns=resigns, n_nodes=pair.n_nodes))
         for prompt in prompts:
             pair.check(engine, prompt)
 
 
-@pytest.mark.parametrize("decider", ["cheap", "probing", "by lot"])
+@of_both_shapes("decider", ["cheap", "probing", "by lot"], LOT)
 def test_log_probabilities_too(pair: Pair, prompts: list[list[int]], decider: str) -> None:
     engine = pair.engine(decider)
     drafted = pair.check(engine, prompts[0], logprobs=1)
-    assert drafted.logprobs == pair.plain(prompts[0]).logprobs
+    plain = pair.plain(prompts[0])
+    if drafted.stats.tree_rounds:
+        assert_close(drafted.logprobs, plain.logprobs)
+    else:
+        assert drafted.logprobs == plain.logprobs
 
 
 # Ends
 
 
-@pytest.mark.parametrize("decider", ["cheap", "even", "hopeless", "by lot"])
+@of_both_shapes("decider", ["cheap", "even", "hopeless", "by lot"], LOT)
 def test_every_length_ends_there(pair: Pair, prompts: list[list[int]], decider: str) -> None:
     engine = pair.engine(decider)
     whole = pair.plain(prompts[1]).tokens
     for n in (1, 2, 3, 4, 8, 15, 16, 17):
-        sequence = answer(engine, prompts[1], "auto", n)
+        sequence = pair.answer(engine, prompts[1], "auto", n)
         assert (sequence.tokens, sequence.finish_reason) == (whole[:n], "length")
         add_up(sequence)
         pair.in_step(engine, [*prompts[1], *sequence.tokens])
 
 
+@only_chains
 @pytest.mark.parametrize("decider", ["by the row", "hopeless", "by lot"])
 def test_an_end_of_text_ends_the_answer(pair: Pair, decider: str) -> None:
     """Of some conversations, that is; wherever in a block or among steps made ahead it comes."""
@@ -173,14 +217,15 @@ def test_an_end_of_text_ends_the_answer(pair: Pair, decider: str) -> None:
     assert len(places) > 2
 
 
-@pytest.mark.parametrize("decider", ["cheap", "even", "probing", "hopeless", "by lot"])
+@of_both_shapes("decider", ["cheap", "even", "probing", "hopeless", "by lot"], LOT)
 def test_stop_texts_are_found_wherever_they_come(pair: Pair, decider: str) -> None:
     prompt = demo.prompts()["code"][0]
     expected = pair.plain(pair.tokens(prompt)).tokens
     text = pair.target.vocabulary.detokenize(expected)
     stops = [text[at : at + 3] for at in range(5, 60, 11)]
-    chosen = controller(decider)
+    chosen = controller(decider, pair.n_nodes)
     model = Model(pair.target, pair.drafter, controller=chosen)
+    model.draft_shape = pair.shape
     model.forget()
     for stop in stops:
         result = model.generate(prompt, max_tokens=N, stop=stop)
@@ -196,14 +241,14 @@ def test_stop_texts_are_found_wherever_they_come(pair: Pair, decider: str) -> No
         assert model.generate(ended, max_tokens=4).tokens == pair.plain(ended, 4).tokens
 
 
-@pytest.mark.parametrize("decider", DECIDERS)
+@of_both_shapes("decider", DECIDERS, LOT)
 def test_a_cancelled_answer_leaves_the_next_one_right(
     pair: Pair, prompts: list[list[int]], decider: str
 ) -> None:
     engine = pair.engine(decider)
     expected = pair.plain(prompts[0], 40).tokens
     for n in (1, 2, 9, 17):
-        sequence = engine.begin(request(prompts[0], "auto", 40))
+        sequence = engine.begin(request(prompts[0], "auto", 40, shape=pair.shape))
         while sequence.finish_reason is None:
             if len(sequence.tokens) >= n:
                 sequence.cancelled.set()
@@ -220,31 +265,33 @@ def test_a_cancelled_answer_leaves_the_next_one_right(
 # One request after another
 
 
-@pytest.mark.parametrize(
-    ("decider", "first"),
+@of_both_shapes(
+    "decider, first",
     [
         ("even", 16),
         ("probing", "auto"),
         ("resigning", 0),
         *(("by lot", first) for first in ("auto", 16, 0)),
     ],
+    [("by lot", "auto")],
 )
 def test_a_request_after_another(
     pair: Pair, prompts: list[list[int]], decider: str, first: Any
 ) -> None:
     """That goes on where it ended, begins as it did, or is another one."""
     engine = pair.engine(decider)
-    before = answer(engine, prompts[1], first, N)
+    before = pair.answer(engine, prompts[1], first, N)
     whole = pair.plain(prompts[1]).tokens
     assert before.tokens == whole
     longer = [*prompts[1], *whole]
     for prompt in (longer, longer[:-20], prompts[0], longer):
         pair.check(engine, prompt, 17)
     plain = pair.plain(longer, 17).tokens
-    assert answer(engine, longer, 16, 17).tokens == plain
+    assert pair.answer(engine, longer, 16, 17).tokens == plain
     consistent(engine, pair.drafter, len(longer) + len(plain) - 1)
 
 
+@only_chains
 def test_where_drafting_was_given_up_no_prompt_is_decoded_again(
     pair: Pair, prompts: list[list[int]]
 ) -> None:
@@ -259,6 +306,7 @@ def test_where_drafting_was_given_up_no_prompt_is_decoded_again(
     assert sequence.stats.cached_tokens == 0 and sequence.stats.drafted > 0
 
 
+@only_chains
 def test_without_a_controller_auto_is_plain(pair: Pair, prompts: list[list[int]]) -> None:
     engine = Engine(pair.target, pair.drafter)
     engine.forget_all()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from dflash_local import (
     demo,
     load,
 )
+from shapes import of_both_shapes
 
 N = 32
 NON_ASCII = "root ::= [äöüßéñ€日本語한국🙂😀]{14}"
@@ -47,12 +48,6 @@ def assert_ends_together(model: Model, prompt: str, result: Result) -> None:
 
 
 # What ends an answer
-
-
-def of_both_shapes(name: str, chain: Iterable[int], tree: Iterable[int]) -> pytest.MarkDecorator:
-    """A test of either model and a number, with fewer of these for trees."""
-    cases = [*(("chain", n) for n in chain), *(("tree", n) for n in tree)]
-    return pytest.mark.parametrize(("shape", name), cases, indirect=["shape"], scope="module")
 
 
 @of_both_shapes("n", [1, 2, 3, 7, 15, 16, 17, 18], [2, 15, 17])
