@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as List
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TypeAlias
 
 from dflash_local.caches import Caches
@@ -15,6 +14,7 @@ from dflash_local.controller import Controller
 from dflash_local.draft import Draft
 from dflash_local.draft_shape import Bounds, allowed, as_chain, as_tree
 from dflash_local.drafter import DraftRequest
+from dflash_local.drawing import draw
 from dflash_local.errors import GrammarError
 from dflash_local.features import StoredFeatures
 from dflash_local.policy import Policy
@@ -261,7 +261,7 @@ class Rounds:
             steps = [[_NO_TOKEN] * n]
             for row, sequence in enumerate(sequences):
                 with self._alone(sequence):
-                    steps[0][row] = self.draw(sequence, row, row)
+                    steps[0][row] = draw(self.target, sequence, row, row)
             sampled = time.perf_counter()
         rebuilds = self.target.n_rebuilds - rebuilds
         self._last_rows = n
@@ -280,15 +280,8 @@ class Rounds:
             stats.graph_rebuilds += rebuilds
         if self.controller and any(s.policy is not None for s in sequences):
             self.controller.skip(len(steps) - 1)
-            self.controller.observe_round(
-                n,
-                0,
-                self._caches.depth,
-                0.0,
-                seconds,
-                (end - decoded) / len(steps),
-                rebuilt=rebuilds > 0,
-            )
+            depth, host_s = self._caches.depth, (end - decoded) / len(steps)
+            self.controller.observe_round(n, 0, depth, 0.0, seconds, host_s, rebuilt=rebuilds > 0)
 
     def _decode_ahead(self, sequences: List[Sequence]) -> list[list[int]]:
         """As many steps as take less time than a reader could notice: what Python does between two
@@ -343,7 +336,7 @@ class Rounds:
         vocabulary = self.target.vocabulary
         return self.verifier(
             draft,
-            lambda row: self.draw(sequence, first_row + row, first_row + row),
+            lambda row: draw(self.target, sequence, first_row + row, first_row + row),
             lambda token: sequence.emit(token, ends_text=vocabulary.ends_text(token)),
         )
 
@@ -386,28 +379,9 @@ class Rounds:
     def emit_first(self, sequence: Sequence, row: int, output_row: int) -> None:
         """The token after the last row of a prompt."""
         with self._alone(sequence):
-            token = self.draw(sequence, row, output_row)
+            token = draw(self.target, sequence, row, output_row)
             sequence.emit(token, ends_text=self.target.vocabulary.ends_text(token))
             sequence.stats.emitted += 1
-
-    def draw(self, sequence: Sequence, row: int, output_row: int) -> int:
-        """The target's token after a row of the last batch, the `output_row`-th with logits."""
-        sampler = sequence.sampler
-        whole = partial(self.target.logits, row)
-        if sequence.request.sampling.logprobs is not None:
-            logits = whole()
-            token = sampler.sample(logits)
-            sequence.logprobs.append(sampler.logprobs(logits, token))
-            return token
-        if sampler.begins_with_best:
-            best = self.target.best()[output_row]
-            if best < 0:
-                raise not_finite()
-            return sampler.sample_best(best, whole)
-        n_candidates = sampler.n_candidates
-        if n_candidates is not None:
-            return sampler.sample_from(*self.target.candidates(output_row, n_candidates), whole)
-        return sampler.sample(whole())
 
 
 def _policies(sequences: List[Sequence]) -> tuple[list[int], list[Policy]]:
