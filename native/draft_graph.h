@@ -1,8 +1,8 @@
 #pragma once
 
-#include <tuple>
 #include <vector>
 
+#include "draft_bucket.h"
 #include "draft_cache.h"
 #include "draft_output.h"
 #include "draft_weights.h"
@@ -12,24 +12,6 @@
 #include "target_tensors.h"
 
 namespace dflash {
-
-// The fixed sizes of one draft graph. Graphs of equal size are the same graph, so that backends
-// which record graphs (CUDA) replay them.
-struct draft_bucket {
-    int n_streams;  // blocks: one for each of the first n_streams sequences; 0: inject only
-    int n_rows;     // rows of features to inject; what is not used goes to the spare cell
-    int n_kv;       // cells that attention looks at
-    int n_draft;    // positions p+1 .. p+n_draft of each block that go through the head
-    int top_k;
-    bool stored;  // features come from the target's store, not from the host
-
-    bool operator<(const draft_bucket & o) const { return key() < o.key(); }
-
-  private:
-    std::tuple<int, int, int, int, int, bool> key() const {
-        return {n_streams, n_rows, n_kv, n_draft, top_k, stored};
-    }
-};
 
 // Faster operations that a draft graph may use; it does so only where its backend has them.
 struct draft_capabilities {

@@ -13,29 +13,7 @@ namespace dflash {
 
 namespace {
 
-constexpr int smallest_kv_step = 256;  // what attention kernels like lengths to be a multiple of
-constexpr int smallest_rows = 8;       // row buckets are powers of two from here ...
-constexpr int largest_rows = 512;      // ... to here; more rows go in several graphs
-constexpr int largest_fused_rows = 64;
 constexpr size_t kept_graphs = 8;
-
-// KV lengths that graphs are made for: an eighth of the context apart at most, as each new one
-// costs more than a draft.
-int kv_bucket(int64_t n) {
-    int64_t step = smallest_kv_step;
-    while (step * 16 <= n) {
-        step *= 2;
-    }
-    return static_cast<int>((n + step - 1) / step * step);
-}
-
-int rows_bucket(int n) {
-    int rows = smallest_rows;
-    while (rows < n) {
-        rows *= 2;
-    }
-    return rows;
-}
 
 // The lengths of a cache, which return to what they were when the work on it throws.
 class length_guard {
