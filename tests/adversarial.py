@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_local.draft import Draft
+from dflash_local.draft import ANCHOR, Draft
 from dflash_local.drafter import Drafter, DraftRequest
 
 Script = Callable[[int, int, int], Draft]
@@ -119,3 +119,15 @@ def right_for(text: Sequence[int], k: Callable[[], int], n_vocab: int) -> Script
 
 def always_wrong(text: Sequence[int], n_vocab: int) -> Script:
     return right_for(text, lambda: 0, n_vocab)
+
+
+def forked(right: Sequence[int], n_vocab: int) -> Draft:
+    """A tree of right tokens, each after a wrong one."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    parent = ANCHOR
+    for token in right:
+        tokens += [(token + 1) % n_vocab, token]
+        parents += [parent, parent]
+        parent = len(tokens) - 1
+    return Draft(tokens, parents)

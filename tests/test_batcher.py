@@ -1,7 +1,7 @@
 """Many callers at once: each gets its own answer, and whatever they do, the slots are free after.
 
 Batches of several sequences round otherwise than single steps, so answers with others around them
-are compared with plain ones by the gap rule; alone they are equal to the bit.
+are compared with plain ones by the gap rule; alone they are equal.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from adversarial import ScriptedDrafter
+from adversarial import ScriptedDrafter, forked
 from dflash_local import DflashError, InputError, Model, Result, demo, load
 from dflash_local.draft import Draft
+from dflash_local.draft_shape import DraftShape
 from dflash_local.drafter import Drafter
 from dflash_local.errors import ClosedError, QueueFullError, QueueTimeoutError
 from dflash_local.reuse import LEAST_GAIN
 from dflash_local.sampling import TokenLogprob
 from gap_rule import equal_by_gap_rule, joint_noise
-from pair_engine import open_target
+from shapes import NOISE, SHAPES, exact_model, exact_target
 
 N = 16
 N_SEQ = 3
@@ -48,22 +50,26 @@ class Plain:
 class Bench:
     """A model of three slots, and plain answers of it to some prompts."""
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    def __init__(self, model: Model, shape: DraftShape, file: Path) -> None:
+        """Drafts have a shape; `file` is the target's."""
+        self.model, self.shape, self.file = model, shape, file
         known = demo.prompts()
         self.plain = []
         for text in [*known["code"][:3], *known["chat"][:2]]:
             prompt = model.tokenize(text)
             result = self.alone(prompt, draft_width=0, logprobs=2)
             self.plain.append(Plain(prompt, result.tokens, result.logprobs))
+        self.noise = NOISE if shape == "tree" else self._joint_noise()
+        model.forget()
+
+    def _joint_noise(self) -> float:
         three = self.plain[1:4]
         prompts, tokens = [p.prompt for p in three], [p.tokens for p in three]
-        noises: list[float] = []
-        model._batcher.run(
-            lambda: noises.append(joint_noise(model.target, prompts, tokens, [16, 5, 1]))
+        target, noises = self.model.target, list[float]()
+        self.model._batcher.run(
+            lambda: noises.append(joint_noise(target, prompts, tokens, [16, 5, 1]))
         )
-        self.noise = noises[0]
-        model.forget()
+        return noises[0]
 
     def alone(self, prompt: list[int], **options: Any) -> Result:
         self.model.forget()
@@ -75,15 +81,32 @@ class Bench:
         equal_by_gap_rule(plain.tokens[: len(tokens)], plain.logprobs, tokens, self.noise)
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Bench]:
-    with load(*demo.pair(), n_ctx=1024, n_seq=N_SEQ, **ON_CPU) as model:
+@contextlib.contextmanager
+def opened(shape: DraftShape, file: Path) -> Iterator[Bench]:
+    with exact_model(shape, file, n_ctx=1024, n_seq=N_SEQ) as model:
         model.draft_width = 8
-        yield Bench(model)
+        yield Bench(model, shape, file)
+
+
+@pytest.fixture(scope="module")
+def of_chains() -> Iterator[Bench]:
+    with opened("chain", demo.pair()[0]) as bench:
+        yield bench
+
+
+@pytest.fixture(scope="module")
+def of_trees(f32_target: Path) -> Iterator[Bench]:
+    with opened("tree", f32_target) as bench:
+        yield bench
+
+
+of_both_shapes = pytest.mark.parametrize("bench", SHAPES, indirect=True)
 
 
 @pytest.fixture
-def bench(shared: Bench) -> Iterator[Bench]:
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    """Of chains, where nothing is said."""
+    shared: Bench = request.getfixturevalue(f"of_{getattr(request, 'param', 'chain')}s")
     yield shared
     at_rest(shared.model)
     assert shared.alone(shared.plain[0].prompt).tokens == shared.plain[0].tokens
@@ -124,6 +147,7 @@ def close(streams: list[Iterator[Any]]) -> None:
 # Answers
 
 
+@of_both_shapes
 def test_more_requests_than_slots_of_unequal_length_and_width(bench: Bench) -> None:
     orders = [(0, 0, N), (1, 16, 9), (2, 5, N), (3, "auto", N), (4, 8, 3), (1, 0, N), (0, 16, 1)]
 
@@ -136,9 +160,13 @@ def test_more_requests_than_slots_of_unequal_length_and_width(bench: Bench) -> N
         bench.check(which, result.tokens)
         assert result.finish_reason == "stop" or len(result.tokens) == n
         assert (result.stats.drafted > 0) == (width not in (0, "auto") and n > 1) or width == "auto"
+        assert (result.stats.tree_rounds > 0) == (
+            bench.shape == "tree" and result.stats.drafted > 0
+        )
         assert result.text == bench.model.detokenize(result.tokens)
 
 
+@of_both_shapes
 def test_a_new_request_does_not_wait_for_those_at_work(bench: Bench) -> None:
     streams = occupy(bench.model, N_SEQ - 1)
     result = bench.model.generate(bench.plain[2].prompt, max_tokens=N)
@@ -149,6 +177,7 @@ def test_a_new_request_does_not_wait_for_those_at_work(bench: Bench) -> None:
     close(streams)
 
 
+@of_both_shapes
 def test_what_prompts_have_in_common_is_decoded_once(bench: Bench) -> None:
     model = bench.model
     prompt = [token for plain in bench.plain for token in plain.prompt]
@@ -165,6 +194,7 @@ def test_what_prompts_have_in_common_is_decoded_once(bench: Bench) -> None:
     at_rest(model)
 
 
+@of_both_shapes
 def test_a_sampled_answer_is_that_of_its_seed(bench: Bench) -> None:
     prompt = bench.plain[0].prompt
     sampled: dict[str, Any] = {"temperature": 0.9, "seed": 7, "presence_penalty": 0.5}
@@ -178,6 +208,7 @@ def test_a_sampled_answer_is_that_of_its_seed(bench: Bench) -> None:
     assert bench.alone(prompt, **sampled).tokens == expected.tokens
 
 
+@of_both_shapes
 def test_many_asynchronous_readers(bench: Bench) -> None:
     async def read(which: int) -> list[int]:
         prompt = bench.plain[which].prompt
@@ -190,20 +221,27 @@ def test_many_asynchronous_readers(bench: Bench) -> None:
         bench.check(i % 5, tokens)
 
 
+@of_both_shapes
 @pytest.mark.parametrize("right", [True, False])
 def test_drafters_that_are_always_right_or_always_wrong(bench: Bench, right: bool) -> None:
     plain = bench.plain[:3]
-    with open_target(n_ctx=512, n_seq=N_SEQ) as target:
+    with exact_target(bench.shape, bench.file, n_ctx=512, n_seq=N_SEQ) as target:
+
+        def shaped(tokens: list[int]) -> Draft:
+            if bench.shape == "chain":
+                return Draft.chain(tokens)
+            return forked(tokens, target.n_vocab)
 
         def script(anchor_at: int, anchor: int, n: int) -> Draft:
             for p in plain:
                 text = p.prompt + p.tokens
                 if right and text[anchor_at : anchor_at + 1] == [anchor]:
-                    return Draft.chain(text[anchor_at + 1 : anchor_at + 1 + n])
-            return Draft.chain([(anchor + 1) % target.n_vocab] * n)
+                    return shaped(text[anchor_at + 1 : anchor_at + 1 + n])
+            return shaped([(anchor + 1) % target.n_vocab] * n)
 
         drafter: Drafter = ScriptedDrafter(script, n_seq=N_SEQ)
         with Model(target, drafter) as model:
+            model.draft_shape = bench.shape
             results = at_once(
                 [
                     lambda p=p: model.generate(p.prompt, max_tokens=N, draft_width=8)
@@ -217,10 +255,11 @@ def test_drafters_that_are_always_right_or_always_wrong(bench: Bench, right: boo
     assert accepted > 0 if right else accepted < sum(r.stats.drafted for r in results) / 8
 
 
+@of_both_shapes
 def test_sequences_that_outgrow_the_cells_lose_nothing(bench: Bench) -> None:
     """Three that would each fill the whole context: those that began last step aside in turn."""
     n_ctx = 160
-    with load(*demo.pair(), n_ctx=n_ctx, n_seq=N_SEQ, **ON_CPU) as model:
+    with exact_model(bench.shape, bench.file, n_ctx=n_ctx, n_seq=N_SEQ) as model:
         prompts = [plain.prompt for plain in bench.plain[:3]]
         results = at_once(
             [lambda p=p: model.generate(p, draft_width=8, **ENDLESS) for p in prompts]
@@ -262,6 +301,7 @@ def test_cancelled_in_its_prompt(bench: Bench) -> None:
     close(streams)
 
 
+@of_both_shapes
 def test_cancelled_by_lot_again_and_again(bench: Bench) -> None:
     model = bench.model
 
@@ -298,6 +338,7 @@ def test_cancelled_by_lot_again_and_again(bench: Bench) -> None:
     assert 0 < model.status().requests - before <= 60
 
 
+@of_both_shapes
 def test_what_goes_wrong_with_one_is_its_own_affair(bench: Bench) -> None:
     streams = occupy(bench.model, 2)
     nothing = dict.fromkeys(range(bench.model.target.n_vocab), -float("inf"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from adversarial import ScriptedDrafter, oracle
+from adversarial import ScriptedDrafter, forked, oracle
 from dflash_local import demo
 from dflash_local.draft import ANCHOR, Draft
 from dflash_local.draft_shape import DraftShape
@@ -97,20 +97,14 @@ def test_trees_after_chains_that_gave_cells_away(windowed: Path) -> None:
         text = prompt + answer(bare, prompt, 0, 150, **endless).tokens
         bare.forget_all()
 
-        def forked(anchor_at: int, _anchor: int, _n: int) -> Draft:
-            """Two right tokens, each after a wrong one."""
-            tokens: list[int] = []
-            parents: list[int] = []
-            for depth, token in enumerate(text[anchor_at + 1 : anchor_at + 3]):
-                tokens += [(token + 1) % target.n_vocab, token]
-                parents += [2 * depth - 1] * 2
-            return Draft(tokens, parents)
+        def script(anchor_at: int, _anchor: int, _n: int) -> Draft:
+            return forked(text[anchor_at + 1 : anchor_at + 3], target.n_vocab)
 
-        drafter = ScriptedDrafter(forked, n_seq=2)
+        drafter = ScriptedDrafter(script, n_seq=2)
         engine = Engine(target, drafter, 2)
 
         def go_on(begin: int, n: int, shape: DraftShape) -> Answer:
-            drafter.script = forked if shape == "tree" else oracle(text)
+            drafter.script = script if shape == "tree" else oracle(text)
             sequence = answer(engine, text[:begin], 8, n, shape=shape, **endless)
             assert sequence.tokens == text[begin : begin + n]
             assert sequence.stats.accepted >= n // 2
