@@ -1,7 +1,8 @@
 """Several sequences at once, some of width "auto": they join and leave, and each answer is its own.
 
 Batches of several sequences round otherwise than single steps, so answers are compared by the gap
-rule, with the noise of joint steps of some widths.
+rule: those of chains with the noise of joint steps of some widths, those of trees where sums hardly
+round.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from dflash_local.stats import Stats
 from dflash_local.target import Target
 from elsewhere import DECIDERS, Fickle, controller
 from gap_rule import equal_by_gap_rule, joint_noise
-from pair_engine import answer, fused_drafter, open_target, prefill, request
-from shapes import NOISE, exact_target
-from test_auto import add_up
+from pair_engine import answer, fused_drafter, prefill, request
+from shapes import NOISE, exact_target, of_both_shapes
+from test_auto import LOT, N_NODES, add_up
 
 N = 32
 N_SEQ = 4
@@ -52,9 +53,10 @@ class Plain:
 class Bench:
     """A target with room for four sequences, and plain answers to some prompts."""
 
-    def __init__(self, target: Target, drafter: FusedDrafter, noise: float | None = None) -> None:
-        """`noise`, where it is known."""
-        self.target, self.drafter = target, drafter
+    def __init__(self, target: Target, drafter: FusedDrafter, shape: DraftShape) -> None:
+        """`shape` is what requests ask for that say nothing else."""
+        self.target, self.drafter, self.shape = target, drafter, shape
+        self.n_nodes = 0 if shape == "chain" else N_NODES
         known = demo.prompts()
         self.plain: list[Plain] = []
         bare = Engine(target, None, N_SEQ)
@@ -65,16 +67,23 @@ class Bench:
                 Plain(run.request.prompt, run.tokens, run.logprobs, run.finish_reason)
             )
         four = self.plain[1:5]
-        self.noise = noise or max(
-            joint_noise(target, [p.prompt for p in four], [p.tokens for p in four], widths)
-            for widths in ([16] * 4, [9, 2, 5, 1])
-        )
+        self.noise = NOISE
+        if shape == "chain":
+            self.noise = max(
+                joint_noise(target, [p.prompt for p in four], [p.tokens for p in four], widths)
+                for widths in ([16] * 4, [9, 2, 5, 1])
+            )
 
     def engine(self, decider: str | Fickle) -> Engine:
-        chosen = controller(decider) if isinstance(decider, str) else decider
+        chosen = controller(decider, self.n_nodes) if isinstance(decider, str) else decider
         engine = Engine(self.target, self.drafter, N_SEQ, chosen)
         engine.forget_all()
         return engine
+
+    def begin(self, engine: Engine) -> list[Answer]:
+        """Three requests that leave all to the controller."""
+        prompts = [plain.prompt for plain in self.plain[:3]]
+        return [engine.begin(request(each, "auto", N, shape=self.shape)) for each in prompts]
 
     def check(self, engine: Engine, which: int, found: Answer) -> None:
         """Equal as far as it went, with stats that add up and caches in step."""
@@ -84,7 +93,7 @@ class Bench:
         if equal_by_gap_rule(plain.tokens[:n], plain.logprobs, tokens, self.noise):
             whole = n == len(plain.tokens)
             assert found.finish_reason == (plain.finish_reason if whole else found.finish_reason)
-        if found.policy is not None and not found.stats.tree_rounds:
+        if found.policy is not None:
             add_up(found)
         assert found.stats.emitted == n == 1 + found.stats.rounds + found.stats.accepted
         slot = found.slot
@@ -98,13 +107,14 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def bench() -> Iterator[Bench]:
-    with open_target(n_ctx=1024, n_seq=N_SEQ) as target:
-        yield Bench(target, fused_drafter(target))
+def bench(shape: DraftShape, either_file: Path) -> Iterator[Bench]:
+    """Where trees are there, they are among what the controller chooses from."""
+    with exact_target(shape, either_file, n_ctx=1024, n_seq=N_SEQ) as target:
+        yield Bench(target, fused_drafter(target), "auto" if shape == "tree" else "chain")
 
 
 Order = tuple[int, Any, int, int] | tuple[int, Any, int, int, DraftShape]
-"""A request: prompt, width, tokens, step at which it comes, and if drafts are not chains, shape."""
+"""A request: prompt, width, tokens, step at which it comes, and if it asks for one, shape."""
 
 
 def play(bench: Bench, engine: Engine, orders: Sequence[Order]) -> list[Answer]:
@@ -115,7 +125,7 @@ def play(bench: Bench, engine: Engine, orders: Sequence[Order]) -> list[Answer]:
         for order in [each for each in waiting if each[3] <= step][: N_SEQ - len(working)]:
             which, width, n, _, *shapes = order
             waiting.remove(order)
-            prompt, shape = bench.plain[which].prompt, shapes[0] if shapes else "chain"
+            prompt, shape = bench.plain[which].prompt, shapes[0] if shapes else bench.shape
             working.append((which, engine.begin(request(prompt, width, n, shape=shape))))
         engine.step([sequence for _, sequence in working])
         step += 1
@@ -127,14 +137,15 @@ def play(bench: Bench, engine: Engine, orders: Sequence[Order]) -> list[Answer]:
     return done
 
 
-@pytest.mark.parametrize("decider", DECIDERS)
+@of_both_shapes("decider", DECIDERS, ["cheap"])
 def test_all_leave_it_to_the_controller(bench: Bench, decider: str) -> None:
     done = play(bench, bench.engine(decider), [(i, "auto", N, 0) for i in range(4)])
-    drafted = sum(sequence.stats.drafted for sequence in done)
-    assert drafted > 0 or decider == "hopeless"
+    stats = Stats.sum(sequence.stats for sequence in done)
+    assert stats.drafted > 0 or decider == "hopeless"
+    assert (stats.tree_rounds > 0) == (bench.n_nodes > 0)
 
 
-@pytest.mark.parametrize("decider", ["cheap", "even", "resigning", "by lot"])
+@of_both_shapes("decider", ["cheap", "even", "resigning", "by lot"], [])
 def test_auto_fixed_and_plain_ones_join_and_leave(bench: Bench, decider: str) -> None:
     orders = [
         (0, "auto", N, 0),
@@ -154,7 +165,8 @@ def test_auto_fixed_and_plain_ones_join_and_leave(bench: Bench, decider: str) ->
     assert all(s.stats.drafted == 0 for s in done if s.request.draft_width == 0)
 
 
-def test_trees_chains_and_plain_ones_join_and_leave(f32_target: Path) -> None:
+@pytest.mark.parametrize("shape", ["tree"], indirect=True)
+def test_trees_chains_and_plain_ones_join_and_leave(bench: Bench) -> None:
     """Some of a fixed width, others as the controller wants them, round by round."""
     orders: list[Order] = [
         (0, "auto", N, 0, "auto"),
@@ -169,32 +181,32 @@ def test_trees_chains_and_plain_ones_join_and_leave(f32_target: Path) -> None:
         (3, "auto", N, 11, "auto"),
         (0, "auto", N, 12, "chain"),
     ]
-    with exact_target("tree", f32_target, n_ctx=1024, n_seq=N_SEQ) as target:
-        forking = Bench(target, fused_drafter(target), NOISE)
-        for seed, resigns in ((1, 0.0), (2, 0.1)):
-            decider = Fickle(seed, resigns=resigns, n_nodes=31)
-            done = play(forking, forking.engine(decider), orders)
-            assert len(done) == len(orders)
-            total = Stats.sum(sequence.stats for sequence in done)
-            assert 0 < total.tree_rounds < total.rounds
-            for sequence in done:
-                assert not sequence.stats.tree_rounds or sequence.request.draft_shape != "chain"
+    for seed, resigns in ((1, 0.0), (2, 0.1)):
+        decider = Fickle(seed, resigns=resigns, n_nodes=N_NODES)
+        done = play(bench, bench.engine(decider), orders)
+        assert len(done) == len(orders)
+        total = Stats.sum(sequence.stats for sequence in done)
+        assert 0 < total.tree_rounds < total.rounds
+        for sequence in done:
+            assert not sequence.stats.tree_rounds or sequence.request.draft_shape != "chain"
 
 
+@pytest.mark.parametrize("shape", ["chain"], indirect=True)
 def test_by_lot_again_and_again(bench: Bench) -> None:
     for seed in range(2):
         engine = bench.engine(Fickle(seed, resigns=0.1))
         play(bench, engine, [((3 * seed + i) % 6, "auto", N - i, 2 * i) for i in range(7)])
 
 
-@pytest.mark.parametrize("decider", ["cheap", "even", "hopeless", "by lot"])
+@of_both_shapes("decider", ["cheap", "even", "hopeless", "by lot"], LOT)
 def test_one_that_is_cancelled_leaves_the_others_alone(bench: Bench, decider: str) -> None:
     engine = bench.engine(decider)
-    sequences = [engine.begin(request(bench.plain[i].prompt, "auto", N)) for i in range(3)]
+    sequences = bench.begin(engine)
     while any(sequence.finish_reason is None for sequence in sequences):
         if len(sequences[1].tokens) > 5:
             sequences[1].cancelled.set()
         engine.step([sequence for sequence in sequences if sequence.finish_reason is None])
+    assert any(sequence.stats.tree_rounds for sequence in sequences) == (bench.n_nodes > 0)
     for i, sequence in enumerate(sequences):
         engine.end(sequence)
         bench.check(engine, i, sequence)
@@ -213,14 +225,15 @@ class Listener(ScriptedDrafter):
         self.rows[seq].append(np.asarray(features).copy())
 
 
-@pytest.mark.parametrize("seed", range(3))
+@of_both_shapes("seed", range(3), [11])
 def test_the_drafter_hears_of_every_row_of_its_sequence(bench: Bench, seed: int) -> None:
     """Once and in order, whether drafted, decoded ahead or among those of other sequences."""
     drafter = Listener()
-    engine = Engine(bench.target, drafter, N_SEQ, Fickle(seed))
+    engine = Engine(bench.target, drafter, N_SEQ, Fickle(seed, n_nodes=bench.n_nodes))
     engine.forget_all()
-    sequences = [engine.begin(request(bench.plain[i].prompt, "auto", N)) for i in range(3)]
+    sequences = bench.begin(engine)
     engine.run(sequences)
+    assert any(sequence.stats.tree_rounds for sequence in sequences) == (bench.n_nodes > 0)
     for slot in engine.slots:
         assert len(slot.cached) == drafter.length(slot.seq)
     texts = {s.slot.seq: [*s.request.prompt, *s.tokens][:-1] for s in sequences}
@@ -233,14 +246,20 @@ def test_the_drafter_hears_of_every_row_of_its_sequence(bench: Bench, seed: int)
         assert apart.max() < 0.1
 
 
-@pytest.mark.parametrize("decider", ["cheap", "even", "hopeless", "by lot"])
-def test_a_context_that_fills_up_ends_answers_for_their_length(decider: str) -> None:
+@of_both_shapes("decider", ["cheap", "even", "hopeless", "by lot"], LOT)
+def test_a_context_that_fills_up_ends_answers_for_their_length(
+    shape: DraftShape, either_file: Path, decider: str
+) -> None:
     """Each with as many tokens as there was room for; none is wrong."""
-    with open_target(n_ctx=256, n_seq=2) as target:
-        engine = Engine(target, fused_drafter(target), 2, controller(decider))
+    asked, n_nodes = ("auto", N_NODES) if shape == "tree" else (shape, 0)
+    with exact_target(shape, either_file, n_ctx=256, n_seq=2) as target:
+        engine = Engine(target, fused_drafter(target), 2, controller(decider, n_nodes))
         text = target.vocabulary.tokenize("\n".join(demo.prompts()["code"]))
-        sequences = [engine.begin(request(text[i : i + 90], "auto", None)) for i in (0, 40)]
+        sequences = [
+            engine.begin(request(text[i : i + 90], "auto", None, shape=asked)) for i in (0, 40)
+        ]
         engine.run(sequences)
+        assert any(sequence.stats.tree_rounds for sequence in sequences) == (n_nodes > 0)
         for sequence in sequences:
             assert sequence.finish_reason in ("length", "stop")
             add_up(sequence)
