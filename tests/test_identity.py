@@ -290,12 +290,15 @@ def test_every_one_of_several_sequences(
 
 
 @pytest.mark.slow
-def test_all_prompts_of_the_shipped_pair(chain_model: Model) -> None:
-    """As a script (`python tests/test_identity.py`) at every width, and 160 tokens each."""
+def test_all_prompts_of_the_shipped_pair(model: Model, shape: DraftShape) -> None:
+    """As a script (`python tests/test_identity.py`) chains of every width, and 160 tokens each."""
     for _, prompt in every_prompt():
-        plain = chain_model.generate(prompt, max_tokens=64, draft_width=0)
-        chain_model.forget()
-        assert_equal(chain_model.generate(prompt, max_tokens=64), plain)
+        model.forget()
+        plain = model.generate(prompt, max_tokens=64, draft_width=0)
+        model.forget()
+        drafted = model.generate(prompt, max_tokens=64, draft_width=16)
+        assert_equal(drafted, plain)
+        assert (drafted.stats.tree_rounds > 0) == (shape == "tree")
 
 
 def every_prompt() -> Iterator[tuple[str, str]]:
