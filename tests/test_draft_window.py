@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from dflash_local import demo, load
 from dflash_local.draft import Draft
+from dflash_local.draft_shape import DraftShape
 from dflash_local.drafter import DraftRequest, FusedDrafter
 from dflash_local.drafter_spec import DrafterSpec
 from dflash_local.drafters import open_drafter
@@ -22,6 +23,7 @@ from dflash_local.llama_drafter import LlamaDrafter
 from dflash_local.memory import Footprint
 from dflash_local.target import Target
 from draft_twin import Twin, TwinMaker, twin_maker
+from shapes import exact_model, of_both_shapes
 from synthetic import Selector, write_drafter, write_target
 
 N_CTX = 4000
@@ -270,21 +272,17 @@ def test_the_plan_says_what_the_window_bounds() -> None:
 # Answers
 
 
-@pytest.mark.parametrize("window", [1, 24])
-def test_answers_are_those_without_a_window(window: int) -> None:
-    options: dict[str, Any] = {
-        "n_ctx": 1024,
-        "kv_type": "q8_0",
-        "n_gpu_layers": 0,
-        "n_threads": 1,
-        "quiet": True,
-    }
+@of_both_shapes("window", [1, 24], [24])
+def test_answers_are_those_without_a_window(
+    shape: DraftShape, either_file: Path, window: int
+) -> None:
     prompt = "def add(a, b):\n    return a + b\n\n\n" * 12 + "def sub(a, b):\n"
-    with load(*demo.pair(), draft_window=window, **options) as model:
+    with exact_model(shape, either_file, n_ctx=1024, draft_window=window) as model:
         plain = model.generate(prompt, max_tokens=60, draft_width=0)
         for width in (16, 4):
             found = model.generate(prompt, max_tokens=60, draft_width=width)
             assert found.tokens == plain.tokens
+            assert (found.stats.tree_rounds > 0) == (shape == "tree")
         again = model.generate(prompt[: len(prompt) // 2], max_tokens=30, draft_width=8)
         assert again.stats.cached_tokens > 0  # rolled back beyond what is kept
         assert again.stats.rounds < 30

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from dflash_local import ClosedError, InputError, Model, Result, demo, load
+from shapes import of_both_shapes
 
 N = 32
 ROOT = Path(__file__).parents[1]
@@ -45,10 +46,11 @@ def cold(model: Model, prompt: str, **options: Any) -> Result:
     return model.generate(prompt, **options)
 
 
-@pytest.mark.parametrize("width", [0, 16])
+@of_both_shapes("width", [0, 16], [16])
 def test_an_abandoned_generator_leaves_the_model_usable(
-    model: Model, prompt: str, endless: dict[str, Any], width: int
+    either_model: Model, prompt: str, endless: dict[str, Any], width: int
 ) -> None:
+    model = either_model
     expected = cold(model, prompt, max_tokens=N).tokens
     for n_chunks in (0, 1, 5):
         model.forget()
@@ -64,7 +66,10 @@ def test_an_abandoned_generator_leaves_the_model_usable(
     assert model.generate(prompt, max_tokens=N).tokens == expected
 
 
-def test_cancelled_from_another_thread(model: Model, prompt: str, endless: dict[str, Any]) -> None:
+def test_cancelled_from_another_thread(
+    either_model: Model, prompt: str, endless: dict[str, Any]
+) -> None:
+    model = either_model
     expected = cold(model, prompt, max_tokens=N).tokens
     cancel = threading.Event()
     found: list[Result] = []
