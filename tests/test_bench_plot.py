@@ -12,6 +12,7 @@ from dflash_local.bench.against import PeerRow
 from dflash_local.bench.machine import Machine
 from dflash_local.bench.measure import Acceptance, Speed, Spread, Way
 from dflash_local.bench.plot import check_plot, plot
+from dflash_local.bench.plot_widths import speed_by_width
 from dflash_local.bench.report import Report
 from dflash_local.bench.run import Row, Settings
 from dflash_local.draft_shape import DraftShape
@@ -88,6 +89,17 @@ def test_chains_and_trees_are_drawn_by_width(report: Report, tmp_path: Path) -> 
     for words in ("Tokens a round, by rows checked", "tree auto: 100", "llama-server, DFlash"):
         assert words in text
     assert "temperature 0, tree auto" in text
+
+
+def test_a_peer_with_wider_drafts_has_room(report: Report) -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    report.settings = Settings(ways=(Way(4, "chain"), Way(8, "chain")))
+    report.rows = [row("chat", 0.0, 1.5, way) for way in report.settings.ways]
+    report.peer = [PeerRow("chat", 0.0, 1, 15, Spread(50.0, 50.0, 50.0, 1), None, 3.0)]
+    axes = figure.subplots()
+    speed_by_width(axes, report)
+    assert axes.get_xlim()[1] > 16
+    assert "16" in [tick.get_text() for tick in axes.get_xticklabels()]
 
 
 def test_what_was_not_measured_leaves_its_place_empty(report: Report, tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def _draw(axes: Axes, report: Report, value: _Value, rows_of: _Value) -> None:
     the mean of what it was."""
     rows = _first_rows(report)
     ways = report.settings.ways
-    most = 2.0
+    most = max([2.0, *(1.0 + row.n_drafts for row in _peer_rows(report))])
     for shape in dict.fromkeys(way.shape for way in ways):
         colour, marker = _LOOKS[shape]
         fixed = sorted(way.width for way in ways if way.shape == shape and way.width != "auto")
