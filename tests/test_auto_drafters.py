@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +15,14 @@ import pytest
 from adversarial import ScriptedDrafter, always_wrong, oracle, right_for
 from dflash_local import demo, rounds
 from dflash_local.draft import Draft
+from dflash_local.draft_shape import DraftShape
 from dflash_local.engine import Engine
 from dflash_local.sequence import Sequence
 from dflash_local.target import Target
 from elsewhere import DECIDERS, controller
 from pair_engine import answer, consistent, fused_drafter, open_target, request
-from test_auto import add_up
+from shapes import assert_as_well_drafted, exact_target
+from test_auto import N_NODES, add_up
 
 N = 48
 SEEDED = {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}
@@ -177,9 +180,9 @@ def test_steps_made_ahead_are_those_made_one_by_one(target: Target, max_tokens: 
 
 
 @pytest.fixture(scope="module")
-def long_answers() -> Iterator[Callable[[int], Known]]:
+def long_answers(shape: DraftShape, either_file: Path) -> Iterator[Callable[[int], Known]]:
     """By the length of the prompt. The target stores 192 rows, fewer than there are tokens."""
-    with open_target(n_ctx=1024, n_batch=64) as target:
+    with exact_target(shape, either_file, n_ctx=1024, n_batch=64) as target:
         assert target.n_stored == 192
         source = "\n".join(demo.prompts()["code"] + demo.prompts()["chat"])
         tokens = target.vocabulary.tokenize(source)
@@ -194,33 +197,42 @@ def long_answers() -> Iterator[Callable[[int], Known]]:
 
 
 @pytest.mark.parametrize(
-    ("decider", "n_prompt"),
+    ("shape", "decider", "n_prompt"),
     [
-        ("hopeless", 193),
-        ("probing", 40),
-        ("by lot", 193),
-        pytest.param("probing", 193, marks=pytest.mark.slow),
-        *(pytest.param("by lot", n, marks=pytest.mark.slow) for n in (40, 192, 400)),
+        ("chain", "hopeless", 193),
+        ("chain", "probing", 40),
+        ("chain", "by lot", 193),
+        pytest.param("chain", "probing", 193, marks=pytest.mark.slow),
+        *(pytest.param("chain", "by lot", n, marks=pytest.mark.slow) for n in (40, 192, 400)),
+        pytest.param("tree", "by lot", 193, marks=pytest.mark.slow),
     ],
+    indirect=["shape"],
+    scope="module",
 )
 def test_rows_reach_the_drafter_before_they_are_overwritten(
-    long_answers: Callable[[int], Known], decider: str, n_prompt: int
+    long_answers: Callable[[int], Known], shape: DraftShape, decider: str, n_prompt: int
 ) -> None:
     """Drafts after all that are those from an empty cache, whether the prompt alone or the answer
     is of more rows than the store holds, plain or drafted."""
     known = long_answers(n_prompt)
     drafter = fused_drafter(known.target)
-    engine = Engine(known.target, drafter, 1, controller(decider))
+    asked, n_nodes = ("auto", N_NODES) if shape == "tree" else (shape, 0)
+    engine = Engine(known.target, drafter, 1, controller(decider, n_nodes))
     engine.forget_all()
-    assert answer(engine, known.prompt, "auto", known.n).tokens == known.tokens
+    first = answer(engine, known.prompt, "auto", known.n, shape=asked)
+    assert first.tokens == known.tokens
+    assert (first.stats.tree_rounds > 0) == (shape == "tree")
     if not engine.slots[0].resigned:
         consistent(engine, drafter, len(known.text) - 1)
     held = drafter.length(0)
     if decider == "hopeless":  # nor is the drafter told of what it will not be asked for
         assert held <= n_prompt
-    warm = answer(engine, known.text, 16, 12)
+    warm = answer(engine, known.text, 16, 12, shape=shape)
     assert warm.stats.cached_tokens == held
     engine.forget_all()
-    cold = answer(engine, known.text, 16, 12)
+    cold = answer(engine, known.text, 16, 12, shape=shape)
     assert warm.tokens == cold.tokens
-    assert warm.stats.outcomes == cold.stats.outcomes
+    if shape == "chain":
+        assert warm.stats.outcomes == cold.stats.outcomes
+    else:
+        assert_as_well_drafted(warm.stats, cold.stats)
