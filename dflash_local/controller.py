@@ -11,7 +11,7 @@ it (`RowChoice`), and the `Purse` pays for what is drafted only to see whether i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from operator import is_
@@ -42,6 +42,8 @@ _REPLAN, _EARLY_ROUNDS = 8, 4
 _KNOWN_ROUNDS = 16
 """Rounds by which the drafter's own confidence can be believed."""
 _HICCUP = 1.5
+_SPARSE = 4
+"""Rounds of chains of which one is looked at as a tree, where that is left open."""
 _FIRST_LOOK = 5.0
 """Plain rounds that the first look at a drafter is worth."""
 _CHECK_SHARE = 0.002
@@ -87,14 +89,12 @@ class Controller:
         self._doubt = 0.0
         self._least = 1
         # The rounds since
-        self._news: list[Callable[[], None]] = []
         self._plain_at = 0
         self._untried = True
         self._accepted = 0
 
     def open(self, depth: int = 0, *, greedy: bool = True, shape: DraftShape = "chain") -> Policy:
         """A request begins, after `depth` tokens in all caches; `shape` is what is asked for."""
-        self.catch_up()
         if depth:
             self._depth = depth
         self.prior = self.priors[greedy]
@@ -141,7 +141,6 @@ class Controller:
             self._idle -= 1
             return [0] * n
         if not known or self._round >= self._replan_at:
-            self.catch_up()
             self._plan(policies, other_rows)
             if not self._drafting or self._idle > 0:
                 return [0] * n
@@ -162,7 +161,6 @@ class Controller:
         `logprobs` are those of the drafts, an empty list where nothing was drafted; of a policy
         that `forks` the chances of a tree's nodes, which fall.
         """
-        self.catch_up()
         chains: list[list[float]] = []
         for policy, chances, limit in zip(policies, logprobs, limits, strict=True):
             if not chances or limit < 1:
@@ -178,13 +176,6 @@ class Controller:
         last_rows = self._passes.rows(forked=forks)
         return self._row_choice.widths(chains, last_rows, self.costs.switch_s, purse)
 
-    def catch_up(self) -> None:
-        """Learn from what was observed. It is done before it matters, but sooner costs nothing at a
-        moment when there is nothing else to do."""
-        news, self._news = self._news, []
-        for learn in news:
-            learn()
-
     def observe(
         self, policy: Policy, logprobs: Sequence[float], verified: int, accepted: int
     ) -> None:
@@ -192,7 +183,7 @@ class Controller:
 
         `logprobs` may end with the verified ones. Not needed where nothing was verified.
         """
-        self._news.append(partial(policy.survival.observe, logprobs, verified, accepted))
+        policy.survival.observe(logprobs, verified, accepted)
         self._accepted += accepted
 
     def observe_tree(
@@ -200,7 +191,13 @@ class Controller:
     ) -> None:
         """What became of a draft, chain or tree, of a policy that may fork: the tokens emitted in
         its place, of which `accepted` were kept. They tell of the other shape, too."""
-        self._news.append(partial(policy.learn, candidates, tokens))
+        survival = policy.survival
+        if isinstance(survival, TreeSurvival):
+            if policy.forks:
+                survival.notice(candidates.logprobs[:, 0].tolist())
+            elif policy.rounds % _SPARSE == 0:
+                survival.notice_candidates(candidates)
+            survival.observe_answer(candidates, tokens)
         self._accepted += accepted
 
     def observe_round(
@@ -221,24 +218,6 @@ class Controller:
         its graph anew, whether the row count is another or not. Not for rounds of which
         `n_drafts` was not asked, except plain ones.
         """
-        learn = partial(
-            self._learn_round, n_rows, n_drafting, depth, draft_s, verify_s, host_s, forked, rebuilt
-        )
-        self._news.append(learn)
-        if not n_drafting:
-            self.catch_up()
-
-    def _learn_round(
-        self,
-        n_rows: int,
-        n_drafting: int,
-        depth: int,
-        draft_s: float,
-        verify_s: float,
-        host_s: float | None,
-        forked: bool,
-        rebuilt: bool,
-    ) -> None:
         costs = self.costs
         self._depth = depth
         self._passes.observe(n_rows, depth, verify_s, forked=forked, rebuilt=rebuilt)

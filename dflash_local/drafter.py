@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeGuard, runtime_checkable
@@ -114,8 +114,6 @@ class FusedDrafter:
         self.draft_window = draft_window
         self.top_k = top_k
         self._target = target  # keeps the shared tensors alive
-        self.meanwhile: Callable[[], None] = target.tidy
-        """Called while the device is at work on drafts."""
         self._native: seam.FusedDrafter | None = seam.FusedDrafter(
             target.address,
             target.native,
@@ -184,7 +182,7 @@ class FusedDrafter:
                 [rows.rows for rows in features if self._is_stored(rows)],
                 anchors,
                 n_draft,
-                self.meanwhile,
+                self._target.tidy,
             )
         else:
             ids, logprobs = self._open.draft(
@@ -216,7 +214,6 @@ class FusedDrafter:
 
     def close(self) -> None:
         self._native = None
-        self.meanwhile = _nothing
 
     def _is_stored(self, features: Features) -> TypeGuard[StoredFeatures]:
         return isinstance(features, StoredFeatures) and features.target is self._target
@@ -227,7 +224,3 @@ class FusedDrafter:
                 f"context features of shape {features.shape}; expected [n, {self.n_features}]"
             )
         return np.ascontiguousarray(features, np.float32)
-
-
-def _nothing() -> None:
-    pass

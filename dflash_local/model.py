@@ -290,7 +290,6 @@ class Model:
         engine = self._engine
         learnt = engine.controller and self.target.is_open and engine.verifier is verify
         if engine.controller and self.drafter and learnt:
-            engine.controller.catch_up()
             priors = engine.controller.priors
             calibration.keep(
                 self.target, self.drafter, engine.controller.costs, (priors[True], priors[False])

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dflash_local.draft import Candidates
 from dflash_local.draft_shape import DraftShape
 from dflash_local.survival import Survival
 from dflash_local.tree_survival import TreeSurvival
 
-_SPARSE = 4
-"""Rounds of chains of which one is looked at as a tree, where that is left open."""
 PROBED = 3
 """Drafts verified where the drafter's own confidence is not believed."""
 
@@ -113,16 +110,6 @@ class Policy:
         if sure:
             chances[:PROBED] = [1.0] * min(PROBED, len(chances))
         return chances[:limit]
-
-    def learn(self, candidates: Candidates, tokens: Sequence[int]) -> None:
-        """What the target wrote where a draft had these candidates."""
-        survival = self.survival
-        if isinstance(survival, TreeSurvival):
-            if self.forks:
-                survival.notice(candidates.logprobs[:, 0].tolist())
-            elif self.rounds % _SPARSE == 0:
-                survival.notice_candidates(candidates)
-            survival.observe_answer(candidates, tokens)
 
     @property
     def reason(self) -> str:

@@ -7,21 +7,19 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as List
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TypeAlias
 
 from dflash_local.caches import Caches
 from dflash_local.controller import Controller
 from dflash_local.draft import Draft
 from dflash_local.draft_shape import Bounds, allowed, as_chain, as_tree
-from dflash_local.drafter import DraftRequest, FusedDrafter
+from dflash_local.drafter import DraftRequest
 from dflash_local.drawing import draw
 from dflash_local.errors import GrammarError
 from dflash_local.features import StoredFeatures
 from dflash_local.policy import Policy
 from dflash_local.sampling import not_finite
 from dflash_local.sequence import Sequence
-from dflash_local.target import Target
 from dflash_local.tree_survival import TreeSurvival, path_chances
 from dflash_local.verify import Verdict, verify
 from dflash_local.verify_batch import VerifyBatch
@@ -46,7 +44,7 @@ class Rounds:
         self.drafter = caches.drafter
         self.controller = controller if caches.drafter else None
         self.verifier: Verifier = verify
-        self.judge: Callable[[Draft], Draft] = lambda draft: draft
+        self.judge: Callable[[Draft], Draft] = _as_it_is
         self._caches = caches
         self._n_branches = caches.target.options.n_branches
         self._max_width = caches.drafter.block_size if caches.drafter else 0
@@ -54,8 +52,6 @@ class Rounds:
         self._last_rows = 0
         self._n_builds = 0  # of draft graphs
         self._warming_up = 0  # drafts until the last of these is at its speed
-        if isinstance(self.drafter, FusedDrafter):
-            self.drafter.meanwhile = partial(_meanwhile, self.target, self.controller)
 
     def run(self, sequences: List[Sequence]) -> None:
         """One round of all of these, or some plain ones. Raises as `Target.decode`, and what the
@@ -86,7 +82,8 @@ class Rounds:
                 sequence.stats.sample_s += time.perf_counter() - sampling
                 self._accept(sequence, draft, verdict, batch, i)
         end = time.perf_counter()
-        for stats in (sequence.stats for sequence in sequences):
+        for sequence in sequences:
+            stats = sequence.stats
             stats.draft_s += drafted - start
             stats.verify_s += verified - drafted
             stats.decode_s += end - start
@@ -275,7 +272,8 @@ class Rounds:
                 with self._alone(sequence):
                     self._emit_steps(sequence, [step[i] for step in steps], i, n)
         end = time.perf_counter()
-        for stats in (sequence.stats for sequence in sequences):
+        for sequence in sequences:
+            stats = sequence.stats
             stats.verify_s += decoded - start
             stats.sample_s += sampled - decoded
             stats.decode_s += end - start
@@ -386,14 +384,11 @@ class Rounds:
             sequence.stats.emitted += 1
 
 
-def _meanwhile(target: Target, controller: Controller | None) -> None:
-    """What waits until a device is at work on drafts."""
-    target.tidy()
-    if controller:
-        controller.catch_up()
-
-
 def _policies(sequences: List[Sequence]) -> tuple[list[int], list[Policy]]:
     """The places of the sequences that are left to the controller, and their policies."""
     found = [(i, s.policy) for i, s in enumerate(sequences) if s.policy is not None]
     return [i for i, _ in found], [policy for _, policy in found]
+
+
+def _as_it_is(draft: Draft) -> Draft:
+    return draft

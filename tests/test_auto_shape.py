@@ -216,7 +216,6 @@ def test_chains_tell_what_trees_would_be_worth_and_the_other_way_round() -> None
             policy.rounds += 1
             ranks = known.ranks[place % known.n_passages, token].tolist()
             chooses.observe_tree(policy, candidates, [*ranks, OTHER], 0)
-            chooses.catch_up()
             found.append((sum(survival.typical()), sum(survival.tree_typical())))
         lengths[shape] = np.mean(found[50:], axis=0)
     assert lengths["chain"] == pytest.approx(lengths["tree"], rel=0.05)

@@ -186,23 +186,6 @@ def test_fills_up_to_the_next_cheaper_width() -> None:
     assert sum(widths) == 32
 
 
-def test_what_is_observed_is_learnt_at_leisure_but_before_the_next_choice() -> None:
-    controller = Controller(Costs({DEPTH: {1: 0.004, 16: 0.006}}, {DEPTH: {1: 1e-3}}), BLOCK)
-    policy, chain, known = controller.open(DEPTH), [-0.1] * 15, []
-    for at_leisure in (False, True, False):
-        assert controller.n_drafts([policy], [15]) == [15]
-        if at_leisure:
-            controller.catch_up()
-            known.append(controller.prior.rounds)
-        width = controller.widths([policy], [chain], [15])[0]
-        known.append(controller.prior.rounds)
-        controller.observe(policy, chain, width - 1, width - 1)
-        controller.observe_round(width, 1, DEPTH, 1e-3, 5e-3)
-    assert known[1:] == [1, 1, 2]
-    controller.observe_round(1, 0, DEPTH, 0.0, 4e-3)  # a plain one leaves no time for it
-    assert controller.prior.rounds == 3
-
-
 def test_rows_go_to_the_sequence_whose_drafts_survive() -> None:
     costs = Costs({DEPTH: {1: 0.004, 4: 0.006, 32: 0.02}}, {DEPTH: {1: 1e-3, 2: 1e-3}})
     controller = Controller(costs, BLOCK)
