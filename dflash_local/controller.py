@@ -35,6 +35,8 @@ _FIRST_PAUSE, _BACKOFF = 16, 64
 """Rounds without drafting after an end of it, and the longest between probes that can be paid."""
 _ANSWER = 100
 """Rounds of a usual answer."""
+_PHASE = 25
+"""Rounds of a text in which trees or chains stay the better ones."""
 _DOUBT = 0.3
 """Loss, added up over plans, at which drafting ends."""
 _REPLAN, _EARLY_ROUNDS = 8, 4
@@ -279,7 +281,7 @@ class Controller:
             for policy in able:
                 policy.take(forks=forks)
             found[forks] = self._forecast.best(able)
-        lead = GAIN_TO_BEGIN + self._forecast.switch / _ANSWER
+        lead = GAIN_TO_BEGIN + self._forecast.switch / _PHASE
         gains = {forks: findings.gain for forks, (_, findings) in found.items()}
         if self._forks in gains:
             gains[self._forks] *= lead
