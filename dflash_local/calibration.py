@@ -135,7 +135,7 @@ class _Trial:
         self.drafts: dict[int, dict[int, list[float]]] = {}
         self.switches: list[float] = []
         self.injections: list[float] = []
-        self.forks: list[float] = []
+        self.fork_s: float | None = None  # not measured
         most = max(target.options.n_branches, drafter.block_size)
         most = min(most, target.n_batch // self.n_seq)
         widths = TREE_WIDTHS if target.options.n_branches > 1 else WIDTHS
@@ -154,7 +154,7 @@ class _Trial:
             for n_seqs in sorted({1, self.n_seq}):
                 self._draft(n_seqs, timed)
             self._inject()
-            if not self.forks:
+            if self.fork_s is None:
                 self._fork()
         # Room for a pass of all rows after it, and for a draft of many.
         room = self.target.n_ctx // self.n_seq - max(*self.widths, _MANY_ROWS)
@@ -175,7 +175,7 @@ class _Trial:
             host_s=_HOST_S,
             draft_host_s=_DRAFT_HOST_S,
             inject_s=max(median(self.injections), 0.0) if self.injections else 0.0,
-            fork_s=max(median(self.forks), 0.0) if self.forks else 0.0,
+            fork_s=max(self.fork_s or 0.0, 0.0),
         )
 
     def empty(self) -> None:
@@ -237,24 +237,25 @@ class _Trial:
 
     def _fork(self) -> None:
         """Time passes over a tree of one sequence beside those over a chain of as many rows."""
-        n_rows, n_branches = _TREE_ROWS, self.target.options.n_branches
+        n_rows = _TREE_ROWS
         n = 2 * (self.warm_up + 2 * _TIMED)
-        if n_branches <= n_rows // 2 or not self._affords(n, n * self._guess(n_rows)):
+        # A batch has room for as many rows as a sequence has branches.
+        is_possible = n_rows <= self.target.options.n_branches
+        if not is_possible or not self._affords(n, n * self._guess(n_rows)):
             return
-        straight = list(range(-1, n_rows // 2 - 1))  # a path, with a leaf beside each of its nodes
-        tree = [*straight, *straight[: n_rows - 1 - len(straight)]]
+        chain = list(range(-1, n_rows - 2))
+        tree = [*chain[: n_rows // 2], *chain[: n_rows // 2 - 1]]  # a leaf beside each of a path
         usual = []
-        for parents in (list(range(-1, n_rows - 2)), tree):
+        for parents in (chain, tree):
             seconds = [self._drafted(parents) for _ in range(n // 2)]
             usual.append(median(seconds[self.warm_up :]))
-        self.forks.append(usual[1] - usual[0])
+        self.fork_s = usual[1] - usual[0]
 
     def _drafted(self, parents: list[int]) -> float:
         """Seconds of a pass over a draft of random tokens of the first sequence; then undone."""
         tokens = self.rng.integers(0, self.target.n_vocab, 1 + len(parents)).tolist()
-        batch = VerifyBatch(self.target.options.n_branches)
-        forks = parents != sorted(parents)
-        batch.add(0, self.part, tokens[0], Draft(tokens[1:], parents), forks=forks)
+        batch, draft = VerifyBatch(self.target.options.n_branches), Draft(tokens[1:], parents)
+        batch.add(0, self.part, tokens[0], draft, forks=not draft.is_chain)
         begin = time.perf_counter()
         self.target.decode(
             batch.tokens, batch.positions, batch.seq_ids, [True] * len(tokens), batch.all_lines

@@ -230,7 +230,7 @@ class Controller:
         if n_drafting:
             if not self._exploring:  # else it had many rows to inject
                 costs.observe_draft(n_drafting, depth, draft_s)
-            usual_s = costs.step_s(n_rows, depth) + (costs.fork_s if forked else 0.0)
+            usual_s = costs.step_s(n_rows, depth, forked=forked)
             if self._passes.fresh and not self._exploring:
                 # Graphs are made once; what a drafter is worth, they do not tell.
                 verify_s = min(verify_s, usual_s)

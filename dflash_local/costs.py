@@ -56,9 +56,10 @@ class Costs:
         self.fork_s = _duration(fork_s)
         self.n_observed = 0
 
-    def step_s(self, n_rows: int, depth: int) -> float:
-        """One target pass of `n_rows` rows, all sequences together, after `depth` cached tokens."""
-        return self._steps.at(n_rows, depth)
+    def step_s(self, n_rows: int, depth: int, *, forked: bool = False) -> float:
+        """One target pass of `n_rows` rows, all sequences together, after `depth` cached tokens;
+        `forked`: over a tree."""
+        return self._steps.at(n_rows, depth) + (self.fork_s if forked else 0.0)
 
     def draft_s(self, n_seqs: int, depth: int) -> float:
         """The draft stage for `n_seqs` sequences with a round's rows to inject; 0 for none."""

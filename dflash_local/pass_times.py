@@ -40,7 +40,7 @@ class PassTimes:
         """`rebuilt`: llama.cpp is known to have built its graph anew."""
         costs, kind = self._costs, (n_rows, forked)
         n, self._skipped = 1 + self._skipped, 0
-        usual_s = costs.step_s(n_rows, depth) + (costs.fork_s if forked else 0.0)
+        usual_s = costs.step_s(n_rows, depth, forked=forked)
         if rebuilt or kind != self._kind:
             self._kind, self._made, self._extra_s = kind, 0, 0.0
         self.fresh = self._made < _TO_MAKE

@@ -8,6 +8,7 @@ FULL, AT_FIRST = 3.0, 3.5
 """The most that is saved up, and what there is at the very start: an answer of 200 tokens loses no
 more than 3 % by a drafter that is of no use."""
 _IN_DEBT = -3.0
+"""Plain rounds lost at which learning what a drafter is worth ends."""
 DEAREST = 10.0
 """The most that a single look is worth; where graphs are made anew for it, a tiny model's step is
 little beside them."""

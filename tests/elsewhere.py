@@ -37,7 +37,7 @@ class Elsewhere(Controller):
             n_drafting,
             depth,
             there.draft_s(n_drafting, depth),
-            there.step_s(n_rows, depth) + (there.fork_s if forked else 0.0),
+            there.step_s(n_rows, depth, forked=forked),
             there.host_s + (there.draft_host_s if n_drafting else 0.0),
             forked=forked,
         )

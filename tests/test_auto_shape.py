@@ -98,7 +98,7 @@ def play(
                 verdict = verify(draft, lambda _row, it=tokens: next(it), lambda _token: False)
                 forked = forks and len(draft) > 0
                 kind = (1 + len(draft), forked)
-                verify_s = truth.step_s(kind[0], DEPTH) + (truth.fork_s if forked else 0.0)
+                verify_s = truth.step_s(kind[0], DEPTH, forked=forked)
                 made = made + 1 if kind == last else 0
                 verify_s += truth.switch_s * (ON_THE_WAY[made] if made < 2 else 0.0)
                 last = kind

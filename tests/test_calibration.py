@@ -165,6 +165,17 @@ def test_a_small_context(n_ctx: int) -> None:
         assert np.isfinite(target.logits(0)).all()
 
 
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("n_rows", [9, 12, 16, 32])
+def test_batches_as_small_as_a_tree(n_rows: int, passes: list[int]) -> None:
+    with open_target(n_ctx=256, n_batch=n_rows, n_branches=n_rows) as target:
+        costs = measure(target, fused_drafter(target), before=nothing)
+        assert costs.step_s(n_rows, 0, forked=True) > 0
+        assert max(passes) <= n_rows
+        target.decode([5], [0], [0], [True])
+        assert np.isfinite(target.logits(0)).all()
+
+
 def test_both_caches_are_empty_after_it(own_cache: Path) -> None:
     with open_engine(n_ctx=256) as engine:
         prompt = [5, 6, 7, 8, 9]

@@ -32,7 +32,7 @@ class Device:
         if rebuilt or (n_rows, forked) != self._kind:
             self._kind, self._made = (n_rows, forked), 0
         for _ in range(n):
-            seconds += self._truth.step_s(n_rows, DEPTH) + (self._truth.fork_s if forked else 0.0)
+            seconds += self._truth.step_s(n_rows, DEPTH, forked=forked)
             seconds += (BUILD_S, RECORD_S, 0.0)[min(self._made, 2)]
             self._made += 1
         self.times.skip(n - 1)
