@@ -65,7 +65,7 @@ void draft_output::build(ggml_context * nodes, ggml_cgraph * graph, ggml_backend
     if (!found) {
         logits_ = logits;
     } else if (few_rows_ != nullptr && wanted == selection::on_device) {
-        build_best_of_few(nodes, backend, few_rows_);
+        build_best_of_few(nodes, backend);
     }
     for (ggml_tensor * result : {chunks_, places_, normaliser_, few_, few_rows_, best_, values_,
                                  ids_, logprobs_, logits_}) {
@@ -189,7 +189,8 @@ bool draft_output::build_chunks(ggml_context * c, ggml_backend_t backend, ggml_t
 
 // Of these few, too, only the best come to the host, which would take as long over the others as a
 // small drafter takes for a layer.
-void draft_output::build_best_of_few(ggml_context * c, ggml_backend_t backend, ggml_tensor * rows) {
+void draft_output::build_best_of_few(ggml_context * c, ggml_backend_t backend) {
+    ggml_tensor * rows = few_rows_;
     const int64_t n = rows->ne[0] * rows->ne[1];
     ggml_tensor * sorted =
         ggml_argsort(c, ggml_reshape_2d(c, rows, n, n_rows_), GGML_SORT_ORDER_DESC);

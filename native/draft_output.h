@@ -36,7 +36,7 @@ class draft_output {
     bool build_best(ggml_context * nodes, ggml_backend_t backend, ggml_tensor * logits);
     bool build_top_k(ggml_context * nodes, ggml_backend_t backend, ggml_tensor * logits);
     bool build_chunks(ggml_context * nodes, ggml_backend_t backend, ggml_tensor * logits);
-    void build_best_of_few(ggml_context * nodes, ggml_backend_t backend, ggml_tensor * rows);
+    void build_best_of_few(ggml_context * nodes, ggml_backend_t backend);
     ggml_tensor * normalisers(ggml_context * nodes, ggml_backend_t backend, ggml_tensor * logits,
                               ggml_tensor * peaks, ggml_tensor * columns) const;
     void guard(ggml_backend_t backend, const std::vector<ggml_tensor *> & gathered);
