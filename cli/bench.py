@@ -33,10 +33,12 @@ from .values import name_list, number, whole, whole_list
 from .writing import WritingProgress
 
 if TYPE_CHECKING:
-    from dflash_local import Model
     from dflash_local.bench.benchmark import Order
     from dflash_local.bench.report import PaperValue, Report
     from dflash_local.bench.workload import Prompt
+    from dflash_local.engine.engine import Engine
+    from dflash_local.fit.options import LoadOptions
+    from dflash_local.fit.plan import Plan
 
 CATEGORIES = ("chat", "code", "fim", "long")
 DATASETS = ("gsm8k", "humaneval")
@@ -202,7 +204,7 @@ def bench(ctx: click.Context, /, **values: Any) -> None:
 
     with _files(values, say) as (target, draft):
         order = _order(values, command, target, draft)
-        report = benchmark(order, partial(_load, quiet=values["quiet"]), say)
+        report = benchmark(order, partial(_open, say=say), say)
     if values["dataset"] is not None:
         report.paper = _paper(values["dataset"], target, order.settings.temperatures)
     _write(report, values)
@@ -335,11 +337,13 @@ def _paper(
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _load(target: Path, draft: Path | None, **options: Any) -> Model:
-    import dflash_local
+def _open(
+    target: Path, draft: Path | None, options: LoadOptions, *, say: Say
+) -> tuple[Engine, Plan]:
+    from dflash_local.loading import open_engine
 
     with interrupt.ending():
-        return dflash_local.load(target, draft, **options)
+        return open_engine(target, draft, options, say=say)
 
 
 def _write(report: Report, values: Mapping[str, Any]) -> None:

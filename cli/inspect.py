@@ -47,7 +47,7 @@ def inspect(ctx: click.Context, /, file: str, target: str | None, as_json: bool)
     from dflash_local.convert.fit import compare
     from dflash_local.convert.inspection import inspect_drafter, inspect_file
     from dflash_local.errors import PairError
-    from dflash_local.gguf_file import GgufFile
+    from dflash_local.gguf.file import GgufFile
 
     opened = GgufFile.open(file)
     given = ctx.get_parameter_source("target")

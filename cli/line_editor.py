@@ -69,10 +69,10 @@ def unquoted(message: str) -> str:
 
 def open_history() -> History:
     """Earlier messages, kept in the cache folder for this user alone; in memory if it is shut."""
-    from dflash_local.cache_dir import cache_dir
+    from dflash_local import disk_cache
 
     try:
-        path = cache_dir() / "chat_history"
+        path = disk_cache.folder() / "chat_history"
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     except OSError:
         return InMemoryHistory()

@@ -43,7 +43,7 @@ def print_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
     from importlib.metadata import version
 
     click.echo(f"{NAME} {version(NAME)}")
-    from dflash_local import runtime
+    from dflash_local.llama import runtime
 
     click.echo(runtime.llama_build())
     for line in runtime.backends():

@@ -241,7 +241,7 @@ def _single(values: Mapping[str, Any], say: Say) -> ModelSource:
 
 
 def _source(model: NamedModel, values: Mapping[str, Any]) -> ModelSource:
-    from dflash_local import calibration
+    from dflash_local.pays import calibration
     from dflash_local.server.model_source import ModelSource
 
     if model.draft is not None:

@@ -12,11 +12,11 @@ import numpy as np
 from gguf import GGML_QUANT_VERSION, GGMLQuantizationType, Keys
 from numpy.typing import NDArray
 
-from dflash_local.drafter_spec import DrafterSpec
-from dflash_local.drafter_tensors import D2T, Runner
 from dflash_local.errors import FileError, InputError
-from dflash_local.gguf_file import GgufFile
-from dflash_local.pairing import check_target
+from dflash_local.fit.pairing import check_target
+from dflash_local.gguf.drafter_spec import DrafterSpec
+from dflash_local.gguf.drafter_tensors import D2T, Runner
+from dflash_local.gguf.file import GgufFile
 
 from .checkpoint import Checkpoint
 from .config import ARCHITECTURE, DraftConfig, read_config, target_facts

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from dflash_local.errors import PairError
-from dflash_local.gguf_file import GgufFile
-from dflash_local.pairing import (
+from dflash_local.fit.pairing import (
     RECURRENT_ARCHITECTURES,
     TAPPED_ARCHITECTURES,
     DrafterSpec,
     check_pair,
     check_target,
 )
+from dflash_local.gguf.file import GgufFile
 
 
 @dataclass(frozen=True)

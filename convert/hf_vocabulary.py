@@ -19,7 +19,7 @@ from gguf import GGUFValueType, TokenType
 from gguf.vocab import bytes_to_unicode
 
 from dflash_local.errors import FileError
-from dflash_local.gguf_vocabulary import vocabulary_fault
+from dflash_local.gguf.vocabulary import vocabulary_fault
 
 from . import tiktoken_ranks
 from .key import KINDS, Key

@@ -12,15 +12,15 @@ from typing import Any
 
 from gguf import LlamaFileType
 
-from dflash_local.drafter_tensors import D2T, Kind, Runner
-from dflash_local.gguf_file import GgufFile
-from dflash_local.pairing import (
+from dflash_local.fit.pairing import (
     RECURRENT_ARCHITECTURES,
     TAPPED_ARCHITECTURES,
     DrafterSpec,
     RopeSpec,
     check_target,
 )
+from dflash_local.gguf.drafter_tensors import D2T, Kind, Runner
+from dflash_local.gguf.file import GgufFile
 
 _DRAFTER = "dflash"
 

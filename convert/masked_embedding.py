@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType, quants
 from numpy.typing import NDArray
 
 from dflash_local.errors import FileError, InputError
-from dflash_local.gguf_file import GgufFile, TensorInfo
+from dflash_local.gguf.file import GgufFile, TensorInfo
 
 from .checkpoint import Checkpoint, read_mask_embedding
 from .config import DraftConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gguf import Keys
 
 import dflash_local
-from dflash_local.gguf_file import GgufFile
+from dflash_local.gguf.file import GgufFile
 
 from .key import Key
 from .source import Source

@@ -21,9 +21,9 @@ from gguf import GGML_QUANT_SIZES, LlamaFileType, quants
 from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 
-from dflash_local import runtime
 from dflash_local.errors import InputError
-from dflash_local.threads import default_threads
+from dflash_local.llama import runtime
+from dflash_local.llama.host import default_threads
 
 if TYPE_CHECKING:
     from .tensors import TensorPlan

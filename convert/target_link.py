@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_local.errors import FileError
-from dflash_local.gguf_file import GgufFile
+from dflash_local.gguf.file import GgufFile
 
 from .families import Kind
 from .fields import Fields

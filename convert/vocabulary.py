@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gguf import GGUFValueType
 
 from dflash_local.errors import InputError
-from dflash_local.gguf_file import GgufFile
+from dflash_local.gguf.file import GgufFile
 
 from .hf_vocabulary import read_vocabulary
 from .key import KINDS, Key

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dflash_local.drafter_spec import DrafterSpec
+from dflash_local.draft.trial import try_drafter
 from dflash_local.errors import FileError, InputError
-from dflash_local.gguf_file import GgufFile
-from dflash_local.pairing import RECURRENT_ARCHITECTURES, TAPPED_ARCHITECTURES, check_pair
+from dflash_local.fit.pairing import RECURRENT_ARCHITECTURES, TAPPED_ARCHITECTURES, check_pair
+from dflash_local.gguf.drafter_spec import DrafterSpec
+from dflash_local.gguf.file import GgufFile
 
 from .planned_file import difference
 from .source import Source
-from .trial import try_drafter
 
 
 @dataclass

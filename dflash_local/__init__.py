@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dflash_local.loading import load
     from dflash_local.model import Model
     from dflash_local.result import Chunk, Result
-    from dflash_local.target import Target
+    from dflash_local.target.target import Target
 
 __all__ = [
     "BackendError",
@@ -52,7 +52,7 @@ _HOMES = {
     "Model": "model",
     "Chunk": "result",
     "Result": "result",
-    "Target": "target",
+    "Target": "target.target",
 }
 
 

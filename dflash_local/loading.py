@@ -5,92 +5,71 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as List
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash_local import calibration, runtime
-from dflash_local.branches import shared_out
-from dflash_local.controller import Controller
-from dflash_local.draft_shape import DraftShape, checked_shape
-from dflash_local.drafter import Drafter
-from dflash_local.drafter_spec import DrafterSpec
-from dflash_local.drafters import open_drafter
-from dflash_local.errors import DflashError
-from dflash_local.gguf_file import GgufFile
+from dflash_local.draft.drafter import Drafter
+from dflash_local.draft.fused import TREE_TOP_K, FusedDrafter
+from dflash_local.draft.llama_drafter import LlamaDrafter
+from dflash_local.draft.shape import DraftShape, checked_shape
+from dflash_local.draft.trial import ensure_drafts
+from dflash_local.engine.engine import Engine, most_nodes
+from dflash_local.engine.prefix_key import open_store
+from dflash_local.errors import DflashError, FileError
+from dflash_local.fit.options import LoadOptions
+from dflash_local.fit.pairing import check_pair, check_target
+from dflash_local.fit.plan import Plan, make_plan
+from dflash_local.gguf.drafter_spec import DrafterSpec
+from dflash_local.gguf.drafter_tensors import Runner
+from dflash_local.gguf.file import GgufFile
+from dflash_local.llama import runtime
+from dflash_local.llama.runtime import Device
 from dflash_local.model import Model
-from dflash_local.pairing import check_pair, check_target
-from dflash_local.plan import Plan, make_plan
-from dflash_local.prefix_key import check_store, open_store
-from dflash_local.probe import ensure_loadable
-from dflash_local.runtime import Device
-from dflash_local.target import Target
-from dflash_local.target_options import MAX_OUTPUT_ROWS, TargetOptions
+from dflash_local.pays import calibration
+from dflash_local.pays.controller import Controller
+from dflash_local.target.cells import branches_of_each
+from dflash_local.target.options import TargetOptions
+from dflash_local.target.target import Target
+from dflash_local.trial.model import ensure_loadable
 
 Progress = Callable[[float], None]
-"""Hears what part of a target is loaded."""
+"""Called with the part of a target that is loaded."""
+Say = Callable[[str], None]
+"""Called with each line for the user."""
 
 _QUIET_S = 2.0
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A target and its drafter, if there is one, on disk, of which it is known that they fit."""
+    """A target and its drafter, if there is one, on disk, which are known to fit each other."""
 
     target: GgufFile
     draft: GgufFile | None
     spec: DrafterSpec | None
 
-    def plan(
-        self,
-        devices: List[Device],
-        *,
-        n_ctx: int | None = None,
-        n_gpu_layers: int | None = None,
-        n_batch: int = 512,
-        flash_attn: bool = True,
-        kv_type: str = "f16",
-        split_mode: str = "layer",
-        main_gpu: int = 0,
-        tensor_split: List[float] | None = None,
-        n_seq: int = 1,
-        draft_window: int = 0,
-        draft_shape: DraftShape | None = None,
-    ) -> Plan:
+    def plan(self, devices: Sequence[Device], options: LoadOptions) -> Plan:
         """What `load` would do on a machine of `devices`. Raises InputError for what does not fit
         there."""
-        shape = usual_shape(devices, n_gpu_layers) if draft_shape is None else draft_shape
-        return make_plan(
-            self.target,
-            self.draft,
-            self.spec,
-            n_ctx=n_ctx,
-            n_gpu_layers=n_gpu_layers,
-            kv_type=kv_type,
-            n_seq=n_seq,
-            n_batch=n_batch,
-            n_outputs=min(n_batch, MAX_OUTPUT_ROWS * n_seq),
-            flash_attn=flash_attn,
-            draft_window=draft_window,
-            n_branches=self.n_branches(shape, n_seq, n_batch),
-            split_mode=split_mode,
-            main_gpu=main_gpu,
-            tensor_split=tensor_split,
-            devices=devices,
-        )
+        shape = usual_shape(devices, options)
+        n_branches = self.n_branches(shape, options.n_seq, options.n_batch)
+        return make_plan(self.target, self.draft, self.spec, options, devices, n_branches)
 
-    def n_branches(self, draft_shape: DraftShape, n_seq: int, n_batch: int) -> int:
-        """Sequence ids of each of `n_seq` sequences: 1 where drafts are chains, as are all of a
-        drafter without a choice of candidates."""
-        trees = draft_shape != "chain" and self.spec is not None and self.spec.runs_on == "fused"
-        return shared_out(n_seq, n_batch) if trees else 1
+    def n_branches(self, shape: DraftShape, n_seq: int, n_batch: int) -> int:
+        """Branches of each of `n_seq` sequences: 1 where drafts are chains, as they are with a
+        drafter that gives no choice of candidates."""
+        trees = shape != "chain" and self.spec is not None and self.spec.runs_on == "fused"
+        return branches_of_each(n_seq, n_batch) if trees else 1
 
 
-def usual_shape(devices: List[Device], n_gpu_layers: int | None = None) -> DraftShape:
-    """What drafts are where nobody says it: "auto" on a GPU, to which rows of one pass cost little.
-    On a CPU each costs nearly as much as a pass, and chains are checked to the bit there."""
-    uses_gpu = n_gpu_layers != 0 and any(device.type in ("gpu", "igpu") for device in devices)
+def usual_shape(devices: Sequence[Device], options: LoadOptions) -> DraftShape:
+    """The shape of drafts that no request names: as the options say, else "auto" on a GPU, where
+    more rows of a pass cost little. On a CPU each costs nearly as much as a pass, and chains are
+    exact to the bit there."""
+    if options.draft_shape is not None:
+        return checked_shape(options.draft_shape)
+    uses_gpu = options.n_gpu_layers != 0 and any(d.type in ("gpu", "igpu") for d in devices)
     return "auto" if uses_gpu else "chain"
 
 
@@ -115,7 +94,7 @@ def load(
     kv_type: str = "f16",
     split_mode: str = "layer",
     main_gpu: int = 0,
-    tensor_split: List[float] | None = None,
+    tensor_split: Sequence[float] | None = None,
     n_seq: int = 1,
     draft_window: int = 0,
     draft_shape: DraftShape | None = None,
@@ -128,120 +107,181 @@ def load(
     """Load a GGUF target and, to draft for it, a DFlash drafter; without one, decode plainly.
 
     `n_ctx` (tokens) and `n_gpu_layers` (-1 for all): None takes what fits the free memory. The plan
-    is printed to stderr unless `quiet`. `kv_type` is the type of the target's KV cache; `n_batch`
-    the rows of one prompt batch; `split_mode` ("layer", "row", "none"), `main_gpu` and
+    is printed to stderr unless `quiet`. `kv_type` is the type of the target's KV cache, `n_batch`
+    the rows of one prompt batch. `split_mode` ("layer", "row", "none"), `main_gpu` and
     `tensor_split` are llama.cpp's way to spread a model over GPUs. `n_seq` sequences can be decoded
-    at once, in the one context that they share. The drafter looks back at `draft_window` tokens of
-    a sequence, and its cache holds hardly more of them; 0 is for all. That is the default, as no
-    file says how long the texts were that its drafter was trained on. Beyond that length drafts are
-    poor without a window: the shipped pair accepts 2.3 tokens a round after 1800 with a window of
-    512, 1.1 without; after 500 both accept 2.6. Drafts are of `draft_shape`: a "chain", or a "tree"
-    of which the target checks all branches in one pass, where the drafter gives several candidates
-    for a position and llama.cpp has the sequence ids; "auto" takes what pays best; None is
-    "auto" on a GPU and "chain" on a CPU. Prompts and answers that leave their slot are kept in
-    `cache_mb` MiB of host memory and, with `cache_dir`, in as many MiB of files in that folder.
-    `recalibrate` measures what drafting costs on this machine though it is known from an earlier
-    time. `progress` hears the part of the target that is loaded, from 0 to 1, also where more is
-    done before and after; what it raises ends the load. Raises FileError for bad files, PairError
-    where the two do not fit, InputError for what does not fit the memory, with the numbers,
-    BackendError where llama.cpp itself fails.
+    at once, in the one context that they share.
+
+    The drafter looks back at `draft_window` tokens of a sequence, and its cache holds hardly more
+    of them; 0, the default, is for all, as no file says how long the texts were that its drafter
+    was trained on. Beyond that length drafts are poor without a window: the shipped pair accepts
+    2.3 tokens a round after 1800 with a window of 512, 1.1 without; after 500 both accept 2.6.
+    `draft_shape`: "chain"; "tree", of which the target checks all branches in one pass, if the
+    drafter gives several candidates for a position and llama.cpp has the sequence ids; "auto",
+    whatever pays best; None is "auto" on a GPU and "chain" on a CPU.
+
+    Prompts and answers that leave their slot are kept in `cache_mb` MiB of host memory and, with
+    `cache_dir`, in as many MiB of files in that folder. `recalibrate` measures again what drafting
+    costs on this machine. `progress` is called with the part of the target that is loaded, from 0
+    to 1, and again while other things are done; an exception of it ends the load.
+
+    Raises FileError for bad files, PairError if the two do not fit, InputError for what does not
+    fit the memory, with the numbers, BackendError if llama.cpp itself fails.
     """
-    say = _silent if quiet else _to_stderr
-    steps = _Steps(progress)
-    steps(0.0)
-    check_store(cache_mb, cache_dir)
-    if draft is not None:
-        calibration.budget_s()  # refused now: it is needed after what may take minutes
-    devices = runtime.devices()
-    shape = usual_shape(devices, n_gpu_layers) if draft_shape is None else draft_shape
-    checked_shape(shape)
-    pair = open_pair(target, draft)
-    target_file, draft_file, spec = pair.target, pair.draft, pair.spec
-    plan = pair.plan(
-        devices,
+    options = LoadOptions(
         n_ctx=n_ctx,
         n_gpu_layers=n_gpu_layers,
-        kv_type=kv_type,
-        n_seq=n_seq,
+        n_threads=n_threads,
         n_batch=n_batch,
         flash_attn=flash_attn,
-        draft_window=draft_window,
-        draft_shape=shape,
+        kv_type=kv_type,
         split_mode=split_mode,
         main_gpu=main_gpu,
         tensor_split=tensor_split,
+        n_seq=n_seq,
+        draft_window=draft_window,
+        draft_shape=draft_shape,
+        cache_mb=cache_mb,
+        cache_dir=cache_dir,
+        recalibrate=recalibrate,
     )
-    options = TargetOptions(
-        n_ctx=plan.n_ctx,
-        n_seq=plan.n_seq,
-        n_batch=plan.n_batch,
-        n_gpu_layers=plan.n_gpu_layers,
-        n_threads=n_threads,
-        flash_attn=flash_attn,
-        kv_type=kv_type,
-        split_mode=split_mode,
-        main_gpu=main_gpu,
-        tensor_split=plan.tensor_split,
-        tapped_layers=spec.target_layers if spec else (),
-        n_branches=pair.n_branches(shape, plan.n_seq, plan.n_batch),
-    )
+    say = _silent if quiet else _to_stderr
+    engine, plan = open_engine(target, draft, options, say=say, progress=progress)
+    return Model(engine, plan, say=say)
+
+
+def open_engine(
+    target: str | os.PathLike[str],
+    draft: str | os.PathLike[str] | None,
+    options: LoadOptions,
+    *,
+    say: Say,
+    progress: Progress | None = None,
+) -> tuple[Engine, Plan]:
+    """The engine of a `load`, and the plan that it follows. Raises what `load` raises."""
+    steps = _Steps(progress)
+    steps(0.0)
+    if draft is not None:
+        calibration.budget_s()  # refused now: it is needed after what may take minutes
+    devices = runtime.devices()
+    pair = open_pair(target, draft)
+    plan = pair.plan(devices, options)
     for line in plan.lines():
         say(line)
+    shape = usual_shape(devices, options)
+    wanted = _target_options(pair, plan, options, shape)
     ensure_loadable(
-        target_file.path,
-        draft_file.path if draft_file else None,
-        layers=options.tapped_layers,
+        pair.target.path,
+        pair.draft.path if pair.draft else None,
+        layers=wanted.tapped_layers,
         n_gpu_layers=plan.n_gpu_layers,
-        spec=spec,
     )
+    if pair.draft and pair.spec and pair.spec.runs_on == "llama.cpp":
+        ensure_drafts(pair.draft.path, pair.spec, pair.target.path)
     steps(0.0)
-    loaded = _loaded(target_file.path, options, steps, say)
+    loaded = _loaded(pair.target.path, wanted, steps, say)
     try:
         steps(1.0)
-        drafter = (
-            open_drafter(
-                draft_file.path,
+        drafter = None
+        if pair.draft:
+            drafter = open_drafter(
+                pair.draft.path,
                 loaded,
-                spec,
+                pair.spec,
                 n_seq=plan.n_seq,
                 n_ctx=loaded.n_ctx,
                 draft_window=plan.draft_window,
-                for_trees=options.n_branches > 1,
+                for_trees=wanted.n_branches > 1,
             )
-            if draft_file
-            else None
-        )
         steps(1.0)
-        controller = _controller(loaded, drafter, say, recalibrate) if drafter else None
-        store = open_store(loaded, drafter, cache_mb, cache_dir, say)
-        model = Model(loaded, drafter, plan, controller=controller, store=store, say=say)
-        model.draft_shape = shape
-        if shape == "tree" and (reason := model.engine.chains_because):
+        controller = _controller(loaded, drafter, say, options.recalibrate) if drafter else None
+        store = open_store(loaded, drafter, options.cache_mb, options.cache_dir, say)
+        engine = Engine(loaded, drafter, plan.n_seq, controller, store=store)
+        engine.usual_shape = shape
+        if shape == "tree" and (reason := engine.chains_because):
             say(reason)
-        return model
+        return engine, plan
     except BaseException:
         loaded.close()
         raise
 
 
-def _controller(
-    target: Target, drafter: Drafter, say: Callable[[str], None], anew: bool
-) -> Controller:
+def open_drafter(
+    path: str | os.PathLike[str],
+    target: Target,
+    spec: DrafterSpec | None = None,
+    *,
+    n_seq: int,
+    n_ctx: int,
+    draft_window: int = 0,
+    n_threads: int | None = None,
+    runs_on: Runner | None = None,
+    for_trees: bool = False,
+) -> Drafter:
+    """The drafter at `path` for a loaded target, which closes it; `spec` if it was read already.
+
+    It runs in the fused graph if that knows the family, else in llama.cpp's own context; `runs_on`
+    overrides this. `n_ctx` rows for each of `n_seq` sequences, of which drafts look at the last
+    `draft_window`; 0: at all. `for_trees` gives several candidates for each position, if the
+    drafter can. Raises FileError for a bad file, BackendError without room.
+    """
+    if spec is None:
+        spec = DrafterSpec.read(GgufFile.open(path), n_vocab=target.n_vocab)
+    if (runs_on or spec.runs_on) == "fused":
+        return FusedDrafter(
+            path,
+            target,
+            n_seq=n_seq,
+            n_ctx=n_ctx,
+            draft_window=draft_window,
+            top_k=TREE_TOP_K if for_trees else 1,
+            n_threads=n_threads,
+        )
+    if spec.attention_bias:
+        raise FileError(f"{path}: llama.cpp loads no drafter whose attention has biases")
+    return LlamaDrafter(
+        path,
+        target,
+        spec,
+        n_seq=n_seq,
+        n_ctx=n_ctx,
+        draft_window=draft_window,
+        n_threads=n_threads,
+    )
+
+
+def _target_options(
+    pair: Pair, plan: Plan, options: LoadOptions, shape: DraftShape
+) -> TargetOptions:
+    return TargetOptions(
+        n_ctx=plan.n_ctx,
+        n_seq=plan.n_seq,
+        n_batch=plan.n_batch,
+        n_gpu_layers=plan.n_gpu_layers,
+        n_threads=options.n_threads,
+        flash_attn=options.flash_attn,
+        kv_type=options.kv_type,
+        split_mode=options.split_mode,
+        main_gpu=options.main_gpu,
+        tensor_split=plan.tensor_split,
+        tapped_layers=pair.spec.target_layers if pair.spec else (),
+        n_branches=pair.n_branches(shape, plan.n_seq, plan.n_batch),
+    )
+
+
+def _controller(target: Target, drafter: Drafter, say: Say, again: bool) -> Controller:
     def begin() -> None:
-        once = "" if anew else ", once"
+        once = "" if again else ", once"
         say(f"measuring what drafting costs on this machine{once}: a few seconds")
 
     n_branches = target.options.n_branches
-    # A wider tree would have a new graph in every round.
-    n_nodes = max(n_branches, drafter.block_size) - 1 if n_branches > 1 else 0
+    n_nodes = most_nodes(n_branches, drafter.block_size) if n_branches > 1 else 0
     greedy, sampled = calibration.known_priors(target, drafter, n_nodes)
-    costs = calibration.measure(target, drafter, before=begin, anew=anew)
+    costs = calibration.measure(target, drafter, before=begin, again=again)
     return Controller(costs, drafter.block_size, greedy, sampled, n_nodes)
 
 
-def _loaded(
-    path: Path, options: TargetOptions, steps: _Steps, say: Callable[[str], None]
-) -> Target:
+def _loaded(path: Path, options: TargetOptions, steps: _Steps, say: Say) -> Target:
     try:
         return Target(path, options, progress=_Progress(path, steps, say))
     except DflashError:
@@ -272,7 +312,7 @@ class _Steps:
 class _Progress:
     """Says how much of a file is loaded, every few seconds, once it takes longer than a moment."""
 
-    def __init__(self, path: Path, steps: _Steps, say: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, steps: _Steps, say: Say) -> None:
         self._path = path
         self._steps = steps
         self._say = say

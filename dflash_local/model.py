@@ -6,25 +6,20 @@ import asyncio
 import atexit
 import math
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from collections.abc import Sequence as List
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
-from dflash_local import calibration
-from dflash_local.answer import Order
-from dflash_local.async_chunks import AsyncChunks
-from dflash_local.batcher import Batcher
 from dflash_local.chat import ChatTemplate, Dialect, Tool, dialect_of
-from dflash_local.controller import Controller
-from dflash_local.draft_shape import DraftShape, checked_shape
-from dflash_local.drafter import Drafter
-from dflash_local.engine import Engine
+from dflash_local.draft.shape import DraftShape, checked_shape
+from dflash_local.engine.engine import Engine
+from dflash_local.engine.request import Request
+from dflash_local.engine.verify import verify
 from dflash_local.errors import DflashError, InputError
-from dflash_local.exactness import Exactness, measure
+from dflash_local.fit.plan import Plan
 from dflash_local.options import (
     cancel_of,
     check_names,
@@ -34,15 +29,13 @@ from dflash_local.options import (
     stops_of,
     token_ids,
 )
-from dflash_local.plan import Plan
-from dflash_local.prefix_store import PrefixStore
-from dflash_local.result import Chunk, Result
-from dflash_local.sequence import Request
+from dflash_local.pays import calibration
+from dflash_local.result import Chunk, ModelStatus, Result, SlotStatus
 from dflash_local.stats import Stats
-from dflash_local.status import ModelStatus, SlotStatus
-from dflash_local.target import Target
-from dflash_local.text import TextStream
-from dflash_local.verify import verify
+from dflash_local.target.exactness import Exactness, measure
+from dflash_local.worker.job import AsyncChunks, TextRequest
+from dflash_local.worker.text import TextStream
+from dflash_local.worker.worker import Worker
 
 
 class Model:
@@ -52,36 +45,27 @@ class Model:
     """
 
     def __init__(
-        self,
-        target: Target,
-        drafter: Drafter | None,
-        plan: Plan | None = None,
-        *,
-        controller: Controller | None = None,
-        store: PrefixStore | None = None,
-        say: Callable[[str], None] | None = None,
+        self, engine: Engine, plan: Plan | None = None, *, say: Callable[[str], None] | None = None
     ) -> None:
-        """`controller` is what requests of width "auto" go by; without one they decode plainly.
-        `store` takes in prompts and answers that leave their slot. `say` hears, once each, what a
-        user should know of drafting here."""
+        """`say` is called once each with what a user should know of drafting here."""
+        target = engine.target
         self.plan = plan
         self.target = target
-        self.drafter = drafter
-        self.draft_width: int | Literal["auto"] = "auto" if drafter else 0
+        self.drafter = engine.drafter
+        self.draft_width: int | Literal["auto"] = "auto" if engine.drafter else 0
         """Verify width of requests that name none."""
         self._vocabulary = target.vocabulary
-        self._engine = Engine(target, drafter, target.options.n_seq, controller)
-        self._engine.caches.store = store
+        self._engine = engine
         self._say = say
         self._said: set[str] = set()
-        self._batcher = Batcher(self._engine, f"dflash-local {target.path.name}")
-        # Threads of their own, so that nobody else waits for them.
+        self._worker = Worker(engine, f"dflash-local {target.path.name}")
+        # Threads of their own, so that a slow grammar delays only other grammars.
         self._compilers = ThreadPoolExecutor(2, f"dflash-local grammars {target.path.name}")
         self._template: ChatTemplate | None = None
         self._dialect = dialect_of(target.chat_template)
         _open_models.add(self)
-        # A model that nobody holds any more is freed with its last reference; its thread ends then.
-        weakref.finalize(self, self._batcher.stop).atexit = False
+        # A model without references is freed, and its thread ends then.
+        weakref.finalize(self, self._worker.stop).atexit = False
 
     # Text and tokens
 
@@ -108,29 +92,27 @@ class Model:
     def max_queue(self) -> int | None:
         """How many requests may wait for a slot; one more is refused with QueueFullError. None, the
         default: any number."""
-        return self._batcher.max_queue
+        return self._worker.max_queue
 
     @max_queue.setter
     def max_queue(self, n: int | None) -> None:
         if n is not None and (not isinstance(n, int) or n < 0):
             raise InputError(f"max_queue is {n!r}; expected a whole number, 0 or more, or None")
-        self._batcher.max_queue = n
+        self._worker.max_queue = n
 
     def status(self) -> ModelStatus:
         """What it is doing, and has done since it was loaded. Never waits for the model."""
-        requests, totals = self._batcher.totals()
-        caches = self._engine.caches
-        store = caches.store
-        slots = tuple(
-            SlotStatus(slot.seq, slot.busy, len(slot.cached)) for slot in self._engine.slots
-        )
+        requests, totals = self._worker.totals()
+        own = self._engine.slots
+        store = own.store
+        slots = tuple(SlotStatus(slot.seq, slot.busy, len(slot.cached)) for slot in own)
         return ModelStatus(
             n_slots=len(slots),
             n_busy=sum(slot.busy for slot in slots),
-            n_waiting=self._batcher.n_waiting,
+            n_waiting=self._worker.n_waiting,
             slots=slots,
             n_ctx=self.n_ctx,
-            cells_used=self.n_ctx - caches.free_cells,
+            cells_used=self.n_ctx - own.free_cells,
             requests=requests,
             prompt_tokens=totals.prompt_tokens,
             cached_tokens=totals.cached_tokens,
@@ -143,14 +125,14 @@ class Model:
             prompt_s=totals.prompt_s,
             decode_s=totals.decode_s,
             cache_bytes=store.n_bytes if store else 0,
-            cache_hits=caches.reused["memory"] + caches.reused["disk"],
+            cache_hits=own.reused["memory"] + own.reused["disk"],
         )
 
     def tokenize(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a prompt; `special` reads the names of special tokens as these tokens."""
         return self._vocabulary.tokenize(text, special=special)
 
-    def detokenize(self, tokens: List[int]) -> str:
+    def detokenize(self, tokens: Sequence[int]) -> str:
         """Text of `tokens`, control tokens left out."""
         return self._vocabulary.detokenize(tokens)
 
@@ -163,14 +145,14 @@ class Model:
         """Whether `name` is that of one control or user-defined token."""
         return self._vocabulary.is_token(name)
 
-    def thinking_open(self, prompt: List[int]) -> bool:
+    def thinking_open(self, prompt: Sequence[int]) -> bool:
         """Whether a prompt of `chat_prompt` ends inside a reasoning part."""
         return ChatTemplate.thinking_open("".join(map(self._vocabulary.name, prompt[-16:])))
 
     def chat_prompt(
         self,
-        messages: List[Mapping[str, Any]],
-        tools: List[Mapping[str, Any] | Tool] | None = None,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any] | Tool] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Token ids of a conversation, rendered by the model's own chat template.
@@ -190,25 +172,25 @@ class Model:
 
     # Generating
 
-    def generate(self, prompt: str | List[int], **options: Any) -> Result:
+    def generate(self, prompt: str | Sequence[int], **options: Any) -> Result:
         """Complete a prompt, a text or token ids. Keyword arguments: see `options.Options`."""
         return _last(self.stream(prompt, **options))
 
-    def stream(self, prompt: str | List[int], **options: Any) -> Iterator[Chunk]:
+    def stream(self, prompt: str | Sequence[int], **options: Any) -> Iterator[Chunk]:
         """`generate`, chunk by chunk. It begins when the first is asked for; closing the iterator
         cancels the request."""
-        return self._batcher.stream(self._order(prompt, options))
+        return self._worker.stream(self._text_request(prompt, options))
 
-    async def asubmit(self, prompt: str | List[int], **options: Any) -> AsyncChunks:
+    async def asubmit(self, prompt: str | Sequence[int], **options: Any) -> AsyncChunks:
         """Queue a request, and return its chunks to come: what is wrong with it is raised here, and
         QueueFullError. Cancel it to give up on them."""
         # A grammar may take long to compile, a text to tokenise.
         hands = self._compilers if names_a_grammar(options) else None
         loop = asyncio.get_running_loop()
-        order = await loop.run_in_executor(hands, self._order, prompt, options)
-        return AsyncChunks(partial(self._batcher.submit, order))
+        wanted = await loop.run_in_executor(hands, self._text_request, prompt, options)
+        return AsyncChunks(partial(self._worker.submit, wanted))
 
-    async def astream(self, prompt: str | List[int], **options: Any) -> AsyncIterator[Chunk]:
+    async def astream(self, prompt: str | Sequence[int], **options: Any) -> AsyncIterator[Chunk]:
         """`stream` for asynchronous callers; leaving the loop cancels the request."""
         chunks = await self.asubmit(prompt, **options)
         try:
@@ -217,7 +199,7 @@ class Model:
         finally:
             chunks.cancel()
 
-    async def agenerate(self, prompt: str | List[int], **options: Any) -> Result:
+    async def agenerate(self, prompt: str | Sequence[int], **options: Any) -> Result:
         """`generate` for asynchronous callers."""
         result = None
         async for chunk in self.astream(prompt, **options):
@@ -226,7 +208,7 @@ class Model:
 
     def chat(
         self,
-        messages: List[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **options: Any,
@@ -241,7 +223,7 @@ class Model:
 
     def stream_chat(
         self,
-        messages: List[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **options: Any,
@@ -252,7 +234,7 @@ class Model:
 
     def astream_chat(
         self,
-        messages: List[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **options: Any,
@@ -267,19 +249,17 @@ class Model:
         Measured once, in a second or so, then kept; measuring empties the caches.
         """
         found: list[Exactness] = []
-        self._batcher.run(
-            lambda: found.append(measure(self.target, before=self._engine.forget_all))
-        )
+        self._worker.run(lambda: found.append(measure(self.target, before=self._engine.forget_all)))
         return found[0]
 
     def forget(self) -> None:
         """Empty the caches, so that the next request begins cold. Waits for those at work."""
-        self._batcher.run(self._engine.caches.forget_all)
+        self._worker.run(self._engine.slots.forget_all)
 
     def close(self) -> None:
         """End what runs and free everything. Safe to call again."""
-        self._batcher.close()
-        self._engine.caches.close()
+        self._worker.close()
+        self._engine.slots.close()
         self._keep_costs()
         if self.drafter:
             self.drafter.close()
@@ -288,7 +268,7 @@ class Model:
     def _keep_costs(self) -> None:
         """What was learnt while decoding, unless something else than the target judged drafts."""
         engine = self._engine
-        learnt = engine.controller and self.target.is_open and engine.verifier is verify
+        learnt = engine.controller and self.target.is_open and engine.verify is verify
         if engine.controller and self.drafter and learnt:
             priors = engine.controller.priors
             calibration.keep(
@@ -306,7 +286,7 @@ class Model:
     ) -> None:
         self.close()
 
-    def _order(self, prompt: str | List[int], options: dict[str, Any]) -> Order:
+    def _text_request(self, prompt: str | Sequence[int], options: dict[str, Any]) -> TextRequest:
         """Check a request before it is queued, so that bad ones fail at the call."""
         check_names(options)
         if isinstance(prompt, str):
@@ -316,7 +296,7 @@ class Model:
         sampling = sampling_of(options)
         sampling.validate(self.target.n_vocab)
         # Here, since while it is compiled on the model's thread all others would wait.
-        constraint = self._engine.guide.constraint(sampling)
+        constraint = self._engine.grammars.constraint(sampling)
         if options.get("ignore_eos"):
             never = dict.fromkeys(self._vocabulary.ends, -math.inf)
             sampling = replace(sampling, logit_bias={**sampling.logit_bias, **never})
@@ -335,7 +315,7 @@ class Model:
             checked_shape(self.draft_shape if shape is None else shape),
         )
         self._engine.check(request)
-        return Order(
+        return TextRequest(
             request,
             text,
             cancel_of(options),

@@ -6,14 +6,13 @@ import difflib
 import operator
 import reprlib
 import threading
-from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as List
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Literal, TypedDict
 
-from dflash_local.draft_shape import DraftShape
+from dflash_local.draft.shape import DraftShape
 from dflash_local.errors import InputError
-from dflash_local.sampling import SamplingParams
+from dflash_local.sampling.params import SamplingParams
 
 _SAMPLING = {field.name for field in fields(SamplingParams)}
 _GRAMMARS = {"grammar", "json_schema", "lark"}
@@ -34,7 +33,7 @@ class Options(TypedDict, total=False):
     """
 
     max_tokens: int | None
-    stop: str | List[str]
+    stop: str | Sequence[str]
     draft_width: int | Literal["auto"] | None
     draft_shape: DraftShape | None
     cancel: threading.Event | None

@@ -21,7 +21,7 @@ struct tree_bounds {
 };
 
 // The best tree of a block's candidates, ids and log-probabilities [n_positions, k], each row best
-// first. See dflash_local/tree.py.
+// first. See dflash_local/draft/tree.py.
 draft_tree grow_tree(const int32_t * ids, const float * logprobs, int n_positions, int k,
                      int n_vocab, const tree_bounds & bounds);
 

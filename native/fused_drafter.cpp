@@ -161,6 +161,7 @@ fused_drafter::graph_slot & fused_drafter::graph(const draft_bucket & bucket) {
 }
 
 void fused_drafter::inject(int seq, const feature_rows & features) {
+    abandon();
     check_sequence(seq);
     check_features(features);
     if (cache_.reserve(int64_t{cache_.length(seq)} + features.n)) {
@@ -247,17 +248,14 @@ void fused_drafter::fill_blocks(graph_slot & slot, const std::vector<draft_reque
     }
 }
 
-void fused_drafter::draft(const std::vector<draft_request> & requests, int n_draft, int32_t * ids,
-                          float * logprobs, const std::function<void()> & meanwhile) {
+fused_drafter::demand fused_drafter::check_requests(const std::vector<draft_request> & requests,
+                                                    int n_draft) const {
     const draft_params & p = weights_.params;
     if (n_draft < 1 || n_draft >= p.block_size) {
         throw std::invalid_argument("cannot draft " + std::to_string(n_draft) +
                                     " tokens with a block of " + std::to_string(p.block_size));
     }
-    int n_streams = 0;
-    int64_t n_rows = 0;
-    int64_t longest = 0;
-    bool stored = false;
+    demand found;
     bool from_host = false;
     std::vector<bool> seen(cache_.n_seq(), false);
     for (const draft_request & r : requests) {
@@ -269,23 +267,31 @@ void fused_drafter::draft(const std::vector<draft_request> & requests, int n_dra
                                         " is asked to draft twice in one graph");
         }
         seen[r.seq] = true;
-        stored = stored || !r.features.stored.empty();
+        found.stored = found.stored || !r.features.stored.empty();
         from_host = from_host || (r.features.n > 0 && r.features.host != nullptr);
-        n_streams = std::max(n_streams, r.seq + 1);
-        n_rows += r.features.n;
-        longest = std::max(longest, int64_t{cache_.length(r.seq)} + r.features.n);
+        found.n_streams = std::max(found.n_streams, r.seq + 1);
+        found.n_rows += r.features.n;
+        found.longest = std::max(found.longest, int64_t{cache_.length(r.seq)} + r.features.n);
     }
-    if (stored && from_host) {
+    if (found.stored && from_host) {
         throw std::invalid_argument("features of one draft come from the host or from the store");
     }
+    return found;
+}
+
+void fused_drafter::begin(const std::vector<draft_request> & requests, int n_draft) {
+    abandon();
+    const demand wanted = check_requests(requests, n_draft);
     if (requests.empty()) {
         return;
     }
-    if (cache_.reserve(longest)) {
+    if (cache_.reserve(wanted.longest)) {
         graphs_.clear();
     }
+    const std::vector<int> lengths = cache_.lengths();
     length_guard guard(cache_);
     std::vector<draft_request> rest = requests;
+    int64_t n_rows = wanted.n_rows;
     if (n_rows > largest_fused_rows) {
         for (draft_request & r : rest) {
             inject_rows(r.seq, r.features);
@@ -293,51 +299,72 @@ void fused_drafter::draft(const std::vector<draft_request> & requests, int n_dra
         }
         n_rows = 0;
     }
-    for (int s = 0; s < n_streams; s++) {
+    int64_t longest = wanted.longest;
+    for (int s = 0; s < wanted.n_streams; s++) {
         longest = std::max<int64_t>(longest, cache_.length(s));
     }
-    const int n_kv = std::min(kv_bucket(longest + p.block_size), cache_.n_cells());
-    // A graph without new rows is that of the place where they come from.
-    const bool from_store = stored || (n_rows == 0 && store_ != nullptr);
-    graph_slot & slot = graph(
-        {n_streams, rows_bucket(static_cast<int>(n_rows)), n_kv, n_draft, top_k_, from_store});
+    const int n_kv =
+        std::min(kv_bucket(longest + weights_.params.block_size), cache_.n_cells());
+    // A graph without new rows is the one for the place that they come from.
+    const bool from_store = wanted.stored || (n_rows == 0 && store_ != nullptr);
+    graph_slot & slot = graph({wanted.n_streams, rows_bucket(static_cast<int>(n_rows)), n_kv,
+                               n_draft, top_k_, from_store});
     fill_rows(*slot.graph, rest);
     fill_blocks(slot, rest);
-
-    const size_t per_stream = static_cast<size_t>(n_draft) * top_k_;
-    std::vector<int32_t> all_ids(n_streams * per_stream);
-    std::vector<float> all_logprobs(n_streams * per_stream);
     slot.graph->compute();
-    if (meanwhile) {
-        try {
-            meanwhile();
-        } catch (...) {
-            ggml_backend_synchronize(backend_.get());
-            throw;
-        }
+    guard.done();
+    flight_ = flight{slot.graph.get(), std::move(rest), lengths};
+}
+
+void fused_drafter::read(int32_t * ids, float * logprobs) {
+    if (!flight_) {
+        throw std::invalid_argument("no draft has begun");
     }
+    const flight flown = std::move(*flight_);
+    flight_.reset();
+    const draft_bucket & bucket = flown.graph->bucket;
+    const size_t per_stream = static_cast<size_t>(bucket.n_draft) * bucket.top_k;
+    std::vector<int32_t> all_ids(bucket.n_streams * per_stream);
+    std::vector<float> all_logprobs(bucket.n_streams * per_stream);
     try {
-        slot.graph->read(all_ids.data(), all_logprobs.data());
+        flown.graph->read(all_ids.data(), all_logprobs.data());
     } catch (const backend_error &) {
         if (store_ != nullptr) {
-            // Of stored features that are no numbers, injected now or before, a cell that nobody
-            // may see would spoil later drafts, too: zero times NaN is NaN.
-            guard.done();
+            // Stored features that are no numbers, injected now or before, would spoil later drafts
+            // even from a cell that nobody may see: zero times NaN is NaN.
             cache_.clear();
+        } else {
+            cache_.set_lengths(flown.lengths);
         }
         throw;
     }
-    for (size_t i = 0; i < rest.size(); i++) {
-        const draft_request & r = rest[i];
+    for (size_t i = 0; i < flown.requests.size(); i++) {
+        const draft_request & r = flown.requests[i];
         std::copy_n(all_ids.data() + r.seq * per_stream, per_stream, ids + i * per_stream);
         std::copy_n(all_logprobs.data() + r.seq * per_stream, per_stream,
                     logprobs + i * per_stream);
         cache_.set_length(r.seq, cache_.length(r.seq) + r.features.n);
     }
-    guard.done();
+}
+
+void fused_drafter::draft(const std::vector<draft_request> & requests, int n_draft, int32_t * ids,
+                          float * logprobs) {
+    begin(requests, n_draft);
+    if (!requests.empty()) {
+        read(ids, logprobs);
+    }
+}
+
+void fused_drafter::abandon() {
+    if (flight_) {
+        ggml_backend_synchronize(backend_.get());
+        cache_.set_lengths(flight_->lengths);
+        flight_.reset();
+    }
 }
 
 void fused_drafter::truncate(int seq, int length) {
+    abandon();
     check_sequence(seq);
     if (length < 0 || length > cache_.length(seq)) {
         throw std::invalid_argument("cannot truncate sequence " + std::to_string(seq) + " of " +
@@ -348,6 +375,7 @@ void fused_drafter::truncate(int seq, int length) {
 }
 
 void fused_drafter::copy(int from, int to, int length) {
+    abandon();
     check_sequence(from);
     check_sequence(to);
     if (length < 0 || length > cache_.length(from)) {
@@ -369,6 +397,7 @@ void fused_drafter::save(int seq, uint8_t * out) const {
 }
 
 void fused_drafter::restore(int seq, const uint8_t * saved, size_t n_bytes) {
+    abandon();
     check_sequence(seq);
     if (cache_.restore(seq, saved, n_bytes)) {
         graphs_.clear();

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -59,13 +58,24 @@ class fused_drafter {
     // finite; the cache is then as it was, but for rows before the window.
     void inject(int seq, const feature_rows & features);
 
-    // Injects and denoises all requests in one graph; all features come from one place. Writes, per
-    // request, position 1 .. n_draft and rank, [n_requests, n_draft, top_k] ids and
-    // log-probabilities, best first. Throws as `inject` does, and backend_error when the drafter's
-    // output is not a number; with a store, from where features come unchecked, the cache is then
-    // empty. `meanwhile` is called while the device is at work.
+    // Injects and starts to denoise all requests in one graph; all features come from one place.
+    // `read` must follow; any other call that changes the cache gives the draft up first. Throws as
+    // `inject` does.
+    void begin(const std::vector<draft_request> & requests, int n_draft);
+
+    // Of the draft that has begun; 0 for none.
+    size_t n_begun() const { return flight_ ? flight_->requests.size() : 0; }
+    int n_draft() const { return flight_ ? flight_->graph->bucket.n_draft : 0; }
+
+    // Waits for the drafts of `begin` and writes, per request, position 1 .. n_draft and rank,
+    // [n_requests, n_draft, top_k] ids and log-probabilities, best first. Throws backend_error when
+    // the drafter's output is not a number; with a store, from where features come unchecked, the
+    // cache is then empty.
+    void read(int32_t * ids, float * logprobs);
+
+    // Both.
     void draft(const std::vector<draft_request> & requests, int n_draft, int32_t * ids,
-               float * logprobs, const std::function<void()> & meanwhile = nullptr);
+               float * logprobs);
 
     void truncate(int seq, int length);
     void copy(int from, int to, int length);
@@ -85,6 +95,23 @@ class fused_drafter {
     void check_token(int32_t token) const;
     struct graph_slot;
 
+    // What the requests of a draft need together.
+    struct demand {
+        int n_streams = 0;
+        int64_t n_rows = 0;
+        int64_t longest = 0;  // rows of a sequence, the new ones included
+        bool stored = false;  // features come from the store
+    };
+
+    // A draft that the device is working on. `lengths`: of the cache before it.
+    struct flight {
+        draft_graph * graph;
+        std::vector<draft_request> requests;
+        std::vector<int> lengths;
+    };
+
+    demand check_requests(const std::vector<draft_request> & requests, int n_draft) const;
+    void abandon();
     void check_features(const feature_rows & features) const;
     graph_slot & graph(const draft_bucket & bucket);
     void inject_rows(int seq, const feature_rows & features);
@@ -112,6 +139,7 @@ class fused_drafter {
     std::map<draft_bucket, graph_slot> graphs_;
     uint64_t clock_ = 0;
     int64_t n_builds_ = 0;
+    std::optional<flight> flight_;
 };
 
 }  // namespace dflash

@@ -120,52 +120,48 @@ void restore(fused_drafter & self, int seq, const byte_array & saved) {
     self.restore(seq, saved.data(), saved.size());
 }
 
-nb::tuple draft_requests(fused_drafter & self, const std::vector<draft_request> & requests,
-                         int n_draft, const nb::object & meanwhile) {
-    const size_t n = requests.size();
-    const auto n_positions = static_cast<size_t>(std::max(n_draft, 0));
-    const auto k = static_cast<size_t>(self.top_k());
-    auto ids = std::make_unique<int32_t[]>(n * n_positions * k);
-    auto logprobs = std::make_unique<float[]>(n * n_positions * k);
-    {
-        const nb::gil_scoped_release release;
-        self.draft(requests, n_draft, ids.get(), logprobs.get(), [&] {
-            const nb::gil_scoped_acquire acquire;
-            if (!meanwhile.is_none()) {
-                meanwhile();
-            }
-        });
-    }
-    return nb::make_tuple(as_array<int32_t>(std::move(ids), {n, n_positions, k}),
-                          as_array<float>(std::move(logprobs), {n, n_positions, k}));
-}
-
 void check_counts(size_t n_seqs, size_t n_features, size_t n_anchors) {
     if (n_features != n_seqs || n_anchors != n_seqs) {
         throw std::invalid_argument("one piece of features and one anchor per sequence, please");
     }
 }
 
-nb::tuple draft(fused_drafter & self, const std::vector<int> & seqs,
-                const std::vector<float_rows> & features, const std::vector<int32_t> & anchors,
-                int n_draft, const nb::object & meanwhile) {
+void begin_draft(fused_drafter & self, const std::vector<int> & seqs,
+           const std::vector<float_rows> & features, const std::vector<int32_t> & anchors,
+           int n_draft) {
     check_counts(seqs.size(), features.size(), anchors.size());
     std::vector<draft_request> requests;
     for (size_t i = 0; i < seqs.size(); i++) {
         requests.push_back({seqs[i], on_host(self, features[i]), anchors[i]});
     }
-    return draft_requests(self, requests, n_draft, meanwhile);
+    const nb::gil_scoped_release release;
+    self.begin(requests, n_draft);
 }
 
-nb::tuple draft_stored(fused_drafter & self, const std::vector<int> & seqs,
-                       std::vector<std::vector<int64_t>> rows, const std::vector<int32_t> & anchors,
-                       int n_draft, const nb::object & meanwhile) {
+void begin_stored_draft(fused_drafter & self, const std::vector<int> & seqs,
+                  std::vector<std::vector<int64_t>> rows, const std::vector<int32_t> & anchors,
+                  int n_draft) {
     check_counts(seqs.size(), rows.size(), anchors.size());
     std::vector<draft_request> requests;
     for (size_t i = 0; i < seqs.size(); i++) {
         requests.push_back({seqs[i], in_store(std::move(rows[i])), anchors[i]});
     }
-    return draft_requests(self, requests, n_draft, meanwhile);
+    const nb::gil_scoped_release release;
+    self.begin(requests, n_draft);
+}
+
+nb::tuple read_draft(fused_drafter & self) {
+    const size_t n = self.n_begun();
+    const auto n_positions = static_cast<size_t>(self.n_draft());
+    const auto k = static_cast<size_t>(self.top_k());
+    auto ids = std::make_unique<int32_t[]>(n * n_positions * k);
+    auto logprobs = std::make_unique<float[]>(n * n_positions * k);
+    {
+        const nb::gil_scoped_release release;
+        self.read(ids.get(), logprobs.get());
+    }
+    return nb::make_tuple(as_array<int32_t>(std::move(ids), {n, n_positions, k}),
+                          as_array<float>(std::move(logprobs), {n, n_positions, k}));
 }
 
 using id_lists = std::vector<std::vector<int32_t>>;
@@ -296,7 +292,7 @@ NB_MODULE(_native, m) {
           "positions of others, from and to.");
     m.def("grow_tree", &grow_nodes, nb::arg("ids"), nb::arg("logprobs"), nb::arg("n_vocab"),
           nb::arg("n_nodes"), nb::arg("n_leaves"), nb::arg("n_depth"), nb::arg("n_children"),
-          "Tokens, parents and log-probabilities of the best tree. See dflash_local/tree.py.");
+          "Tokens, parents and log-probabilities of the best tree. See dflash_local/draft/tree.py.");
 
     nb::class_<thread_pool>(m, "ThreadPool",
                             "Threads that compute on the CPU. See native/thread_pool.h.")
@@ -350,13 +346,12 @@ NB_MODULE(_native, m) {
         .def("length", &fused_drafter::length, nb::arg("seq"))
         .def("inject", &inject, nb::arg("seq"), nb::arg("features"))
         .def("inject_stored", &inject_stored, nb::arg("seq"), nb::arg("rows"))
-        .def("draft_stored", &draft_stored, nb::arg("seqs"), nb::arg("rows"), nb::arg("anchors"),
-             nb::arg("n_draft"), nb::arg("meanwhile") = nb::none(),
-             "As `draft`, with features by their numbers in the store.")
-        .def("draft", &draft, nb::arg("seqs"), nb::arg("features"), nb::arg("anchors"),
-             nb::arg("n_draft"), nb::arg("meanwhile") = nb::none(),
-             "ids int32 and log-probabilities float32, both [n_seqs, n_draft, top_k], best first. "
-             "`meanwhile` is called while the device is at work.")
+        .def("begin", &begin_draft, nb::arg("seqs"), nb::arg("features"), nb::arg("anchors"),
+             nb::arg("n_draft"), "Start a draft; `read` waits for it.")
+        .def("begin_stored", &begin_stored_draft, nb::arg("seqs"), nb::arg("rows"), nb::arg("anchors"),
+             nb::arg("n_draft"), "As `begin`, with features by their numbers in the store.")
+        .def("read", &read_draft,
+             "ids int32 and log-probabilities float32, both [n_seqs, n_draft, top_k], best first.")
         .def("truncate", &fused_drafter::truncate, nb::arg("seq"), nb::arg("length"))
         .def("copy", &fused_drafter::copy, nb::arg("source"), nb::arg("target"), nb::arg("length"))
         .def("n_visible", &fused_drafter::n_visible, nb::arg("seq"), nb::arg("length"),

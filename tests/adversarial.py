@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_local.draft import ANCHOR, Draft
-from dflash_local.drafter import Drafter, DraftRequest
+from dflash_local.draft.draft import ANCHOR, Draft
+from dflash_local.draft.drafter import Drafter, DraftRequest
 
 Script = Callable[[int, int, int], Draft]
 """From the position of the anchor, the anchor and the number of tokens asked for to a draft."""

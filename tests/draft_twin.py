@@ -14,9 +14,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from dflash_local.draft import Draft
-from dflash_local.drafter import DraftRequest, FusedDrafter
-from dflash_local.target import Target
+from dflash_local.draft.draft import Draft
+from dflash_local.draft.drafter import DraftRequest
+from dflash_local.draft.fused import FusedDrafter
+from dflash_local.target.target import Target
 from reference import Reference
 from synthetic import LOGIT_STD, write_drafter, write_target
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from dflash_local.controller import Controller, Policy
-from dflash_local.costs import Costs
+from dflash_local.draft.draft import Draft
+from dflash_local.draft.shape import ShapeName
+from dflash_local.pays.controller import Controller, Policy
+from dflash_local.pays.costs import Costs
 
 BLOCK = 16
 MS = 1e-3
@@ -22,24 +24,24 @@ class Elsewhere(Controller):
     def observe_round(
         self,
         n_rows: int,
+        shape: ShapeName,
         n_drafting: int,
         depth: int,
         draft_s: float,
         verify_s: float,
         host_s: float | None = None,
         *,
-        forked: bool = False,
         rebuilt: bool = False,
     ) -> None:
         there = self._machine
         super().observe_round(
             n_rows,
+            shape,
             n_drafting,
             depth,
             there.draft_s(n_drafting, depth),
-            there.step_s(n_rows, depth, forked=forked),
+            there.step_s(n_rows, depth, shape),
             there.host_s + (there.draft_host_s if n_drafting else 0.0),
-            forked=forked,
         )
 
 
@@ -68,7 +70,7 @@ class Fickle(Controller):
         assert len(policies) == len(limits) > 0 and other_rows >= 0
         if self.n_nodes:
             for policy in policies:
-                policy.take(forks=self._random.random() < 0.5)
+                policy.take("tree" if self._random.random() < 0.5 else "chain")
         if self._left:
             self._left -= 1
             return [0] * len(policies)
@@ -85,13 +87,13 @@ class Fickle(Controller):
     def widths(
         self,
         policies: Sequence[Policy],
-        logprobs: Sequence[Sequence[float]],
+        drafts: Sequence[Draft],
         limits: Sequence[int],
     ) -> list[int]:
-        assert len(policies) == len(logprobs) == len(limits)
+        assert len(policies) == len(drafts) == len(limits)
         return [
-            self._random.randint(1, 1 + min(len(chain), limit))
-            for chain, limit in zip(logprobs, limits, strict=True)
+            self._random.randint(1, 1 + min(len(draft), limit))
+            for draft, limit in zip(drafts, limits, strict=True)
         ]
 
     def observe_round(self, *_: object, **__: object) -> None:

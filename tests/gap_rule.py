@@ -13,10 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_local.branches import lines
-from dflash_local.draft import Draft
-from dflash_local.sampling import TokenLogprob
-from dflash_local.target import Target
+from dflash_local.sampling.params import TokenLogprob
+from dflash_local.target.batch import Batch
+from dflash_local.target.target import Target
 
 
 def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
@@ -109,13 +108,11 @@ def forked_logits(
             nodes += [(token + 1) % target.n_vocab, token]
             parents += [path[-1] - 1] * 2
             path.append(len(nodes))
-        draft = Draft(nodes, parents)
-        forked = lines(draft.parents, target.options.n_branches)
-        n = 1 + len(draft)
-        positions = [first, *(first + at for at in draft.depths)]
-        target.decode([right[0], *nodes], positions, [0] * n, [True] * n, forked)
+        batch = Batch()
+        part = batch.add_tree(0, first, right[0], nodes, parents)
+        target.run(batch)
         rows += [target.logits(row).copy() for row in path]
-        target.settle(0, first, forked, path)
+        target.keep(part, path)
     target.clear(0)
     return np.stack(rows)
 

@@ -11,16 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local import demo
-from dflash_local.draft_shape import DraftShape
-from dflash_local.drafter import TOP_K, TREE_TOP_K, Drafter, FusedDrafter
-from dflash_local.drafter_spec import DrafterSpec
-from dflash_local.engine import Engine
-from dflash_local.gguf_file import GgufFile
-from dflash_local.sampling import SamplingParams
-from dflash_local.sequence import Request
-from dflash_local.sequence import Sequence as Answer
-from dflash_local.target import Target
-from dflash_local.target_options import TargetOptions
+from dflash_local.draft.drafter import Drafter
+from dflash_local.draft.fused import TREE_TOP_K, FusedDrafter
+from dflash_local.draft.shape import DraftShape
+from dflash_local.engine.engine import Engine
+from dflash_local.engine.request import Request
+from dflash_local.engine.sequence import Sequence as Answer
+from dflash_local.gguf.drafter_spec import DrafterSpec
+from dflash_local.gguf.file import GgufFile
+from dflash_local.sampling.params import SamplingParams
+from dflash_local.target.options import TargetOptions
+from dflash_local.target.target import Target
 
 Width = int | Literal["auto"]
 
@@ -67,7 +68,7 @@ def fused_drafter(target: Target) -> FusedDrafter:
         target,
         n_seq=target.options.n_seq,
         n_ctx=target.options.n_ctx,
-        top_k=TREE_TOP_K if target.options.n_branches > 1 else TOP_K,
+        top_k=TREE_TOP_K if target.options.n_branches > 1 else 1,
     )
 
 

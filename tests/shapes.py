@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from dflash_local import Model, Result, demo, load
-from dflash_local.branches import shared_out
-from dflash_local.draft_shape import DraftShape
-from dflash_local.sampling import TokenLogprob
+from dflash_local.draft.shape import DraftShape
+from dflash_local.sampling.params import TokenLogprob
 from dflash_local.stats import Stats
-from dflash_local.target import Target
+from dflash_local.target.cells import branches_of_each
+from dflash_local.target.target import Target
 from gguf_files import dequantised
 from pair_engine import open_target
 
@@ -101,7 +101,7 @@ def exact_model(shape: DraftShape, target: Path, **options: Any) -> Iterator[Mod
 @contextmanager
 def exact_target(shape: DraftShape, target: Path, **options: Any) -> Iterator[Target]:
     """The same as a bare target; options are those of `open_target`."""
-    n_branches = shared_out(options.get("n_seq", 1), options.get("n_batch", 512))
+    n_branches = branches_of_each(options.get("n_seq", 1), options.get("n_batch", 512))
     forks = {"n_branches": n_branches} if shape == "tree" else {}
     with open_target(target, **_EXACT[shape], **forks, **options) as opened:
         yield opened

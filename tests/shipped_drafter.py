@@ -11,7 +11,7 @@ import gguf
 from gguf import quants
 
 from dflash_local import demo
-from dflash_local.gguf_file import GgufFile
+from dflash_local.gguf.file import GgufFile
 from hf_drafters import write_safetensors
 
 _GLOBALS = {

@@ -14,8 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dflash_local.controller import Controller, Policy
-from dflash_local.costs import Costs
+import numpy as np
+
+from dflash_local.draft.draft import Candidates, Draft
+from dflash_local.draft.shape import ShapeName
+from dflash_local.pays.controller import Controller, Policy
+from dflash_local.pays.costs import Costs
 
 BLOCK = 16
 CALIBRATED = (1, 2, 3, 4, 6, 8, 9, 12, 16)
@@ -200,14 +204,18 @@ class Decides(Protocol):
     def widths(
         self,
         policies: Sequence[Policy],
-        logprobs: Sequence[Sequence[float]],
+        drafts: Sequence[Draft],
         limits: Sequence[int],
     ) -> list[int]: ...
-    def observe(
-        self, policy: Policy, logprobs: Sequence[float], verified: int, accepted: int
-    ) -> None: ...
+    def observe(self, policy: Policy, draft: Draft, tokens: Sequence[int]) -> None: ...
     def observe_round(
-        self, n_rows: int, n_drafting: int, depth: int, draft_s: float, verify_s: float
+        self,
+        n_rows: int,
+        shape: ShapeName,
+        n_drafting: int,
+        depth: int,
+        draft_s: float,
+        verify_s: float,
     ) -> None: ...
 
 
@@ -226,26 +234,24 @@ class Fixed(Controller):
     def widths(
         self,
         policies: Sequence[Policy],
-        logprobs: Sequence[Sequence[float]],
+        drafts: Sequence[Draft],
         limits: Sequence[int],
     ) -> list[int]:
         return [min(self.width, 1 + limit) for limit in limits]
 
-    def observe(
-        self, policy: Policy, logprobs: Sequence[float], verified: int, accepted: int
-    ) -> None:
+    def observe(self, policy: Policy, draft: Draft, tokens: Sequence[int]) -> None:
         pass
 
     def observe_round(
         self,
         n_rows: int,
+        shape: ShapeName,
         n_drafting: int,
         depth: int,
         draft_s: float,
         verify_s: float,
         host_s: float | None = None,
         *,
-        forked: bool = False,
         rebuilt: bool = False,
     ) -> None:
         pass
@@ -274,6 +280,18 @@ class Played:
 
     def switches(self) -> int:
         return sum(a != b for a, b in zip(self.rows, self.rows[1:], strict=False))
+
+
+def chain(logprobs: Sequence[float]) -> Draft:
+    """A draft of tokens 0."""
+    ids = np.zeros((len(logprobs), 1), np.int32)
+    candidates = Candidates(ids, np.array(logprobs, np.float32)[:, None])
+    return Draft.chain([0] * len(logprobs), logprobs, candidates)
+
+
+def emitted(accepted: int, drafted: int) -> list[int]:
+    """The tokens after a chain of `drafted` ones of which so many were accepted."""
+    return [0] * accepted + [int(accepted < drafted)]
 
 
 @dataclass
@@ -319,7 +337,9 @@ def play(
         widths = [1] * n_seqs
         draft_ms = 0.0
         if n_drafting:
-            widths = controller.widths(policies, [logprobs for logprobs, _ in drafts], limits)
+            widths = controller.widths(
+                policies, [chain(logprobs) for logprobs, _ in drafts], limits
+            )
             backlog = sum(a.pending for a, n in zip(answers, n_drafts, strict=True) if n)
             draft_ms = machine.drafts(n_drafting) + machine.inject * backlog
         rows = sum(widths)
@@ -332,9 +352,10 @@ def play(
         played.rows.append(rows)
         for answer, (logprobs, chances), width in zip(answers, drafts, widths, strict=True):
             assert 1 <= width <= 1 + len(chances), "more rows than drafts"
-            kept = 0
-            while kept < width - 1 and luck.random() < chances[kept]:
-                kept += 1
+            right = 0  # whether they were verified or not
+            while right < len(chances) and luck.random() < chances[right]:
+                right += 1
+            kept = min(right, width - 1)
             expected = survived = 1.0
             for chance in chances[: width - 1]:
                 survived *= chance
@@ -343,9 +364,14 @@ def play(
             answer.pending = 0 if chances else answer.pending + 1
             answer.done += 1 + kept
             if chances:
-                controller.observe(answer.policy, logprobs, width - 1, kept)
+                controller.observe(
+                    answer.policy,
+                    chain(logprobs).clip(width - 1),
+                    [0] * kept + [int(kept == right)],
+                )
         controller.observe_round(
             rows,
+            "chain",
             n_drafting,
             DEPTH,
             1e-3 * draft_ms * _noise(jitter, noise),

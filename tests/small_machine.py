@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from dflash_local import demo
-from dflash_local.runtime import Device
+from dflash_local.llama.runtime import Device
 from dflash_local.server import lifecycle
 from dflash_local.server.keep_alive import FOREVER
 from dflash_local.server.model_pool import ModelPool

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from adversarial import ScriptedDrafter, always_wrong, oracle, right_for
 from dflash_local import demo
-from dflash_local.draft import ANCHOR, Draft
-from dflash_local.draft_shape import DraftShape
-from dflash_local.drafter import Drafter, DraftRequest
-from dflash_local.engine import Engine
+from dflash_local.draft.draft import ANCHOR, Draft
+from dflash_local.draft.drafter import Drafter, DraftRequest
+from dflash_local.draft.shape import DraftShape
+from dflash_local.engine.engine import Engine
+from dflash_local.engine.sequence import Sequence as Answer
 from dflash_local.errors import InputError
-from dflash_local.sequence import Sequence as Answer
-from dflash_local.target import Target
+from dflash_local.target.target import Target
 from pair_engine import answer, consistent
 from shapes import SHAPES, exact_file, exact_target
 

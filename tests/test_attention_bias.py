@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from dflash_local import load
-from dflash_local.drafter import FusedDrafter
-from dflash_local.drafter_spec import DrafterSpec
-from dflash_local.drafters import open_drafter
+from dflash_local.draft.fused import FusedDrafter
 from dflash_local.errors import FileError
-from dflash_local.gguf_file import GgufFile
-from dflash_local.target import Target
+from dflash_local.gguf.drafter_spec import DrafterSpec
+from dflash_local.gguf.file import GgufFile
+from dflash_local.loading import open_drafter
+from dflash_local.target.target import Target
 from gguf_files import Tensor, changed
 from reference import Reference
 from synthetic import Markov, Selector, write_drafter, write_target

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from dflash_local import Model, demo, rounds
-from dflash_local.draft_shape import DraftShape
-from dflash_local.drafter import FusedDrafter
-from dflash_local.engine import Engine
-from dflash_local.sequence import Sequence
-from dflash_local.target import Target
+from dflash_local import Model, demo
+from dflash_local.draft.fused import FusedDrafter
+from dflash_local.draft.shape import DraftShape
+from dflash_local.engine import widths
+from dflash_local.engine.engine import Engine
+from dflash_local.engine.sequence import Sequence
+from dflash_local.target.target import Target
 from elsewhere import DECIDERS, Fickle, controller
 from pair_engine import answer, consistent, fused_drafter, request
 from shapes import assert_close, exact_target, of_both_shapes
@@ -32,7 +33,7 @@ N_NODES = 31
 @pytest.fixture(autouse=True)
 def as_far_ahead_as_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a step takes here, plain steps are made several at a time."""
-    monkeypatch.setattr(rounds, "_AHEAD_S", 1e9)
+    monkeypatch.setattr(widths, "_AHEAD_S", 1e9)
 
 
 class Pair:
@@ -89,7 +90,7 @@ class Pair:
         drafting, the drafter's has the first part of it."""
         (slot,) = engine.slots
         assert slot.cached == text[:-1] and not slot.pending
-        if slot.resigned:
+        if slot.gave_up:
             assert self.drafter.length(0) <= len(slot.cached)
         else:
             consistent(engine, self.drafter, len(text) - 1)
@@ -146,11 +147,11 @@ def test_answers_are_the_plain_ones(
 def test_the_machines_do_what_they_are_here_for(pair: Pair, prompts: list[list[int]]) -> None:
     """Else the answers above would say little."""
     seen: dict[str, dict[int, int]] = {}
-    resigned: dict[str, bool] = {}
+    gave_up: dict[str, bool] = {}
     for decider in DECIDERS:
         engine = pair.engine(decider)
         stats = pair.check(engine, prompts[1], 96).stats
-        seen[decider], resigned[decider] = stats.widths, engine.slots[0].resigned
+        seen[decider], gave_up[decider] = stats.widths, engine.slots[0].gave_up
     assert 1 not in seen["cheap"] and len(seen["cheap"]) > 4
     assert len(seen["by the row"]) > 3
     assert seen["even"][1] > 9 and len(seen["even"]) > 3  # in one answer, plain and drafted
@@ -158,7 +159,7 @@ def test_the_machines_do_what_they_are_here_for(pair: Pair, prompts: list[list[i
     assert seen["probing"][1] > 48 and len(seen["probing"]) > 1
     assert seen["resigning"][1] > 48 and len(seen["resigning"]) > 1
     assert list(seen["hopeless"]) == [1]
-    assert {name for name, off in resigned.items() if off} == {"resigning", "hopeless"}
+    assert {name for name, off in gave_up.items() if off} == {"resigning", "hopeless"}
 
 
 @pytest.mark.parametrize("shape", ["tree"], indirect=True)
@@ -297,7 +298,7 @@ def test_where_drafting_was_given_up_no_prompt_is_decoded_again(
 ) -> None:
     engine = pair.engine("hopeless")
     pair.check(engine, prompts[0], 40)
-    assert engine.slots[0].resigned and pair.drafter.length(0) == 0
+    assert engine.slots[0].gave_up and pair.drafter.length(0) == 0
     longer = [*prompts[0], *pair.plain(prompts[0], 40).tokens]
     assert pair.check(engine, longer).stats.cached_tokens == len(longer) - 1
     # A request that must draft pays for it once.

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from adversarial import ScriptedDrafter, always_wrong, oracle, right_for
-from dflash_local import demo, rounds
-from dflash_local.draft import Draft
-from dflash_local.draft_shape import DraftShape
-from dflash_local.engine import Engine
-from dflash_local.sequence import Sequence
-from dflash_local.target import Target
+from dflash_local import demo
+from dflash_local.draft.draft import Draft
+from dflash_local.draft.shape import DraftShape
+from dflash_local.engine import widths
+from dflash_local.engine.engine import Engine
+from dflash_local.engine.sequence import Sequence
+from dflash_local.target.target import Target
 from elsewhere import DECIDERS, controller
 from pair_engine import answer, consistent, fused_drafter, open_target, request
 from shapes import assert_as_well_drafted, exact_target
@@ -31,7 +32,7 @@ SEEDED = {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}
 @pytest.fixture(autouse=True)
 def as_far_ahead_as_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a step takes here, plain steps are made several at a time."""
-    monkeypatch.setattr(rounds, "_AHEAD_S", 1e9)
+    monkeypatch.setattr(widths, "_AHEAD_S", 1e9)
 
 
 class Known:
@@ -53,7 +54,7 @@ class Known:
         assert drafted.tokens == self.tokens
         assert drafted.finish_reason == self.finish_reason
         add_up(drafted)
-        if not engine.slots[0].resigned:
+        if not engine.slots[0].gave_up:
             consistent(engine, drafter, len(self.text) - 1)
         return drafted
 
@@ -222,7 +223,7 @@ def test_rows_reach_the_drafter_before_they_are_overwritten(
     first = answer(engine, known.prompt, "auto", known.n, shape=asked)
     assert first.tokens == known.tokens
     assert (first.stats.tree_rounds > 0) == (shape == "tree")
-    if not engine.slots[0].resigned:
+    if not engine.slots[0].gave_up:
         consistent(engine, drafter, len(known.text) - 1)
     held = drafter.length(0)
     if decider == "hopeless":  # nor is the drafter told of what it will not be asked for

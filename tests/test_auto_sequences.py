@@ -17,15 +17,16 @@ import pytest
 from numpy.typing import NDArray
 
 from adversarial import ScriptedDrafter
-from dflash_local import demo, rounds
-from dflash_local.draft import Draft
-from dflash_local.draft_shape import DraftShape
-from dflash_local.drafter import FusedDrafter
-from dflash_local.engine import Engine
-from dflash_local.sampling import TokenLogprob
-from dflash_local.sequence import Sequence as Answer
+from dflash_local import demo
+from dflash_local.draft.draft import Draft
+from dflash_local.draft.fused import FusedDrafter
+from dflash_local.draft.shape import DraftShape
+from dflash_local.engine import widths
+from dflash_local.engine.engine import Engine
+from dflash_local.engine.sequence import Sequence as Answer
+from dflash_local.sampling.params import TokenLogprob
 from dflash_local.stats import Stats
-from dflash_local.target import Target
+from dflash_local.target.target import Target
 from elsewhere import DECIDERS, Fickle, controller
 from gap_rule import equal_by_gap_rule, joint_noise
 from pair_engine import answer, fused_drafter, prefill, request
@@ -39,7 +40,7 @@ N_SEQ = 4
 @pytest.fixture(autouse=True)
 def as_far_ahead_as_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a step takes here, plain steps are made several at a time."""
-    monkeypatch.setattr(rounds, "_AHEAD_S", 1e9)
+    monkeypatch.setattr(widths, "_AHEAD_S", 1e9)
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Bench:
         assert not slot.pending
         assert slot.cached == [*found.request.prompt, *tokens][:-1]
         held = self.drafter.length(slot.seq)
-        if found.request.drafts and not slot.resigned:
+        if found.request.drafts and not slot.gave_up:
             assert held == len(slot.cached)
         else:
             assert held <= len(slot.cached)

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 
 from dflash_local.bench.recorded import RecordedDrafts
-from dflash_local.controller import Controller
-from dflash_local.costs import Costs
-from dflash_local.draft import Candidates, Draft
-from dflash_local.draft_shape import DraftShape
-from dflash_local.tree import grow
-from dflash_local.tree_survival import TreeSurvival, path_chances
-from dflash_local.verify import verify
+from dflash_local.draft.draft import Candidates, Draft
+from dflash_local.draft.shape import Chain, DraftShape, Shape, Tree
+from dflash_local.draft.tree import grow
+from dflash_local.engine.verify import verify
+from dflash_local.pays.controller import Controller
+from dflash_local.pays.costs import Costs
+from dflash_local.pays.policy import Policy
 
 BLOCK, N_NODES, N_VOCAB, DEPTH = 16, 63, 1 << 20, 256
 OTHER = 8
 """A token that is no candidate; candidates are the tokens 0 .. 7."""
+CHAIN, TREE = Chain(BLOCK - 1), Tree(N_NODES, N_NODES + 1)
+SHAPES: dict[str, list[Shape]] = {"chain": [CHAIN], "tree": [TREE], "auto": [CHAIN, TREE]}
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Machine:
     def costs(self) -> Costs:
         steps = {DEPTH: {n: ms / 1e3 for n, ms in self.steps.items()}}
         drafts = {DEPTH: {1: self.draft / 1e3}}
-        return Costs(steps, drafts, switch_s=self.switch / 1e3, fork_s=self.fork / 1e3)
+        return Costs(steps, drafts, switch_s=self.switch / 1e3, tree_s=self.fork / 1e3)
 
 
 MACHINES = {
@@ -74,49 +76,43 @@ def play(
     """Answers through the passages recorded; without a controller, plainly or with fixed trees."""
     known = RecordedDrafts.shipped()
     truth, played = machine.costs(), Played()
-    last, made = (1, False), 0
+    last, made = (1, "chain"), 0
     for answer in range(n_answers):
-        policy = controller.open(DEPTH, shape=shape) if controller else None
+        policy = controller.open(DEPTH, shapes=SHAPES[shape]) if controller else None
         for passage in range(4):
             at, place = 0, (4 * answer + passage) % known.n_passages
             while at < known.n_tokens:
                 n_draft = BLOCK - 1 if width else 0
                 if controller and policy:
                     (n_draft,) = controller.n_drafts([policy], [N_NODES])
-                forks = policy.forks if policy else shape == "tree"
+                kind = policy.shape.name if policy else shape
                 draft = Draft.chain([])
                 candidates = _candidates(known, place, at)
                 if n_draft:
-                    draft = _draft(candidates, policy and policy.survival, forks=forks)
+                    draft = _draft(candidates, policy, kind)
                     rows = width or 1
                     if controller and policy:
-                        chances = path_chances(draft) if forks else draft.logprobs
-                        (rows,) = controller.widths([policy], [chances], [N_NODES])
+                        (rows,) = controller.widths([policy], [draft], [N_NODES])
                     draft = draft.clip(rows - 1)
                 ranks = known.ranks[place, at].tolist()
                 tokens = iter([*ranks, OTHER])
                 verdict = verify(draft, lambda _row, it=tokens: next(it), lambda _token: False)
-                forked = forks and len(draft) > 0
-                kind = (1 + len(draft), forked)
-                verify_s = truth.step_s(kind[0], DEPTH, forked=forked)
-                made = made + 1 if kind == last else 0
+                passed = 1 + len(draft), kind if draft else "chain"
+                verify_s = truth.step_s(passed[0], DEPTH, passed[1])
+                made = made + 1 if passed == last else 0
                 verify_s += truth.switch_s * (ON_THE_WAY[made] if made < 2 else 0.0)
-                last = kind
+                last = passed
                 draft_s = truth.draft_s(1, DEPTH) if n_draft else 0.0
                 if controller and policy:
-                    accepted = len(verdict.path) - 1
-                    if draft and isinstance(policy.survival, TreeSurvival):
-                        controller.observe_tree(policy, candidates, verdict.tokens, accepted)
-                    elif draft:
-                        controller.observe(policy, draft.logprobs, len(draft), accepted)
-                    n_drafting = int(n_draft > 0)
+                    if draft:
+                        controller.observe(policy, draft, verdict.tokens)
                     controller.observe_round(
-                        kind[0], n_drafting, DEPTH, draft_s, verify_s, 1e-5, forked=forked
+                        *passed, int(n_draft > 0), DEPTH, draft_s, verify_s, 1e-5
                     )
                 played.tokens += len(verdict.tokens)
                 played.seconds += draft_s + verify_s
-                played.widths.append(kind[0])
-                played.tree_rounds += forked
+                played.widths.append(passed[0])
+                played.tree_rounds += passed[1] == "tree"
                 at += len(verdict.tokens)
     return played
 
@@ -126,13 +122,12 @@ def _candidates(known: RecordedDrafts, place: int, at: int) -> Candidates:
     return Candidates(ids, known.logprobs[place, at])
 
 
-def _draft(candidates: Candidates, survival: object, *, forks: bool) -> Draft:
-    if not forks:
+def _draft(candidates: Candidates, policy: Policy | None, shape: str) -> Draft:
+    if shape == "chain":
         firsts = candidates.logprobs[:, 0].tolist()
         return Draft.chain([0] * len(firsts), firsts, candidates)
-    if isinstance(survival, TreeSurvival):
-        candidates = survival.calibrated(candidates)
-    return grow(candidates, N_NODES, N_VOCAB)
+    rated = policy.rate(candidates) if policy else candidates
+    return replace(grow(rated, N_NODES, N_VOCAB), candidates=candidates)
 
 
 @functools.cache
@@ -202,21 +197,22 @@ def test_chains_tell_what_trees_would_be_worth_and_the_other_way_round() -> None
     for shape in ("chain", "tree"):
         found = []
         chooses = controller(name)
-        policy = chooses.open(DEPTH, shape="auto")
-        policy.take(forks=shape == "tree")
-        survival = policy.survival
-        assert isinstance(survival, TreeSurvival)
+        policy = chooses.open(DEPTH, shapes=SHAPES["auto"])
+        policy.take(shape)
         known = RecordedDrafts.shipped()
         for at in range(0, 1000, 4):
             place, token = divmod(at, known.n_tokens)
             candidates = _candidates(known, place % known.n_passages, token)
-            draft = _draft(candidates, survival, forks=policy.forks)
-            chances = path_chances(draft) if policy.forks else draft.logprobs
-            policy.chances(chances, N_NODES, early=False, believed=True)
+            draft = _draft(candidates, policy, shape)
+            policy.chances(draft, N_NODES, early=False, believed=True)
             policy.rounds += 1
             ranks = known.ranks[place % known.n_passages, token].tolist()
-            chooses.observe_tree(policy, candidates, [*ranks, OTHER], 0)
-            found.append((sum(survival.typical()), sum(survival.tree_typical())))
+            chooses.observe(policy, draft, [*ranks, OTHER])
+            found.append([])
+            for each in ("chain", "tree"):
+                policy.take(each)
+                found[-1].append(sum(policy.typical()))
+            policy.take(shape)
         lengths[shape] = np.mean(found[50:], axis=0)
     assert lengths["chain"] == pytest.approx(lengths["tree"], rel=0.05)
     chain, tree = lengths["chain"]

@@ -15,7 +15,7 @@ from dflash_local.bench.plot import check_plot, plot
 from dflash_local.bench.plot_widths import speed_by_width
 from dflash_local.bench.report import Report
 from dflash_local.bench.run import Row, Settings
-from dflash_local.draft_shape import DraftShape
+from dflash_local.draft.shape import DraftShape
 
 pytest.importorskip("matplotlib", reason="pictures need matplotlib")
 

@@ -22,8 +22,8 @@ from dflash_local.bench.shape_files import drafter_file, target_file
 from dflash_local.bench.shape_tensors import QUANTS
 from dflash_local.bench.shapes import SHAPES, find_shape, write_pair
 from dflash_local.errors import InputError
-from dflash_local.gguf_file import GgufFile
-from dflash_local.pairing import check_pair
+from dflash_local.fit.pairing import check_pair
+from dflash_local.gguf.file import GgufFile
 from peak_memory import PEAK
 
 DENSE = Shape(

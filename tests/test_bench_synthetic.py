@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_local.bench.recorded import RecordedDrafts
-from dflash_local.bench.synthetic import Synthetic
-from dflash_local.draft import Candidates, Draft
-from dflash_local.draft_shape import Bounds, DraftShape, as_chain, as_tree
+from dflash_local.bench.synthetic import Synthetic, SyntheticDrafter
+from dflash_local.draft.draft import Candidates, Draft
+from dflash_local.draft.shape import Chain, DraftShape, Tree
+from dflash_local.engine.engine import Engine
+from dflash_local.engine.verify import Verdict
 from dflash_local.errors import InputError
-from dflash_local.verify import Verdict
 from pair_engine import open_engine, request
 
 EOS = 7
@@ -37,8 +38,8 @@ def proposal(n: int = 15, k: int = 8) -> Draft:
 def shaped(draft: Draft, width: int, *, tree: bool) -> Draft:
     n = width - 1
     if not tree:
-        return as_chain(draft, N_VOCAB).clip(n)
-    return as_tree(draft, N_VOCAB, Bounds(n, n, 64))
+        return Chain(n).cut(draft, N_VOCAB, n, None)
+    return Tree(n, 65).cut(draft, N_VOCAB, n, None)
 
 
 def play(synthetic: Synthetic, draft: Draft, drawn: int = 1000) -> Verdict:
@@ -228,7 +229,8 @@ def test_a_real_engine_accepts_what_it_is_told(shape: DraftShape, width: int) ->
             found.append(len(verdict.tokens))
             return verdict
 
-        engine.judge, engine.verifier = drawn.judge, verify
+        drafter = SyntheticDrafter(engine.drafter, drawn)
+        engine = Engine(engine.target, drafter, verify=verify)
         asked = request(vocabulary.tokenize("def f(x):"), width, 97, shape=shape)
         sequence = engine.begin(asked)
         engine.run([sequence])

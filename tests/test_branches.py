@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_local.branches import MOST_IDS, ids_of, lines, n_common, shared_out
-from dflash_local.draft import ANCHOR, Draft
+from dflash_local.draft.draft import ANCHOR, Draft
+from dflash_local.fit.options import MAX_IDS
+from dflash_local.target.cells import branches_of_each, ids_of, lines_of, n_on_path
 
 
 @st.composite
@@ -32,7 +33,7 @@ def path_to(draft: Draft, node: int) -> list[int]:
 @given(forked())
 def test_a_row_sees_its_ancestors_and_no_other_row(case: tuple[Draft, int]) -> None:
     draft, n_branches = case
-    rows = lines(draft.parents, n_branches)
+    rows = lines_of(draft.parents, n_branches)
     for node in range(len(draft)):
         row = node + 1
         seen = [other for other in range(row + 1) if rows[row][0] in rows[other]]
@@ -44,7 +45,7 @@ def test_a_row_sees_its_ancestors_and_no_other_row(case: tuple[Draft, int]) -> N
 def test_trees_of_as_many_rows_have_the_same_first_branches(one: Draft, other: Draft) -> None:
     """So that llama.cpp keeps its graph."""
     n = min(len(one), len(other))
-    firsts = [[row[0] for row in lines(draft.clip(n).parents, n + 1)] for draft in (one, other)]
+    firsts = [[row[0] for row in lines_of(draft.clip(n).parents, n + 1)] for draft in (one, other)]
     assert firsts == [list(range(n + 1))] * 2
 
 
@@ -54,10 +55,10 @@ def test_what_is_common_with_the_accepted_path(
     case: tuple[Draft, int], data: st.DataObject
 ) -> None:
     draft, n_branches = case
-    rows = lines(draft.parents, n_branches)
+    rows = lines_of(draft.parents, n_branches)
     end = data.draw(st.integers(ANCHOR, len(draft) - 1))
     path = path_to(draft, end)
-    kept, held = n_common(rows, path)
+    kept, held = n_on_path(rows, path)
     assert len(kept) == len(held) == len(rows[0]) <= n_branches
     for branch in range(len(kept)):
         has = [row for row in range(len(rows)) if branch in rows[row]]
@@ -71,7 +72,7 @@ def test_what_is_common_with_the_accepted_path(
 
 def test_more_leaves_than_branches_are_refused() -> None:
     with pytest.raises(ValueError, match="a tree of 3 leaves; with 3 branches it has one less"):
-        lines([ANCHOR, ANCHOR, ANCHOR], 3)
+        lines_of([ANCHOR, ANCHOR, ANCHOR], 3)
 
 
 @given(st.integers(1, 16), st.integers(1, 16))
@@ -85,5 +86,5 @@ def test_every_sequence_has_ids_of_its_own(n_seq: int, n_branches: int) -> None:
 
 @given(st.integers(1, 256), st.integers(1, 2048))
 def test_the_ids_are_shared_out(n_seq: int, n_batch: int) -> None:
-    n = shared_out(n_seq, n_batch)
-    assert n == 1 or (n > 2 and n_seq * n <= min(MOST_IDS, n_batch))
+    n = branches_of_each(n_seq, n_batch)
+    assert n == 1 or (n > 2 and n_seq * n <= min(MAX_IDS, n_batch))

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dflash_local.calibration import (
+from dflash_local.errors import InputError
+from dflash_local.pays.calibration import (
     BUDGET_S,
     BUDGET_STEPS,
     ENVIRONMENT,
@@ -17,9 +18,8 @@ from dflash_local.calibration import (
     known_priors,
     measure,
 )
-from dflash_local.controller import Controller
-from dflash_local.errors import InputError
-from dflash_local.target import Target
+from dflash_local.pays.controller import Controller
+from dflash_local.target.target import Target
 from pair_engine import answer, consistent, fused_drafter, open_engine, open_target
 
 
@@ -170,7 +170,7 @@ def test_a_small_context(n_ctx: int) -> None:
 def test_batches_as_small_as_a_tree(n_rows: int, passes: list[int]) -> None:
     with open_target(n_ctx=256, n_batch=n_rows, n_branches=n_rows) as target:
         costs = measure(target, fused_drafter(target), before=nothing)
-        assert costs.step_s(n_rows, 0, forked=True) > 0
+        assert costs.step_s(n_rows, 0, "tree") > 0
         assert max(passes) <= n_rows
         target.decode([5], [0], [0], [True])
         assert np.isfinite(target.logits(0)).all()

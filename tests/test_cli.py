@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
-from dflash_local import demo, plan
+from dflash_local import demo
 from dflash_local.cli.chat import chat
 from dflash_local.cli.complete import complete
 from dflash_local.cli.options import KV_TYPES, SAMPLING
-from dflash_local.sampling import SamplingParams
+from dflash_local.fit import plan
+from dflash_local.sampling.params import SamplingParams
 
 COMMAND = Path(sysconfig.get_path("scripts"), "dflash-local")
 PROMPT = "def fib(n):"

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local import calibration, demo, load
+from dflash_local import demo, load
 from dflash_local.cli.calibrate import calibrate
-from dflash_local.costs import Costs
+from dflash_local.pays import calibration
+from dflash_local.pays.costs import Costs
 
 COMMAND = Path(sysconfig.get_path("scripts"), "dflash-local")
 TARGET, DRAFTER = map(str, demo.pair())

@@ -27,7 +27,7 @@ from convert_command import (
 from dflash_local.cli.convert import OUTTYPES, convert
 from dflash_local.cli.inspect import inspect
 from dflash_local.convert import quantize
-from dflash_local.gguf_file import GgufFile
+from dflash_local.gguf.file import GgufFile
 from hf_drafters import write
 from hub_stand_in import Hub, running
 from synthetic import write_target

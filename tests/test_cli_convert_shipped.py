@@ -12,7 +12,7 @@ import pytest
 
 import shipped_drafter
 from convert_command import COMMAND, DRAFTER, TARGET, converted, online
-from dflash_local.gguf_file import GgufFile
+from dflash_local.gguf.file import GgufFile
 from hub_stand_in import Hub, running
 from tokenizer_files import Files, hf_files
 

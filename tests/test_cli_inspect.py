@@ -14,7 +14,7 @@ import pytest
 
 from dflash_local import demo
 from dflash_local.convert.fit import compare
-from dflash_local.gguf_file import GgufFile
+from dflash_local.gguf.file import GgufFile
 from gguf_files import STRING, UINT32, changed
 from synthetic import Markov, Selector, write_drafter, write_target
 

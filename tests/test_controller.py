@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from dflash_local.controller import Controller, Policy
-from dflash_local.costs import Costs
-from dflash_local.survival import Prior
-from simulation import BLOCK, DEPTH, MACHINES, TEXTS, Fixed, Machine, play
+from dflash_local.pays.controller import Controller, Policy
+from dflash_local.pays.costs import Costs
+from dflash_local.pays.survival import Prior
+from simulation import BLOCK, DEPTH, MACHINES, TEXTS, Fixed, Machine, chain, emitted, play
 
 LENGTHS = [400, 200, 1200, 200, 1000]
 WIDTHS = (0, 2, 3, 4, 5, 6, 8, 9, 10, 12, 14, 16)
@@ -159,13 +159,18 @@ def steady(costs: Costs, n_seqs: int, logprob: float, accepted: int) -> tuple[li
         chains = [[logprob] * n for n in n_drafts]
         chosen = [1] * n_seqs
         if any(n_drafts):
-            chosen = controller.widths(policies, chains, limits)
-            for policy, chain, width in zip(policies, chains, chosen, strict=True):
-                if chain:
-                    controller.observe(policy, chain, width - 1, min(accepted, width - 1))
+            chosen = controller.widths(policies, [chain(each) for each in chains], limits)
+            for policy, each, width in zip(policies, chains, chosen, strict=True):
+                if each:
+                    controller.observe(
+                        policy,
+                        chain(each[: width - 1]),
+                        emitted(min(accepted, width - 1), width - 1),
+                    )
         n_drafting = sum(map(bool, n_drafts))
         controller.observe_round(
             sum(chosen),
+            "chain",
             n_drafting,
             DEPTH,
             costs.draft_s(n_drafting, DEPTH),
@@ -193,10 +198,18 @@ def test_rows_go_to_the_sequence_whose_drafts_survive() -> None:
     for _ in range(30):
         assert controller.n_drafts(policies, [15, 15]) == [15, 15]
         sure, unsure = [-0.01] * 15, [-0.5] * 15
-        widths = controller.widths(policies, [sure, unsure], [15, 15])
-        controller.observe(policies[0], sure, widths[0] - 1, widths[0] - 1)
-        controller.observe(policies[1], unsure, widths[1] - 1, min(1, widths[1] - 1))
-        controller.observe_round(sum(widths), 2, DEPTH, 1e-3, costs.step_s(sum(widths), DEPTH))
+        widths = controller.widths(policies, [chain(sure), chain(unsure)], [15, 15])
+        controller.observe(
+            policies[0], chain(sure[: widths[0] - 1]), emitted(widths[0] - 1, widths[0] - 1)
+        )
+        controller.observe(
+            policies[1],
+            chain(unsure[: widths[1] - 1]),
+            emitted(min(1, widths[1] - 1), widths[1] - 1),
+        )
+        controller.observe_round(
+            sum(widths), "chain", 2, DEPTH, 1e-3, costs.step_s(sum(widths), DEPTH)
+        )
     assert widths[0] > 3 * widths[1]
 
 
@@ -207,12 +220,12 @@ def test_limits_are_kept() -> None:
     for limits in ([15, 0, 3], [1, 1, 1], [0, 0, 0], [2, 15, 15]):
         drafted = controller.n_drafts(policies, limits)
         assert all(n == 0 for n, limit in zip(drafted, limits, strict=True) if limit == 0)
-        widths = controller.widths(policies, [[-0.01] * n for n in drafted], limits)
+        widths = controller.widths(policies, [chain([-0.01] * n) for n in drafted], limits)
         assert all(1 <= w <= 1 + limit for w, limit in zip(widths, limits, strict=True))
         for policy, n, width in zip(policies, drafted, widths, strict=True):
             if n:
-                controller.observe(policy, [-0.01] * n, width - 1, width - 1)
-        controller.observe_round(sum(widths), sum(map(bool, drafted)), DEPTH, 1e-3, 8e-3)
+                controller.observe(policy, chain([-0.01] * (width - 1)), [0] * width)
+        controller.observe_round(sum(widths), "chain", sum(map(bool, drafted)), DEPTH, 1e-3, 8e-3)
 
 
 def test_sequences_come_and_go_and_others_share_the_pass() -> None:
@@ -232,12 +245,14 @@ def test_sequences_come_and_go_and_others_share_the_pass() -> None:
         chains = [[-rng.random() for _ in range(n)] for n in drafted]
         widths = [1] * len(policies)
         if any(drafted):
-            widths = controller.widths(policies, chains, limits)
-        for policy, chain, width in zip(policies, chains, widths, strict=True):
-            if chain and width > 1:
-                controller.observe(policy, chain[: width - 1], width - 1, rng.randrange(width))
+            widths = controller.widths(policies, [chain(each) for each in chains], limits)
+        for policy, each, width in zip(policies, chains, widths, strict=True):
+            if each and width > 1:
+                controller.observe(
+                    policy, chain(each[: width - 1]), emitted(rng.randrange(width), width - 1)
+                )
         n_drafting = sum(map(bool, drafted))
-        controller.observe_round(sum(widths) + others, n_drafting, DEPTH, 1e-3, 6e-3, 1e-4)
+        controller.observe_round(sum(widths) + others, "chain", n_drafting, DEPTH, 1e-3, 6e-3, 1e-4)
     assert all(policy.reason for policy in policies)
 
 
@@ -252,14 +267,22 @@ def test_places_go_from_sequences_of_fixed_width_to_others_and_back(logprob: flo
         for _ in range(20):
             n_drafts = controller.n_drafts(policies, limits, 4 - n)
             chains = [[logprob] * drafts for drafts in n_drafts]
-            widths = controller.widths(policies, chains, limits) if any(n_drafts) else [1] * n
-            for i, (policy, chain, width) in enumerate(zip(policies, chains, widths, strict=True)):
-                if chain:
+            widths = (
+                controller.widths(policies, [chain(each) for each in chains], limits)
+                if any(n_drafts)
+                else [1] * n
+            )
+            for i, (policy, each, width) in enumerate(zip(policies, chains, widths, strict=True)):
+                if each:
                     n_drafted[i] += 1
-                    controller.observe(policy, chain, width - 1, width - 1 if logprob > -1 else 0)
+                    controller.observe(
+                        policy,
+                        chain(each[: width - 1]),
+                        emitted(width - 1 if logprob > -1 else 0, width - 1),
+                    )
             rows, n_drafting = sum(widths) + 4 - n, sum(map(bool, n_drafts))
             draft_s, verify_s = costs.draft_s(n_drafting, DEPTH), costs.step_s(rows, DEPTH)
-            controller.observe_round(rows, n_drafting, DEPTH, draft_s, verify_s)
+            controller.observe_round(rows, "chain", n_drafting, DEPTH, draft_s, verify_s)
         if logprob > -1:
             assert min(n_drafted) >= 18
 

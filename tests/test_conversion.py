@@ -21,7 +21,7 @@ import tokenizer_files
 from dflash_local import Model, demo, load
 from dflash_local.convert import convert
 from dflash_local.convert.pretokenizers import FAMILIES
-from dflash_local.gguf_file import GgufFile
+from dflash_local.gguf.file import GgufFile
 from gguf_files import ARRAY, INT32, STRING, Value, changed, parts
 
 Pair = tuple[Path, Path]

@@ -20,7 +20,7 @@ import shipped_drafter
 import tokenizer_files
 from dflash_local.convert import convert
 from dflash_local.errors import FileError, InputError
-from dflash_local.gguf_file import GgufFile
+from dflash_local.gguf.file import GgufFile
 from hub_stand_in import Hub, running
 
 Pair = tuple[Path, Path]

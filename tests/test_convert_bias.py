@@ -9,10 +9,11 @@ import pytest
 
 import hf_drafters
 from dflash_local.convert import convert
-from dflash_local.drafter import DraftRequest, FusedDrafter
-from dflash_local.drafters import open_drafter
+from dflash_local.draft.drafter import DraftRequest
+from dflash_local.draft.fused import FusedDrafter
 from dflash_local.errors import FileError
-from dflash_local.target import Target
+from dflash_local.loading import open_drafter
+from dflash_local.target.target import Target
 from gguf_files import parts
 from synthetic import write_target
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import hf_configs
 from dflash_local.convert.config import DraftConfig, read_config, target_facts
 from dflash_local.errors import InputError
-from dflash_local.gguf_file import GgufFile
+from dflash_local.gguf.file import GgufFile
 from hf_keys import EXPECTED, FAMILIES, QWEN38_DFLASH2
 
 

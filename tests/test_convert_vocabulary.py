@@ -10,15 +10,15 @@ import llama_cpp
 import pytest
 from gguf import TokenType
 
-from dflash_local import runtime
 from dflash_local.convert.key import Key
 from dflash_local.convert.pretokenizers import FAMILIES
 from dflash_local.convert.tiktoken_ranks import as_text
 from dflash_local.convert.vocabulary import tokenizer_keys
 from dflash_local.convert.writer import write_gguf
 from dflash_local.errors import FileError, InputError
-from dflash_local.gguf_file import GgufFile
-from dflash_local.vocabulary import Vocabulary
+from dflash_local.gguf.file import GgufFile
+from dflash_local.llama import runtime
+from dflash_local.target.vocabulary import Vocabulary
 from tokenizer_files import Files, gemma4_files, hf_files, rank_files, source, split_by
 
 N_VOCAB, MASK = 8192, 8191

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from dflash_local.costs import Costs
+from dflash_local.pays.costs import Costs
 
 STEPS = {
     100: {1: 0.004, 2: 0.0044, 8: 0.0085, 9: 0.008, 16: 0.0084},

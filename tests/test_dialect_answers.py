@@ -12,7 +12,7 @@ from dflash_local.chat.hermes import Hermes
 from dflash_local.chat.llama31 import Llama31
 from dflash_local.chat.plain import Plain
 from dflash_local.chat.qwen_coder import QwenCoder
-from dflash_local.sampling import SamplingParams
+from dflash_local.sampling.params import SamplingParams
 
 SCHEMA = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
 GOOD, BAD = '{"a": 1}', '{"a": 2}'

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_local import demo
-from dflash_local.drafter import DraftRequest, FusedDrafter
+from dflash_local.draft.drafter import DraftRequest
+from dflash_local.draft.fused import FusedDrafter
 from dflash_local.errors import ClosedError, ContextFullError, FileError
-from dflash_local.target import Target
+from dflash_local.target.target import Target
 from draft_twin import GPU_LAYERS, ROUNDING, Twin, TwinMaker, twin_maker
 from reference import Reference
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_local.draft import ANCHOR, Draft
-from dflash_local.draft_shape import Bounds, allowed, as_chain, as_tree, checked_shape
+from dflash_local.draft.draft import ANCHOR, Draft
+from dflash_local.draft.shape import Chain, Tree, allowed, checked_shape
 from dflash_local.errors import InputError
 
 N_VOCAB = 4
@@ -29,7 +29,7 @@ def texts(draft: Draft) -> list[tuple[int, ...]]:
 @settings(deadline=None)
 @given(drafts(), st.integers(0, 14), st.integers(0, 6), st.integers(1, 6))
 def test_a_tree_is_cut_to_its_bounds(draft: Draft, nodes: int, depth: int, leaves: int) -> None:
-    tree = as_tree(draft, N_VOCAB, Bounds(nodes, depth, leaves))
+    tree = Tree(nodes, leaves + 1).cut(draft, N_VOCAB, nodes, depth + 1)
     found = texts(tree)
     assert len(tree) <= nodes
     assert len(tree.leaves) <= leaves
@@ -42,9 +42,9 @@ def test_a_tree_is_cut_to_its_bounds(draft: Draft, nodes: int, depth: int, leave
 @settings(deadline=None)
 @given(drafts())
 def test_what_is_within_its_bounds_is_left_as_it_is(draft: Draft) -> None:
-    bounds = Bounds(14, 14, 14)
-    once = as_tree(draft, N_VOCAB, bounds)
-    again = as_tree(once, N_VOCAB, bounds)
+    shape = Tree(14, 15)
+    once = shape.cut(draft, N_VOCAB, 14, None)
+    again = shape.cut(once, N_VOCAB, 14, None)
     assert (again.tokens, again.parents) == (once.tokens, once.parents)
 
 
@@ -63,9 +63,9 @@ def test_what_is_refused_goes_with_all_that_follows_it(draft: Draft, refused: in
 
 
 def test_a_chain_is_expected_where_nothing_forks() -> None:
-    assert as_chain(Draft.chain([1, 2, N_VOCAB, 3]), N_VOCAB).tokens == [1, 2]
+    assert Chain(15).cut(Draft.chain([1, 2, N_VOCAB, 3]), N_VOCAB, 15, None).tokens == [1, 2]
     with pytest.raises(InputError, match="verifies chains"):
-        as_chain(Draft([1, 2], [ANCHOR, ANCHOR]), N_VOCAB)
+        Chain(15).cut(Draft([1, 2], [ANCHOR, ANCHOR]), N_VOCAB, 15, None)
 
 
 def test_a_shape_has_a_name() -> None:

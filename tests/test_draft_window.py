@@ -12,16 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_local import demo, load
-from dflash_local.draft import Draft
-from dflash_local.draft_shape import DraftShape
-from dflash_local.drafter import DraftRequest, FusedDrafter
-from dflash_local.drafter_spec import DrafterSpec
-from dflash_local.drafters import open_drafter
+from dflash_local.draft.draft import Draft
+from dflash_local.draft.drafter import DraftRequest
+from dflash_local.draft.fused import FusedDrafter
+from dflash_local.draft.llama_drafter import LlamaDrafter
+from dflash_local.draft.shape import DraftShape
 from dflash_local.errors import InputError
-from dflash_local.gguf_file import GgufFile
-from dflash_local.llama_drafter import LlamaDrafter
-from dflash_local.memory import Footprint
-from dflash_local.target import Target
+from dflash_local.fit.footprint import Footprint
+from dflash_local.gguf.drafter_spec import DrafterSpec
+from dflash_local.gguf.file import GgufFile
+from dflash_local.loading import open_drafter
+from dflash_local.target.target import Target
 from draft_twin import Twin, TwinMaker, twin_maker
 from shapes import exact_model, of_both_shapes
 from synthetic import Selector, write_drafter, write_target

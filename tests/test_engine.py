@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dflash_local import demo, sampling
-from dflash_local.draft_shape import DraftShape
-from dflash_local.engine import Engine
+from dflash_local import demo
+from dflash_local.draft.shape import DraftShape
+from dflash_local.engine.engine import Engine
+from dflash_local.engine.sequence import Sequence
 from dflash_local.errors import ContextFullError, InputError
-from dflash_local.sequence import Sequence
 from gap_rule import equal_by_gap_rule, joint_noise
+from long_text import PYTHON_SOURCE
 from pair_engine import consistent, fused_drafter, open_target, request
 from shapes import NOISE, exact_target
 
@@ -55,7 +55,7 @@ def answer(
 
 def text(engine: Engine, n: int) -> list[int]:
     """The first `n` tokens of a Python file."""
-    return engine.target.vocabulary.tokenize(inspect.getsource(sampling)[: 8 * n])[:n]
+    return engine.target.vocabulary.tokenize(PYTHON_SOURCE[: 8 * n])[:n]
 
 
 class Plain:

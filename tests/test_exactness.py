@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from dflash_local import Model, demo, load
-from dflash_local.engine import Engine
-from dflash_local.exactness import WIDTHS, Exactness, measure
-from dflash_local.target import Target
+from dflash_local.engine.engine import Engine
+from dflash_local.target.exactness import WIDTHS, Exactness, measure
+from dflash_local.target.target import Target
 from gap_rule import equal_by_gap_rule, joint_noise
 from pair_engine import answer, fused_drafter, open_target
 from synthetic import dequantize_gguf

@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 
 from dflash_local import load
-from dflash_local.drafter import FusedDrafter
-from dflash_local.drafter_spec import DrafterSpec
-from dflash_local.drafters import open_drafter
+from dflash_local.draft.fused import FusedDrafter
+from dflash_local.draft.llama_drafter import LlamaDrafter
 from dflash_local.errors import FileError, InputError, PairError
-from dflash_local.gguf_file import GgufFile
-from dflash_local.llama_drafter import LlamaDrafter
-from dflash_local.memory import cells
-from dflash_local.plan import make_plan
-from dflash_local.probe import ensure_loadable
-from dflash_local.runtime import Device
-from dflash_local.target import Target
+from dflash_local.fit.footprint import cells
+from dflash_local.fit.options import LoadOptions
+from dflash_local.fit.plan import make_plan
+from dflash_local.gguf.drafter_spec import DrafterSpec
+from dflash_local.gguf.file import GgufFile
+from dflash_local.llama.runtime import Device
+from dflash_local.loading import open_drafter
+from dflash_local.target.target import Target
+from dflash_local.trial.model import ensure_loadable
 from gguf_files import UINT32, Tensor, Value, changed
 from synthetic import Markov, Selector, write_drafter, write_target
 
@@ -233,9 +234,7 @@ def test_the_plan_counts_the_context_of_llama_cpp(target: Target, tmp_path: Path
         path = write_drafter(tmp_path / "drafter.gguf", target.path, **FAMILIES[family])
         for n_seq in (1, 3):
             drafter = GgufFile.open(path)
-            plan = make_plan(
-                file, drafter, read(path), n_ctx=1000, n_seq=n_seq, kv_type="f16", devices=[cpu]
-            )
+            plan = make_plan(file, drafter, read(path), LoadOptions(n_ctx=1000, n_seq=n_seq), [cpu])
             # 2 layers, keys and values, 2 heads of 16 halves; all sequences and a batch of blocks
             assert plan.drafter_kv_bytes == cells(1000 * n_seq + 128) * 2 * 2 * 32 * 2
             assert plan.host.drafter > plan.drafter_kv_bytes + plan.drafter_bytes + 4 * 128 * 320

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dflash_local import demo
 from dflash_local.errors import FileError
-from dflash_local.gguf_file import GgufFile, shard_files
+from dflash_local.gguf.file import GgufFile, shard_files
 from gguf_files import ARRAY, BOOL, INT32, STRING, UINT32, changed, small, write
 
 HEADER = struct.Struct("<4sIQQ")

@@ -15,14 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_local import guide as guide_module
-from dflash_local import runtime
-from dflash_local.constraint import Constraint
 from dflash_local.demo import pair
 from dflash_local.errors import GrammarError, InputError
-from dflash_local.guide import Guide
-from dflash_local.sampling import SamplingParams
-from dflash_local.vocabulary import Vocabulary
+from dflash_local.llama import runtime
+from dflash_local.sampling import grammar as grammar_module
+from dflash_local.sampling.grammar import Constraint, Grammars
+from dflash_local.sampling.params import SamplingParams
+from dflash_local.target.vocabulary import Vocabulary
 
 PERSON = {
     "type": "object",
@@ -46,14 +45,14 @@ class Tongue:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        self.guide = Guide(vocabulary)
+        self.grammars = Grammars(vocabulary)
         self.n = vocabulary.n_tokens
         self.ends = [token for token in range(self.n) if vocabulary.ends_text(token)]
 
     def constraint(self, **params: Any) -> Constraint:
         chosen = SamplingParams(**params)
         chosen.validate(self.n)
-        found = self.guide.constraint(chosen)
+        found = self.grammars.constraint(chosen)
         assert found is not None
         return found
 
@@ -86,7 +85,6 @@ class Tongue:
             constraint.accept(token)
             if token in self.ends:
                 break
-        constraint.close()
         return tokens
 
 
@@ -315,7 +313,7 @@ def test_recursion_beyond_a_stack_is_refused(tongue: Tongue) -> None:
 def test_a_compilation_without_end_is_stopped(
     tongue: Tongue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guide_module, "_LONGEST_TRIAL_S", 1.0)
+    monkeypatch.setattr(grammar_module, "_LONGEST_TRIAL_S", 1.0)
     patterns = [{"type": "string", "pattern": f".*{i}.*"} for i in range(24)]
     refused(tongue, "simplify", json_schema={"allOf": patterns})
 

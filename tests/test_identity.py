@@ -3,7 +3,6 @@ computes so (see `shapes`), by the gap rule elsewhere."""
 
 from __future__ import annotations
 
-import inspect
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -13,10 +12,10 @@ from typing import Any
 import pytest
 
 from adversarial import MeddledDrafter
-from dflash_local import Model, Result, demo, load, sampling
-from dflash_local.draft import ANCHOR, Draft
-from dflash_local.draft_shape import DraftShape
-from dflash_local.engine import Engine
+from dflash_local import Model, Result, demo, load
+from dflash_local.draft.draft import ANCHOR, Draft
+from dflash_local.draft.shape import DraftShape
+from dflash_local.engine.engine import Engine
 from gap_rule import (
     equal_by_gap_rule,
     forked_logits,
@@ -25,6 +24,7 @@ from gap_rule import (
     largest_difference,
     step_logits,
 )
+from long_text import PYTHON_SOURCE
 from pair_engine import answer, fused_drafter, open_engine, open_target, request
 from shapes import assert_equal, exact_model, exact_target
 
@@ -101,7 +101,7 @@ def long_prompts() -> dict[str, str]:
     """Two of more than 600 tokens: a conversation, and a file of Python to be gone on with."""
     chat = demo.prompts()["chat"]
     turns = "".join(p + "```python\nreturn None\n```<|im_end|>\n" for p in chat[:15])
-    source = inspect.getsource(sampling)
+    source = PYTHON_SOURCE
     return {"conversation": turns + chat[15], "source": source[:2600]}
 
 
@@ -160,7 +160,7 @@ def test_log_probabilities_too(model: Model, plain: Plain, shape: DraftShape, wa
 
 def test_across_the_last_positions_of_the_context(shape: DraftShape, either_file: Path) -> None:
     with exact_model(shape, either_file, n_ctx=256) as model:
-        source = model.tokenize(inspect.getsource(sampling))
+        source = model.tokenize(PYTHON_SOURCE)
         room = model.n_ctx
         widths = WIDTHS["chain"] if shape == "chain" else (16, 64)
         for n_prompt in (200, room - 17, room - 16, room - 2, room - 1)[shape == "tree" :]:

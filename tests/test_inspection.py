@@ -24,13 +24,13 @@ from dflash_local.convert.inspection import (
     inspect_file,
 )
 from dflash_local.errors import FileError, InputError, PairError
-from dflash_local.gguf_file import GgufFile
-from dflash_local.pairing import (
+from dflash_local.fit.pairing import (
     RECURRENT_ARCHITECTURES,
     TAPPED_ARCHITECTURES,
     DrafterSpec,
     check_pair,
 )
+from dflash_local.gguf.file import GgufFile
 from gguf_files import ARRAY, INT32, STRING, UINT32, Value, changed, parts
 from synthetic import Markov, Selector, write_drafter, write_target
 
@@ -353,7 +353,7 @@ def test_llama_cpp_stays_out() -> None:
         "from dflash_local import demo\n"
         "from dflash_local.convert.fit import compare\n"
         "from dflash_local.convert.inspection import inspect_file\n"
-        "from dflash_local.gguf_file import GgufFile\n"
+        "from dflash_local.gguf.file import GgufFile\n"
         "target, drafter = map(GgufFile.open, demo.pair())\n"
         "inspect_file(target), inspect_file(drafter), compare(target, drafter)\n"
         "print([name for name in sys.modules if name.startswith('llama_cpp')])\n"

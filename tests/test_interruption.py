@@ -278,9 +278,10 @@ chunks = model.stream(prompt, **endless); next(chunks); del model
 HANDLES = """
 import gc, sys
 from dflash_local import demo
-from dflash_local.drafter import DraftRequest, FusedDrafter
-from dflash_local.target import Target
-from dflash_local.target_options import TargetOptions
+from dflash_local.draft.drafter import DraftRequest
+from dflash_local.draft.fused import FusedDrafter
+from dflash_local.target.target import Target
+from dflash_local.target.options import TargetOptions
 import numpy as np
 def handles():
     options = TargetOptions(n_ctx=256, n_threads=1, tapped_layers=(2, 4, 6))

@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dflash_local.draft import Draft
-from dflash_local.drafter import Drafter, DraftRequest, FusedDrafter
-from dflash_local.drafters import open_drafter
+from dflash_local.draft.draft import Draft
+from dflash_local.draft.drafter import Drafter, DraftRequest
+from dflash_local.draft.fused import FusedDrafter
+from dflash_local.draft.llama_drafter import LlamaDrafter
 from dflash_local.errors import BackendError, ClosedError, ContextFullError, InputError
-from dflash_local.llama_drafter import LlamaDrafter
-from dflash_local.target import Target
+from dflash_local.loading import open_drafter
+from dflash_local.target.target import Target
 from drafter_kinds import ALONE, CAPPED, COMMON, DFLASH2, DSPARK, FAMILIES
 from gguf_files import Tensor, changed
 from reference import Reference

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_local import demo
-from dflash_local.drafters import open_drafter
-from dflash_local.engine import Engine
+from dflash_local.draft.llama_drafter import best_path, top_ids
+from dflash_local.engine.engine import Engine
 from dflash_local.errors import BackendError
-from dflash_local.llama_drafter import best_path, top_ids
+from dflash_local.loading import open_drafter
 from pair_engine import answer, open_target, plain_tokens
 
 # At work in the engine

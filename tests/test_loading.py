@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local import load, runtime
+from dflash_local import load
+from dflash_local.llama import runtime
+from dflash_local.llama.runtime import Device
 from dflash_local.loading import open_pair, usual_shape
-from dflash_local.runtime import Device
 
 OPTIONS = {"n_ctx": 512, "n_gpu_layers": 0, "n_threads": 1}
 

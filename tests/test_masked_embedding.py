@@ -19,7 +19,7 @@ from dflash_local import demo, load
 from dflash_local.convert import convert
 from dflash_local.convert.masked_embedding import GgufRows
 from dflash_local.errors import FileError, InputError
-from dflash_local.gguf_file import GgufFile
+from dflash_local.gguf.file import GgufFile
 from hf_drafters import as_bfloat16, write_safetensors
 
 Pair = tuple[Path, Path]

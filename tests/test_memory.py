@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from dflash_local import Model, demo, load
-from dflash_local.draft import ANCHOR, Draft
-from dflash_local.verify_batch import VerifyBatch
+from dflash_local.draft.draft import ANCHOR
+from dflash_local.target.batch import Batch
 from pair_engine import open_target
 
 # What the allocator may still gain after 100 requests: arenas of new threads' first use, a heap
@@ -84,9 +84,7 @@ def grown_by_ids(n_tokens: int, n_branches: int) -> int:
         for begin in range(0, n_tokens, 512):
             target.decode([7] * 512, range(begin, begin + 512), [0] * 512, [False] * 512)
         before = resident_bytes()
-        batch = VerifyBatch(n_branches)
-        nodes = range(n_branches - 2)
-        batch.add(0, n_tokens, 5, Draft([6 + i for i in nodes], [ANCHOR] * len(nodes)), forks=True)
-        n = len(batch.tokens)
-        target.decode(batch.tokens, batch.positions, batch.seq_ids, [True] * n, batch.all_lines)
+        batch, nodes = Batch(), range(n_branches - 2)
+        batch.add_tree(0, n_tokens, 5, [6 + i for i in nodes], [ANCHOR] * len(nodes))
+        target.run(batch)
         return resident_bytes() - before

@@ -11,8 +11,7 @@ import pytest
 
 from dflash_local import demo
 from dflash_local.errors import FileError, InputError, PairError
-from dflash_local.gguf_file import GgufFile
-from dflash_local.pairing import (
+from dflash_local.fit.pairing import (
     RECURRENT_ARCHITECTURES,
     TAPPED_ARCHITECTURES,
     DrafterSpec,
@@ -20,6 +19,7 @@ from dflash_local.pairing import (
     check_taps,
     check_target,
 )
+from dflash_local.gguf.file import GgufFile
 from gguf_files import ARRAY, BOOL, FLOAT32, INT32, STRING, UINT32, Tensor, Value, changed, parts
 
 Keys = dict[str, Value | None]

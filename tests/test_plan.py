@@ -13,15 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_local import memory, runtime
 from dflash_local.demo import pair
-from dflash_local.drafter_spec import DrafterSpec
 from dflash_local.errors import InputError
-from dflash_local.gguf_file import GgufFile, TensorInfo
-from dflash_local.plan import Plan, make_plan
-from dflash_local.runtime import Device
-from dflash_local.target import Target
-from dflash_local.target_options import MAX_OUTPUT_ROWS, TargetOptions
+from dflash_local.fit.footprint import Footprint
+from dflash_local.fit.options import LoadOptions
+from dflash_local.fit.plan import Plan, make_plan
+from dflash_local.gguf.drafter_spec import DrafterSpec
+from dflash_local.gguf.file import GgufFile, TensorInfo
+from dflash_local.llama import runtime
+from dflash_local.llama.runtime import Device
+from dflash_local.target.options import TargetOptions
+from dflash_local.target.target import Target
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -119,7 +121,9 @@ def gpu(free: float, index: int = 0, **more: Any) -> Device:
 
 def plan(*devices: Device, drafter: bool = True, **wanted: Any) -> Plan:
     pair_files = (DRAFTER, Spec()) if drafter else (None, None)
-    return make_plan(TARGET, *pair_files, devices=devices or (host(),), **wanted)
+    n_branches = wanted.pop("n_branches", 1)
+    options = LoadOptions(**wanted)
+    return make_plan(TARGET, *pair_files, options, devices or (host(),), n_branches)
 
 
 def fits(plan: Plan) -> bool:
@@ -341,13 +345,10 @@ def logged_mib(pattern: str) -> float:
 @pytest.mark.parametrize(("n_ctx", "kv_type"), [(1000, "f16"), (4096, "q8_0")])
 def test_the_shipped_pair_takes_what_was_planned(n_ctx, kv_type):
     file, drafter, spec = shipped()
-    found = make_plan(
-        file, drafter, spec, n_ctx=n_ctx, kv_type=kv_type, devices=[host(8, 16)], n_seq=2
-    )
-    footprint = memory.Footprint(
-        file, None, None, kv_type=kv_type, n_seq=2, n_batch=512, n_outputs=None, flash_attn=True
-    )
-    expected = max(footprint.compute_blocks(n_ctx), footprint.compute_head(n_ctx))
+    options = LoadOptions(n_ctx=n_ctx, kv_type=kv_type, n_seq=2)
+    found = make_plan(file, drafter, spec, options, [host(8, 16)])
+    taken = Footprint(file, None, None, options)
+    expected = max(taken.compute_blocks(n_ctx), taken.compute_head(n_ctx))
     runtime.init()
     runtime.clear_log()
     options = TargetOptions(n_ctx=found.n_ctx, kv_type=kv_type, n_seq=2, n_threads=1)
@@ -362,10 +363,6 @@ def test_the_shipped_pair_takes_what_was_planned(n_ctx, kv_type):
 def test_ids_of_a_sequence_that_forks_are_counted_on_the_host():
     one, many = (plan(gpu(24), host(), n_ctx=32768, n_branches=n).host.compute for n in (1, 64))
     assert many - one == 48 * 63 * 32768
-
-
-def test_the_plan_counts_the_rows_that_the_target_asks_for():
-    assert memory.OUTPUT_ROWS == MAX_OUTPUT_ROWS
 
 
 def test_the_plan_in_words_names_files_sizes_and_memory():

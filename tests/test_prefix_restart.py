@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import signal
 import subprocess
@@ -12,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local import InputError, Model, load, policy, sampling
-from dflash_local.draft_shape import DraftShape
+from dflash_local import InputError, Model, load
+from dflash_local.draft.shape import DraftShape
+from dflash_local.pays import policy
+from long_text import PYTHON_SOURCE
 from shapes import SHAPES, assert_as_well_drafted, exact_file, exact_model, loaded_for
 
 N = 12
@@ -31,7 +32,7 @@ while True:
 
 @pytest.fixture(scope="module")
 def prompts(model: Model) -> list[list[int]]:
-    text = model.tokenize(inspect.getsource(sampling))
+    text = model.tokenize(PYTHON_SOURCE)
     return [text[100 * i : 100 * i + 130] for i in range(6)]
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 from typing import Any
 
 import pytest
 
-from dflash_local import Model, Result, demo, sampling
+from dflash_local import Model, Result, demo
 from gap_rule import first_difference
+from long_text import PYTHON_SOURCE
 from shapes import assert_as_well_drafted, assert_equal
 
 N = 40
@@ -25,7 +25,7 @@ def cold(model: Model, prompt: str | list[int], **options: Any) -> Result:
 
 def source(model: Model, n: int) -> list[int]:
     """The first `n` tokens of a Python file."""
-    return model.tokenize(inspect.getsource(sampling)[: 8 * n])[:n]
+    return model.tokenize(PYTHON_SOURCE[: 8 * n])[:n]
 
 
 def common(a: list[int], b: list[int]) -> int:

@@ -4,7 +4,6 @@ a cold start."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,19 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_local import demo, sampling, target_state
-from dflash_local.drafter import FusedDrafter
-from dflash_local.drafters import open_drafter
-from dflash_local.engine import Engine
+from dflash_local import demo
+from dflash_local.draft.fused import FusedDrafter
+from dflash_local.draft.llama_drafter import LlamaDrafter
+from dflash_local.engine.engine import Engine
+from dflash_local.engine.prefix_files import PrefixFiles
+from dflash_local.engine.prefix_key import state_key
+from dflash_local.engine.prefixes import PrefixStore
+from dflash_local.engine.sequence import Sequence
 from dflash_local.errors import InputError
-from dflash_local.llama_drafter import LlamaDrafter
-from dflash_local.prefix_files import PrefixFiles
-from dflash_local.prefix_key import state_key
-from dflash_local.prefix_store import PrefixStore
-from dflash_local.sequence import Sequence
-from dflash_local.target import Target
-from dflash_local.target_options import TargetOptions
+from dflash_local.loading import open_drafter
+from dflash_local.target import saved
+from dflash_local.target.options import TargetOptions
+from dflash_local.target.target import Target
 from gap_rule import first_difference
+from long_text import PYTHON_SOURCE
 from pair_engine import answer, fused_drafter, open_engine, open_target, request
 from recurrent import write_mamba
 from shapes import assert_as_well_drafted, assert_close, exact_target
@@ -51,7 +52,7 @@ def forking(f32_target: Path) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def text(engine: Engine) -> list[int]:
-    source = inspect.getsource(sampling)
+    source = PYTHON_SOURCE
     return engine.target.vocabulary.tokenize(source[: len(source) // 2])
 
 
@@ -60,12 +61,12 @@ def store_of(engine: Engine, folder: Path | None = None, max_bytes: int = 64 * M
     files = None
     if folder:
         files = PrefixFiles(folder, state_key(engine.target, engine.drafter), 64 * MIB, pytest.fail)
-    engine.caches.store = PrefixStore(max_bytes, files)
-    return engine.caches.store
+    engine.slots.store = PrefixStore(max_bytes, files)
+    return engine.slots.store
 
 
 def empty(engine: Engine) -> None:
-    engine.caches.store = None
+    engine.slots.store = None
     engine.forget_all()
 
 
@@ -90,17 +91,17 @@ def warm(
     else:
         engine.run([first])
     if way in ("memory", "disk"):
-        engine.caches.make_room(engine.target.n_ctx)
+        engine.slots.make_room(engine.target.n_ctx)
         assert [len(slot.cached) for slot in engine.slots] == [0, 0, 0]
         assert store.n_entries == 1
     if way == "disk":
         store.close()
         store = store_of(engine, folder)
         assert (store.n_entries, store.n_disk_entries) == (0, 1)
-    counted = dict(engine.caches.reused)
+    counted = dict(engine.slots.reused)
     sequence = engine.begin(request(prompt, width, N, **params))
     origin = "shared" if way == "busy" else way
-    assert engine.caches.reused == counted | {origin: counted[origin] + 1}
+    assert engine.slots.reused == counted | {origin: counted[origin] + 1}
     engine.run([sequence])
     engine.run([first])
     return sequence
@@ -175,26 +176,26 @@ def test_many_slots_of_one_beginning_fill_the_cache_once(engine: Engine, text: l
     others = [engine.begin(request(text[:380] + text[5 * i : 5 * i + 9], 4, 8)) for i in (1, 2)]
     assert [s.stats.cached_tokens for s in others] == [380, 380]
     n_ctx = engine.target.n_ctx
-    assert engine.caches.free_cells == n_ctx - len(first.slot.cached)
+    assert engine.slots.free_cells == n_ctx - len(first.slot.cached)
     engine.run([first, *others])
     lengths = [len(slot.cached) for slot in engine.slots]
-    assert engine.caches.free_cells == n_ctx - sum(lengths) + 2 * 380
+    assert engine.slots.free_cells == n_ctx - sum(lengths) + 2 * 380
     # As many as are said to be free can be had, and no more.
-    free = engine.caches.free_cells
+    free = engine.slots.free_cells
     tokens = text[:1] * free
     slot = others[0].slot
     for begin in range(0, free, engine.target.n_batch):
         chunk = tokens[begin : begin + engine.target.n_batch]
         at = len(slot.cached)
-        engine.caches.decode(
+        engine.slots.decode(
             chunk, list(range(at, at + len(chunk))), [slot.seq] * len(chunk), [False] * len(chunk)
         )
         slot.cached += chunk
-    assert engine.caches.free_cells == 0
+    assert engine.slots.free_cells == 0
     with pytest.raises(Exception, match="no room"):
-        engine.caches.decode([1], [len(slot.cached)], [slot.seq], [True])
+        engine.slots.decode([1], [len(slot.cached)], [slot.seq], [True])
     engine.forget_all()
-    assert engine.caches.free_cells == n_ctx
+    assert engine.slots.free_cells == n_ctx
 
 
 def test_a_short_request_does_not_evict_a_long_chat(engine: Engine, text: list[int]) -> None:
@@ -222,9 +223,9 @@ def test_memory_stays_flat_over_many_evictions(engine: Engine, text: list[int]) 
     store = store_of(engine, max_bytes=MIB)
     for i in range(25):
         answer(engine, text[7 * i : 7 * i + 90], 8, 2)
-        engine.caches.make_room(engine.target.n_ctx)
+        engine.slots.make_room(engine.target.n_ctx)
         assert 0 < store.n_bytes <= MIB
-        assert engine.caches.free_cells == engine.target.n_ctx
+        assert engine.slots.free_cells == engine.target.n_ctx
     assert 1 < store.n_entries < 25
 
 
@@ -233,16 +234,16 @@ def test_saved_bytes_that_do_not_fit_are_refused(engine: Engine, text: list[int]
     empty(engine)
     sequence = answer(engine, text[:300], 0, 2)
     context, seq = engine.target.context, sequence.slot.seq
-    state = target_state.save(context, seq)
-    assert target_state.restore(context, seq, state)
+    state = saved.save(context, seq)
+    assert saved.restore(context, seq, state)
     flipped = state.copy()
     flipped[8:12] = 0xFF  # how many cells there are
     longer = np.concatenate([state, state[:9]])
     for bad in (state[:0], state[:7], state[:1000], state[:-1], longer, flipped):
-        assert not target_state.restore(context, seq, bad)
-        assert target_state.n_bytes(context, seq) < 100
+        assert not saved.restore(context, seq, bad)
+        assert saved.n_bytes(context, seq) < 100
     engine.forget_all()
-    assert engine.caches.free_cells == engine.target.n_ctx
+    assert engine.slots.free_cells == engine.target.n_ctx
     expected = sequence.tokens
     assert answer(engine, text[:300], 0, 2).tokens == expected
 

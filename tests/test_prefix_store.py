@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dflash_local.engine.prefix import Entry
+from dflash_local.engine.prefix_files import PrefixFiles
+from dflash_local.engine.prefixes import PrefixStore
 from dflash_local.errors import InputError
-from dflash_local.prefix_entry import Entry
-from dflash_local.prefix_files import PrefixFiles
-from dflash_local.prefix_store import PrefixStore
 
 KEY = {"target": "one"}
 LARGE = 1 << 20
@@ -43,7 +43,7 @@ def equal(a: Entry, b: Entry) -> bool:
     return all(
         np.array_equal(x, y)
         for x, y in ((a.tokens, b.tokens), (a.target, b.target), (a.drafter, b.drafter))
-    ) and (a.n_least, a.n_drafter, a.resigned) == (b.n_least, b.n_drafter, b.resigned)
+    ) and (a.n_least, a.n_drafter, a.gave_up) == (b.n_least, b.n_drafter, b.gave_up)
 
 
 def found(store: PrefixStore, *tokens: int) -> Entry | None:

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local import demo
-from dflash_local.cache_dir import cache_dir
+from dflash_local import demo, disk_cache
 from dflash_local.errors import BackendError, FileError
-from dflash_local.gguf_file import GgufFile
-from dflash_local.pairing import check_target
-from dflash_local.probe import ensure_loadable
-from dflash_local.probe_product import wrong_product
+from dflash_local.fit.pairing import check_target
+from dflash_local.gguf.file import GgufFile
+from dflash_local.trial.model import ensure_loadable
+from dflash_local.trial.product import wrong_product
 from gguf_files import STRING, UINT32, Value, changed
 
 TARGET, DRAFTER = demo.pair()
@@ -144,12 +143,15 @@ def test_the_cache_folder_follows_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DFLASH_LOCAL_CACHE", str(tmp_path / "chosen"))
-    assert cache_dir() == tmp_path / "chosen" and cache_dir().is_dir()
+    assert disk_cache.folder() == tmp_path / "chosen" and disk_cache.folder().is_dir()
     monkeypatch.delenv("DFLASH_LOCAL_CACHE")
     for name in ("HOME", "XDG_CACHE_HOME", "LOCALAPPDATA", "USERPROFILE"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
-    assert cache_dir().is_relative_to(tmp_path / "home") and cache_dir().name == "dflash-local"
+    assert (
+        disk_cache.folder().is_relative_to(tmp_path / "home")
+        and disk_cache.folder().name == "dflash-local"
+    )
     if sys.platform == "linux":
         monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-        assert cache_dir() == tmp_path / "home" / ".cache" / "dflash-local"
-    assert os.path.isabs(cache_dir())
+        assert disk_cache.folder() == tmp_path / "home" / ".cache" / "dflash-local"
+    assert os.path.isabs(disk_cache.folder())

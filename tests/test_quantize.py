@@ -12,9 +12,9 @@ import pytest
 from gguf import GGML_QUANT_SIZES, quants
 from gguf import GGMLQuantizationType as Type
 
-from dflash_local import runtime
 from dflash_local.convert.quantize import OUTTYPES, encode, file_type, n_bytes, tensor_type
 from dflash_local.errors import InputError
+from dflash_local.llama import runtime
 from tensor_plans import plan_of, plans
 
 BLOCK_TYPES = (Type.Q8_0, Type.Q5_1, Type.Q5_0, Type.Q4_1, Type.Q4_0)

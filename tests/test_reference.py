@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from dflash_local import demo
-from dflash_local.target import Target
+from dflash_local.target.target import Target
 from reference import Reference
 from synthetic import dequantize_gguf, write_drafter, write_target
 

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from adversarial import MeddledDrafter
 from dflash_local import demo
-from dflash_local.draft import ANCHOR, Candidates, Draft
-from dflash_local.draft_shape import DraftShape
-from dflash_local.drafter import DraftRequest, FusedDrafter
-from dflash_local.engine import Engine
-from dflash_local.target import Target
+from dflash_local.draft.draft import ANCHOR, Candidates, Draft
+from dflash_local.draft.drafter import DraftRequest
+from dflash_local.draft.fused import FusedDrafter
+from dflash_local.draft.shape import DraftShape
+from dflash_local.engine.engine import Engine
+from dflash_local.target.target import Target
 from gap_rule import largest_difference, step_logits
 from pair_engine import answer, consistent, fused_drafter, open_target, plain_tokens, prefill
 from shapes import NOISE, exact_target

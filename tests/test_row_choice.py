@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_local.row_choice import RowChoice
+from dflash_local.pays.row_choice import RowChoice
 
 MOST = 63
 
@@ -99,6 +99,6 @@ def test_another_shape_begins_anew() -> None:
     choice.price(1, passes, 1.0)
     for _ in range(50):
         choice.widths([[0.01] * 15], 3, 0.1)
-    choice.price(1, passes, 1.0, forks=True)
+    choice.price(1, passes, 1.0, shape="tree")
     (width,) = choice.widths([[0.9] * MOST], None, 0.1)
     assert width == 1 + MOST

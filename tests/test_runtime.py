@@ -11,8 +11,8 @@ from pathlib import Path
 import llama_cpp
 import pytest
 
-from dflash_local import host_memory, runtime
 from dflash_local.demo import pair
+from dflash_local.llama import host, runtime
 
 PACKAGE = Path(runtime.__file__).parent.parent
 
@@ -83,7 +83,7 @@ def test_the_build_names_the_pinned_version():
 def test_the_log_keeps_the_cause_of_a_failure_and_prints_nothing():
     code = """
 import llama_cpp
-from dflash_local import runtime
+from dflash_local.llama import runtime
 runtime.init()
 runtime.clear_log()
 assert runtime.last_error_line() == runtime.first_error_line() == ""
@@ -101,7 +101,7 @@ print(runtime.last_error_line())
 
 MODEL_LEFT_OPEN = """
 import sys, llama_cpp
-from dflash_local import runtime
+from dflash_local.llama import runtime
 runtime.init()
 class Kept:
     def __init__(self, path):
@@ -140,8 +140,8 @@ def test_the_log_joins_pieces_and_forgets_old_lines():
 
 def test_meminfo_counts_what_can_be_taken_back():
     text = "MemTotal: 16000 kB\nMemFree: 1000 kB\nMemAvailable: 9000 kB\nHugePages_Total: 0\n"
-    assert host_memory.parse_meminfo(text) == (9000 * 1024, 16000 * 1024)
-    assert host_memory.parse_meminfo("MemTotal: 16000 kB\n") is None
+    assert host.parse_meminfo(text) == (9000 * 1024, 16000 * 1024)
+    assert host.parse_meminfo("MemTotal: 16000 kB\n") is None
 
 
 def test_vm_stat_counts_pages_that_can_be_taken_back():
@@ -153,7 +153,7 @@ def test_vm_stat_counts_pages_that_can_be_taken_back():
         "Pages speculative:                         10.\n"
         "Pages purgeable:                            1.\n"
     )
-    assert host_memory.parse_vm_stat(text) == 311 * 16384
+    assert host.parse_vm_stat(text) == 311 * 16384
 
 
 def test_the_limit_of_a_container_and_of_its_parents_counts(tmp_path):
@@ -163,8 +163,8 @@ def test_the_limit_of_a_container_and_of_its_parents_counts(tmp_path):
     (tmp_path / "user" / "memory.max").write_text("4000\n")
     (tmp_path / "user" / "memory.current").write_text("1500\n")
     (tmp_path / "user" / "memory.stat").write_text("anon 1000\ninactive_file 500\n")
-    assert host_memory.cgroup_limits("0::/user/job\n", tmp_path) == [(4000, 1000)]
-    assert host_memory.cgroup_limits("0::/../elsewhere\n", tmp_path) == []
+    assert host.cgroup_limits("0::/user/job\n", tmp_path) == [(4000, 1000)]
+    assert host.cgroup_limits("0::/../elsewhere\n", tmp_path) == []
 
 
 def test_the_first_cgroup_version_is_read_too(tmp_path):
@@ -174,9 +174,9 @@ def test_the_first_cgroup_version_is_read_too(tmp_path):
     (folder / "memory.usage_in_bytes").write_text("3000\n")
     (tmp_path / "memory" / "memory.limit_in_bytes").write_text(f"{(1 << 63) - 4096}\n")
     text = "4:cpu,cpuacct:/docker\n3:memory:/docker\n"
-    assert host_memory.cgroup_limits(text, tmp_path) == [(8000, 3000)]
+    assert host.cgroup_limits(text, tmp_path) == [(8000, 3000)]
 
 
 def test_the_host_never_has_more_free_than_in_total():
-    available, total = host_memory.host_memory()
+    available, total = host.host_memory()
     assert 0 < available <= total

@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dflash_local import runtime
 from dflash_local.demo import pair
 from dflash_local.errors import BackendError, ClosedError, GrammarError, InputError
-from dflash_local.guide import Guide
-from dflash_local.sampling import Sampler, SamplingParams
-from dflash_local.vocabulary import Vocabulary
+from dflash_local.llama import runtime
+from dflash_local.sampling.grammar import Grammars
+from dflash_local.sampling.params import SamplingParams
+from dflash_local.sampling.sampler import Sampler
+from dflash_local.target.vocabulary import Vocabulary
 
 Logits = NDArray[np.float32]
 
@@ -31,7 +32,7 @@ class Vocab(NamedTuple):
     pointer: Any
     n: int
     ids: dict[bytes, int]
-    guide: Guide
+    guide: Grammars
 
     def sampler(self, **settings: Any) -> Sampler:
         params = SamplingParams(**settings)
@@ -77,7 +78,7 @@ def vocab() -> Iterator[Vocab]:
     model = api.llama_model_load_from_file(str(pair()[0]).encode(), params)
     pointer = api.llama_model_get_vocab(model)
     vocabulary = Vocabulary(pointer)
-    found = Vocab(pointer, vocabulary.n_tokens, {}, Guide(vocabulary))
+    found = Vocab(pointer, vocabulary.n_tokens, {}, Grammars(vocabulary))
     found.ids.update({found.piece(token): token for token in range(found.n)})
     yield found
     api.llama_model_free(model)
@@ -325,27 +326,20 @@ def chain(n: int, body: str) -> str:
         ("  \n", "give GBNF"),
         ('root ::= "a', "line 1"),
         ('root ::= "a"\nb ::= [c', "line 2"),
-        ('"a"', "root ::="),
+        ('"a"', "Expected name"),
         ('start ::= "a"', "root"),
         ("root ::= expr", "expr"),
-        ('root ::= "a" )', "was not opened"),
-        ('root ::= ("a"', "is not closed"),
-        ('root ::= "\\q"', "llama.cpp cannot parse"),
-        ('root ::= "a"{3000}', "llama.cpp cannot parse"),
-        ("root ::= *", "repeats nothing"),
-        ('root ::= (("" | "a")){0,3} "b"', "may be empty"),
+        ('root ::= "a" )', "Expected name"),
+        ('root ::= ("a"', "Expected ')'"),
+        ('root ::= "\\q"', "Invalid escape"),
+        ("root ::= *", "Expected name"),
         ('root ::= "a"{5,2}', "{5,2}"),
-        ('root ::= "' + "a" * 5000 + '"{1000}', "too much"),
-        ('root ::= "\0"', "line 1"),
+        ('root ::= "\0"', "lexer error"),
         ('root ::= "\ud800"', "Unicode"),
         ('root ::= "a" <[5]>', "<[5]>"),
-        ('root ::= "a" !<[5]>', "not supported"),
-        ('root ::= root "a" | "b"', "root -> root"),
-        ('root ::= a root "y" | "x"\na ::= b\nb ::= ""', "left recursion"),
-        ('root ::= "a" b\nb ::= c b\nc ::= d\nd ::= ""', "left recursion"),
-        ("root ::= " + "(" * 1000 + '"a"' + ")" * 1000, "parentheses"),
-        (chain(60, "r{0} | r{0}"), "too deep"),
-        (chain(900, "r{0}"), "too deep"),
+        ('root ::= "a" !<[5]>', "!<[5]>"),
+        ('root ::= "a" b\nb ::= c b\nc ::= d\nd ::= ""', "another way"),
+        ("root ::= " + "(" * 1000 + '"a"' + ")" * 1000, "brackets"),
     ],
 )  # fmt: skip
 def test_a_bad_grammar_is_one_line_and_the_process_lives(
@@ -364,6 +358,10 @@ def test_a_bad_grammar_is_one_line_and_the_process_lives(
         ('root ::= ("a"* )* "b"', "b"),
         ('root ::= list\nlist ::= "(" list ")" | "b" | list-2\nlist-2 ::= "c" list', "b"),
         ('root ::= .? [^a] "b"{2,2001}', "##bb"),
+        ('root ::= (("" | "a")){0,3} "b"', "b"),
+        ('root ::= root "b" | "b"', "b"),
+        (chain(60, "r{0} | r{0}") + ' "b"', "b"),
+        (chain(900, "r{0}") + ' "b"', "b"),
     ],
 )
 def test_unusual_grammars_work(vocab: Vocab, grammar: str, text: str) -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from dflash_local.scheduler import (
+from dflash_local.engine.scheduler import (
     LEAST_ROWS,
     LIKELY_ANSWER,
     Prompt,

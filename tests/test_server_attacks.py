@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from dflash_local import GrammarError, Model
-from dflash_local import guide as guide_module
+from dflash_local.sampling import grammar as grammar_module
 from server_process import ServerProcess
 
 MEGABYTE = 1 << 20
@@ -118,7 +118,7 @@ def test_an_ambiguous_grammar_holds_nobody_up(client: httpx.Client, grammar: str
 
 
 def test_nobody_waits_for_grammars_of_others(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guide_module, "_LONGEST_TRIAL_S", 1.0)
+    monkeypatch.setattr(grammar_module, "_LONGEST_TRIAL_S", 1.0)
 
     def endless(salt: int) -> dict[str, Any]:
         patterns = [{"type": "string", "pattern": f".*{salt}x{i}.*"} for i in range(24)]

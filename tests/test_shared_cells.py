@@ -7,7 +7,7 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_local.shared_cells import SharedCells
+from dflash_local.engine.slots import SharedCells
 
 N_SLOTS = 4
 slots = st.integers(0, N_SLOTS - 1)

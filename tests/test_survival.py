@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dflash_local.survival import Prior, Survival
+from dflash_local.pays.survival import Prior, Survival
 from simulation import CODE, TEXTS, Text
 
 BLOCK = 16

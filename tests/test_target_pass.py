@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from dflash_local import load
-from dflash_local.engine import Engine
+from dflash_local.engine.engine import Engine
+from dflash_local.engine.request import Request
 from dflash_local.errors import BackendError, InputError
-from dflash_local.features import StoredFeatures
-from dflash_local.sampling import SamplingParams
-from dflash_local.sequence import Request
-from dflash_local.target import Target
-from dflash_local.target_options import TargetOptions
+from dflash_local.sampling.params import SamplingParams
+from dflash_local.target.options import TargetOptions
+from dflash_local.target.taps import StoredFeatures
+from dflash_local.target.target import Target
 from gguf_files import UINT32, Tensor, changed, parts
 from recurrent import write_mamba
 from synthetic import write_target

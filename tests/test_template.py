@@ -10,12 +10,12 @@ import llama_cpp.llama_cpp as api
 import pytest
 
 import chat_models
-from dflash_local import runtime
 from dflash_local.chat import ChatTemplate, Tool
 from dflash_local.chat.events import Reasoning, ToolCallArguments, ToolCallStart, joined
 from dflash_local.chat.hermes import Hermes
 from dflash_local.demo import pair
 from dflash_local.errors import InputError
+from dflash_local.llama import runtime
 
 CHATML = """{%- for message in messages %}
 <|im_start|>{{ message.role }}

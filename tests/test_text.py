@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dflash_local.errors import InputError
-from dflash_local.text import TextStream
+from dflash_local.worker.text import TextStream
 
 LETTERS = st.text("ab\u00e9\u6f22\U0001f600", max_size=30)
 STOPS = st.lists(st.text("ab\u00e9\u6f22\U0001f600\ufffd", min_size=1, max_size=5), max_size=4)

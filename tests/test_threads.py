@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local import InputError, Target, demo, seam
-from dflash_local.drafter import DraftRequest, FusedDrafter
-from dflash_local.features import StoredFeatures
-from dflash_local.threads import default_threads
+from dflash_local import InputError, Target, demo
+from dflash_local.draft.drafter import DraftRequest
+from dflash_local.draft.fused import FusedDrafter
+from dflash_local.llama import native
+from dflash_local.llama.host import default_threads
+from dflash_local.target.taps import StoredFeatures
 
 TEXT = "def add(a, b):\n    return a"
 
@@ -41,7 +43,7 @@ def test_any_number_of_threads_computes_the_same() -> None:
 @pytest.mark.parametrize("n", [0, -1, 513])
 def test_a_number_that_ggml_does_not_take_is_refused(n: int) -> None:
     with pytest.raises(InputError, match=f"n_threads {n} is not in 1 .. 512"):
-        seam.ThreadPool(n)
+        native.ThreadPool(n)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts the threads that Linux lists")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_local.draft import ANCHOR, Candidates, Draft
-from dflash_local.tree import grow
+from dflash_local.draft.draft import ANCHOR, Candidates, Draft
+from dflash_local.draft.tree import grow
 
 N_VOCAB = 100
 

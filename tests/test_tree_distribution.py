@@ -9,10 +9,11 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_local.draft import Candidates, Draft
-from dflash_local.sampling import Sampler, SamplingParams
-from dflash_local.tree import grow
-from dflash_local.verify import Verdict, verify
+from dflash_local.draft.draft import Candidates, Draft
+from dflash_local.draft.tree import grow
+from dflash_local.engine.verify import Verdict, verify
+from dflash_local.sampling.params import SamplingParams
+from dflash_local.sampling.sampler import Sampler
 
 N_VOCAB, DEPTH, N_NODES = 7, 4, 11
 N_SAMPLES = 100_000

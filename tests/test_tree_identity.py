@@ -14,16 +14,15 @@ from numpy.typing import NDArray
 
 from adversarial import ScriptedDrafter
 from dflash_local import demo
-from dflash_local.branches import lines
-from dflash_local.costs import Costs
-from dflash_local.draft import ANCHOR, Draft
-from dflash_local.draft_shape import DraftShape
-from dflash_local.drafter import TOP_K
-from dflash_local.engine import Engine
+from dflash_local.draft.draft import ANCHOR, Draft
+from dflash_local.draft.shape import DraftShape
+from dflash_local.engine.engine import Engine
+from dflash_local.engine.sequence import Sequence
 from dflash_local.errors import InputError
-from dflash_local.sequence import Sequence
+from dflash_local.pays.costs import Costs
 from dflash_local.stats import Stats
-from dflash_local.target import Target
+from dflash_local.target.batch import Batch
+from dflash_local.target.target import Target
 from elsewhere import Elsewhere
 from gap_rule import equal_by_gap_rule, forked_logits, largest_difference, step_logits
 from pair_engine import answer, consistent, fused_drafter, open_target, prefill, request
@@ -200,11 +199,11 @@ def on_every_branch(
 ) -> list[NDArray[np.float32]]:
     """Logits after an anchor, and after a token that follows it on each branch but the first."""
     n = BRANCHES - 1
-    rows = lines([ANCHOR] * n, BRANCHES)
-    positions = [length] + [length + 1] * n
-    target.decode([anchor] + [11] * n, positions, [seq] * (1 + n), [True] * (1 + n), rows)
+    batch = Batch()
+    part = batch.add_tree(seq, length, anchor, [11] * n, [ANCHOR] * n)
+    target.run(batch)
     logits = [target.logits(row).copy() for row in range(1 + n)]
-    target.settle(seq, length, rows, [0])
+    target.keep(part, [0])
     return logits
 
 
@@ -239,7 +238,7 @@ def test_widths_left_to_the_controller(
 ) -> None:
     """Where forks are dear, trees are not worth it; where rows are cheap, they are wide."""
     rows = {1: 4e-3, 16: 4.4e-3, 64: 5e-3}
-    costs = Costs({0: rows}, {0: {1: 4e-4, 4: 8e-4}}, host_s=1e-4, fork_s=1e-3 * fork_ms)
+    costs = Costs({0: rows}, {0: {1: 4e-4, 4: 8e-4}}, host_s=1e-4, tree_s=1e-3 * fork_ms)
     engine.forget_all()
     target, drafter = engine.target, engine.drafter
     chooses = Engine(target, drafter, 4, Elsewhere(costs, n_nodes=63))
@@ -396,7 +395,7 @@ def test_too_wide_a_tree_is_refused(engine: Engine) -> None:
 def test_without_ids_drafts_are_chains_and_it_is_said() -> None:
     with open_target() as target:
         drafter = fused_drafter(target)
-        assert drafter.top_k == TOP_K
+        assert drafter.top_k == 1
         engine = Engine(target, drafter)
         prompt = target.vocabulary.tokenize(demo.prompts()["code"][0])
         drafted = answer(engine, prompt, 16, N, shape="tree")

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from dflash_local import Model, demo, load
+from dflash_local.engine.prefixes import PrefixStore
 from dflash_local.errors import InputError
-from dflash_local.prefix_store import PrefixStore
 
 N = 24
 
@@ -58,7 +58,7 @@ def test_a_prefix_from_the_store_can_fork(trees: Model, prompt: str) -> None:
     text = trees.tokenize(prompt) * 3
     plain = trees.generate(text, draft_width=0, max_tokens=N)
     trees.forget()
-    caches = trees.engine.caches
+    caches = trees.engine.slots
     caches.store = PrefixStore(64 << 20)
     try:
         trees.generate(text, max_tokens=N)

@@ -10,14 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_local.draft import Candidates
-from dflash_local.survival import Prior
-from dflash_local.tree import grow
-from dflash_local.tree_prior import TreePrior
-from dflash_local.tree_survival import TreeSurvival, path_chances
+from dflash_local.draft.draft import Candidates
+from dflash_local.draft.tree import grow
+from dflash_local.pays.chances import TreeChances, path_chances
+from dflash_local.pays.survival import Prior, Survival
+from dflash_local.pays.tree_prior import TreePrior
 
 BLOCK, K, N_NODES = 8, 4, 24
 N_VOCAB = 40
+
+
+def tree_chances(prior: Prior) -> TreeChances:
+    return TreeChances(Survival(prior), prior)
 
 
 def drafted(rng: np.random.Generator) -> tuple[Candidates, np.ndarray]:
@@ -47,70 +51,70 @@ def kept(draft_tokens: list[int], parents: list[int], text: list[int]) -> int:
 def test_the_expected_length_is_the_one_that_comes_out() -> None:
     rng = np.random.default_rng(0)
     prior = Prior(BLOCK, N_NODES)
-    known = TreeSurvival(prior)
+    known = tree_chances(prior)
     expected, found = [], []
     for i in range(600):
         candidates, true = drafted(rng)
-        draft = grow(known.calibrated(candidates), N_NODES, N_VOCAB)
+        draft = grow(known.rate(candidates), N_NODES, N_VOCAB)
         chances = path_chances(draft)
-        known.notice_tree(chances)
+        known.notice(draft)
         text = written(rng, true)
         n = kept(draft.tokens, draft.parents, text)
         if i >= 100:
             expected.append(sum(chances))
             found.append(n)
-        known.observe_answer(candidates, text[: n + 1])
+        known.survival.observe_answer(candidates, text[: n + 1])
     assert np.mean(expected) == pytest.approx(np.mean(found), rel=0.1)
 
 
 def test_chances_fall_as_the_nodes_come() -> None:
     rng = np.random.default_rng(1)
     prior = Prior(BLOCK, N_NODES)
-    known = TreeSurvival(prior)
+    known = tree_chances(prior)
     for _ in range(20):
-        draft = grow(known.calibrated(drafted(rng)[0]), N_NODES, N_VOCAB)
+        draft = grow(known.rate(drafted(rng)[0]), N_NODES, N_VOCAB)
         chances = path_chances(draft)
         assert all(a >= b - 1e-6 for a, b in pairwise(chances))
-        assert len(known.tree_typical()) == N_NODES
+        assert len(known.typical()) == N_NODES
 
 
 def test_hopes_are_never_below_what_is_expected() -> None:
     prior = Prior(BLOCK, N_NODES)
-    known = TreeSurvival(prior)
-    typical = known.tree_typical()
-    hopes = known.tree_typical(hopeful=True)
+    known = tree_chances(prior)
+    typical = known.typical()
+    hopes = known.typical(hopeful=True)
     assert all(hope >= chance for hope, chance in zip(hopes, typical, strict=True))
     assert max(hopes) <= 1
 
 
 def test_what_is_no_number_has_no_chance() -> None:
     prior = Prior(BLOCK, N_NODES)
-    known = TreeSurvival(prior)
+    known = tree_chances(prior)
     ids = np.tile(np.arange(2, dtype=np.int32), (BLOCK - 1, 1))
     logprobs = np.full((BLOCK - 1, 2), math.nan, np.float32)
     logprobs[0] = [0.5, -math.inf]
-    found = known.calibrated(Candidates(ids, logprobs)).logprobs
+    found = known.rate(Candidates(ids, logprobs)).logprobs
     assert np.isfinite(found).all() and (found <= 0).all()
-    known.observe_answer(Candidates(ids, logprobs), [0, 1])
-    assert 0 < known.tree_typical()[0] <= 1
+    known.survival.observe_answer(Candidates(ids, logprobs), [0, 1])
+    assert 0 < known.typical()[0] <= 1
 
 
 def test_what_is_learnt_of_trees_is_kept_and_read_again() -> None:
     rng = np.random.default_rng(2)
     prior = Prior(BLOCK, N_NODES)
-    known = TreeSurvival(prior)
+    known = tree_chances(prior)
     for _ in range(60):
         candidates, true = drafted(rng)
         known.notice_candidates(candidates)
-        known.observe_answer(candidates, written(rng, true))
+        known.survival.observe_answer(candidates, written(rng, true))
     again = Prior.from_dict(json.loads(json.dumps(prior.as_dict())), BLOCK, N_NODES)
     assert again.trees.side == pytest.approx(prior.trees.side)
     assert again.trees.side > 1.2  # they come true more often than the drafter says
-    assert TreeSurvival(again).tree_typical() == pytest.approx(TreeSurvival(prior).tree_typical())
+    assert tree_chances(again).typical() == pytest.approx(tree_chances(prior).typical())
     assert again.trees.curve([0.1]) != TreePrior(N_NODES).curve([0.1])
     # Trees of another size begin anew, with what candidates are worth.
     other = Prior.from_dict(prior.as_dict(), BLOCK, 2 * N_NODES)
-    assert len(TreeSurvival(other).tree_typical()) == 2 * N_NODES
+    assert len(tree_chances(other).typical()) == 2 * N_NODES
     assert other.trees.side == prior.trees.side
 
 

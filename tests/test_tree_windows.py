@@ -9,10 +9,10 @@ import pytest
 
 from adversarial import ScriptedDrafter, forked, oracle
 from dflash_local import demo
-from dflash_local.draft import ANCHOR, Draft
-from dflash_local.draft_shape import DraftShape
-from dflash_local.engine import Engine
-from dflash_local.sequence import Sequence as Answer
+from dflash_local.draft.draft import ANCHOR, Draft
+from dflash_local.draft.shape import DraftShape
+from dflash_local.engine.engine import Engine
+from dflash_local.engine.sequence import Sequence as Answer
 from pair_engine import answer, request
 from shapes import exact_target
 from windowed import write_windowed
@@ -76,7 +76,7 @@ def test_what_a_window_has_left_behind_is_not_taken_over(windowed: Path) -> None
         first = engine.begin(request(prompt, 0, 90, **endless))
         while not first.tokens:
             engine.step([first])
-        engine.caches.forget(filler.slot)  # the cells before the prompt's
+        engine.slots.forget(filler.slot)  # the cells before the prompt's
         while len(first.tokens) < 86:
             engine.step([first])
         assert not target.sees(first.slot.seq, len(prompt) - 1)
@@ -113,7 +113,7 @@ def test_trees_after_chains_that_gave_cells_away(windowed: Path) -> None:
         filler = answer(engine, other, 0, 2)
         go_on(N, 20, "tree")
         go_on(N + 20, 30, "chain")
-        engine.caches.forget(filler.slot)  # the cells before the prompt's
+        engine.slots.forget(filler.slot)  # the cells before the prompt's
         chains = go_on(N + 50, 80, "chain")
         assert not target.sees(chains.slot.seq, N + 20)
         trees = go_on(N + 130, 20, "tree")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_local.draft import ANCHOR, Candidates, Draft
-from dflash_local.verify import Verdict, verify
+from dflash_local.draft.draft import ANCHOR, Candidates, Draft
+from dflash_local.engine.verify import Verdict, verify
 
 FEW = st.integers(0, 3)  # few token ids, so that drafts are often right and siblings often equal
 

@@ -22,7 +22,7 @@ from dflash_local.convert.key import KINDS, Key
 from dflash_local.convert.tensors import TensorPlan
 from dflash_local.convert.writer import write_gguf
 from dflash_local.errors import InputError
-from dflash_local.gguf_file import GgufFile
+from dflash_local.gguf.file import GgufFile
 from peak_memory import PEAK
 from tensor_plans import plan_of, plans
 

@@ -11,7 +11,7 @@ from gguf import TokenType
 
 from dflash_local.convert.pretokenizers import FAMILIES
 from dflash_local.convert.source import Source
-from dflash_local.gguf_file import GgufFile
+from dflash_local.gguf.file import GgufFile
 
 # name to content: bytes as they are, the rest as JSON
 Files = dict[str, Any]

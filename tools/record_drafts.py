@@ -15,11 +15,14 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_local import Model, demo, load
+from dflash_local import Model, demo
 from dflash_local.bench.recorded import RecordedDrafts
 from dflash_local.bench.workload import Case, built_in, read_by
-from dflash_local.draft import Candidates, Draft
-from dflash_local.verify import Verdict, verify
+from dflash_local.draft.draft import Candidates, Draft
+from dflash_local.engine.engine import Engine
+from dflash_local.engine.verify import Verdict, verify
+from dflash_local.fit.options import LoadOptions
+from dflash_local.loading import open_engine
 
 Passage: TypeAlias = tuple[NDArray[np.float32], NDArray[np.uint8]]
 """Log-probabilities [tokens, drafts, k] and ranks [tokens, drafts]."""
@@ -43,8 +46,9 @@ def record(model: Model, case: Case, n_tokens: int, n_passages: int) -> list[Pas
     """The passages of one answer, each of so many tokens, one after the other."""
     assert model.drafter is not None
     n_drafts = model.drafter.block_size - 1
-    recorder = Recorder()
-    model.engine.verifier = recorder
+    recorder = model.engine.verify
+    assert isinstance(recorder, Recorder)
+    recorder.candidates.clear()
     model.forget()
     result = model.generate(
         case.tokens,
@@ -84,7 +88,10 @@ def main() -> None:
     shipped = arguments.target is None
     pair = demo.pair() if shipped else (arguments.target, arguments.draft)
     prompts = built_in(("chat", "code"), limit=arguments.limit, shipped=shipped)
-    with load(*pair, n_ctx=2048, n_threads=arguments.threads, draft_shape="tree") as model:
+    options = LoadOptions(n_ctx=2048, n_threads=arguments.threads, draft_shape="tree")
+    engine, plan = open_engine(*pair, options, say=print)
+    recording = Engine(engine.target, engine.drafter, verify=Recorder())
+    with Model(recording, plan) as model:
         cases, _ = read_by(model, prompts, room=arguments.passages * arguments.tokens)
         found = [
             passage

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dflash_local import demo
 from dflash_local.bench.against import Peer, held_against, run_against
@@ -15,7 +15,7 @@ from dflash_local.bench.measure import Way, Width, cost_curve
 from dflash_local.bench.recorded import RecordedDrafts
 from dflash_local.bench.report import Report
 from dflash_local.bench.run import Restart, Say, Settings, begin_anyhow, run
-from dflash_local.bench.synthetic import Synthetic
+from dflash_local.bench.synthetic import Synthetic, synthetic_engine
 from dflash_local.bench.workload import (
     CATEGORIES,
     DEPTHS,
@@ -27,12 +27,14 @@ from dflash_local.bench.workload import (
     random_cases,
     read_by,
 )
-from dflash_local.draft_shape import DraftShape
+from dflash_local.draft.shape import DraftShape
+from dflash_local.engine.engine import Engine
 from dflash_local.errors import InputError
+from dflash_local.fit.options import LoadOptions
+from dflash_local.fit.plan import Plan
+from dflash_local.model import Model
 
-if TYPE_CHECKING:
-    from dflash_local.engine import Engine
-    from dflash_local.model import Model
+OpenEngine = Callable[[Path, Path | None, LoadOptions], tuple[Engine, Plan]]
 
 CURVE_ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32, 48, 64)
 _RANDOM_LENGTH = 128
@@ -66,17 +68,17 @@ class Order:
     loading: Mapping[str, Any] = field(default_factory=dict)
 
 
-def benchmark(order: Order, load: Callable[..., Model], say: Say) -> Report:
-    """Measure what is ordered; `load` is `dflash_local.load`, `say` hears of progress.
+def benchmark(order: Order, open_engine: OpenEngine, say: Say) -> Report:
+    """Measure what is ordered. `open_engine` is `loading.open_engine`; `say` tells of progress.
 
     Raises InputError where files, prompts and settings do not fit, and what `load` raises.
     """
     order = replace(order, settings=_settings(order), loading=_loading(order))
     if order.synthetic_length is not None:
         RecordedDrafts.shipped().weights(order.synthetic_length)  # refused before any work
-    with load(order.target, order.draft, **order.loading) as model:
+    model, restart = _opened(order, order.loading, open_engine)
+    with model:
         order, told = _within(model, order)
-        restart = _accept(model.engine, order)
         cases, notes = _cases(model, order)
         report = Report(
             command=order.command,
@@ -93,7 +95,7 @@ def benchmark(order: Order, load: Callable[..., Model], say: Say) -> Report:
         peer = _peer(model, order)
     short = [case for case in cases if case.category not in report.long_categories]
     if order.concurrency and short:
-        rows, left_out = _together(order, short, load, say)
+        rows, left_out = _together(order, short, open_engine, say)
         report.concurrency = rows
         report.notes += left_out
     if peer is not None:
@@ -104,14 +106,14 @@ def benchmark(order: Order, load: Callable[..., Model], say: Say) -> Report:
 
 
 def _together(
-    order: Order, cases: Sequence[Case], load: Callable[..., Model], say: Say
+    order: Order, cases: Sequence[Case], open_engine: OpenEngine, say: Say
 ) -> tuple[list[ConcurrencyRow], list[str]]:
     """On a model of its own: one that is loaded for several sequences need not be the fastest for
     a single one."""
     loading = {**order.loading, "n_seq": max(order.concurrency)}
-    with load(order.target, order.draft, **loading) as model:
+    model, restart = _opened(order, loading, open_engine)
+    with model:
         order, told = _within(model, order)
-        restart = _accept(model.engine, order)
         rows, notes = run_together(
             model.engine, cases, order.concurrency, order.settings, say, restart
         )
@@ -186,10 +188,14 @@ def _curve_rows(model: Model) -> list[int]:
     return [rows for rows in CURVE_ROWS if rows <= min(most, model.n_ctx - 1)]
 
 
-def _accept(engine: Engine, order: Order) -> Restart:
-    """From now on as many drafts as ordered; by merit where no length is."""
+def _opened(
+    order: Order, loading: Mapping[str, Any], open_engine: OpenEngine
+) -> tuple[Model, Restart]:
+    """A model in which as many drafts are accepted as ordered, or on their merit; and what begins
+    each run."""
+    engine, plan = open_engine(order.target, order.draft, LoadOptions(**loading))
     if order.synthetic_length is None:
-        return begin_anyhow
+        return Model(engine, plan), begin_anyhow
     n_vocab, ends_text = engine.target.n_vocab, engine.target.vocabulary.ends_text
     synthetic = Synthetic(
         RecordedDrafts.shipped(),
@@ -197,8 +203,7 @@ def _accept(engine: Engine, order: Order) -> Restart:
         order.settings.seed,
         usable=lambda token: 0 <= token < n_vocab and not ends_text(token),
     )
-    engine.judge, engine.verifier = synthetic.judge, synthetic.verify
-    return synthetic.restart
+    return Model(synthetic_engine(engine, synthetic), plan), synthetic.restart
 
 
 def _peer(model: Model, order: Order) -> Peer | None:

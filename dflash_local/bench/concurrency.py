@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from dflash_local.bench.measure import PLAIN, Acceptance, Answer, Speed, Spread, Way
 from dflash_local.bench.run import Restart, Say, Settings, begin_anyhow
 from dflash_local.bench.workload import Case
-from dflash_local.sampling import SamplingParams
-from dflash_local.sequence import Request
+from dflash_local.engine.request import Request
+from dflash_local.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from dflash_local.engine import Engine
-    from dflash_local.sequence import Sequence as Running
+    from dflash_local.engine.engine import Engine
+    from dflash_local.engine.sequence import Sequence as Running
 
 _WARM_UP_TOKENS = 8
 TURNS = 2

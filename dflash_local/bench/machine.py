@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from dflash_local import runtime
-from dflash_local.drafter import FusedDrafter
+from dflash_local.draft.fused import FusedDrafter
+from dflash_local.llama import runtime
 
 if TYPE_CHECKING:
     from dflash_local.model import Model

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from dflash_local.draft_shape import DraftShape
+from dflash_local.draft.shape import DraftShape
 from dflash_local.stats import Stats
 
 if TYPE_CHECKING:
     from dflash_local.model import Model
-    from dflash_local.target import Target
+    from dflash_local.target.target import Target
 
 Width = int | Literal["auto"]
 """Target rows per verify pass; "auto" leaves it to the model, 0 is plain decoding."""

@@ -12,7 +12,7 @@ from dflash_local.bench.gain import gains
 from dflash_local.bench.machine import Machine, Memory
 from dflash_local.bench.measure import PLAIN, Acceptance, Way, significant
 from dflash_local.bench.run import Difference, Row, Settings
-from dflash_local.sampling import SamplingParams
+from dflash_local.sampling.params import SamplingParams
 
 FORMAT = 2
 """Of the JSON object; raised when a field changes its meaning or goes."""

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_local.draft import Draft
-from dflash_local.target import Target
-from dflash_local.verify_batch import VerifyBatch
+from dflash_local.target.batch import Batch
+from dflash_local.target.target import Target
 
 
 @dataclass(frozen=True)
@@ -93,12 +92,10 @@ def _forked_steps(
         anchor, *drafts = answer[begin : begin + n_path]
         tokens = [token for draft in drafts for token in ((draft + 1) % target.n_vocab, draft)]
         parents = [node // 2 * 2 - 1 for node in range(len(tokens))]
-        batch = VerifyBatch(target.options.n_branches)
-        batch.add(0, len(prompt) + begin, anchor, Draft(tokens, parents), forks=True)
-        n = len(batch.tokens)
-        target.decode(batch.tokens, batch.positions, batch.seq_ids, [True] * n, batch.all_lines)
-        path = range(0, n, 2)
+        batch = Batch()
+        part = batch.add_tree(0, len(prompt) + begin, anchor, tokens, parents)
+        target.run(batch)
+        path = range(0, len(batch), 2)
         rows += [target.logits(row).copy() for row in path]
-        if batch.lines[0] is not None:
-            target.settle(0, len(prompt) + begin, batch.lines[0], path)
+        target.keep(part, path)
     return rows

@@ -20,7 +20,7 @@ from dflash_local.bench.random_blocks import RandomBlocks
 from dflash_local.bench.shape_files import ShapeFile
 from dflash_local.bench.shape_tensors import TensorSpec
 from dflash_local.errors import InputError
-from dflash_local.memory import size_text
+from dflash_local.fit.footprint import size_text
 
 Progress = Callable[[int, int], None]
 

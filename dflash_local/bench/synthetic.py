@@ -9,15 +9,18 @@ verified and sampled as ever.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
 
 from dflash_local.bench.recorded import RecordedDrafts
-from dflash_local.draft import Candidates, Draft
-from dflash_local.verify import Verdict, verify
+from dflash_local.draft.draft import Candidates, Draft
+from dflash_local.draft.drafter import Drafter, DraftRequest
+from dflash_local.engine.engine import Engine
+from dflash_local.engine.verify import Verdict, verify
+from dflash_local.target.taps import Features
 
 _STRATA = 16
 _WRONG = -1
@@ -97,7 +100,7 @@ class Synthetic:
     def verify(
         self, draft: Draft, sample: Callable[[int], int], stop: Callable[[int], bool]
     ) -> Verdict:
-        """As `dflash_local.verify.verify`: `sample(row)` once per kept row, `stop(token)` once per
+        """As `dflash_local.engine.verify.verify`: `sample(row)` once per kept row, `stop(token)` once per
         emitted token."""
         known = draft.candidates
         judged = known if isinstance(known, _Judged) else None
@@ -136,3 +139,62 @@ class Synthetic:
             at = np.searchsorted(self._shares, places * self._shares[-1], side="right")
             self._passages.extend(self._random.permutation(self._order[at]).tolist())
         return self._passages.popleft()
+
+
+class SyntheticDrafter(Drafter):
+    """A drafter whose proposals go through `Synthetic.judge`; it does all the work as ever."""
+
+    def __init__(self, drafter: Drafter, synthetic: Synthetic) -> None:
+        self._drafter = drafter
+        self._judge = synthetic.judge
+        self.top_k = drafter.top_k
+        self.gives_candidates = drafter.gives_candidates
+        self.draft_window = drafter.draft_window
+        self.file_key = drafter.file_key
+
+    @property
+    def block_size(self) -> int:
+        return self._drafter.block_size
+
+    @property
+    def n_builds(self) -> int:  # type: ignore[override]
+        return self._drafter.n_builds
+
+    def length(self, seq: int) -> int:
+        return self._drafter.length(seq)
+
+    def inject(self, seq: int, features: Features) -> None:
+        self._drafter.inject(seq, features)
+
+    def begin(self, requests: Sequence[DraftRequest]) -> None:
+        self._drafter.begin(requests)
+
+    def read(self) -> list[Draft]:
+        return [self._judge(draft) for draft in self._drafter.read()]
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        self.begin(requests)
+        return self.read()
+
+    def truncate(self, seq: int, length: int) -> None:
+        self._drafter.truncate(seq, length)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        self._drafter.copy(source, target, length)
+
+    def close(self) -> None:
+        self._drafter.close()
+
+
+def synthetic_engine(engine: Engine, synthetic: Synthetic) -> Engine:
+    """An engine over the same models, in which acceptance is drawn."""
+    assert engine.drafter is not None
+    drawn = Engine(
+        engine.target,
+        SyntheticDrafter(engine.drafter, synthetic),
+        len(engine.slots),
+        engine.controller,
+        verify=synthetic.verify,
+    )
+    drawn.usual_shape = engine.usual_shape
+    return drawn

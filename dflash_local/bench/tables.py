@@ -13,7 +13,7 @@ from dflash_local.bench.machine import Machine
 from dflash_local.bench.measure import CURVE_DEPTH, PLAIN, STAGES, Acceptance
 from dflash_local.bench.report import Report, temperatures_of
 from dflash_local.bench.run import Row
-from dflash_local.memory import size_text
+from dflash_local.fit.footprint import size_text
 
 _BAR = 40
 _INVALID = (

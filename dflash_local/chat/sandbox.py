@@ -26,7 +26,7 @@ from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from dflash_local import runtime  # noqa: F401  (the check of the installed llama_cpp comes first)
+from dflash_local.llama import runtime  # noqa: F401  (the check of the installed llama_cpp comes first)
 
 # isort: split
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter

@@ -12,7 +12,7 @@ from dflash_local.server.completion_schema import CompletionRequest
 from dflash_local.server.generation import choices, off_loop
 from dflash_local.server.llama_answer import EVENTS, LlamaAnswers, llama_options
 from dflash_local.server.served import Served
-from dflash_local.vocabulary import Vocabulary
+from dflash_local.target.vocabulary import Vocabulary
 
 router = APIRouter()
 

@@ -22,7 +22,7 @@ from dflash_local.server.sampling_fields import sampling_options
 from dflash_local.server.served import Served
 from dflash_local.server.token_logprobs import Entry, LogprobStream, completion_logprobs
 from dflash_local.server.usage import timings, usage
-from dflash_local.vocabulary import Vocabulary
+from dflash_local.target.vocabulary import Vocabulary
 
 router = APIRouter()
 

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from dflash_local.result import Chunk
-from dflash_local.vocabulary import Vocabulary
+from dflash_local.target.vocabulary import Vocabulary
 
 
 class DraftDetail:

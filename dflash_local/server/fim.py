@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from dflash_local.vocabulary import InfillTokens, Vocabulary
+from dflash_local.target.vocabulary import InfillTokens, Vocabulary
 
 T = TypeVar("T", str, list[int])
 

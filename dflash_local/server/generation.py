@@ -14,10 +14,10 @@ from typing import Any, ParamSpec, TypeVar
 import anyio.to_thread
 from fastapi import Request, Response
 
-from dflash_local.async_chunks import AsyncChunks
 from dflash_local.result import Chunk
 from dflash_local.server.served import Served
 from dflash_local.server.tally import record
+from dflash_local.worker.job import AsyncChunks
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 
 from dflash_local.errors import ClosedError
 from dflash_local.result import Chunk, Result
-from dflash_local.sampling import TokenLogprob
+from dflash_local.sampling.params import TokenLogprob
 from dflash_local.server.completion_schema import LlamaRequest
 from dflash_local.server.event_stream import event_form
 from dflash_local.server.generation import Task, off_loop, stream_all

@@ -17,9 +17,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dflash_local.result import Result
+from dflash_local.result import ModelStatus, Result
 from dflash_local.server.model_pool import ModelPool
-from dflash_local.status import ModelStatus
 
 router = APIRouter()
 

@@ -19,12 +19,12 @@ from typing import Any
 
 import anyio.to_thread
 
-from dflash_local import runtime
 from dflash_local.errors import QueueFullError
+from dflash_local.fit.plan import Plan
+from dflash_local.llama import runtime
+from dflash_local.llama.runtime import Device
 from dflash_local.loading import Pair
 from dflash_local.model import Model
-from dflash_local.plan import Plan
-from dflash_local.runtime import Device
 from dflash_local.server.errors import ApiError, log_crash
 from dflash_local.server.keep_alive import FOREVER
 from dflash_local.server.load_fault import LoadFault

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dflash_local.errors import InputError
+from dflash_local.fit.plan import Plan
+from dflash_local.llama.runtime import Device
 from dflash_local.loading import Pair, Progress, load, open_pair
 from dflash_local.model import Model
-from dflash_local.plan import Plan
-from dflash_local.runtime import Device
 
 _PLANNED = (
     "n_ctx",
@@ -55,7 +55,7 @@ class ModelSource:
             # It would hold up all that run: half a second for a large vocabulary. Where some do,
             # the first request that needs it has to.
             if is_alone():
-                model.engine.guide.prepare()
+                model.engine.grammars.prepare()
         except BaseException:
             model.close()
             raise

@@ -17,7 +17,7 @@ from gguf import LlamaFileType
 
 from dflash_local.chat import dialect_of
 from dflash_local.errors import FileError
-from dflash_local.gguf_file import GgufFile
+from dflash_local.gguf.file import GgufFile
 from dflash_local.server.answering import pool_of
 from dflash_local.server.errors import ApiError
 from dflash_local.server.generation import off_loop

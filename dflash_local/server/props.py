@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from dflash_local import runtime
+from dflash_local.llama import runtime
 from dflash_local.server.answering import pool_of
 from dflash_local.server.sampling_fields import DEFAULTS
 from dflash_local.server.served import Served

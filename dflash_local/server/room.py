@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from dflash_local.errors import InputError
-from dflash_local.plan import Plan
-from dflash_local.runtime import Device
+from dflash_local.fit.plan import Plan
+from dflash_local.llama.runtime import Device
 
 Planner = Callable[[Sequence[Device]], Plan]
 """What a model would take of a machine. Raises InputError where it does not fit."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from llguidance.gbnf_to_lark import gbnf_to_lark
 from pydantic import BaseModel, Discriminator, Field, Tag
 
 from dflash_local.server import bounds
@@ -111,20 +110,8 @@ def sampling_options(fields: SamplingFields) -> dict[str, Any]:
     if fields.draft_width is not None:
         options["draft_width"] = fields.draft_width
     if fields.grammar:
-        options["lark"] = _as_lark(fields.grammar)
+        options["grammar"] = fields.grammar
     return options
-
-
-def _as_lark(gbnf: str) -> str:
-    """llama.cpp's own matcher tries every way through an ambiguous grammar, which may take for
-    ever; llguidance's does not."""
-    try:
-        return gbnf_to_lark(gbnf)
-    except Exception as error:  # it raises nothing more special; for deep nesting RecursionError
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise ApiError(
-            400, f"the grammar is not GBNF that is taken here: {reason}", param="grammar"
-        ) from None
 
 
 def token_limit(name: str, given: int | None) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dflash_local.result import Result
-from dflash_local.vocabulary import Vocabulary
+from dflash_local.target.vocabulary import Vocabulary
 
 
 def stop_text(

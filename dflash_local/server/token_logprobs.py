@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_local.result import Chunk
-from dflash_local.sampling import TokenLogprob
-from dflash_local.vocabulary import Vocabulary
+from dflash_local.sampling.params import TokenLogprob
+from dflash_local.target.vocabulary import Vocabulary
 
 _UNLIKELY = -9999.0
 """What OpenAI says for the logarithm of almost nothing; JSON has no infinity."""

@@ -11,7 +11,7 @@ from dflash_local.server.completion import mixed_tokens
 from dflash_local.server.completion_schema import DetokenizeRequest, TokenizeRequest
 from dflash_local.server.errors import ApiError
 from dflash_local.server.generation import off_loop
-from dflash_local.vocabulary import Vocabulary
+from dflash_local.target.vocabulary import Vocabulary
 
 router = APIRouter()
 

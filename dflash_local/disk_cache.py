@@ -1,0 +1,75 @@
+"""What is measured once on this machine and kept: verdicts on files, costs, exactness.
+
+All of it can be measured again, so a folder that cannot be used is no error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ENVIRONMENT = "DFLASH_LOCAL_CACHE"
+
+
+def folder() -> Path:
+    """The cache folder of this user, created if it is missing.
+
+    `DFLASH_LOCAL_CACHE` wins, else it is the platform's folder for caches. Raises OSError.
+    """
+    chosen = os.environ.get(ENVIRONMENT)
+    found = Path(chosen).expanduser() if chosen else _of_platform() / "dflash-local"
+    found.mkdir(parents=True, exist_ok=True)
+    return found
+
+
+def read(kind: str, key: Mapping[str, Any]) -> Any:
+    """What `write` kept under `key`; None if there is nothing that can be read."""
+    try:
+        return json.loads(_place(kind, key).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def write(kind: str, key: Mapping[str, Any], content: Any) -> None:
+    """Keep `content`, as JSON, whole or not at all. `key` holds all that it depends on."""
+    with contextlib.suppress(OSError):
+        place = _place(kind, key)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        handle, partial = tempfile.mkstemp(dir=place.parent, suffix=".partial")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(content, file)
+            os.replace(partial, place)
+        except OSError:
+            os.unlink(partial)
+            raise
+
+
+def _place(kind: str, key: Mapping[str, Any]) -> Path:
+    whole = json.dumps(key, sort_keys=True, default=str).encode()
+    return folder() / kind / f"{hashlib.sha256(whole).hexdigest()[:32]}.json"
+
+
+def _of_platform() -> Path:
+    if sys.platform == "win32":
+        local = os.environ.get("LOCALAPPDATA")
+        return Path(local) if local else _home() / "AppData" / "Local"
+    if sys.platform == "darwin":
+        return _home() / "Library" / "Caches"
+    # The XDG specification says to ignore relative paths.
+    xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return xdg if xdg.is_absolute() else _home() / ".cache"
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        raise OSError(f"no home folder: {error}; set {ENVIRONMENT}") from None

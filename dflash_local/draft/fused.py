@@ -1,0 +1,162 @@
+"""A DFlash drafter file at work in one static ggml graph, on the device of the target's head."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash_local.draft.draft import Candidates, Draft
+from dflash_local.draft.drafter import Drafter, DraftRequest
+from dflash_local.errors import ClosedError, InputError
+from dflash_local.gguf.file import file_key
+from dflash_local.llama import native
+from dflash_local.target.taps import Features, StoredFeatures
+from dflash_local.target.target import Target
+
+TREE_TOP_K = 8
+"""Candidates per position: all that a tree of some dozens of nodes can use."""
+
+
+class FusedDrafter(Drafter):
+    """Shares the target's embeddings and head; each row that attention may see is kept in f16."""
+
+    saves_rows = gives_candidates = True
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        target: Target,
+        *,
+        n_seq: int,
+        n_ctx: int,
+        draft_window: int = 0,
+        top_k: int = 1,
+        n_threads: int | None = None,
+    ) -> None:
+        """`draft_window`: of a sequence's rows, how many drafts look at: the last ones; 0: all. No
+        others are kept, but some to roll back to. Raises FileError for a file that the graph cannot
+        run, InputError for numbers out of range, BackendError without room.
+        """
+        self.path = Path(path)
+        self.file_key = file_key(self.path)
+        self.draft_window = draft_window
+        self.top_k = top_k
+        self._target = target  # keeps the shared tensors alive
+        self._native: native.FusedDrafter | None = native.FusedDrafter(
+            target.address,
+            target.native,
+            os.fspath(path),
+            n_seq,
+            n_ctx,
+            top_k,
+            n_threads or target.n_threads,
+            draft_window,
+            target.threads,
+        )
+        target.attach(self)
+
+    @property
+    def _open(self) -> native.FusedDrafter:
+        if self._native is None:
+            raise ClosedError("this drafter is closed; load it again")
+        return self._native
+
+    @property
+    def block_size(self) -> int:
+        return self._open.block_size
+
+    @property
+    def n_features(self) -> int:
+        """Width of a context feature: taps times hidden size."""
+        return self._open.n_features
+
+    @property
+    def device(self) -> str:
+        return self._open.device
+
+    @property
+    def n_builds(self) -> int:  # type: ignore[override]
+        """Draft graphs built so far: one for each length of context and number of rows."""
+        return self._open.n_builds
+
+    @property
+    def n_weight_bytes(self) -> int:
+        return self._open.n_weight_bytes
+
+    @property
+    def n_cache_bytes(self) -> int:
+        """Of the cache as it is now; it grows with the context in use, as far as the window."""
+        return self._open.n_cache_bytes
+
+    def length(self, seq: int) -> int:
+        return self._open.length(seq)
+
+    def inject(self, seq: int, features: Features) -> None:
+        if self._is_stored(features):
+            self._open.inject_stored(seq, features.rows)
+        else:
+            self._open.inject(seq, self._rows(features))
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        self.begin(requests)
+        return self.read()
+
+    def begin(self, requests: Sequence[DraftRequest]) -> None:
+        self._begun = list(requests)
+        if not requests:
+            return
+        n_draft = max(request.n_draft for request in requests)
+        seqs = [request.seq for request in requests]
+        anchors = [request.anchor for request in requests]
+        features = [request.features for request in requests]
+        if all(self._is_stored(rows) for rows in features):
+            stored = [rows.rows for rows in features if self._is_stored(rows)]
+            self._open.begin_stored(seqs, stored, anchors, n_draft)
+        else:
+            self._open.begin(seqs, [self._rows(rows) for rows in features], anchors, n_draft)
+
+    def read(self) -> list[Draft]:
+        if not self._begun:
+            return []
+        ids, logprobs = self._open.read()
+        return [
+            Draft.chain(
+                ids[i, : request.n_draft, 0].tolist(),
+                logprobs[i, : request.n_draft, 0].tolist(),
+                Candidates(ids[i, : request.n_draft], logprobs[i, : request.n_draft]),
+            )
+            for i, request in enumerate(self._begun)
+        ]
+
+    def truncate(self, seq: int, length: int) -> None:
+        self._open.truncate(seq, min(length, self._open.length(seq)))
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        self._open.copy(source, target, length)
+
+    def save(self, seq: int) -> NDArray[np.uint8]:
+        return self._open.save(seq)
+
+    def restore(self, seq: int, saved: NDArray[np.uint8]) -> None:
+        self._open.restore(seq, saved)
+
+    def n_visible(self, seq: int, length: int) -> int:
+        return self._open.n_visible(seq, length)
+
+    def close(self) -> None:
+        self._native = None
+
+    def _is_stored(self, features: Features) -> TypeGuard[StoredFeatures]:
+        return isinstance(features, StoredFeatures) and features.target is self._target
+
+    def _rows(self, features: Features) -> NDArray[np.float32]:
+        if features.ndim != 2 or features.shape[1] != self.n_features:
+            raise InputError(
+                f"context features of shape {features.shape}; expected [n, {self.n_features}]"
+            )
+        return np.ascontiguousarray(features, np.float32)

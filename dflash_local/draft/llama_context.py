@@ -1,0 +1,285 @@
+"""llama.cpp's own context of a drafter, beside that of its target: rows in, rows out.
+
+llama.cpp asserts where it is used wrongly. Who calls this keeps to what the docstrings ask.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType
+from numpy.typing import NDArray
+
+from dflash_local.errors import BackendError, FileError, InputError
+from dflash_local.llama import runtime
+from dflash_local.target import saved
+
+# isort: split
+import llama_cpp.llama_cpp as api
+
+_ALL_LAYERS = 999
+# C++ functions, by the name that each compiler gives them
+_SET_LATTICE = (
+    "_Z26llama_set_embeddings_nextnP13llama_contextbb",
+    "?llama_set_embeddings_nextn@@YAXPEAUllama_context@@_N1@Z",
+)
+_GET_LATTICE = (
+    "_Z26llama_get_embeddings_nextnP13llama_context",
+    "?llama_get_embeddings_nextn@@YAPEAMPEAUllama_context@@@Z",
+)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the target lies, in the words of `TargetOptions`; its drafter goes to the last GPU."""
+
+    n_gpu_layers: int = 0
+    split_mode: str = "layer"
+    main_gpu: int = 0
+    tensor_split: Sequence[float] | None = None
+
+    def apply(self, params: Any) -> Any:
+        """Set `llama_model_params`; keep what is returned until the model is loaded."""
+        params.n_gpu_layers = _ALL_LAYERS if self.n_gpu_layers else 0
+        if not self.n_gpu_layers:
+            no_devices = (ctypes.c_void_p * 1)(None)
+            params.devices = ctypes.addressof(no_devices)
+            return no_devices
+        params.main_gpu = self.main_gpu
+        if self.split_mode == "none":
+            params.split_mode = api.LLAMA_SPLIT_MODE_NONE
+            return None
+        # The head is shared, and with it the device: the last that has layers.
+        params.split_mode = api.LLAMA_SPLIT_MODE_LAYER
+        shares = list(self.tensor_split or ())
+        used = [i for i, share in enumerate(shares) if share > 0]
+        if not used:
+            return None
+        split = (ctypes.c_float * api.llama_max_devices())()
+        split[used[-1]] = 1.0
+        params.tensor_split = split
+        return split
+
+
+@dataclass(frozen=True)
+class ContextOptions:
+    """`n_cells` of f16 KV cache are shared by `n_seq` sequences; a batch has `n_rows` at most.
+
+    `lattice`: rows of DFlash 2's selector are wanted, not logits.
+    """
+
+    n_seq: int
+    n_cells: int
+    n_rows: int
+    n_threads: int
+    flash_attn: bool = True
+    causal: bool = False
+    lattice: bool = False
+
+
+class DraftContext:
+    """A model of the architecture `dflash` and its context. Close it before the target's.
+
+    Rows of one sequence stand together in a batch, at the positions after those that it has. In
+    batches of tokens every sequence has equally many rows.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        target_context: Any,
+        placement: Placement,
+        options: ContextOptions,
+    ) -> None:
+        """Raises FileError when llama.cpp refuses the file, BackendError without room."""
+        runtime.init()
+        self.path = Path(path)
+        self.options = options
+        self._context: Any = None
+        self._model: Any = None
+        try:
+            self._load(placement)
+            self._open(target_context)
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self, placement: Placement) -> None:
+        params = api.llama_model_default_params()
+        kept = placement.apply(params)
+        runtime.clear_log()
+        self._model = api.llama_model_load_from_file(os.fsencode(self.path), params)
+        del kept
+        if not self._model:
+            raise FileError(f"llama.cpp cannot load {self.path}: {runtime.reason()}")
+        self.n_vocab: int = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self._model))
+        self.n_embd: int = api.llama_model_n_embd(self._model)
+        kind = api.llama_model_rope_type(self._model)
+        self._n_position = 4 if kind == api.LLAMA_ROPE_TYPE_MROPE else 1
+        self._on_gpu = placement.n_gpu_layers != 0
+
+    def _open(self, target_context: Any) -> None:
+        options = self.options
+        params = api.llama_context_default_params()
+        params.n_ctx = options.n_cells
+        params.n_batch = params.n_ubatch = options.n_rows
+        params.n_outputs_max = options.n_rows
+        params.n_seq_max = options.n_seq
+        params.n_threads = params.n_threads_batch = options.n_threads
+        # llama.cpp finds out whether the device has it for these heads
+        params.flash_attn_type = (
+            api.LLAMA_FLASH_ATTN_TYPE_AUTO
+            if options.flash_attn
+            else api.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        )
+        params.type_k = params.type_v = int(GGMLQuantizationType.F16)
+        params.kv_unified = True
+        # A window that only keeps its last cells cannot be rolled back past them.
+        params.swa_full = True
+        params.offload_kqv = params.op_offload = self._on_gpu
+        params.no_perf = True
+        params.ctx_other = target_context
+        runtime.clear_log()
+        self._context = api.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise BackendError(
+                f"llama.cpp has no room for the drafter's context of {options.n_cells} tokens: "
+                f"{runtime.reason()}; load with a smaller n_ctx or without a drafter"
+            )
+        self._memory = api.llama_get_memory(self._context)
+        api.llama_set_causal_attn(self._context, options.causal)
+        self.address = ctypes.cast(self._context, ctypes.c_void_p).value
+        if options.lattice:
+            on = _function(_SET_LATTICE, None, ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool)
+            on(self.address, True, False)  # a row for every token, whether it is output or not
+            self._lattice = _function(_GET_LATTICE, ctypes.c_void_p, ctypes.c_void_p)
+
+    @property
+    def is_open(self) -> bool:
+        return self._context is not None
+
+    def inject(
+        self, features: NDArray[np.float32], positions: Sequence[int], seqs: Sequence[int]
+    ) -> None:
+        """Rows of context features, float32 [n, n_features] contiguous, become keys and values.
+
+        1 to `n_rows` rows of finite numbers. Raises BackendError when llama.cpp fails.
+        """
+        planes = np.zeros((self._n_position, len(features)), np.int32)
+        planes[:3] = np.asarray(positions, np.int32)  # M-RoPE: time, height, width; then nothing
+        output = np.zeros(len(features), np.int8)
+        self._decode(len(features), None, features, planes, seqs, output)
+
+    def draft(self, tokens: Sequence[int], positions: Sequence[int], seqs: Sequence[int]) -> None:
+        """Blocks of tokens, 1 to `n_rows` rows; their cells stay until `remove`.
+
+        Raises BackendError when llama.cpp fails.
+        """
+        # Rows of logits are taken by their place in the batch: all of them, or none.
+        output = np.full(len(tokens), not self.options.lattice, np.int8)
+        ids = np.asarray(tokens, np.int32)
+        self._decode(len(ids), ids, None, np.asarray(positions, np.int32), seqs, output)
+
+    def _decode(
+        self,
+        n: int,
+        tokens: NDArray[np.int32] | None,
+        features: NDArray[np.float32] | None,
+        positions: NDArray[np.int32],
+        seqs: Sequence[int],
+        output: NDArray[np.int8],
+    ) -> None:
+        seq_ids = np.asarray(seqs, np.int32)
+        counts = np.ones(n, np.int32)
+        rows = seq_ids.ctypes.data + seq_ids.itemsize * np.arange(n, dtype=np.uintp)
+        batch = api.llama_batch()
+        batch.n_tokens = n
+        if tokens is not None:
+            batch.token = _pointer(tokens, api.llama_token)
+        if features is not None:
+            batch.embd = _pointer(features, ctypes.c_float)
+        batch.pos = _pointer(positions, api.llama_pos)
+        batch.n_seq_id = _pointer(counts, ctypes.c_int32)
+        batch.seq_id = _pointer(rows, ctypes.POINTER(api.llama_seq_id))
+        batch.logits = _pointer(output, ctypes.c_int8)
+        runtime.clear_log()
+        status = api.llama_decode(self._context, batch)
+        if status != 0:
+            raise BackendError(
+                f"llama_decode failed on {n} rows of the drafter with {status}: "
+                f"{runtime.reason()}; load with a smaller n_ctx or without a drafter"
+            )
+        api.llama_synchronize(self._context)  # so that a caller's clock sees the work
+
+    def logits(self, n: int) -> NDArray[np.float32]:
+        """Of the last draft's n rows, float32 [n, n_vocab]; valid until the next call."""
+        start = ctypes.cast(api.llama_get_logits(self._context), ctypes.c_void_p).value
+        return _rows(start, n, self.n_vocab)
+
+    def lattice(self, n: int) -> NDArray[np.float32]:
+        """Of the last draft's n rows, float32 [n, n_embd]; valid until the next call.
+
+        A row holds k candidate ids, then k times k scores: of each candidate after each of the
+        position before. The anchor's row is empty.
+        """
+        return _rows(self._lattice(self.address), n, self.n_embd)
+
+    def remove(self, seq: int, start: int) -> None:
+        """Forget positions `start` and up."""
+        api.llama_memory_seq_rm(self._memory, seq, start, -1)
+
+    def forget(self, seq: int, end: int) -> None:
+        """Forget positions before `end`, which may be negative."""
+        if end > 0 and not api.llama_memory_seq_rm(self._memory, seq, 0, end):
+            raise InputError("llama.cpp keeps all rows of this drafter; load without draft_window")
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Sequence `target`, which is empty, shares the first `length` positions of `source`."""
+        api.llama_memory_seq_cp(self._memory, source, target, 0, length)
+
+    def first(self, seq: int) -> int:
+        """The first position that a sequence has; -1 without any."""
+        return int(api.llama_memory_seq_pos_min(self._memory, seq))
+
+    def save(self, seq: int) -> NDArray[np.uint8]:
+        """The rows of a sequence as bytes, uint8 [n]. See `target_state`."""
+        return saved.save(self._context, seq)
+
+    def restore(self, seq: int, state: NDArray[np.uint8]) -> bool:
+        """Saved rows in place of those of a sequence. False: they do not fit, and it is empty."""
+        return saved.restore(self._context, seq, state)
+
+    def close(self) -> None:
+        """Free context and model. Safe to call again."""
+        context, self._context = self._context, None
+        model, self._model = self._model, None
+        if context:
+            api.llama_free(context)
+        if model:
+            api.llama_model_free(model)
+
+
+def _rows(start: int | None, n: int, width: int) -> NDArray[np.float32]:
+    if not start:
+        raise BackendError("llama.cpp gave no output for the drafter's last block")
+    values = (ctypes.c_float * (n * width)).from_address(start)
+    return np.ctypeslib.as_array(values).reshape(n, width)
+
+
+def _function(names: tuple[str, ...], result: Any, *arguments: Any) -> Callable[..., Any]:
+    for name in names[:-1]:
+        try:
+            return runtime.function(name, result, *arguments)
+        except ImportError:
+            continue
+    return runtime.function(names[-1], result, *arguments)
+
+
+def _pointer(array: NDArray[Any], kind: Any) -> Any:
+    return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))

@@ -1,0 +1,183 @@
+"""Chains and trees: the two shapes that a proposal can be verified in. Pure.
+
+A drafter proposes a chain, with several candidates for each position if it can. A `Shape` makes of
+it what one round verifies: the chain as far as it goes, or the best tree of the candidates.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
+
+from dflash_local.draft.draft import ANCHOR, Candidates, Draft
+from dflash_local.draft.tree import grow
+from dflash_local.errors import InputError
+from dflash_local.fit.options import SHAPES, check_one_of
+from dflash_local.stats import Stats
+from dflash_local.target.batch import Batch, Part
+
+ShapeName = Literal["chain", "tree"]
+DraftShape = Literal["chain", "tree", "auto"]
+
+
+def checked_shape(name: Any) -> DraftShape:
+    """`name`, if it is a draft shape. Raises InputError."""
+    check_one_of("draft_shape", name, SHAPES)
+    return cast(DraftShape, name)
+
+
+def _as_they_are(candidates: Candidates) -> Candidates:
+    return candidates
+
+
+class Shape(ABC):
+    """How the drafts of a sequence are cut, placed in the target's batch, and counted."""
+
+    name: ShapeName
+
+    def __init__(self, n_nodes: int) -> None:
+        """`n_nodes`: the most drafted nodes of one sequence in a round."""
+        self.n_nodes = n_nodes
+
+    @abstractmethod
+    def limit(self, n_nodes: int, remaining: int | None) -> int:
+        """At most `n_nodes` nodes, fewer where only `remaining` tokens may still be emitted."""
+
+    @abstractmethod
+    def cut(
+        self,
+        proposal: Draft,
+        n_vocab: int,
+        limit: int,
+        remaining: int | None,
+        rate: Callable[[Candidates], Candidates] = _as_they_are,
+    ) -> Draft:
+        """What of a proposal may be verified: at most `limit` nodes, no token outside the
+        vocabulary. It keeps the proposal's candidates. `rate` gives those that a tree grows from.
+        Raises InputError for a proposal of the wrong shape."""
+
+    @abstractmethod
+    def place(self, batch: Batch, seq: int, begin: int, anchor: int, draft: Draft) -> Part:
+        """Add the anchor, at position `begin`, and the draft to a batch."""
+
+    @abstractmethod
+    def count(self, stats: Stats, draft: Draft, path: Sequence[int]) -> None:
+        """Count a round that accepted the rows of `path`, the anchor's row first."""
+
+
+class Chain(Shape):
+    """Each node follows the one before."""
+
+    name = "chain"
+
+    def limit(self, n_nodes: int, remaining: int | None) -> int:
+        return n_nodes if remaining is None else max(min(n_nodes, remaining - 1), 0)
+
+    def cut(
+        self,
+        proposal: Draft,
+        n_vocab: int,
+        limit: int,
+        remaining: int | None,
+        rate: Callable[[Candidates], Candidates] = _as_they_are,
+    ) -> Draft:
+        if not proposal.is_chain:
+            raise InputError("this engine verifies chains; the drafter proposed a tree")
+        return proposal.valid_prefix(n_vocab).clip(limit)
+
+    def place(self, batch: Batch, seq: int, begin: int, anchor: int, draft: Draft) -> Part:
+        return batch.add(seq, begin, [anchor, *draft.tokens])
+
+    def count(self, stats: Stats, draft: Draft, path: Sequence[int]) -> None:
+        stats.record_round(drafted=len(draft), emitted=len(path))
+
+
+class Tree(Shape):
+    """Nodes branch out, and the target follows one branch."""
+
+    name = "tree"
+
+    def __init__(self, n_nodes: int, n_branches: int) -> None:
+        """`n_branches`: of a sequence in the target, which bounds the leaves."""
+        super().__init__(n_nodes)
+        self.n_leaves = n_branches - 1
+
+    def limit(self, n_nodes: int, remaining: int | None) -> int:
+        # `remaining` bounds the depth alone, but without any depth there is no tree.
+        return n_nodes if remaining is None or remaining > 1 else 0
+
+    def cut(
+        self,
+        proposal: Draft,
+        n_vocab: int,
+        limit: int,
+        remaining: int | None,
+        rate: Callable[[Candidates], Candidates] = _as_they_are,
+    ) -> Draft:
+        depth = limit if remaining is None else min(limit, remaining - 1)
+        known = proposal.candidates
+        if proposal.is_chain and known is not None and known.ids.shape[1] > 1:
+            grown = grow(rate(known), limit, n_vocab, max_leaves=self.n_leaves, max_depth=depth)
+            return replace(grown, candidates=known)
+        bounds = _Bounds(limit, depth, self.n_leaves)
+        return _within(proposal.valid_prefix(n_vocab), bounds)
+
+    def place(self, batch: Batch, seq: int, begin: int, anchor: int, draft: Draft) -> Part:
+        if not draft:
+            return batch.add(seq, begin, [anchor])
+        # A tree that happens to be a chain is placed like any other, so that graphs stay.
+        return batch.add_tree(seq, begin, anchor, draft.tokens, draft.parents)
+
+    def count(self, stats: Stats, draft: Draft, path: Sequence[int]) -> None:
+        depth = max(draft.depths, default=0)
+        stats.record_round(drafted=len(draft), emitted=len(path), depth=depth)
+        if draft:
+            on_side = draft.leaves_first([row - 1 for row in path[1:]])
+            stats.record_tree(leaves=len(draft.leaves), on_side=on_side)
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    n_nodes: int
+    n_depth: int
+    n_leaves: int
+
+
+def _within(draft: Draft, bounds: _Bounds) -> Draft:
+    """The first nodes that fit; of equal siblings the first one."""
+    keep: list[bool] = []
+    edges: set[tuple[int, int]] = set()
+    parents: set[int] = set()
+    n_leaves = 1
+    for node, (parent, depth) in enumerate(zip(draft.parents, draft.depths, strict=True)):
+        edge = parent, draft.tokens[node]
+        forks = parent in parents
+        keep.append(
+            (parent == ANCHOR or keep[parent])
+            and len(edges) < bounds.n_nodes
+            and depth <= bounds.n_depth
+            and edge not in edges
+            and n_leaves + forks <= bounds.n_leaves
+        )
+        if keep[node]:
+            n_leaves += forks
+            edges.add(edge)
+            parents.add(parent)
+    return draft if all(keep) else draft.subtree(keep)
+
+
+def allowed(draft: Draft, n_valid: Callable[[Sequence[int]], int]) -> Draft:
+    """Without the nodes that a grammar refuses, and without all below them.
+
+    `n_valid` says how many tokens of a path may be emitted one after the other.
+    """
+    if draft.is_chain:
+        return draft.clip(n_valid(draft.tokens))
+    keep = [False] * len(draft)
+    for leaf in draft.leaves:
+        path = draft.path(leaf)
+        for node in path[: n_valid([draft.tokens[node] for node in path])]:
+            keep[node] = True
+    return draft if all(keep) else draft.subtree(keep)

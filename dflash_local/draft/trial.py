@@ -1,0 +1,87 @@
+"""A written drafter, loaded once in a child process: llama.cpp aborts on some bad files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflash_local import disk_cache
+from dflash_local.draft.trial_child import TARGET_STAGE
+from dflash_local.errors import BackendError, FileError
+from dflash_local.gguf.drafter_spec import DrafterSpec
+from dflash_local.gguf.file import file_key
+from dflash_local.trial import child
+from dflash_local.trial.model import libraries
+
+_LIMIT_S = 300.0
+_SLOWEST_BYTES_PER_S = 50e6
+
+
+@dataclass(frozen=True)
+class Trial:
+    """`passed`: what the drafter was able to do, in words. `not_tried`: why not more."""
+
+    passed: tuple[str, ...]
+    not_tried: str = ""
+
+
+def try_drafter(
+    path: Path, spec: DrafterSpec, target: Path | None, *, limit_s: float = _LIMIT_S
+) -> Trial:
+    """Have llama.cpp, and our own graph where it knows the family, load the drafter at `path`.
+
+    llama.cpp checks keys, vocabulary and tensors; with a GGUF `target` each drafts a block, too.
+    A drafter with biases, which llama.cpp does not load, is tried in our own graph alone. Raises
+    FileError when one of them refuses the file or dies on it. Want of memory or time is no fault of
+    the file's.
+    """
+    request = {
+        "drafter": str(path),
+        "target": str(target) if target else None,
+        "fused": spec.runs_on == "fused",
+        "llama_cpp": not spec.attention_bias,
+        "block_size": spec.block_size,
+        "n_draft": spec.n_draft,
+        "n_features": spec.n_taps * spec.n_embd,
+        "mask_token_id": spec.mask_token_id,
+        "causal": spec.causal,
+        "lattice": spec.selector is not None,
+    }
+    for file in (path, *([target] if target else [])):
+        limit_s += file.stat().st_size / _SLOWEST_BYTES_PER_S
+    outcome = child.run("dflash_local.draft.trial_child", request, limit_s=limit_s)
+    passed = tuple(str(line["passed"]) for line in outcome.said if "passed" in line)
+    if outcome.done:
+        return Trial(passed)
+    why = ", ".join(part for part in (outcome.death, outcome.fault) if part)
+    stage = "importing llama.cpp" if outcome.stage == "import" else outcome.stage
+    if outcome.short or stage in ("importing llama.cpp", TARGET_STAGE):
+        return Trial(passed, f"{stage}: {why}")
+    raise FileError(f"{path}: {stage} failed: {why}")
+
+
+def ensure_drafts(path: Path, spec: DrafterSpec, target: Path) -> None:
+    """Return if llama.cpp itself can draft with these, tried once in a child process.
+
+    Raises FileError if it cannot, BackendError when memory or time did not suffice.
+    """
+    key = {
+        "format": 1,
+        "files": [file_key(path), file_key(target)],
+        "build": [file_key(library) for library in libraries()],
+    }
+    kept = disk_cache.read("drafters", key)
+    if kept is None:
+        try:
+            trial = try_drafter(path, spec, target)
+        except FileError as fault:
+            kept = {"fault": str(fault)}
+        else:
+            if trial.not_tried:
+                raise BackendError(
+                    f"{path}: the trial in a child process failed: {trial.not_tried}"
+                )
+            kept = {"fault": ""}
+        disk_cache.write("drafters", key, kept)
+    if kept["fault"]:
+        raise FileError(kept["fault"])

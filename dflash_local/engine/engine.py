@@ -1,0 +1,237 @@
+"""From requests to sequences in slots, and these step by step to their end. Knows token ids only."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+
+from dflash_local.draft.drafter import Drafter
+from dflash_local.draft.shape import Chain, DraftShape, Shape, Tree
+from dflash_local.engine.meter import Meter
+from dflash_local.engine.prefill import Prefill
+from dflash_local.engine.prefixes import PrefixStore
+from dflash_local.engine.request import Request
+from dflash_local.engine.round import Round, Verify
+from dflash_local.engine.sequence import Sequence
+from dflash_local.engine.slots import Slot, Slots
+from dflash_local.engine.verify import verify
+from dflash_local.engine.widths import Widths
+from dflash_local.fit.options import MAX_OUTPUT_ROWS
+from dflash_local.pays.controller import Controller
+from dflash_local.pays.policy import Policy
+from dflash_local.sampling.grammar import Grammars
+from dflash_local.sampling.sampler import Sampler
+from dflash_local.stats import Stats
+from dflash_local.target.target import Target
+
+
+class Engine:
+    """Slots of a target and, if there is one, a drafter. One thread owns it."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        n_seq: int = 1,
+        controller: Controller | None = None,
+        *,
+        store: PrefixStore | None = None,
+        verify: Verify = verify,
+    ) -> None:
+        """`controller` decides for requests of width "auto"; without one they decode plainly.
+        `store` takes in what leaves its slot. `verify` checks drafts."""
+        self.target = target
+        self.drafter = drafter
+        self.controller = controller if drafter else None
+        self.verify = verify
+        self.slots = Slots(target, drafter, n_seq, store)
+        self.grammars = Grammars(target.vocabulary)
+        self.usual_shape: DraftShape = "chain"
+        """Of the drafts of requests that name none."""
+        self._chain = Chain(max(self.max_width - 1, 0))
+        self._tree: Tree | None = None
+        if self.takes_trees:
+            n_branches = target.options.n_branches
+            self._tree = Tree(most_nodes(n_branches, self.max_width), n_branches)
+        meter = Meter(self.slots, self.controller)
+        self._round = Round(self.slots, Widths(self.slots, meter, self.controller), meter, verify)
+        self._prefill = Prefill(self.slots, self._round)
+        self._n_steps = 0
+        self._round_s = 0.0
+
+    @property
+    def max_width(self) -> int:
+        """The widest verify pass of chains: the drafter's block, 0 without a drafter."""
+        return self.drafter.block_size if self.drafter else 0
+
+    def widest(self, shape: DraftShape) -> int:
+        """The widest verify pass of drafts of that shape."""
+        return MAX_OUTPUT_ROWS if self.takes_trees and shape != "chain" else self.max_width
+
+    @property
+    def takes_trees(self) -> bool:
+        """Whether drafts may be trees: the target was loaded with branches."""
+        return self.drafter is not None and self.target.options.n_branches > 1
+
+    @property
+    def chains_because(self) -> str | None:
+        """One line on why all drafts are chains, whatever is asked for; None where they need not
+        be, and without a drafter."""
+        if self.drafter is None or self.takes_trees:
+            return None
+        if not self.drafter.gives_candidates:
+            return "drafts are chains: this drafter gives no choice of tokens for a position"
+        return (
+            "drafts are chains: the model was loaded for them, or for more slots than llama.cpp "
+            "has sequence ids for trees"
+        )
+
+    def check(self, request: Request) -> None:
+        """Raises InputError, ContextFullError for what cannot be begun."""
+        width = self.widest(request.draft_shape)
+        request.check(self.target.n_vocab, self.target.n_ctx, width)
+
+    # A sequence's life
+
+    def begin(self, request: Request) -> Sequence:
+        """Take the free slot that has most of the prompt in its caches, and keep that part.
+
+        Raises what `check` and `Sampler` raise, and InputError when no slot is free.
+        """
+        begun_at = time.perf_counter()
+        self.check(request)
+        sampler = Sampler(
+            request.sampling,
+            self.target.n_vocab,
+            n_ctx=self.target.n_ctx,
+            constraint=request.constraint or self.grammars.constraint(request.sampling),
+        )
+        sampler.accept_prompt(request.prompt)
+        shapes = self._shapes(request.draft_shape)
+        policy = None
+        if self.controller is not None and request.draft_width == "auto":
+            policy = self.controller.open(
+                self.slots.depth, greedy=request.sampling.greedy, shapes=shapes
+            )
+        slot = self._take(request, request.prompt, policy)
+        stats = Stats(prompt_tokens=len(request.prompt), cached_tokens=len(slot.cached))
+        return Sequence(
+            request,
+            slot,
+            sampler,
+            stats,
+            shapes[-1],
+            policy,
+            turn=self._n_steps,
+            begun_at=begun_at,
+        )
+
+    def _shapes(self, wanted: DraftShape) -> list[Shape]:
+        """Those that drafts of a request may have; the last one where the width is fixed."""
+        if self._tree is None or wanted == "chain":
+            return [self._chain]
+        return [self._tree] if wanted == "tree" else [self._chain, self._tree]
+
+    def _take(self, request: Request, text: list[int], policy: Policy | None) -> Slot:
+        # Where drafting does not pay, a prompt is not decoded again to give it another try.
+        hopeful = self.controller is None or policy is None or self.controller.hopeful
+        slot, n_cached = self.slots.take(
+            text if request.cache_prompt else text[:1],
+            for_drafts=request.drafts and hopeful,
+            unless_gave_up=policy is not None,
+        )
+        if policy is not None and self.drafter is not None:
+            policy.off = policy.off or self.drafter.length(slot.seq) < n_cached
+        return slot
+
+    def end(self, sequence: Sequence) -> None:
+        """Give the slot back, its caches at the same token, if need be empty. Safe to call again.
+
+        Raises what the drafter raises.
+        """
+        sequence.sampler.close()
+        if sequence.finish_reason is None:
+            sequence.finish_reason = "cancelled"
+        if sequence.policy is not None:
+            sequence.stats.drafting = sequence.policy.reason
+            sequence.stats.warning = sequence.policy.warning
+        request, chains = sequence.request, self.chains_because
+        if chains and request.drafts and request.draft_shape == "tree":
+            parts = sequence.stats.drafting, chains
+            sequence.stats.drafting = "; ".join(part for part in parts if part)
+        self.suspend(sequence)
+
+    def suspend(self, sequence: Sequence) -> None:
+        """Give the slot back for now; nothing of the answer is lost. Raises what the drafter
+        raises."""
+        if not sequence.has_slot:
+            return
+        sequence.has_slot = False
+        gave_up = sequence.policy is not None and sequence.policy.off
+        self.slots.give_back(sequence.slot, gave_up=gave_up)
+
+    def resume(self, sequence: Sequence) -> None:
+        """Give a suspended sequence a free slot. What the caches have lost of its text is decoded
+        like a prompt, then it goes on. Raises InputError when no slot is free."""
+        request = sequence.request
+        sequence.slot = self._take(request, sequence.text, sequence.policy)
+        sequence.has_slot = True
+        sequence.turn = self._n_steps
+
+    # Steps of all sequences
+
+    def has_room(self, sequences: list[Sequence]) -> bool:
+        """Whether these find the cells that they need before the next token of each.
+
+        That is for the rest of the prompts and for the anchors. Empties free slots for it.
+        """
+        n = sum(sequence.n_left or 1 for sequence in sequences)
+        self.slots.make_room(n)
+        return self.slots.free_cells >= n
+
+    def step(self, sequences: list[Sequence]) -> None:
+        """One chunk of the prompts that are not yet decoded, then one round of the others.
+
+        What goes wrong with one sequence alone, in its sampler or its `on_token`, is its `error`
+        and ends it. After any exception all are over and their caches empty.
+        """
+        try:
+            for sequence in sequences:
+                if sequence.cancelled.is_set() and sequence.finish_reason is None:
+                    sequence.finish_reason = "cancelled"
+            unfinished = [s for s in sequences if s.finish_reason is None]
+            answering = [s for s in unfinished if not s.in_prompt]
+            self._prefill.run(unfinished, self._n_steps, self._round_s)
+            # A first token goes out before its sequence's first round.
+            start = time.perf_counter()
+            self._round.run(answering)
+            if answering:
+                self._round_s += (time.perf_counter() - start - self._round_s) / 4
+            self._n_steps += 1
+        except BaseException:
+            for sequence in sequences:
+                self.slots.forget(sequence.slot)
+                sequence.finish_reason = sequence.finish_reason or "cancelled"
+            raise
+
+    def run(self, sequences: list[Sequence]) -> None:
+        """Step until all have finished, and give their slots back. Raises the first's error."""
+        with ExitStack() as stack:
+            for sequence in sequences:
+                stack.callback(self.end, sequence)
+            while any(sequence.finish_reason is None for sequence in sequences):
+                self.step(sequences)
+        for sequence in sequences:
+            if sequence.error is not None:
+                raise sequence.error
+
+    def forget_all(self) -> None:
+        """Empty the caches of all free slots."""
+        for slot in self.slots:
+            if not slot.busy:
+                self.slots.forget(slot)
+
+
+def most_nodes(n_branches: int, block_size: int) -> int:
+    """Of a tree: a row each in every branch. A wider one would need a new graph each round."""
+    return max(n_branches, block_size) - 1

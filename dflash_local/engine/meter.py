@@ -1,0 +1,123 @@
+"""What rounds take and bring: clocks and counts, for the statistics and for the controller."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dflash_local.draft.draft import Draft
+from dflash_local.draft.shape import ShapeName
+from dflash_local.engine.sequence import Sequence
+from dflash_local.engine.slots import Slots
+from dflash_local.engine.verify import Verdict
+from dflash_local.pays.controller import Controller
+
+TO_WARM_UP = 2
+"""Passes after a change of graphs until they are at their speed: a GPU's graph is recorded with the
+second one. Their times are not those of a step."""
+
+
+class Meter:
+    """Times rounds, one after the other."""
+
+    def __init__(self, slots: Slots, controller: Controller | None) -> None:
+        self.controller = controller
+        self.step_s = 1.0
+        """Of a plain step, lately."""
+        self.last_rows = 0
+        """Of the target's last pass."""
+        self._slots = slots
+        self._n_builds = 0  # of draft graphs
+        self._warming_up = 0  # drafts until the last of these is at its speed
+
+    def start(self, sequences: list[Sequence]) -> Lap:
+        """A round of these begins."""
+        return Lap(self, self._slots, sequences)
+
+    def count(self, sequence: Sequence, draft: Draft, verdict: Verdict) -> None:
+        """What became of a draft."""
+        n = len(verdict.tokens)
+        sequence.from_draft[-n:-1] = [True] * (n - 1)
+        sequence.shape.count(sequence.stats, draft, verdict.path)
+        if self.controller and sequence.policy is not None and draft:
+            self.controller.observe(sequence.policy, draft, verdict.tokens)
+
+    def usual_draft_s(self, seconds: float, n_drafting: int) -> float:
+        """What a draft stage of `seconds` would have taken with its graph built and recorded."""
+        n_builds = self._slots.drafter.n_builds if self._slots.drafter else 0
+        if n_builds != self._n_builds:
+            self._n_builds, self._warming_up = n_builds, 1 + TO_WARM_UP
+        if self._warming_up:
+            self._warming_up -= 1
+            if self.controller:
+                usual = self.controller.costs.draft_s(n_drafting, self._slots.depth)
+                return min(seconds, usual)
+        return seconds
+
+
+class Lap:
+    """One round on the clock: its stages call in this order."""
+
+    def __init__(self, meter: Meter, slots: Slots, sequences: list[Sequence]) -> None:
+        self._meter = meter
+        self._slots = slots
+        self._sequences = sequences
+        self._n_drafting = 0
+        self._n_rebuilds = slots.target.n_rebuilds
+        self._n_rows = len(sequences)
+        self._shape: ShapeName = "chain"
+        self._draft_s = 0.0
+        self._start = self._began = self._drafted = self._verified = time.perf_counter()
+
+    def drafting(self, n_sequences: int) -> None:
+        self._n_drafting = n_sequences
+        self._began = time.perf_counter()
+
+    def verifying(self) -> None:
+        self._drafted = time.perf_counter()
+        if self._n_drafting:
+            seconds = self._drafted - self._began
+            self._draft_s = self._meter.usual_draft_s(seconds, self._n_drafting)
+
+    def accepting(self, n_rows: int, shape: ShapeName = "chain") -> None:
+        """After a pass of so many rows, or several passes."""
+        self._verified = time.perf_counter()
+        self._n_rows = self._meter.last_rows = n_rows
+        self._shape = shape
+
+    @contextmanager
+    def sampling(self, sequence: Sequence) -> Iterator[None]:
+        """The draws of one sequence."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            sequence.stats.sample_s += time.perf_counter() - start
+
+    def end(self, n_steps: int = 1) -> None:
+        """The round, or so many plain steps, are over."""
+        end = time.perf_counter()
+        n_rebuilds = self._slots.target.n_rebuilds - self._n_rebuilds
+        for sequence in self._sequences:
+            stats = sequence.stats
+            stats.draft_s += self._drafted - self._start
+            stats.verify_s += self._verified - self._drafted
+            stats.decode_s += end - self._start
+            stats.graph_rebuilds += n_rebuilds
+        verify_s = (self._verified - self._drafted) / n_steps
+        if not self._n_drafting:
+            self._meter.step_s += (verify_s - self._meter.step_s) / 4
+        controller = self._meter.controller
+        if controller and any(s.policy is not None for s in self._sequences):
+            controller.skip(n_steps - 1)
+            controller.observe_round(
+                self._n_rows,
+                self._shape,
+                self._n_drafting,
+                self._slots.depth,
+                self._draft_s,
+                verify_s,
+                (end - self._verified) / n_steps,
+                rebuilt=n_rebuilds > 0,
+            )

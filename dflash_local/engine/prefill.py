@@ -1,0 +1,106 @@
+"""Prompts, chunk by chunk: what several sequences have left to read goes through in one batch."""
+
+from __future__ import annotations
+
+import time
+
+from dflash_local.engine import scheduler
+from dflash_local.engine.reuse import LEAST_GAIN
+from dflash_local.engine.round import Round
+from dflash_local.engine.scheduler import Prompt
+from dflash_local.engine.sequence import Sequence
+from dflash_local.engine.slots import Slots
+from dflash_local.target.batch import Batch
+
+
+class Prefill:
+    """Takes sequences in their prompt a batch further."""
+
+    def __init__(self, slots: Slots, round_: Round) -> None:
+        """`round_` emits the first token of a prompt that has ended."""
+        self._slots = slots
+        self._target = slots.target
+        self._round = round_
+        self._rows_per_s = 0.0  # of prompts, lately
+
+    def run(self, sequences: list[Sequence], turn: int, round_s: float) -> None:
+        """One batch of prompt rows, and the first token of each prompt that ends in it.
+
+        `sequences` are all that are in progress; `turn` numbers the engine's steps; `round_s` is
+        what a round takes, for which others would wait anyway. Raises as `Target.decode`.
+        """
+        start = time.perf_counter()
+        served = self._with_room(self._chunks(sequences, round_s))
+        if not served:
+            return
+        batch = Batch()
+        for sequence, n in served:
+            begin = len(sequence.slot.cached)
+            # Only a prompt's last row gives a token, and only if that is not known already.
+            ends = not sequence.tokens and n == sequence.n_left
+            rows = sequence.text[begin : begin + n]
+            batch.add(sequence.slot.seq, begin, rows, outputs="last" if ends else "none")
+        self._slots.decode(batch)
+        output_row = 0
+        for (sequence, n), part in zip(served, batch.parts, strict=True):
+            end = part.first_row + n
+            self._slots.commit(
+                sequence.slot,
+                batch.tokens[part.first_row : end],
+                range(part.first_row, end),
+                features=sequence.wants_features,
+            )
+            if batch.output[end - 1]:
+                self._round.emit_first(sequence, end - 1, output_row)
+                output_row += 1
+            sequence.turn = turn
+        self._count([sequence for sequence, _ in served], len(batch), start)
+
+    def _chunks(self, sequences: list[Sequence], round_s: float) -> list[tuple[Sequence, int]]:
+        """Whose prompt goes on in this step, and with how many rows."""
+        reading = self._without_repeats([s for s in sequences if s.in_prompt])
+        if not reading:
+            return []
+        n_rows = scheduler.chunk_rows(
+            self._target.n_batch, len(reading) < len(sequences), self._rows_per_s, round_s
+        )
+        rows = scheduler.share([Prompt(s.n_left, s.turn) for s in reading], n_rows)
+        return [(s, n) for s, n in zip(reading, rows, strict=True) if n]
+
+    def _without_repeats(self, sequences: list[Sequence]) -> list[Sequence]:
+        """Those whose prompt goes on. What several have in common at their beginning is decoded
+        once; the others wait for it and take it over."""
+        texts = [sequence.text for sequence in sequences]
+        for sequence, text in zip(sequences, texts, strict=True):
+            if sequence.request.cache_prompt:
+                n = self._slots.catch_up(sequence.slot, text, for_drafts=sequence.wants_features)
+                sequence.stats.cached_tokens += n
+        alike = [i for i, s in enumerate(sequences) if s.request.cache_prompt]
+        going = scheduler.ahead(
+            [texts[i] for i in alike], [len(sequences[i].slot.cached) for i in alike], LEAST_GAIN
+        )
+        waiting = set(alike) - {alike[i] for i in going}
+        return [s for i, s in enumerate(sequences) if i not in waiting]
+
+    def _with_room(self, chunks: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
+        """Those whose whole prompt fits; the others have reached the context's end."""
+        self._slots.make_room(sum(sequence.n_left for sequence, _ in chunks))
+        room = self._slots.free_cells
+        fitting = []
+        for sequence, n in chunks:
+            if sequence.n_left > room:  # other sequences have taken the rest
+                sequence.finish_reason = "length"
+            else:
+                fitting.append((sequence, n))
+                room -= n
+        return fitting
+
+    def _count(self, sequences: list[Sequence], n_rows: int, start: float) -> None:
+        now = time.perf_counter()
+        if n_rows >= scheduler.LEAST_ROWS:
+            rate = n_rows / (now - start)
+            self._rows_per_s += (rate - self._rows_per_s) / 4 if self._rows_per_s else rate
+        for sequence in sequences:
+            sequence.stats.prompt_s += now - start
+            if len(sequence.tokens) <= 1:
+                sequence.stats.ttft_s = now - sequence.begun_at + sequence.stats.queue_s

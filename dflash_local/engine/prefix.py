@@ -1,0 +1,62 @@
+"""A sequence that has left its slot: its tokens, and what target and drafter know of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash_local.engine.reuse import common_prefix
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix:
+    """Which tokens a saved sequence has, and what it is good for.
+
+    It can be cut to `n_least` tokens and more: of a sliding window only its last cells are saved.
+    The drafter has the first `n_drafter` tokens; if drafting was given up, `gave_up`, it needs no
+    more.
+    """
+
+    tokens: list[int]
+    n_least: int = 0
+    n_drafter: int = 0
+    gave_up: bool = False
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def n_usable(
+        self, prompt: Sequence[int], *, for_drafts: bool, unless_gave_up: bool = False
+    ) -> int:
+        """How many tokens of a prompt could be taken over; of a whole prompt, all but the last."""
+        n = min(common_prefix(self.tokens, prompt), len(prompt) - 1)
+        if for_drafts and not (unless_gave_up and self.gave_up):
+            n = min(n, self.n_drafter)
+        return n if n >= self.n_least else 0
+
+    def serves_for(self, other: Prefix) -> bool:
+        """Whether all that `other` is good for, this is, too."""
+        n = len(other)
+        return (
+            self.n_least <= other.n_least
+            and self.n_drafter >= other.n_drafter
+            and common_prefix(self.tokens, other.tokens) == n
+        )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Entry(Prefix):
+    """A saved sequence: `target` is what `saved.save` gave, `drafter` what `Drafter.save` gave, empty
+    without a drafter."""
+
+    target: Bytes
+    drafter: Bytes
+
+    @property
+    def n_bytes(self) -> int:
+        return 4 * len(self.tokens) + self.target.nbytes + self.drafter.nbytes

@@ -1,0 +1,321 @@
+"""Saved sequences on disk: one file each, written whole, checked whole, and bounded in bytes.
+
+A file begins with a magic line and the digest of all that follows: the length of a header, the
+header as JSON, then the tokens and what target and drafter have saved. Its name is made of what it
+belongs to, the digest of a key that names model files and options, and of its tokens. So files of
+another model, of another version or of another hand are never read, and a file that was cut or
+damaged is found out before anything of it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from dflash_local.engine.prefix import Bytes, Entry, Prefix
+from dflash_local.errors import InputError
+
+_MAGIC = b"dflash-local prefix 1\n"
+_DIGEST = 32
+_LENGTH = 4
+_MOST_HEADER = 1 << 16
+_OURS = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}\.prefix(\.\d+\.tmp)?")
+_OLD_S = 3600.0
+"""Age of a half-written file that nobody is writing any more."""
+_COUNTS = ("n_tokens", "n_target", "n_rows", "n_least", "n_drafter")
+
+
+class _Unusable(Exception):
+    """A file that is no whole saved sequence of ours; the message says what is wrong."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StoredPrefix(Prefix):
+    """A saved sequence in a file."""
+
+    path: Path
+    n_bytes: int
+
+
+class PrefixFiles:
+    """The files of one folder, several processes' and models'; those of one key can be read.
+
+    All of them together have at most `max_bytes`; those used longest ago go first, whosesoever.
+    Safe to use from several threads.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        key: Mapping[str, Any],
+        max_bytes: int,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        """`key` is everything that must be equal for a saved sequence to be usable, as JSON. `say`
+        hears a line about files that cannot be used or written. Raises InputError for a folder that
+        cannot be made or read.
+        """
+        self.folder = Path(folder).expanduser()
+        self.max_bytes = max_bytes
+        self._say = say or _silent
+        self._key = hashlib.blake2b(_json(key), digest_size=8).hexdigest()
+        self._prefixes: dict[Path, StoredPrefix] = {}
+        self._lock = threading.Lock()
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._read_folder()
+        except OSError as error:
+            raise InputError(
+                f"cache_dir {self.folder} cannot be used: {error.strerror or error}; "
+                "name a folder that can be written"
+            ) from None
+        self.n_bytes = self._trim(0)
+
+    def prefixes(self) -> list[StoredPrefix]:
+        """Those that can be read."""
+        with self._lock:
+            return list(self._prefixes.values())
+
+    def read(self, prefix: StoredPrefix) -> Entry | None:
+        """A saved sequence, checked; None, and the file is gone, where it is not what it was."""
+        try:
+            entry = _read(prefix.path)
+            if entry.tokens != prefix.tokens:
+                raise _Unusable("it has other tokens now")
+            os.utime(prefix.path)
+            return entry
+        except (OSError, _Unusable, MemoryError) as error:
+            if not isinstance(error, FileNotFoundError):  # another process made room
+                self._say(f"{prefix.path}: {error}; deleted")
+            self._remove(prefix.path)
+            return None
+
+    def write(self, entry: Entry) -> bool:
+        """Save a sequence, whole or not at all, and make room for it. False where that fails, or
+        it is too large."""
+        content = _content(entry)
+        n_bytes = sum(len(part) for part in content)
+        if n_bytes > self.max_bytes:
+            return False
+        name = hashlib.blake2b(_raw(entry.tokens), digest_size=8).hexdigest()
+        path = self.folder / f"{self._key}-{name}.prefix"
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        try:
+            self._trim(n_bytes)
+            _write(temporary, content)
+            temporary.replace(path)
+            _sync_folder(self.folder)
+        except (OSError, MemoryError) as error:
+            self._say(f"{path}: cannot be written: {error}; this prefix is not kept")
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            return False
+        stored = StoredPrefix(
+            entry.tokens,
+            entry.n_least,
+            entry.n_drafter,
+            entry.gave_up,
+            path=path,
+            n_bytes=n_bytes,
+        )
+        for old in self.prefixes():
+            if old.path != path and stored.serves_for(old):
+                self._remove(old.path)
+        with self._lock:
+            self._prefixes[path] = stored
+        self.n_bytes = self._trim(0)
+        return True
+
+    def clear(self) -> None:
+        """Delete those that can be read."""
+        for prefix in self.prefixes():
+            self._remove(prefix.path)
+        self.n_bytes = self._trim(0)
+
+    def _read_folder(self) -> None:
+        for path in sorted(self.folder.iterdir()):
+            if not _OURS.fullmatch(path.name):
+                continue
+            if path.suffix == ".tmp":
+                with contextlib.suppress(OSError):
+                    if time.time() - path.stat().st_mtime > _OLD_S:
+                        path.unlink()
+            elif path.name.startswith(self._key):
+                try:
+                    self._prefixes[path] = _read_head(path)
+                except FileNotFoundError:
+                    continue
+                except (OSError, _Unusable) as error:
+                    self._say(f"{path}: {error}; deleted")
+                    self._remove(path)
+
+    def _remove(self, path: Path) -> None:
+        with self._lock:
+            self._prefixes.pop(path, None)
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+    def _trim(self, n_more: int) -> int:
+        """Delete what was used longest ago until there is room for so many bytes; what is left."""
+        found = []
+        for path in self.folder.iterdir():
+            if _OURS.fullmatch(path.name):
+                with contextlib.suppress(OSError):
+                    stat = path.stat()
+                    found.append((stat.st_mtime_ns, stat.st_size, path))
+        total = sum(size for _, size, _ in found)
+        for _, size, path in sorted(found):
+            if total + n_more <= self.max_bytes:
+                break
+            self._remove(path)
+            total -= size
+        return total
+
+
+def _content(entry: Entry) -> list[bytes | memoryview]:
+    """The parts of a file, to be written one after the other."""
+    header = _json(
+        {
+            "n_tokens": len(entry),
+            "n_target": entry.target.nbytes,
+            "n_rows": entry.drafter.nbytes,
+            "n_least": entry.n_least,
+            "n_drafter": entry.n_drafter,
+            "resigned": entry.gave_up,
+        }
+    )
+    parts: list[bytes | memoryview] = [
+        len(header).to_bytes(_LENGTH, "little"),
+        header,
+        _raw(entry.tokens),
+        entry.target.data,
+        entry.drafter.data,
+    ]
+    digest = hashlib.blake2b(digest_size=_DIGEST)
+    for part in parts:
+        digest.update(part)
+    return [_MAGIC + digest.digest(), *parts]
+
+
+def _write(path: Path, content: list[bytes | memoryview]) -> None:
+    # What was said to the model is nobody else's to read.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb", buffering=0) as file:
+        for part in content:
+            view = memoryview(part)
+            while len(view):
+                view = view[file.write(view) :]
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read(path: Path) -> Entry:
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        begin = len(_MAGIC) + _DIGEST
+        head = file.read(begin)
+        if not head.startswith(_MAGIC) or size <= begin:
+            raise _Unusable("it is no saved prefix")
+        body = np.empty(size - begin, np.uint8)
+        if file.readinto(body.data) != len(body):
+            raise _Unusable("it was cut while it was read")
+    if hashlib.blake2b(body.data, digest_size=_DIGEST).digest() != head[len(_MAGIC) :]:
+        raise _Unusable("it is damaged")
+    length = int.from_bytes(body[:_LENGTH].tobytes(), "little")
+    header = _header(body[_LENGTH : _LENGTH + length].tobytes())
+    rest = body[_LENGTH + length :]
+    n_tokens, n_target, n_rows = 4 * header["n_tokens"], header["n_target"], header["n_rows"]
+    if len(rest) != n_tokens + n_target + n_rows:
+        raise _Unusable("its parts are not as long as it says")
+    target: Bytes = rest[n_tokens : n_tokens + n_target]
+    return Entry(
+        _tokens(rest[:n_tokens].tobytes()),
+        header["n_least"],
+        header["n_drafter"],
+        header["resigned"],
+        target=target,
+        drafter=rest[n_tokens + n_target :],
+    )
+
+
+def _read_head(path: Path) -> StoredPrefix:
+    """What a file says that it has, which `_read` checks."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if file.read(len(_MAGIC)) != _MAGIC:
+            raise _Unusable("it is no saved prefix")
+        file.seek(_DIGEST, os.SEEK_CUR)
+        length = int.from_bytes(_exactly(file, _LENGTH), "little")
+        if length > _MOST_HEADER:
+            raise _Unusable(f"its header would have {length} bytes")
+        header = _header(_exactly(file, length))
+        begin = file.tell()
+        parts = 4 * header["n_tokens"] + header["n_target"] + header["n_rows"]
+        if size != begin + parts:
+            raise _Unusable(f"it has {size} bytes, expected {begin + parts}")
+        tokens = _tokens(_exactly(file, 4 * header["n_tokens"]))
+    return StoredPrefix(
+        tokens,
+        header["n_least"],
+        header["n_drafter"],
+        header["resigned"],
+        path=path,
+        n_bytes=size,
+    )
+
+
+def _exactly(file: BinaryIO, n: int) -> bytes:
+    read = file.read(n)
+    if len(read) != n:
+        raise _Unusable("it ends too early")
+    return read
+
+
+def _header(raw: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(raw)
+    except ValueError:
+        raise _Unusable("its header is not JSON") from None
+    counts = [header.get(name) for name in _COUNTS] if isinstance(header, dict) else [None]
+    if not all(isinstance(n, int) and 0 <= n < 1 << 48 for n in counts):
+        raise _Unusable("its header lacks some number")
+    if not isinstance(header.get("resigned"), bool):
+        raise _Unusable("its header lacks resigned")
+    return dict(header)
+
+
+def _tokens(raw: bytes) -> list[int]:
+    tokens: list[int] = np.frombuffer(raw, "<i4").tolist()
+    return tokens
+
+
+def _raw(tokens: list[int]) -> bytes:
+    return np.array(tokens, "<i4").tobytes()
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, sort_keys=True, default=str).encode()
+
+
+def _silent(_line: str) -> None:
+    pass

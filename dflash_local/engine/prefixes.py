@@ -1,0 +1,156 @@
+"""Sequences that have left their slots: in host memory, bounded in bytes, and from there on disk.
+
+The least recently used go first. One that another, longer and as good, begins with is dropped.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dflash_local.engine.prefix import Entry, Prefix
+from dflash_local.engine.prefix_files import PrefixFiles, StoredPrefix
+
+
+@dataclass(frozen=True)
+class Found:
+    """A saved sequence and how many tokens of the prompt it has."""
+
+    prefix: Prefix
+    n_usable: int
+
+    @property
+    def is_on_disk(self) -> bool:
+        return isinstance(self.prefix, StoredPrefix)
+
+
+class PrefixStore:
+    """At most `max_bytes` of entries in memory, and besides one on its way to the disk.
+
+    One thread uses it; what it counts may be read from any.
+    """
+
+    def __init__(self, max_bytes: int, files: PrefixFiles | None = None) -> None:
+        self.max_bytes = max_bytes
+        self.n_bytes = 0
+        self._files = files
+        self._entries: list[Entry] = []  # the one used longest ago first
+        self._leaving: Entry | None = None
+        self._writer: threading.Thread | None = None
+
+    @property
+    def spills(self) -> bool:
+        """Whether what leaves memory goes to disk."""
+        return self._files is not None
+
+    @property
+    def n_entries(self) -> int:
+        return len(self._entries)
+
+    @property
+    def n_disk_entries(self) -> int:
+        return len(self._files.prefixes()) if self._files else 0
+
+    def find(
+        self, prompt: Sequence[int], *, for_drafts: bool, unless_gave_up: bool = False
+    ) -> Found | None:
+        """The saved sequence that has most of a prompt; of equals the shortest, in
+        memory before on disk. None where no token is usable."""
+        best: tuple[int, bool, int] = (0, False, 0)
+        found = None
+        for prefix in self._all():
+            n = prefix.n_usable(prompt, for_drafts=for_drafts, unless_gave_up=unless_gave_up)
+            rank = n, isinstance(prefix, Entry), -len(prefix)
+            if n and rank > best:
+                best, found = rank, Found(prefix, n)
+        return found
+
+    def _all(self) -> list[Prefix]:
+        leaving = [self._leaving] if self._leaving else []
+        return [*self._entries, *leaving, *(self._files.prefixes() if self._files else [])]
+
+    def fetch(self, found: Found) -> Entry | None:
+        """What was found, with its content, which is then the last used; None where the file
+        turns out to be damaged or gone."""
+        prefix = found.prefix
+        if isinstance(prefix, StoredPrefix):
+            return self._files.read(prefix) if self._files else None
+        assert isinstance(prefix, Entry)
+        self._touch(prefix)
+        return prefix
+
+    def has(self, prefix: Prefix) -> bool:
+        """Whether something as good is there already, which is then the last used."""
+        for entry in self._all():
+            if entry.serves_for(prefix):
+                if isinstance(entry, Entry):
+                    self._touch(entry)
+                return True
+        return False
+
+    def _touch(self, entry: Entry) -> None:
+        for i, other in enumerate(self._entries):
+            if other is entry:
+                self._entries.append(self._entries.pop(i))
+                return
+
+    def put(self, entry: Entry) -> bool:
+        """Keep an entry in memory; others make room for it. False where it is too large."""
+        if entry.n_bytes > self.max_bytes:
+            return False
+        kept = [other for other in self._entries if not entry.serves_for(other)]
+        self._replace(kept)
+        while self.n_bytes + entry.n_bytes > self.max_bytes:
+            oldest, *rest = self._entries
+            self._replace(rest)
+            self._spill(oldest)
+        self._replace([*self._entries, entry])
+        return True
+
+    def _replace(self, entries: list[Entry]) -> None:
+        self._entries = entries
+        self.n_bytes = sum(entry.n_bytes for entry in entries)
+
+    def _spill(self, entry: Entry) -> None:
+        """Hand an entry to the disk, once the one before has arrived there."""
+        files = self._files
+        if files is None or any(p.serves_for(entry) for p in files.prefixes()):
+            return
+        self._wait()
+        self._leaving = entry
+        self._writer = threading.Thread(
+            target=self._write, args=(files, entry), name="prefix-writer"
+        )
+        self._writer.start()
+
+    def _write(self, files: PrefixFiles, entry: Entry) -> None:
+        files.write(entry)
+        self._leaving = None
+
+    def _wait(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.join()
+
+    def clear(self) -> None:
+        """Forget what is in memory and on disk."""
+        self._wait()
+        self._replace([])
+        if self._files is not None:
+            self._files.clear()
+
+    def close(self) -> None:
+        """Spill what is in memory, as much as the disk may hold, and wait for it. Safe to call
+        again."""
+        if self._files is not None:
+            kept, n_bytes = [], 0
+            for entry in reversed(self._entries):
+                n_bytes += entry.n_bytes
+                if n_bytes > self._files.max_bytes:
+                    break
+                kept.append(entry)
+            for entry in reversed(kept):
+                self._spill(entry)
+        self._wait()
+        self._replace([])

@@ -1,0 +1,84 @@
+"""What to generate, in token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from dflash_local.draft.shape import DraftShape
+from dflash_local.errors import ContextFullError, InputError
+from dflash_local.sampling.grammar import Constraint
+from dflash_local.sampling.params import SamplingParams
+
+
+def _never(_token: int) -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to generate.
+
+    `draft_width`: target rows of a verify pass, the anchor included; 0 (and 1) is plain decoding,
+    "auto" is what pays best, round by round. `draft_shape`: of its drafts, if target and drafter
+    can do more than chains. Without `cache_prompt` nothing of the prompt comes from the caches.
+    `on_token` gets every token but an end of text, in order; if it returns True, generation ends.
+    `constraint` is the grammar of `sampling` at its beginning, for this request alone; None: it is
+    made when the request begins.
+    """
+
+    prompt: list[int]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    draft_width: int | Literal["auto"] = 0
+    on_token: Callable[[int], bool] = _never
+    cache_prompt: bool = True
+    constraint: Constraint | None = None
+    draft_shape: DraftShape = "chain"
+
+    @property
+    def drafts(self) -> bool:
+        return self.draft_width == "auto" or self.draft_width > 1
+
+    def check(self, n_vocab: int, n_ctx: int, max_width: int) -> None:
+        """Raises InputError, ContextFullError for what cannot be begun.
+
+        `max_width` is the widest verify pass; 0 where there is no drafter.
+        """
+        if not self.prompt:
+            raise InputError("the prompt is empty; give at least one token")
+        for token in self.prompt:
+            if not 0 <= token < n_vocab:
+                raise InputError(f"token id {token} of the prompt is not in 0 to {n_vocab - 1}")
+        if len(self.prompt) >= n_ctx:
+            raise ContextFullError(
+                f"the prompt has {len(self.prompt)} tokens, the context holds {n_ctx} with at "
+                "least one for the answer; shorten the prompt or load with a larger n_ctx (--ctx)"
+            )
+        if self.max_tokens is not None and not _is_count(self.max_tokens, 1):
+            raise InputError(
+                f"max_tokens is {self.max_tokens!r}; expected a whole number, 1 or more"
+            )
+        width = self.draft_width
+        if width == "auto":
+            return
+        if not _is_count(width, 0):
+            raise InputError(
+                f'draft_width is {width!r}; expected a whole number, 0 or more, or "auto"'
+            )
+        if self.drafts and not max_width:
+            raise InputError(
+                f"draft_width is {width}, but there is no drafter; "
+                "load one with draft=, or set draft_width to 0"
+            )
+        if width > max(max_width, 1):
+            what = "this drafter's block" if self.draft_shape == "chain" else "a draft tree"
+            raise InputError(f"draft_width is {width}; {what} allows at most {max_width}")
+
+
+def _is_count(value: object, least: int) -> bool:
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return whole and value >= least  # type: ignore[operator]

@@ -1,0 +1,195 @@
+"""A round over N sequences: draft, verify, accept, inject. Section by section as in the paper
+(Chen, Liang, Liu 2026, arXiv 2602.06036).
+
+A drafter proposes a block of tokens after each sequence's anchor. The target decodes anchors and
+drafts in one batch. Of each draft the target's own tokens are accepted, and one more token is the
+next anchor. The hidden states of the accepted rows are injected into the drafter with its next
+draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeAlias
+
+from dflash_local.draft.draft import Draft
+from dflash_local.draft.drafter import DraftRequest
+from dflash_local.draft.shape import allowed
+from dflash_local.engine.meter import Lap, Meter
+from dflash_local.engine.sequence import Sequence
+from dflash_local.engine.slots import Slots
+from dflash_local.engine.verify import Verdict
+from dflash_local.engine.widths import Choice, Widths
+from dflash_local.errors import GrammarError
+from dflash_local.sampling.sampler import not_finite
+from dflash_local.target.batch import Batch, Part
+
+Verify: TypeAlias = Callable[[Draft, Callable[[int], int], Callable[[int], bool]], Verdict]
+
+_NO_DRAFT = Draft.chain([])
+_NO_TOKEN = -1
+_MOST_WITH_A_DRAFT = 16
+"""Rows injected together with a draft, at most. More go ahead of it, so that the time of a draft
+says what a draft costs."""
+
+
+class Round:
+    """Takes sequences whose prompt is decoded a round further."""
+
+    def __init__(self, slots: Slots, widths: Widths, meter: Meter, verify: Verify) -> None:
+        self._slots = slots
+        self._target = slots.target
+        self._drafter = slots.drafter
+        self._widths = widths
+        self._meter = meter
+        self._verify_draft = verify
+
+    def run(self, sequences: list[Sequence]) -> None:
+        """One round of all of these, or some plain steps at once.
+
+        Raises as `Target.decode`, and what the drafter raises. What goes wrong with one sequence
+        alone is its `error`.
+        """
+        sequences = self._with_room(sequences)
+        if not sequences:
+            return
+        lap = self._meter.start(sequences)
+        choice = self._widths.choose(sequences)
+        if not any(choice.n_drafts):
+            self._plain(sequences, lap)
+            return
+        self._inject(sequences, choice)
+        lap.drafting(choice.n_drafting)
+        drafts = self._draft(sequences, choice)
+        lap.verifying()
+        batch = self._verify(sequences, drafts)
+        lap.accepting(len(batch), batch.shape)
+        for sequence, draft, part in zip(sequences, drafts, batch.parts, strict=True):
+            with self._alone(sequence), lap.sampling(sequence):
+                self._accept(sequence, draft, part)
+        lap.end()
+
+    def emit_first(self, sequence: Sequence, row: int, output_row: int) -> None:
+        """Emit the token after the last row of a prompt."""
+        with self._alone(sequence):
+            token = sequence.draw(self._target, row, output_row)
+            sequence.emit(token, ends_text=self._target.vocabulary.ends_text(token))
+            sequence.stats.emitted += 1
+
+    def _with_room(self, sequences: list[Sequence]) -> list[Sequence]:
+        """Those whose anchor fits the context; the others have reached its end."""
+        self._slots.make_room(sum(1 + self._widths.most_nodes(s) for s in sequences))
+        room = max(self._slots.free_cells, 0)
+        for sequence in sequences[room:]:
+            sequence.finish_reason = "length"
+        return sequences[:room]
+
+    def _inject(self, sequences: list[Sequence], choice: Choice) -> None:
+        """Of those that draft, what a prompt or plain decoding has left: apart from the draft."""
+        for sequence, n in zip(sequences, choice.n_drafts, strict=True):
+            if n and len(sequence.slot.pending) > _MOST_WITH_A_DRAFT:
+                self._slots.inject(sequence.slot)
+
+    def _draft(self, sequences: list[Sequence], choice: Choice) -> list[Draft]:
+        """A draft per sequence, as far as it is to be verified; empty for those without."""
+        assert self._drafter is not None
+        drafting = [(i, n) for i, n in enumerate(choice.n_drafts) if n]
+        requests = [
+            DraftRequest(s.slot.seq, s.anchor, self._slots.take_features(s.slot), n)
+            for s, n in ((sequences[i], n) for i, n in drafting)
+        ]
+        self._drafter.begin(requests)
+        self._target.tidy()  # host work while the device drafts
+        drafts = [_NO_DRAFT] * len(sequences)
+        for (i, _), proposal in zip(drafting, self._drafter.read(), strict=True):
+            drafts[i] = self._cut(sequences[i], proposal, choice.limits[i])
+        return self._widths.clip(sequences, drafts, choice)
+
+    def _cut(self, sequence: Sequence, proposal: Draft, limit: int) -> Draft:
+        """What of a proposal can be verified: there is room for it, and the grammar allows it."""
+        draft = sequence.shape.cut(
+            proposal, self._target.n_vocab, limit, sequence.remaining, sequence.rate
+        )
+        try:
+            return allowed(draft, sequence.sampler.n_valid)
+        except GrammarError:
+            return _NO_DRAFT  # if the answer cannot go on either, its draw says so
+
+    def _verify(self, sequences: list[Sequence], drafts: list[Draft]) -> Batch:
+        """One pass of the target over the anchor and the draft of every sequence."""
+        batch = Batch()
+        for s, draft in zip(sequences, drafts, strict=True):
+            s.shape.place(batch, s.slot.seq, len(s.slot.cached), s.anchor, draft)
+        self._slots.decode(batch)
+        return batch
+
+    def _accept(self, sequence: Sequence, draft: Draft, part: Part) -> None:
+        """Emit the target's tokens along the draft, and keep the rows that held them."""
+        anchor, first, ends_text = (
+            sequence.anchor,
+            part.first_row,
+            self._target.vocabulary.ends_text,
+        )
+        verdict = self._verify_draft(
+            draft,
+            lambda row: sequence.draw(self._target, first + row, first + row),
+            lambda token: sequence.emit(token, ends_text=ends_text(token)),
+        )
+        path = verdict.path
+        self._target.keep(part, path)
+        self._slots.commit(
+            sequence.slot,
+            [anchor, *(draft.tokens[row - 1] for row in path[1:])],
+            (first + row for row in path),
+            features=sequence.wants_features,
+        )
+        self._meter.count(sequence, draft, verdict)
+
+    def _plain(self, sequences: list[Sequence], lap: Lap) -> None:
+        """A plain step, or several at once for those that only take the likeliest token."""
+        lap.verifying()
+        if all(sequence.takes_best for sequence in sequences):
+            n_steps = self._widths.n_steps_ahead(sequences)
+            slots, anchors = [s.slot for s in sequences], [s.anchor for s in sequences]
+            steps = self._slots.decode_ahead(slots, anchors, n_steps)
+            lap.accepting(len(sequences))
+        else:
+            batch = self._verify(sequences, [_NO_DRAFT] * len(sequences))
+            lap.accepting(len(batch))
+            steps = [[_NO_TOKEN] * len(sequences)]
+            for i, (sequence, part) in enumerate(zip(sequences, batch.parts, strict=True)):
+                with self._alone(sequence), lap.sampling(sequence):
+                    steps[0][i] = sequence.draw(self._target, part.first_row, part.first_row)
+        for i, sequence in enumerate(sequences):
+            if sequence.finish_reason is None:
+                with self._alone(sequence):
+                    self._emit_steps(sequence, [step[i] for step in steps], i, len(sequences))
+        lap.end(len(steps))
+
+    def _emit_steps(self, sequence: Sequence, tokens: list[int], i: int, n: int) -> None:
+        """What the i-th of n sequences has decoded plainly, up to its end."""
+        slot, ends_text = sequence.slot, self._target.vocabulary.ends_text
+        fed, n_kept = [sequence.anchor, *tokens[:-1]], 0
+        for token in tokens:
+            if token < 0:
+                raise not_finite()
+            n_kept += 1
+            sequence.stats.record_round(drafted=0, emitted=1)
+            if sequence.emit(token, ends_text=ends_text(token)):
+                break
+        rows, features = range(i, i + n * len(tokens), n), sequence.wants_features
+        self._slots.commit(slot, fed[:n_kept], rows[:n_kept], features=features)
+        if n_kept < len(tokens) and not self._target.truncate(slot.seq, len(slot.cached)):
+            # A recurrent state cannot forget the steps beyond, so the slot must know of them.
+            self._slots.commit(slot, fed[n_kept:], rows[n_kept:], features=features)
+
+    @contextmanager
+    def _alone(self, sequence: Sequence) -> Iterator[None]:
+        """What its sampler or its `on_token` raises ends this sequence, with its slot emptied, and
+        does not reach the others."""
+        try:
+            yield
+        except Exception as error:
+            sequence.fail(error)
+            self._slots.forget(sequence.slot)

@@ -1,0 +1,414 @@
+"""Slots: sequences in the caches of target and drafter, and who has which cells.
+
+The drafter learns of rows when they are injected; until then the target's store has their hidden
+states. `Slots.commit` is the only place that adds to what a slot has cached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from dflash_local.draft.drafter import Drafter
+from dflash_local.engine.prefix import Entry, Prefix
+from dflash_local.engine.prefixes import Found, PrefixStore
+from dflash_local.engine.reuse import LEAST_GAIN, Holder, choose, common_prefix, worth_keeping
+from dflash_local.errors import DflashError, InputError
+from dflash_local.target import saved
+from dflash_local.target.batch import Batch
+from dflash_local.target.taps import StoredFeatures
+from dflash_local.target.target import Target
+
+Origin = Literal["slot", "shared", "memory", "disk", "none"]
+"""Where the beginning of a prompt came from: its slot, another slot, the store, or nowhere."""
+
+
+@dataclass
+class Slot:
+    """One sequence of target and drafter, and what their caches hold.
+
+    `cached` are the tokens in the target's cache by position. The drafter has the first
+    `drafter.length(seq)` of them; while a sequence drafts, `pending` are the rest, by their numbers
+    in the target's store of hidden states.
+    """
+
+    seq: int
+    cached: list[int] = field(default_factory=list)
+    pending: list[int] = field(default_factory=list)
+    busy: bool = False
+    last_use: int = 0
+    gave_up: bool = False
+    """Drafting was given up here for good, so that the drafter has fallen behind the target."""
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """A prompt, and whether the drafter must have what is reused of it; see `Slots.take`."""
+
+    prompt: list[int]
+    for_drafts: bool
+    unless_gave_up: bool
+
+    def drafts_in(self, gave_up: bool) -> bool:
+        return self.for_drafts and not (self.unless_gave_up and gave_up)
+
+
+class Slots:
+    """The slots of a target and, if there is one, a drafter, kept in step with one another."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        n_seq: int,
+        store: PrefixStore | None = None,
+    ) -> None:
+        """`store` takes in what leaves its slot."""
+        self.target = target
+        self.drafter = drafter
+        self.store = store
+        self._slots = [Slot(seq) for seq in range(n_seq)]
+        self.reused: dict[Origin, int] = {"slot": 0, "shared": 0, "memory": 0, "disk": 0, "none": 0}
+        """How many prompts began with what came from where."""
+        self._shared = SharedCells()
+        self._n_decoded = 0  # rows, by the numbers of the target's store
+        self._clock = 0
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self._slots)
+
+    def __getitem__(self, seq: int) -> Slot:
+        return self._slots[seq]
+
+    @property
+    def free_cells(self) -> int:
+        """Of the one cache that all slots share."""
+        return self.target.n_ctx - self._shared.n_used([len(slot.cached) for slot in self._slots])
+
+    @property
+    def depth(self) -> int:
+        """Cached tokens of the busy slots."""
+        return sum(len(slot.cached) for slot in self._slots if slot.busy)
+
+    # A slot's life
+
+    def take(
+        self, prompt: Sequence[int], *, for_drafts: bool, unless_gave_up: bool = False
+    ) -> tuple[Slot, int]:
+        """A free slot, busy from now on, and how many tokens of the prompt its caches have.
+
+        They come from the slot itself, from another one, which may be busy, or from the store: see
+        `reuse.choose`. At most `len(prompt) - 1` are kept, as the last row's logits give the first
+        token. `for_drafts` keeps only what the drafter has, too; `unless_gave_up` leaves a slot in
+        which drafting was given up as it is, the drafter behind the target. Raises InputError when
+        no slot is free.
+        """
+        if all(slot.busy for slot in self._slots):
+            raise InputError(f"all {len(self._slots)} slots are busy; wait for one to end")
+        for_drafts = for_drafts and self.drafter is not None
+        wanted = _Wanted(list(prompt), for_drafts, unless_gave_up)
+        holders = [self._holder(slot, wanted) for slot in self._slots]
+        found = self._find(wanted)
+        choice = choose(holders, (found.n_usable, len(found.prefix)) if found else None)
+        entry = None
+        if choice.source is None and found and self.store:
+            entry = self.store.fetch(found)
+            choice = choice if entry else choose(holders)
+        slot = self._slots[choice.slot]
+        origin: Origin = "slot"
+        if entry:
+            origin = "disk" if found and found.is_on_disk else "memory"
+            self._save(slot)
+            self._restore(slot, entry)
+        elif choice.source not in (None, slot.seq):
+            origin = "shared"
+            self._save(slot)
+            self._share(self._slots[choice.source or 0], slot, choice.length)
+        else:
+            self._save(slot, choice.length)
+        self.roll_back(slot, choice.length, for_drafts=wanted.drafts_in(slot.gave_up))
+        self.reused[origin if slot.cached else "none"] += 1
+        slot.busy = True
+        slot.gave_up = False
+        return slot, len(slot.cached)
+
+    def catch_up(self, slot: Slot, prompt: Sequence[int], *, for_drafts: bool) -> int:
+        """Let a slot in the middle of a prompt take over what another slot has of it by now.
+
+        Returns how many tokens that is. `for_drafts` as for `take`.
+        """
+        for_drafts = for_drafts and self.drafter is not None
+        others = [other for other in self._slots if other is not slot and other.cached]
+        usable = {other.seq: self._n_usable(other, prompt, for_drafts) for other in others}
+        if for_drafts:
+            usable = {o.seq: self._n_drafted_from(o, usable[o.seq]) for o in others}
+        source = max(others, key=lambda other: usable[other.seq], default=None)
+        gain = usable[source.seq] - len(slot.cached) if source else 0
+        if source is None or gain < LEAST_GAIN:
+            return 0
+        if not self.target.sees(source.seq, usable[source.seq]):  # its window has moved on
+            return 0
+        self._share(source, slot, usable[source.seq])
+        return gain
+
+    def give_back(self, slot: Slot, *, gave_up: bool = False) -> None:
+        """Free a slot whose sequence has ended, with both caches at the same token, if need be
+        empty. `gave_up`: without what the drafter has not seen yet, which it will not need.
+
+        Raises what the drafter raises.
+        """
+        if gave_up:
+            slot.gave_up = True
+            slot.pending = []
+        slot.busy = False
+        self._clock += 1
+        slot.last_use = self._clock
+        try:
+            self.inject(slot)
+        except BaseException:
+            self.forget(slot)
+            raise
+
+    def forget(self, slot: Slot) -> None:
+        """Empty a slot."""
+        slot.cached.clear()
+        slot.pending = []
+        slot.gave_up = False
+        self._shared.cut(slot.seq, 0)
+        self.target.clear(slot.seq)
+        if self.drafter:
+            self.drafter.truncate(slot.seq, 0)
+
+    def forget_all(self) -> None:
+        """Empty all free slots, and the store with its files."""
+        for slot in self._slots:
+            if not slot.busy:
+                self.forget(slot)
+        if self.store is not None:
+            self.store.clear()
+
+    def make_room(self, n: int) -> None:
+        """Empty free slots, the least recently used first, until n cells are free."""
+        idle = sorted((s for s in self._slots if not s.busy and s.cached), key=lambda s: s.last_use)
+        for slot in idle:
+            if self.free_cells >= n:
+                return
+            self._save(slot)
+            self.forget(slot)
+
+    def close(self) -> None:
+        """Save what is worth it on the disk, if the store has one. Safe to call again."""
+        if self.store is None:
+            return
+        if self.store.spills and self.target.is_open:
+            for slot in sorted(self._slots, key=lambda slot: slot.last_use):
+                if not slot.busy:
+                    self._save(slot)
+                    self.forget(slot)
+        self.store.close()
+
+    # Passes of the target
+
+    def decode(self, batch: Batch) -> None:
+        """One batch through the target. See `Target.run`."""
+        self._keep_stored(len(batch))
+        self.target.run(batch)
+        self._n_decoded = self.target.first_stored + len(batch)
+
+    def decode_ahead(
+        self, slots: Sequence[Slot], anchors: Sequence[int], n_steps: int
+    ) -> list[list[int]]:
+        """Some plain greedy steps of these slots at once. See `Target.decode_ahead`."""
+        self._keep_stored(n_steps * len(slots))
+        steps = self.target.decode_ahead(
+            anchors, [len(slot.cached) for slot in slots], [slot.seq for slot in slots], n_steps
+        )
+        self._n_decoded = self.target.first_stored + len(steps) * len(slots)
+        return steps
+
+    def commit(
+        self, slot: Slot, tokens: Sequence[int], rows: Iterable[int], *, features: bool
+    ) -> None:
+        """Rows of the last pass stay in the cache of a slot, as these tokens.
+
+        `features`: the drafter will want their hidden states. Without, what it has not seen yet is
+        dropped, too, as it could not go on behind a gap.
+        """
+        slot.cached += tokens
+        if self.drafter and features:
+            first = self.target.first_stored
+            slot.pending += [first + row for row in rows]
+        else:
+            slot.pending = []
+
+    def _keep_stored(self, n_rows: int) -> None:
+        """Before so many rows: inject what they would overwrite in the target's store."""
+        lost = self._n_decoded + n_rows - self.target.n_stored
+        for slot in self._slots:
+            if slot.pending and slot.pending[0] < lost:
+                self.inject(slot)
+
+    # What the drafter knows
+
+    def take_features(self, slot: Slot) -> StoredFeatures:
+        """The hidden states that the drafter lacks, for a draft that injects them."""
+        pending, slot.pending = slot.pending, []
+        return StoredFeatures(self.target, pending)
+
+    def inject(self, slot: Slot) -> None:
+        """Give the drafter what it lacks of a slot. Raises what the drafter raises."""
+        if slot.pending and self.drafter:
+            self.drafter.inject(slot.seq, self.take_features(slot))
+
+    def roll_back(self, slot: Slot, length: int, *, for_drafts: bool) -> None:
+        """Cut both caches to a common length, at most `length`."""
+        if self.drafter:
+            if for_drafts:
+                # Rows that only the target has must be decoded again for their hidden states.
+                length = self._n_drafted_from(slot, min(length, self.drafter.length(slot.seq)))
+            self.drafter.truncate(slot.seq, length)
+        if length < len(slot.cached):
+            if not self.target.truncate(slot.seq, length):
+                self.forget(slot)
+                return
+            del slot.cached[length:]
+            self._shared.cut(slot.seq, length)
+        if not self.target.sees(slot.seq, len(slot.cached)):
+            self.forget(slot)
+
+    def _n_drafted_from(self, slot: Slot, length: int) -> int:
+        """`length`, or a window less if the drafter's window has lost much of what it saw there.
+
+        The tokens of a window are then decoded again.
+        """
+        if self.drafter is None or not self.drafter.draft_window or not self.drafter.saves_rows:
+            return length
+        wanted = min(length, self.drafter.draft_window)
+        seen = self.drafter.n_visible(slot.seq, length)
+        return length if 4 * seen >= 3 * wanted else length - wanted
+
+    # Where a prompt's beginning comes from
+
+    def _n_usable(self, slot: Slot, prompt: Sequence[int], for_drafts: bool) -> int:
+        """How many tokens of a prompt a slot has, and where that matters the drafter, too."""
+        n = min(common_prefix(slot.cached, prompt), len(prompt) - 1)
+        if self.drafter and for_drafts:
+            n = min(n, self.drafter.length(slot.seq) + len(slot.pending))
+        return 0 if n < len(slot.cached) and not self.target.can_roll_back else n
+
+    def _holder(self, slot: Slot, wanted: _Wanted) -> Holder:
+        n = self._n_usable(slot, wanted.prompt, wanted.drafts_in(slot.gave_up))
+        return Holder(len(slot.cached), n, self._n_elsewhere(slot), slot.busy, slot.last_use)
+
+    def _n_elsewhere(self, slot: Slot) -> int:
+        """How many tokens of a slot some other slot begins with, too."""
+        others = (other for other in self._slots if other is not slot)
+        return max((common_prefix(slot.cached, other.cached) for other in others), default=0)
+
+    def _share(self, source: Slot, slot: Slot, length: int) -> None:
+        """A slot takes over the first tokens of another one, which keeps them."""
+        self.forget(slot)
+        self.target.copy(source.seq, slot.seq, length)
+        self._shared.share(source.seq, slot.seq, length)
+        slot.cached = source.cached[:length]
+        slot.gave_up = source.gave_up
+        if self.drafter:
+            pending = source.pending
+            try:
+                self.inject(source)
+            except DflashError:  # the source will meet it, too, when it drafts
+                source.pending = pending
+            n = min(length, self.drafter.length(source.seq))
+            self.drafter.copy(source.seq, slot.seq, n)
+
+    def _find(self, wanted: _Wanted) -> Found | None:
+        """What the store has of a prompt, if there is room for it."""
+        if self.store is None:
+            return None
+        found = self.store.find(
+            wanted.prompt, for_drafts=wanted.for_drafts, unless_gave_up=wanted.unless_gave_up
+        )
+        busy = [len(slot.cached) if slot.busy else 0 for slot in self._slots]
+        if found and len(found.prefix) > self.target.n_ctx - self._shared.n_used(busy):
+            return None
+        return found
+
+    def _restore(self, slot: Slot, entry: Entry) -> None:
+        """Put a saved sequence in place of what a slot has; nothing where that fails."""
+        self.forget(slot)
+        self.make_room(len(entry))
+        if not saved.restore(self.target.context, slot.seq, entry.target):
+            return
+        slot.cached = list(entry.tokens)
+        slot.gave_up = entry.gave_up
+        if self.drafter and len(entry.drafter):
+            try:
+                self.drafter.restore(slot.seq, entry.drafter)
+            except DflashError:
+                self.drafter.truncate(slot.seq, 0)
+
+    def _save(self, slot: Slot, n_kept: int = 0) -> None:
+        """Save a slot that is about to lose all but its first tokens, if that is worth it."""
+        store, n = self.store, len(slot.cached)
+        n_kept = max(n_kept, self._n_elsewhere(slot))
+        if store is None or not worth_keeping(n - n_kept, n) or not self.target.can_roll_back:
+            return
+        drafter = self.drafter if self.drafter and self.drafter.saves_rows else None
+        prefix = Prefix(
+            list(slot.cached),
+            n - 1 if 0 < self.target.n_swa < n else 0,
+            drafter.length(slot.seq) if drafter else 0,
+            slot.gave_up,
+        )
+        context = self.target.context
+        if store.has(prefix) or saved.n_bytes(context, slot.seq) > store.max_bytes:
+            return
+        try:
+            state = saved.save(context, slot.seq)
+            rows = drafter.save(slot.seq) if drafter else np.empty(0, np.uint8)
+        except MemoryError:
+            return
+        if len(state):
+            store.put(Entry(**vars(prefix), target=state, drafter=rows))
+
+
+class SharedCells:
+    """Which slots have cells in common: for pairs of them, the first so many positions.
+
+    Sharing begins with a copy and ends, from some position on, with a cut. As every slot that has
+    a cell has all those before it, the cells of all slots are a tree with a path for each slot.
+    """
+
+    def __init__(self) -> None:
+        self._common: dict[tuple[int, int], int] = {}  # replaced, so that any thread may read it
+
+    def share(self, source: int, target: int, length: int) -> None:
+        """Slot `target`, which is empty, takes the first `length` cells of slot `source`."""
+        self.cut(target, 0)
+        found = {_pair(source, target): length} if length else {}
+        for (a, b), n in self._common.items():
+            if source in (a, b):
+                found[_pair(b if a == source else a, target)] = min(n, length)
+        self._common = self._common | found
+
+    def cut(self, slot: int, length: int) -> None:
+        """A slot keeps its first `length` cells."""
+        left = {pair: min(n, length) if slot in pair else n for pair, n in self._common.items()}
+        self._common = {pair: n for pair, n in left.items() if n}
+
+    def n_used(self, lengths: Sequence[int]) -> int:
+        """Cells in use, where slot i has `lengths[i]`."""
+        known: dict[int, int] = {}  # of slot i, the cells that some slot before it has, too
+        for (_, later), n in self._common.items():
+            known[later] = max(known.get(later, 0), n)
+        return sum(lengths) - sum(known.values())
+
+
+def _pair(a: int, b: int) -> tuple[int, int]:
+    return (a, b) if a < b else (b, a)

@@ -1,0 +1,101 @@
+"""How wide a round is: what requests ask for, what fits, and what pays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dflash_local.draft.draft import Draft
+from dflash_local.engine.meter import TO_WARM_UP, Meter
+from dflash_local.engine.sequence import Sequence
+from dflash_local.engine.slots import Slots
+from dflash_local.pays.controller import Controller
+from dflash_local.pays.policy import Policy
+
+_AHEAD_S, _MOST_AHEAD = 0.004, 16
+"""Plain steps decoded in one call, in seconds and in number. They delay the answer on its way, and
+a cancel; without them, the Python between two steps costs a small model a tenth of its speed."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """For each sequence of a round: how many tokens to draft, 0 for a plain step, and how many
+    drafted nodes may be verified."""
+
+    n_drafts: list[int]
+    limits: list[int]
+
+    @property
+    def n_drafting(self) -> int:
+        return sum(map(bool, self.n_drafts))
+
+
+class Widths:
+    """Asks the controller for those that leave their width to it."""
+
+    def __init__(self, slots: Slots, meter: Meter, controller: Controller | None) -> None:
+        self._slots = slots
+        self._meter = meter
+        self._controller = controller
+
+    def most_nodes(self, sequence: Sequence) -> int:
+        """The most nodes that a round may verify for a sequence."""
+        width = sequence.request.draft_width
+        return sequence.shape.n_nodes if width == "auto" else max(width - 1, 0)
+
+    def choose(self, sequences: list[Sequence]) -> Choice:
+        """Before drafting. A fixed width is kept whole: another one would need another graph."""
+        limits = self._limits(sequences)
+        n_drafts = [0] * len(sequences)
+        drafter = self._slots.drafter
+        if drafter is None:
+            return Choice(n_drafts, limits)
+        for i, (sequence, limit) in enumerate(zip(sequences, limits, strict=True)):
+            if limit and sequence.request.draft_width != "auto":
+                n_drafts[i] = min(self.most_nodes(sequence), drafter.block_size - 1)
+        if self._controller and (left := _left_to_controller(sequences)):
+            policies = [policy for _, policy in left]
+            chosen = self._controller.n_drafts(
+                policies, [limits[i] for i, _ in left], len(sequences) - len(left)
+            )
+            for (i, _), n in zip(left, chosen, strict=True):
+                n_drafts[i] = n
+        return Choice(n_drafts, limits)
+
+    def clip(self, sequences: list[Sequence], drafts: list[Draft], choice: Choice) -> list[Draft]:
+        """After drafting: each draft as far as verifying it pays."""
+        if self._controller and (left := _left_to_controller(sequences)):
+            widths = self._controller.widths(
+                [policy for _, policy in left],
+                [drafts[i] for i, _ in left],
+                [choice.limits[i] for i, _ in left],
+            )
+            for (i, _), width in zip(left, widths, strict=True):
+                drafts[i] = drafts[i].clip(width - 1)
+        return drafts
+
+    def n_steps_ahead(self, sequences: list[Sequence]) -> int:
+        """How many plain steps take less time than a reader would notice."""
+        n = len(sequences)
+        left = [s.remaining for s in sequences if s.remaining is not None]
+        by_time = int(_AHEAD_S / self._meter.step_s) + 1
+        most = _MOST_AHEAD if n == self._meter.last_rows else TO_WARM_UP
+        n_steps = min([*left, self._slots.free_cells // n, by_time, most])
+        if self._controller and _left_to_controller(sequences):
+            n_steps = min(n_steps, self._controller.idle + 1)
+        return max(n_steps, 1)
+
+    def _limits(self, sequences: list[Sequence]) -> list[int]:
+        """The most nodes that each may verify: what can be emitted, and has room."""
+        room = min(self._slots.free_cells, self._slots.target.n_batch)
+        free = room - len(sequences)  # the anchors
+        limits = []
+        for sequence in sequences:
+            most = max(min(self.most_nodes(sequence), free), 0)
+            limits.append(sequence.shape.limit(most, sequence.remaining))
+            free -= limits[-1]
+        return limits
+
+
+def _left_to_controller(sequences: list[Sequence]) -> list[tuple[int, Policy]]:
+    """The places of the sequences of width "auto", and their policies."""
+    return [(i, s.policy) for i, s in enumerate(sequences) if s.policy is not None]

@@ -1,0 +1,292 @@
+"""What a pair of models takes of a machine's memory, in bytes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from dflash_local.fit.options import MAX_OUTPUT_ROWS, LoadOptions
+
+if TYPE_CHECKING:
+    from dflash_local.gguf.drafter_spec import DrafterSpec
+    from dflash_local.gguf.file import GgufFile
+
+_MIB, _GIB = 1 << 20, 1 << 30
+_HOST_MARGIN, _GPU_LEAST, _GPU_MOST = 256 * _MIB, 512 * _MIB, 1024 * _MIB
+UBATCH_ROWS = 512  # what Target asks llama.cpp for, at most
+_CELLS = 256  # llama.cpp rounds a context up to this, the draft graph its KV length too
+_ID_BYTES = 48  # of a token in the list that llama.cpp keeps of each sequence id
+_SPARE_ROWS = 64  # that the draft graph's cache keeps before a window
+_BLOCK_TENSOR = re.compile(r"^blk\.(\d+)\.")
+_INPUT_TENSORS = ("token_", "position_embd", "per_layer_token_embd")  # never put on a GPU
+_MAPPED_TYPES = ("F32", "F16", "BF16")  # used where the file is mapped; the CPU re-packs others
+
+
+@dataclass(frozen=True)
+class Use:
+    """What the plan takes of one device; all in bytes. `usable` is what is free less a margin."""
+
+    name: str
+    free: int
+    total: int
+    usable: int
+    layers: int = 0
+    """Layers on this device, the output layer counted as one."""
+    weights: int = 0
+    kv: int = 0
+    drafter: int = 0
+    compute: int = 0
+
+    @property
+    def needed(self) -> int:
+        return self.weights + self.kv + self.drafter + self.compute
+
+    @property
+    def brief(self) -> str:
+        return f"{self.name} {size_text(self.needed)} of {size_text(self.free)} free"
+
+    def __str__(self) -> str:
+        parts = (
+            ("weights", self.weights),
+            ("KV cache", self.kv),
+            ("drafter", self.drafter),
+            ("compute", self.compute),
+        )
+        listed = " + ".join(f"{name} {size_text(n)}" for name, n in parts if n)
+        usable, free = size_text(self.usable), size_text(self.free)
+        return f"{self.name} needs {size_text(self.needed)} ({listed}), has {usable} of {free} free"
+
+
+def gpu_use(name: str, free: int, total: int) -> Use:
+    """An untouched GPU; a twentieth of it, within bounds, is left to kernels' scratch pools."""
+    return Use(name, free, total, max(0, free - min(max(_GPU_LEAST, total // 20), _GPU_MOST)))
+
+
+def host_use(name: str, free: int, total: int) -> Use:
+    """The untouched host; a total of 0 means that the system does not tell."""
+    return Use(name, free, total, max(0, free - _HOST_MARGIN) if total else 1 << 62)
+
+
+def size_text(n: int) -> str:
+    return f"{n / _GIB:.1f} GiB" if n >= _GIB else f"{n / _MIB:.0f} MiB"
+
+
+def cells(n_ctx: int) -> int:
+    """Rows of a KV cache that holds `n_ctx` tokens."""
+    return -(-n_ctx // _CELLS) * _CELLS
+
+
+class Footprint:
+    """What a target, and a drafter if there is one, take by layer; counted from the checked files.
+
+    Weights and caches are exact. Compute buffers are a formula that gave what llama.cpp reserved
+    on dense, MoE and sliding-window shapes with flash attention, from a width of 512 to 4096.
+    """
+
+    def __init__(
+        self,
+        target: GgufFile,
+        drafter: GgufFile | None,
+        spec: DrafterSpec | None,
+        options: LoadOptions,
+        n_branches: int = 1,
+    ) -> None:
+        self._draft_window, self._n_branches = options.draft_window, n_branches
+        self._target, self._arch = target, target.architecture
+        self._n_seq, self._n_batch = options.n_seq, options.n_batch
+        self._flash_attn = options.flash_attn
+        self.n_blocks = target.require(f"{self._arch}.block_count", int)
+        self.trained = target.require(f"{self._arch}.context_length", int)
+        self._n_embd = target.require(f"{self._arch}.embedding_length", int)
+        self._n_vocab = target.n_vocab or 0
+        self._n_outputs = min(self._n_batch, MAX_OUTPUT_ROWS * self._n_seq)
+        self._masks = 2 if self._key("attention.sliding_window") else 1
+        self._read_weights()
+        self._kv_type = GGMLQuantizationType[options.kv_type.upper()]
+        rows = [self._cache_row(i) for i in range(self.n_blocks)]
+        self._row, self._state = (
+            _sums([row for row, _ in rows]),
+            _sums([state for _, state in rows]),
+        )
+        self._read_shape()
+        self.taps = len(spec.target_layers) if spec else 0
+        self._read_drafter(drafter, spec)
+
+    def _read_weights(self) -> None:
+        blocks, packed = [0] * self.n_blocks, [0] * self.n_blocks
+        self.largest_block_tensor = self.input_weights = self.head_weights = 0
+        for tensor in self._target.tensors.values():
+            match = _BLOCK_TENSOR.match(tensor.name)
+            if match and int(match[1]) < self.n_blocks:
+                blocks[int(match[1])] += tensor.n_bytes
+                if tensor.type_name not in _MAPPED_TYPES:
+                    packed[int(match[1])] += tensor.n_bytes
+                self.largest_block_tensor = max(self.largest_block_tensor, tensor.n_bytes)
+            elif tensor.name.startswith(_INPUT_TENSORS):
+                self.input_weights += tensor.n_bytes
+            else:
+                self.head_weights += tensor.n_bytes
+        self._weights, self._packed = _sums(blocks), _sums(packed)
+        self.weights = sum(blocks) + self.input_weights + self.head_weights
+        # The copy of the embeddings that llama.cpp makes when a tied head goes to a GPU.
+        tied = "output.weight" not in self._target.tensors
+        embeddings = self._target.tensors.get("token_embd.weight")
+        self.head_copy = embeddings.n_bytes if tied and embeddings else 0
+
+    def _read_drafter(self, drafter: GgufFile | None, spec: DrafterSpec | None) -> None:
+        self.drafter_weights = self._drafter_row = self._drafter_block = 0
+        self._drafter_compute = 0
+        self._llama_drafter = spec if spec and spec.runs_on == "llama.cpp" else None
+        if drafter is None or spec is None:
+            return
+        width = spec.n_head_kv * spec.head_dim
+        self.drafter_weights = sum(tensor.n_bytes for tensor in drafter.tensors.values())
+        self._drafter_row = spec.n_layer * 2 * width * 2
+        self._drafter_block = spec.block_size
+        n_ff = _largest(drafter.get("dflash.feed_forward_length"))
+        row = 3 * spec.n_embd + spec.n_head * spec.head_dim
+        if self._llama_drafter:
+            # logits of all rows of a batch, copied on the device by the heads, and on the host
+            batch = spec.llama_cpp_rows * (3 * self._n_vocab + 3 * n_ff + row + 2 * width)
+            self._drafter_compute = 4 * (batch + spec.llama_cpp_rows * self.taps * self._n_embd)
+            return
+        inject = self._n_batch * (self.taps * self._n_embd + row + 2 * width)
+        block = self._n_seq * spec.block_size * (2 * self._n_vocab + 3 * n_ff + row)
+        self._drafter_compute = 4 * (inject + block)
+
+    def _key(self, name: str) -> Any:
+        return self._target.get(f"{self._arch}.{name}")
+
+    def _width(self, layer: int, tensor: str) -> int:
+        found = self._target.tensors.get(f"blk.{layer}.{tensor}.weight")
+        return found.shape[1] if found and len(found.shape) > 1 else 0
+
+    def _cache_row(self, layer: int) -> tuple[int, int]:
+        """(bytes per cell, bytes per sequence) of a layer's cache: attention, recurrent state."""
+        names = self._target.tensors
+        prefix = f"blk.{layer}."
+        recurrent = any(f"{prefix}ssm_{part}" in names for part in ("a", "conv1d.weight"))
+        state = 0
+        if recurrent:
+            inner, size = self._key("ssm.inner_size") or 0, self._key("ssm.state_size") or 0
+            groups, kernel = self._key("ssm.group_count") or 0, self._key("ssm.conv_kernel") or 1
+            state = 4 * ((kernel - 1) * (inner + 2 * groups * size) + inner * size)
+        if layer >= self.n_blocks - (self._key("attention.shared_kv_layers") or 0):
+            return 0, state
+        if self._key("attention.key_length_mla"):
+            rank, rope = self._key("attention.kv_lora_rank"), self._key("rope.dimension_count")
+            return self._stored((rank or 0) + (rope or 0)), state
+        key = self._width(layer, "attn_k")
+        value = self._width(layer, "attn_v") or key
+        if not key and f"{prefix}attn_qkv.weight" in names and not recurrent:
+            heads = _at(self._key("attention.head_count"), layer)
+            head = self._n_embd // max(1, heads)
+            kv_heads = _at(self._key("attention.head_count_kv"), layer) or heads
+            key = kv_heads * (self._key("attention.key_length") or head)
+            value = kv_heads * (self._key("attention.value_length") or head)
+        return self._stored(key) + self._stored(value), state
+
+    def _stored(self, n: int) -> int:
+        block, size = GGML_QUANT_SIZES[self._kv_type]
+        return -(-n // block) * size
+
+    def _read_shape(self) -> None:
+        blocks = range(self.n_blocks)
+        self._heads = max(_largest(self._key("attention.head_count")), 1)
+        head = self._key("attention.key_length") or self._n_embd // self._heads
+        self._query = max((self._width(i, "attn_q") for i in blocks), default=0)
+        self._query = self._query or self._heads * head
+        self._keys = max((self._width(i, "attn_k") for i in blocks), default=0)
+        self._experts = self._key("expert_used_count") or 0
+        if self._experts:
+            self._n_ff = self._experts * (self._key("expert_feed_forward_length") or 0)
+        if not self._experts or not self._n_ff:
+            self._n_ff = _largest(self._key("feed_forward_length"))
+
+    def block_weights(self, layers: range) -> int:
+        return self._weights[layers.stop] - self._weights[layers.start]
+
+    def packed_weights(self, layers: range) -> int:
+        """Of blocks on the CPU: weights held a second time, in the CPU's own layout."""
+        return self._packed[layers.stop] - self._packed[layers.start]
+
+    def kv(self, n_ctx: int, layers: range) -> int:
+        """The target's cache; sliding-window layers keep the whole context like the others."""
+        row = self._row[layers.stop] - self._row[layers.start]
+        return row * cells(n_ctx) + self._n_seq * (
+            self._state[layers.stop] - self._state[layers.start]
+        )
+
+    def drafter_kv(self, n_ctx: int) -> int:
+        """The drafter's f16 cache of every sequence, at the end of the context."""
+        return self._drafter_row * self._drafter_cells(n_ctx)
+
+    def _drafter_cells(self, n_ctx: int) -> int:
+        """Of all sequences. With a window they are no more than it needs."""
+        window = self._draft_window or n_ctx
+        if self._llama_drafter:
+            rows = min(window, n_ctx)
+            return cells(self._llama_drafter.llama_cpp_cells(rows, self._n_seq))
+        rows = min(window + _SPARE_ROWS, n_ctx)
+        return cells(rows + self._drafter_block + 1) * self._n_seq
+
+    def drafter(self, n_ctx: int) -> int:
+        """The drafter with cache and graph. A cache that grows lies beside the one it replaces,
+        which can be as long but for one step."""
+        if self._llama_drafter:  # its cache is there from the start
+            mask = 2 * 2 * self._llama_drafter.llama_cpp_rows * self._drafter_cells(n_ctx)
+            return self.drafter_weights + self.drafter_kv(n_ctx) + self._drafter_compute + mask
+        mask = 2 * self._drafter_cells(n_ctx) * self._drafter_block
+        compute = self._drafter_compute + mask if self._drafter_block else 0
+        return self.drafter_weights + 2 * self.drafter_kv(n_ctx) + compute
+
+    def compute_blocks(self, n_ctx: int, copies: int = 1) -> int:
+        """The buffer of a graph of repeating layers; llama.cpp keeps `copies` of its inputs."""
+        rows = self._rows(n_ctx)
+        mask = self._masks * rows * cells(n_ctx) * copies
+        width = 3 * self._n_ff + (3 + self._experts) * self._n_embd + self._query
+        buffer = 4 * rows * width + 2 * mask
+        if not self._flash_attn:
+            scores = rows * cells(n_ctx) * self._heads
+            width = 3 * self._n_embd + 2 * self._query + 4 * self._keys
+            buffer = max(buffer, 4 * (scores + mask + rows * width))
+        # A tap must outlive its graph, which was seen to cost up to two buffers of its size.
+        return buffer + 8 * rows * self.taps * self._n_embd
+
+    def compute_head(self, n_ctx: int) -> int:
+        """The buffer of the output layer: logits, and what it reads."""
+        rows = self._rows(n_ctx)
+        return 4 * (min(rows, self._n_outputs) * self._n_vocab + 2 * rows * self._n_embd)
+
+    def host_buffers(self, n_ctx: int, copies: int = 1) -> int:
+        """What the host holds whatever is on GPUs: inputs, taps, the logits of all rows, and which
+        sequence ids bear which tokens: after a wide tree, all ids of a sequence all of its tokens.
+        """
+        rows = self._rows(n_ctx)
+        inputs = 4 * rows * self._n_embd + 2 * self._masks * rows * cells(n_ctx) * copies
+        taps = 4 * self._n_batch * self.taps * self._n_embd
+        ids = _ID_BYTES * self._n_branches * cells(n_ctx)
+        return inputs + taps + ids + 4 * self._n_outputs * self._n_vocab
+
+    def _rows(self, n_ctx: int) -> int:
+        return min(self._n_batch, UBATCH_ROWS, cells(n_ctx))
+
+
+def _sums(values: list[int]) -> list[int]:
+    """Sums of the first 0, 1, 2 ... values, so that a range of layers costs one subtraction."""
+    return list(accumulate(values, initial=0))
+
+
+def _at(value: Any, layer: int) -> int:
+    """A per-model number, or the layer's of a per-layer array; 0 where there is none."""
+    if isinstance(value, list):
+        return int(value[layer]) if layer < len(value) else 0
+    return int(value or 0)
+
+
+def _largest(value: Any) -> int:
+    return int(max(value, default=0) if isinstance(value, list) else value or 0)

@@ -1,0 +1,73 @@
+"""How a pair is loaded: every setting, with its default and its range. None: what fits best."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dflash_local.errors import InputError
+
+KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+SPLIT_MODES = ("layer", "row", "none")
+SHAPES = ("chain", "tree", "auto")
+MAX_CONTEXT = 1 << 24
+MAX_IDS = 256
+"""Sequence ids of a context: llama.cpp's limit (LLAMA_MAX_SEQ)."""
+
+MAX_OUTPUT_ROWS = 64
+"""Rows of a batch, per sequence, whose logits can be wanted: the widest verify pass."""
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """The settings of `dflash_local.load`; that function's text says what they mean."""
+
+    n_ctx: int | None = None
+    n_gpu_layers: int | None = None
+    n_threads: int | None = None
+    n_batch: int = 512
+    flash_attn: bool = True
+    kv_type: str = "f16"
+    split_mode: str = "layer"
+    main_gpu: int = 0
+    tensor_split: Sequence[float] | None = None
+    n_seq: int = 1
+    draft_window: int = 0
+    draft_shape: str | None = None
+    cache_mb: int = 0
+    cache_dir: str | os.PathLike[str] | None = None
+    recalibrate: bool = False
+
+    def __post_init__(self) -> None:
+        check_whole("n_ctx", self.n_ctx, 16, MAX_CONTEXT)
+        check_whole("n_gpu_layers", self.n_gpu_layers, -1, None)
+        check_whole("n_threads", self.n_threads, 1, 512)
+        check_whole("n_seq", self.n_seq, 1, MAX_IDS)
+        check_whole("n_batch", self.n_batch, 1, 65536)
+        check_whole("draft_window", self.draft_window, 0, MAX_CONTEXT)
+        check_whole("cache_mb", self.cache_mb, 0, None)
+        check_one_of("kv_type", self.kv_type, KV_TYPES)
+        check_one_of("split_mode", self.split_mode, SPLIT_MODES)
+        if self.draft_shape is not None:
+            check_one_of("draft_shape", self.draft_shape, SHAPES)
+        if self.cache_dir is not None and not self.cache_mb:
+            raise InputError("cache_dir needs room in memory, too; give cache_mb, 1 or more")
+
+
+def check_whole(name: str, value: Any, least: int, most: int | None) -> None:
+    """Raises InputError unless `value` is a whole number in this range, or None."""
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InputError(f"{name} is {value!r}, expected a whole number")
+    if value < least or (most is not None and value > most):
+        upper = "" if most is None else f" and at most {most}"
+        raise InputError(f"{name} is {value}, expected at least {least}{upper}")
+
+
+def check_one_of(name: str, value: Any, known: Sequence[str]) -> None:
+    """Raises InputError unless `value` is one of these."""
+    if value not in known:
+        raise InputError(f"{name} is {value!r}; expected one of {', '.join(known)}")

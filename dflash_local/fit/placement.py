@@ -1,0 +1,214 @@
+"""Which layers go to which GPU and what stays on the host, as llama.cpp would place them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from dflash_local.errors import InputError
+from dflash_local.fit.footprint import Footprint, Use, gpu_use, host_use, size_text
+from dflash_local.fit.options import LoadOptions
+
+if TYPE_CHECKING:
+    from dflash_local.llama.runtime import Device
+
+SMALL_CONTEXT = 4096
+"""Tokens; no longer context is worth leaving layers on the CPU for, which costs every token."""
+
+_PIPELINE_COPIES = 4  # GGML_SCHED_MAX_COPIES, in force with several GPUs
+
+
+class Machine:
+    """The host and the GPUs, in llama.cpp's order, as places for one model's layers."""
+
+    def __init__(self, model: Footprint, devices: Sequence[Device], options: LoadOptions) -> None:
+        gpus = usable_gpus(devices)
+        if options.split_mode == "none":
+            gpus = gpus[options.main_gpu : options.main_gpu + 1]
+        shares = [float(share) for share in options.tensor_split or ()]
+        if any(not 0 <= share < float("inf") for share in shares) or (
+            gpus and options.split_mode != "none" and len(shares) > len(gpus)
+        ):
+            raise InputError(
+                f"tensor_split is {shares}, expected at most {len(gpus)} finite shares, one for "
+                "each GPU, none negative"
+            )
+        self._model = model
+        self._shares = shares + [0.0] * (len(gpus) - len(shares)) if any(shares) else []
+        cpu = next(device for device in devices if device.type == "cpu")
+        self._host = host_use(cpu.name, cpu.free, cpu.total)
+        # A GPU that reports nothing lives on the host's memory, as far as llama.cpp is concerned.
+        self._shares_host = [gpu.shares_host or not gpu.total for gpu in gpus]
+        self.gpus = tuple(
+            gpu_use(gpu.name, own.free, own.total)
+            for gpu in gpus
+            for own in [gpu if gpu.total else cpu]
+        )
+        self._copies = _PIPELINE_COPIES if len(self.gpus) > 1 else 1
+
+    def choose(
+        self, contexts: list[int], layers: list[int], fixed: bool
+    ) -> tuple[int, int, Use, tuple[Use, ...]]:
+        """The first that fits: context, layers on GPUs, host, GPUs. Raises InputError.
+
+        A long context does not pay for layers on the CPU, which cost every token: only the small
+        ones are tried with fewer layers than the most.
+        """
+        small = contexts if fixed else [c for c in contexts if c <= SMALL_CONTEXT] or contexts
+        tries = [(context, layers[0]) for context in contexts if context >= small[0]]
+        tries += [(context, count) for context in small for count in layers]
+        for context, count in tries:
+            host, gpus = self.place(context, count)
+            if not self._too_small(host, gpus, count):
+                return context, count, host, gpus
+        raise InputError(self._refusal(*tries[-1]))
+
+    def place(self, n_ctx: int, count: int) -> tuple[Use, tuple[Use, ...]]:
+        """Host and GPUs with `count` layers on the latter, whether they fit or not."""
+        host = self._host_use(n_ctx, count)
+        if not self.gpus or not count:
+            return host, self.gpus
+        room = tuple(
+            replace(gpu, usable=min(gpu.usable, max(0, host.usable - host.needed)))
+            if shared
+            else gpu
+            for gpu, shared in zip(self.gpus, self._shares_host, strict=True)
+        )
+        if self._shares or len(room) == 1:
+            counts = _by_shares(self._shares or [1.0], count)
+        else:
+            counts = self._fill(room, n_ctx, count)
+        first = self._model.n_blocks + 1 - count
+        starts = accumulate(counts, initial=first)
+        return host, tuple(
+            self._gpu_use(gpu, n_ctx, range(start, start + n), first > 0)
+            for gpu, start, n in zip(room, starts, counts, strict=False)
+        )
+
+    def mapped(self, count: int) -> int:
+        """Weights that the host reads straight from the file, in memory that can be taken back."""
+        model, blocks = self._model, self._host_blocks(count)
+        weights = model.block_weights(blocks) - model.packed_weights(blocks)
+        return weights + model.input_weights + (0 if count else model.head_weights)
+
+    def _host_blocks(self, count: int) -> range:
+        return range(min(self._model.n_blocks, self._model.n_blocks + 1 - count))
+
+    def _host_use(self, n_ctx: int, count: int) -> Use:
+        model, blocks = self._model, self._host_blocks(count)
+        compute = model.compute_blocks(n_ctx) if blocks else 0
+        if not count:
+            compute = max(compute, model.compute_head(n_ctx))
+        return replace(
+            self._host,
+            weights=model.packed_weights(blocks),
+            kv=model.kv(n_ctx, blocks),
+            drafter=0 if count else model.drafter(n_ctx),
+            compute=compute + model.host_buffers(n_ctx, self._copies),
+        )
+
+    def _gpu_use(self, gpu: Use, n_ctx: int, layers: range, partial: bool) -> Use:
+        """`gpu` with these layers; number `n_blocks` is the output layer, the drafter's place."""
+        if not layers:
+            return gpu
+        model = self._model
+        blocks = range(layers.start, min(layers.stop, model.n_blocks))
+        head = layers.stop > model.n_blocks
+        compute = model.compute_blocks(n_ctx, self._copies)
+        if head:
+            compute = max(compute, model.compute_head(n_ctx))
+        if partial:  # long batches are computed on the GPU, with weights copied there one by one
+            compute += model.largest_block_tensor
+        return replace(
+            gpu,
+            layers=len(layers),
+            weights=model.block_weights(blocks)
+            + (model.head_weights + model.head_copy if head else 0),
+            kv=model.kv(n_ctx, blocks),
+            drafter=model.drafter(n_ctx) if head else 0,
+            compute=compute,
+        )
+
+    def _fill(self, room: tuple[Use, ...], n_ctx: int, count: int) -> list[int]:
+        """Layers for each of several GPUs: an equal share of each, as nearly as layers allow."""
+        best = self._packed(room, n_ctx, count, 1.0)
+        if best is None:
+            return _by_shares([gpu.usable + 1.0 for gpu in room], count)
+        low, high = 0.0, 1.0
+        for _ in range(8):
+            middle = (low + high) / 2
+            even = self._packed(room, n_ctx, count, middle)
+            low, high = (middle, high) if even is None else (low, middle)
+            best = even or best
+        return best
+
+    def _packed(
+        self, room: tuple[Use, ...], n_ctx: int, count: int, share: float
+    ) -> list[int] | None:
+        """Layers in order, each GPU filled up to `share` of its room; None if some are left."""
+        end = self._model.n_blocks + 1
+        first = start = end - count
+        counts = []
+        for gpu in room:
+            n = 0
+            while start + n < end:
+                use = self._gpu_use(gpu, n_ctx, range(start, start + n + 1), first > 0)
+                if use.needed > gpu.usable * share:
+                    break
+                n += 1
+            counts.append(n)
+            start += n
+        return counts if start == end else None
+
+    def _too_small(self, host: Use, gpus: tuple[Use, ...], count: int) -> list[str]:
+        """What does not fit, in words."""
+        faults = [str(use) for use in gpus if use.layers and use.needed > use.usable]
+        mapped, total = size_text(self.mapped(count)), size_text(host.total)
+        if host.needed > host.usable:
+            faults.append(str(host))
+        elif host.total and host.needed + self.mapped(count) > host.total:
+            faults.append(f"{host} and maps weights of {mapped}, more than the machine's {total}")
+        return faults
+
+    def _refusal(self, n_ctx: int, count: int) -> str:
+        host, gpus = self.place(n_ctx, count)
+        faults = "; ".join(self._too_small(host, gpus, count))
+        where = f" and n_gpu_layers {count}" if self.gpus else ""
+        lower = "n_ctx or n_gpu_layers" if count else "n_ctx"
+        return (
+            f"the models do not fit with n_ctx {n_ctx}{where}: {faults}; lower {lower}, take a "
+            "smaller kv_type or quantisation, or free memory"
+        )
+
+
+def usable_gpus(devices: Sequence[Device]) -> list[Device]:
+    """The devices that llama.cpp would use: each GPU once, integrated ones if there is no other."""
+    found: dict[str, Device] = {}
+    for device in devices:
+        if device.type == "gpu":
+            found.setdefault(device.id or f"{device.name} {len(found)}", device)
+    remote = [device for device in found.values() if device.name.startswith("RPC")]
+    local = [device for device in found.values() if device not in remote]
+    return remote + (local or [device for device in devices if device.type == "igpu"])
+
+
+def _by_shares(shares: list[float], count: int) -> list[int]:
+    """How many of `count` layers llama.cpp gives to each GPU for a tensor_split of `shares`."""
+    ends = [end / sum(shares) for end in accumulate(shares)]
+    counts = [0] * len(shares)
+    for layer in range(count):
+        counts[next(i for i, end in enumerate(ends) if end > layer / count)] += 1
+    return counts
+
+
+def tensor_split_of(counts: list[int]) -> tuple[float, ...] | None:
+    """A tensor_split by which llama.cpp gives each GPU these layers; None for fewer than two.
+
+    Its ends lie half a layer before those of `counts`, clear of any rounding.
+    """
+    if len(counts) < 2 or not any(counts):
+        return None
+    ends = [max(0.0, end - 0.5) for end in accumulate(counts)]
+    return tuple(end - start for start, end in zip([0.0, *ends], ends, strict=False))

@@ -1,0 +1,172 @@
+"""How much context and how many layers fit this machine, decided before anything is loaded.
+
+What the user fixed is kept, what is left open is chosen so that it fits, and what cannot fit is an
+InputError with the numbers. A margin on each device covers what `Footprint` cannot know: scratch
+pools of kernels, fragmentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from dflash_local.errors import InputError
+from dflash_local.fit.footprint import Footprint, Use, cells, size_text
+from dflash_local.fit.options import LoadOptions, check_whole
+from dflash_local.fit.placement import Machine, tensor_split_of, usable_gpus
+
+if TYPE_CHECKING:
+    from dflash_local.gguf.drafter_spec import DrafterSpec
+    from dflash_local.gguf.file import GgufFile
+    from dflash_local.llama.runtime import Device
+
+# Contexts taken when none is asked for. A CPU needs minutes to read a longer prompt.
+DEFAULT_CONTEXT, DEFAULT_CONTEXT_CPU, LEAST_CONTEXT = 32768, 8192, 2048
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Settings to load with, and the bytes that they take."""
+
+    n_ctx: int
+    """Tokens, as asked for; llama.cpp's cache has `n_cells`."""
+    n_cells: int
+    n_gpu_layers: int
+    """As llama.cpp counts: the output layer is one. At 0, give llama.cpp no GPU at all."""
+    n_layers: int
+    """The most that `n_gpu_layers` can be."""
+    n_batch: int
+    """Tokens of a batch; a ubatch has at most 512."""
+    n_seq: int
+    kv_type: str
+    tensor_split: tuple[float, ...] | None
+    """For llama.cpp when several GPUs are in use: makes it place layers as counted here."""
+    gpus: tuple[Use, ...]
+    """In llama.cpp's order; those that the plan leaves alone included."""
+    host: Use
+    target_name: str
+    target_bytes: int
+    drafter_name: str | None
+    drafter_bytes: int
+    kv_bytes: int
+    drafter_kv_bytes: int
+    """At the end of the context; this cache grows in steps."""
+    draft_window: int = 0
+    """Tokens that the drafter looks back at; 0: the whole context."""
+    mapped_bytes: int = 0
+    """Weights that the host reads straight from the file: memory that it can take back."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def devices(self) -> tuple[Use, ...]:
+        return (*self.gpus, self.host)
+
+    @property
+    def reads_disk(self) -> bool:
+        """Whether decoding may have to read weights from the file again and again."""
+        return self.host.needed + self.mapped_bytes > self.host.usable
+
+    @property
+    def compute_bytes(self) -> int:
+        return sum(use.compute for use in self.devices)
+
+    def lines(self) -> list[str]:
+        """The plan in words, for stderr."""
+        used = [use.name for use in self.gpus if use.layers]
+        layers = f"{self.n_gpu_layers} of {self.n_layers} layers on {', '.join(used)}"
+        target, kv = size_text(self.target_bytes), size_text(self.kv_bytes)
+        drafter, drafter_kv = size_text(self.drafter_bytes), size_text(self.drafter_kv_bytes)
+        head = used[-1] if used else self.host.name
+        window = f" for the last {self.draft_window} tokens" if self.draft_window else ""
+        return [
+            f"target: {self.target_name}, {target}, {layers if used else f'all on {head}'}",
+            f"drafter: {self.drafter_name}, {drafter}, cache up to {drafter_kv}{window}, on {head}"
+            if self.drafter_name
+            else "drafter: none, plain decoding",
+            f"context: {self.n_ctx} tokens, {self.kv_type} KV cache of {kv}",
+            f"memory: {'; '.join(use.brief for use in self.devices)}",
+            *(f"note: {note}" for note in self.notes),
+        ]
+
+
+def make_plan(
+    target: GgufFile,
+    drafter: GgufFile | None,
+    spec: DrafterSpec | None,
+    options: LoadOptions,
+    devices: Sequence[Device],
+    n_branches: int = 1,
+) -> Plan:
+    """The plan for a machine of `devices`, as `runtime.devices()` gives them.
+
+    With all layers on GPUs, the context is what the target was trained on, at most 32768, halved
+    until it fits, down to 4096; failing that, 4096 with as many layers on GPUs as fit, then 2048.
+    `n_branches` are the branches of each sequence, more than one for trees. Raises InputError for
+    what does not fit.
+    """
+    n_ctx, n_gpu_layers = options.n_ctx, options.n_gpu_layers
+    _check_kv_type(target, options.kv_type, options.flash_attn)
+    model = Footprint(target, drafter, spec, options, n_branches)
+    check_whole("main_gpu", options.main_gpu, 0, max(0, len(usable_gpus(devices)) - 1))
+    machine = Machine(model, devices, options)
+    most = model.n_blocks + 1 if machine.gpus else 0
+    if n_gpu_layers is None:
+        layers = list(range(most, -1, -1))
+    else:
+        layers = [most if n_gpu_layers < 0 else min(n_gpu_layers, most)]
+    contexts = [n_ctx] if n_ctx else _contexts(model.trained, on_gpu=layers[0] > 0)
+    context, count, host, gpus = machine.choose(contexts, layers, fixed=n_ctx is not None)
+
+    notes = []
+    if n_gpu_layers and not machine.gpus:
+        notes.append(f"n_gpu_layers is {n_gpu_layers}, but llama.cpp found no GPU")
+    if context > model.trained:
+        notes.append(f"the target was trained on {model.trained} tokens, fewer than {context}")
+    if count < most and n_gpu_layers is None:
+        notes.append(f"{most - count} layers stay on the CPU: the free GPU memory holds no more")
+    plan = Plan(
+        n_ctx=context,
+        n_cells=cells(context),
+        n_gpu_layers=count,
+        n_layers=model.n_blocks + 1,
+        n_batch=min(options.n_batch, cells(context)),
+        n_seq=options.n_seq,
+        kv_type=options.kv_type,
+        tensor_split=tensor_split_of([use.layers for use in gpus]),
+        gpus=gpus,
+        host=host,
+        target_name=target.path.name,
+        target_bytes=model.weights,
+        drafter_name=drafter.path.name if drafter else None,
+        drafter_bytes=model.drafter_weights,
+        kv_bytes=model.kv(context, range(model.n_blocks)),
+        drafter_kv_bytes=model.drafter_kv(context),
+        draft_window=options.draft_window,
+        mapped_bytes=machine.mapped(count),
+    )
+    if plan.reads_disk:
+        notes.append("the weights exceed the free memory of the host: decoding may read the disk")
+    return replace(plan, notes=tuple(notes))
+
+
+def _contexts(trained: int, on_gpu: bool) -> list[int]:
+    contexts = [min(trained, DEFAULT_CONTEXT if on_gpu else DEFAULT_CONTEXT_CPU)]
+    while contexts[-1] >= 2 * LEAST_CONTEXT:
+        contexts.append(contexts[-1] // 2)
+    return contexts
+
+
+def _check_kv_type(target: GgufFile, kv_type: str, flash_attn: bool) -> None:
+    block = GGML_QUANT_SIZES[GGMLQuantizationType[kv_type.upper()]][0]
+    if block > 1 and not flash_attn:
+        raise InputError(f"kv_type {kv_type} needs flash attention; leave it on, or use f16")
+    for name in ("key_length", "value_length"):
+        length = target.get(f"{target.architecture}.attention.{name}") or block
+        if length % block:
+            raise InputError(
+                f"kv_type {kv_type} needs an attention.{name} that is a multiple of {block}, and "
+                f"the target's is {length}; use f16"
+            )

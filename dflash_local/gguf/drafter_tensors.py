@@ -1,0 +1,278 @@
+"""The tensors of a DFlash drafter: its family, what can run it, and whether all shapes are right.
+
+Names and shapes are those of llama.cpp's `src/models/dflash.cpp`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from dflash_local.errors import FileError
+from dflash_local.gguf.file import GgufFile, TensorInfo
+
+if TYPE_CHECKING:
+    from dflash_local.gguf.drafter_spec import DrafterSpec
+
+Kind = Literal["dflash", "dflash2", "dspark"]
+Runner = Literal["fused", "llama.cpp"]
+Shape = tuple[int, ...]
+
+SELECTOR = "selector_hidden.weight"
+MARKOV = "markov_w1.weight"
+D2T = "d2t"
+
+_LAYER_WEIGHTS = (
+    "attn_norm",
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_output",
+    "attn_q_norm",
+    "attn_k_norm",
+    "ffn_norm",
+    "ffn_gate",
+    "ffn_up",
+    "ffn_down",
+)
+# llama.cpp knows these biases of other architectures, by these names, but of no drafter
+_BIASED = ("attn_q", "attn_k", "attn_v", "attn_output")
+_OPTIONAL_LAYER_WEIGHTS = ("post_attention_norm", "post_ffw_norm", "layer_output_scale")
+_WEIGHTS = ("fc", "enc.output_norm", "output_norm", "token_embd", "output", "rope_freqs")
+_FUSED = re.compile(
+    rf"({'|'.join(re.escape(name) for name in _WEIGHTS)})\.weight"
+    rf"|blk\.\d+\.({'|'.join(_LAYER_WEIGHTS + _OPTIONAL_LAYER_WEIGHTS)})\.weight"
+    rf"|blk\.\d+\.({'|'.join(_BIASED)})\.bias"
+)
+_BIAS = re.compile(r"blk\.\d+\..*\.bias")
+_LLAMA_CPP = re.compile(
+    r"d2t|markov_w[12]\.weight|conf_proj\.(weight|bias)"
+    r"|selector_(predecessor|successor|hidden)\.weight"
+    r"|(fc|output|markov_w2)\.scale"
+    r"|blk\.\d+\.(attn_sinks\.weight|(attn|ffn)_conv_(base|proj\.weight)"
+    r"|(attn_(q|k|v|output)|ffn_(gate|up|down))\.scale)"
+)
+_HYPER_CONNECTIONS = re.compile(r"^output_hc_|\.hc_")
+
+# ggml stores these and multiplies none of them
+_NOT_MULTIPLIED = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
+
+
+def kind_of(file: GgufFile) -> Kind:
+    """The family, by the heads on top. Raises FileError for tensors of none that we know."""
+    unknown = [
+        name for name in file.tensors if not (_FUSED.fullmatch(name) or _LLAMA_CPP.fullmatch(name))
+    ]
+    if unknown:
+        deepseek = any(_HYPER_CONNECTIONS.search(name) for name in unknown)
+        kind = "DSpark on DeepSeek-V4 (hyper-connections)" if deepseek else "unknown to us"
+        listed = ", ".join(unknown[:4])
+        listed += f" and {len(unknown) - 4} more" if len(unknown) > 4 else ""
+        file.fail(
+            f"a drafter of the kind {kind}, which this version does not run (tensors {listed}); "
+            "use a DFlash drafter without these"
+        )
+    if SELECTOR in file.tensors and MARKOV in file.tensors:
+        file.fail(
+            f"tensors {SELECTOR} and {MARKOV}: a path selector (DFlash 2) and a Markov head "
+            "(DSpark) in one file, expected one of them"
+        )
+    if SELECTOR in file.tensors:
+        return "dflash2"
+    return "dspark" if MARKOV in file.tensors else "dflash"
+
+
+def first_bias(file: GgufFile) -> str | None:
+    """A bias of the attention's projections, of which llama.cpp loads none."""
+    return next((name for name in file.tensors if _BIAS.fullmatch(name)), None)
+
+
+def runner_of(file: GgufFile, n_layer: int, *, causal: bool) -> Runner:
+    """What can run it: the fused graph where it knows all of it, else llama.cpp.
+
+    Raises FileError where neither does.
+    """
+    beyond = _beyond_the_fused_graph(file, n_layer, causal=causal)
+    if beyond is None:
+        return "fused"
+    bias = first_bias(file)
+    if bias is not None:
+        file.fail(
+            f"tensor {bias} is one that only the fused draft graph knows, {beyond} only llama.cpp: "
+            "nothing runs a drafter with both; use another drafter, or none"
+        )
+    return "llama.cpp"
+
+
+def _beyond_the_fused_graph(file: GgufFile, n_layer: int, *, causal: bool) -> str | None:
+    if causal:
+        return "dflash.attention.causal"
+    if _lacks_values(file, n_layer):
+        return "values made from the keys (no attn_v)"
+    return next((f"tensor {name}" for name in file.tensors if not _FUSED.fullmatch(name)), None)
+
+
+def _lacks_values(file: GgufFile, n_layer: int) -> bool:
+    """Values are made from the keys in every layer; in some layers only, they are missing."""
+    return not any(f"blk.{layer}.attn_v.weight" in file.tensors for layer in range(n_layer))
+
+
+def check_tensors(file: GgufFile, spec: DrafterSpec) -> None:
+    """Raise FileError, a line per fault, where a tensor is missing or not as `spec` says."""
+    required, optional = _expected_shapes(spec)
+    if _lacks_values(file, spec.n_layer):
+        for layer in range(spec.n_layer):
+            del required[f"blk.{layer}.attn_v.weight"]
+    if spec.kind == "dflash2":
+        required |= _selector_shapes(spec)
+    if spec.kind == "dspark":
+        markov, confidence = _markov_shapes(spec)
+        required |= markov
+        optional |= confidence
+    if D2T in file.tensors:
+        # without a head of its own, llama.cpp would put the target's rows through this table
+        required |= {D2T: (spec.n_vocab_draft,), "output.weight": optional.pop("output.weight")}
+    faults = [f"tensor {name} is missing" for name in required if name not in file.tensors]
+    expected = required | optional
+    for name, tensor in file.tensors.items():
+        fault = _type_fault(tensor)
+        if fault:
+            faults.append(fault)
+        if name not in expected:
+            faults.append(_misplaced(name, spec))
+        elif _trimmed(tensor.shape) != _trimmed(expected[name]):
+            faults.append(
+                f"tensor {name} has the shape {list(tensor.shape)}, expected {list(expected[name])}"
+            )
+    if not faults and D2T in file.tensors:
+        faults = _table_faults(file, spec)
+    if faults:
+        more = f"\n(and {len(faults) - 8} more)" if len(faults) > 8 else ""
+        raise FileError("\n".join(f"{file.path}: {fault}" for fault in faults[:8]) + more)
+
+
+def _misplaced(name: str, spec: DrafterSpec) -> str:
+    if re.match(rf"blk\.({'|'.join(map(str, range(spec.n_layer)))})\.", name):
+        return f"tensor {name} belongs to another family than the rest, {spec.kind}"
+    if name.startswith("blk."):
+        return f"tensor {name} is beyond dflash.block_count {spec.n_layer}"
+    return f"tensor {name} has no place in a drafter of the family {spec.kind}"
+
+
+def _type_fault(tensor: TensorInfo) -> str:
+    name, found = tensor.name, tensor.type_name
+    if name == D2T:
+        return "" if found == "I64" else f"tensor {name} has the type {found}, expected I64"
+    # what is added or multiplied element by element, not by a product of matrices
+    row = len(_trimmed(tensor.shape)) == 1 and name != "conf_proj.weight"
+    if (row or name.endswith("_conv_base")) and found != "F32":
+        return f"tensor {name} has the type {found}, expected F32"
+    if found in _NOT_MULTIPLIED:
+        return f"tensor {name} has the type {found}, expected a weight type"
+    return ""
+
+
+def _expected_shapes(spec: DrafterSpec) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    """Shapes in ggml's order of the weights that must and of those that may be there."""
+    n_embd, n_ff, head = spec.n_embd, spec.n_ff, spec.head_dim
+    n_q, n_kv = spec.n_head * head, spec.n_head_kv * head
+    required: dict[str, Shape] = {
+        "fc.weight": (spec.n_taps * n_embd, n_embd),
+        "enc.output_norm.weight": (n_embd,),
+        "output_norm.weight": (n_embd,),
+    }
+    optional: dict[str, Shape] = {
+        "token_embd.weight": (n_embd, spec.n_vocab),
+        "output.weight": (n_embd, spec.n_vocab_draft),
+        "rope_freqs.weight": (head // 2,),
+        "fc.scale": (1,),
+        "output.scale": (1,),
+    }
+    shapes = (
+        (n_embd,),
+        (n_embd, n_q),
+        (n_embd, n_kv),
+        (n_embd, n_kv),
+        (n_q, n_embd),
+        (head,),
+        (head,),
+        (n_embd,),
+        (n_embd, n_ff),
+        (n_embd, n_ff),
+        (n_ff, n_embd),
+    )
+    for layer in range(spec.n_layer):
+        block = f"blk.{layer}."
+        for weight, shape in zip(_LAYER_WEIGHTS, shapes, strict=True):
+            required[f"{block}{weight}.weight"] = shape
+            if len(shape) == 2:
+                optional[f"{block}{weight}.scale"] = (1,)
+        for weight, shape in zip(
+            _OPTIONAL_LAYER_WEIGHTS, ((n_embd,), (n_embd,), (1,)), strict=True
+        ):
+            optional[f"{block}{weight}.weight"] = shape
+        for weight in _BIASED:
+            optional[f"{block}{weight}.bias"] = required[f"{block}{weight}.weight"][1:]
+        optional[f"{block}attn_sinks.weight"] = (spec.n_head,)
+    return required, optional
+
+
+def _selector_shapes(spec: DrafterSpec) -> dict[str, Shape]:
+    assert spec.selector is not None
+    n_embd, rank, kernel = spec.n_embd, spec.selector.rank, spec.selector.kernel_size
+    shapes: dict[str, Shape] = {
+        "selector_predecessor.weight": (rank, spec.n_vocab),
+        "selector_successor.weight": (rank, spec.n_vocab),
+        "selector_hidden.weight": (n_embd, rank),
+    }
+    projected = 2 * kernel * (n_embd // spec.selector.group_size)
+    for layer in range(spec.n_layer):
+        for part in ("attn", "ffn"):
+            shapes[f"blk.{layer}.{part}_conv_base"] = (n_embd, kernel, 2)
+            shapes[f"blk.{layer}.{part}_conv_proj.weight"] = (n_embd, projected)
+    return shapes
+
+
+def _markov_shapes(spec: DrafterSpec) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    required: dict[str, Shape] = {
+        "markov_w1.weight": (spec.markov_rank, spec.n_vocab),
+        "markov_w2.weight": (spec.markov_rank, spec.n_vocab_draft),
+    }
+    optional: dict[str, Shape] = {
+        "markov_w2.scale": (1,),
+        "conf_proj.weight": (spec.n_embd + spec.markov_rank, 1),
+        "conf_proj.bias": (1,),
+    }
+    return required, optional
+
+
+def _table_faults(file: GgufFile, spec: DrafterSpec) -> list[str]:
+    """The table from rows of the head to tokens of the target must name each at most once."""
+    tensor = file.tensors[D2T]
+    path = file.shards[tensor.shard] if file.shards else file.path
+    try:
+        with path.open("rb") as stream:
+            stream.seek(tensor.offset)
+            ids = np.frombuffer(stream.read(tensor.n_bytes), "<i8")
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if len(ids) != spec.n_vocab_draft:
+        return [f"tensor {D2T} ends after {len(ids)} of {spec.n_vocab_draft} tokens"]
+    outside = np.flatnonzero((ids < 0) | (ids >= spec.n_vocab))
+    if len(outside):
+        row = int(outside[0])
+        return [
+            f"tensor {D2T} maps row {row} to token {ids[row]}, expected 0 to {spec.n_vocab - 1}"
+        ]
+    if len(np.unique(ids)) != len(ids):
+        return [f"tensor {D2T} maps several rows to one token"]
+    return []
+
+
+def _trimmed(shape: Shape) -> Shape:
+    """`shape` without the ones that ggml pads it with."""
+    while len(shape) > 1 and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape

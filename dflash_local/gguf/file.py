@@ -1,0 +1,238 @@
+"""A GGUF model on disk, checked before llama.cpp sees it. Headers are read, never weights."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from dflash_local.errors import FileError
+from dflash_local.gguf.header import Header, read_header
+from dflash_local.gguf.types import TENSOR_TYPES
+from dflash_local.gguf.vocabulary import vocabulary_fault
+
+T = TypeVar("T", bool, int, float, str, "list[Any]")
+
+_SHARD_NAME = re.compile(r"^(.+)-(\d{5})-of-(\d{5})\.gguf$")
+_KEY_PARTS, _KEY_BYTES = 16, 1 << 16
+_KIND_NAMES = {bool: "bool", int: "an integer", float: "float", str: "string", list: "an array"}
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Where a tensor lies. `shape` is in ggml's order, the extent of a row first."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: int
+    type_name: str
+    offset: int
+    """First byte, counted from the start of its file."""
+    n_bytes: int
+    shard: int = 0
+    """Index into `GgufFile.shards`."""
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """A readable, well-formed GGUF model; one made of several shards counts as one.
+
+    Well-formed: every count, length, type, shape and offset fits the file, names are unique, and
+    the vocabulary, where there is one, is such that llama.cpp does not abort on it.
+    """
+
+    path: Path
+    version: int
+    metadata: dict[str, Any]
+    """Integers, floats, bools, strings, and lists of these; of the first shard."""
+    value_types: dict[str, str]
+    """The stored type of each key, such as "uint32" or "array of string"."""
+    tensors: dict[str, TensorInfo]
+    n_bytes: int
+    """Size on disk, of all shards together."""
+    shards: tuple[Path, ...] = field(default=())
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> GgufFile:
+        """Read and check the model at `path`. Raises FileError, whatever the bytes are."""
+        first = Path(path)
+        header, n_bytes = _read(first)
+        tensors = _tensor_infos(header, 0)
+        shards: tuple[Path, ...] = (first,)
+        n_shards = _split_key(first, header, "split.count", default=1)
+        if n_shards > 1:
+            shards = _shard_paths(first, header, n_shards)
+            for index, shard in enumerate(shards[1:], start=1):
+                part, part_bytes = _read(shard)
+                number = _split_key(shard, part, "split.no")
+                if number != index:
+                    raise FileError(f"{shard}: split.no is {number}, expected {index}")
+                more = _tensor_infos(part, index)
+                for name in more.keys() & tensors.keys():
+                    raise FileError(f"{shard}: tensor '{name}' also occurs in another shard")
+                tensors |= more
+                n_bytes += part_bytes
+            _check_tensor_count(first, header, len(tensors))
+        fault = vocabulary_fault(header.metadata, header.value_types)
+        if fault:
+            raise FileError(f"{first}: {fault}")
+        return cls(
+            first, header.version, header.metadata, header.value_types, tensors, n_bytes, shards
+        )
+
+    @property
+    def architecture(self) -> str:
+        """`general.architecture`. Raises FileError when missing."""
+        return self.require("general.architecture", str)
+
+    @property
+    def n_vocab(self) -> int | None:
+        """Number of tokens: of the vocabulary, else by key or embeddings, else None."""
+        tokens = self.metadata.get("tokenizer.ggml.tokens")
+        if isinstance(tokens, list) and tokens:
+            return len(tokens)
+        size = self.metadata.get(f"{self.metadata.get('general.architecture')}.vocab_size")
+        if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+            return size
+        embeddings = self.tensors.get("token_embd.weight")
+        return embeddings.shape[1] if embeddings and len(embeddings.shape) == 2 else None
+
+    def require(self, key: str, kind: type[T]) -> T:
+        """The value of `key`. Raises FileError when missing, of another type, or not finite."""
+        if key not in self.metadata:
+            self.fail(f"key '{key}' is missing, expected {_KIND_NAMES[kind]}")
+        value = self.metadata[key]
+        if type(value) is not kind:
+            found = self.value_types[key]
+            self.fail(f"key '{key}' is {found} ({_short(value)}), expected {_KIND_NAMES[kind]}")
+        if isinstance(value, float) and not math.isfinite(value):
+            self.fail(f"key '{key}' is {value}, expected a finite number")
+        return value
+
+    def optional(self, key: str, kind: type[T], default: T) -> T:
+        """`default` where `key` is missing, else as `require`."""
+        return self.require(key, kind) if key in self.metadata else default
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of `key` as it is stored, or `default`."""
+        return self.metadata.get(key, default)
+
+    def fail(self, message: str) -> NoReturn:
+        """Raise a FileError about this file."""
+        raise FileError(f"{self.path}: {message}")
+
+
+def _read(path: Path) -> tuple[Header, int]:
+    try:
+        # a pipe would block in `open`, so what kind of thing it is comes first
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise FileError(f"{path}: a folder, expected a GGUF file")
+        if not stat.S_ISREG(status.st_mode):
+            raise FileError(f"{path}: not a regular file, expected a GGUF file")
+        with path.open("rb") as file:
+            return read_header(file, str(path), status.st_size), status.st_size
+    except FileNotFoundError:
+        raise FileError(f"{path}: no such file, expected a GGUF model") from None
+    except (OSError, ValueError) as error:
+        if isinstance(error, FileError):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise FileError(f"{path}: cannot be read: {reason}") from None
+
+
+def _tensor_infos(header: Header, shard: int) -> dict[str, TensorInfo]:
+    return {
+        raw.name: TensorInfo(
+            raw.name,
+            raw.shape,
+            raw.type,
+            TENSOR_TYPES[raw.type].name,
+            header.data_start + raw.offset,
+            raw.n_bytes,
+            shard,
+        )
+        for raw in header.tensors
+    }
+
+
+def _split_key(path: Path, header: Header, key: str, default: int | None = None) -> int:
+    # llama.cpp aborts when a shard stores these as another type
+    if key not in header.metadata and default is not None:
+        return default
+    found = header.value_types.get(key, "missing")
+    if found != "uint16":
+        raise FileError(f"{path}: key '{key}' is {found}, expected uint16")
+    return int(header.metadata[key])
+
+
+def _shard_paths(first: Path, header: Header, n_shards: int) -> tuple[Path, ...]:
+    number = _split_key(first, header, "split.no")
+    match = _SHARD_NAME.match(first.name)
+    if match is None or int(match[2]) != number + 1 or int(match[3]) != n_shards:
+        expected = f"<name>-{number + 1:05d}-of-{n_shards:05d}.gguf"
+        raise FileError(f"{first}: shard {number + 1} of {n_shards} must be named {expected}")
+    shards = tuple(
+        first.with_name(f"{match[1]}-{index + 1:05d}-of-{n_shards:05d}.gguf")
+        for index in range(n_shards)
+    )
+    if number != 0:
+        raise FileError(f"{first}: shard {number + 1} of {n_shards}; give the first, {shards[0]}")
+    missing = [shard.name for shard in shards if not shard.is_file()]
+    if missing:
+        raise FileError(
+            f"{first}: {len(missing)} of {n_shards} shards are missing beside it: "
+            f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
+        )
+    return shards
+
+
+def shard_files(path: Path) -> tuple[Path, ...]:
+    """The files that stand beside `path` and belong to the same model by name, `path` included."""
+    match = _SHARD_NAME.match(path.name)
+    if match is None:
+        return (path,)
+    names = [f"{match[1]}-{index:05d}-of-{match[3]}.gguf" for index in range(1, int(match[3]) + 1)]
+    return tuple(path.with_name(name) for name in names if path.with_name(name).exists())
+
+
+def file_key(path: Path) -> list[list[Any]]:
+    """What tells a model's files from all others: the same for a file that was moved or copied.
+
+    For each shard its size, the time of its last change and a digest of parts spread over it:
+    models are too large to be read whole. Raises FileError.
+    """
+    return [_one_file_key(shard) for shard in shard_files(path)]
+
+
+def _one_file_key(path: Path) -> list[Any]:
+    digest = hashlib.blake2b(digest_size=16)
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            for i in range(_KEY_PARTS):
+                file.seek(max(0, status.st_size - _KEY_BYTES) * i // (_KEY_PARTS - 1))
+                digest.update(file.read(_KEY_BYTES))
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read: {error.strerror or error}") from None
+    return [status.st_size, status.st_mtime_ns, digest.hexdigest()]
+
+
+def _check_tensor_count(first: Path, header: Header, n_tensors: int) -> None:
+    expected = header.metadata.get("split.tensors.count")
+    if expected != n_tensors:
+        raise FileError(
+            f"{first}: split.tensors.count is {_short(expected)}, the shards hold {n_tensors}"
+        )
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):
+        return f"{len(value)} values"
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -1,0 +1,295 @@
+"""Bounded reading of a GGUF header: no count or length in it is believed before it is checked.
+
+llama.cpp aborts the process on some malformed files, so every file passes here first. The rules are
+those of `ggml/src/gguf.cpp`; where that reader takes more than its own data structures can hold,
+this one has a bound of its own.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any, BinaryIO, NoReturn
+
+import numpy as np
+
+from dflash_local.errors import FileError
+from dflash_local.gguf.types import (
+    ARRAY,
+    BOOL,
+    SCALAR_TYPES,
+    STRING,
+    TENSOR_TYPES,
+    known_tensor_types,
+)
+
+MAX_HEADER_BYTES = 1 << 27
+MAX_ARRAY_VALUES = 1 << 22  # of all arrays together; the largest vocabularies need 1.3 million
+MAX_KEYS = 1 << 16
+MAX_TENSORS = 1 << 17
+MAX_DIMS = 4
+MAX_KEY_BYTES = 65535
+MAX_NAME_BYTES = 63  # GGML_MAX_NAME less the end mark
+DEFAULT_ALIGNMENT = 32
+# ggml's CPU buffers begin at a multiple of this, and mapped files are used in place
+BUFFER_ALIGNMENT = 32
+
+_FIRST_READ = 1 << 20
+_LONGEST_MESSAGE = 1000
+_LENGTH = struct.Struct("<Q")
+
+
+@dataclass(frozen=True)
+class RawTensor:
+    """One tensor as the header describes it; `offset` counts from the start of the data."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: int
+    offset: int
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """All that stands before the tensor data of one file."""
+
+    version: int
+    metadata: dict[str, Any]
+    value_types: dict[str, str]
+    tensors: list[RawTensor]
+    data_start: int
+
+
+def read_header(file: BinaryIO, path: str, n_bytes: int) -> Header:
+    """The checked header of an open file of `n_bytes`. Raises FileError, or OSError as `read`."""
+    return _HeaderReader(file, path, n_bytes).header()
+
+
+class _HeaderReader:
+    def __init__(self, file: BinaryIO, path: str, n_bytes: int) -> None:
+        self._file = file
+        self._path = path
+        self._n_bytes = n_bytes
+        self._buffer = b""
+        self._pos = 0
+        self._array_values = 0
+
+    def header(self) -> Header:
+        version = self._magic_and_version()
+        n_tensors = self._count("tensors", MAX_TENSORS, at_least_bytes=25)
+        n_keys = self._count("keys", MAX_KEYS, at_least_bytes=13)
+        metadata: dict[str, Any] = {}
+        value_types: dict[str, str] = {}
+        for index in range(n_keys):
+            key = self._name(f"key {index}", MAX_KEY_BYTES)
+            if key in metadata:
+                self._fail(f"key {key!r} occurs twice")
+            metadata[key], value_types[key] = self._value(key)
+        alignment = self._alignment(metadata, value_types)
+        tensors = [self._tensor(index) for index in range(n_tensors)]
+        data_start = _padded(self._pos, alignment) if tensors else self._pos
+        if tensors and data_start % BUFFER_ALIGNMENT:
+            self._fail(
+                f"general.alignment {alignment} lets the tensor data begin at byte {data_start}, "
+                f"and llama.cpp needs a multiple of {BUFFER_ALIGNMENT}; convert the model again"
+            )
+        self._check_layout(tensors, data_start, alignment)
+        return Header(version, metadata, value_types, tensors, data_start)
+
+    def _magic_and_version(self) -> int:
+        if self._n_bytes == 0:
+            self._fail("the file is empty, expected a GGUF model")
+        start = self._take(min(self._n_bytes, 24), "the header")
+        if not start.startswith(b"GGUF"):
+            hint = "expected a GGUF model"
+            if start.startswith(b"version https://git-lfs"):
+                hint = "it is a Git LFS pointer; fetch the file itself with `git lfs pull`"
+            self._fail(f"not a GGUF file: it starts with {start[:4]!r}; {hint}")
+        if len(start) < 24:
+            self._fail(f"truncated: {self._n_bytes} bytes, and the header alone takes 24")
+        self._pos = 8
+        version = int.from_bytes(start[4:8], "little")
+        if version & 0xFFFF == 0 and version:
+            self._fail("a big-endian GGUF file; convert it with `gguf-convert-endian ... little`")
+        if version not in (2, 3):
+            self._fail(f"GGUF version {version}, expected 2 or 3; convert the model again")
+        return version
+
+    def _count(self, what: str, limit: int, *, at_least_bytes: int) -> int:
+        count = self._length(f"the number of {what}")
+        if count > limit or count * at_least_bytes > self._n_bytes:
+            self._fail(f"claims {count} {what}, more than {self._n_bytes} bytes can hold")
+        return count
+
+    def _value(self, key: str) -> tuple[Any, str]:
+        kind = self._int32(f"the type of key {key!r}")
+        if kind == STRING:
+            return self._string(f"the value of key {key!r}"), "string"
+        if kind in SCALAR_TYPES:
+            return self._scalars(key, kind, 1)[0], SCALAR_TYPES[kind][0]
+        if kind != ARRAY:
+            self._fail(f"key {key!r} has the unknown value type {kind}, expected 0 to 12")
+        element = self._int32(f"the element type of key {key!r}")
+        if element == ARRAY:
+            self._fail(f"key {key!r} is an array of arrays, which llama.cpp does not read")
+        if element != STRING and element not in SCALAR_TYPES:
+            self._fail(f"key {key!r} has the unknown element type {element}, expected 0 to 12")
+        size = 8 if element == STRING else SCALAR_TYPES[element][1].itemsize
+        count = self._length(f"the length of key {key!r}")
+        self._array_values += count
+        if count * size > self._n_bytes - self._pos or self._array_values > MAX_ARRAY_VALUES:
+            self._fail(
+                f"key {key!r} claims {count} values; {self._n_bytes - self._pos} bytes of the file "
+                f"remain, and {MAX_ARRAY_VALUES} values are allowed in all"
+            )
+        if element == STRING:
+            return self._strings(key, count), "array of string"
+        return self._scalars(key, element, count), f"array of {SCALAR_TYPES[element][0]}"
+
+    def _scalars(self, key: str, kind: int, count: int) -> list[Any]:
+        dtype = SCALAR_TYPES[kind][1]
+        raw = self._take(count * dtype.itemsize, f"the value of key {key!r}")
+        values: list[Any] = np.frombuffer(raw, dtype=dtype).tolist()
+        if kind == BOOL:
+            if any(value > 1 for value in values):
+                self._fail(f"key {key!r} is bool with a byte other than 0 and 1")
+            return [bool(value) for value in values]
+        return values
+
+    def _strings(self, key: str, count: int) -> list[str]:
+        # hundreds of thousands of tokens and merges pass here: locals, no calls to methods
+        unpack, pos, buffer = _LENGTH.unpack_from, self._pos, self._buffer
+        values: list[str] = []
+        append = values.append
+        what = f"the strings of key {key!r}"
+        for _ in range(count):
+            if pos + 8 > len(buffer):
+                buffer = self._filled(pos + 8, what)
+            end = pos + 8 + unpack(buffer, pos)[0]
+            if end > len(buffer):
+                buffer = self._filled(end, what)
+            append(buffer[pos + 8 : end].decode("utf-8", "surrogateescape"))
+            pos = end
+        self._pos = pos
+        return values
+
+    def _alignment(self, metadata: dict[str, Any], value_types: dict[str, str]) -> int:
+        alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        kind = value_types.get("general.alignment", "uint32")
+        if kind != "uint32":
+            self._fail(f"key 'general.alignment' is {kind}, expected uint32")
+        assert isinstance(alignment, int)
+        if alignment < 8 or alignment & (alignment - 1) or alignment > MAX_HEADER_BYTES:
+            self._fail(f"general.alignment is {alignment}, expected a power of two from 8 on")
+        return alignment
+
+    def _tensor(self, index: int) -> RawTensor:
+        name = self._name(f"the name of tensor {index}", MAX_NAME_BYTES)
+        if "\0" in name:
+            self._fail(f"the name of tensor {index} holds a zero byte: {name!r}")
+        n_dims = self._uint32(f"the dimensions of tensor {name!r}")
+        if not 1 <= n_dims <= MAX_DIMS:
+            self._fail(f"tensor {name!r} has {n_dims} dimensions, expected 1 to {MAX_DIMS}")
+        what = f"the shape of tensor {name!r}"
+        shape = tuple(self._length(what) for _ in range(n_dims))
+        n_values = 1
+        for extent in shape:
+            n_values *= extent
+        if min(shape) < 1 or n_values >= 1 << 63:
+            self._fail(f"tensor {name!r} has the shape {list(shape)}, expected positive extents")
+        type_number = self._int32(f"the type of tensor {name!r}")
+        kind = TENSOR_TYPES.get(type_number)
+        if kind is None:
+            self._fail(
+                f"tensor {name!r} has the type number {type_number}, "
+                f"known are {known_tensor_types()}"
+            )
+        if shape[0] % kind.block:
+            self._fail(
+                f"tensor {name!r} has rows of {shape[0]} values, and its type {kind.name} "
+                f"stores blocks of {kind.block}"
+            )
+        offset = self._length(f"the offset of tensor {name!r}")
+        return RawTensor(name, shape, type_number, offset, n_values // kind.block * kind.bytes)
+
+    def _check_layout(self, tensors: list[RawTensor], data_start: int, alignment: int) -> None:
+        room = self._n_bytes - data_start
+        told = f"it has {max(room, 0)} bytes of tensor data"
+        names: set[str] = set()
+        expected, end, before = 0, 0, ""
+        for tensor in tensors:
+            if tensor.name in names:
+                self._fail(f"tensor {tensor.name!r} occurs twice")
+            names.add(tensor.name)
+            where = f"tensor {tensor.name!r} at offset {tensor.offset}"
+            if tensor.offset != expected and tensor.offset + tensor.n_bytes > room:
+                self._fail(f"{where} with {tensor.n_bytes} bytes leaves the file: {told}")
+            if tensor.offset % alignment:
+                self._fail(f"{where} is not aligned to {alignment} bytes")
+            if tensor.offset < expected:
+                leaves = f" and leaves the file: {told}" if end > room else ""
+                self._fail(f"{where} overlaps {before!r}, which ends at {end}{leaves}")
+            if tensor.offset > expected:
+                self._fail(f"{where} leaves a gap: expected offset {expected}")
+            end = tensor.offset + tensor.n_bytes
+            expected, before = _padded(end, alignment), tensor.name
+        if end > room:
+            self._fail(
+                f"truncated: {self._n_bytes} bytes, its tensors need {data_start + end}, so "
+                f"{end - room} bytes are missing; download or convert it again"
+            )
+
+    def _name(self, what: str, limit: int) -> str:
+        length = self._length(f"the length of {what}")
+        if not 1 <= length <= limit:
+            self._fail(f"{what} is {length} bytes long, expected 1 to {limit}")
+        raw = self._take(length, what)
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            self._fail(f"{what} is not UTF-8: {raw[:64]!r}")
+
+    def _string(self, what: str) -> str:
+        length = self._length(f"the length of {what}")
+        return self._take(length, what).decode("utf-8", "surrogateescape")
+
+    def _int32(self, what: str) -> int:
+        return int.from_bytes(self._take(4, what), "little", signed=True)
+
+    def _uint32(self, what: str) -> int:
+        return int.from_bytes(self._take(4, what), "little")
+
+    def _length(self, what: str) -> int:
+        return int.from_bytes(self._take(8, what), "little")
+
+    def _take(self, count: int, what: str) -> bytes:
+        end = self._pos + count
+        buffer = self._buffer if end <= len(self._buffer) else self._filled(end, what)
+        taken = buffer[self._pos : end]
+        self._pos = end
+        return taken
+
+    def _filled(self, end: int, what: str) -> bytes:
+        """The buffer, grown so that it reaches byte `end` of the file."""
+        if end > self._n_bytes:
+            self._fail(
+                f"truncated or malformed: {what} would end at byte {end}, "
+                f"the file has {self._n_bytes}"
+            )
+        if end > MAX_HEADER_BYTES:
+            self._fail(f"{what} ends at byte {end}; a header has at most {MAX_HEADER_BYTES}")
+        wanted = max(end, 2 * len(self._buffer), _FIRST_READ) - len(self._buffer)
+        self._buffer += self._file.read(wanted)
+        if len(self._buffer) < end:
+            self._fail(f"changed while it was read: only {len(self._buffer)} bytes came")
+        return self._buffer
+
+    def _fail(self, message: str) -> NoReturn:
+        if len(message) > _LONGEST_MESSAGE:
+            message = f"{message[:_LONGEST_MESSAGE]}..."
+        raise FileError(f"{self._path}: {message}")
+
+
+def _padded(n_bytes: int, alignment: int) -> int:
+    return -(-n_bytes // alignment) * alignment

@@ -1,0 +1,309 @@
+"""The llama.cpp of this process: which one it is, its devices, and what it has logged.
+
+Importing this module imports `llama_cpp`, and does so before the native extension: the extension
+then resolves to the libraries that are loaded already. An ImportError says what to install.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dflash_local.llama.host import host_memory
+
+PINNED = "0.3.36"
+INSTALL = f"pip install --force-reinstall --no-cache-dir llama-cpp-python=={PINNED}"
+PORTABLE = 'CMAKE_ARGS="-DGGML_NATIVE=OFF"'
+
+DeviceType = Literal["cpu", "gpu", "igpu", "accel", "meta"]
+
+_DEVICE_TYPES: tuple[DeviceType, ...] = ("cpu", "gpu", "igpu", "accel", "meta")
+_LOG_LINES = 200
+_LEVELS = ("none", "debug", "info", "warning", "error")  # GGML_LOG_LEVEL_* of ggml.h
+_DEBUG, _CONTINUED = 1, 5
+
+
+def _advice(command: str = f"pip install llama-cpp-python=={PINNED}") -> str:
+    return f"install it with: {PORTABLE} {command} (add -DGGML_CUDA=on for an NVIDIA GPU)"
+
+
+try:
+    import llama_cpp
+except Exception as error:  # a library that does not load raises OSError or RuntimeError
+    if isinstance(error, ModuleNotFoundError) and error.name == "llama_cpp":
+        raise ImportError(
+            f"dflash_local needs llama-cpp-python {PINNED}, which is not installed; {_advice()}"
+        ) from None
+    raise ImportError(
+        f"dflash_local needs llama-cpp-python {PINNED}, but the one installed does not load "
+        f"({error}); {_advice(INSTALL)}"
+    ) from None
+
+if getattr(llama_cpp, "__version__", None) != PINNED:
+    raise ImportError(
+        f"dflash_local needs llama-cpp-python {PINNED}, found "
+        f"{getattr(llama_cpp, '__version__', 'one without a version')} in "
+        f"{Path(llama_cpp.__file__ or '?').parent}; {_advice(INSTALL)}"
+    )
+
+import llama_cpp.llama_cpp as _api  # noqa: E402
+
+_library: ctypes.CDLL = _api._lib
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device of ggml. Memory in bytes; that of the CPU is what this process may still use.
+
+    `id` tells one physical device seen by two backends (a PCI bus id; empty if unknown).
+    `shares_host` marks a GPU whose memory is the host's.
+    """
+
+    name: str
+    description: str
+    type: DeviceType
+    free: int
+    total: int
+    id: str = ""
+    shares_host: bool = False
+
+
+class _Props(ctypes.Structure):
+    """`ggml_backend_dev_props` of ggml-backend.h."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("description", ctypes.c_char_p),
+        ("memory_free", ctypes.c_size_t),
+        ("memory_total", ctypes.c_size_t),
+        ("type", ctypes.c_int),
+        ("device_id", ctypes.c_char_p),
+        ("caps", ctypes.c_bool * 5),
+    )
+
+
+def check_same_library(native_address: int) -> None:
+    """Refuse an extension that is linked to another copy of libllama than `llama_cpp` uses.
+
+    `native_address` is the address of `llama_decode` as the extension sees it. Raises ImportError.
+    """
+    address = ctypes.cast(_library.llama_decode, ctypes.c_void_p).value
+    if address != native_address:
+        raise ImportError(
+            "dflash_local._native uses another libllama than llama_cpp, which loaded "
+            f"{_library._name}; reinstall both: {PORTABLE} {INSTALL} && "
+            "pip install --force-reinstall --no-deps dflash-local"
+        )
+
+
+def llama_build() -> str:
+    """The build in one line: versions of llama-cpp-python, llama.cpp and ggml."""
+    ggml = _text(function("ggml_version", ctypes.c_char_p)())
+    commit = _text(function("ggml_commit", ctypes.c_char_p)())
+    if commit in ("", "unknown"):
+        commit = ""
+    llama = _text(_api.llama_version())
+    return f"llama-cpp-python {PINNED}, llama.cpp {llama}, ggml {ggml} {commit}".rstrip()
+
+
+def machine() -> dict[str, Any]:
+    """What decides how this machine computes a model: the build, the CPU's features, devices."""
+    return {
+        "build": llama_build(),
+        "system": system_info(),
+        "devices": [device.description for device in devices()],
+    }
+
+
+def system_info() -> str:
+    """CPU features and backend options that llama.cpp was built with, as it prints them."""
+    init()
+    return _text(_api.llama_print_system_info()).strip()
+
+
+def backends() -> list[str]:
+    """One line per device: name, description and memory, for `--version` and reports."""
+    gib = 1 << 30
+    return [
+        f"{d.name}: {d.description} ({d.free / gib:.1f} of {d.total / gib:.1f} GiB free)"
+        if d.total
+        else f"{d.name}: {d.description}"
+        for d in devices()
+    ]
+
+
+def devices() -> list[Device]:
+    """Every device that ggml found, in its order, with the memory free at this moment."""
+    init()
+    count = function("ggml_backend_dev_count", ctypes.c_size_t)
+    get = function("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
+    read = function("ggml_backend_dev_get_props", None, ctypes.c_void_p, ctypes.POINTER(_Props))
+    found = []
+    for index in range(count()):
+        props = _Props()
+        read(get(index), ctypes.byref(props))
+        kind = _DEVICE_TYPES[props.type]
+        free, total = props.memory_free, props.memory_total
+        if kind == "cpu":
+            free, total = host_memory(fallback=(free, total))
+        name = _text(props.name)
+        found.append(
+            Device(
+                name=name,
+                description=_text(props.description),
+                type=kind,
+                free=free,
+                total=total,
+                id=_text(props.device_id),
+                shares_host=kind == "igpu" or name.startswith(("MTL", "Metal")),
+            )
+        )
+    return found
+
+
+_init_lock = threading.Lock()
+_initialised = False
+
+
+def init() -> None:
+    """Start llama.cpp once: take over its log and register its backends. Safe to call again."""
+    global _initialised
+    with _init_lock:
+        if _initialised:
+            return
+        _take_log()
+        # Builds with loadable backends: llama.cpp itself would look beside the interpreter and in
+        # the working folder, where they are not, and where anyone could put one.
+        registered = function("ggml_backend_reg_count", ctypes.c_size_t)
+        if not registered():
+            folder = os.fsencode(Path(_library._name).parent)
+            function("ggml_backend_load_all_from_path", None, ctypes.c_char_p)(folder)
+        if not registered():
+            raise ImportError(
+                f"llama.cpp in {Path(_library._name).parent} has no backend, not even for the CPU; "
+                f"{_advice(INSTALL)}"
+            )
+        _api.llama_backend_init()
+        _initialised = True
+
+
+class _Log:
+    """The last lines that llama.cpp logged, with their levels; fed from any thread.
+
+    `echo` is the lowest level that also goes to stderr. Debug lines, of which llama.cpp writes
+    hundreds for each graph, are dropped unless they are echoed.
+    """
+
+    def __init__(self, echo: int | None) -> None:
+        self.echo = echo
+        self._lines: deque[tuple[int, str]] = deque(maxlen=_LOG_LINES)
+        self._open = ""
+        self._level = 0
+        # Re-entrant: what runs inside may free a model, which logs.
+        self._lock = threading.RLock()
+
+    def write(self, level: int, text: bytes | None, _data: int | None) -> None:
+        if level == _CONTINUED:
+            level = self._level
+        self._level = level
+        if level == _DEBUG and self.echo != _DEBUG:
+            return
+        piece = _text(text)
+        with self._lock:
+            *complete, self._open = (self._open + piece).split("\n")
+            self._lines.extend((level, line) for line in complete if line.strip())
+        if self.echo is not None and level >= self.echo and sys.stderr is not None:
+            sys.stderr.write(piece)
+            sys.stderr.flush()
+
+    def lines(self, level: str | None = None) -> list[str]:
+        wanted = None if level is None else _LEVELS.index(level)
+        with self._lock:
+            return [text for kind, text in self._lines if wanted in (None, kind)]
+
+    def clear(self) -> None:
+        with self._lock:
+            self._lines.clear()
+            self._open = ""
+
+
+# DFLASH_LOCAL_LOG: 1 shows llama.cpp's messages on stderr, "debug" all of them.
+_ECHO = {"": None, "0": None, "debug": _DEBUG}
+_log = _Log(echo=_ECHO.get(os.environ.get("DFLASH_LOCAL_LOG", "").lower(), _DEBUG + 1))
+_callback = _api.llama_log_callback(_log.write)
+
+
+def log_lines(level: str | None = None) -> list[str]:
+    """The last lines of llama.cpp's log, oldest first; `level` picks "info", "warning", "error"."""
+    return _log.lines(level)
+
+
+def last_error_line() -> str:
+    """The latest line that llama.cpp logged as an error since `clear_log`; empty if none."""
+    errors = _log.lines("error")
+    return errors[-1].strip() if errors else ""
+
+
+def first_error_line() -> str:
+    """The first such line: of one failed call the cause, which the later ones only pass on."""
+    errors = _log.lines("error")
+    return errors[0].strip() if errors else ""
+
+
+def reason() -> str:
+    """That line, or words in its place, for the message of what failed."""
+    return first_error_line() or "it logs no reason"
+
+
+def clear_log() -> None:
+    """Forget what was logged, so that the error lines speak of the next call."""
+    _log.clear()
+
+
+def _take_log() -> None:
+    _api.llama_log_set(_callback, ctypes.c_void_p(0))
+    atexit.register(_release_log)
+
+
+def _release_log() -> None:
+    # Models freed while Python shuts down still log, and Python can no longer be called then. Null
+    # would print those lines; a function of libllama that takes nothing and has no effect does not.
+    silent = ctypes.cast(_library.llama_max_devices, ctypes.c_void_p).value
+    last = _api.llama_log_callback(silent if silent and _log.echo is None else 0)
+    _api.llama_log_set(last, ctypes.c_void_p(0))
+
+
+def function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+    """A C function of libllama or of the ggml libraries that it is linked to.
+
+    Looked up through libllama's own handle: `llama_cpp._ggml` opens libggml by another file name,
+    which on Linux is a second copy with an empty device registry.
+    """
+    prototype = ctypes.CFUNCTYPE(result, *arguments)
+    libraries = [_library]
+    if sys.platform == "win32":  # a handle finds its own functions only, and a name is one copy
+        folder = Path(_library._name).parent
+        libraries += [
+            ctypes.CDLL(str(path))
+            for base in ("ggml", "ggml-base")
+            for path in (folder / f"{base}.dll", folder / f"lib{base}.dll")
+            if path.exists()
+        ]
+    for library in libraries:
+        try:
+            return prototype((name, library))
+        except AttributeError:
+            continue
+    raise ImportError(f"{_library._name} does not offer {name}; {_advice(INSTALL)}")
+
+
+def _text(raw: bytes | None) -> str:
+    return (raw or b"").decode("utf-8", "replace")

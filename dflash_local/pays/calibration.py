@@ -1,0 +1,350 @@
+"""Measures what the parts of a round cost on this machine, in a few seconds, and keeps it."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from dflash_local import disk_cache
+from dflash_local.draft.drafter import Drafter, DraftRequest
+from dflash_local.errors import InputError
+from dflash_local.llama import runtime
+from dflash_local.pays.costs import Costs
+from dflash_local.pays.survival import Prior
+from dflash_local.target.batch import Batch
+from dflash_local.target.taps import Features, StoredFeatures
+from dflash_local.target.target import Target
+
+WIDTHS = (1, 2, 8, 4, 16, 9, 6, 3, 12)
+"""Rows of a sequence, those first that say most: a slow machine gets no further."""
+TREE_WIDTHS = (*WIDTHS, 32, 24)
+"""Where drafts may be trees, which are wider than a block."""
+SHALLOW, DEEP = 4, 1024
+"""Cached tokens after which is measured: of each sequence, few, as a slow machine would take long
+to fill a cache; and in all."""
+ENVIRONMENT = "DFLASH_LOCAL_CALIBRATION_S"
+BUDGET_S = 3.0
+"""Where that variable says nothing. What must be up at once, and draft whether it pays or not,
+needs no more than a rough idea; `budget_s` has what holds."""
+BUDGET_STEPS = 300
+
+_ROWS = 4  # that a usual round injects
+_MANY_ROWS = 64
+_TIMED = 3
+_DEEP_WIDTHS = (1, 8, 16)
+_TREE_ROWS = 16
+_FORMAT = 3
+_DEAREST = 1.2  # at most so many times the seconds of a pass of more rows
+# What Python spends around a draft and a pass; live rounds tell better.
+_HOST_S, _DRAFT_HOST_S = 1e-5, 1e-4
+
+
+def budget_s() -> float:
+    """Seconds that a calibration may take: those of `DFLASH_LOCAL_CALIBRATION_S`, else `BUDGET_S`.
+
+    Raises InputError for what is no such number.
+    """
+    given = os.environ.get(ENVIRONMENT)
+    if not given:
+        return BUDGET_S
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise InputError(
+            f"{ENVIRONMENT} is {given!r}; expected seconds above 0, such as {BUDGET_S:g}"
+        )
+    return seconds
+
+
+def measure(
+    target: Target, drafter: Drafter, *, before: Callable[[], None], again: bool = False
+) -> Costs:
+    """The costs of this pair for up to `target.options.n_seq` sequences, kept per machine, files,
+    build and settings; `again` measures them though they are kept.
+
+    Takes `budget_s()` seconds or `BUDGET_STEPS` target steps, whichever end first, but always wakes
+    the model with a pass, and takes the time of two drafts, two plain steps and two of two rows.
+    `before` empties all caches of target and drafter: called only if there is something to measure,
+    and they are empty after it too. Raises as `budget_s` and `Target.decode`, and what the drafter
+    raises.
+    """
+    if not again:
+        with suppress(ValueError):  # not measured yet, or damaged
+            return Costs.from_dict(disk_cache.read("costs", _key(target, drafter)))
+    trial = _Trial(target, drafter)
+    before()
+    try:
+        costs = trial.run()
+    finally:
+        trial.empty()
+    keep(target, drafter, costs)
+    return costs
+
+
+def known_priors(target: Target, drafter: Drafter, n_nodes: int) -> tuple[Prior, Prior]:
+    """What earlier processes have learnt of this drafter's drafts, of greedy requests and of those
+    that sample; else what is thought of any. `n_nodes` are the most of a tree."""
+    size = drafter.block_size
+    try:
+        greedy, sampled = disk_cache.read("costs", _key(target, drafter))["priors"]
+        return Prior.from_dict(greedy, size, n_nodes), Prior.from_dict(sampled, size, n_nodes)
+    except (ValueError, LookupError, TypeError):
+        return Prior(size, n_nodes), Prior(size, n_nodes)
+
+
+def keep(
+    target: Target, drafter: Drafter, costs: Costs, priors: tuple[Prior, Prior] | None = None
+) -> None:
+    """For the next process, which begins with what this one has learnt."""
+    kept = costs.as_dict()
+    if priors is not None:
+        kept["priors"] = [prior.as_dict() for prior in priors]
+    disk_cache.write("costs", _key(target, drafter), kept)
+
+
+class _Trial:
+    """One calibration: passes and drafts on random tokens, timed within the budget."""
+
+    def __init__(self, target: Target, drafter: Drafter) -> None:
+        self.target, self.drafter = target, drafter
+        self.n_seq = target.options.n_seq
+        self.budget_s = budget_s()
+        self.start = time.perf_counter()
+        self.n_steps = 0
+        self.part = 0  # cached tokens of each sequence
+        # A GPU's graph is captured with the second pass after a change and replayed from the third.
+        self.warm_up = 3 if target.options.n_gpu_layers else 1
+        self.rng = np.random.default_rng(0)
+        self.steps: dict[int, dict[int, list[float]]] = {}
+        self.drafts: dict[int, dict[int, list[float]]] = {}
+        self.switches: list[float] = []
+        self.injections: list[float] = []
+        self.tree_s: float | None = None  # not measured
+        most = max(target.options.n_branches, drafter.block_size)
+        most = min(most, target.n_batch // self.n_seq)
+        widths = TREE_WIDTHS if target.options.n_branches > 1 else WIDTHS
+        self.widths = [width for width in widths if width <= most]
+
+    def run(self) -> Costs:
+        features = self._fill(SHALLOW)
+        self.start = time.perf_counter()
+        shallow = self.n_seq * self.part
+        self._draft(1, 1, features)
+        for n_rows in self._rows(self.widths[:2]):
+            self._step(n_rows, 1, needed=n_rows in (self.n_seq, 2 * self.n_seq))
+        for timed in (1, 2, 2, 2):  # in turn, so that what disturbs one disturbs all
+            for n_rows in self._rows(self.widths):
+                self._step(n_rows, timed)
+            for n_seqs in sorted({1, self.n_seq}):
+                self._draft(n_seqs, timed)
+            self._inject()
+            if self.tree_s is None:
+                self._tree()
+        # Room for a pass of all rows after it, and for a draft of many.
+        room = self.target.n_ctx // self.n_seq - max(*self.widths, _MANY_ROWS)
+        deep = min(DEEP // self.n_seq, room)
+        n_filled = self.n_seq * deep
+        passes = math.ceil(n_filled / self.target.n_batch) + 3 * (_TIMED + 1)
+        widest = max(self.steps[shallow])
+        seconds = median(self.steps[shallow][widest])
+        if deep >= 4 * self.part and self._affords(passes, seconds * (n_filled / widest + passes)):
+            features = self._fill(deep)
+            for n_rows in self._rows([w for w in _DEEP_WIDTHS if w in self.widths]):
+                self._step(n_rows, _TIMED)
+            self._draft(1, _TIMED)
+        return Costs(
+            _usual(self.steps),
+            _usual(self.drafts),
+            switch_s=max(median(self.switches), 0.0) if self.switches else 0.0,
+            host_s=_HOST_S,
+            draft_host_s=_DRAFT_HOST_S,
+            inject_s=max(median(self.injections), 0.0) if self.injections else 0.0,
+            tree_s=max(self.tree_s or 0.0, 0.0),
+        )
+
+    def empty(self) -> None:
+        for seq in range(self.n_seq):
+            self.target.clear(seq)
+            self.drafter.truncate(seq, 0)
+
+    @property
+    def depth(self) -> int:
+        return self.n_seq * self.part
+
+    def _rows(self, widths: list[int]) -> list[int]:
+        """Row counts of a pass: of all sequences together, and of one alone."""
+        together = [width * self.n_seq for width in widths]
+        return list(dict.fromkeys(n for pair in zip(together, widths, strict=True) for n in pair))
+
+    def _affords(self, n_steps: int, seconds: float) -> bool:
+        spent = time.perf_counter() - self.start
+        return self.n_steps + n_steps <= BUDGET_STEPS and spent + seconds <= self.budget_s
+
+    def _fill(self, part: int) -> Features:
+        """Both caches to `part` tokens of each sequence; returns what the first injected last."""
+        self.empty()
+        chunk = self.target.n_batch // self.n_seq
+        for begin in range(0, part, chunk):
+            self.part = begin
+            n = min(chunk, part - begin)
+            self._pass(n * self.n_seq, output=False)
+            for seq in range(self.n_seq):
+                self.drafter.inject(seq, _features(self.target, range(seq * n, (seq + 1) * n)))
+        self.part = part
+        return _features(self.target, range(n))
+
+    def _pass(self, n_rows: int, *, output: bool = True) -> float:
+        """Seconds of a pass of random rows, dealt to the sequences as evenly as they go."""
+        seq_ids = sorted(i % self.n_seq for i in range(n_rows))
+        positions = [self.part + i - seq_ids.index(seq) for i, seq in enumerate(seq_ids)]
+        tokens = self.rng.integers(0, self.target.n_vocab, n_rows, dtype=np.int32)
+        begin = time.perf_counter()
+        self.target.decode(tokens, positions, seq_ids, [output] * n_rows)
+        self.n_steps += 1
+        return time.perf_counter() - begin
+
+    def _step(self, n_rows: int, timed: int, *, needed: bool = False) -> None:
+        """Time passes of `n_rows` rows at the present depth; the first one apart."""
+        known = self.steps.setdefault(self.depth, {})
+        n = self.warm_up + timed
+        if not needed and not self._affords(n, n * self._guess(n_rows)):
+            return
+        seconds = []
+        for _ in range(n):
+            seconds.append(self._pass(n_rows))
+            for seq in range(self.n_seq):
+                self.target.truncate(seq, self.part)
+        known.setdefault(n_rows, []).extend(seconds[self.warm_up :])
+        if timed > 1:
+            usual = median(seconds[self.warm_up :])
+            self.switches.append(sum(seconds[: self.warm_up]) - self.warm_up * usual)
+
+    def _tree(self) -> None:
+        """Time passes over a tree of one sequence beside those over a chain of as many rows."""
+        n_rows = _TREE_ROWS
+        n = 2 * (self.warm_up + 2 * _TIMED)
+        # A batch has room for as many rows as a sequence has branches.
+        is_possible = n_rows <= self.target.options.n_branches
+        if not is_possible or not self._affords(n, n * self._guess(n_rows)):
+            return
+        usual = []
+        for drafted in (self._chain_s, self._tree_pass_s):
+            seconds = [drafted(n_rows) for _ in range(n // 2)]
+            usual.append(median(seconds[self.warm_up :]))
+        self.tree_s = usual[1] - usual[0]
+
+    def _chain_s(self, n_rows: int) -> float:
+        """Seconds of a pass over a chain of random tokens of the first sequence; then undone."""
+        batch = Batch()
+        batch.add(0, self.part, self._random(n_rows))
+        return self._undone(batch)
+
+    def _tree_pass_s(self, n_rows: int) -> float:
+        """The same over a tree: a path, and a leaf beside each of its nodes."""
+        anchor, *tokens = self._random(n_rows)
+        path = list(range(-1, n_rows // 2 - 1))
+        batch = Batch()
+        batch.add_tree(0, self.part, anchor, tokens, [*path, *path[: n_rows - 1 - len(path)]])
+        return self._undone(batch)
+
+    def _random(self, n: int) -> list[int]:
+        tokens: list[int] = self.rng.integers(0, self.target.n_vocab, n).tolist()
+        return tokens
+
+    def _undone(self, batch: Batch) -> float:
+        begin = time.perf_counter()
+        self.target.run(batch)
+        seconds = time.perf_counter() - begin
+        self.target.keep(batch.parts[0], [0])
+        self.target.truncate(0, self.part)
+        self.n_steps += 1
+        return seconds
+
+    def _guess(self, n_rows: int) -> float:
+        """Seconds of a pass, if need be from the nearest narrower one timed, by the row."""
+        known = self.steps[self.depth]
+        near = max((n for n in known if n <= n_rows), default=0)
+        return min(known[near]) * n_rows / near if near else 0.0
+
+    def _draft(self, n_seqs: int, timed: int, features: Features | None = None) -> None:
+        """Time the draft stage for the first `n_seqs` sequences; the first one apart."""
+        known = self.drafts.setdefault(self.depth, {})
+        if features is None:
+            usual = median(next(iter(self.drafts.values()))[1]) * n_seqs
+            if not self._affords(1, (self.warm_up + timed) * usual + self._guess(_ROWS)):
+                return
+            features = self._new_features(_ROWS)
+        seconds = [self._one_draft(n_seqs, features) for _ in range(self.warm_up + timed)]
+        known.setdefault(n_seqs, []).extend(seconds[self.warm_up :])
+
+    def _inject(self) -> None:
+        """Time a draft that has many rows to inject first."""
+        usual = median(self.drafts[self.depth][1])
+        n_rows = min(_MANY_ROWS, self.target.n_batch, self.target.n_ctx // self.n_seq - self.part)
+        if n_rows <= 2 * _ROWS or not self._affords(1, 6 * usual + 2 * self._guess(n_rows)):
+            return
+        features = self._new_features(n_rows)
+        for _ in range(self.warm_up):
+            self._one_draft(1, features)
+        seconds = self._one_draft(1, features)
+        self.injections.append((seconds - usual) / (n_rows - _ROWS))
+
+    def _new_features(self, n_rows: int) -> Features:
+        self._pass(n_rows, output=False)
+        for seq in range(self.n_seq):
+            self.target.truncate(seq, self.part)
+        return _features(self.target, range(n_rows))
+
+    def _one_draft(self, n_seqs: int, features: Features) -> float:
+        """Seconds of one draft stage that injects `features` in each sequence; then undone."""
+        n_draft = self.drafter.block_size - 1
+        requests = [DraftRequest(seq, 1, features, n_draft) for seq in range(n_seqs)]
+        begin = time.perf_counter()
+        self.drafter.draft(requests)
+        seconds = time.perf_counter() - begin
+        for seq in range(n_seqs):
+            self.drafter.truncate(seq, self.part)
+        return seconds
+
+
+def _features(target: Target, rows: range) -> Features:
+    """Context features of these rows of the last pass, as the engine hands them over."""
+    first = target.first_stored
+    return StoredFeatures(target, [first + row for row in rows])
+
+
+def _usual(times: dict[int, dict[int, list[float]]]) -> dict[int, dict[int, float]]:
+    """The lower quartile of each, as what else the machine does only ever adds time; and fewer
+    rows cost at most so much more than any greater number of them, whatever was measured."""
+    usual: dict[int, dict[int, float]] = {}
+    for depth, row in times.items():
+        least = math.inf
+        for n in sorted(row, reverse=True):
+            seconds = min(sorted(row[n])[len(row[n]) // 4], _DEAREST * least)
+            usual.setdefault(depth, {})[n] = seconds
+            least = min(least, seconds)
+    return {depth: dict(sorted(row.items())) for depth, row in usual.items()}
+
+
+def _key(target: Target, drafter: Drafter) -> dict[str, Any]:
+    options = asdict(target.options)
+    options["n_ctx"] = target.n_ctx.bit_length()  # costs follow what is cached, not what could be
+    return {
+        "format": _FORMAT,
+        "machine": runtime.machine(),
+        "threads": target.n_threads,
+        "target": target.file_key,
+        "drafter": [drafter.file_key, type(drafter).__name__],
+        "window": drafter.draft_window,
+        "options": options,
+    }

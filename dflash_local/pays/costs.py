@@ -1,0 +1,262 @@
+"""What the parts of a round cost on this machine: measured, then refined while decoding."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import Any
+
+from dflash_local.draft.shape import ShapeName
+
+Table = Mapping[int, Mapping[int, float]]
+"""Seconds by depth (cached tokens) and count (rows or sequences)."""
+
+_LEAST_S = 1e-9
+_MEASURED = 6
+"""How many live observations a calibrated median counts as."""
+_SLOWEST = 0.06
+"""The weight of an observation in the end: one hiccup moves nothing, a throttling clock does."""
+_DRIFT = 0.02
+"""The part of each surprise that is taken to hold for all counts: the machine, not the width."""
+_CLIP = 0.25
+"""Surprise, in natural logarithms, beyond which an observation says no more: outliers. Where it
+lasts, the calibration was disturbed, and the clip widens."""
+
+
+class Costs:
+    """Seconds of a target step, a draft stage and what lies between, by rows and depth.
+
+    `switch_s` is the extra of going to another row count: llama.cpp builds its graph anew, and a
+    GPU records it with the pass after that. `host_s` is the rest of any round, `draft_host_s` what
+    the rest of a drafting round has on top. `inject_s` is the draft stage's extra for each row
+    of context injected beyond a round's own few. `tree_s` is the extra of a pass over a tree: more
+    ids, and where they are too few a new graph each time.
+    """
+
+    def __init__(
+        self,
+        steps: Table,
+        drafts: Table,
+        *,
+        switch_s: float = 0.0,
+        host_s: float = 0.0,
+        draft_host_s: float = 0.0,
+        inject_s: float = 0.0,
+        tree_s: float = 0.0,
+    ) -> None:
+        """`steps[depth][rows]` and `drafts[depth][sequences]`, in seconds.
+
+        Raises ValueError for a table without a number, and for numbers that are no durations.
+        """
+        self._steps = _Surface(steps)
+        self._drafts = _Surface(drafts)
+        self.switch_s = _duration(switch_s)
+        self.host_s = _duration(host_s)
+        self.draft_host_s = _duration(draft_host_s)
+        self.inject_s = _duration(inject_s)
+        self.tree_s = _duration(tree_s)
+        self.n_observed = 0
+
+    def step_s(self, n_rows: int, depth: int, shape: ShapeName = "chain") -> float:
+        """One target pass of `n_rows` rows, all sequences together, after `depth` cached tokens."""
+        return self._steps.at(n_rows, depth) + self.extra_s(shape)
+
+    def extra_s(self, shape: ShapeName) -> float:
+        """What a pass over drafts of that shape takes longer than one over chains."""
+        return self.tree_s if shape == "tree" else 0.0
+
+    def draft_s(self, n_seqs: int, depth: int) -> float:
+        """The draft stage for `n_seqs` sequences with a round's rows to inject; 0 for none."""
+        return self._drafts.at(n_seqs, depth) if n_seqs > 0 else 0.0
+
+    def observe_step(
+        self, n_rows: int, depth: int, seconds: float, shape: ShapeName = "chain"
+    ) -> None:
+        """A pass for which all graphs were there.
+
+        One over a tree mostly tells of its row count, which trees may be the only ones to have;
+        chains of as many rows tell the two apart.
+        """
+        if shape == "tree":
+            known = self._steps.at(n_rows, depth)
+            surprise = min(max(seconds - known - self.tree_s, -_CLIP * known), _CLIP * known)
+            self.tree_s = max(self.tree_s + _DRIFT * surprise, 0.0)
+        self.n_observed += 1
+        self._steps.observe(n_rows, depth, seconds - self.extra_s(shape))
+
+    def observe_draft(self, n_seqs: int, depth: int, seconds: float) -> None:
+        """A draft stage that had no more to inject than the rows of a round."""
+        self._drafts.observe(n_seqs, depth, seconds)
+
+    def observe_switch(self, extra_s: float, usual_s: float) -> None:
+        """What the passes that made new graphs took on top, all together; one takes `usual_s`."""
+        extra_s = min(max(extra_s, 0.0), max(4 * self.switch_s, 0.25 * usual_s))
+        self.switch_s += 0.05 * (extra_s - self.switch_s)
+
+    def observe_host(self, drafted: bool, seconds: float) -> None:
+        """What a round took beside its draft stage and its target pass."""
+        if drafted:
+            extra = min(max(seconds - self.host_s, 0.0), 4 * self.draft_host_s + 1e-4)
+            self.draft_host_s += _SLOWEST * (extra - self.draft_host_s)
+        else:
+            self.host_s += _SLOWEST * (min(seconds, 4 * self.host_s + 1e-4) - self.host_s)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: the tables as they now are, with depths and counts as text, in seconds."""
+        return {
+            "step_s": self._steps.as_dict(),
+            "draft_s": self._drafts.as_dict(),
+            "switch_s": self.switch_s,
+            "host_s": self.host_s,
+            "draft_host_s": self.draft_host_s,
+            "inject_s": self.inject_s,
+            "tree_s": self.tree_s,
+        }
+
+    @classmethod
+    def from_dict(cls, raw: Any) -> Costs:
+        """From `as_dict`. Raises ValueError when it is not that."""
+        try:
+            return cls(
+                _table(raw["step_s"]),
+                _table(raw["draft_s"]),
+                switch_s=raw["switch_s"],
+                host_s=raw["host_s"],
+                draft_host_s=raw["draft_host_s"],
+                inject_s=raw["inject_s"],
+                tree_s=raw["tree_s"],
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"no costs: {error!r}") from None
+
+    def curve(self, depth: int | None = None) -> dict[int, float]:
+        """Milliseconds of a target step by rows, at the row counts measured; for a plot."""
+        steps = self._steps
+        depth = steps.depth if depth is None else depth
+        return {n: 1e3 * steps.at(n, depth) for n in steps.counts}
+
+    @property
+    def depths(self) -> list[int]:
+        """The cached tokens after which was measured: one depth, or a shallow and a deep one."""
+        return self._steps.depths
+
+    def lines(self) -> list[str]:
+        """In words and milliseconds, for the terminal."""
+        texts = []
+        for depth in self.depths:
+            curve = self.curve(depth)
+            texts.append(
+                f"target step after {depth} tokens, ms by rows: "
+                + ", ".join(f"{n}: {ms:.3g}" for n, ms in curve.items())
+            )
+        texts.append(
+            "draft stage, ms by sequences: "
+            + ", ".join(
+                f"{n}: {1e3 * self.draft_s(n, self._drafts.depth):.3g}" for n in self._drafts.counts
+            )
+        )
+        texts.append(
+            f"another row count than the last: {1e3 * self.switch_s:.3g} ms; "
+            f"injecting a row: {1e3 * self.inject_s:.3g} ms"
+        )
+        return texts
+
+
+class _Surface:
+    """Seconds by count and depth: straight lines between the counts measured, and along the depth.
+
+    Counts that are met while decoding become points of their own, because a curve has cliffs.
+    """
+
+    def __init__(self, table: Table) -> None:
+        depths = sorted(depth for depth, row in table.items() if row)
+        if not depths:
+            raise ValueError("no costs: an empty table")
+        self.depth = depths[0]
+        self.depths = [depths[0]] if len(depths) == 1 else [depths[0], depths[-1]]
+        shallow, deep = table[self.depths[0]], table[self.depths[-1]]
+        self.counts = sorted(shallow)
+        if self.counts[0] < 1:
+            raise ValueError(f"no costs: a time of {self.counts[0]} rows")
+        self._seconds = [max(_duration(shallow[n]), _LEAST_S) for n in self.counts]
+        self._weights = [_MEASURED] * len(self.counts)
+        self._surprises = [0.0] * len(self.counts)
+        self._drift = 1.0
+        # Seconds for each cached token more, as measured where both depths have the count.
+        span = max(self.depths[-1] - self.depth, 1)
+        both = sorted(n for n in deep if n in shallow)
+        slopes = [max(_duration(deep[n]) - shallow[n], 0.0) / span for n in both]
+        self._slopes = [_between(both, slopes, n) if both else 0.0 for n in self.counts]
+
+    def at(self, n: int, depth: int) -> float:
+        seconds = _between(self.counts, self._seconds, n)
+        if len(self.counts) == 1:
+            seconds *= n / self.counts[0]
+        elif n > self.counts[-1]:
+            seconds += (n - self.counts[-1]) * self._last_rise()
+        more = (depth - self.depth) * _between(self.counts, self._slopes, n)
+        return self._drift * max(seconds + more, 0.5 * seconds, _LEAST_S)
+
+    def observe(self, n: int, depth: int, seconds: float) -> None:
+        known = self.at(n, depth)
+        if not (seconds > 0 and math.isfinite(seconds)):
+            return
+        surprise = math.log(seconds / known)
+        i = bisect_left(self.counts, n)
+        if i == len(self.counts) or self.counts[i] != n:
+            slope = _between(self.counts, self._slopes, n)
+            self._seconds.insert(i, self.at(n, self.depth) / self._drift)
+            self._slopes.insert(i, slope)
+            self._weights.insert(i, 1)
+            self._surprises.insert(i, 0.0)
+            self.counts.insert(i, n)
+        lasting = self._surprises[i] = 0.9 * self._surprises[i] + 0.1 * surprise
+        clip = max(_CLIP, abs(lasting))
+        surprise = min(max(surprise, -clip), clip)
+        weight = self._weights[i] = self._weights[i] + 1
+        factor = math.exp(surprise * max(1 / weight, _SLOWEST))
+        self._seconds[i] *= factor
+        self._slopes[i] *= factor
+        self._drift *= math.exp(surprise * _DRIFT)
+
+    def as_dict(self) -> dict[str, dict[str, float]]:
+        """To the picosecond, so that what is read is written again as it was: the slope between two
+        depths gives a time back but for its last bit."""
+        return {
+            str(depth): {str(n): round(self.at(n, depth), 12) for n in self.counts}
+            for depth in self.depths
+        }
+
+    def _last_rise(self) -> float:
+        """Seconds a count beyond the last point, over the upper half of the curve: two
+        neighbouring points would say little."""
+        last = self.counts[-1]
+        low = next(i for i, n in enumerate(self.counts) if 2 * n >= last or n == self.counts[-2])
+        low = min(low, len(self.counts) - 2)
+        rise = (self._seconds[-1] - self._seconds[low]) / (last - self.counts[low])
+        return max(rise, 0.0)
+
+
+def _between(xs: list[int], ys: list[float], x: int) -> float:
+    """On the broken line through the points; constant outside."""
+    i = bisect_left(xs, x)
+    if i == len(xs):
+        return ys[-1]
+    if xs[i] == x or i == 0:
+        return ys[i]
+    part = (x - xs[i - 1]) / (xs[i] - xs[i - 1])
+    return ys[i - 1] + part * (ys[i] - ys[i - 1])
+
+
+def _duration(seconds: Any) -> float:
+    value = float(seconds)
+    if not 0 <= value < math.inf:
+        raise ValueError(f"no costs: {seconds!r} is no number of seconds")
+    return value
+
+
+def _table(raw: Any) -> dict[int, dict[int, float]]:
+    return {
+        int(depth): {int(n): _duration(s) for n, s in row.items()} for depth, row in raw.items()
+    }

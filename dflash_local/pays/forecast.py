@@ -1,0 +1,140 @@
+"""What drafting for a batch would cost and bring, before it is done: estimates, no decisions.
+
+From the costs of this machine and the chances of every sequence's drafts. As drafts survive less
+and less likely along a chain, the best k drafts of all sequences are a prefix of each chain; costs
+are looked up for every k, because they are not monotone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from dflash_local.pays.costs import Costs
+from dflash_local.pays.policy import PROBED, Findings, Policy
+
+GAIN_TO_BEGIN = 1.02
+_REFRESH = 32
+_LONGEST_LOOK = 4
+
+
+class Forecast:
+    """For the batch and the depth of the last `renew`."""
+
+    def __init__(self, costs: Costs, n_draft: int) -> None:
+        """`n_draft` are the most drafts of a sequence."""
+        self._costs = costs
+        self._n_draft = n_draft
+        self._n_seqs = 0
+        self._depth = 0
+        self._table_depth = 0
+        self._table_age = 0
+        self.base = 0
+        """Rows of a plain pass."""
+        self.passes: list[float] = [0.0]
+        """Seconds of a pass with k rows beyond those, the host's part included."""
+
+    @property
+    def plain_s(self) -> float:
+        return self.passes[0]
+
+    @property
+    def switch(self) -> float:
+        """Plain rounds that a change of row count costs."""
+        return self._costs.switch_s / self.passes[0]
+
+    @property
+    def look(self) -> int:
+        """Rounds of a probe: more where going there costs more than being there."""
+        return min(max(round(2 * self._costs.switch_s / self.passes[0]), 1), _LONGEST_LOOK)
+
+    def renew(self, n_seqs: int, other_rows: int, depth: int) -> None:
+        """For so many sequences, after `depth` cached tokens; `other_rows` share their passes."""
+        costs, base = self._costs, n_seqs + other_rows
+        self._depth = depth
+        if (
+            base == self.base
+            and n_seqs == self._n_seqs
+            and abs(depth - self._table_depth) <= 64 + self._table_depth // 8
+            and costs.n_observed - self._table_age < _REFRESH
+        ):
+            return
+        self.base, self._n_seqs = base, n_seqs
+        self._table_depth, self._table_age = depth, costs.n_observed
+        self.passes = [
+            costs.step_s(base + k, depth) + costs.host_s for k in range(n_seqs * self._n_draft + 1)
+        ]
+        # No device is that much slower with fewer rows; such a time was taken while it was busy.
+        self.passes[0] = min(self.passes[0], 1.1 * min(self.passes))
+
+    def best(self, policies: Sequence[Policy]) -> tuple[list[Policy], Findings]:
+        """The sequences to draft for, and what it would bring: the best 1, 2, 4, ... or all."""
+        costs, depth, passes, base = self._costs, self._depth, self.passes, self.base
+        ranked = [(sum(curve), i, curve) for i, curve in enumerate(_typical(policies))]
+        ranked.sort(key=lambda entry: (-entry[0], entry[1]))
+        plain_s = passes[0]
+        plain_rate = base / plain_s
+        best: tuple[float, int, int, float] = (0.0, 0, 0, 1.0)
+        size = shortest = 1
+        while True:
+            size = min(size, len(ranked))
+            extra = costs.draft_s(size, depth) + costs.draft_host_s
+            extra += max(costs.extra_s(policies[i].shape.name) for _, i, _ in ranked[:size])
+            chances = sorted((c for _, _, curve in ranked[:size] for c in curve), reverse=True)
+            tokens = list(accumulate(chances, initial=float(base)))
+            rates = [got / (extra + spent) for got, spent in zip(tokens, passes, strict=False)]
+            rate = max(rates)
+            if rate > best[0]:
+                k = rates.index(rate)
+                best = (rate, size, k, tokens[k])
+                if len(ranked) == 1:
+                    shortest = next((j for j, r in enumerate(rates) if r > plain_rate), 1) or 1
+            if size == len(ranked):
+                break
+            size *= 2
+        rate, size, k, got = best
+        findings = Findings(
+            n_seqs=base,
+            drafts=k,
+            shortest=shortest,
+            tokens=got,
+            gain=rate / plain_rate,
+            draft=costs.draft_s(size, depth) / plain_s,
+            double=costs.step_s(2 * base, depth) / costs.step_s(base, depth),
+        )
+        return [policies[i] for _, i, _ in ranked[:size]], findings
+
+    def probe_loss(self, due: Sequence[Policy], n_on: int, now: int) -> float:
+        """Plain rounds that a probe of these is expected to lose, beside `n_on` that draft."""
+        costs, depth, passes = self._costs, self._depth, self.passes
+        extra = costs.draft_s(n_on + len(due), depth) - costs.draft_s(n_on, depth)
+        extra += costs.inject_s * sum(now - policy.rest_from for policy in due)
+        verify = passes[min(PROBED, self._n_draft) * len(due)] - passes[0]
+        verify += max(costs.extra_s(policy.shape.name) for policy in due)
+        if not n_on:
+            verify += 2 * costs.switch_s + costs.draft_host_s
+        hopes = sum(sum(curve[:PROBED]) for curve in _typical(due))
+        loss = extra + max(verify - hopes * passes[0] / self.base, 0.0)
+        if not n_on:  # the rounds after the first need no new graph
+            loss += (self.look - 1) * max(loss - 2 * costs.switch_s, 0.0)
+        return loss / passes[0]
+
+    def upkeep(self, n_seqs: int) -> float:
+        """Plain rounds by which a probe of so many gets dearer with each round that it waits: the
+        context to inject goes on growing."""
+        return self._costs.inject_s * n_seqs / self.passes[0]
+
+    def promises(self, policy: Policy) -> bool:
+        """Whether drafting would pay if all sequences were like this one, and it as good as its
+        few drafts leave possible."""
+        passes, n = self.passes, self._n_seqs
+        extra = self._costs.draft_s(n, self._depth) + self._costs.draft_host_s
+        extra += self._costs.extra_s(policy.shape.name)
+        curve = policy.typical(hopeful=True)
+        tokens = accumulate((n * chance for chance in curve), initial=float(self.base))
+        rates = [got / (extra + spent) for got, spent in zip(tokens, passes[::n], strict=False)]
+        return max(rates) * passes[0] > GAIN_TO_BEGIN * self.base
+
+
+def _typical(policies: Sequence[Policy]) -> list[list[float]]:
+    return [policy.typical() for policy in policies]

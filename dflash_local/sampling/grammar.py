@@ -1,0 +1,261 @@
+"""Grammars for one model's answers, by llguidance: JSON schemas, Lark, and GBNF put into Lark.
+
+A bad grammar can take hours to compile, or the process with it. So each is first compiled in a
+child process, where that is bounded (`grammar_child`); it also turns the text into llguidance's own
+form, which may take long, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import textwrap
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from numpy.typing import NDArray
+
+from dflash_local.errors import GrammarError
+from dflash_local.llama import runtime  # noqa: F401  (the check of the installed llama_cpp comes first)
+from dflash_local.sampling.params import SamplingParams
+from dflash_local.target.vocabulary import Vocabulary
+from dflash_local.trial import child
+
+# isort: split
+import llama_cpp.llama_cpp as api
+
+Kind = Literal["grammar", "json_schema", "lark"]
+
+_MOST_BYTES = 256 << 10  # of a grammar's text
+_DEEPEST = 64  # brackets inside one another
+_MOST_KEPT = 32  # compiled grammars
+_MOST_TRIALS = 2  # at once
+_LONGEST_TRIAL_S = 10.0
+_TRIAL_STACK, _STACK = 32 << 20, 64 << 20  # its parsers recurse, 9 kB for each rule in a rule
+_LIMITS: dict[str, Any] = {
+    "max_items_in_row": 10_000,
+    "max_lexer_states": 50_000,
+    "verbose_errors": False,
+}
+
+
+class Constraint(Protocol):
+    """Which tokens may come next in one text. It moves with `accept` alone.
+
+    An end of text is allowed exactly where the text so far may end; behind it only further ones.
+    All raise GrammarError where following the grammar exceeds its bounds.
+    """
+
+    def allows(self, token: int) -> bool:
+        """Whether `token` may come next."""
+
+    def mask(self, logits: NDArray[np.float32]) -> None:
+        """Put -inf, in place, for the tokens that may not come next; logits float32 [n_vocab].
+
+        It may leave a few that `allows` refuses and, where only one text can follow, of the ways to
+        spell it in tokens the usual one alone.
+        """
+
+    def accept(self, token: int) -> None:
+        """Move past a token that is allowed."""
+
+    def n_valid(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens`, one after the other, may come next. Nothing follows an end."""
+
+
+class Grammars:
+    """Makes constraints. Any thread may ask.
+
+    A grammar that was not compiled before takes some 0.1 s more, for the child process. Before the
+    first one llguidance reads the vocabulary: about a second for 150,000 tokens.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._lock = threading.Lock()
+        self._trials = threading.BoundedSemaphore(_MOST_TRIALS)
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[tuple[Kind, str], LLMatcher] = OrderedDict()
+
+    def prepare(self) -> None:
+        """Let llguidance read the vocabulary now, if it has not. That stops all of Python's threads
+        for up to a second, which running streams would notice."""
+        self._read_vocabulary()
+
+    def constraint(self, params: SamplingParams) -> Constraint | None:
+        """A constraint at the beginning of the grammar that `params` name. Raises GrammarError."""
+        if params.grammar is not None:
+            return self._matched("grammar", params.grammar)
+        if params.json_schema is not None:
+            return self._matched("json_schema", _schema_text(params.json_schema))
+        if params.lark is not None:
+            return self._matched("lark", params.lark)
+        return None
+
+    def _matched(self, kind: Kind, text: str) -> Matched:
+        _check_size(kind, text)
+        matcher = self._known(kind, text)
+        if matcher is None:
+            with self._trials:
+                matcher = self._known(kind, text)  # compiled for another request meanwhile
+                if matcher is None:
+                    matcher = self._compile(kind, _tried(kind, text))
+        with self._lock:
+            self._compiled[kind, text] = matcher
+            self._compiled.move_to_end((kind, text))  # the last used comes last
+            while len(self._compiled) > _MOST_KEPT:
+                self._compiled.popitem(last=False)
+        return Matched(self._vocabulary, matcher.deep_copy())
+
+    def _known(self, kind: Kind, text: str) -> LLMatcher | None:
+        with self._lock:
+            return self._compiled.get((kind, text))
+
+    def _compile(self, kind: Kind, source: str) -> LLMatcher:
+        tokenizer = self._read_vocabulary()
+        found: list[LLMatcher] = []
+
+        def compile_it() -> None:
+            limits = LLParserLimits(**_LIMITS)
+            with self._vocabulary.reading():
+                matcher = LLMatcher(tokenizer, source, log_level=0, limits=limits)
+                matcher.compute_bitmask()  # finds out those that allow no text at all
+            found.append(matcher)
+
+        child.on_deep_stack(compile_it, _STACK)
+        matcher = found[0]
+        if matcher.is_error():
+            raise GrammarError(f"{kind}: {_reason(matcher.get_error())}")
+        return matcher
+
+    def _read_vocabulary(self) -> LLTokenizer:
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = _lltokenizer(self._vocabulary)
+            return self._tokenizer
+
+
+class Matched:
+    """A `Constraint` by llguidance."""
+
+    def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher) -> None:
+        self._vocabulary = vocabulary
+        self._matcher = matcher
+        self._bits = np.zeros((vocabulary.n_tokens + 31) // 32, np.uint32)
+
+    def allows(self, token: int) -> bool:
+        return self.n_valid((token,)) == 1
+
+    def mask(self, logits: NDArray[np.float32]) -> None:
+        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        self._check()
+        allowed = np.unpackbits(self._bits.view(np.uint8), count=len(logits), bitorder="little")
+        logits[allowed == 0] = -np.inf
+
+    def accept(self, token: int) -> None:
+        self._matcher.consume_token(token)
+        self._check()
+
+    def n_valid(self, tokens: Sequence[int]) -> int:
+        if self._matcher.is_stopped():
+            self._check()
+            return 1 if tokens and self._vocabulary.ends_text(tokens[0]) else 0
+        n = self._matcher.validate_tokens(list(tokens))
+        self._check()
+        return n
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise GrammarError(f"the grammar leads nowhere: {_reason(self._matcher.get_error())}")
+
+
+def _check_size(kind: Kind, text: str) -> None:
+    """Raises GrammarError for a text that is too large to be tried."""
+    try:
+        n_bytes = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise GrammarError(f"{kind}: {text[error.start]!r} is no character of Unicode") from None
+    if n_bytes > _MOST_BYTES:
+        raise GrammarError(f"{kind} has {n_bytes} bytes; at most {_MOST_BYTES} are taken")
+    if _depth(text) > _DEEPEST:
+        raise GrammarError(f"{kind} has more than {_DEEPEST} brackets inside one another")
+
+
+def _schema_text(schema: Mapping[str, Any] | bool) -> str:
+    try:
+        return json.dumps(
+            schema if schema and schema is not True else {"type": "object"}, allow_nan=False
+        )
+    except (TypeError, ValueError, RecursionError) as error:
+        raise GrammarError(f"json_schema cannot be written as JSON: {error}") from None
+
+
+def _tried(kind: Kind, text: str) -> str:
+    """A grammar in llguidance's own form, which a child process has compiled in time.
+
+    Raises GrammarError.
+    """
+    outcome = child.run(
+        "dflash_local.sampling.grammar_child",
+        {"kind": kind, "text": text, "limits": _LIMITS, "stack": _TRIAL_STACK},
+        limit_s=_LONGEST_TRIAL_S,
+    )
+    if outcome.done:
+        return str(outcome.said[-1]["source"])
+    if outcome.death:
+        raise GrammarError(f"{kind} ended the process that compiled it; nest its rules less deeply")
+    if outcome.short:
+        raise GrammarError(f"{kind} is not compiled in {_LONGEST_TRIAL_S:.0f} s; simplify it")
+    raise GrammarError(f"{kind}: {_reason(outcome.fault)}")
+
+
+def _lltokenizer(vocabulary: Vocabulary) -> LLTokenizer:
+    """A vocabulary as llguidance takes it, good as long as the vocabulary is open."""
+    with vocabulary.reading() as pointer:
+        ids = range(vocabulary.n_tokens)
+        ends = [token for token in ids if api.llama_vocab_is_eog(pointer, token)]
+        if not ends:
+            raise GrammarError("this model has no end-of-text token, so no answer could end")
+        tokens = [_marked(pointer, token, vocabulary.piece(token, special=True)) for token in ids]
+        tokenizer: LLTokenizer = LLTokenizer.from_llamacpp(  # type: ignore[attr-defined]
+            tokens=tokens,
+            vocab_ptr=pointer,
+            tokenize_fptr=ctypes.cast(api._lib.llama_tokenize, ctypes.c_void_p).value,
+            eos_token=ends,
+        )
+    return tokenizer
+
+
+def _marked(pointer: Any, token: int, piece: bytes) -> bytes:
+    """With llguidance's mark of tokens that are no text: Lark grammars name them, as in
+    `<|im_end|>`, and nothing else allows them."""
+    attr = api.llama_vocab_get_attr(pointer, token)
+    named = piece.startswith(b"<") and piece.endswith(b">")
+    special = attr & api.LLAMA_TOKEN_ATTR_CONTROL or api.llama_vocab_is_eog(pointer, token)
+    if special or (attr & api.LLAMA_TOKEN_ATTR_USER_DEFINED and named) or not piece:
+        return b"\xff" + piece
+    return piece
+
+
+def _depth(text: str) -> int:
+    """The most brackets that are open at once, those in texts too."""
+    depth = deepest = 0
+    for character in text:
+        if character in "([{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in ")]}":
+            depth = max(depth - 1, 0)
+    return deepest
+
+
+def _reason(message: str) -> str:
+    """llguidance's own words, in one line."""
+    words = " ".join(message.partition("<non-verbose/>")[0].split())
+    if words.startswith("panic:"):
+        return "llguidance fails on it; write it in another way"
+    return textwrap.shorten(words, 300) if words != "NoExtensionBias" else "no text would fit it"

@@ -1,0 +1,131 @@
+"""How to choose a token: what callers may ask for, and what is wrong with it."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dflash_local.errors import GrammarError, InputError
+
+_MAX_INT = 2**31 - 1
+RANDOM_SEED = 2**32 - 1  # LLAMA_DEFAULT_SEED: llama.cpp would draw a seed of its own
+_COLDEST = 1e-5  # below it, logits over temperature leave the range of float32
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to choose a token.
+
+    `temperature` 0 takes the likeliest token (of equals, on the CPU, the lowest). `top_k` 0,
+    `top_p` 1, `min_p` 0, `repeat_penalty` 1 and the other penalties 0 switch a sampler off.
+    `repeat_last_n` is how far back penalties look, in tokens: 0 not at all, -1 the whole context.
+    `seed` None draws one. `logit_bias` is added to the logits of its token ids, -inf forbids one.
+    At most one of three binds the answer: `grammar` is GBNF text with a rule `root`; `json_schema`
+    is a JSON schema, True for any JSON object; `lark` is a grammar in the Lark syntax of
+    llguidance. `logprobs` is how many alternatives to report with each token; None for no
+    log-probabilities at all.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    seed: int | None = None
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    grammar: str | None = None
+    json_schema: Mapping[str, Any] | bool | None = None
+    lark: str | None = None
+    logprobs: int | None = None
+
+    @property
+    def bound(self) -> bool:
+        """Whether a grammar of any kind binds the answer."""
+        return (self.grammar, self.json_schema, self.lark) != (None, None, None)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < _COLDEST
+
+    @property
+    def penalises(self) -> bool:
+        neutral = (self.repeat_penalty, self.presence_penalty, self.frequency_penalty) == (1, 0, 0)
+        return self.repeat_last_n != 0 and not neutral
+
+    def validate(self, n_vocab: int) -> None:
+        """Raises InputError naming the first value that is out of its range."""
+        _number("temperature", self.temperature, 0, 100, "0 takes the likeliest token")
+        _integer("top_k", self.top_k, 0, _MAX_INT, "0 is off")
+        _number("top_p", self.top_p, 0, 1, "1 is off", above=True)
+        _number("min_p", self.min_p, 0, 1, "0 is off")
+        _number("repeat_penalty", self.repeat_penalty, 0.01, 100, "1 is off")
+        _integer("repeat_last_n", self.repeat_last_n, -1, _MAX_INT, "-1 is the whole context")
+        _number("presence_penalty", self.presence_penalty, -100, 100, "0 is off")
+        _number("frequency_penalty", self.frequency_penalty, -100, 100, "0 is off")
+        if self.seed is not None:
+            _integer("seed", self.seed, 0, RANDOM_SEED - 1, "leave it out for a random one")
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, 0, n_vocab, "the size of the vocabulary")
+        if not isinstance(self.logit_bias, Mapping):
+            raise InputError(
+                f"logit_bias is {self.logit_bias!r}; give a mapping of token ids to numbers"
+            )
+        for token, bias in self.logit_bias.items():
+            _integer("a token of logit_bias", token, 0, n_vocab - 1, "the ids of the vocabulary")
+            if bias != -math.inf:
+                _number(f"logit_bias of token {token}", bias, -1e6, 1e6, "-inf forbids the token")
+        self._validate_grammar()
+
+    def _validate_grammar(self) -> None:
+        given = [
+            name for name in ("grammar", "json_schema", "lark") if getattr(self, name) is not None
+        ]
+        if len(given) > 1:
+            raise InputError(f"{' and '.join(given)} are both given; give at most one of them")
+        if self.grammar is not None and not _is_text(self.grammar):
+            raise GrammarError(f"grammar is {self.grammar!r}; give GBNF text with a rule `root`")
+        if self.lark is not None and not _is_text(self.lark):
+            raise GrammarError(f"lark is {self.lark!r}; give a Lark grammar with a rule `start`")
+        schema = self.json_schema
+        if not (schema is None or schema is True or isinstance(schema, Mapping)):
+            raise GrammarError(
+                f"json_schema is {reprlib.repr(schema)}; give a schema, an object by its keys, "
+                "or True for any JSON object"
+            )
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Natural logarithm of a token's probability, and `top`: the likeliest (id, logprob) there."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _number(
+    name: str, value: Any, low: float, high: float, hint: str, *, above: bool = False
+) -> None:
+    """`value` is a number from `low` (or `above` it) to `high`, or InputError."""
+    valid = isinstance(value, (int, float, np.integer, np.floating)) and low <= value <= high
+    if not valid or isinstance(value, bool) or (above and value == low):
+        since = "above" if above else "from"
+        raise InputError(f"{name} is {value!r}; give a number {since} {low:g} to {high:g} ({hint})")
+
+
+def _integer(name: str, value: Any, low: int, high: int, hint: str) -> None:
+    valid = isinstance(value, (int, np.integer)) and low <= value <= high
+    if not valid or isinstance(value, bool):
+        raise InputError(f"{name} is {value!r}; give a whole number from {low} to {high} ({hint})")

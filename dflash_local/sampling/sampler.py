@@ -1,0 +1,263 @@
+"""The target's sampler: from a row of logits to the one token that is emitted.
+
+The samplers are llama.cpp's, in its order: bias, penalties, grammar, top-k, top-p, min-p,
+temperature, and a draw from a generator with a seed. The same rows in the same order give the same
+tokens: the state is a function of the seed, the prompt and the tokens drawn.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import secrets
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash_local.errors import BackendError, ClosedError, GrammarError, InputError
+from dflash_local.llama import runtime  # noqa: F401  (the check of the installed llama_cpp comes first)
+from dflash_local.sampling.grammar import Constraint
+from dflash_local.sampling.params import RANDOM_SEED, SamplingParams, TokenLogprob
+
+# isort: split
+import llama_cpp.llama_cpp as api
+
+_MOST_CANDIDATES = 256  # beyond, finding them costs as much as handing on all logits
+_TOKEN_DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+"""`llama_token_data`: what llama.cpp's samplers take and change."""
+
+
+def _token_data_array(data: NDArray[Any]) -> api.llama_token_data_array:
+    """A view of `data`, of dtype `_TOKEN_DATA`; `data` must outlive it."""
+    pointer = ctypes.cast(data.ctypes.data, api.llama_token_data_p)
+    return api.llama_token_data_array(pointer, len(data), -1, False)
+
+
+class Sampler:
+    """Draws the tokens of one sequence; each draw also moves the state past the drawn token.
+
+    A constraint is asked about the drawn token first. Only where it forbids that one is the whole
+    vocabulary masked and drawn from again, as in llama.cpp. That moves the random generator twice,
+    and as it is so of every emitted token, drafted or not, plain and speculative runs agree.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        n_vocab: int,
+        *,
+        n_ctx: int,
+        constraint: Constraint | None = None,
+    ) -> None:
+        """`n_ctx` bounds how far back penalties look. `constraint` is what the parameters' grammar
+        asks for, at its beginning, and closed with the sampler. Raises InputError for bad
+        parameters."""
+        params.validate(n_vocab)
+        if params.bound != (constraint is not None):
+            raise InputError("a sampler takes the constraint of its own grammar, and no other")
+        self.params = params
+        self.seed = secrets.randbelow(RANDOM_SEED) if params.seed is None else int(params.seed)
+        self._n_vocab = n_vocab
+        self._constraint = constraint
+        self._ids = np.arange(n_vocab, dtype=np.int32)
+        self._data = np.zeros(n_vocab, dtype=_TOKEN_DATA)
+
+        self._chain: Any = None
+        self._penalties: Any = None
+        owned: list[Any] = []
+        self._finalizer = weakref.finalize(self, _free, owned)
+        # At exit it would run while the model's thread may still be drawing a token.
+        self._finalizer.atexit = False
+        if not params.greedy or params.logit_bias or params.penalises:
+            self._chain = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
+            owned.append(self._chain)
+            self._fill_chain(n_ctx)
+
+    def _fill_chain(self, n_ctx: int) -> None:
+        params, chain = self.params, self._chain
+        if params.logit_bias:
+            biases = (api.llama_logit_bias * len(params.logit_bias))(
+                *(api.llama_logit_bias(int(t), float(b)) for t, b in params.logit_bias.items())
+            )
+            sampler = api.llama_sampler_init_logit_bias(self._n_vocab, len(biases), biases)
+            api.llama_sampler_chain_add(chain, sampler)
+        if params.penalises:
+            # llama.cpp reserves the window's memory at once, so it is not wider than it can be.
+            window = n_ctx if params.repeat_last_n < 0 else min(int(params.repeat_last_n), n_ctx)
+            self._penalties = api.llama_sampler_init_penalties(
+                self._n_vocab,
+                window,
+                float(params.repeat_penalty),
+                float(params.frequency_penalty),
+                float(params.presence_penalty),
+            )
+            api.llama_sampler_chain_add(chain, self._penalties)
+        if params.greedy:
+            api.llama_sampler_chain_add(chain, api.llama_sampler_init_greedy())
+            return
+        top_p, min_p, temperature = map(float, (params.top_p, params.min_p, params.temperature))
+        for sampler in (
+            api.llama_sampler_init_top_k(int(params.top_k)),
+            api.llama_sampler_init_top_p(top_p, 1),
+            api.llama_sampler_init_min_p(min_p, 1),
+            api.llama_sampler_init_temp(temperature),
+            api.llama_sampler_init_dist(self.seed),
+        ):
+            api.llama_sampler_chain_add(chain, sampler)
+
+    @property
+    def takes_best(self) -> bool:
+        """Whether each draw is the likeliest token of the logits, whatever came before."""
+        return self._chain is None and self._constraint is None
+
+    @property
+    def begins_with_best(self) -> bool:
+        """Whether each draw is the likeliest token if that is allowed: `sample_best` will do."""
+        return self._chain is None
+
+    @property
+    def n_candidates(self) -> int | None:
+        """How many of the largest logits tell each draw, by `sample_from`; None: all are needed."""
+        params, most = self.params, self.params.top_k
+        bounded = not params.greedy and 1 <= most < min(_MOST_CANDIDATES, self._n_vocab)
+        plain = not params.logit_bias and not params.penalises
+        # One more than are kept shows whether a tie decides which.
+        return most + 1 if bounded and plain and params.logprobs is None else None
+
+    def accept_prompt(self, tokens: Iterable[int]) -> None:
+        """Show the prompt to the penalties, once, before the first draw. The grammar sees none."""
+        self._check_open()
+        if self._penalties is not None:
+            for token in tokens:
+                api.llama_sampler_accept(self._penalties, int(token))
+
+    def n_valid(self, tokens: Sequence[int]) -> int:
+        """How many of these draft tokens could be emitted one after the other."""
+        return len(tokens) if self._constraint is None else self._constraint.n_valid(tokens)
+
+    def sample(self, logits: NDArray[np.float32]) -> int:
+        """Draw one token from a row of logits, float32 [n_vocab], which is left as it is.
+
+        Raises BackendError for logits that are not finite numbers, InputError (with a grammar
+        GrammarError) where bias and grammar leave no token.
+        """
+        self._check_row(logits)
+        return self._settle(self._draw(logits), lambda: logits)
+
+    def sample_best(self, best: int, row: Callable[[], NDArray[np.float32]]) -> int:
+        """`sample` where `begins_with_best`, from the likeliest token of the row. The row itself is
+        asked for only if it has to be looked at."""
+        self._check_open()
+        return self._settle(best, row)
+
+    def sample_from(
+        self,
+        ids: NDArray[np.int32],
+        logits: NDArray[np.float32],
+        row: Callable[[], NDArray[np.float32]],
+    ) -> int:
+        """`sample`, from the `n_candidates` largest logits of the row, the largest first: the same
+        token, and the same state afterwards.
+
+        The row itself is asked for only where the constraint forbids what is drawn, and where some
+        of these are equal: their order then depends on the logits that are not here.
+        """
+        self._check_open()
+        n = len(ids)
+        if not (logits[:-1] > logits[1:]).all():
+            return self.sample(row())
+        data = self._data[:n]
+        data["id"] = ids
+        data["logit"] = logits
+        array = _token_data_array(data)
+        api.llama_sampler_apply(self._chain, ctypes.byref(array))
+        return self._settle(int(array.data[array.selected].id), row)
+
+    def logprobs(self, logits: NDArray[np.float32], token: int) -> TokenLogprob:
+        """The target's own log-probability of `token`, before bias, penalties and temperature.
+
+        `top` holds `params.logprobs` entries, the likeliest first, lower ids first among equals.
+        """
+        self._check_row(logits)
+        peak = float(logits.max())
+        total = peak + math.log(float(np.exp(logits.astype(np.float64) - peak).sum()))
+        n = self.params.logprobs or 0
+        best: list[int] = []
+        if n:
+            threshold = np.partition(logits, self._n_vocab - n)[self._n_vocab - n]
+            ids = np.flatnonzero(logits >= threshold)
+            best = ids[np.argsort(-logits[ids], kind="stable")][:n].tolist()
+        top = [(i, float(logits[i]) - total) for i in best]
+        return TokenLogprob(token, float(logits[token]) - total, top)
+
+    def close(self) -> None:
+        """Free llama.cpp's samplers. Safe to call again."""
+        self._finalizer()
+
+    def __enter__(self) -> Sampler:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _draw(self, logits: NDArray[np.float32]) -> int:
+        if self._chain is None:
+            token = int(logits.argmax())  # the first of equals, as llama.cpp's greedy sampler
+            logit = float(logits[token])
+        else:
+            self._data["id"] = self._ids
+            self._data["logit"] = logits
+            array = _token_data_array(self._data)
+            api.llama_sampler_apply(self._chain, ctypes.byref(array))
+            chosen = array.data[array.selected]
+            token, logit = int(chosen.id), float(chosen.logit)
+        if logit == -math.inf:
+            kind = InputError if self._constraint is None else GrammarError
+            raise kind(
+                "grammar and logit_bias leave no token of the vocabulary; allow at least one"
+            )
+        return token
+
+    def _settle(self, token: int, row: Callable[[], NDArray[np.float32]]) -> int:
+        """Past `token`, or past what is drawn in its place if the constraint forbids it."""
+        constraint = self._constraint
+        if constraint is not None and not constraint.allows(token):
+            masked = row().copy()
+            constraint.mask(masked)
+            while not constraint.allows(token := self._draw(masked)):
+                masked[token] = -np.inf  # passed by the mask alone
+        if self._chain is not None:
+            api.llama_sampler_accept(self._chain, token)
+        if constraint is not None:
+            constraint.accept(token)
+        return token
+
+    def _check_row(self, logits: NDArray[np.float32]) -> None:
+        self._check_open()
+        if logits.shape != (self._n_vocab,) or logits.dtype != np.float32:
+            raise InputError(
+                f"a row of logits is {logits.dtype} {logits.shape}; "
+                f"expected float32 ({self._n_vocab},)"
+            )
+        peak = logits.max()
+        if not math.isfinite(peak):  # numpy passes a NaN on
+            raise not_finite()
+
+    def _check_open(self) -> None:
+        if not self._finalizer.alive:
+            raise ClosedError("this sampler is closed; make a new one")
+
+
+def not_finite() -> BackendError:
+    return BackendError(
+        "the target's logits are not finite numbers; the model file is damaged, or this llama.cpp "
+        "computes it wrongly: try flash_attn=False or the CPU"
+    )
+
+
+def _free(samplers: list[Any]) -> None:
+    while samplers:
+        api.llama_sampler_free(samplers.pop())

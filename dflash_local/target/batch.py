@@ -1,0 +1,76 @@
+"""The rows of one pass of the target, and which of them belong to which sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Outputs = Literal["all", "none", "last"]
+"""Which rows of a part the logits are wanted of."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows of one sequence in a batch: `n_rows` from `first_row` on, the first at `begin`.
+
+    `parents` is None for rows that follow one another. For a draft tree they are the parents of the
+    rows after the first, the anchor, which they call -1 as `Draft.parents` does.
+    """
+
+    seq: int
+    begin: int
+    first_row: int
+    n_rows: int
+    parents: Sequence[int] | None = None
+
+
+class Batch:
+    """Row i is `tokens[i]` at `positions[i]` of sequence `seq_ids[i]`.
+
+    `output[i]` says whether its logits are wanted.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.positions: list[int] = []
+        self.seq_ids: list[int] = []
+        self.output: list[bool] = []
+        self.parts: list[Part] = []
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def shape(self) -> Literal["chain", "tree"]:
+        """ "tree" if any part is one: llama.cpp builds another graph then."""
+        return "tree" if any(part.parents is not None for part in self.parts) else "chain"
+
+    def add(self, seq: int, begin: int, tokens: Sequence[int], *, outputs: Outputs = "all") -> Part:
+        """Tokens that follow one another from position `begin` on.
+
+        `outputs`: "all", "none" or "last" of their logits.
+        """
+        n = len(tokens)
+        return self._add(Part(seq, begin, len(self), n), tokens, range(begin, begin + n), outputs)
+
+    def add_tree(
+        self, seq: int, begin: int, anchor: int, tokens: Sequence[int], parents: Sequence[int]
+    ) -> Part:
+        """An anchor at position `begin` and the nodes of a draft tree after it."""
+        positions = [begin]
+        for parent in parents:
+            positions.append(1 + positions[parent + 1])
+        part = Part(seq, begin, len(self), 1 + len(tokens), parents)
+        return self._add(part, [anchor, *tokens], positions, "all")
+
+    def _add(
+        self, part: Part, tokens: Sequence[int], positions: Sequence[int], outputs: Outputs
+    ) -> Part:
+        n = part.n_rows
+        self.tokens += tokens
+        self.positions += positions
+        self.seq_ids += [part.seq] * n
+        self.output += [outputs == "all"] * (n - 1) + [outputs != "none"]
+        self.parts.append(part)
+        return part

@@ -1,0 +1,230 @@
+"""Which cells of llama.cpp's KV cache belong to which sequence, and to which branch of it.
+
+llama.cpp knows a sequence by ids. A row attends to the cells that bear its first id, and llama.cpp
+keeps its graph for as long as the first ids of a batch's rows stay the same. So a sequence has
+several ids, its *branches*: every row of a draft tree has a branch of its own, and the rows on the
+way to it bear that branch, too. A chain needs the first branch only.
+
+The first branch always has everything that was accepted. The others are brought up to it when a
+tree needs them. What was rejected goes before anything else is decoded, at best while the device is
+busy with a draft: each of these edits looks at all cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dflash_local.fit.options import MAX_IDS
+from dflash_local.llama import native
+from dflash_local.target.batch import Batch, Part
+
+# isort: split
+import llama_cpp.llama_cpp as api
+
+MOST_BRANCHES, LEAST_BRANCHES = 32, 16
+"""Of a sequence: a row each of the widest trees that paid anywhere (32 rows, 8B in BF16 on an
+H200), and of usual ones if several sequences share the ids, as every pass looks at all ids."""
+
+_ANCHOR = -1
+
+Lines = list[list[int]]
+"""For each row of a part, the branches that it lies on, its own one first."""
+
+_Copy = tuple[int, int, int, int]
+"""From which id to which, from which position to which."""
+
+
+def branches_of_each(n_seq: int, n_batch: int) -> int:
+    """How many branches each of `n_seq` sequences can have; 1 where there is no room for trees."""
+    wanted = max(MOST_BRANCHES // n_seq, LEAST_BRANCHES)
+    n = min(wanted, MAX_IDS // n_seq, n_batch // n_seq)
+    return n if n > 2 else 1
+
+
+def ids_of(n_seq: int, n_branches: int) -> list[list[int]]:
+    """llama.cpp's ids of each sequence, [n_seq][n_branches]: its own number first."""
+    more = n_branches - 1
+    return [[seq, *range(n_seq + seq * more, n_seq + (seq + 1) * more)] for seq in range(n_seq)]
+
+
+def lines_of(parents: Sequence[int], n_branches: int) -> Lines:
+    """The branches of the anchor and of each node of a tree, if possible as many as it has rows.
+
+    With too few branches for that, a row shares the branch of its first child, and llama.cpp builds
+    its graph again for every other shape of tree. Raises ValueError where not even each leaf can
+    have a branch of its own.
+    """
+    n = len(parents)
+    owners: Sequence[int] = range(n)
+    if n >= n_branches:
+        inner = set(parents)
+        owners = [node for node in range(n) if node not in inner]
+        if len(owners) >= n_branches:
+            raise ValueError(
+                f"a tree of {len(owners)} leaves; with {n_branches} branches it can have "
+                f"{n_branches - 1}"
+            )
+    lines: Lines = [[] for _ in range(n)]
+    for branch, node in enumerate(owners, start=1):
+        while node != _ANCHOR:
+            lines[node].append(branch)
+            node = parents[node]
+    return [list(range(len(owners) + 1)), *lines]
+
+
+def n_on_path(lines: Lines, path: Sequence[int]) -> tuple[list[int], list[int]]:
+    """By branch: how many of its rows are on the accepted path, and how many it has.
+
+    `path` are rows, each the child of the one before, the anchor first.
+    """
+    accepted = set(path)
+    kept, held = [0] * len(lines[0]), [0] * len(lines[0])
+    for row, branches in enumerate(lines):
+        for branch in branches:
+            held[branch] += 1
+            kept[branch] += row in accepted
+    return kept, held
+
+
+@dataclass(frozen=True)
+class _Verified:
+    """A pass over a tree from position `begin` on, whose rejected rows are still there."""
+
+    begin: int
+    lines: Lines
+    path: Sequence[int]
+
+
+class Cells:
+    """The ids of all sequences in a context. `ids[seq]` are those of a sequence."""
+
+    def __init__(self, context: Any, n_seq: int, n_branches: int, *, n_swa: int) -> None:
+        """`n_swa`: tokens that layers with a sliding window look back at; 0 without such layers."""
+        self.ids = ids_of(n_seq, n_branches)
+        self._n_branches = n_branches
+        self._context = native.address(context)
+        self._memory = api.llama_get_memory(context)
+        self._n_swa = n_swa
+        self._held = [[0] * n_branches for _ in range(n_seq)]
+        """By branch: how many tokens of its sequence it has. Not kept for the first one."""
+        self._n_used = [1] * n_seq
+        """How many branches may have cells."""
+        self._lines: dict[int, Lines] = {}
+        """Of the trees in the last pass."""
+        self._verified: dict[int, _Verified] = {}
+
+    def place(self, batch: Batch) -> Sequence[Sequence[int]]:
+        """llama.cpp's ids of each row of a batch; none for a batch without trees.
+
+        Gives the branches of its trees what comes before them.
+        """
+        self._lines.clear()
+        if batch.shape == "chain":
+            return ()
+        rows: list[list[int]] = []
+        for part in batch.parts:
+            ids = self.ids[part.seq]
+            if part.parents is None:
+                rows += [[ids[0]]] * part.n_rows
+                continue
+            lines = self._lines[part.seq] = lines_of(part.parents, self._n_branches)
+            native.edit_cells(self._context, (), self._catch_up(part.seq, part.begin, lines))
+            rows += [[ids[branch] for branch in row] for row in lines]
+        return rows
+
+    def keep(self, part: Part, path: Sequence[int]) -> bool:
+        """Of the rows of a pass keep those of `path`, numbered within the part, and no others.
+
+        False: the model cannot forget the others, and nothing was done.
+        """
+        lines = self._lines.pop(part.seq, None)
+        if lines is None:
+            rejects = len(path) < part.n_rows
+            return self.truncate(part.seq, part.begin + len(path)) if rejects else True
+        if len(path) > 1:
+            ids = self.ids[part.seq]
+            api.llama_memory_seq_cp(
+                self._memory,
+                ids[lines[path[-1]][0]],
+                ids[0],
+                part.begin + 1,
+                part.begin + len(path),
+            )
+        self._verified[part.seq] = _Verified(part.begin, lines, path)
+        return True
+
+    def tidy(self, *, ahead: bool = False) -> None:
+        """Drop the rejected rows of trees. `ahead`: another tree of as many rows will follow."""
+        if not self._verified:
+            return
+        cuts: list[tuple[int, int]] = []
+        copies: list[_Copy] = []
+        for seq, tree in self._verified.items():
+            ids, held = self.ids[seq], self._held[seq]
+            kept, had = n_on_path(tree.lines, tree.path)
+            for branch in range(1, len(kept)):
+                held[branch] = tree.begin + kept[branch]
+                if kept[branch] < had[branch]:
+                    cuts.append((ids[branch], held[branch]))
+            if ahead:
+                copies += self._catch_up(seq, tree.begin + len(tree.path), tree.lines)
+        self._verified.clear()
+        native.edit_cells(self._context, cuts, copies)
+
+    def truncate(self, seq: int, length: int) -> bool:
+        """Forget positions `length` and up. False: this model cannot, and nothing was done."""
+        self.tidy()
+        ids, held = self.ids[seq], self._held[seq]
+        if not api.llama_memory_seq_rm(self._memory, ids[0], length, -1):
+            return False
+        for branch, n in enumerate(held):
+            if n > length:
+                api.llama_memory_seq_rm(self._memory, ids[branch], length, -1)
+                held[branch] = length
+        return True
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Sequence `target`, which is empty, shares the first `length` positions of `source`."""
+        api.llama_memory_seq_cp(self._memory, self.ids[source][0], self.ids[target][0], 0, length)
+
+    def sees(self, seq: int, length: int) -> bool:
+        """Whether a sequence of `length` tokens still has all that the next one looks at.
+
+        Layers with a sliding window give the cells behind it to others and are saved without them,
+        so that a sequence that is rolled back may lack some.
+        """
+        if not self._n_swa or not length:
+            return True
+        return 0 <= self._first(self.ids[seq][0]) <= max(0, length + 1 - self._n_swa)
+
+    def clear(self, seq: int) -> None:
+        """Forget a sequence, whatever a failed pass has left of it."""
+        self._verified.pop(seq, None)
+        for id_ in self.ids[seq][: self._n_used[seq]]:
+            api.llama_memory_seq_rm(self._memory, id_, -1, -1)
+        self._held[seq] = [0] * len(self.ids[seq])
+        self._n_used[seq] = 1
+
+    def _catch_up(self, seq: int, length: int, lines: Lines) -> list[_Copy]:
+        """What gives the branches of a tree the first `length` tokens."""
+        ids, held, n = self.ids[seq], self._held[seq], len(lines[0])
+        self._n_used[seq] = max(self._n_used[seq], n)
+        if self._n_swa:
+            for branch in range(1, n):
+                if held[branch] and self._first(ids[branch]) != self._first(ids[0]):
+                    # llama.cpp wants all ids of a row to begin with the same cell.
+                    api.llama_memory_seq_rm(self._memory, ids[branch], -1, -1)
+                    held[branch] = 0
+        copies = [
+            (ids[0], id_, begin, length)
+            for id_, begin in zip(ids[1:n], held[1:n], strict=True)
+            if begin < length
+        ]
+        held[1:n] = [length] * (n - 1)
+        return copies
+
+    def _first(self, id_: int) -> int:
+        first: int = api.llama_memory_seq_pos_min(self._memory, id_)
+        return first

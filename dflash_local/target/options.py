@@ -1,0 +1,119 @@
+"""How a target is loaded: its context, its devices, and the layers that are tapped."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gguf import GGMLQuantizationType
+
+from dflash_local.errors import InputError
+from dflash_local.fit.options import (
+    KV_TYPES,
+    MAX_IDS,
+    MAX_OUTPUT_ROWS,
+    SPLIT_MODES,
+    check_one_of,
+    check_whole,
+)
+from dflash_local.llama import runtime  # noqa: F401  (the check of the installed llama_cpp comes first)
+
+# isort: split
+import llama_cpp.llama_cpp as api
+
+_SPLIT_MODES = {
+    "none": api.LLAMA_SPLIT_MODE_NONE,
+    "layer": api.LLAMA_SPLIT_MODE_LAYER,
+    "row": api.LLAMA_SPLIT_MODE_ROW,
+}
+_ALL_LAYERS = 999
+_NO_DEVICES = (ctypes.c_void_p * 1)(None)
+
+
+@dataclass(frozen=True)
+class TargetOptions:
+    """How a target is loaded; None lets llama.cpp or the machine decide.
+
+    `n_ctx` are cells of KV cache, shared by all `n_seq` sequences. `n_batch` is the most rows of
+    one decode. A sequence may fork into `n_branches` while a draft tree is verified: each costs one
+    of llama.cpp's sequence ids. `tapped_layers` are layer inputs to keep the hidden states of, for
+    good.
+    """
+
+    n_ctx: int
+    n_seq: int = 1
+    n_batch: int = 512
+    n_gpu_layers: int = 0
+    n_threads: int | None = None
+    flash_attn: bool = True
+    kv_type: str = "f16"
+    split_mode: str = "layer"
+    main_gpu: int = 0
+    tensor_split: Sequence[float] | None = None
+    tapped_layers: tuple[int, ...] = ()
+    n_branches: int = 1
+
+    def __post_init__(self) -> None:
+        check_one_of("kv_type", self.kv_type, KV_TYPES)
+        check_one_of("split_mode", self.split_mode, SPLIT_MODES)
+        check_whole("n_threads", self.n_threads, 1, 512)
+        if not self.flash_attn and "q" in self.kv_type:
+            raise InputError(
+                f"kv_type {self.kv_type} needs flash attention; leave flash_attn on or take f16"
+            )
+        if not 1 <= self.n_seq * self.n_branches <= MAX_IDS:
+            raise InputError(
+                f"{self.n_seq} sequences of {self.n_branches} branches; llama.cpp has "
+                f"{MAX_IDS} ids for all of them"
+            )
+        if self.n_seq * self.n_branches > self.n_batch:  # llama.cpp asserts it
+            of_each = f" of {self.n_branches} branches" if self.n_branches > 1 else ""
+            raise InputError(
+                f"n_batch is {self.n_batch} with {self.n_seq} sequences{of_each}; "
+                "give it at least one row for each"
+            )
+
+    def model_params(self) -> Any:
+        """`llama_model_params`. Raises InputError for a `tensor_split` over more devices than
+        llama.cpp can take."""
+        params = api.llama_model_default_params()
+        params.n_gpu_layers = _ALL_LAYERS if self.n_gpu_layers < 0 else self.n_gpu_layers
+        if self.n_gpu_layers == 0:
+            # else llama.cpp puts the KV cache and large products on a GPU all the same
+            params.devices = ctypes.addressof(_NO_DEVICES)
+        params.split_mode = _SPLIT_MODES[self.split_mode]
+        params.main_gpu = self.main_gpu
+        if self.tensor_split is not None:
+            n_devices = api.llama_max_devices()
+            if len(self.tensor_split) > n_devices:
+                raise InputError(
+                    f"tensor_split has {len(self.tensor_split)} parts; "
+                    f"this llama.cpp splits over at most {n_devices} devices"
+                )
+            params.tensor_split = (ctypes.c_float * n_devices)(*self.tensor_split)
+        return params
+
+    def context_params(self, n_threads: int) -> Any:
+        """`llama_context_params` for this many threads."""
+        params = api.llama_context_default_params()
+        params.n_ctx = self.n_ctx
+        params.n_batch = self.n_batch
+        params.n_ubatch = self.n_batch
+        params.n_seq_max = self.n_seq * self.n_branches
+        params.n_outputs_max = min(self.n_batch, MAX_OUTPUT_ROWS * self.n_seq)
+        params.n_outputs_max_per_seq = MAX_OUTPUT_ROWS
+        params.n_threads = n_threads
+        params.n_threads_batch = n_threads
+        params.flash_attn_type = (
+            api.LLAMA_FLASH_ATTN_TYPE_ENABLED
+            if self.flash_attn
+            else api.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        )
+        params.type_k = params.type_v = int(GGMLQuantizationType[self.kv_type.upper()])
+        params.kv_unified = True
+        # A window that only keeps its last cells cannot be rolled back past them.
+        params.swa_full = True
+        params.no_perf = True
+        return params

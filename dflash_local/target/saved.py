@@ -1,0 +1,47 @@
+"""What a llama.cpp context holds of a sequence, as bytes in host memory, and back.
+
+Bytes go back only into a context of the same model and options: llama.cpp checks the rest, but not
+everything. Of layers with a sliding window only the window is saved.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import dflash_local.llama.runtime  # noqa: F401  loads llama_cpp
+
+# isort: split
+import llama_cpp.llama_cpp as api
+
+
+def n_bytes(context: Any, seq: int) -> int:
+    """What `save` would return."""
+    return int(api.llama_state_seq_get_size(context, seq))
+
+
+def save(context: Any, seq: int) -> NDArray[np.uint8]:
+    """Keys and values of all cells of a sequence, uint8 [n]; empty where llama.cpp cannot."""
+    state = np.empty(n_bytes(context, seq), np.uint8)
+    n = api.llama_state_seq_get_data(context, _pointer(state), len(state), seq)
+    return state[:n]
+
+
+def restore(context: Any, seq: int, state: NDArray[np.uint8]) -> bool:
+    """Put saved cells in place of all that a sequence has.
+
+    False, and the sequence is empty, where there are too few free cells or the bytes do not fit
+    this context.
+    """
+    n = api.llama_state_seq_set_data(context, _pointer(state), len(state), seq)
+    if n == len(state) > 0:
+        return True
+    api.llama_memory_seq_rm(api.llama_get_memory(context), seq, -1, -1)
+    return False
+
+
+def _pointer(state: NDArray[np.uint8]) -> Any:
+    return ctypes.cast(state.ctypes.data, ctypes.POINTER(ctypes.c_uint8))

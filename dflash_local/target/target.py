@@ -1,0 +1,411 @@
+"""The target: a GGUF model in a llama.cpp context. Tokens in; logits and hidden states out."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash_local.errors import BackendError, ClosedError, ContextFullError, FileError, InputError
+from dflash_local.fit.options import MAX_OUTPUT_ROWS
+from dflash_local.fit.pairing import check_taps, check_target
+from dflash_local.gguf.file import GgufFile, file_key
+from dflash_local.llama import native, runtime
+from dflash_local.llama.host import default_threads
+from dflash_local.target.batch import Batch, Part
+from dflash_local.target.cells import Cells
+from dflash_local.target.options import TargetOptions
+from dflash_local.target.vocabulary import Vocabulary
+from dflash_local.trial.model import ensure_loadable
+
+# isort: split
+import llama_cpp.llama_cpp as api
+
+_STORED_PER_SEQUENCE = 2 * MAX_OUTPUT_ROWS  # rows of a verify pass, and those before it
+_NO_SLOT = 1  # llama_decode: no room in the KV cache, nothing was changed
+
+
+class Closable(Protocol):
+    """What uses a target's tensors and must be gone before them."""
+
+    def close(self) -> None:
+        """Free everything. Safe to call again."""
+
+
+class Target:
+    """A loaded model and its context. Not thread safe: one thread owns it.
+
+    Drafters that share its tensors register here and are closed with it, whichever goes first.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        options: TargetOptions,
+        *,
+        progress: Callable[[float], bool] | None = None,
+    ) -> None:
+        """Raises FileError when llama.cpp refuses the file, BackendError when there is no room.
+
+        The file has passed the checks of `load`: llama.cpp itself aborts on some bad ones.
+        `progress` is called with the part that is loaded, 0 to 1; it ends the load by False.
+        """
+        runtime.init()
+        self.path = Path(path)
+        self.file_key = file_key(self.path)
+        """Of the files as they were when they were loaded."""
+        self.options = options
+        self._drafters: weakref.WeakSet[Closable] = weakref.WeakSet()
+        self._model: Any = None
+        self._context: Any = None
+        self._pass: Any = None
+        self.threads: Any = None
+        """The `native.ThreadPool` that computes on the CPU, for a drafter too."""
+        self._output: list[bool] = []
+        self._best: list[int] | None = None
+        try:
+            self._load(progress)
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], **options: Any) -> Target:
+        """Check a file, try it once in a child process, and load it with `TargetOptions`.
+
+        Raises FileError for a bad file, InputError for layers that cannot be tapped and for options
+        out of range, BackendError without room.
+        """
+        wanted = TargetOptions(**options)
+        file = GgufFile.open(path)
+        check_target(file)
+        check_taps(file, wanted.tapped_layers)
+        ensure_loadable(
+            file.path, None, layers=wanted.tapped_layers, n_gpu_layers=wanted.n_gpu_layers
+        )
+        return cls(file.path, wanted)
+
+    def _load(self, progress: Callable[[float], bool] | None) -> None:
+        params = self.options.model_params()
+        if progress is not None:
+            # The name keeps the callback alive until the load has ended.
+            report = api.llama_progress_callback(lambda part, _: progress(part))
+            params.progress_callback = report
+        runtime.clear_log()
+        self._model = api.llama_model_load_from_file(os.fsencode(self.path), params)
+        if not self._model:
+            raise FileError(f"llama.cpp cannot load {self.path}: {runtime.reason()}")
+        self.vocabulary = Vocabulary(api.llama_model_get_vocab(self._model))
+        self.n_vocab = self.vocabulary.n_tokens
+        self.n_embd: int = api.llama_model_n_embd(self._model)
+        self.n_layer: int = api.llama_model_n_layer(self._model)
+        self.n_swa: int = api.llama_model_n_swa(self._model)
+        """Tokens that layers with a sliding window look back at, with the last; 0 without such."""
+        self.n_ctx_train: int = api.llama_model_n_ctx_train(self._model)
+        self._open_context()
+
+    def _open_context(self) -> None:
+        options = self.options
+        n_threads = options.n_threads or default_threads()
+        params = options.context_params(n_threads)
+        runtime.clear_log()
+        self._context = api.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise BackendError(
+                f"llama.cpp has no room for a context of {options.n_ctx} tokens: "
+                f"{runtime.reason()}; load with a smaller n_ctx or fewer GPU layers"
+            )
+        self.threads = native.ThreadPool(n_threads)
+        self.threads.attach(native.address(self._context))
+        # llama.cpp rounds up; the caller's number is the promise.
+        self.n_ctx: int = min(options.n_ctx, api.llama_n_ctx(self._context))
+        self.n_batch: int = api.llama_n_batch(self._context)
+        self.n_threads = n_threads
+        if options.tapped_layers and not self.can_roll_back and options.n_seq > 1:
+            raise InputError(
+                f"{self.path} is recurrent: its layers cannot be tapped for {options.n_seq} "
+                "sequences at once; load it with one"
+            )
+        self._cells = Cells(self._context, options.n_seq, options.n_branches, n_swa=self.n_swa)
+        self._pass = native.TargetPass(
+            native.address(self._context),
+            options.n_seq,
+            self.n_batch,
+            list(options.tapped_layers),
+            self.n_batch + options.n_seq * _STORED_PER_SEQUENCE,
+            self.can_roll_back or options.n_seq == 1,
+            options.n_branches,
+        )
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._context)
+
+    @property
+    def address(self) -> int:
+        """Address of the `llama_model`, for the native part."""
+        self._check_open()
+        return native.address(self._model)
+
+    @property
+    def native(self) -> Any:
+        """The `native.TargetPass`, whose store a drafter may read."""
+        self._check_open()
+        return self._pass
+
+    @property
+    def context(self) -> Any:
+        """The `llama_context_p`, for a drafter in a context beside it."""
+        self._check_open()
+        return self._context
+
+    @property
+    def can_roll_back(self) -> bool:
+        """False for recurrent and hybrid models, whose state cannot be cut at a position."""
+        self._check_open()
+        return not (
+            api.llama_model_is_recurrent(self._model) or api.llama_model_is_hybrid(self._model)
+        )
+
+    @property
+    def chat_template(self) -> str | None:
+        self._check_open()
+        raw = api.llama_model_chat_template(self._model, None)
+        return raw.decode("utf-8", "replace") if raw else None
+
+    def decode(
+        self,
+        tokens: Sequence[int] | NDArray[np.int32],
+        positions: Sequence[int] | NDArray[np.int32],
+        seq_ids: Sequence[int] | NDArray[np.int32],
+        output: Sequence[bool] | NDArray[np.bool_],
+    ) -> None:
+        """One batch of at most `n_batch` rows; row i is `tokens[i]` at `positions[i]`.
+
+        `output` marks the rows whose logits are wanted. Positions of a sequence follow those that
+        it has. Raises ContextFullError when the cache has no room, with nothing changed;
+        BackendError when llama.cpp fails, after which the sequences of the batch should be cleared.
+        """
+        self._pass_of(_list(tokens), _list(positions), _list(seq_ids), _list(output))
+
+    def run(self, batch: Batch) -> None:
+        """`decode` for a batch whose parts may be draft trees. `keep` must follow for these."""
+        self._check_size(len(batch))
+        self._cells.tidy()
+        ids = self._cells.place(batch)
+        self._pass_of(batch.tokens, batch.positions, batch.seq_ids, batch.output, ids)
+
+    def keep(self, part: Part, path: Sequence[int]) -> bool:
+        """Of the rows of a part of the last batch keep those of `path`, and no others.
+
+        `path` numbers rows within the part, the anchor first. False: this model cannot forget the
+        others, and nothing was done.
+        """
+        self._check_open()
+        return self._cells.keep(part, path)
+
+    def _pass_of(
+        self,
+        tokens: list[int],
+        positions: list[int],
+        seq_ids: list[int],
+        output: list[bool],
+        ids: Sequence[Sequence[int]] = (),
+    ) -> None:
+        n = len(tokens)
+        self._check_size(n)
+        self._output, self._best = [], None
+        self._cells.tidy()
+        runtime.clear_log()
+        self._check_status(self._pass.decode(tokens, positions, seq_ids, output, ids), n)
+        self._output = output
+
+    def decode_ahead(
+        self, tokens: Sequence[int], positions: Sequence[int], seq_ids: Sequence[int], n_steps: int
+    ) -> list[list[int]]:
+        """Greedy decoding of some sequences: `n_steps` batches of a row each, the likeliest token
+        after each row being the next row.
+
+        Returns the tokens, [steps][sequences]; fewer steps where some sequence has come to an end
+        of text, or to -1, as `best` has it.
+
+        `first_stored` is then the number of the first step's first row. Raises as `decode`.
+        """
+        self._check_open()
+        n = len(tokens)
+        self._output, self._best = [], None
+        runtime.clear_log()
+        self._cells.tidy()
+        status, found = self._pass.decode_ahead(tokens, positions, seq_ids, n_steps)
+        self._check_status(status, n)
+        return [found[i : i + n] for i in range(0, len(found), n)]
+
+    def best(self) -> list[int]:
+        """The likeliest token of each output row of the last batch, found on the device.
+
+        -1 where the logits are not finite numbers. Of equals on the CPU the lowest, on a GPU always
+        the same one.
+        """
+        self._check_open()
+        if self._best is None:
+            self._best = self._pass.best
+        return self._best
+
+    def logits(self, row: int) -> NDArray[np.float32]:
+        """Logits of a row of the last batch, float32 [n_vocab], fetched from the device."""
+        self._check_row(row)
+        if not self._output[row]:
+            raise InputError(f"row {row} of the last batch was decoded without logits")
+        logits: NDArray[np.float32] = self._pass.logits(sum(self._output[:row]))
+        return logits
+
+    def candidates(self, output_row: int, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """The k largest logits of an output row of the last batch: ids int32 [k] and logits float32
+        [k], the largest first, of equals the lowest id.
+
+        Raises BackendError for logits that are not finite numbers.
+        """
+        self._check_open()
+        ids, logits = self._pass.candidates(output_row, k)
+        return ids, logits
+
+    @property
+    def n_features(self) -> int:
+        """Width of a context feature: taps times hidden size."""
+        return self.n_embd * len(self.options.tapped_layers)
+
+    @property
+    def n_stored(self) -> int:
+        """How many rows of hidden states are kept: those decoded last."""
+        self._check_open()
+        return int(self._pass.n_stored)
+
+    @property
+    def first_stored(self) -> int:
+        """Number in the store of the first row of the last batch; the others follow."""
+        self._check_open()
+        return int(self._pass.first_stored)
+
+    @property
+    def n_rebuilds(self) -> int:
+        """How often llama.cpp has built its graph anew: at other widths, and where a cache grew."""
+        self._check_open()
+        return int(self._pass.n_rebuilds)
+
+    def stored(self, rows: Sequence[int]) -> NDArray[np.float32]:
+        """Context features of rows by their numbers in the store, float32 [n, n_features]."""
+        self._check_tapped()
+        features: NDArray[np.float32] = self._pass.hidden_states(rows)
+        return features
+
+    def hidden_states(self, rows: Iterable[int] | None = None) -> NDArray[np.float32]:
+        """Inputs of the tapped layers for rows of the last batch, float32 [n_rows, n_taps, n_embd].
+
+        The input of layer i+1 is the residual stream after layer i. None: all rows of the batch.
+        """
+        self._check_tapped()
+        n = len(self._output)
+        wanted = list(range(n) if rows is None else rows)
+        for row in wanted:
+            self._check_row(row)
+        first = self.first_stored
+        states = self.stored([first + row for row in wanted])
+        return states.reshape(len(wanted), len(self.options.tapped_layers), self.n_embd)
+
+    def truncate(self, seq: int, length: int) -> bool:
+        """Forget positions `length` and up. False: this model cannot, and nothing is done."""
+        self._check_open()
+        return self._cells.truncate(seq, length)
+
+    def tidy(self) -> None:
+        """Do now, while the device is busy, what the next pass over a tree would begin with."""
+        self._check_open()
+        self._cells.tidy(ahead=True)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Sequence `target`, which is empty, shares the first `length` positions of `source`."""
+        self._check_open()
+        self._cells.copy(source, target, length)
+
+    def sees(self, seq: int, length: int) -> bool:
+        """Whether a sequence of `length` tokens has all that the next one looks at: of a sliding
+        window the cells behind it go, and are missing once it is rolled back."""
+        self._check_open()
+        return self._cells.sees(seq, length)
+
+    def clear(self, seq: int) -> None:
+        """Forget a sequence."""
+        self._check_open()
+        self._cells.clear(seq)
+
+    def attach(self, drafter: Closable) -> None:
+        """Close `drafter`, which uses this model's tensors, before the model goes."""
+        self._check_open()
+        self._drafters.add(drafter)
+
+    def close(self) -> None:
+        """Free context and model, and close the drafters on it. Safe to call again."""
+        for drafter in list(self._drafters):
+            drafter.close()
+        if self._model:
+            self.vocabulary.close()
+        context, self._context = self._context, None
+        model, self._model = self._model, None
+        if context:
+            api.llama_free(context)
+        self._pass = self.threads = None  # after the context, whose graph they are part of
+        if model:
+            api.llama_model_free(model)
+
+    def __enter__(self) -> Target:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_model", None):
+            self.close()
+
+    def _check_open(self) -> None:
+        if not self._context:
+            raise ClosedError("this target is closed; load it again")
+
+    def _check_size(self, n: int) -> None:
+        self._check_open()
+        if not 0 < n <= self.n_batch:
+            raise InputError(f"a batch of {n} rows; expected 1 to {self.n_batch}")
+
+    def _check_status(self, status: int, n: int) -> None:
+        if status == _NO_SLOT:
+            raise ContextFullError(
+                f"no room for {n} more tokens in a context of {self.n_ctx}; "
+                "load with a larger n_ctx or give a shorter prompt"
+            )
+        if status != 0:
+            raise BackendError(f"llama_decode failed on {n} rows with {status}: {runtime.reason()}")
+
+    def _check_row(self, row: int) -> None:
+        self._check_open()
+        if not 0 <= row < len(self._output):
+            raise InputError(f"row {row} is not in the last batch of {len(self._output)}")
+
+    def _check_tapped(self) -> None:
+        self._check_open()
+        if not self.options.tapped_layers:
+            raise InputError("no layers are tapped; load with tapped_layers or with a drafter")
+
+
+def _list(values: Any) -> list[Any]:
+    return values.tolist() if isinstance(values, np.ndarray) else list(values)

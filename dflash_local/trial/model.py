@@ -1,0 +1,172 @@
+"""What llama.cpp may abort on is tried once in a child process, and the verdict kept.
+
+A verdict, good or bad, holds as long as the files, the build of llama.cpp, the CPU and the tapped
+layers stay the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import platform
+import re
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dflash_local import disk_cache
+from dflash_local.errors import BackendError, FileError
+from dflash_local.gguf.file import file_key, shard_files
+from dflash_local.trial import child
+
+REINSTALL = (
+    'CMAKE_ARGS="-DGGML_NATIVE=OFF" pip install --force-reinstall --no-cache-dir '
+    "llama-cpp-python==0.3.36"
+)
+
+_FORMAT = 4
+_LIMIT_S = 300.0
+_SLOWEST_BYTES_PER_S = 50e6
+_PREFIXES = re.compile(r"^(\w+: )?(error loading model( vocabulary)?: )+")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How far the child came. `stage` is the one that failed, empty if none did."""
+
+    stage: str = ""
+    fault: str = ""
+    """What was reported at that stage, or last printed before the process died."""
+    death: str = ""
+    """How the process died; empty if it ended by itself."""
+    lasting: bool = True
+    """False for what another moment may change: memory, time."""
+
+
+def ensure_loadable(
+    target: Path,
+    draft: Path | None,
+    *,
+    layers: tuple[int, ...],
+    n_gpu_layers: int = 0,
+    limit_s: float = _LIMIT_S,
+) -> None:
+    """Return if llama.cpp can load `target` and decode with taps on `layers`.
+
+    Of a `draft` it must be able to read the header. Tried in a child process unless a kept verdict says so already. `limit_s` seconds, and more for
+    large files, are given to it. Raises FileError when a file is at fault, BackendError when the
+    build of llama.cpp is, or when memory or time did not suffice.
+    """
+    files = shard_files(target) + ((draft,) if draft else ())
+    build = libraries()
+    key = {
+        "format": _FORMAT,
+        "files": [file_key(path) for path in (target, draft) if path],
+        "build": [file_key(path) for path in build],
+        "cpu": _cpu(),
+        "layers": list(layers),
+        "n_gpu_layers": n_gpu_layers,
+    }
+    verdict = _kept(key)
+    if verdict is None:
+        request = {
+            "target": str(target),
+            "draft": str(draft) if draft else None,
+            "layers": list(layers),
+            "n_gpu_layers": n_gpu_layers,
+        }
+        verdict = _tried(target, request, limit_s, files)
+        if verdict.lasting:
+            disk_cache.write("probe", key, asdict(verdict))
+    _raise(verdict, target, draft)
+
+
+def _raise(verdict: Verdict, target: Path, draft: Path | None) -> None:
+    if not verdict.stage:
+        return
+    why = ", ".join(part for part in (verdict.death, verdict.fault) if part)
+    if not verdict.lasting:
+        raise BackendError(
+            f"{target}: the trial load in a child process failed ({verdict.stage}): {why}"
+        )
+    if verdict.stage == "import":
+        raise BackendError(f"llama-cpp-python cannot be used here: {why}; {REINSTALL}")
+    if verdict.stage == "product":
+        raise BackendError(
+            "this build of llama-cpp-python fails on this CPU at a quantised matrix product "
+            f"({why}): a native build by GCC before 13 does so on CPUs with AMX; "
+            f"reinstall it: {REINSTALL}"
+        )
+    path = draft if verdict.stage == "draft" and draft else target
+    doing = {
+        "draft": "read the header",
+        "vocabulary": "load the vocabulary",
+        "load": "load the model",
+        "context": "make a context",
+        "taps": "tap its layers",
+        "decode": "decode two tokens",
+    }.get(verdict.stage, verdict.stage)
+    raise FileError(
+        f"{path}: llama.cpp cannot {doing}: {why}; the file is malformed or of a kind that this "
+        "llama.cpp does not run: download or convert it again"
+    )
+
+
+def _tried(
+    target: Path, request: dict[str, Any], limit_s: float, files: tuple[Path, ...]
+) -> Verdict:
+    limit_s += sum(path.stat().st_size for path in files) / _SLOWEST_BYTES_PER_S
+
+    def on_wait() -> None:
+        if sys.stderr is not None:
+            print(f"trying {target.name} in a child process, once ...", file=sys.stderr, flush=True)
+
+    outcome = child.run(
+        "dflash_local.trial.model_child",
+        request,
+        limit_s=limit_s,
+        on_wait=on_wait,
+        without_gpu=request["n_gpu_layers"] == 0,
+    )
+    if outcome.done:
+        return Verdict()
+    fault = _PREFIXES.sub("", outcome.fault)
+    return Verdict(outcome.stage, fault, outcome.death, lasting=not outcome.short)
+
+
+def libraries() -> tuple[Path, ...]:
+    """Our compiled part, and the libraries of the installed llama_cpp, not imported for this."""
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or spec.origin is None:
+        raise BackendError(f"llama-cpp-python is not installed; {REINSTALL}")
+    folder = Path(spec.origin).parent / "lib"
+    libraries = sorted(
+        path
+        for path in folder.glob("*")
+        if re.match(r"(lib)?(llama|ggml)[\w-]*\.(so|dylib|dll)$", path.name)
+    )
+    ours = importlib.util.find_spec("dflash_local._native")
+    if ours is not None and ours.origin is not None:
+        libraries.append(Path(ours.origin))
+    return tuple(libraries)
+
+
+def _cpu() -> str:
+    """What may change the verdict when a home folder is shared: the CPU's name and features."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        told = [line for line in lines if line.startswith(("model name", "flags", "Features"))][:2]
+        if told:
+            return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+    return f"{platform.machine()} {platform.processor()}"
+
+
+def _kept(key: dict[str, Any]) -> Verdict | None:
+    try:
+        verdict = Verdict(**disk_cache.read("probe", key))
+    except TypeError:  # not tried yet, or damaged
+        return None
+    texts = (verdict.stage, verdict.fault, verdict.death)
+    return verdict if all(isinstance(text, str) for text in texts) else None

@@ -1,0 +1,153 @@
+"""The child process of `trial.model`: does what llama.cpp may abort on."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any
+
+from dflash_local.trial.child import die_quietly, say
+
+_N_CTX = 64
+
+
+class _Fault(Exception):
+    pass
+
+
+def main(request: dict[str, Any]) -> None:
+    """Run all stages for `request`: target, draft (or null), layers, n_gpu_layers."""
+    die_quietly()
+    try:
+        _stages(request)
+        say(done=True)
+    except (_Fault, ImportError) as fault:
+        say(fault=str(fault))
+
+
+def _stages(request: dict[str, Any]) -> None:
+    say(stage="import")
+    from dflash_local.llama import (
+        native,  # noqa: F401 - that the compiled part is there and fits, too
+        runtime,
+    )
+    from dflash_local.trial.product import wrong_product
+
+    runtime.init()
+    say(stage="product")
+    wrong = wrong_product()
+    if wrong:
+        raise _Fault(wrong)
+    if request["draft"]:
+        say(stage="draft")
+        _read_header(os.fsencode(request["draft"]))
+    target = os.fsencode(request["target"])
+    say(stage="vocabulary")
+    _try_vocabulary(target)
+    say(stage="load")
+    _try_model(target, request)
+
+
+def _read_header(path: bytes) -> None:
+    from dflash_local.llama import runtime
+
+    class InitParams(ctypes.Structure):
+        _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
+
+    runtime.clear_log()
+    init = runtime.function("gguf_init_from_file", ctypes.c_void_p, ctypes.c_char_p, InitParams)
+    header = init(path, InitParams(True, None))
+    if not header:
+        raise _Fault(runtime.first_error_line() or "no header")
+    runtime.function("gguf_free", None, ctypes.c_void_p)(header)
+
+
+def _try_vocabulary(path: bytes) -> None:
+    import llama_cpp
+
+    params = llama_cpp.llama_model_default_params()
+    params.vocab_only = True
+    model = _loaded(path, params)
+    vocabulary = llama_cpp.llama_model_get_vocab(model)
+    # begin- and end-of-text tokens are asserted upon when a text is tokenized
+    tokens = (llama_cpp.llama_token * 64)()
+    llama_cpp.llama_tokenize(vocabulary, b"a b\n", 4, tokens, len(tokens), True, True)
+    llama_cpp.llama_model_free(model)
+
+
+def _try_model(path: bytes, request: dict[str, Any]) -> None:
+    import llama_cpp
+
+    from dflash_local.llama import runtime
+
+    n_gpu_layers = request["n_gpu_layers"]
+    params = llama_cpp.llama_model_default_params()
+    params.n_gpu_layers = n_gpu_layers
+    # rearranged weights are a copy in memory; `probe_product` has tried the products themselves
+    params.use_extra_bufts = False
+    model = _loaded(path, params)
+    say(stage="context")
+    runtime.clear_log()
+    context = llama_cpp.llama_init_from_model(model, _context_params(n_gpu_layers))
+    if not context:
+        raise _Fault(runtime.first_error_line() or "no context")
+    passes = _try_passes(model, context, request["layers"])
+    llama_cpp.llama_free(context)
+    del passes  # after the context, whose graph it is part of
+    llama_cpp.llama_model_free(model)
+
+
+def _try_passes(model: Any, context: Any, layers: list[int]) -> Any:
+    """Two rows and one, as `Target` decodes them; returns the `native.TargetPass`."""
+    import llama_cpp
+
+    from dflash_local.errors import DflashError
+    from dflash_local.llama import native, runtime
+
+    say(stage="taps")
+    try:
+        passes = native.TargetPass(context, 1, _N_CTX, layers, _N_CTX, True)
+        say(stage="decode")
+        n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+        for positions in ([0, 1], [2]):
+            runtime.clear_log()
+            n = len(positions)
+            tokens = [position % n_vocab for position in positions]
+            status = passes.decode(tokens, positions, [0] * n, [True] * n)
+            if status != 0:
+                raise _Fault(runtime.first_error_line() or f"llama_decode returned {status}")
+            if layers:
+                passes.hidden_states([passes.first_stored])
+    except DflashError as fault:
+        raise _Fault(str(fault)) from None
+    return passes
+
+
+def _context_params(n_gpu_layers: int) -> Any:
+    import llama_cpp
+
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx = params.n_batch = params.n_ubatch = _N_CTX
+    params.n_seq_max = 1
+    params.n_outputs_max = params.n_outputs_max_per_seq = _N_CTX
+    params.kv_unified = True
+    params.n_threads = params.n_threads_batch = _n_threads()
+    params.offload_kqv = params.op_offload = n_gpu_layers != 0
+    return params
+
+
+def _n_threads() -> int:
+    """Threads that must share a core wait for each other far longer than they work."""
+    return max(1, min(4, (os.cpu_count() or 1) // 2))
+
+
+def _loaded(path: bytes, params: Any) -> Any:
+    import llama_cpp
+
+    from dflash_local.llama import runtime
+
+    runtime.clear_log()
+    model = llama_cpp.llama_model_load_from_file(path, params)
+    if not model:
+        raise _Fault(runtime.first_error_line() or "no model")
+    return model

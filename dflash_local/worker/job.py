@@ -1,0 +1,235 @@
+"""Work for the model's thread: a request from its submission to its result, with its text."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dflash_local.engine.request import Request
+from dflash_local.engine.scheduler import Waiting, cells_for
+from dflash_local.engine.sequence import Sequence
+from dflash_local.result import Chunk, Result
+from dflash_local.stats import Stats
+from dflash_local.worker.text import TextStream
+
+
+class Job:
+    """Work that a caller may give up at any moment.
+
+    `sink` is called on the model's thread with every item, and with the job itself at its end.
+    `ticket` is what the queue knows of it. `error` is what went wrong; it is set before the job
+    goes into the sink.
+    """
+
+    def __init__(self, sink: Callable[[Any], None]) -> None:
+        self.ticket = Waiting(alone=True)
+        self.cancelled = threading.Event()
+        self.error: BaseException | None = None
+        self._sink = sink
+        self._done = threading.Event()
+
+    @property
+    def given_up(self) -> bool:
+        """Whether its caller no longer waits for it."""
+        return self.cancelled.is_set()
+
+    def put(self, item: Any) -> None:
+        """Hand an item to the caller. A sink that fails cancels the job: an asynchronous reader's
+        does when its event loop is closed."""
+        try:
+            self._sink(item)
+        except Exception:
+            self.cancelled.set()
+
+    def cancel(self) -> None:
+        """Ask the job to end; it does within one round."""
+        self.cancelled.set()
+
+    def wait(self) -> None:
+        """Until the job has ended. Not for the model's own thread."""
+        self._done.wait()
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """The job has ended."""
+        self.error = error
+        self._done.set()
+        self.put(self)
+
+
+class Task(Job):
+    """Work that needs the engine for itself, with no sequence in any slot."""
+
+    def __init__(self, work: Callable[[], None], sink: Callable[[Any], None]) -> None:
+        super().__init__(sink)
+        self.work = work
+
+
+@dataclass(frozen=True)
+class TextRequest:
+    """A request, and what the engine does not know of it.
+
+    The request's `on_token` belongs to `text`. `cancel` is the caller's own event. Times are in
+    seconds: `queue_timeout` to wait for a slot, `deadline_s` from the first token to the last.
+    `on_end` is called with the stats at the end.
+    """
+
+    request: Request
+    text: TextStream
+    cancel: threading.Event | None = None
+    queue_timeout: float | None = None
+    deadline_s: float | None = None
+    on_end: Callable[[Stats], None] | None = None
+
+
+class Generation(Job):
+    """The job for a request. All but `cancel` and `wait` belong to the model's thread."""
+
+    def __init__(self, wanted: TextRequest, sink: Callable[[Any], None], n_ctx: int) -> None:
+        super().__init__(sink)
+        self.wanted = wanted
+        self.sequence: Sequence | None = None
+        self.waits_since = time.monotonic()
+        self.begun_at: float | None = None
+        timeout = wanted.queue_timeout
+        until = None if timeout is None else self.waits_since + timeout
+        self.ticket = Waiting(self.cells(n_ctx), until)
+        self._first_token_at: float | None = None
+        self._shown: list[str] = []
+        self._n = 0  # tokens handed out
+
+    @property
+    def given_up(self) -> bool:
+        cancel = self.wanted.cancel
+        return self.cancelled.is_set() or (cancel is not None and cancel.is_set())
+
+    @property
+    def running(self) -> Sequence:
+        """The sequence of a job that has begun."""
+        assert self.sequence is not None
+        return self.sequence
+
+    @property
+    def is_over(self) -> bool:
+        return self.running.finish_reason is not None
+
+    @property
+    def stats(self) -> Stats:
+        """What it has cost so far."""
+        return self.sequence.stats if self.sequence else Stats()
+
+    def cells(self, n_ctx: int) -> int:
+        """Cells to promise it."""
+        request = self.wanted.request
+        n_emitted = len(self.sequence.tokens) if self.sequence else 0
+        return cells_for(len(request.prompt), n_emitted, request.max_tokens, n_ctx)
+
+    def begin(self, sequence: Sequence) -> None:
+        """It has a slot, now or again."""
+        now = time.monotonic()
+        self.sequence = sequence
+        sequence.stats.queue_s += now - self.waits_since
+        if self.begun_at is None:
+            self.begun_at = now
+
+    def wait_again(self, n_ctx: int) -> None:
+        """It has given back its slot, and waits until it has one again, however long that takes."""
+        self.waits_since = time.monotonic()
+        self.ticket = Waiting(self.cells(n_ctx))
+
+    def check_limits(self) -> None:
+        """End the sequence if its caller has given up, or its time is over."""
+        limit, since = self.wanted.deadline_s, self._first_token_at
+        if self.given_up:
+            self.running.finish_reason = "cancelled"
+        elif limit is not None and since is not None and time.monotonic() - since >= limit:
+            self.running.finish_reason = "length"
+
+    def deliver(self) -> None:
+        """Hand out what is new."""
+        if self._n < len(self.running.tokens):
+            if self._first_token_at is None:
+                self._first_token_at = time.monotonic()
+            self._put(self.wanted.text.take())
+
+    def conclude(self) -> None:
+        """It is over without an error: hand out the rest and the result. The result of one that was
+        given up before its turn is empty."""
+        sequence = self.sequence
+        if sequence is None:
+            seed = self.wanted.request.sampling.seed
+            waited = Stats(queue_s=time.monotonic() - self.waits_since)
+            self.put(Chunk("", [], result=Result("", [], "cancelled", waited, seed or 0)))
+            return
+        if self.wanted.on_end:
+            self.wanted.on_end(sequence.stats)
+        rest = self.wanted.text.take() + self.wanted.text.finish()
+        result = Result(
+            text="".join([*self._shown, rest]),
+            tokens=sequence.tokens,
+            finish_reason=sequence.finish_reason or "cancelled",
+            stats=sequence.stats,
+            seed=sequence.sampler.seed,
+            logprobs=sequence.logprobs,
+            from_draft=sequence.from_draft,
+        )
+        self._put(rest, result)
+
+    def _put(self, text: str, result: Result | None = None) -> None:
+        sequence, n = self.running, self._n
+        self._shown.append(text)
+        self._n = len(sequence.tokens)
+        drafting = sequence.policy.reason if sequence.policy else None
+        self.put(
+            Chunk(
+                text,
+                sequence.tokens[n:],
+                sequence.logprobs[n:],
+                result,
+                sequence.from_draft[n:],
+                drafting,
+            )
+        )
+
+
+class AsyncChunks:
+    """The chunks of a job on an event loop. If nothing refers to it any more, the job is cancelled.
+
+    `submit` gets the job's sink, which raises RuntimeError once the event loop is closed.
+    """
+
+    def __init__(self, submit: Callable[[Callable[[Any], None]], Job]) -> None:
+        items = self._items = asyncio.Queue[Any]()
+        self._ended = False
+        loop = asyncio.get_running_loop()
+
+        def hand_over(item: Any) -> None:  # without a reference to this object, which would stay
+            loop.call_soon_threadsafe(items.put_nowait, item)
+
+        self._job = submit(hand_over)
+
+    def cancel(self) -> None:
+        """End the request within one round. Chunks that were made before may still come."""
+        self._job.cancel()
+
+    def __aiter__(self) -> AsyncChunks:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        if self._ended:
+            raise StopAsyncIteration
+        item = await self._items.get()
+        if item is not self._job:
+            chunk: Chunk = item
+            return chunk
+        self._ended = True
+        if self._job.error is not None:
+            raise self._job.error
+        raise StopAsyncIteration
+
+    def __del__(self) -> None:
+        if job := getattr(self, "_job", None):
+            job.cancel()

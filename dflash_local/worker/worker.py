@@ -1,0 +1,277 @@
+"""The one thread that owns a model. It runs as many requests at once as there are slots."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from dflash_local.engine import scheduler
+from dflash_local.engine.engine import Engine
+from dflash_local.errors import ClosedError, QueueFullError, QueueTimeoutError
+from dflash_local.stats import Stats
+from dflash_local.worker.job import Generation, Job, Task, TextRequest
+
+_REMEMBERED = 32
+"""Requests that ended last, whose durations tell how long others will take."""
+
+
+class Worker:
+    """Continuous batching: requests join and leave between rounds.
+
+    Each step of its loop takes in new jobs, begins those that fit, takes the engine a step further
+    for all sequences at once, and hands out what is new. `scheduler` decides who begins. The thread
+    takes no lock, so that no caller can block it, nor a finalizer that runs in a caller.
+    """
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        self.max_queue: int | None = None
+        """How many requests may wait beside those that run; None: any number."""
+        self._engine = engine
+        self._n_slots = len(engine.slots)
+        self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # of those who submit
+        self._closed = False
+        self._n_submitted = 0
+        # Written by the thread alone. Others may read what is replaced as a whole.
+        self._waiting: deque[Job] = deque()
+        self._running: list[Generation] = []
+        self._stopping = False
+        self._n_ended = 0
+        self._books: tuple[int, Stats, tuple[Stats, ...]] = (0, Stats(), ())
+        self._durations: tuple[float, ...] = ()
+        # A daemon, since Python joins other threads before the exit handler that ends this one.
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    # For callers, on any thread
+
+    def submit(self, wanted: TextRequest, sink: Callable[[Any], None]) -> Generation:
+        """Queue a request. Raises ClosedError after `close`, QueueFullError."""
+        job = Generation(wanted, sink, self._engine.target.n_ctx)
+        self._put(job, self.max_queue)
+        return job
+
+    def stream(self, wanted: TextRequest) -> Iterator[Any]:
+        """The chunks of a request as they come. Closing the iterator cancels it and waits."""
+        items: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        yield from self._items(self.submit(wanted, items.put), items)
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Do something with the engine, on its thread, while no sequence is at work."""
+        items: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        task = Task(work, items.put)
+        self._put(task, None)
+        for _ in self._items(task, items):
+            pass
+
+    @property
+    def n_waiting(self) -> int:
+        """Requests without a slot."""
+        return max(self._n_submitted - self._n_ended - len(self._running), 0)
+
+    def totals(self) -> tuple[int, Stats]:
+        """How many requests have ended, and what they and those at work have cost together."""
+        n, ended, at_work = self._books
+        return n, Stats.sum([ended, *at_work])
+
+    def close(self) -> None:
+        """Cancel what runs, refuse what waits, end the thread. Safe to call again."""
+        with self._lock:
+            self._closed = True
+        self._inbox.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def stop(self) -> None:
+        """End the thread when nothing is waiting any more.
+
+        Safe in a finalizer, which may run on any thread and at any point.
+        """
+        self._inbox.put(None)
+
+    def _put(self, job: Job, max_queue: int | None) -> None:
+        with self._lock:
+            if self._closed:
+                raise ClosedError("this model is closed; load it again")
+            n = self._n_submitted - self._n_ended - self._n_slots
+            full = max_queue is not None and n >= max_queue
+            if not full:
+                self._n_submitted += 1
+                self._inbox.put(job)
+        if full:
+            seconds = scheduler.retry_after(self._durations, self._n_slots)
+            raise QueueFullError(
+                f"{max_queue} requests are waiting already; try again in {seconds} s", seconds
+            )
+
+    def _items(self, job: Job, items: queue.SimpleQueue[Any]) -> Iterator[Any]:
+        try:
+            while (item := items.get()) is not job:
+                yield item
+            if job.error is not None:
+                raise job.error
+        finally:
+            job.cancel()
+            if threading.current_thread() is not self._thread:
+                job.wait()
+
+    # The thread
+
+    def _run(self) -> None:
+        try:
+            while self._receive():
+                self._leave_queue()
+                self._enter()
+                self._step()
+        finally:
+            self._closed = True
+            self._end_all()
+
+    def _receive(self) -> bool:
+        """Take in what was submitted; with nothing to do, wait for it. False: the thread is to end.
+
+        While it waits, the thread refers to no request, and so not to the model, which would never
+        be freed otherwise.
+        """
+        while not self._closed:
+            idle = not self._waiting and not self._running
+            if idle and self._stopping:
+                return False
+            try:
+                job = self._inbox.get(block=idle)
+            except queue.Empty:
+                return True
+            if job is None:
+                self._stopping = True
+            else:
+                self._waiting.append(job)
+            del job
+        return False
+
+    def _leave_queue(self) -> None:
+        """Drop the jobs that have waited too long, and those that were given up."""
+        if not self._waiting:
+            return
+        late = scheduler.overdue([job.ticket for job in self._waiting], time.monotonic())
+        gone = [i for i, job in enumerate(self._waiting) if job.given_up]
+        leaving = [self._waiting[i] for i in sorted({*late, *gone})]
+        for job in leaving:
+            self._waiting.remove(job)
+            if isinstance(job, Generation) and not job.given_up:
+                seconds = time.monotonic() - job.waits_since
+                self._end(job, QueueTimeoutError(f"no slot was free for {seconds:.3g} s"))
+            else:
+                self._end(job)
+
+    def _enter(self) -> None:
+        """Begin jobs from the head of the queue, as far as there is room."""
+        if not self._waiting or len(self._running) == self._n_slots:
+            return
+        n_ctx = self._engine.target.n_ctx
+        free = n_ctx - sum(job.cells(n_ctx) for job in self._running)
+        tickets = [job.ticket for job in self._waiting]
+        n = scheduler.n_to_begin(tickets, len(self._running), self._n_slots, free)
+        for _ in range(n):
+            job = self._waiting.popleft()
+            try:
+                self._begin(job)
+            except BaseException as error:
+                self._end(job, error)
+
+    def _begin(self, job: Job) -> None:
+        if isinstance(job, Generation):
+            if job.sequence is None:
+                job.begin(self._engine.begin(job.wanted.request))
+            else:
+                self._engine.resume(job.sequence)
+                job.begin(job.sequence)
+            self._running.append(job)
+            n, ended, _ = self._books
+            self._books = (n, ended, self._running_stats())
+        elif isinstance(job, Task):
+            job.work()
+            self._end(job)
+
+    def _step(self) -> None:
+        """Take all sequences a step further, and hand out what is new."""
+        for job in list(self._running):
+            job.check_limits()
+            if job.is_over:
+                self._leave(job)
+        self._make_room()
+        if not self._running:
+            return
+        try:
+            self._engine.step([job.running for job in self._running])
+        except BaseException as error:
+            for job in list(self._running):
+                self._leave(job, error)
+        for job in list(self._running):
+            if job.is_over:
+                self._leave(job)
+            else:
+                job.deliver()
+
+    def _make_room(self) -> None:
+        """Suspend the last sequences, if all of them need more cells than there are."""
+        while len(self._running) > 1:
+            if self._engine.has_room([job.running for job in self._running]):
+                return
+            job = self._running.pop()
+            try:
+                self._engine.suspend(job.running)
+            except BaseException as error:
+                self._end(job, error)
+            else:
+                job.wait_again(self._engine.target.n_ctx)
+                self._waiting.appendleft(job)
+
+    def _leave(self, job: Generation, error: BaseException | None = None) -> None:
+        """A sequence has ended or failed. Its slot is free before its caller is told."""
+        self._running.remove(job)
+        try:
+            self._engine.end(job.running)
+        except BaseException as raised:
+            error = error or raised
+        if job.begun_at is not None:
+            seconds = time.monotonic() - job.begun_at
+            self._durations = (*self._durations, seconds)[-_REMEMBERED:]
+        self._end(job, error or job.running.error)
+
+    def _end(self, job: Job, error: BaseException | None = None) -> None:
+        """End a job, and tell its caller."""
+        self._n_ended += 1
+        if isinstance(job, Generation):
+            if job.sequence is not None:
+                job.sequence.sampler.close()
+            n, ended, _ = self._books
+            self._books = (n + 1, Stats.sum([ended, job.stats]), self._running_stats())
+            try:
+                if error is None:
+                    job.conclude()
+            except BaseException as raised:
+                error = raised
+        job.finish(error)
+
+    def _running_stats(self) -> tuple[Stats, ...]:
+        return tuple(job.stats for job in self._running)
+
+    def _end_all(self) -> None:
+        """Cancel what runs, refuse what waits."""
+        for job in list(self._running):
+            job.cancel()
+            job.check_limits()
+            self._leave(job)
+        while not self._inbox.empty():
+            late = self._inbox.get()
+            if late is not None:
+                self._waiting.append(late)
+        while self._waiting:
+            self._end(
+                self._waiting.popleft(),
+                ClosedError("the model was closed before this request's turn"),
+            )
