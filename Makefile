@@ -19,7 +19,7 @@ test: check
 
 # What takes longer and proves more of the same: long texts, many requests, large files.
 slow-test: setup-test
-	$(PYTEST) -m slow $$(grep -l pytest.mark.slow tests/test_*.py)
+	$(PYTEST) -m slow $$(grep -rl pytest.mark.slow tests --include="test_*.py")
 
 # The server with real clients that pip does not bring: what is missing comes from Debian and npm.
 client-test: browser-test node-test

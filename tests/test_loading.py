@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dflash_local import load
+from dflash_local.fit.options import LoadOptions
 from dflash_local.llama import runtime
 from dflash_local.llama.runtime import Device
 from dflash_local.loading import open_pair, usual_shape
@@ -41,7 +42,7 @@ def test_what_the_listener_raises_ends_a_load(pair: tuple[Path, Path], end: floa
 
 def test_what_a_pair_would_take_is_what_it_takes(pair: tuple[Path, Path]) -> None:
     wanted = {"n_ctx": 512, "n_gpu_layers": 0, "n_seq": 2, "draft_shape": "tree"}
-    plan = open_pair(*pair).plan(runtime.devices(), **wanted)
+    plan = open_pair(*pair).plan(runtime.devices(), LoadOptions(**wanted))
     with load(*pair, **wanted, n_threads=1, quiet=True) as model:
         assert model.plan is not None
         assert model.plan.host.needed == plan.host.needed
@@ -51,9 +52,9 @@ def test_what_a_pair_would_take_is_what_it_takes(pair: tuple[Path, Path]) -> Non
 def test_drafts_are_trees_or_chains_where_rows_are_cheap() -> None:
     cpu = Device("CPU", "", "cpu", 1 << 30, 1 << 30)
     gpu = Device("CUDA0", "", "gpu", 1 << 30, 1 << 30)
-    assert usual_shape([cpu]) == "chain"
-    assert usual_shape([gpu, cpu]) == "auto"
-    assert usual_shape([gpu, cpu], n_gpu_layers=0) == "chain"
+    assert usual_shape([cpu], LoadOptions()) == "chain"
+    assert usual_shape([gpu, cpu], LoadOptions()) == "auto"
+    assert usual_shape([gpu, cpu], LoadOptions(n_gpu_layers=0)) == "chain"
 
 
 def test_on_a_cpu_drafts_are_chains(pair: tuple[Path, Path]) -> None:

@@ -47,7 +47,14 @@ class LoadOptions:
         check_whole("n_seq", self.n_seq, 1, MAX_IDS)
         check_whole("n_batch", self.n_batch, 1, 65536)
         check_whole("draft_window", self.draft_window, 0, MAX_CONTEXT)
-        check_whole("cache_mb", self.cache_mb, 0, None)
+        if (
+            isinstance(self.cache_mb, bool)
+            or not isinstance(self.cache_mb, int)
+            or self.cache_mb < 0
+        ):
+            raise InputError(
+                f"cache_mb is {self.cache_mb!r}; expected a whole number of MiB, 0 or more"
+            )
         check_one_of("kv_type", self.kv_type, KV_TYPES)
         check_one_of("split_mode", self.split_mode, SPLIT_MODES)
         if self.draft_shape is not None:

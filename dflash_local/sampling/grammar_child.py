@@ -57,7 +57,7 @@ def _lark(gbnf: str) -> str:
     from llguidance.gbnf_to_lark import RepetitionNode, gbnf_to_lark
 
     # It writes the repetition of a repetition as "a"**, which is not Lark.
-    RepetitionNode.is_atomic = lambda _: False  # type: ignore[method-assign]
+    RepetitionNode.is_atomic = lambda self: False  # type: ignore[method-assign]
     # It drops zeros from the hexadecimal digits of a character.
     return gbnf_to_lark(_ESCAPE.sub(_spelled_out, gbnf))
 

@@ -8,24 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dflash_local.errors import InputError
+from dflash_local.fit.options import LoadOptions
 from dflash_local.fit.plan import Plan
 from dflash_local.llama.runtime import Device
 from dflash_local.loading import Pair, Progress, load, open_pair
 from dflash_local.model import Model
-
-_PLANNED = (
-    "n_ctx",
-    "n_gpu_layers",
-    "n_batch",
-    "flash_attn",
-    "kv_type",
-    "split_mode",
-    "main_gpu",
-    "tensor_split",
-    "n_seq",
-    "draft_window",
-    "draft_shape",
-)
 
 
 @dataclass(frozen=True)
@@ -67,8 +54,7 @@ class ModelSource:
 
     def plan(self, pair: Pair, devices: Sequence[Device]) -> Plan:
         """What loading it on a machine of `devices` would take. Raises InputError."""
-        wanted = {name: self.options[name] for name in _PLANNED if name in self.options}
-        return pair.plan(devices, **wanted)
+        return pair.plan(devices, LoadOptions(**self.options))
 
     @staticmethod
     def _set_width(model: Model, width: int | Literal["auto"]) -> None:

@@ -55,9 +55,10 @@ def ensure_loadable(
 ) -> None:
     """Return if llama.cpp can load `target` and decode with taps on `layers`.
 
-    Of a `draft` it must be able to read the header. Tried in a child process unless a kept verdict says so already. `limit_s` seconds, and more for
-    large files, are given to it. Raises FileError when a file is at fault, BackendError when the
-    build of llama.cpp is, or when memory or time did not suffice.
+    Of a `draft` it must be able to read the header. Tried in a child process unless a kept verdict
+    says so already. `limit_s` seconds, and more for large files, are given to it. Raises FileError
+    when a file is at fault, BackendError when the build of llama.cpp is, or when memory or time did
+    not suffice.
     """
     files = shard_files(target) + ((draft,) if draft else ())
     build = libraries()
@@ -79,7 +80,7 @@ def ensure_loadable(
         }
         verdict = _tried(target, request, limit_s, files)
         if verdict.lasting:
-            disk_cache.write("probe", key, asdict(verdict))
+            disk_cache.write("probe", key, {"verdict": asdict(verdict)})
     _raise(verdict, target, draft)
 
 
@@ -165,8 +166,8 @@ def _cpu() -> str:
 
 def _kept(key: dict[str, Any]) -> Verdict | None:
     try:
-        verdict = Verdict(**disk_cache.read("probe", key))
-    except TypeError:  # not tried yet, or damaged
+        verdict = Verdict(**disk_cache.read("probe", key)["verdict"])
+    except (TypeError, LookupError):  # not tried yet, or damaged
         return None
     texts = (verdict.stage, verdict.fault, verdict.death)
     return verdict if all(isinstance(text, str) for text in texts) else None

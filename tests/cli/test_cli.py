@@ -1,0 +1,375 @@
+"""The `dflash-local` command as its users run it: a process, its streams, its exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_local import demo
+from dflash_local.cli.chat import chat
+from dflash_local.cli.complete import complete
+from dflash_local.cli.options import KV_TYPES, SAMPLING
+from dflash_local.fit import options
+from dflash_local.sampling.params import SamplingParams
+
+COMMAND = Path(sysconfig.get_path("scripts"), "dflash-local")
+PROMPT = "def fib(n):"
+TARGET, DRAFTER = map(str, demo.pair())
+
+
+def run(
+    *arguments: str | bytes, stdin: bytes = b"", environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [COMMAND, *arguments],
+        input=stdin,
+        capture_output=True,
+        env={**os.environ, **(environment or {})},
+        timeout=300,
+    )
+
+
+def completion(*arguments: str, **environment: str) -> dict[str, Any]:
+    """What `complete --json` printed: one object, and nothing else."""
+    done = run("complete", "--json", *arguments, environment=environment)
+    assert done.returncode == 0, done.stderr
+    parsed: dict[str, Any] = json.loads(done.stdout)
+    return parsed
+
+
+@pytest.fixture(scope="module")
+def greedy() -> dict[str, Any]:
+    """Drafted at full width: left to itself the controller drafts only where that pays."""
+    return completion("--temp", "0", "--max-tokens", "64", "--draft-width", "16", PROMPT)
+
+
+# Help, version, completion.
+
+
+@pytest.mark.parametrize("command", [(), ("chat",), ("complete",)])
+def test_both_help_options_tell_the_same(command: tuple[str, ...]) -> None:
+    short, long = run(*command, "-h"), run(*command, "--help")
+    assert short.returncode == 0
+    assert short.stdout == long.stdout
+    assert short.stdout.startswith(b"Usage: dflash-local")
+
+
+@pytest.mark.parametrize("command", [chat, complete])
+def test_help_names_a_variable_for_every_option(command: Any) -> None:
+    text = re.sub(r"\s+", " ", run(command.name, "-h").stdout.decode())
+    for option in (option for section in command.sections.values() for option in section):
+        long = max(option.opts, key=len)
+        variable = f"DFLASH_LOCAL_{long.strip('-').replace('-', '_').upper()}"
+        assert option.envvar == variable
+        assert f"env var: {variable}" in text
+
+
+def test_help_comes_without_a_command_too() -> None:
+    done = run()
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"complete" in done.stderr
+
+
+def test_version_names_the_build_and_the_backends() -> None:
+    done = run("--version")
+    lines = done.stdout.decode().splitlines()
+    assert done.returncode == 0
+    assert re.fullmatch(r"dflash-local \d+\.\d+\.\d+", lines[0])
+    assert "llama.cpp" in lines[1]
+    assert any(line.startswith("CPU") for line in lines[2:])
+
+
+def test_the_shell_completes_options() -> None:
+    asked = {"COMP_WORDS": "dflash-local complete --dra", "COMP_CWORD": "2"}
+    done = run(environment={"_DFLASH_LOCAL_COMPLETE": "bash_complete", **asked})
+    named = {"--draft", "--draft-shape", "--draft-width", "--draft-window"}
+    assert set(done.stdout.decode().split()) == {f"plain,{name}" for name in named}
+
+
+def test_defaults_are_those_of_the_library() -> None:
+    library = {field.name: field.default for field in fields(SamplingParams)}
+    for command in (chat, complete):
+        ours = command.make_context(command.name, ["prompt"]).params
+        names = {option.name for option in SAMPLING} - {"logit_bias"}
+        assert {name: ours[name] for name in names} == {name: library[name] for name in names}
+    assert set(KV_TYPES) == set(options.KV_TYPES)
+
+
+# Raw completion.
+
+
+@pytest.mark.parametrize("width", ["16", "8", "0"])
+def test_tokens_do_not_depend_on_the_draft_width(width: str, greedy: dict[str, Any]) -> None:
+    drawn = completion("--temp", "0", "--max-tokens", "64", "--draft-width", width, PROMPT)
+    assert drawn["tokens"] == greedy["tokens"]
+    assert (drawn["stats"]["accepted"] > 0) == (width != "0")
+    assert drawn["stats"]["drafting"] is None
+
+
+@pytest.mark.parametrize("arguments", [(), ("--draft-width", "auto")], ids=str)
+def test_the_width_is_left_to_the_controller(
+    arguments: tuple[str, ...], greedy: dict[str, Any]
+) -> None:
+    drawn = completion("--temp", "0", "--max-tokens", "64", *arguments, PROMPT)
+    assert drawn["tokens"] == greedy["tokens"]
+    assert re.match("drafting is (on|off)", drawn["stats"]["drafting"])
+
+
+def test_json_is_one_object(greedy: dict[str, Any]) -> None:
+    assert set(greedy) == {"text", "tokens", "finish_reason", "seed", "stats", "exactness"}
+    assert len(greedy["tokens"]) == 64 and greedy["finish_reason"] == "length"
+    stats = greedy["stats"]
+    assert stats["emitted"] == 64
+    assert sum(stats["accepted_lengths"].values()) == stats["rounds"]
+    assert stats["drafted"] > stats["accepted"] > 0
+    assert greedy["exactness"]
+
+
+def test_stdout_gets_the_text_and_nothing_else(greedy: dict[str, Any]) -> None:
+    done = run("complete", "--max-tokens", "64", "--draft-width", "16", PROMPT)
+    assert done.stdout.decode() == greedy["text"]
+    assert re.search(rb"tokens/s, .* accepted per round, first token after", done.stderr)
+
+
+def test_a_prompt_may_come_from_a_file_or_stdin(greedy: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text(PROMPT)
+    for arguments, stdin in [
+        (("-f", str(file)), ""),
+        (("-f", "-"), PROMPT),
+        (("-",), PROMPT),
+        ((), PROMPT),
+    ]:
+        done = run("complete", "--json", "-n", "8", *arguments, stdin=stdin.encode())
+        assert json.loads(done.stdout)["tokens"] == greedy["tokens"][:8]
+
+
+def test_special_tokens_are_parsed() -> None:
+    def count(prompt: str) -> int:
+        return int(completion("-n", "1", prompt)["stats"]["prompt_tokens"])
+
+    assert count(PROMPT + "<|im_end|>") == count(PROMPT) + 1
+
+
+def test_plain_decoding_without_a_drafter(greedy: dict[str, Any]) -> None:
+    done = run("complete", "--json", "--target", TARGET, "-n", "16", PROMPT)
+    answer = json.loads(done.stdout)
+    assert b"no --draft" in done.stderr
+    assert answer["tokens"] == greedy["tokens"][:16]
+    assert answer["stats"]["drafted"] == 0 and answer["exactness"] is None
+
+
+def test_options_may_be_environment_variables(greedy: dict[str, Any], tmp_path: Path) -> None:
+    answer = completion(PROMPT, DFLASH_LOCAL_MAX_TOKENS="4", DFLASH_LOCAL_DRAFT_WIDTH="2")
+    assert answer["tokens"] == greedy["tokens"][:4]
+    assert answer["stats"]["drafted"] <= answer["stats"]["rounds"]
+
+    line = greedy["text"].index("\n")
+    answer = completion(PROMPT, "-n", "64", DFLASH_LOCAL_STOP="\n")
+    assert (answer["text"], answer["finish_reason"]) == (greedy["text"][:line], "stop")
+
+    file = tmp_path / "prompt.txt"
+    file.write_text("another prompt")
+    answer = completion(PROMPT, "-n", "8", DFLASH_LOCAL_FILE=str(file))
+    assert answer["tokens"] == greedy["tokens"][:8]
+
+
+def test_a_seed_repeats_an_answer() -> None:
+    # On the CPU, where this pair's rows are the same in batches and alone.
+    drawn = [
+        completion(
+            "--temp", "0.8", "--seed", seed, "-n", "32", "--gpu-layers", "0", *width, PROMPT
+        )["tokens"]
+        for seed, width in [("7", ()), ("7", ("--draft-width", "0")), ("8", ())]
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_a_banned_token_stays_away(greedy: dict[str, Any]) -> None:
+    first = greedy["tokens"][0]
+    answer = completion("-n", "16", "--logit-bias", f"{first}=-inf", PROMPT)
+    assert first not in answer["tokens"]
+
+
+def test_a_grammar_is_followed(tmp_path: Path) -> None:
+    grammar = tmp_path / "digits.gbnf"
+    grammar.write_text("root ::= [0-9] [0-9] [0-9]")
+    answer = completion("-n", "16", "--grammar-file", str(grammar), PROMPT)
+    assert re.fullmatch("[0-9]{3}", answer["text"])
+    assert answer["finish_reason"] == "stop"
+
+
+def test_a_comparison_with_plain_decoding(greedy: dict[str, Any]) -> None:
+    done = run("complete", "--json", "--compare", "--temp", "0.8", "-n", "16", PROMPT)
+    compared = json.loads(done.stdout)["compare"]
+    assert compared["equal"] and compared["ratio"] > 0
+    assert b"the same tokens" in done.stderr
+
+
+# Ends before the end.
+
+
+def test_ctrl_c_keeps_what_came_so_far(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [COMMAND, "complete", "-n", "2000", PROMPT], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        started = process.stdout.read(4)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=300)
+    assert process.returncode == 130
+    assert started and b"stopped" in stderr and b"Traceback" not in stderr
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    with subprocess.Popen(
+        [COMMAND, "complete", "-q", "-n", "2000", PROMPT],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.read(4)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="closes streams as a POSIX shell does")
+@pytest.mark.parametrize("closed", ["1", "2"])
+def test_closed_streams_mix_nothing_up(closed: str, greedy: dict[str, Any]) -> None:
+    script = f'exec "$0" complete -n 64 "$1" {closed}>&-'
+    done = subprocess.run(["sh", "-c", script, COMMAND, PROMPT], capture_output=True, timeout=300)
+    assert done.returncode == 0
+    assert done.stdout.decode() == ("" if closed == "1" else greedy["text"])
+    assert b"Traceback" not in done.stderr
+
+
+# Bad input: exit code 2, one line, nothing on stdout.
+
+
+def refused(*arguments: str | bytes, stdin: bytes = b"", **environment: str) -> str:
+    """The one line that says why."""
+    done = run(*arguments, stdin=stdin, environment=environment)
+    assert (done.returncode, done.stdout) == (2, b""), done.stderr
+    assert re.fullmatch(rb"dflash-local: error: [^\n]+\n", done.stderr), done.stderr
+    return done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["-n", "-5", PROMPT], "--max-tokens"),
+        (["-n", "0", PROMPT], "--max-tokens"),
+        (["-n", "99999999999999999999", PROMPT], "99999999999999999999"),
+        (["-n", "ten", PROMPT], "ten"),
+        (["--temp", "-1", PROMPT], "--temp"),
+        (["--temp", "nan", PROMPT], "nan"),
+        (["--temp", "inf", PROMPT], "inf"),
+        (["--temp", "1e300", PROMPT], "1e300"),
+        (["--top-k", "-1", PROMPT], "--top-k"),
+        (["--top-p", "1.5", PROMPT], "--top-p"),
+        (["--top-p", "0", PROMPT], "--top-p"),
+        (["--min-p", "-0.5", PROMPT], "--min-p"),
+        (["--seed", "-1", PROMPT], "--seed"),
+        (["--seed", "99999999999", PROMPT], "--seed"),
+        (["--repeat-penalty", "-2", PROMPT], "--repeat-penalty"),
+        (["--draft-width", "-1", PROMPT], "--draft-width"),
+        (["--draft-width", "wide", PROMPT], "auto"),
+        (["--ctx", "-4", PROMPT], "--ctx"),
+        (["--ctx", "0", PROMPT], "--ctx"),
+        (["--gpu-layers", "-7", PROMPT], "--gpu-layers"),
+        (["--threads", "0", PROMPT], "--threads"),
+        (["--threads", "100000000", PROMPT], "--threads"),
+        (["--kv-type", "q3", PROMPT], "q8_0"),
+        (["--tensor-split", "1,-1", PROMPT], "1,-1"),
+        (["--logit-bias", "seven", PROMPT], "seven"),
+        (["--logit-bias", "7=nan", PROMPT], "7=nan"),
+        (["--logit-bias", "-7=1", PROMPT], "-7=1"),
+        (["--stop", "", PROMPT], "--stop"),
+        ([""], "empty"),
+        ([], "empty"),
+        (["-"], "empty"),
+        ([PROMPT, "-f", TARGET], "both"),
+        (["-f", "no-such-file"], "no-such-file"),
+        (["-f", TARGET], "UTF-8"),
+        (["--target", "no-such.gguf", PROMPT], "no-such.gguf"),
+        (["--draft", DRAFTER, PROMPT], "--target"),
+        (["--target", TARGET, "--draft", "no-such.gguf", PROMPT], "no-such.gguf"),
+        (["--grammar-file", "no-such.gbnf", PROMPT], "no-such.gbnf"),
+        (["--compare", "--draft-width", "0", PROMPT], "--draft-width"),
+        (["--compare", "--target", TARGET, PROMPT], "--draft"),
+        (["--no-such-option", PROMPT], "--no-such-option"),
+        ([PROMPT, "another"], "another"),
+    ],
+)
+def test_bad_options(arguments: list[str], named: str) -> None:
+    assert named in refused("complete", *arguments)
+
+
+def test_bad_environment_variables_are_named() -> None:
+    line = refused("complete", PROMPT, DFLASH_LOCAL_MAX_TOKENS="-5")
+    assert "DFLASH_LOCAL_MAX_TOKENS" in line
+
+
+def test_an_unknown_command() -> None:
+    assert "serve-me" in refused("serve-me")
+
+
+def test_prompts_that_are_not_text() -> None:
+    assert "UTF-8" in refused("complete", stdin=b"caf\xe9")
+    if sys.platform == "linux":
+        assert "UTF-8" in refused("complete", b"caf\xe9")
+        assert "UTF-8" in refused("complete", "--stop", b"caf\xe9", PROMPT)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="its command lines are Unicode")
+def test_a_prompt_in_another_locale() -> None:
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    here, there = completion("-n", "8", "x = 'é'"), completion("-n", "8", "x = 'é'", **locale)
+    assert here["tokens"] == there["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--ctx", "256", "word " * 600], "256"),
+        (["--ctx", "2000000000", PROMPT], "2000000000"),
+        (["--draft-width", "1000", PROMPT], "1000"),
+        (["--logit-bias", "9999999=1", PROMPT], "9999999"),
+        (["--main-gpu", "250", PROMPT], "250"),
+        (["--target", DRAFTER, PROMPT], "drafter"),
+        (["--target", TARGET, "--draft", TARGET, PROMPT], "draft"),
+    ],
+)
+def test_what_only_the_model_can_refuse(arguments: list[str], named: str) -> None:
+    assert named in refused("complete", "-q", *arguments)
+
+
+def test_files_that_are_no_model(tmp_path: Path) -> None:
+    text, short = tmp_path / "text.gguf", tmp_path / "short.gguf"
+    text.write_text("no model at all")
+    short.write_bytes(Path(TARGET).read_bytes()[:100_000])
+    for file in (text, short):
+        assert file.name in refused("complete", "-q", "--target", str(file), PROMPT)
+        pair = ("--target", TARGET, "--draft", str(file))
+        assert file.name in refused("complete", "-q", *pair, PROMPT)
+
+
+def test_a_grammar_that_is_none(tmp_path: Path) -> None:
+    grammar = tmp_path / "bad.gbnf"
+    grammar.write_text("root ::= (")
+    done = run("complete", "-q", "--grammar-file", str(grammar), PROMPT)
+    assert (done.returncode, done.stdout) == (2, b"")
+    # llama.cpp itself writes the place of the error before our line.
+    assert b"grammar" in done.stderr.splitlines()[-1] and b"Traceback" not in done.stderr

@@ -1,0 +1,136 @@
+"""`dflash-local calibrate`: measures what is known already, keeps it, and tells what it means."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from dflash_local import demo, load
+from dflash_local.cli.calibrate import calibrate
+from dflash_local.pays import calibration
+from dflash_local.pays.costs import Costs
+
+COMMAND = Path(sysconfig.get_path("scripts"), "dflash-local")
+TARGET, DRAFTER = map(str, demo.pair())
+ON_CPU = ("--gpu-layers", "0", "--ctx", "512")
+
+
+def run(*arguments: str, cache: Path, seconds: str = "3") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COMMAND, "calibrate", *arguments],
+        capture_output=True,
+        text=True,
+        env={
+            **os.environ,
+            "DFLASH_LOCAL_CACHE": str(cache),
+            "DFLASH_LOCAL_CALIBRATION_S": seconds,
+        },
+        timeout=300,
+    )
+
+
+def kept(cache: Path) -> list[Path]:
+    return sorted((cache / "costs").glob("*"))
+
+
+Measured = tuple[Path, subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    """A cache folder, and the command that was the first to use it."""
+    cache = tmp_path_factory.mktemp("measured")
+    return cache, run(*ON_CPU, cache=cache)
+
+
+@pytest.fixture
+def known(measured: Measured, tmp_path: Path) -> Path:
+    """A copy of that folder, to be changed."""
+    return shutil.copytree(measured[0], tmp_path / "cache")
+
+
+def test_costs_are_told_and_kept(measured: Measured) -> None:
+    cache, done = measured
+    assert done.returncode == 0, done.stderr
+    assert "measuring what drafting costs on this machine: a few seconds" in done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("target step after 4 tokens, ms by rows: 1: ")
+    assert any(line.startswith("draft stage, ms by sequences: 1: ") for line in lines)
+    assert lines[-1].startswith("at an accepted length of ")
+    (file,) = kept(cache)
+    assert Costs.from_dict(json.loads(file.read_text())).lines() == lines[:-1]
+
+
+def test_what_is_kept_is_measured_anew_and_replaced(known: Path) -> None:
+    (file,) = kept(known)
+    absurd = Costs({4: {1: 3600.0}}, {4: {1: 3600.0}})
+    file.write_text(json.dumps(absurd.as_dict()))
+    done = run(*ON_CPU, "-q", "--json", cache=known)
+    assert (done.returncode, done.stderr) == (0, "")
+    told = json.loads(done.stdout)
+    assert kept(known) == [file]
+    now = json.loads(file.read_text())
+    assert told["step_ms"]["4"]["1"] == pytest.approx(1e3 * now["step_s"]["4"]["1"], abs=1e-4)
+    assert 0 < told["step_ms"]["4"]["1"] < 3.6e6
+    assert set(told["draft_ms"]["4"]) == {"1"}
+    assert {"switch_ms", "host_ms", "draft_host_ms", "inject_ms"} < set(told)
+    assert told["block_size"] == 16
+    assert [each["accepted_length"] for each in told["outlook"]] == [3.0, 4.5, 6.5]
+    assert all(2 <= each["width"] <= 16 and each["gain"] > 0 for each in told["outlook"])
+
+
+def test_a_model_begins_with_what_was_kept(known: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (file,) = kept(known)
+    raw = json.loads(file.read_text())
+    raw["step_s"] = {"4": {"1": 12.0, "2": 13.0}}
+    file.write_text(json.dumps(raw))
+    monkeypatch.setenv("DFLASH_LOCAL_CACHE", str(known))
+    with load(TARGET, DRAFTER, n_ctx=512, n_gpu_layers=0, n_threads=1, quiet=True) as model:
+        assert model.engine.controller is not None
+        assert model.engine.controller.costs.step_s(1, 4) == 12.0
+        assert model.drafter is not None
+        anew = calibration.measure(
+            model.target, model.drafter, before=model.engine.forget_all, again=True
+        )
+        assert 0 < anew.step_s(1, 4) < 12.0
+        assert json.loads(file.read_text()) == anew.as_dict()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--target", TARGET], "--draft"),
+        (["--draft", DRAFTER], "--target"),
+        (["--target", "no-such.gguf", "--draft", DRAFTER], "no-such.gguf"),
+        (["--threads", "0"], "--threads"),
+        (["--draft-width", "8"], "--draft-width"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    arguments: list[str], named: str, tmp_path: Path
+) -> None:
+    done = run(*arguments, cache=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("dflash-local: error: ") and done.stderr.count("\n") == 1
+    assert named in done.stderr
+
+
+def test_a_time_that_is_none_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    done = run(*ON_CPU, cache=tmp_path, seconds="soon")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[1:] == [
+        "dflash-local: error: DFLASH_LOCAL_CALIBRATION_S is 'soon'; expected seconds above 0, "
+        "such as 3"
+    ]
+
+
+def test_help_names_a_variable_for_every_option(tmp_path: Path) -> None:
+    told = " ".join(run("-h", cache=tmp_path).stdout.split())
+    for option in (option for section in calibrate.sections.values() for option in section):
+        assert f"env var: {option.envvar}" in told

@@ -1,0 +1,364 @@
+"""A drafter that looks back at no more than its last rows, and keeps no more than it may need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dflash_local import demo, load
+from dflash_local.draft.draft import Draft
+from dflash_local.draft.drafter import DraftRequest
+from dflash_local.draft.fused import FusedDrafter
+from dflash_local.draft.llama_drafter import LlamaDrafter
+from dflash_local.draft.shape import DraftShape
+from dflash_local.errors import InputError
+from dflash_local.fit.footprint import Footprint
+from dflash_local.fit.options import LoadOptions
+from dflash_local.gguf.drafter_spec import DrafterSpec
+from dflash_local.gguf.file import GgufFile
+from dflash_local.loading import open_drafter
+from dflash_local.target.target import Target
+from draft_twin import Twin, TwinMaker, twin_maker
+from shapes import exact_model, of_both_shapes
+from synthetic import Selector, write_drafter, write_target
+
+N_CTX = 4000
+# Of the twins' cache with a window of up to 183 rows and blocks of 8: 256 cells, one of them spare.
+N_RING = 255
+
+
+@pytest.fixture(scope="module")
+def make_twin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwinMaker]:
+    with twin_maker(tmp_path_factory.mktemp("twins")) as make:
+        yield make
+
+
+# The draft graph, against the reference
+
+
+@pytest.mark.parametrize("window", [1, 7, 64, 183, 300, N_CTX, 10**9])
+def test_equals_the_reference_however_often_the_ring_comes_round(
+    window: int, make_twin: TwinMaker
+) -> None:
+    twin = make_twin(n_ctx=N_CTX, draft_window=window)
+    for n_rows in (0, 3, 90, 1, 150, 8, 8, 8, 0, 200, 64, 65, 700, 5, 16, 0):
+        twin.draft({0: n_rows})
+
+
+def test_equals_the_reference_at_every_place_of_the_ring(make_twin: TwinMaker) -> None:
+    twin = make_twin(n_ctx=N_CTX, draft_window=20)
+    twin.inject(0, 2 * N_RING - 40)
+    for _ in range(80):  # window and block come round, row by row
+        twin.draft({0: 1})
+
+
+@pytest.mark.parametrize("window", [30, 8, 3])
+def test_the_window_bounds_sliding_layers_too(window: int, make_twin: TwinMaker) -> None:
+    options = {"n_layer": 3, "sliding_window": 12, "pattern": (True, False, True)}
+    twin = make_twin(n_ctx=N_CTX, draft_window=window, **options)
+    for n_rows in (5, 40, 220, 3, 1, 0, 300, 12, 2):
+        twin.draft({0: n_rows})
+
+
+@pytest.mark.parametrize("n_rows", [40, 3 * N_RING + 5])
+@pytest.mark.parametrize("other", [-1, 1])
+def test_the_window_is_exact_to_the_row(other: int, n_rows: int, make_twin: TwinMaker) -> None:
+    twin = make_twin(n_ctx=N_CTX, draft_window=12)
+    twin.draft({0: n_rows})
+    twin.reference.draft_window += other
+    wrong = twin.reference.draft(0, anchor=11)
+    twin.reference.draft_window -= other
+    twin.assert_not(0, wrong)
+
+
+def test_more_rows_at_once_than_are_kept(make_twin: TwinMaker) -> None:
+    twin = make_twin(n_seq=2, n_ctx=N_CTX, draft_window=50)
+    twin.inject(0, 1900)
+    twin.draft({0: 0, 1: 1500})
+    twin.draft({0: 1000, 1: 2})
+    assert (twin.native.length(0), twin.native.length(1)) == (2900, 1502)
+
+
+@pytest.mark.parametrize("n_seq", [2, 4])
+def test_sequences_of_unequal_lengths_draft_at_once(n_seq: int, make_twin: TwinMaker) -> None:
+    twin = make_twin(n_seq=n_seq, n_ctx=N_CTX, draft_window=100)
+    for seq, n_rows in zip(range(n_seq), (700, 7, 250, 0), strict=False):
+        twin.inject(seq, n_rows)
+    for n_new in ((3, 1, 8, 0), (0, 5, 0, 2), (300, 1, 16, 40), (1, 1, 1, 1)):
+        twin.draft(dict(zip(range(n_seq), n_new, strict=False)))
+    twin.draft({1: 2})  # the first rests, and its scratch lies across the end of the ring
+    twin.draft({0: 0, 1: 300})
+
+
+@pytest.mark.parametrize("length", [2 * N_RING - 5, 2 * N_RING + 3, 2 * N_RING + 40])
+def test_a_short_roll_back_loses_nothing(length: int, make_twin: TwinMaker) -> None:
+    twin = make_twin(n_seq=2, n_ctx=N_CTX, draft_window=30)
+    for back in (1, 16, 64):
+        twin.truncate(0, 0)
+        twin.inject(0, length)
+        twin.draft({0: 3})
+        twin.truncate(0, length + 3 - back)
+        twin.draft({0: 0})
+        twin.draft({0: 9})
+        twin.draft({1: 0, 0: 2})
+
+
+def test_rows_that_were_overwritten_are_not_looked_at(make_twin: TwinMaker) -> None:
+    twin = make_twin(n_seq=2, n_ctx=N_CTX, draft_window=100)
+    twin.inject(1, 250)
+    twin.draft({0: 600})
+    kept_from = 600 + twin.block_size - N_RING
+    twin.copy(0, 1, 400)
+    twin.reference.draft_window = 400 - kept_from
+    twin.draft({1: 0})
+    for length, seen in ((400, 400 - kept_from), (kept_from + 1, 1)):
+        twin.truncate(0, length)
+        twin.reference.draft_window = seen
+        twin.draft({0: 0})
+    # Of what is older than all that is kept, nothing is seen; of what comes then, all that is new.
+    twin.truncate(0, 200)
+    for n_rows in (5, 60, 34, 1):
+        twin.reference.draft_window = twin.native.length(0) + n_rows - 200
+        twin.draft({0: n_rows})
+    twin.reference.draft_window = 100
+    for n_rows in (5, 300, 2):
+        twin.draft({0: n_rows})
+
+
+def test_copied_rows_are_of_their_own(make_twin: TwinMaker) -> None:
+    twin = make_twin(n_seq=3, n_ctx=N_CTX, draft_window=80)
+    twin.inject(0, 650)
+    twin.inject(2, 333)
+    twin.copy(0, 1, 640)
+    twin.copy(0, 2, 650)
+    twin.draft({0: 0, 1: 0, 2: 0})
+    twin.truncate(0, 10)
+    twin.truncate(0, 0)
+    twin.draft({0: 30, 1: 3, 2: 1})
+    twin.inject(0, 500)
+    twin.draft({1: 300, 2: 0})
+    twin.copy(2, 2, 645)
+    twin.copy(1, 0, 0)
+    twin.draft({0: 6, 1: 0, 2: 2})
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_any_history_leaves_what_its_calls_say(data: st.DataObject, history: History) -> None:
+    history.restart()
+    sequences = st.integers(0, 2)
+    for _ in range(data.draw(st.integers(1, 8), "calls")):
+        call = data.draw(st.sampled_from(["inject", "draft", "truncate", "copy"]), "call")
+        seq = data.draw(sequences, "seq")
+        length = history.twin.native.length(seq)
+        if call == "inject":
+            history.inject(seq, data.draw(st.integers(0, min(700, N_CTX - length)), "rows"))
+        elif call == "draft":
+            history.draft(seq, data.draw(st.integers(0, min(80, N_CTX - length)), "rows"))
+        elif call == "truncate":
+            back = data.draw(st.sampled_from([0, 1, 30, 150, 230, 400, length]), "back")
+            history.truncate(seq, max(0, length - back))
+        else:
+            back = data.draw(st.sampled_from([0, 20, 200, 230, length]), "back")
+            history.copy(seq, data.draw(sequences, "to"), max(0, length - back))
+    for seq in range(3):
+        history.draft(seq, min(2, N_CTX - history.twin.native.length(seq)))
+
+
+class History:
+    """A twin whose reference is told what is still there, cell by cell."""
+
+    window = 40
+
+    def __init__(self, twin: Twin) -> None:
+        self.twin = twin
+        self.restart()
+
+    def restart(self) -> None:
+        self.twin.restart()
+        self.cells = np.full((3, N_RING), -1)  # the position whose row each cell holds
+
+    def inject(self, seq: int, n: int) -> None:
+        self._write(seq, n)
+        self.twin.inject(seq, n)
+
+    def draft(self, seq: int, n: int) -> None:
+        self._write(seq, n)
+        for each in range(seq + 1):  # those before it, too, have a block in the graph
+            end = self.twin.native.length(each) + (n if each == seq else 0)
+            self.cells[each, np.arange(end, end + self.twin.block_size) % N_RING] = -1
+        length = self.twin.native.length(seq) + n
+        seen = self.cells[seq]
+        n_seen = np.count_nonzero((seen >= max(0, length - self.window)) & (seen < length))
+        # No window of the reference hides everything; one row of none is none.
+        if n_seen or not length:
+            self.twin.reference.draft_window = int(n_seen)
+            self.twin.draft({seq: n})
+        else:
+            request = DraftRequest(seq, 3, self.twin.features(0), 7)
+            assert len(self.twin.native.draft([request])[0]) == 7
+
+    def truncate(self, seq: int, length: int) -> None:
+        self.twin.truncate(seq, length)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        self.twin.copy(source, target, length)
+        self.cells[target] = self.cells[source]
+
+    def _write(self, seq: int, n: int) -> None:
+        start = self.twin.native.length(seq)
+        for position in range(start, start + n):
+            self.cells[seq, position % N_RING] = position
+
+
+@pytest.fixture(scope="module")
+def history(make_twin: TwinMaker) -> History:
+    options: dict[str, Any] = {"sliding_window": 16, "pattern": (True, False)}
+    return History(make_twin(n_ctx=N_CTX, n_seq=3, draft_window=History.window, **options))
+
+
+# Memory
+
+
+@pytest.mark.parametrize(("window", "cells"), [(20, 256), (183, 256), (184, 512), (1500, 1792)])
+def test_memory_does_not_grow_beyond_the_window(
+    window: int, cells: int, make_twin: TwinMaker
+) -> None:
+    twin = make_twin(n_seq=2, n_ctx=N_CTX, draft_window=window)
+    n_bytes = []
+    for _ in range(13):
+        twin.inject(0, 300)
+        twin.draft({0: 0, 1: 7})
+        n_bytes.append(twin.native.n_cache_bytes)
+    # 2 layers, keys and values, 2 heads of 16 halves
+    assert n_bytes == sorted(n_bytes) and n_bytes[-1] == 2 * cells * 2 * 2 * 2 * 16 * 2
+    assert n_bytes[-1] == n_bytes[7]  # 2400 rows
+    assert planned(twin.native.path, window, N_CTX, n_seq=2) == n_bytes[-1]
+    assert planned(twin.native.path, window, 100 * N_CTX, n_seq=2) == n_bytes[-1]
+
+
+def planned(path: Path, window: int, n_ctx: int, n_seq: int) -> int:
+    target = GgufFile.open(demo.pair()[0])
+    file = GgufFile.open(path)
+    options = LoadOptions(n_seq=n_seq, draft_window=window)
+    footprint = Footprint(target, file, DrafterSpec.read(file), options)
+    assert footprint.drafter(n_ctx) <= footprint.drafter(2 * n_ctx)
+    return footprint.drafter_kv(n_ctx)
+
+
+def test_the_plan_says_what_the_window_bounds() -> None:
+    options: dict[str, Any] = {"n_ctx": 4096, "n_gpu_layers": 0, "n_threads": 1, "quiet": True}
+    with load(*demo.pair(), draft_window=100, **options) as model:
+        assert model.plan is not None and isinstance(model.drafter, FusedDrafter)
+        assert model.plan.draft_window == model.drafter.draft_window == 100
+        assert any("for the last 100 tokens" in line for line in model.plan.lines())
+        model.generate("def add(a, b):\n" * 60, max_tokens=20, draft_width=8)
+        assert model.drafter.n_cache_bytes == model.plan.drafter_kv_bytes < 2**20
+
+
+# Answers
+
+
+@of_both_shapes("window", [1, 24], [24])
+def test_answers_are_those_without_a_window(
+    shape: DraftShape, either_file: Path, window: int
+) -> None:
+    prompt = "def add(a, b):\n    return a + b\n\n\n" * 12 + "def sub(a, b):\n"
+    with exact_model(shape, either_file, n_ctx=1024, draft_window=window) as model:
+        plain = model.generate(prompt, max_tokens=60, draft_width=0)
+        for width in (16, 4):
+            found = model.generate(prompt, max_tokens=60, draft_width=width)
+            assert found.tokens == plain.tokens
+            assert (found.stats.tree_rounds > 0) == (shape == "tree")
+        again = model.generate(prompt[: len(prompt) // 2], max_tokens=30, draft_width=8)
+        assert again.stats.cached_tokens > 0  # rolled back beyond what is kept
+        assert again.stats.rounds < 30
+
+
+@pytest.mark.parametrize("window", [-1, 1.5, "many", True])
+def test_no_window_is_no_number(window: Any) -> None:
+    with pytest.raises(InputError, match="draft_window is"):
+        load(*demo.pair(), draft_window=window, quiet=True)
+
+
+# llama.cpp's own context
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    path = write_target(tmp_path_factory.mktemp("target") / "target.gguf", n_layer=5)
+    with Target.load(path, n_ctx=512, n_threads=1, n_seq=3, tapped_layers=(1,)) as loaded:
+        yield loaded
+
+
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 16, "pattern": (True, False)}])
+def test_llama_cpp_drafts_as_the_draft_graph_does(
+    options: dict[str, Any], target: Target, tmp_path: Path
+) -> None:
+    path = write_drafter(tmp_path / "drafter.gguf", target.path, **options)
+    sizes: dict[str, Any] = {"n_seq": 3, "n_ctx": 2000, "draft_window": 40, "n_threads": 1}
+    ours = open_drafter(path, target, **sizes)
+    theirs = open_drafter(path, target, runs_on="llama.cpp", **sizes)
+    assert isinstance(theirs, LlamaDrafter) and theirs.draft_window == 40
+    random = np.random.default_rng(4)
+
+    def rows(n: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+        return random.standard_normal((n, theirs.n_features), dtype=np.float32)
+
+    for seq, n in ((0, 700), (1, 30), (2, 41), (0, 900)):
+        features = rows(n)
+        ours.inject(seq, features)
+        theirs.inject(seq, features)
+    for new in ((1, 3, 0), (200, 0, 8), (5, 5, 300), (0, 0, 0)):
+        requests = [DraftRequest(seq, 7, rows(n), 7) for seq, n in enumerate(new)]
+        both = zip(ours.draft(requests), theirs.draft(requests), strict=True)
+        for seq, (our, their) in enumerate(both):
+            assert ours.length(seq) == theirs.length(seq)
+            assert our.candidates is not None and their.candidates is not None
+            apart = np.abs(our.candidates.logprobs - their.candidates.logprobs)
+            assert apart.max() < 0.02
+    for drafter in (ours, theirs):
+        drafter.copy(0, 1, drafter.length(0))
+        drafter.truncate(0, 0)
+    features = rows(50)
+    requests = [DraftRequest(0, 7, features, 7), DraftRequest(1, 7, features[:2], 7)]
+    for our, their in zip(ours.draft(requests), theirs.draft(requests), strict=True):
+        assert our.candidates is not None and their.candidates is not None
+        assert np.abs(our.candidates.logprobs - their.candidates.logprobs).max() < 0.02
+
+
+def test_llama_cpp_rolls_back_to_what_it_keeps_or_to_nothing(
+    target: Target, tmp_path: Path
+) -> None:
+    path = write_drafter(tmp_path / "drafter.gguf", target.path, selector=Selector())
+    drafter = open_drafter(path, target, n_seq=2, n_ctx=4000, draft_window=32, n_threads=1)
+    assert isinstance(drafter, LlamaDrafter)
+    random = np.random.default_rng(4)
+    features = random.standard_normal((1000, drafter.n_features), dtype=np.float32)
+    request = DraftRequest(0, 7, features[:0], 7)
+    for length in (1000, 990, 500, 0):
+        drafter.inject(0, features[drafter.length(0) :])
+        whole = drafter.draft([request])
+        drafter.truncate(0, length)
+        assert len(drafter.draft([request])[0]) == 7 and drafter.length(0) == length
+        drafter.inject(0, features[length:])
+        # The same rows in other cells.
+        assert_close(drafter.draft([request])[0], whole[0])
+
+
+def assert_close(one: Draft, other: Draft) -> None:
+    assert one.tokens == other.tokens
+    assert one.logprobs == pytest.approx(other.logprobs, abs=0.03)
+
+
+def test_the_plan_counts_the_window_of_llama_cpp(target: Target, tmp_path: Path) -> None:
+    path = write_drafter(tmp_path / "drafter.gguf", target.path, selector=Selector())
+    found = [planned(path, 100, n_ctx, n_seq=3) for n_ctx in (1000, 50000)]
+    assert found == [512 * 2 * 2 * 32 * 2] * 2  # 3 times 100 rows, and a batch of 128
+    assert planned(path, 0, 1000, n_seq=3) > found[0]

@@ -1,0 +1,242 @@
+"""What a drafter's file decides: its family, what runs it, what it takes, what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from dflash_local import load
+from dflash_local.draft.fused import FusedDrafter
+from dflash_local.draft.llama_drafter import LlamaDrafter
+from dflash_local.draft.trial import ensure_drafts
+from dflash_local.errors import FileError, InputError, PairError
+from dflash_local.fit.footprint import cells
+from dflash_local.fit.options import LoadOptions
+from dflash_local.fit.plan import make_plan
+from dflash_local.gguf.drafter_spec import DrafterSpec
+from dflash_local.gguf.file import GgufFile
+from dflash_local.llama.runtime import Device
+from dflash_local.loading import open_drafter
+from dflash_local.target.target import Target
+from gguf_files import UINT32, Tensor, Value, changed
+from synthetic import Markov, Selector, write_drafter, write_target
+
+F16 = gguf.GGMLQuantizationType.F16
+F32 = gguf.GGMLQuantizationType.F32
+I64 = gguf.GGMLQuantizationType.I64
+I32 = gguf.GGMLQuantizationType.I32
+
+FUSED: dict[str, Mapping[str, Any]] = {
+    "plain": {},
+    "every option": {"post_norms": True, "layer_scale": True, "rope_factors": True},
+    "own head": {"own_head": True},
+    "window": {"sliding_window": 8},
+}
+FAMILIES: dict[str, Mapping[str, Any]] = {
+    "DSpark": {"markov": Markov()},
+    "DSpark from the masks": {"markov": Markov(sample_from_anchor=False)},
+    "DFlash 2": {"selector": Selector()},
+    "reduced vocabulary": {"reduced_vocabulary": 100},
+    "reduced vocabulary of DSpark": {"markov": Markov(), "reduced_vocabulary": 100},
+    "attention sinks": {"sinks": True},
+    "values from keys": {"shared_kv": True},
+    "causal": {"extra": {"attention.causal": True}},
+}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    path = write_target(tmp_path_factory.mktemp("target") / "target.gguf", n_layer=3)
+    with Target.load(path, n_ctx=64, n_threads=1, tapped_layers=(1,)) as loaded:
+        yield loaded
+
+
+def read(path: Path) -> DrafterSpec:
+    return DrafterSpec.read(GgufFile.open(path))
+
+
+@pytest.mark.parametrize("options", [*FUSED.values(), *FAMILIES.values()], ids=[*FUSED, *FAMILIES])
+def test_the_file_decides_what_runs_it(
+    options: Mapping[str, Any], target: Target, tmp_path: Path
+) -> None:
+    path = write_drafter(tmp_path / "drafter.gguf", target.path, **options)
+    spec = read(path)
+    fused = options in FUSED.values()
+    drafter = open_drafter(path, target, spec, n_seq=1, n_ctx=64)
+    assert spec.runs_on == ("fused" if fused else "llama.cpp")
+    assert isinstance(drafter, FusedDrafter if fused else LlamaDrafter)
+    kind = "dspark" if "markov" in options else "dflash2" if "selector" in options else "dflash"
+    assert spec.kind == kind
+    assert drafter.block_size == spec.n_draft + 1
+    from_anchor = spec.kind == "dspark" and options["markov"].sample_from_anchor is not False
+    assert spec.n_draft == (8 if from_anchor else 7)
+    assert spec.n_vocab_draft == options.get("reduced_vocabulary", 320)
+    drafter.close()
+
+
+@pytest.mark.parametrize("options", FAMILIES.values(), ids=FAMILIES.keys())
+def test_a_drafter_of_each_family_loads_and_changes_no_answer(
+    options: Mapping[str, Any], tmp_path: Path
+) -> None:
+    """Where verification is exact to the bit: in Q8_0, with q8_0 KV."""
+    target = write_target(tmp_path / "target.gguf", n_layer=3, head_dim=32, quant="Q8_0")
+    path = write_drafter(tmp_path / "drafter.gguf", target, head_dim=32, **options)
+    prompt, wanted = list(range(40, 90)), {"max_tokens": 40, "temperature": 0.0}
+    with load(
+        target, path, n_ctx=256, kv_type="q8_0", n_gpu_layers=0, n_threads=1, quiet=True
+    ) as model:
+        assert isinstance(model.drafter, LlamaDrafter)
+        widest = model.engine.max_width
+        assert widest == model.drafter.spec.n_draft + 1
+        plain = model.generate(prompt, draft_width=0, **wanted).tokens
+        for width in (2, widest):
+            result = model.generate(prompt, draft_width=width, **wanted)
+            assert result.tokens == plain
+            assert result.stats.drafted > 0
+        assert model.generate(prompt, draft_width="auto", **wanted).tokens == plain
+        full: dict[str, Any] = {"max_tokens": None, "temperature": 0.0, "draft_width": widest}
+        tail = model.generate(list(range(40, 90)) * 5, **full)
+        assert tail.finish_reason in ("length", "stop")
+
+
+def test_a_drafter_of_another_target_is_refused(target: Target, tmp_path: Path) -> None:
+    other = write_target(tmp_path / "other.gguf", n_vocab=328)
+    path = write_drafter(tmp_path / "drafter.gguf", other, markov=Markov())
+    with pytest.raises(FileError, match=r"vocabulary size is 328, that of the target 320"):
+        open_drafter(path, target, n_seq=1, n_ctx=64)
+    with pytest.raises(PairError, match="vocabulary size is 328"):
+        load(target.path, path, quiet=True)
+    path = write_drafter(tmp_path / "drafter.gguf", target.path, markov=Markov())
+    with pytest.raises(InputError, match="n_seq is 300"):
+        open_drafter(path, target, n_seq=300, n_ctx=64)
+
+
+Change = Callable[[dict[str, Tensor]], Any]
+
+
+def replaced(name: str, change: Callable[[np.ndarray], np.ndarray], kind: Any = F32) -> Change:
+    return lambda tensors: tensors.update({name: (change(tensors[name][0]), kind)})
+
+
+def without(name: str) -> Change:
+    return lambda tensors: tensors.pop(name)
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "reason"),
+    [
+        ("DSpark", without("markov_w2.weight"), "markov_w2.weight is missing"),
+        ("DSpark", without("markov_w1.weight"), "no place in a drafter of the family dflash"),
+        (
+            "DSpark",
+            replaced("markov_w1.weight", lambda w: w[:-1]),
+            "markov_w1.weight has the shape [8, 319], expected [8, 320]",
+        ),
+        (
+            "DSpark",
+            replaced("conf_proj.weight", lambda w: w[:, 1:]),
+            "conf_proj.weight has the shape [71, 1], expected [72, 1]",
+        ),
+        ("DFlash 2", without("selector_successor.weight"), "selector_successor.weight is missing"),
+        ("DFlash 2", without("blk.1.ffn_conv_base"), "blk.1.ffn_conv_base is missing"),
+        ("DFlash 2", without("selector_hidden.weight"), "another family than the rest, dflash"),
+        (
+            "DFlash 2",
+            replaced("blk.0.attn_conv_base", lambda w: w.astype(np.float16), F16),
+            "blk.0.attn_conv_base has the type F16, expected F32",
+        ),
+        (
+            "DFlash 2",
+            replaced("blk.0.attn_conv_base", lambda w: w[:, 1:]),
+            "[64, 2, 2], expected [64, 3, 2]",
+        ),
+        (
+            "DFlash 2",
+            lambda t: t.update({"markov_w1.weight": (np.ones((320, 8), np.float32), F32)}),
+            "expected one of them",
+        ),
+        ("reduced vocabulary", without("output.weight"), "output.weight is missing"),
+        ("reduced vocabulary", without("d2t"), "[64, 100], expected [64, 320]"),
+        ("reduced vocabulary", replaced("d2t", lambda ids: ids * 5, I64), "expected 0 to 319"),
+        ("reduced vocabulary", replaced("d2t", lambda ids: ids - 99, I64), "to token -"),
+        ("reduced vocabulary", replaced("d2t", lambda ids: ids // 9, I64), "several rows to one"),
+        (
+            "reduced vocabulary",
+            replaced("d2t", lambda ids: ids.astype(np.int32), I32),
+            "d2t has the type I32, expected I64",
+        ),
+        (
+            "attention sinks",
+            replaced("blk.0.attn_sinks.weight", lambda w: w[1:]),
+            "blk.0.attn_sinks.weight has the shape [3], expected [4]",
+        ),
+        ("causal", without("blk.0.attn_v.weight"), "blk.0.attn_v.weight is missing"),
+    ],
+)
+def test_bad_tensors_are_told(
+    family: str, change: Change, reason: str, target: Target, tmp_path: Path
+) -> None:
+    good = write_drafter(tmp_path / "good.gguf", target.path, **FAMILIES[family])
+    bad = changed(good, tmp_path / "bad.gguf", tensors=change)
+    with pytest.raises(FileError) as caught:
+        load(target.path, bad, quiet=True)
+    assert reason in str(caught.value) and str(bad) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value", "reason"),
+    [
+        ("DFlash 2", "selector_top_k", None, "'dflash.selector_top_k' is missing"),
+        ("DFlash 2", "selector_top_k", (0, UINT32, None), "is 0, expected 1 to 320"),
+        ("DFlash 2", "selector_top_k", (8, UINT32, None), "72 values, exceed"),
+        ("DFlash 2", "selector_rank", (9, UINT32, None), "[8, 320], expected [9, 320]"),
+        ("DFlash 2", "conv_group_size", (0, UINT32, None), "is 0, expected 1 to 64"),
+        ("DFlash 2", "conv_group_size", (48, UINT32, None), "is 48, expected a divisor"),
+        ("DFlash 2", "conv_kernel_size", (2, UINT32, None), "[64, 3, 2], expected [64, 2, 2]"),
+        ("DSpark", "sample_from_anchor", (1, UINT32, None), "expected bool"),
+        ("DSpark", "block_size", (1, UINT32, None), "is 1, expected at least 2"),
+    ],
+)
+def test_bad_keys_are_told_in_a_line(
+    family: str, key: str, value: Value | None, reason: str, target: Target, tmp_path: Path
+) -> None:
+    good = write_drafter(tmp_path / "good.gguf", target.path, **FAMILIES[family])
+    bad = changed(good, tmp_path / "bad.gguf", keys={f"dflash.{key}": value})
+    with pytest.raises(FileError) as caught:
+        read(bad)
+    assert reason in str(caught.value).splitlines()[0]
+
+
+def test_what_llama_cpp_dies_of_is_found_in_the_child(target: Target, tmp_path: Path) -> None:
+    """As if our own reader had let it pass."""
+    good = write_drafter(tmp_path / "good.gguf", target.path, **FAMILIES["reduced vocabulary"])
+    bad = changed(good, tmp_path / "bad.gguf", tensors=replaced("d2t", lambda ids: ids * 999, I64))
+    spec = read(good)
+    ensure_drafts(good, spec, target.path)
+    with pytest.raises(FileError, match=r"drafting in llama\.cpp failed") as caught:
+        ensure_drafts(bad, spec, target.path)
+    assert str(bad) in str(caught.value) and "\n" not in str(caught.value)
+    lacking = changed(good, bad, tensors=without("fc.weight"))
+    with pytest.raises(FileError, match=r"loading by llama\.cpp failed.*fc\.weight") as caught:
+        ensure_drafts(lacking, spec, target.path)
+
+
+def test_the_plan_counts_the_context_of_llama_cpp(target: Target, tmp_path: Path) -> None:
+    cpu = Device("CPU", "a processor", "cpu", 8 << 30, 16 << 30)
+    file = GgufFile.open(target.path)
+    found = {}
+    for family in ("DSpark", "causal"):
+        path = write_drafter(tmp_path / "drafter.gguf", target.path, **FAMILIES[family])
+        for n_seq in (1, 3):
+            drafter = GgufFile.open(path)
+            plan = make_plan(file, drafter, read(path), LoadOptions(n_ctx=1000, n_seq=n_seq), [cpu])
+            # 2 layers, keys and values, 2 heads of 16 halves; all sequences and a batch of blocks
+            assert plan.drafter_kv_bytes == cells(1000 * n_seq + 128) * 2 * 2 * 32 * 2
+            assert plan.host.drafter > plan.drafter_kv_bytes + plan.drafter_bytes + 4 * 128 * 320
+            found[family, n_seq] = plan.host.drafter
+    assert found["DSpark", 3] > found["DSpark", 1]

@@ -1,0 +1,239 @@
+"""Width "auto" with drafters that know all, nothing, or break their promises; and what the drafter
+gets of a text that was long decoded plainly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from add_up import N_NODES, add_up
+from adversarial import ScriptedDrafter, always_wrong, oracle, right_for
+from dflash_local import demo
+from dflash_local.draft.draft import Draft
+from dflash_local.draft.shape import DraftShape
+from dflash_local.engine import widths
+from dflash_local.engine.engine import Engine
+from dflash_local.engine.sequence import Sequence
+from dflash_local.target.target import Target
+from elsewhere import DECIDERS, controller
+from pair_engine import answer, consistent, fused_drafter, open_target, request
+from shapes import assert_as_well_drafted, exact_target
+
+N = 48
+SEEDED = {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}
+
+
+@pytest.fixture(autouse=True)
+def as_far_ahead_as_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a step takes here, plain steps are made several at a time."""
+    monkeypatch.setattr(widths, "_AHEAD_S", 1e9)
+
+
+class Known:
+    """A prompt and its plain answer, by the logits on the host."""
+
+    def __init__(self, target: Target, prompt: list[int], n: int = N, **params: Any) -> None:
+        self.target, self.prompt, self.n, self.params = target, prompt, n, params
+        bare = Engine(target, None)
+        bare.forget_all()
+        plain = answer(bare, prompt, 0, n, logprobs=1, **params)
+        self.tokens, self.finish_reason = plain.tokens, plain.finish_reason
+        self.text = prompt + self.tokens
+
+    def check(self, drafter: ScriptedDrafter, decider: str) -> Sequence:
+        """The answer of width "auto" from empty caches: equal, with stats that add up."""
+        engine = Engine(self.target, drafter, 1, controller(decider))
+        engine.forget_all()
+        drafted = answer(engine, self.prompt, "auto", self.n, **self.params)
+        assert drafted.tokens == self.tokens
+        assert drafted.finish_reason == self.finish_reason
+        add_up(drafted)
+        if not engine.slots[0].gave_up:
+            consistent(engine, drafter, len(self.text) - 1)
+        return drafted
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Target]:
+    with open_target() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module", params=["greedy", "seeded"])
+def known(target: Target, request: pytest.FixtureRequest) -> Known:
+    prompt = target.vocabulary.tokenize(demo.prompts()["chat"][0])
+    return Known(target, prompt, **(SEEDED if request.param == "seeded" else {}))
+
+
+@pytest.mark.parametrize("decider", DECIDERS)
+def test_always_right(known: Known, decider: str) -> None:
+    stats = known.check(ScriptedDrafter(oracle(known.text)), decider).stats
+    assert stats.accepted == stats.drafted
+    if decider == "cheap":  # at full width nearly from the start
+        assert stats.rounds < N / 8
+
+
+@pytest.mark.parametrize("decider", DECIDERS)
+def test_always_wrong(known: Known, decider: str) -> None:
+    drafter = ScriptedDrafter(always_wrong(known.text, known.target.n_vocab))
+    stats = known.check(drafter, decider).stats
+    assert stats.accepted == 0
+    if decider not in ("cheap", "by lot"):  # it is sure of each draft, and found out
+        assert stats.widths[1] > N / 2
+
+
+@pytest.mark.parametrize("k", [1, 3, 7])
+@pytest.mark.parametrize("decider", ["cheap", "by the row", "even", "by lot"])
+def test_right_for_so_many_tokens(known: Known, decider: str, k: int) -> None:
+    drafter = ScriptedDrafter(right_for(known.text, lambda: k, known.target.n_vocab))
+    stats = known.check(drafter, decider).stats
+    assert max(stats.accepted_lengths) <= k + 1
+
+
+@pytest.mark.parametrize("decider", ["cheap", "by the row", "even", "probing", "by lot"])
+def test_right_for_another_number_each_round(known: Known, decider: str) -> None:
+    made = count()
+    script = right_for(known.text, lambda: next(made) * 7 % 16, known.target.n_vocab)
+    known.check(ScriptedDrafter(script), decider)
+
+
+@pytest.mark.parametrize("decider", ["cheap", "by lot"])
+@pytest.mark.parametrize("logprob", [math.nan, math.inf, -math.inf, 5.0, -1e30])
+def test_log_probabilities_that_are_none(known: Known, decider: str, logprob: float) -> None:
+    know = oracle(known.text)
+
+    def script(anchor_at: int, anchor: int, n: int) -> Draft:
+        tokens = know(anchor_at, anchor, n).tokens
+        return Draft.chain(tokens, [logprob] * len(tokens))
+
+    known.check(ScriptedDrafter(script), decider)
+
+
+@pytest.mark.parametrize("decider", ["cheap", "by lot"])
+@pytest.mark.parametrize("invalid", [-1, 2**31 - 1], ids=str)
+@pytest.mark.parametrize("at", [0, 3])
+def test_ids_outside_the_vocabulary(known: Known, decider: str, invalid: int, at: int) -> None:
+    """Such a draft ends before them."""
+    know = oracle(known.text)
+
+    def script(anchor_at: int, anchor: int, n: int) -> Draft:
+        tokens = know(anchor_at, anchor, n).tokens
+        return Draft.chain([invalid if i == at else token for i, token in enumerate(tokens)])
+
+    stats = known.check(ScriptedDrafter(script), decider).stats
+    assert max(stats.accepted_lengths) <= at + 1
+
+
+@pytest.mark.parametrize("decider", ["cheap", "by lot"])
+def test_drafts_of_other_lengths_than_asked_for(known: Known, decider: str) -> None:
+    know = oracle(known.text)
+    for length in (lambda n: 0, lambda n: 2, lambda n: 3 * n + 5):
+
+        def script(at: int, anchor: int, n: int, length: Any = length) -> Draft:
+            return know(at, anchor, length(n))
+
+        known.check(ScriptedDrafter(script), decider)
+
+
+@pytest.mark.parametrize("n", [1, 2, 14, 15, 16, 17])
+@pytest.mark.parametrize("decider", ["cheap", "by the row", "hopeless", "by lot"])
+def test_an_end_of_text_at_every_place_of_a_block(target: Target, decider: str, n: int) -> None:
+    # A digit is a token of its own, so the answer ends after n tokens.
+    prompt = target.vocabulary.tokenize("x = ")
+    known = Known(target, prompt, grammar=f"root ::= [0-9]{{{n}}}")
+    assert len(known.tokens) == n + 1 and known.finish_reason == "stop"
+
+    def script(anchor_at: int, anchor: int, n_draft: int) -> Draft:
+        tokens = known.text[anchor_at + 1 : anchor_at + 1 + n_draft]
+        return Draft.chain(tokens + known.tokens[-1:] * (n_draft - len(tokens)))
+
+    known.check(ScriptedDrafter(script), decider)
+
+
+# Decoding ahead, and what the drafter learns of it later
+
+
+@pytest.mark.parametrize("max_tokens", [2, 15, 16, 17, 18, 40])
+def test_steps_made_ahead_are_those_made_one_by_one(target: Target, max_tokens: int) -> None:
+    prompt = target.vocabulary.tokenize(demo.prompts()["code"][1])
+    known = Known(target, prompt, max_tokens)
+    engine = Engine(target, None)
+    engine.forget_all()
+    steps = []
+    sequence = engine.begin(request(prompt, 0, max_tokens))
+    while sequence.finish_reason is None:
+        before = len(sequence.tokens)
+        engine.step([sequence])
+        steps.append(len(sequence.tokens) - before)
+        assert engine.slots[0].cached == known.text[: len(prompt) + len(sequence.tokens) - 1]
+    engine.end(sequence)
+    assert sequence.tokens == known.tokens
+    assert max(steps) == min(max(max_tokens - 1, 1), 16) or max_tokens < 20
+    # What the target has is what `cached` says: it goes on from there.
+    longer = [*known.text[:-1], *prompt[:3]]
+    assert answer(engine, longer, 0, 8).tokens == Known(target, longer, 8).tokens
+
+
+@pytest.fixture(scope="module")
+def long_answers(shape: DraftShape, either_file: Path) -> Iterator[Callable[[int], Known]]:
+    """By the length of the prompt. The target stores 192 rows, fewer than there are tokens."""
+    with exact_target(shape, either_file, n_ctx=1024, n_batch=64) as target:
+        assert target.n_stored == 192
+        source = "\n".join(demo.prompts()["code"] + demo.prompts()["chat"])
+        tokens = target.vocabulary.tokenize(source)
+
+        @cache
+        def known(n_prompt: int) -> Known:
+            found = Known(target, tokens[:n_prompt], 205)
+            assert len(found.tokens) > 200
+            return found
+
+        yield known
+
+
+@pytest.mark.parametrize(
+    ("shape", "decider", "n_prompt"),
+    [
+        ("chain", "hopeless", 193),
+        ("chain", "probing", 40),
+        ("chain", "by lot", 193),
+        pytest.param("chain", "probing", 193, marks=pytest.mark.slow),
+        *(pytest.param("chain", "by lot", n, marks=pytest.mark.slow) for n in (40, 192, 400)),
+        pytest.param("tree", "by lot", 193, marks=pytest.mark.slow),
+    ],
+    indirect=["shape"],
+    scope="module",
+)
+def test_rows_reach_the_drafter_before_they_are_overwritten(
+    long_answers: Callable[[int], Known], shape: DraftShape, decider: str, n_prompt: int
+) -> None:
+    """Drafts after all that are those from an empty cache, whether the prompt alone or the answer
+    is of more rows than the store holds, plain or drafted."""
+    known = long_answers(n_prompt)
+    drafter = fused_drafter(known.target)
+    asked, n_nodes = ("auto", N_NODES) if shape == "tree" else (shape, 0)
+    engine = Engine(known.target, drafter, 1, controller(decider, n_nodes))
+    engine.forget_all()
+    first = answer(engine, known.prompt, "auto", known.n, shape=asked)
+    assert first.tokens == known.tokens
+    assert (first.stats.tree_rounds > 0) == (shape == "tree")
+    if not engine.slots[0].gave_up:
+        consistent(engine, drafter, len(known.text) - 1)
+    held = drafter.length(0)
+    if decider == "hopeless":  # nor is the drafter told of what it will not be asked for
+        assert held <= n_prompt
+    warm = answer(engine, known.text, 16, 12, shape=shape)
+    assert warm.stats.cached_tokens == held
+    engine.forget_all()
+    cold = answer(engine, known.text, 16, 12, shape=shape)
+    assert warm.tokens == cold.tokens
+    if shape == "chain":
+        assert warm.stats.outcomes == cold.stats.outcomes
+    else:
+        assert_as_well_drafted(warm.stats, cold.stats)

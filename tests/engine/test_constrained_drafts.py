@@ -1,0 +1,247 @@
+"""An answer bound by a grammar is drafted like any other: what the grammar forbids is not proposed,
+and the text is that of plain decoding."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adversarial import ScriptedDrafter, always_wrong, oracle, right_for
+from dflash_local import Model, demo
+from dflash_local.draft.draft import ANCHOR, Draft
+from dflash_local.draft.shape import DraftShape
+from dflash_local.engine.engine import Engine
+from dflash_local.errors import GrammarError, InputError
+from dflash_local.target.target import Target
+from pair_engine import answer, fused_drafter
+from pair_engine import request as asked
+from shapes import assert_equal, exact_target
+
+N = 32
+RECORD = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 30},
+        "sizes": {"type": "array", "items": {"type": "integer"}, "minItems": 3, "maxItems": 9},
+        "unit": {"enum": ["a metre", "a mile"]},
+    },
+    "required": ["name", "sizes", "unit"],
+    "additionalProperties": False,
+}
+BOUND: dict[str, dict[str, Any]] = {
+    "json_schema": {"json_schema": RECORD},
+    "any object": {"json_schema": True},
+    "lark": {
+        "lark": 'start: line+\nline: /[a-z_ ]{1,30}/ ("=" | "(") /[a-z0-9_. ]{0,20}/ ")"? "\\n"'
+    },
+    "gbnf": {"grammar": 'root ::= line+\nline ::= [a-z_ ]+ ("=" | "(") [a-z0-9_. ]* ")"? "\\n"'},
+}
+DRAWN: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "seeded with penalties": {"temperature": 0.9, "seed": 4, "repeat_penalty": 1.1, "top_k": 0},
+}
+
+
+@pytest.fixture(scope="module")
+def model(either_model: Model) -> Model:
+    return either_model
+
+
+@pytest.fixture(scope="module")
+def target(shape: DraftShape, either_file: Path) -> Iterator[Target]:
+    with exact_target(shape, either_file) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("drawn", DRAWN)
+@pytest.mark.parametrize("bound", BOUND)
+def test_drafted_answers_are_the_plain_ones(
+    model: Model, shape: DraftShape, bound: str, drawn: str
+) -> None:
+    accepted = 0
+    for prompt in demo.prompts()["code"][:1]:
+        options: dict[str, Any] = {"max_tokens": N, **BOUND[bound], **DRAWN[drawn]}
+        model.forget()
+        plain = model.generate(prompt, draft_width=0, **options)
+        assert plain.stats.drafted == 0
+        for width in (2, 5, 16) if shape == "chain" else (16,):
+            model.forget()
+            drafted = model.generate(prompt, draft_width=width, **options)
+            assert_equal(drafted, plain)
+            accepted += drafted.stats.accepted
+    assert accepted > 0 or bound == "any object"  # which these models leave empty
+
+
+def test_an_answer_is_of_its_schema_at_every_width(model: Model) -> None:
+    close = {model.tokenize(text)[0]: 4.0 for text in ('"', "]")}
+    for width in (0, 16):
+        result = model.generate(
+            "record = ", json_schema=RECORD, max_tokens=200, draft_width=width, logit_bias=close
+        )
+        assert result.finish_reason == "stop"
+        record = json.loads(result.text)
+        assert list(record) == ["name", "sizes", "unit"]
+        assert len(record["sizes"]) >= 3 and record["unit"] in ("a metre", "a mile")
+
+
+class Known:
+    """A prompt and its plain answer within a grammar, to be drafted with a shape."""
+
+    def __init__(self, target: Target, shape: DraftShape, **params: Any) -> None:
+        self.target, self.shape = target, shape
+        self.prompt = target.vocabulary.tokenize("x = ")
+        self.params = params
+        bare = Engine(target, None)
+        self.tokens = answer(bare, self.prompt, 0, N, **params).tokens
+        bare.forget_all()
+        self.text = self.prompt + self.tokens
+
+    def check(self, script: Any, width: int = 16) -> Any:
+        engine = Engine(self.target, ScriptedDrafter(script))
+        drafted = answer(engine, self.prompt, width, N, shape=self.shape, **self.params)
+        engine.forget_all()
+        assert drafted.tokens == self.tokens
+        return drafted.stats
+
+
+@pytest.fixture(scope="module", params=[*BOUND])
+def bound(request: pytest.FixtureRequest) -> dict[str, Any]:
+    found: dict[str, Any] = BOUND[request.param]
+    return found
+
+
+@pytest.mark.parametrize("drawn", DRAWN)
+def test_drafters_good_and_bad(
+    target: Target, shape: DraftShape, bound: dict[str, Any], drawn: str
+) -> None:
+    known = Known(target, shape, **bound, **DRAWN[drawn])
+    n_vocab = target.n_vocab
+    right = known.check(oracle(known.text))
+    # An end of text that was drafted and is drawn is in no cache, and so is not accepted.
+    assert right.accepted == len(known.tokens) - 1 - right.rounds
+    assert right.drafted - right.accepted in (0, 1)
+    wrong = known.check(always_wrong(known.text, n_vocab))
+    assert wrong.accepted == 0
+    for k in (1, 3, 7) if shape == "chain" else (3,):
+        partly = known.check(right_for(known.text, lambda k=k: k, n_vocab))
+        assert max(partly.accepted_lengths) <= k + 1
+
+
+def test_what_the_grammar_forbids_is_not_proposed(target: Target, shape: DraftShape) -> None:
+    """Neither a letter where digits are due, nor the end of a text that may not end."""
+    vocabulary = target.vocabulary
+    letter = vocabulary.tokenize("a")[-1]
+    for params in ({"lark": "start: /[0-9]{30}/"}, {"grammar": "root ::= [0-9]{30}"}):
+        known = Known(target, shape, **params)
+        know = oracle(known.text)
+        end = known.tokens[-1]
+        assert vocabulary.ends_text(end)
+        for bad, n in ((end, 1), (letter, 0)):  # the end is right once, at the end
+            assert known.check(lambda *_, bad=bad: Draft.chain([bad] * 15)).drafted == n
+
+            def script(at: int, anchor: int, n: int, bad: int = bad, know: Any = know) -> Draft:
+                return Draft.chain([*know(at, anchor, 3).tokens, *[bad] * (n - 3)])
+
+            stats = known.check(script)
+            assert stats.drafted - stats.accepted in (0, 1)
+            assert max(stats.accepted_lengths) == 4
+
+
+def test_branches_that_the_grammar_forbids_are_pruned(f32_target: Path) -> None:
+    """With all that follows them; what is right beside and below what is left stays."""
+    with exact_target("tree", f32_target) as target:
+        letter = target.vocabulary.tokenize("a")[-1]
+        end = target.vocabulary.ends[0]
+        digits = [target.vocabulary.tokenize(f"{digit}")[-1] for digit in (3, 7)]
+        known = Known(target, "tree", lark="start: /[0-9]{30}/")
+
+        def script(at: int, _anchor: int, _n: int) -> Draft:
+            right = known.text[at + 1 : at + 3]
+            if len(right) < 2:
+                return Draft.chain([])
+            first, second = right
+            wrong = next(digit for digit in digits if digit != first)
+            # A letter with something below, an end of text, another digit with a letter below, and
+            # last what is right, with a letter beside it.
+            return Draft(
+                [letter, first, end, wrong, letter, first, letter, second],
+                [ANCHOR, 0, ANCHOR, ANCHOR, 3, ANCHOR, 5, 5],
+            )
+
+        stats = known.check(script)
+    assert stats.accepted_lengths[3] > 9
+    # At the end an end of text is due, and no digit.
+    assert set(drafted for drafted, _ in stats.outcomes) <= {0, 1, 2, 3}
+    assert stats.outcomes[3, 3] == stats.accepted_lengths[3]
+
+
+def test_several_at_once_each_keep_to_their_own(shape: DraftShape, either_file: Path) -> None:
+    ways = [BOUND["json_schema"], BOUND["gbnf"], BOUND["lark"], {}]
+    prompts = demo.prompts()["code"][:4]
+    with exact_target(shape, either_file, n_ctx=1024, n_seq=len(ways)) as target:
+        engine = Engine(target, fused_drafter(target), n_seq=len(ways))
+        ids = [target.vocabulary.tokenize(text) for text in prompts]
+        sequences = [
+            engine.begin(asked(prompt, width, N, shape=shape, **way))
+            for prompt, width, way in zip(ids, (16, 5, 0, 9), ways, strict=True)
+        ]
+        engine.run(sequences)
+        for sequence, way in zip(sequences, ways, strict=True):
+            assert (sequence.stats.accepted > 0) == sequence.request.drafts
+            if way:
+                constraint = engine.grammars.constraint(sequence.request.sampling)
+                assert constraint is not None
+                assert constraint.n_valid(sequence.tokens) == len(sequence.tokens)
+
+
+def test_log_probabilities_are_the_target_s_own(model: Model) -> None:
+    """The grammar takes no part in them, drafted or not."""
+    prompt = demo.prompts()["code"][0]
+    free = model.generate(prompt, max_tokens=1, logprobs=4).logprobs[0]
+    for width in (0, 16):
+        model.forget()
+        answer = model.generate(
+            prompt, max_tokens=12, logprobs=4, draft_width=width, lark="start: /[0-9]{12}/"
+        )
+        assert answer.logprobs[0].top == free.top
+        assert [found.token for found in answer.logprobs] == answer.tokens
+        first = answer.logprobs[0]
+        assert first.token not in dict(first.top) or dict(first.top)[first.token] == first.logprob
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"json_schema": {"type": "nope"}}, GrammarError),
+        ({"lark": "start: nowhere"}, GrammarError),
+        ({"grammar": "root ::= nowhere"}, GrammarError),
+        ({"grammar": 'root ::= "a"', "json_schema": True}, InputError),
+    ],
+    ids=str,
+)
+def test_a_bad_grammar_fails_at_the_call(
+    model: Model, options: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error) as caught:
+        model.stream("x", **options)
+    assert "\n" not in str(caught.value)
+
+    async def begin() -> None:
+        async for _ in model.astream("x", **options):
+            raise AssertionError("a chunk of a request that is refused")
+
+    with pytest.raises(error):
+        asyncio.run(begin())
+
+
+def test_a_grammar_that_grows_too_large_ends_its_own_answer_alone(model: Model) -> None:
+    """Known only once the answer is on its way."""
+    schema = {"enum": ["x" * 100_000, "y" * 100_000]}
+    with pytest.raises(GrammarError, match="too many states"):
+        model.generate("x", json_schema=schema, max_tokens=4)
+    assert model.generate("x = ", lark="start: /[0-9]{3}/", max_tokens=9).finish_reason == "stop"

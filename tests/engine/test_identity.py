@@ -1,0 +1,306 @@
+"""Drafted answers are those of plain decoding, chains and trees: token by token where the machine
+computes so (see `shapes`), by the gap rule elsewhere."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adversarial import MeddledDrafter
+from dflash_local import Model, Result, demo, load
+from dflash_local.draft.draft import ANCHOR, Draft
+from dflash_local.draft.shape import DraftShape
+from dflash_local.engine.engine import Engine
+from gap_rule import (
+    equal_by_gap_rule,
+    forked_logits,
+    joint_logits,
+    joint_noise,
+    largest_difference,
+    step_logits,
+)
+from long_text import PYTHON_SOURCE
+from pair_engine import answer, fused_drafter, open_engine, open_target, request
+from sampling_ways import JSON_LIST, WAYS
+from shapes import assert_equal, exact_model, exact_target
+
+WIDTHS: dict[DraftShape, tuple[int, ...]] = {
+    "chain": (2, 5, 8, 9, 16),
+    "tree": (4, 8, 16, 32, 64),
+}
+MAX_TOKENS: dict[DraftShape, int] = {"chain": 48, "tree": 24}
+
+CASES = [
+    *(("chain", way, width) for way in WAYS for width in WIDTHS["chain"]),
+    *(("tree", "greedy", width) for width in WIDTHS["tree"]),
+    *(("tree", way, 16) for way in list(WAYS)[1:]),
+    ("tree", "seeded with penalties", 64),
+]
+
+Plain = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def model(either_model: Model) -> Model:
+    return either_model
+
+
+@pytest.fixture(scope="module")
+def plain(model: Model) -> Plain:
+    """Plain decoding from empty caches; each answer is computed once."""
+    known: dict[str, Result] = {}
+
+    def decode(prompt: str | list[int], **options: Any) -> Result:
+        key = json.dumps([prompt, options], sort_keys=True, default=str)
+        if key not in known:
+            model.forget()
+            known[key] = model.generate(prompt, draft_width=0, **options)
+            assert known[key].stats.drafted == 0
+        return known[key]
+
+    return decode
+
+
+def some_prompts(shape: DraftShape = "chain") -> list[str]:
+    """Fewer for trees: where theirs are compared, a step takes longer."""
+    prompts = demo.prompts()
+    return [*prompts["chat"][:1], *prompts["code"][:2]][2 * (shape == "tree") :]
+
+
+def long_prompts() -> dict[str, str]:
+    """Two of more than 600 tokens: a conversation, and a file of Python to be gone on with."""
+    chat = demo.prompts()["chat"]
+    turns = "".join(p + "```python\nreturn None\n```<|im_end|>\n" for p in chat[:15])
+    source = PYTHON_SOURCE
+    return {"conversation": turns + chat[15], "source": source[:2600]}
+
+
+@pytest.mark.parametrize(("shape", "way", "width"), CASES, indirect=["shape"], scope="module")
+def test_drafted_answers_are_the_plain_ones(
+    model: Model, plain: Plain, shape: DraftShape, way: str, width: int
+) -> None:
+    accepted = 0
+    for prompt in some_prompts(shape):
+        options = {"max_tokens": MAX_TOKENS[shape], **WAYS[way]}
+        expected = plain(prompt, **options)
+        model.forget()
+        drafted = model.generate(prompt, draft_width=width, **options)
+        assert_equal(drafted, expected)
+        assert (drafted.stats.tree_rounds > 0) == (shape == "tree")
+        accepted += drafted.stats.accepted
+    assert accepted > 0
+
+
+def test_a_grammar_holds_in_drafted_text(model: Model) -> None:
+    result = model.generate(
+        "numbers = ", grammar=JSON_LIST, max_tokens=200, logit_bias={model.tokenize("]")[0]: 4.0}
+    )
+    assert result.finish_reason == "stop"
+    assert isinstance(json.loads(result.text), list)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "widths"),
+    [("chain", "conversation", (5, 16)), ("chain", "source", (5, 16)), ("tree", "source", (16,))],
+    indirect=["shape"],
+    scope="module",
+)
+def test_long_prompts(
+    model: Model, plain: Plain, shape: DraftShape, kind: str, widths: tuple[int, ...]
+) -> None:
+    prompt = long_prompts()[kind]
+    assert len(model.tokenize(prompt)) > 600
+    for way in ("greedy", "seeded with penalties")[shape == "tree" :]:
+        options = {"max_tokens": MAX_TOKENS[shape], **WAYS[way]}
+        expected = plain(prompt, **options)
+        for width in widths:
+            model.forget()
+            assert_equal(model.generate(prompt, draft_width=width, **options), expected)
+
+
+@pytest.mark.parametrize("way", ["greedy", "seeded with penalties"])
+def test_log_probabilities_too(model: Model, plain: Plain, shape: DraftShape, way: str) -> None:
+    for prompt in some_prompts(shape):
+        options = {"max_tokens": MAX_TOKENS[shape], "logprobs": 3, **WAYS[way]}
+        expected = plain(prompt, **options)
+        model.forget()
+        assert_equal(model.generate(prompt, draft_width=16, **options), expected)
+        assert [entry.token for entry in expected.logprobs] == expected.tokens
+
+
+def test_across_the_last_positions_of_the_context(shape: DraftShape, either_file: Path) -> None:
+    with exact_model(shape, either_file, n_ctx=256) as model:
+        source = model.tokenize(PYTHON_SOURCE)
+        room = model.n_ctx
+        widths = WIDTHS["chain"] if shape == "chain" else (16, 64)
+        for n_prompt in (200, room - 17, room - 16, room - 2, room - 1)[shape == "tree" :]:
+            # No end of text, so that both get there.
+            ends = [t for t in range(model.target.n_vocab) if model.target.vocabulary.ends_text(t)]
+            options: dict[str, Any] = {
+                "max_tokens": None,
+                "logit_bias": dict.fromkeys(ends, -float("inf")),
+            }
+            prompt = source[:n_prompt]
+            expected = model.generate(prompt, draft_width=0, **options)
+            assert expected.finish_reason == "length"
+            # The last token that is emitted needs no place of its own.
+            assert len(expected.tokens) == room - n_prompt + 1
+            for width in widths:
+                model.forget()
+                assert_equal(model.generate(prompt, draft_width=width, **options), expected)
+
+
+def test_after_prefix_reuse(model: Model, plain: Plain, shape: DraftShape) -> None:
+    n = MAX_TOKENS[shape]
+    first, _, third = some_prompts()
+    shared = long_prompts()["source"][:800]
+    for prompt in (shared + third, shared + first):
+        expected = plain(prompt, max_tokens=n)
+        model.forget()
+        model.generate(shared + "\n\nx = 1", max_tokens=9)
+        drafted = model.generate(prompt, max_tokens=n)
+        assert drafted.stats.cached_tokens > 100
+        assert_equal(drafted, expected)
+
+
+def test_after_a_request_whose_every_draft_was_rejected(
+    shape: DraftShape, either_file: Path
+) -> None:
+    with exact_target(shape, either_file) as target:
+        honest = Engine(target, None)
+        prompt = target.vocabulary.tokenize(some_prompts()[0])
+        expected = answer(honest, prompt, 0).tokens
+        honest.forget_all()
+
+        def spoil(anchor_at: int, draft: Draft) -> Draft:
+            text = prompt + expected
+            if anchor_at + len(draft) + 1 >= len(text):
+                return Draft.chain([])
+            wrong = [(text[anchor_at + 1 + i] + 1) % target.n_vocab for i in range(len(draft))]
+            if shape == "chain":
+                return Draft.chain(wrong)
+            # What is right further on comes after two that are not.
+            first = [wrong[0], (wrong[0] + 1) % target.n_vocab]
+            right = text[anchor_at + 2 :][: len(draft) - 2]
+            return Draft([*first, *right], [ANCHOR, ANCHOR, *range(len(right))])
+
+        drafter = MeddledDrafter(fused_drafter(target), spoil)
+        engine = Engine(target, drafter)
+        spoiled = answer(engine, prompt, 16, shape=shape)
+        assert spoiled.tokens == expected
+        assert spoiled.stats.drafted > 0
+        assert spoiled.stats.accepted == 0
+        drafter.meddle = lambda _, draft: draft
+        again = answer(engine, prompt, 16, shape=shape)
+        assert again.tokens == expected
+        assert again.stats.accepted > 0
+
+
+# Where rounding differs
+
+
+@pytest.mark.slow
+def test_half_precision_cache_and_long_context_by_the_gap_rule(
+    record_property: Callable[[str, object], None],
+) -> None:
+    different = 0
+    ways: list[tuple[int, DraftShape]] = [(5, "chain"), (16, "chain"), (16, "tree")]
+    with open_target(n_ctx=1024, kv_type="f16", n_threads=None, n_branches=32) as target:
+        bare = Engine(target, None)
+        prompt = target.vocabulary.tokenize(long_prompts()["source"])
+        run = answer(bare, prompt, 0, logprobs=2)
+        text, begin = prompt + run.tokens, len(prompt) - 1
+        single = step_logits(target, text, begin)
+        wide = [joint_logits(target, [text], begin, [width])[0] for width in (2, 5, 16)]
+        wide.append(forked_logits(target, text, begin, 3))
+        noise = max(largest_difference([single], [found]) for found in wide)
+        engine = Engine(target, fused_drafter(target))
+        for width, drafts in ways:
+            engine.forget_all()
+            drafted = answer(engine, prompt, width, shape=drafts).tokens
+            different += not equal_by_gap_rule(run.tokens, run.logprobs, drafted, noise)
+    record_property("noise", noise)
+    record_property("answers that differ", f"{different} of {len(ways)}")
+    print(f"f16 KV, 600 tokens: noise {noise:.3g}, {different} of {len(ways)} answers differ")
+
+
+@pytest.mark.parametrize("kv_type", ["q8_0", "f16"])
+@pytest.mark.parametrize("widths", [(5, 16), (2, 0, 16, 9)], ids=str)
+def test_every_one_of_several_sequences(
+    widths: tuple[int, ...], kv_type: str, record_property: Callable[[str, object], None]
+) -> None:
+    """They share batches, and end at different times."""
+    prompts = demo.prompts()
+    lengths = (48, 21, 37, 44)[: len(widths)]
+    with open_engine(n_ctx=1024, n_seq=len(widths), kv_type=kv_type) as engine:
+        target = engine.target
+        texts = [*prompts["code"][:2], *prompts["chat"][2:4]][: len(widths)]
+        ids = [target.vocabulary.tokenize(text) for text in texts]
+        bare = Engine(target, None)
+        runs = []
+        for prompt in ids:
+            runs.append(answer(bare, prompt, 0, logprobs=2))
+            bare.forget_all()
+        noise = joint_noise(target, ids, [run.tokens for run in runs], widths)
+        sequences = [
+            engine.begin(request(prompt, width, n))
+            for prompt, width, n in zip(ids, widths, lengths, strict=True)
+        ]
+        engine.run(sequences)
+        different = 0
+        for sequence, run, n in zip(sequences, runs, lengths, strict=True):
+            drafted = sequence.request.drafts
+            assert (sequence.stats.accepted > 0) == drafted
+            assert sequence.finish_reason == ("length" if len(sequence.tokens) == n else "stop")
+            different += not equal_by_gap_rule(run.tokens[:n], run.logprobs, sequence.tokens, noise)
+    record_property("noise", noise)
+    record_property("answers that differ", f"{different} of {len(widths)}")
+    found = f"noise {noise:.3g}, {different} of {len(widths)} answers differ"
+    print(f"{kv_type} KV, widths {widths}: {found}")
+
+
+@pytest.mark.slow
+def test_all_prompts_of_the_shipped_pair(model: Model, shape: DraftShape) -> None:
+    """As a script (`python tests/test_identity.py`) chains of every width, and 160 tokens each."""
+    for _, prompt in every_prompt():
+        model.forget()
+        plain = model.generate(prompt, max_tokens=64, draft_width=0)
+        model.forget()
+        drafted = model.generate(prompt, max_tokens=64, draft_width=16)
+        assert_equal(drafted, plain)
+        assert (drafted.stats.tree_rounds > 0) == (shape == "tree")
+
+
+def every_prompt() -> Iterator[tuple[str, str]]:
+    for kind, prompts in demo.prompts().items():
+        for prompt in prompts:
+            yield kind, prompt
+
+
+def main(pair: list[Path]) -> None:
+    """Print, per kind and width, how many answers are the plain ones, and the accepted length."""
+    with load(*(pair or demo.pair()), n_ctx=2048, kv_type="q8_0", quiet=True) as model:
+        found: dict[tuple[str, int], list[tuple[bool, int, int]]] = {}
+        for kind, prompt in every_prompt():
+            expected = model.generate(prompt, max_tokens=160, draft_width=0)
+            for width in WIDTHS["chain"]:
+                model.forget()
+                result = model.generate(prompt, max_tokens=160, draft_width=width)
+                stats = result.stats
+                row = (result.tokens == expected.tokens, stats.emitted - 1, stats.rounds)
+                found.setdefault((kind, width), []).append(row)
+        for (kind, width), rows in sorted(found.items()):
+            equal, emitted, rounds = (sum(column) for column in zip(*rows, strict=True))
+            print(
+                f"{kind}, width {width}: {equal} of {len(rows)} equal, "
+                f"{emitted / rounds:.2f} tokens per round"
+            )
+
+
+if __name__ == "__main__":
+    main([Path(name) for name in sys.argv[1:]])

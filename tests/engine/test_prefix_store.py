@@ -1,0 +1,304 @@
+"""What has left its slot is kept within its bounds, and comes back from memory and from disk as it
+was, or not at all."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dflash_local.engine.prefix import Entry
+from dflash_local.engine.prefix_files import PrefixFiles
+from dflash_local.engine.prefixes import PrefixStore
+from dflash_local.errors import InputError
+from saved_prefixes import KEY, LARGE, entry, files
+
+
+def prompt(*tokens: int) -> np.ndarray:
+    return [*tokens, 99]
+
+
+def equal(a: Entry, b: Entry) -> bool:
+    return all(
+        np.array_equal(x, y)
+        for x, y in ((a.tokens, b.tokens), (a.target, b.target), (a.drafter, b.drafter))
+    ) and (a.n_least, a.n_drafter, a.gave_up) == (b.n_least, b.n_drafter, b.gave_up)
+
+
+def found(store: PrefixStore, *tokens: int) -> Entry | None:
+    """What there is of a prompt that begins with these tokens."""
+    hit = store.find(prompt(*tokens), for_drafts=True)
+    return store.fetch(hit) if hit else None
+
+
+def n_found(store: PrefixStore, *tokens: int) -> int:
+    hit = store.find(prompt(*tokens), for_drafts=True)
+    return hit.n_usable if hit else 0
+
+
+# In memory
+
+
+def test_the_longest_prefix_is_found() -> None:
+    store = PrefixStore(LARGE)
+    for tokens in ((1, 2, 3, 4), (1, 2, 5, 6, 7), (8,)):
+        assert store.put(entry(*tokens))
+    assert n_found(store, 1, 2, 5, 6) == 4
+    assert n_found(store, 1, 2, 3, 4, 5, 6) == 4
+    assert n_found(store, 1, 9) == 1
+    assert n_found(store, 9) == 0
+    hit = found(store, 1, 2, 3)
+    assert hit is not None and equal(hit, entry(1, 2, 3, 4))
+
+
+def test_of_a_whole_prompt_the_last_token_is_left() -> None:
+    store = PrefixStore(LARGE)
+    store.put(entry(1, 2, 3))
+    hit = store.find([1, 2, 3], for_drafts=True)
+    assert hit is not None and hit.n_usable == 2
+
+
+def test_what_cannot_be_cut_is_used_whole() -> None:
+    store = PrefixStore(LARGE)
+    store.put(entry(1, 2, 3, 4, n_least=3))
+    assert n_found(store, 1, 2, 9) == 0
+    assert n_found(store, 1, 2, 3, 9) == 3
+    store.put(entry(1, 2, 3, 4, 5, 6, n_least=5))
+    assert store.n_entries == 2  # the longer one does not serve for the other
+    assert n_found(store, 1, 2, 3, 4, 9) == 4
+
+
+def test_drafts_want_the_drafters_rows() -> None:
+    store = PrefixStore(LARGE)
+    store.put(entry(1, 2, 3, 4, n_drafter=2))
+    assert n_found(store, 1, 2, 3, 4) == 2
+    plain = store.find(prompt(1, 2, 3, 4), for_drafts=False)
+    assert plain is not None and plain.n_usable == 4
+    store.put(entry(1, 2, 3, 4, 5, n_drafter=0))
+    assert store.n_entries == 2
+
+
+def test_what_was_used_longest_ago_goes_first() -> None:
+    size = entry(1).n_bytes
+    store = PrefixStore(3 * size)
+    for token in (1, 2, 3):
+        store.put(entry(token))
+    assert found(store, 1) is not None
+    store.put(entry(4))
+    assert [n_found(store, token) for token in (1, 2, 3, 4)] == [1, 0, 1, 1]
+    assert store.has(entry(3))  # which asks for it, too
+    store.put(entry(5))
+    assert [n_found(store, token) for token in (1, 3, 4, 5)] == [0, 1, 1, 1]
+
+
+def test_never_more_bytes_than_are_allowed() -> None:
+    rng = random.Random(3)
+    store = PrefixStore(20_000)
+    for i in range(300):
+        size = rng.randrange(25_000)
+        kept = store.put(entry(i, size=size))
+        assert kept == (entry(i, size=size).n_bytes <= 20_000)
+        assert store.n_bytes <= 20_000
+    assert store.n_entries
+
+
+def test_the_beginning_of_a_longer_one_is_dropped() -> None:
+    store = PrefixStore(LARGE)
+    store.put(entry(1, 2))
+    store.put(entry(1, 3))
+    store.put(entry(1, 2, 3))
+    assert store.n_entries == 2
+    assert store.n_bytes == entry(1, 3).n_bytes + entry(1, 2, 3).n_bytes
+    assert store.has(entry(1, 2)) and not store.has(entry(1, 4))
+
+
+# On disk
+
+
+def test_what_leaves_memory_is_found_on_disk(tmp_path: Path) -> None:
+    size = entry(1).n_bytes
+    store = PrefixStore(2 * size, files(tmp_path))
+    for token in range(6):
+        store.put(entry(token))
+        for earlier in range(token + 1):
+            hit = found(store, earlier)
+            assert hit is not None and equal(hit, entry(earlier))
+    assert store.n_bytes <= 2 * size
+    assert store.n_entries == 2
+
+
+def test_what_was_in_memory_is_there_after_a_restart(tmp_path: Path) -> None:
+    first = PrefixStore(LARGE, files(tmp_path))
+    for tokens in ((1, 2, 3), (4, 5), (6,)):
+        first.put(entry(*tokens, n_drafter=1))
+    first.close()
+    assert first.n_bytes == 0
+    second = PrefixStore(LARGE, files(tmp_path))
+    assert (second.n_entries, second.n_disk_entries) == (0, 3)
+    hit = found(second, 4)
+    assert hit is not None and equal(hit, entry(4, 5, n_drafter=1))
+
+
+def test_the_folder_is_bounded_and_the_oldest_file_goes(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("not ours" * 1000)
+    one = files(tmp_path)
+    one.write(entry(0))
+    size = one.n_bytes
+    store = files(tmp_path, 3 * size)
+    for token in (1, 2):
+        store.write(entry(token))
+    stored = {int(p.tokens[0]): p for p in store.prefixes()}
+    old = time.time() - 100
+    for token in (1, 2):
+        os.utime(stored[token].path, (old + token, old + token))
+    os.utime(stored[0].path, (old, old))
+    assert store.read(stored[0]) is not None  # used just now
+    other = files(tmp_path, 3 * size, {"target": "another"})
+    other.write(entry(3))
+    assert {int(p.tokens[0]) for p in files(tmp_path, 3 * size).prefixes()} == {0, 2}
+    assert store.read(stored[1]) is None
+    assert other.n_bytes <= 3 * size
+    assert not store.write(entry(9, size=4 * size))
+    assert (tmp_path / "notes.txt").exists()
+
+
+def test_a_longer_file_takes_the_place_of_its_beginning(tmp_path: Path) -> None:
+    store = files(tmp_path)
+    store.write(entry(1, 2))
+    store.write(entry(1, 2, 3))
+    assert [len(p) for p in store.prefixes()] == [3]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_files_of_another_model_are_left_alone(tmp_path: Path) -> None:
+    files(tmp_path).write(entry(1))
+    other = files(tmp_path, key={"target": "two"})
+    assert other.prefixes() == []
+    assert len(files(tmp_path).prefixes()) == 1
+
+
+def test_only_their_owner_can_read_them(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    files(folder).write(entry(1))
+    (path,) = folder.iterdir()
+    if os.name == "posix":
+        assert path.stat().st_mode & 0o077 == 0
+        assert folder.stat().st_mode & 0o077 == 0
+
+
+def damaged(content: bytes) -> list[bytes]:
+    rng = random.Random(5)
+    cuts = [content[: rng.randrange(len(content))] for _ in range(40)]
+    flips = []
+    for at in [*range(130), *(rng.randrange(len(content)) for _ in range(60))]:
+        flips.append(
+            content[:at] + bytes([content[at] ^ 1 << rng.randrange(8)]) + content[at + 1 :]
+        )
+    return [b"", content + b"\0", b"GGUF" + content, *cuts, *flips]
+
+
+def test_no_damaged_file_is_used(tmp_path: Path) -> None:
+    files(tmp_path).write(entry(1, 2, 3))
+    (path,) = tmp_path.iterdir()
+    content = path.read_bytes()
+    for bad in damaged(content):
+        path.write_bytes(bad)
+        lines: list[str] = []
+        store = PrefixStore(LARGE, PrefixFiles(tmp_path, KEY, LARGE, lines.append))
+        assert found(store, 1, 2, 3) is None
+        assert n_found(store, 1, 2, 3) == 0
+        # A flip in the tokens themselves may make it another prompt's, which nobody has asked for.
+        for left in store._all():
+            assert store.find(prompt(*left.tokens), for_drafts=False) is not None
+            assert found(store, *left.tokens) is None
+        assert not path.exists()
+        assert len(lines) == 1 and str(path) in lines[0] and "\n" not in lines[0]
+    path.write_bytes(content)
+    hit = found(PrefixStore(LARGE, files(tmp_path)), 1, 2, 3)
+    assert hit is not None and equal(hit, entry(1, 2, 3))
+
+
+def test_a_file_that_changes_after_it_was_seen_is_a_miss(tmp_path: Path) -> None:
+    store = PrefixStore(LARGE, files(tmp_path))
+    writer = files(tmp_path)
+    writer.write(entry(1, 2, 3))
+    writer.write(entry(7, 8))
+    store = PrefixStore(LARGE, files(tmp_path))
+    a, b = (p.path for p in store._all())
+    content = a.read_bytes()
+    a.write_bytes(b.read_bytes())
+    b.unlink()
+    assert found(store, 1, 2, 3) is None and found(store, 7, 8) is None
+    assert content not in {p.read_bytes() for p in tmp_path.iterdir()}
+
+
+def test_half_written_files_are_never_read_and_go_in_time(tmp_path: Path) -> None:
+    files(tmp_path).write(entry(1))
+    (path,) = tmp_path.iterdir()
+    half = path.with_name(path.name + ".123.tmp")
+    half.write_bytes(path.read_bytes())
+    path.unlink()
+    assert files(tmp_path).prefixes() == [] and half.exists()
+    os.utime(half, (time.time() - 1e5,) * 2)
+    assert files(tmp_path).prefixes() == [] and not half.exists()
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"cache_dir .*file.* cannot be used: .*name a folder"):
+        files(tmp_path / "file" / "cache")
+
+
+def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
+    lines: list[str] = []
+    store = PrefixFiles(tmp_path / "cache", KEY, LARGE, lines.append)
+    (tmp_path / "cache").rmdir()
+    assert not store.write(entry(1))
+    assert len(lines) == 1 and "cannot be written" in lines[0]
+
+
+WRITER = """
+import sys
+sys.path[:0] = {path!r}
+from pathlib import Path
+from saved_prefixes import entry, files
+store = files(Path({folder!r}), 1 << 24)
+print("ready", flush=True)
+i = 0
+while True:
+    store.write(entry(i % 50, i % 7, size=300_000))
+    i += 1
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no SIGKILL")
+def test_killed_while_it_writes(tmp_path: Path) -> None:
+    """Whatever it leaves, what is found afterwards is whole."""
+    rng = random.Random(1)
+    code = WRITER.format(path=sys.path, folder=str(tmp_path))
+    n_whole = 0
+    for _ in range(4):
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        try:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+            time.sleep(0.05 + 0.2 * rng.random())
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+        lines: list[str] = []
+        after = PrefixFiles(tmp_path, KEY, 1 << 24, lines.append)
+        assert lines == []
+        for prefix in after.prefixes():
+            hit = after.read(prefix)
+            assert hit is not None
+            assert equal(hit, entry(*prefix.tokens, size=300_000))
+            n_whole += 1
+        assert after.n_bytes <= 1 << 24
+    assert n_whole

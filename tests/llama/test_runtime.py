@@ -1,0 +1,183 @@
+"""Which llama.cpp is loaded, its devices and its log; and how much memory the host has."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import llama_cpp
+import pytest
+
+from dflash_local.demo import pair
+from dflash_local.llama import host, runtime
+
+PACKAGE = Path(runtime.__file__).parent.parent
+
+
+def python(code: str, path: Path = PACKAGE, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `code` in an interpreter of its own, modules of `path` first."""
+    paths = os.pathsep.join([str(path), str(PACKAGE)])
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": paths, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ('__version__ = "0.2.90"', "found 0.2.90"),
+        ("", "found one without a version"),
+        ('raise RuntimeError("Failed to load shared library")', "does not load"),
+        ("raise ModuleNotFoundError(name='llama_cpp')", "not installed"),
+    ],
+)
+def test_another_llama_cpp_is_one_line_that_says_what_to_install(tmp_path, source, words):
+    (tmp_path / "llama_cpp").mkdir()
+    (tmp_path / "llama_cpp" / "__init__.py").write_text(source)
+    done = python(
+        "try:\n    import dflash_local.llama.runtime\n"
+        "except ImportError as error:\n    print(error)",
+        tmp_path,
+    )
+    assert words in done.stdout, done.stderr
+    assert done.stdout.count("\n") == 1
+    assert f"llama-cpp-python=={runtime.PINNED}" in done.stdout
+    assert "GGML_NATIVE=OFF" in done.stdout
+
+
+def test_an_extension_on_another_libllama_is_refused():
+    own = ctypes.cast(llama_cpp.llama_cpp._lib.llama_decode, ctypes.c_void_p).value
+    assert own is not None
+    runtime.check_same_library(own)
+    with pytest.raises(ImportError, match="pip install"):
+        runtime.check_same_library(own + 16)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_listing_devices_loads_no_second_copy_of_a_library():
+    code = (
+        "from dflash_local.llama import runtime; runtime.devices(); "
+        "print(*{l.split()[-1] for l in open('/proc/self/maps') if 'libggml.' in l})"
+    )
+    assert len(python(code).stdout.split()) == 1
+
+
+def test_the_cpu_is_a_device_with_the_memory_of_this_process():
+    found = [device for device in runtime.devices() if device.type == "cpu"]
+    assert len(found) == 1
+    assert 0 < found[0].free <= found[0].total
+    assert found[0].name in runtime.backends()[-1]
+
+
+def test_the_build_names_the_pinned_version():
+    assert f"llama-cpp-python {runtime.PINNED}" in runtime.llama_build()
+    assert "CPU" in runtime.system_info()
+
+
+def test_the_log_keeps_the_cause_of_a_failure_and_prints_nothing():
+    code = """
+import llama_cpp
+from dflash_local.llama import runtime
+runtime.init()
+runtime.clear_log()
+assert runtime.last_error_line() == runtime.first_error_line() == ""
+params = llama_cpp.llama_model_default_params()
+assert not llama_cpp.llama_model_load_from_file(b"/no/such/file.gguf", params)
+print(runtime.first_error_line())
+print(runtime.last_error_line())
+"""
+    quiet = python(code, DFLASH_LOCAL_LOG="")
+    assert quiet.stderr == ""
+    assert "/no/such/file.gguf" in quiet.stdout.splitlines()[0]
+    assert "failed to load model" in quiet.stdout.splitlines()[1]
+    assert "/no/such/file.gguf" in python(code, DFLASH_LOCAL_LOG="1").stderr
+
+
+MODEL_LEFT_OPEN = """
+import sys, llama_cpp
+from dflash_local.llama import runtime
+runtime.init()
+class Kept:
+    def __init__(self, path):
+        params = llama_cpp.llama_model_default_params()
+        self.free = llama_cpp.llama_model_free, llama_cpp.llama_free
+        self.model = llama_cpp.llama_model_load_from_file(path.encode(), params)
+        params = llama_cpp.llama_context_default_params()
+        self.context = llama_cpp.llama_init_from_model(self.model, params)
+    def __del__(self):
+        self.free[1](self.context)
+        self.free[0](self.model)
+sys.kept = Kept(PATH)
+"""
+
+
+@pytest.mark.parametrize("log", ["", "1", "debug"])
+def test_a_model_freed_while_python_exits_does_not_crash(log):
+    done = python(f"PATH = {str(pair()[0])!r}\n{MODEL_LEFT_OPEN}", DFLASH_LOCAL_LOG=log)
+    assert done.returncode == 0, done.stderr
+    assert "Exception ignored" not in done.stderr
+    assert bool(done.stderr) == bool(log)
+
+
+def test_the_log_joins_pieces_and_forgets_old_lines():
+    log = runtime._Log(echo=None)
+    log.write(2, b"load", None)
+    log.write(5, b"ing\nnext ", None)
+    log.write(1, b"noise\n", None)
+    log.write(4, b"failed \xff\n", None)
+    assert log.lines() == ["loading", "next failed \ufffd"]
+    for number in range(1000):
+        log.write(2, f"line {number}\n".encode(), None)
+    assert len(log.lines("info")) == 200
+    assert log.lines("error") == []
+
+
+def test_meminfo_counts_what_can_be_taken_back():
+    text = "MemTotal: 16000 kB\nMemFree: 1000 kB\nMemAvailable: 9000 kB\nHugePages_Total: 0\n"
+    assert host.parse_meminfo(text) == (9000 * 1024, 16000 * 1024)
+    assert host.parse_meminfo("MemTotal: 16000 kB\n") is None
+
+
+def test_vm_stat_counts_pages_that_can_be_taken_back():
+    text = (
+        "Mach Virtual Memory Statistics: (page size of 16384 bytes)\n"
+        "Pages free:                               100.\n"
+        "Pages active:                            5000.\n"
+        "Pages inactive:                           200.\n"
+        "Pages speculative:                         10.\n"
+        "Pages purgeable:                            1.\n"
+    )
+    assert host.parse_vm_stat(text) == 311 * 16384
+
+
+def test_the_limit_of_a_container_and_of_its_parents_counts(tmp_path):
+    group = tmp_path / "user" / "job"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("max\n")
+    (tmp_path / "user" / "memory.max").write_text("4000\n")
+    (tmp_path / "user" / "memory.current").write_text("1500\n")
+    (tmp_path / "user" / "memory.stat").write_text("anon 1000\ninactive_file 500\n")
+    assert host.cgroup_limits("0::/user/job\n", tmp_path) == [(4000, 1000)]
+    assert host.cgroup_limits("0::/../elsewhere\n", tmp_path) == []
+
+
+def test_the_first_cgroup_version_is_read_too(tmp_path):
+    folder = tmp_path / "memory" / "docker"
+    folder.mkdir(parents=True)
+    (folder / "memory.limit_in_bytes").write_text("8000\n")
+    (folder / "memory.usage_in_bytes").write_text("3000\n")
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text(f"{(1 << 63) - 4096}\n")
+    text = "4:cpu,cpuacct:/docker\n3:memory:/docker\n"
+    assert host.cgroup_limits(text, tmp_path) == [(8000, 3000)]
+
+
+def test_the_host_never_has_more_free_than_in_total():
+    available, total = host.host_memory()
+    assert 0 < available <= total

@@ -1,0 +1,311 @@
+"""Requests as editors and agents send them, replayed against a real server.
+
+`editor_requests/` holds what each client sends: every field under its own name, prompts shortened
+and a few of its tools kept. `version` and `source` say of what: clients that can be had from npm
+or PyPI were run against this server and recorded, with the model bound to call a tool and to answer
+then; requests of the others were put together from their sources. Each answer is read as that
+client reads it, which is all that it needs; where a client sets no end to an answer, or a far one,
+the replay does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from chat_models import with_template
+from server_process import EXACT, ServerProcess, serving
+
+FOLDER = Path(__file__).parent / "editor_requests"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "editors.md"
+CLIENTS = {
+    path.stem: json.loads(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.json")
+}
+LIMITS = {
+    "/v1/chat/completions": "max_tokens",
+    "/v1/messages": "max_tokens",
+    "/v1/responses": "max_output_tokens",
+    "/api/chat": "num_predict",
+}
+MOST = 1000
+LIMIT_NAMES = (*LIMITS.values(), "max_completion_tokens", "n_predict")
+
+
+@pytest.fixture(scope="module")
+def tools_server(
+    pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """A server whose model's chat template has tools."""
+    target = with_template(pair[0], tmp_path_factory.mktemp("qwen3") / "target.gguf", "qwen3")
+    with serving("--target", str(target), "--draft", str(pair[1]), *EXACT) as running:
+        yield running
+
+
+def lines(answer: httpx.Response) -> list[str]:
+    """What the `data:` lines of a stream hold, as all of these clients read it: line by line."""
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    return [line[5:].strip() for line in answer.text.split("\n") if line.startswith("data:")]
+
+
+def until_done(answer: httpx.Response) -> list[dict[str, Any]]:
+    *data, last = lines(answer)
+    assert last == "[DONE]"
+    chunks = [json.loads(text) for text in data]
+    assert not any("error" in chunk for chunk in chunks)
+    return chunks
+
+
+def there(answer: httpx.Response, _body: Any) -> None:
+    assert answer.content == b""
+
+
+def nothing(answer: httpx.Response, _body: Any) -> None:
+    assert answer.json() == {}
+
+
+def anything(answer: httpx.Response, _body: Any) -> None:
+    assert answer.json()
+
+
+def health(answer: httpx.Response, _body: Any) -> None:
+    assert answer.json()["status"] == "ok"
+
+
+def models(answer: httpx.Response, _body: Any) -> None:
+    (model,) = answer.json()["data"]
+    assert model["id"]
+
+
+def context(answer: httpx.Response, _body: Any) -> None:
+    assert answer.json()["default_generation_settings"]["n_ctx"] > 0
+
+
+def prompt(answer: httpx.Response, body: Any) -> None:
+    assert body["messages"][-1]["content"] in answer.json()["prompt"]
+
+
+def tokens(answer: httpx.Response, _body: Any) -> None:
+    assert len(answer.json()["tokens"]) > 3
+
+
+def llama_vim_completion(answer: httpx.Response, body: Any) -> None:
+    told = answer.json()
+    assert set(told) == set(body["response_fields"])
+    assert told["content"].strip()
+    assert told["truncated"] is False
+    assert told["tokens_cached"] >= 0
+    assert all(told[field] >= 0 for field in told if field.startswith("timings/"))
+    assert told["timings/predicted_n"] > 0
+    _first, *others = told["content"].split("\n")
+    assert all(line.startswith(" " * body["n_indent"]) for line in others if line)
+
+
+def llama_vscode_completions(answer: httpx.Response, body: Any) -> None:
+    told = answer.json()
+    assert len(told) == body["n_cmpl"]
+    assert all(isinstance(one["content"], str) for one in told)
+    assert told[0]["content"].strip()
+    names = {"prompt_n", "prompt_ms", "prompt_per_second"}
+    names |= {"predicted_n", "predicted_ms", "predicted_per_second"}
+    assert names <= told[0]["timings"].keys()
+
+
+def llama_stream(answer: httpx.Response, _body: Any) -> None:
+    told = [json.loads(text) for text in lines(answer)]
+    assert "".join(event["content"] for event in told)
+    assert [event["stop"] for event in told] == [False] * (len(told) - 1) + [True]
+
+
+def completion(answer: httpx.Response, _body: Any) -> None:
+    told = answer.json()
+    assert told["id"]
+    assert told["choices"][0]["text"].strip()
+
+
+def completion_stream(answer: httpx.Response, _body: Any) -> None:
+    chunks = until_done(answer)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"])
+
+
+def chat(answer: httpx.Response, _body: Any) -> None:
+    assert answer.json()["choices"][0]["message"]["content"]
+
+
+def chat_stream(answer: httpx.Response, body: Any) -> None:
+    chunks = until_done(answer)
+    choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
+    assert choices[0]["delta"]["role"] == "assistant"
+    said = "".join(
+        (choice["delta"].get("content") or "") + (choice["delta"].get("reasoning_content") or "")
+        for choice in choices
+    )
+    assert said or any("tool_calls" in choice["delta"] for choice in choices)
+    reasons = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
+    assert len(reasons) == 1
+    assert reasons[0] in ("stop", "length", "tool_calls")
+    if body.get("stream_options", {}).get("include_usage"):
+        assert chunks[-1]["choices"] == []
+        usage = chunks[-1]["usage"]
+        assert usage["prompt_tokens"] + usage["completion_tokens"] == usage["total_tokens"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] >= 0
+
+
+def responses_stream(answer: httpx.Response, _body: Any) -> None:
+    events = [json.loads(text) for text in lines(answer)]
+    said = [e["delta"] for e in events if e["type"] == "response.output_text.delta"]
+    done = [e["item"] for e in events if e["type"] == "response.output_item.done"]
+    assert done
+    assert "".join(said) == "".join(
+        part["text"] for item in done if item["type"] == "message" for part in item["content"]
+    )
+    last = events[-1]
+    assert last["type"] in ("response.completed", "response.incomplete")
+    usage = last["response"]["usage"]
+    assert usage["input_tokens"] + usage["output_tokens"] == usage["total_tokens"]
+    assert usage["input_tokens_details"]["cached_tokens"] >= 0
+    assert usage["output_tokens_details"]["reasoning_tokens"] >= 0
+
+
+def message(answer: httpx.Response, _body: Any) -> None:
+    told = answer.json()
+    assert (told["type"], told["role"]) == ("message", "assistant")
+    assert told["content"][0]["text"]
+    assert told["usage"]["output_tokens"] > 0
+
+
+def message_stream(answer: httpx.Response, _body: Any) -> None:
+    events = [json.loads(text) for text in lines(answer) if text != '{"type":"ping"}']
+    first, *others, delta, stop = events
+    assert first["message"]["usage"]["input_tokens"] > 0
+    assert (first["type"], stop["type"]) == ("message_start", "message_stop")
+    assert delta["type"] == "message_delta"
+    assert delta["delta"]["stop_reason"] in ("end_turn", "max_tokens", "tool_use")
+    assert delta["usage"]["output_tokens"] > 0
+    open_block: dict[str, Any] | None = None
+    for event in others:
+        if event["type"] == "content_block_start":
+            assert open_block is None
+            open_block = event
+        else:
+            assert open_block is not None
+            assert event["index"] == open_block["index"]
+            if event["type"] == "content_block_stop":
+                open_block = None
+    assert open_block is None
+
+
+def count(answer: httpx.Response, _body: Any) -> None:
+    assert answer.json()["input_tokens"] > 0
+
+
+def ollama_version(answer: httpx.Response, _body: Any) -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+", answer.json()["version"])
+
+
+def ollama_models(answer: httpx.Response, _body: Any) -> None:
+    (model,) = answer.json()["models"]
+    assert model["model"] == model["name"]
+    assert model["details"]["family"]
+
+
+def ollama_answer(answer: httpx.Response, _body: Any) -> None:
+    told = answer.json()
+    assert told["message"]["content"]
+    assert told["done"]
+    assert told["eval_duration"] > 0
+
+
+def ollama_stream(answer: httpx.Response, _body: Any) -> None:
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    told = [json.loads(line) for line in answer.text.splitlines()]
+    assert [line["done"] for line in told] == [False] * (len(told) - 1) + [True]
+    assert told[-1]["eval_count"] > 0
+    assert told[-1]["prompt_eval_count"] > 0
+
+
+READERS: dict[str, Callable[[httpx.Response, Any], None]] = {
+    reader.__name__: reader
+    for reader in (
+        there,
+        nothing,
+        anything,
+        health,
+        models,
+        context,
+        prompt,
+        tokens,
+        llama_vim_completion,
+        llama_vscode_completions,
+        llama_stream,
+        completion,
+        completion_stream,
+        chat,
+        chat_stream,
+        responses_stream,
+        message,
+        message_stream,
+        count,
+        ollama_version,
+        ollama_models,
+        ollama_answer,
+        ollama_stream,
+    )
+}
+
+
+def replay(server: ServerProcess, request: dict[str, Any]) -> httpx.Response:
+    body = request.get("body")
+    limit = LIMITS.get(request["path"].partition("?")[0])
+    if limit:
+        # Ollama's clients set it among the options.
+        given = body.get("options", {}) if limit == "num_predict" else body
+        if min((given[name] for name in LIMIT_NAMES if name in given), default=MOST) >= MOST:
+            given = {**given, limit: 16}
+        body = {**body, "options": given} if limit == "num_predict" else given
+    headers = {"Authorization": "Bearer none", "Content-Type": "application/json"}
+    headers |= request.get("headers", {})
+    with server.client(headers=headers) as client:
+        answer = client.request(request.get("method", "POST"), request["path"], json=body)
+    assert answer.status_code == 200, answer.text
+    READERS[request["reads"]](answer, body)
+    return answer
+
+
+def prompt_tokens(answer: httpx.Response) -> tuple[int, int]:
+    """Of how many tokens the prompt is, and how many of these were in the cache."""
+    timings = json.loads(re.findall(r'"timings":({.*?})', answer.text)[-1])
+    return timings["prompt_n"] + timings["cache_n"], timings["cache_n"]
+
+
+@pytest.mark.parametrize("name", sorted(CLIENTS))
+def test_a_client_reads_what_it_needs(name: str, server: ServerProcess) -> None:
+    """From the shipped pair, with which somebody tries an editor first."""
+    for request in CLIENTS[name]["requests"]:
+        replay(server, request)
+
+
+@pytest.mark.parametrize("name", sorted(CLIENTS))
+def test_a_client_reads_what_it_needs_of_a_model_with_tools(
+    name: str, tools_server: ServerProcess
+) -> None:
+    """And what it sends after a call goes on from where it was: only what is new is computed."""
+    asking = [r for r in CLIENTS[name]["requests"] if "tools" in r.get("body", {})]
+    answers = [replay(tools_server, request) for request in asking]
+    for before, request, answer in zip(answers, asking[1:], answers[1:], strict=False):
+        if "continues" in request:
+            first, _ = prompt_tokens(before)
+            whole, cached = prompt_tokens(answer)
+            # Where an answer begins, a template may write otherwise than where it once began.
+            assert first - 16 <= cached < whole, request["what"]
+
+
+def test_the_page_names_the_clients_that_are_replayed() -> None:
+    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    named = {re.sub(r"[*`]|\[|\]\(.*?\)", "", row.split("|")[1]).strip() for row in rows[1:]}
+    assert named - {"---", ""} == {client["client"].split(",")[0] for client in CLIENTS.values()}

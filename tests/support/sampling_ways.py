@@ -1,0 +1,31 @@
+"""Ways to sample, each of which must give the plain answer with drafts, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Any text in the characters of Python, but for capitals and double quotes.
+PYTHON_LIKE = r"""
+root ::= line+
+line ::= " "* statement? "\n"
+statement ::= [a-z_@`] [a-z0-9_ ()\[\]{}.,:;=+*/%<>!#'`-]*
+"""
+JSON_LIST = r"""
+root ::= "[" item ("," item)* "]"
+item ::= " "? (string | number)
+string ::= "\"" [a-z_ ]* "\""
+number ::= [0-9]+
+"""
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "seeded with penalties": {
+        "temperature": 0.8,
+        "seed": 7,
+        "repeat_penalty": 1.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": 0.1,
+    },
+    "biased": {"logit_bias": {265: -float("inf"), 11: 2.0, 300: 1.5}},
+    "Python-like grammar": {"grammar": PYTHON_LIKE},
+    "seeded JSON grammar": {"grammar": JSON_LIST, "temperature": 0.8, "seed": 11},
+}

@@ -1,0 +1,30 @@
+"""Saved sequences whose content their tokens tell."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+
+from dflash_local.engine.prefix import Entry
+from dflash_local.engine.prefix_files import PrefixFiles
+
+KEY = {"target": "one"}
+LARGE = 1 << 20
+
+
+def entry(*tokens: int, size: int = 1000, n_least: int = 0, n_drafter: int | None = None) -> Entry:
+    """Content that its tokens tell."""
+    content = np.frombuffer(random.Random(str(tokens)).randbytes(size), np.uint8)
+    return Entry(
+        list(tokens),
+        n_least,
+        len(tokens) if n_drafter is None else n_drafter,
+        target=content[: size // 2],
+        drafter=content[size // 2 :],
+    )
+
+
+def files(folder: Path, max_bytes: int = LARGE, key: dict[str, str] = KEY) -> PrefixFiles:
+    return PrefixFiles(folder, key, max_bytes)

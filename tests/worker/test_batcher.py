@@ -1,0 +1,469 @@
+"""Many callers at once: each gets its own answer, and whatever they do, the slots are free after.
+
+Batches of several sequences round otherwise than single steps, so answers with others around them
+are compared with plain ones by the gap rule; alone they are equal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adversarial import ScriptedDrafter, forked
+from dflash_local import DflashError, InputError, Model, Result, demo, load
+from dflash_local.draft.draft import Draft
+from dflash_local.draft.drafter import Drafter
+from dflash_local.draft.shape import DraftShape
+from dflash_local.engine.engine import Engine
+from dflash_local.engine.reuse import LEAST_GAIN
+from dflash_local.errors import ClosedError, QueueFullError, QueueTimeoutError
+from dflash_local.sampling.params import TokenLogprob
+from gap_rule import equal_by_gap_rule, joint_noise
+from shapes import NOISE, SHAPES, exact_model, exact_target
+
+N = 16
+N_SEQ = 3
+ON_CPU: dict[str, Any] = {
+    "kv_type": "q8_0",
+    "n_gpu_layers": 0,
+    "n_threads": 1,
+    "quiet": True,
+}
+ENDLESS: dict[str, Any] = {"max_tokens": None, "ignore_eos": True}
+
+
+@dataclass(frozen=True)
+class Plain:
+    prompt: list[int]
+    tokens: list[int]
+    logprobs: list[TokenLogprob]
+
+
+class Bench:
+    """A model of three slots, and plain answers of it to some prompts."""
+
+    def __init__(self, model: Model, shape: DraftShape, file: Path) -> None:
+        """Drafts have a shape; `file` is the target's."""
+        self.model, self.shape, self.file = model, shape, file
+        known = demo.prompts()
+        self.plain = []
+        for text in [*known["code"][:3], *known["chat"][:2]]:
+            prompt = model.tokenize(text)
+            result = self.alone(prompt, draft_width=0, logprobs=2)
+            self.plain.append(Plain(prompt, result.tokens, result.logprobs))
+        self.noise = NOISE if shape == "tree" else self._joint_noise()
+        model.forget()
+
+    def _joint_noise(self) -> float:
+        three = self.plain[1:4]
+        prompts, tokens = [p.prompt for p in three], [p.tokens for p in three]
+        target, noises = self.model.target, list[float]()
+        self.model._worker.run(
+            lambda: noises.append(joint_noise(target, prompts, tokens, [16, 5, 1]))
+        )
+        return noises[0]
+
+    def alone(self, prompt: list[int], **options: Any) -> Result:
+        self.model.forget()
+        return self.model.generate(prompt, **{"max_tokens": N, **options})
+
+    def check(self, which: int, tokens: list[int]) -> None:
+        """Equal to the plain answer, as far as it went."""
+        plain = self.plain[which]
+        equal_by_gap_rule(plain.tokens[: len(tokens)], plain.logprobs, tokens, self.noise)
+
+
+@contextlib.contextmanager
+def opened(shape: DraftShape, file: Path) -> Iterator[Bench]:
+    with exact_model(shape, file, n_ctx=1024, n_seq=N_SEQ) as model:
+        model.draft_width = 8
+        yield Bench(model, shape, file)
+
+
+@pytest.fixture(scope="module")
+def of_chains() -> Iterator[Bench]:
+    with opened("chain", demo.pair()[0]) as bench:
+        yield bench
+
+
+@pytest.fixture(scope="module")
+def of_trees(f32_target: Path) -> Iterator[Bench]:
+    with opened("tree", f32_target) as bench:
+        yield bench
+
+
+of_both_shapes = pytest.mark.parametrize("bench", SHAPES, indirect=True)
+
+
+@pytest.fixture
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    """Of chains, where nothing is said."""
+    shared: Bench = request.getfixturevalue(f"of_{getattr(request, 'param', 'chain')}s")
+    yield shared
+    at_rest(shared.model)
+    assert shared.alone(shared.plain[0].prompt).tokens == shared.plain[0].tokens
+
+
+def at_rest(model: Model) -> None:
+    """All slots free, target and drafter in step."""
+    model._worker.run(lambda: None)  # which waits for those at work
+    status = model.status()
+    assert (status.n_busy, status.n_waiting) == (0, 0)
+    assert not any(slot.busy for slot in status.slots)
+    drafter = model.drafter
+    assert drafter is not None
+    for slot in model.engine.slots:
+        assert not slot.pending
+        assert drafter.length(slot.seq) <= len(slot.cached)
+
+
+def at_once(work: list[Callable[[], Any]]) -> list[Any]:
+    """The results of all, each called on a thread of its own."""
+    with ThreadPoolExecutor(len(work)) as threads:
+        return [each.result(120) for each in [threads.submit(call) for call in work]]
+
+
+def occupy(model: Model, n: int = N_SEQ) -> list[Iterator[Any]]:
+    """Streams that fill so many slots until they are closed."""
+    streams = [model.stream([5 + i], **ENDLESS) for i in range(n)]
+    for stream in streams:
+        next(stream)
+    return streams
+
+
+def close(streams: list[Iterator[Any]]) -> None:
+    for stream in streams:
+        stream.close()  # type: ignore[attr-defined]
+
+
+# Answers
+
+
+@of_both_shapes
+def test_more_requests_than_slots_of_unequal_length_and_width(bench: Bench) -> None:
+    orders = [(0, 0, N), (1, 16, 9), (2, 5, N), (3, "auto", N), (4, 8, 3), (1, 0, N), (0, 16, 1)]
+
+    def ask(which: int, width: Any, n: int) -> Result:
+        prompt = bench.plain[which].prompt
+        return bench.model.generate(prompt, max_tokens=n, draft_width=width)
+
+    results = at_once([lambda order=order: ask(*order) for order in orders])
+    for (which, width, n), result in zip(orders, results, strict=True):
+        bench.check(which, result.tokens)
+        assert result.finish_reason == "stop" or len(result.tokens) == n
+        assert (result.stats.drafted > 0) == (width not in (0, "auto") and n > 1) or width == "auto"
+        assert (result.stats.tree_rounds > 0) == (
+            bench.shape == "tree" and result.stats.drafted > 0
+        )
+        assert result.text == bench.model.detokenize(result.tokens)
+
+
+@of_both_shapes
+def test_a_new_request_does_not_wait_for_those_at_work(bench: Bench) -> None:
+    streams = occupy(bench.model, N_SEQ - 1)
+    result = bench.model.generate(bench.plain[2].prompt, max_tokens=N)
+    bench.check(2, result.tokens)
+    assert bench.model.status().n_busy == N_SEQ - 1
+    for stream in streams:
+        assert next(stream).finish_reason is None
+    close(streams)
+
+
+@of_both_shapes
+def test_what_prompts_have_in_common_is_decoded_once(bench: Bench) -> None:
+    model = bench.model
+    prompt = [token for plain in bench.plain for token in plain.prompt]
+    prompts = [prompt, prompt, [*prompt[:-1], prompt[0]]]
+    model.forget()
+    found = at_once([lambda p=p: model.generate(p, max_tokens=N) for p in prompts])
+    n_decoded = [result.stats.prompt_tokens - result.stats.cached_tokens for result in found]
+    assert max(n_decoded) == len(prompt)
+    assert sum(n_decoded) <= len(prompt) + 2 * LEAST_GAIN
+    assert all(result.stats.accepted for result in found)
+    cold = bench.alone(prompt, logprobs=2)
+    for result in found[:2]:
+        equal_by_gap_rule(cold.tokens, cold.logprobs, result.tokens, bench.noise)
+    at_rest(model)
+
+
+@of_both_shapes
+def test_a_sampled_answer_is_that_of_its_seed(bench: Bench) -> None:
+    prompt = bench.plain[0].prompt
+    sampled: dict[str, Any] = {"temperature": 0.9, "seed": 7, "presence_penalty": 0.5}
+    expected = bench.alone(prompt, draft_width=0, **sampled)
+    for width in (0, 3, 16):
+        assert bench.alone(prompt, draft_width=width, **sampled).tokens == expected.tokens
+    # With others around it, its draws are still its own: what differs, differs by rounding.
+    streams = occupy(bench.model, 1)
+    bench.model.generate(prompt, max_tokens=N, **sampled)
+    close(streams)
+    assert bench.alone(prompt, **sampled).tokens == expected.tokens
+
+
+@of_both_shapes
+def test_many_asynchronous_readers(bench: Bench) -> None:
+    async def read(which: int) -> list[int]:
+        prompt = bench.plain[which].prompt
+        return [t async for c in bench.model.astream(prompt, max_tokens=N) for t in c.tokens]
+
+    async def all_at_once() -> list[list[int]]:
+        return await asyncio.gather(*(read(i % 5) for i in range(10)))
+
+    for i, tokens in enumerate(asyncio.run(all_at_once())):
+        bench.check(i % 5, tokens)
+
+
+@of_both_shapes
+@pytest.mark.parametrize("right", [True, False])
+def test_drafters_that_are_always_right_or_always_wrong(bench: Bench, right: bool) -> None:
+    plain = bench.plain[:3]
+    with exact_target(bench.shape, bench.file, n_ctx=512, n_seq=N_SEQ) as target:
+
+        def shaped(tokens: list[int]) -> Draft:
+            if bench.shape == "chain":
+                return Draft.chain(tokens)
+            return forked(tokens, target.n_vocab)
+
+        def script(anchor_at: int, anchor: int, n: int) -> Draft:
+            for p in plain:
+                text = p.prompt + p.tokens
+                if right and text[anchor_at : anchor_at + 1] == [anchor]:
+                    return shaped(text[anchor_at + 1 : anchor_at + 1 + n])
+            return shaped([(anchor + 1) % target.n_vocab] * n)
+
+        drafter: Drafter = ScriptedDrafter(script, n_seq=N_SEQ)
+        with Model(Engine(target, drafter, target.options.n_seq)) as model:
+            model.draft_shape = bench.shape
+            results = at_once(
+                [
+                    lambda p=p: model.generate(p.prompt, max_tokens=N, draft_width=8)
+                    for p in [*plain, *plain]
+                ]
+            )
+            at_rest(model)
+    for i, result in enumerate(results):
+        bench.check(i % 3, result.tokens)
+    accepted = sum(result.stats.accepted for result in results)
+    assert accepted > 0 if right else accepted < sum(r.stats.drafted for r in results) / 8
+
+
+@of_both_shapes
+def test_sequences_that_outgrow_the_cells_lose_nothing(bench: Bench) -> None:
+    """Three that would each fill the whole context: those that began last step aside in turn."""
+    n_ctx = 160
+    with exact_model(bench.shape, bench.file, n_ctx=n_ctx, n_seq=N_SEQ) as model:
+        prompts = [plain.prompt for plain in bench.plain[:3]]
+        results = at_once(
+            [lambda p=p: model.generate(p, draft_width=8, **ENDLESS) for p in prompts]
+        )
+        at_rest(model)
+    for i, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
+        assert result.finish_reason == "length"
+        assert len(prompt) + len(result.tokens) == n_ctx + 1
+        if len(bench.plain[i].tokens) == N:
+            bench.check(i, result.tokens[:N])
+
+
+# Leaving, at any moment
+
+
+def test_cancelled_while_it_waits(bench: Bench) -> None:
+    streams = occupy(bench.model)
+    cancel = threading.Event()
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(bench.model.generate, [9], cancel=cancel)
+        cancel.set()
+        result = waiting.result(60)
+    assert (result.finish_reason, result.tokens, result.text) == ("cancelled", [], "")
+    assert next(streams[0]).finish_reason is None
+    close(streams)
+
+
+def test_cancelled_in_its_prompt(bench: Bench) -> None:
+    long = (bench.plain[0].prompt * 30)[:600]
+    streams = occupy(bench.model, 1)
+    cancel = threading.Event()
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(bench.model.generate, long, cancel=cancel, max_tokens=1)
+        while bench.model.status().n_busy < 2:
+            next(streams[0])
+        cancel.set()
+        result = waiting.result(60)
+    assert result.finish_reason in ("cancelled", "length")
+    close(streams)
+
+
+@of_both_shapes
+def test_cancelled_by_lot_again_and_again(bench: Bench) -> None:
+    model = bench.model
+
+    def ask(seed: int) -> None:
+        lot = random.Random(seed)
+        prompt = bench.plain[lot.randrange(5)].prompt * lot.choice([1, 1, 4])
+        options = {
+            "max_tokens": lot.randint(1, 8),
+            "draft_width": lot.choice([0, 3, 16, "auto"]),
+            "temperature": lot.choice([0, 0.8]),
+        }
+        way = lot.randrange(4)
+        if way == 0:
+            stream = model.stream(prompt, **options)
+            for _ in range(lot.randint(1, 2)):
+                next(stream, None)
+            close([stream])
+        elif way == 1:
+            cancel = threading.Event()
+            timer = threading.Timer(lot.random() / 20, cancel.set)
+            timer.start()
+            model.generate(prompt, cancel=cancel, **options)
+            timer.join()
+        elif way == 2:
+            with contextlib.suppress(QueueTimeoutError):
+                model.generate(prompt, queue_timeout=lot.random() / 50, **options)
+        else:
+            assert model.generate(prompt, **options).finish_reason in ("length", "stop")
+
+    before = model.status().requests
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(ask, range(60)))
+    at_rest(model)
+    assert 0 < model.status().requests - before <= 60
+
+
+@of_both_shapes
+def test_what_goes_wrong_with_one_is_its_own_affair(bench: Bench) -> None:
+    streams = occupy(bench.model, 2)
+    nothing = dict.fromkeys(range(bench.model.target.n_vocab), -float("inf"))
+    for width in (0, 8):
+        with pytest.raises(InputError, match="leave no token"):
+            bench.model.generate(bench.plain[0].prompt, logit_bias=nothing, draft_width=width)
+    for stream in streams:
+        assert next(stream).finish_reason is None
+    close(streams)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, ValueError])
+def test_a_reader_that_fails_is_gone(bench: Bench, error: type[Exception]) -> None:
+    model = bench.model
+    streams = occupy(model, 1)
+
+    def fail(_item: object) -> None:
+        raise error("nobody is here")
+
+    answer = model._worker.submit(model._text_request(bench.plain[0].prompt, ENDLESS), fail)
+    answer.wait()
+    assert answer.given_up and answer.error is None
+    assert next(streams[0]).finish_reason is None
+    close(streams)
+
+
+# The queue
+
+
+def test_a_full_queue_refuses_at_once(bench: Bench) -> None:
+    model = bench.model
+    streams = occupy(model)
+    model.max_queue = 1
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(model.generate, bench.plain[0].prompt, max_tokens=N)
+            while model.status().n_waiting < 1:
+                next(streams[0])
+            with pytest.raises(QueueFullError, match="1 requests are waiting") as found:
+                model.generate([5])
+            assert found.value.retry_after >= 1
+            with pytest.raises(QueueFullError):
+                asyncio.run(model.asubmit([5]))
+            close(streams)
+            bench.check(0, waiting.result(60).tokens)
+        with pytest.raises(InputError, match="max_queue is -1"):
+            model.max_queue = -1
+    finally:
+        model.max_queue = None
+
+
+def test_waiting_too_long(bench: Bench) -> None:
+    streams = occupy(bench.model)
+    with pytest.raises(QueueTimeoutError, match="no slot was free"):
+        bench.model.generate([5], queue_timeout=0.01)
+    close(streams)
+    assert len(bench.model.generate([5], queue_timeout=60, max_tokens=2).tokens) == 2
+
+
+def test_closing_ends_all(bench: Bench) -> None:
+    model = load(*demo.pair(), n_ctx=4096, n_seq=2, **ON_CPU)
+    streams = occupy(model, 2)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(model.generate, [9])
+        while model.status().n_waiting < 1:
+            next(streams[0])
+        model.close()
+        with pytest.raises(ClosedError):
+            waiting.result(60)
+    for stream in streams:
+        *_, last = stream
+        assert last.finish_reason == "cancelled"
+
+
+# What a request may ask for
+
+
+def test_a_deadline_ends_an_answer(bench: Bench) -> None:
+    result = bench.model.generate(bench.plain[0].prompt, deadline_s=0, **ENDLESS)
+    assert result.finish_reason == "length"
+    assert 1 <= len(result.tokens) < 64
+
+
+def test_a_prompt_may_be_computed_anew(bench: Bench) -> None:
+    prompt = bench.plain[0].prompt
+    bench.alone(prompt)
+    warm = bench.model.generate(prompt, max_tokens=N)
+    anew = bench.model.generate(prompt, max_tokens=N, cache_prompt=False)
+    assert warm.stats.cached_tokens == len(prompt) - 1 and anew.stats.cached_tokens == 0
+    assert warm.tokens == anew.tokens == bench.plain[0].tokens
+
+
+def test_names_of_control_tokens_and_ends_of_text(bench: Bench) -> None:
+    model = bench.model
+    (end,) = model.tokenize("<|im_end|>")
+    (control,) = model.tokenize("<|im_start|>")
+    forced = {"logit_bias": {control: 1e5}, "max_tokens": 2}
+    assert model.generate([5], **forced).text == ""
+    assert model.generate([5], special=True, **forced).text == "<|im_start|>" * 2
+    ended = model.generate([5], special=True, logit_bias={end: 1e5})
+    assert (ended.tokens, ended.text, ended.finish_reason) == ([end], "", "stop")
+    goes_on = model.generate([5], ignore_eos=True, logit_bias={end: 1e5}, max_tokens=9)
+    assert len(goes_on.tokens) == 9 and end not in goes_on.tokens
+
+
+@pytest.mark.parametrize(
+    "options", [{"queue_timeout": -1}, {"queue_timeout": "5"}, {"deadline_s": True}], ids=str
+)
+def test_bad_times(bench: Bench, options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="expected seconds, 0 or more, or None"):
+        bench.model.generate([5], **options)
+
+
+def test_the_totals_are_sums(bench: Bench) -> None:
+    model = bench.model
+    before = model.status()
+    results = [bench.alone(bench.plain[i].prompt) for i in range(2)]
+    after = model.status()
+    assert after.requests - before.requests == 2
+    for name in ("prompt_tokens", "cached_tokens", "emitted", "rounds", "drafted", "accepted"):
+        expected = sum(getattr(result.stats, name) for result in results)
+        assert getattr(after, name) - getattr(before, name) == expected
+    assert after.cells_used == sum(slot.n_cached_tokens for slot in after.slots)
+    assert isinstance(after.position_accepted, tuple)
+    with pytest.raises(DflashError):
+        model.generate([])
+    assert model.status().requests == after.requests

@@ -1,0 +1,384 @@
+"""Whatever interrupts an answer, the model stays usable, and the process ends as it should."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_local import ClosedError, InputError, Model, Result, demo, load
+from shapes import of_both_shapes
+
+N = 32
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def prompt() -> str:
+    return demo.prompts()["code"][0]
+
+
+@pytest.fixture
+def endless(model: Model) -> dict[str, Any]:
+    """Options of a request that runs until someone ends it."""
+    ends = [t for t in range(model.target.n_vocab) if model.target.vocabulary.ends_text(t)]
+    return {"max_tokens": None, "logit_bias": dict.fromkeys(ends, -float("inf"))}
+
+
+def short_load(**options: Any) -> Model:
+    """A model of a test's own, to close it."""
+    settings = {"n_ctx": 512, "kv_type": "q8_0", "n_gpu_layers": 0, "n_threads": 1, "quiet": True}
+    return load(*demo.pair(), **settings | options)
+
+
+def cold(model: Model, prompt: str, **options: Any) -> Result:
+    model.forget()
+    return model.generate(prompt, **options)
+
+
+@of_both_shapes("width", [0, 16], [16])
+def test_an_abandoned_generator_leaves_the_model_usable(
+    either_model: Model, prompt: str, endless: dict[str, Any], width: int
+) -> None:
+    model = either_model
+    expected = cold(model, prompt, max_tokens=N).tokens
+    for n_chunks in (0, 1, 5):
+        model.forget()
+        chunks = model.stream(prompt, draft_width=width, **endless)
+        for _ in range(n_chunks):
+            next(chunks)
+        del chunks
+        assert model.generate(prompt, max_tokens=N).tokens == expected
+    closed = model.stream(prompt, **endless)
+    next(closed)
+    closed.close()  # type: ignore[attr-defined]
+    assert list(closed) == []
+    assert model.generate(prompt, max_tokens=N).tokens == expected
+
+
+def test_cancelled_from_another_thread(
+    either_model: Model, prompt: str, endless: dict[str, Any]
+) -> None:
+    model = either_model
+    expected = cold(model, prompt, max_tokens=N).tokens
+    cancel = threading.Event()
+    found: list[Result] = []
+    thread = threading.Thread(
+        target=lambda: found.append(model.generate(prompt, cancel=cancel, **endless))
+    )
+    thread.start()
+    cancel.set()
+    thread.join(60)
+    assert not thread.is_alive()
+    (result,) = found
+    assert result.finish_reason == "cancelled"
+    assert result.text == model.detokenize(result.tokens)
+    assert model.generate(prompt, max_tokens=N).tokens == expected
+
+
+def test_threads_take_turns(model: Model) -> None:
+    prompts = [*demo.prompts()["code"][:2], *demo.prompts()["chat"][:2]]
+    expected = [cold(model, p, max_tokens=N).text for p in prompts]
+    found: dict[int, list[str]] = {}
+
+    def ask(i: int) -> None:
+        found[i] = [model.generate(prompts[i], max_tokens=N).text for _ in range(2)]
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert found == {i: [text, text] for i, text in enumerate(expected)}
+
+
+def test_two_streams_of_one_thread(model: Model, prompt: str) -> None:
+    """The second waits until the first has ended, and neither needs the other to be read."""
+    expected = cold(model, prompt, max_tokens=N).text
+    first = model.stream(prompt, max_tokens=N)
+    begun = next(first).text
+    second = "".join(chunk.text for chunk in model.stream(prompt, max_tokens=N))
+    assert second == expected
+    assert begun + "".join(chunk.text for chunk in first) == expected
+
+
+def test_asynchronous_callers(model: Model, prompt: str, endless: dict[str, Any]) -> None:
+    expected = cold(model, prompt, max_tokens=N)
+
+    async def collect() -> str:
+        return "".join([chunk.text async for chunk in model.astream(prompt, max_tokens=N)])
+
+    async def leave() -> None:
+        chunks = model.astream(prompt, **endless)
+        async for _ in chunks:
+            break
+        await chunks.aclose()  # type: ignore[attr-defined]
+
+    async def run_out_of_time() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(model.agenerate(prompt, **endless), 0.05)
+
+    async def several() -> None:
+        texts = await asyncio.gather(*(collect() for _ in range(3)))
+        assert texts == [expected.text] * 3
+        await leave()
+        assert await collect() == expected.text
+        await run_out_of_time()
+        assert (await model.agenerate(prompt, max_tokens=N)).tokens == expected.tokens
+        chat = [{"role": "user", "content": "Write a function `add`."}]
+        last = [chunk async for chunk in model.astream_chat(chat, max_tokens=4)][-1]
+        assert last.result is not None and last.result.stats.emitted == 4
+
+    asyncio.run(several())
+    assert model.generate(prompt, max_tokens=N).tokens == expected.tokens
+
+
+def test_an_event_loop_that_ends_first(model: Model, prompt: str, endless: dict[str, Any]) -> None:
+    """The answer has nobody to go to any more: it ends, and the next one is not kept waiting."""
+
+    async def begin() -> None:
+        await anext(model.astream(prompt, **endless))
+
+    expected = cold(model, prompt, max_tokens=N).tokens
+    asyncio.run(begin())
+    assert model.generate(prompt, max_tokens=N).tokens == expected
+
+
+# Closing
+
+
+def test_use_after_close(prompt: str) -> None:
+    model = short_load()
+    expected = model.generate(prompt, max_tokens=4).text
+    assert expected
+    waiting = model.stream(prompt, max_tokens=4)
+    model.close()
+    model.close()
+    chat = [{"role": "user", "content": "hi"}]
+    uses: list[Callable[[], object]] = [
+        lambda: list(waiting),
+        lambda: model.generate(prompt),
+        lambda: model.generate([1, 2, 3]),
+        lambda: model.tokenize(prompt),
+        lambda: model.detokenize([5]),
+        lambda: model.chat(chat),
+        lambda: asyncio.run(model.agenerate([1, 2, 3])),
+        model.exactness,
+        model.forget,
+        lambda: model.target.hidden_states(),
+        lambda: model.target.decode([1], [0], [0], [True]),
+        lambda: model.target.vocabulary.ends_text(1),
+        lambda: model.drafter and model.drafter.length(0),
+    ]
+    for use in uses:
+        with pytest.raises(ClosedError, match="load it again"):
+            use()
+
+
+def test_close_while_it_generates(prompt: str, endless: dict[str, Any]) -> None:
+    model = short_load(n_ctx=4096)
+    chunks = model.stream(prompt, **endless)
+    next(chunks)
+    waiting: list[object] = []
+
+    def wait_in_line() -> None:
+        try:
+            waiting.append(model.generate(prompt, max_tokens=4))
+        except ClosedError as error:
+            waiting.append(error)
+
+    thread = threading.Thread(target=wait_in_line)
+    thread.start()
+    closing = threading.Thread(target=model.close)
+    closing.start()
+    last = None
+    for chunk in chunks:  # what was made before, and then the end
+        last = chunk
+    closing.join(60)
+    thread.join(60)
+    assert not closing.is_alive() and not thread.is_alive()
+    assert last is not None and last.finish_reason == "cancelled"
+    assert isinstance(waiting[0], ClosedError)
+
+
+def test_a_model_that_nobody_holds_is_freed(prompt: str) -> None:
+    """With its thread: rebinding a name in a notebook must not keep two models in memory."""
+    n_threads = threading.active_count()
+    model = short_load()
+    model.generate(prompt, max_tokens=4)
+    with pytest.raises(InputError):  # an error that leaves no trace of the model either
+        model.generate("x", logit_bias=dict.fromkeys(range(model.target.n_vocab), -float("inf")))
+    chunks = model.stream(prompt, max_tokens=N)
+    next(chunks)
+    target, thread = weakref.ref(model.target), model._worker._thread
+    del model, chunks
+    gc.collect()
+    thread.join(60)
+    assert target() is None
+    assert threading.active_count() == n_threads
+
+
+# Processes
+
+BEGIN = """
+import asyncio, os, signal, sys, threading
+import dflash_local
+from dflash_local import demo
+target_path, drafter_path = demo.pair()
+prompt = demo.prompts()["code"][0]
+options = {"n_ctx": 8192, "kv_type": "q8_0", "n_threads": 1, "quiet": True}
+model = dflash_local.load(target_path, drafter_path, **options)
+ends = [t for t in range(model.target.n_vocab) if model.target.vocabulary.ends_text(t)]
+endless = {"max_tokens": None, "logit_bias": dict.fromkeys(ends, -float("inf"))}
+"""
+
+EXITS = {
+    "with a generator at work": "chunks = model.stream(prompt, **endless); next(chunks)",
+    "in its loop": "for chunk in model.stream(prompt, **endless): sys.exit()",
+    "while another thread waits for tokens": """
+begun = threading.Event()
+def wait():
+    for _ in model.stream(prompt, **endless):
+        begun.set()
+threading.Thread(target=wait, daemon=True).start()
+begun.wait()
+""",
+    "while another thread reads texts": """
+def read():
+    try:
+        while True:
+            model.detokenize(model.tokenize(prompt * 20))
+    except dflash_local.ClosedError:
+        pass
+threading.Thread(target=read, daemon=True).start()
+chunks = model.stream(prompt, **endless); next(chunks)
+""",
+    "in an asynchronous loop": """
+async def main():
+    async for _ in model.astream(prompt, **endless):
+        return
+asyncio.run(main())
+""",
+    "with the model dropped, its stream kept": """
+chunks = model.stream(prompt, **endless); next(chunks); del model
+""",
+    "with the drafter never closed": "model.generate(prompt, max_tokens=4); model.target.close()",
+}
+
+HANDLES = """
+import gc, sys
+from dflash_local import demo
+from dflash_local.draft.drafter import DraftRequest
+from dflash_local.draft.fused import FusedDrafter
+from dflash_local.target.target import Target
+from dflash_local.target.options import TargetOptions
+import numpy as np
+def handles():
+    options = TargetOptions(n_ctx=256, n_threads=1, tapped_layers=(2, 4, 6))
+    target = Target(demo.pair()[0], options)
+    drafter = FusedDrafter(demo.pair()[1], target, n_seq=1, n_ctx=256)
+    target.decode([5, 6], [0, 1], [0, 0], [False, True])
+    drafter.inject(0, target.hidden_states().reshape(2, -1))
+    return target, drafter
+def draft(drafter):
+    return drafter.draft([DraftRequest(0, 7, np.zeros((0, drafter.n_features), np.float32), 15)])
+
+target, drafter = handles()
+target.close()
+try:
+    draft(drafter)
+except Exception as error:
+    assert "closed" in str(error), error
+drafter.close(); target.close()
+
+target, drafter = handles()
+drafter.close(); target.close()
+
+target, drafter = handles()
+del target
+gc.collect()
+assert len(draft(drafter)[0]) == 15  # it keeps what it works on
+del drafter
+
+target, drafter = handles()
+states = target.hidden_states()
+logits = target.logits(1).copy()
+del drafter
+target.decode([7], [2], [0], [True])
+del target
+assert np.isfinite(states).all() and np.isfinite(logits).all()
+
+first, second = handles(), handles()
+del first
+gc.collect()
+assert len(draft(second[1])[0]) == 15
+never_closed = handles()
+cycle = [never_closed]; cycle.append(cycle)
+"""
+
+CTRL_C = """
+try:
+    for _ in model.stream(prompt, **endless):
+        print("begun", flush=True)
+    print("not interrupted")
+except KeyboardInterrupt:
+    plain = model.generate(prompt, max_tokens=32, draft_width=0)
+    model.forget()
+    assert model.generate(prompt, max_tokens=32).tokens == plain.tokens
+    print("usable")
+"""
+
+
+def python(code: str) -> subprocess.Popen[str]:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("way", EXITS)
+def test_python_exits_in_the_middle_of_an_answer(way: str) -> None:
+    process = python(BEGIN + EXITS[way])
+    output, errors = process.communicate(timeout=120)
+    # A slow machine says what it waits for while the model is loaded.
+    told = [line for line in errors.splitlines() if not line.startswith("trying ")]
+    assert (process.returncode, output, told) == (0, "", [])
+
+
+def test_handles_close_in_any_order() -> None:
+    process = python(HANDLES)
+    output, errors = process.communicate(timeout=120)
+    assert (process.returncode, output, errors) == (0, "", "")
+
+
+def test_ctrl_c_leaves_the_model_usable() -> None:
+    process = python(BEGIN + CTRL_C)
+    assert process.stdout is not None and process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=120)
+    assert (process.returncode, errors) == (0, "")
+    assert output.splitlines()[-1] == "usable"
+
+
+def test_ctrl_c_that_nobody_handles_ends_the_process() -> None:
+    process = python(BEGIN + CTRL_C.replace("KeyboardInterrupt", "ValueError"))
+    assert process.stdout is not None and process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGINT
+    assert errors.splitlines()[-1] == "KeyboardInterrupt"
+    assert "not interrupted" not in output
