@@ -3,7 +3,7 @@
 PYTHON ?= python3
 # The commands' folder: the active virtual environment's, or that of .venv.
 BIN = $(shell $(PYTHON) bootstrap.py --where)
-SOURCES = bootstrap.py dflash_local convert cli tools tests
+SOURCES = bootstrap.py dflash_local convert cli tools tests examples
 PYTEST = "$(BIN)/python" -m pytest -n auto --maxprocesses 8 --dist loadfile
 NATIVE = $(wildcard native/*.cpp native/*.h tests/native/*.cpp tests/native/*.h)
 

@@ -6,8 +6,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.fused import TREE_TOP_K, FusedDrafter
@@ -15,7 +16,8 @@ from dflash_local.draft.llama_drafter import LlamaDrafter
 from dflash_local.draft.shape import DraftShape, checked_shape
 from dflash_local.draft.trial import ensure_drafts
 from dflash_local.engine.engine import Engine, most_nodes
-from dflash_local.engine.prefix_key import open_store
+from dflash_local.engine.prefix_files import PrefixFiles
+from dflash_local.engine.prefixes import PrefixStore
 from dflash_local.errors import DflashError, FileError
 from dflash_local.fit.options import LoadOptions
 from dflash_local.fit.pairing import check_pair, check_target
@@ -195,7 +197,7 @@ def open_engine(
             )
         steps(1.0)
         controller = _controller(loaded, drafter, say, options.recalibrate) if drafter else None
-        store = open_store(loaded, drafter, options.cache_mb, options.cache_dir, say)
+        store = _open_store(loaded, drafter, options.cache_mb, options.cache_dir, say)
         engine = Engine(loaded, drafter, plan.n_seq, controller, store=store)
         engine.usual_shape = shape
         if shape == "tree" and (reason := engine.chains_because):
@@ -279,6 +281,45 @@ def _controller(target: Target, drafter: Drafter, say: Say, again: bool) -> Cont
     greedy, sampled = calibration.known_priors(target, drafter, n_nodes)
     costs = calibration.measure(target, drafter, before=begin, again=again)
     return Controller(costs, drafter.block_size, greedy, sampled, n_nodes)
+
+
+def _open_store(
+    target: Target,
+    drafter: Drafter | None,
+    cache_mb: int,
+    cache_dir: str | os.PathLike[str] | None,
+    say: Say,
+) -> PrefixStore | None:
+    """A store of `cache_mb` MiB in memory and, with a folder, as many on disk; None for 0.
+
+    Raises InputError for a folder that cannot be used.
+    """
+    if not cache_mb:
+        return None
+    max_bytes = cache_mb << 20
+    files = None
+    if cache_dir is not None:
+        files = PrefixFiles(cache_dir, state_key(target, drafter), max_bytes, say)
+    return PrefixStore(max_bytes, files)
+
+
+def state_key(target: Target, drafter: Drafter | None) -> dict[str, Any]:
+    """Everything that saved keys, values and drafter rows depend on, for JSON.
+
+    Every option of the target counts unless it is known not to matter, so that a new one cannot be
+    forgotten here. `n_ctx` does matter: llama.cpp chooses RoPE factors by it.
+    """
+    options = asdict(target.options)
+    for name in ("n_seq", "n_branches", "tapped_layers"):
+        del options[name]
+    key: dict[str, Any] = {
+        "machine": runtime.machine(),
+        "target": target.file_key,
+        "options": options,
+    }
+    if drafter is not None:
+        key["drafter"] = [type(drafter).__name__, drafter.file_key, drafter.draft_window]
+    return key
 
 
 def _loaded(path: Path, options: TargetOptions, steps: _Steps, say: Say) -> Target:

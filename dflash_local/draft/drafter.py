@@ -19,13 +19,15 @@ class DraftRequest:
     """One block of one sequence.
 
     `features`, [n, n_features], are the context features of the rows accepted since the last draft,
-    possibly none; `anchor` is the token after them; `n_draft` is how many tokens to propose.
+    possibly none; `anchor` is the token after them; `n_draft` is how many tokens to propose. `text`
+    are all tokens of the sequence before the anchor, to be read only.
     """
 
     seq: int
     anchor: int
     features: Features
     n_draft: int
+    text: Sequence[int] = ()
 
 
 class Drafter(ABC):

@@ -1,7 +1,6 @@
-"""A round over N sequences: draft, verify, accept, inject. Section by section as in the paper
-(Chen, Liang, Liu 2026, arXiv 2602.06036).
+"""A round over N sequences: draft, verify, accept, inject.
 
-A drafter proposes a block of tokens after each sequence's anchor. The target decodes anchors and
+The method is DFlash's (Chen, Liang, Liu 2026, arXiv 2602.06036). A drafter proposes a block of tokens after each sequence's anchor. The target decodes anchors and
 drafts in one batch. Of each draft the target's own tokens are accepted, and one more token is the
 next anchor. The hidden states of the accepted rows are injected into the drafter with its next
 draft.
@@ -66,8 +65,8 @@ class Round:
         batch = self._verify(sequences, drafts)
         lap.accepting(len(batch), batch.shape)
         for sequence, draft, part in zip(sequences, drafts, batch.parts, strict=True):
-            with self._alone(sequence), lap.sampling(sequence):
-                self._accept(sequence, draft, part)
+            with self._alone(sequence):
+                self._accept(sequence, draft, part, lap)
         lap.end()
 
     def emit_first(self, sequence: Sequence, row: int, output_row: int) -> None:
@@ -96,7 +95,7 @@ class Round:
         assert self._drafter is not None
         drafting = [(i, n) for i, n in enumerate(choice.n_drafts) if n]
         requests = [
-            DraftRequest(s.slot.seq, s.anchor, self._slots.take_features(s.slot), n)
+            DraftRequest(s.slot.seq, s.anchor, self._slots.take_features(s.slot), n, s.slot.cached)
             for s, n in ((sequences[i], n) for i, n in drafting)
         ]
         self._drafter.begin(requests)
@@ -124,18 +123,19 @@ class Round:
         self._slots.decode(batch)
         return batch
 
-    def _accept(self, sequence: Sequence, draft: Draft, part: Part) -> None:
+    def _accept(self, sequence: Sequence, draft: Draft, part: Part, lap: Lap) -> None:
         """Emit the target's tokens along the draft, and keep the rows that held them."""
         anchor, first, ends_text = (
             sequence.anchor,
             part.first_row,
             self._target.vocabulary.ends_text,
         )
-        verdict = self._verify_draft(
-            draft,
-            lambda row: sequence.draw(self._target, first + row, first + row),
-            lambda token: sequence.emit(token, ends_text=ends_text(token)),
-        )
+        with lap.sampling(sequence):
+            verdict = self._verify_draft(
+                draft,
+                lambda row: sequence.draw(self._target, first + row, first + row),
+                lambda token: sequence.emit(token, ends_text=ends_text(token)),
+            )
         path = verdict.path
         self._target.keep(part, path)
         self._slots.commit(

@@ -171,7 +171,7 @@ class Controller:
         return self._row_choice.widths(chains, last_rows, self.costs.switch_s, purse)
 
     def observe(self, policy: Policy, draft: Draft, tokens: Sequence[int]) -> None:
-        """What became of a draft: the tokens emitted after its anchor, one of them the target's own.
+        """What became of a draft: the tokens emitted after its anchor, the last the target's own.
 
         Not needed where nothing was verified.
         """

@@ -16,11 +16,10 @@ from dflash_local.draft.fused import FusedDrafter
 from dflash_local.draft.llama_drafter import LlamaDrafter
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.prefix_files import PrefixFiles
-from dflash_local.engine.prefix_key import state_key
 from dflash_local.engine.prefixes import PrefixStore
 from dflash_local.engine.sequence import Sequence
 from dflash_local.errors import InputError
-from dflash_local.loading import open_drafter
+from dflash_local.loading import open_drafter, state_key
 from dflash_local.target import saved
 from dflash_local.target.batch import Batch
 from dflash_local.target.options import TargetOptions

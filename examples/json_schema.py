@@ -1,0 +1,33 @@
+"""An answer that follows a JSON schema, drafts included.
+
+    python examples/json_schema.py
+"""
+
+from __future__ import annotations
+
+import json
+
+import dflash_local
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "arguments": {"type": "array", "items": {"type": "string", "maxLength": 8}, "maxItems": 4},
+        "pure": {"type": "boolean"},
+    },
+    "required": ["name", "arguments", "pure"],
+    "additionalProperties": False,
+}
+
+
+def main() -> None:
+    target, drafter = dflash_local.demo.pair()
+    with dflash_local.load(target, drafter, quiet=True) as model:
+        prompt = "# A function, described in JSON: "
+        result = model.generate(prompt, json_schema=SCHEMA, max_tokens=128)
+        print(json.dumps(json.loads(result.text), indent=2))
+
+
+if __name__ == "__main__":
+    main()
