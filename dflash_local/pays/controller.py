@@ -1,12 +1,12 @@
 """Whether to draft, and how many rows to verify: what gives most tokens a second on this machine.
 
 A policy over numbers. It knows the costs of this machine and, for every sequence, the chance that
-each draft survives; all sequences of a batch share the rows of one target pass, so they are judged
-together. It has no clock and no randomness: the same measurements give the same decisions.
+each draft is accepted. All sequences of a batch share the rows of one target pass, so they are
+judged together. It has no clock and no randomness: the same measurements give the same decisions.
 
-Once in a while a *plan* compares plain decoding with drafting for the best few sequences
-(`Forecast`), and fixes the rate of tokens that a second is worth. Rounds then choose their rows by
-it (`RowChoice`), and the `Purse` pays for what is drafted only to see whether it would pay.
+A *plan*, made every few rounds, compares plain decoding with drafting for the best few sequences
+(`Forecast`). Rounds then choose their rows by it (`RowChoice`). The `Budget` pays for *probes*,
+which draft only to see whether it pays, and ends drafting that loses more than the forecast says.
 """
 
 from __future__ import annotations
@@ -14,39 +14,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from operator import is_
 
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import Chain, Shape, ShapeName
-from dflash_local.pays.costs import Costs
-from dflash_local.pays.forecast import GAIN_TO_BEGIN, Forecast
-from dflash_local.pays.pass_times import PassTimes
+from dflash_local.pays.budget import Budget
+from dflash_local.pays.costs import Costs, PassTimes
+from dflash_local.pays.forecast import Forecast
 from dflash_local.pays.policy import Findings, Policy
-from dflash_local.pays.purse import Purse
 from dflash_local.pays.row_choice import RowChoice
 from dflash_local.pays.survival import Prior
 
 __all__ = ["Controller", "Policy"]
 
-_LONGEST_PAUSE = 4096
-"""Rounds: an answer whose next probe is farther off has done with drafting for good."""
-_FIRST_PAUSE, _BACKOFF = 16, 64
-"""Rounds without drafting after an end of it, and the longest between probes that can be paid."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 4, 64
+"""Rounds from the end of drafting to a look, twice as many after each look in vain. With a longest
+one, a text that turns late is not missed; the budget alone would look too often."""
 _ANSWER = 100
-"""Rounds of a usual answer."""
+"""Rounds in which the way to drafting and back must be earned. Without, drafting begins and ends by
+turns."""
 _PHASE = 25
-"""Rounds of a text in which trees or chains stay the better ones."""
-_DOUBT = 0.3
-"""Loss, added up over plans, at which drafting ends."""
-_REPLAN, _EARLY_ROUNDS = 8, 4
-"""Rounds between plans, after a request's first ones."""
-_KNOWN_ROUNDS = 16
-"""Rounds by which the drafter's own confidence can be believed."""
-_HICCUP = 1.5
-_FIRST_LOOK = 5.0
-"""Plain rounds that the first look at a drafter is worth."""
+"""Rounds in which the change from chains to trees, or back, must be earned. Without, they change by
+turns where they are worth the same."""
+_REPLAN = 8
+"""Rounds between plans: they take host time, up to a tenth of a tiny model's step."""
+_EARLY_ROUNDS, _KNOWN_ROUNDS = 4, 16
+"""A request's first rounds, and a drafter's, in which seeing the outcome of a few drafts is worth
+more than what they bring. Without, a drafter whose confidence says nothing is never found out to be
+good."""
+_LONGEST_TIME = 1.5
+"""A round counts as no longer than this many times what it should take. Without, a hiccup of the
+machine ends drafting that pays."""
 _CHECK_SHARE = 0.002
-"""Of the time of drafting, what looking again at plain decoding may cost."""
+"""Of the time of drafting, what looking again at plain decoding may cost. Without, a calibration
+that found plain decoding too slow is never put right."""
+_FOREVER = 1 << 30
 
 
 class Controller:
@@ -73,7 +74,7 @@ class Controller:
         self._forecast = Forecast(costs, max(block_size - 1, n_nodes))
         self._row_choice = RowChoice()
         self._passes = PassTimes(costs)
-        self._purse = Purse()
+        self._budget = Budget()
         self._round = 0
         self._depth = 0
         # The plan in force
@@ -81,15 +82,12 @@ class Controller:
         self._replan_at = 0
         self._members: list[Policy] = []
         self._drafting = False
-        self._exploring = False
+        self._probing = False
         self._shape: ShapeName = "chain"
-        self._early = False
-        self._planned_at = 0
         self._doubt = 0.0
         self._least = 1
         # The rounds since
         self._plain_at = 0
-        self._untried = True
         self._accepted = 0
 
     def open(
@@ -101,12 +99,12 @@ class Controller:
             self._depth = depth
         self.prior = self.priors[greedy]
         if len(self._members) <= 1:
-            self._purse.forgive()
+            self._budget.renew()
         return Policy(self.prior, shapes or [Chain(self._n_draft)], self._round)
 
     @property
     def idle(self) -> int:
-        """Rounds for which nothing is to be asked: they are plain."""
+        """Rounds that are plain whatever is asked."""
         return self._idle
 
     @property
@@ -130,20 +128,17 @@ class Controller:
         """
         self._round += 1
         n = len(policies)
-        members = self._members
-        known = n == len(members) and n + other_rows == self._forecast.base
-        known = known and all(map(is_, policies, members))
-        if known and self._idle > 0:
+        same = n + other_rows == self._forecast.base and list(policies) == self._members
+        if same and self._idle > 0:
             self._idle -= 1
             return [0] * n
-        if not known or self._round >= self._replan_at:
+        if not same or self._round >= self._replan_at:
             self._plan(policies, other_rows)
             if not self._drafting or self._idle > 0:
                 return [0] * n
-        n_draft, least = self._n_draft, self._least
         return [
-            n_draft if (policy.drafting or policy.probing) and limit >= least else 0
-            for policy, limit in zip(policies, limits, strict=True)
+            self._n_draft if (p.drafting or p.probing) and limit >= self._least else 0
+            for p, limit in zip(policies, limits, strict=True)
         ]
 
     def widths(
@@ -166,9 +161,9 @@ class Controller:
             chains.append(policy.chances(draft, limit, early=early, believed=known))
             policy.rounds += 1
             policy.rest_from = self._round
-        purse = self._purse.amount if self._exploring else None
+        budget = self._budget.amount if self._probing else None
         last_rows = self._passes.rows(self._shape)
-        return self._row_choice.widths(chains, last_rows, self.costs.switch_s, purse)
+        return self._row_choice.widths(chains, last_rows, self.costs.switch_s, budget)
 
     def observe(self, policy: Policy, draft: Draft, tokens: Sequence[int]) -> None:
         """What became of a draft: the tokens emitted after its anchor, the last the target's own.
@@ -204,150 +199,129 @@ class Controller:
             self._plain_at = self._round
         if host_s is not None:
             costs.observe_host(n_drafting > 0, host_s)
-        if n_drafting:
-            if not self._exploring:  # else it had many rows to inject
-                costs.observe_draft(n_drafting, depth, draft_s)
-            usual_s = costs.step_s(n_rows, depth, shape)
-            if self._passes.fresh and not self._exploring:
-                # Graphs are made once; what a drafter is worth, they do not tell.
+        if not n_drafting:
+            return
+        usual_s = costs.step_s(n_rows, depth, shape)
+        if not self._probing:
+            costs.observe_draft(n_drafting, depth, draft_s)  # a probe has many rows to inject
+            if self._passes.fresh:  # graphs are made once, and say nothing of the drafter's worth
                 verify_s = min(verify_s, usual_s)
-            expected = costs.host_s + costs.draft_host_s
-            seconds = draft_s + verify_s + (expected if host_s is None else host_s)
-            expected += costs.draft_s(n_drafting, depth) + usual_s
-            self._settle(seconds, expected + costs.switch_s)
+        expected = costs.host_s + costs.draft_host_s
+        seconds = draft_s + verify_s + (expected if host_s is None else host_s)
+        expected += costs.draft_s(n_drafting, depth) + usual_s + costs.switch_s
+        self._settle(min(seconds, _LONGEST_TIME * expected))
+
+    def _settle(self, seconds: float) -> None:
+        """After a round that drafted: how far it was ahead of plain decoding."""
+        forecast = self._forecast
+        gained = 1 + self._accepted / forecast.base - seconds / forecast.plain_s
+        self._accepted = 0
+        if self._probing or self.prior.rounds < _KNOWN_ROUNDS:
+            self._budget.settle_probe(gained)
+        if not self._probing:
+            self._budget.settle(gained, self._round)
+            if self._round < self._budget.suspended_until:
+                self._replan_at = 0
 
     # The plan
 
     def _plan(self, policies: Sequence[Policy], other_rows: int) -> None:
-        now, purse, forecast = self._round, self._purse, self._forecast
-        purse.earn(now)
+        now, forecast = self._round, self._forecast
+        self._budget.earn(now)
         forecast.renew(len(policies), other_rows, self._depth)
         self._members = list(policies)
         able = [policy for policy in policies if not policy.off] if self._n_draft else []
         on, findings = self._best(able) if able else ([], None)
-        if findings and now < purse.suspended_until:
+        suspended = self._budget.suspended_until - now
+        if findings and suspended > 0:
             findings = replace(findings, suspended=True)
-        if findings and (findings.suspended or not self._pays(findings.gain)):
+        if findings and (suspended > 0 or not self._pays(findings.gain)):
             on = []
         self._least = findings.shortest if findings else 1
         rate = forecast.base / forecast.plain_s * (findings.gain if findings and on else 1.0)
         self._row_choice.price(forecast.base, forecast.passes, rate, self._shape)
-        self._planned_at = now
-        self._appoint(able, on, findings)
-        wait = _LONGEST_PAUSE
-        if findings and findings.suspended:
-            wait = purse.suspended_until - now
-        elif resting := [policy for policy in able if not policy.drafting]:
-            wait = self._probe(resting, len(on))
-        self._exploring = wait == 0 and not on
+        for policy in able:
+            self._appoint(policy, findings, drafts=policy in on)
+        resting = [policy for policy in able if not policy.drafting]
+        wait = suspended if suspended > 0 else self._probe(resting, len(on))
+        self._probing = wait == 0 and not on
         self._drafting = bool(on) or wait == 0
-        if self._drafting:
-            self._idle = 2 if on and findings and self._forgets_plain(findings) else 0
-            steps = forecast.look if self._exploring else 1 if self._early or wait == 0 else _REPLAN
-            self._replan_at = now + self._idle + min(steps, max(wait, steps if wait == 0 else 1))
-        else:
-            self._idle = wait - 1
-            self._replan_at = 0
+        self._idle = 0
+        if not self._drafting:
+            self._idle, self._replan_at = wait - 1, 0
+            return
+        if on and findings and self._forgets_plain(findings):
+            self._idle = 2
+        early = any(policy.rounds < _EARLY_ROUNDS for policy in on)
+        steps = forecast.probe_rounds if self._probing else 1 if early or wait == 0 else _REPLAN
+        self._replan_at = now + self._idle + min(steps, wait or steps)
 
     def _best(self, able: Sequence[Policy]) -> tuple[list[Policy], Findings]:
-        """The best that drafting can do, with trees or without where that is left open: as before,
-        unless the other has more of a lead than going there costs."""
-        names = {name for policy in able for name in policy.shapes}
+        """The best that drafting can do, in each shape that is open: in the last one, unless the
+        other has more of a lead than going there costs."""
         found: dict[ShapeName, tuple[list[Policy], Findings]] = {}
-        for name in sorted(names):
+        for name in sorted({name for policy in able for name in policy.shapes}):
             for policy in able:
                 policy.take(name)
             found[name] = self._forecast.best(able)
-        lead = GAIN_TO_BEGIN + self._forecast.switch / _PHASE
         gains = {name: findings.gain for name, (_, findings) in found.items()}
         if self._shape in gains:
-            gains[self._shape] *= lead
+            gains[self._shape] *= 1 + self._forecast.switch / _PHASE
         self._shape = max(gains, key=gains.__getitem__)
         for policy in able:
             policy.take(self._shape)
         return found[self._shape]
 
-    def _appoint(
-        self, able: Sequence[Policy], on: Sequence[Policy], findings: Findings | None
-    ) -> None:
-        """Those of `able` that are `on` draft from now on, the others no more."""
-        self._early = False
-        for policy in able:
-            was, policy.drafting = policy.drafting, any(policy is other for other in on)
-            policy.probing = False
-            policy.findings = findings
-            if policy.drafting:
-                policy.failures = 0
-                self._early = self._early or policy.rounds < _EARLY_ROUNDS
-            elif was:
-                early_end = policy.rounds < 2 * _EARLY_ROUNDS
-                policy.failures = 0 if early_end else 3
-                policy.next_probe = self._round + (2 if early_end else _FIRST_PAUSE)
+    def _appoint(self, policy: Policy, findings: Findings | None, *, drafts: bool) -> None:
+        """A sequence drafts from now on, or no more."""
+        if drafts or policy.drafting:
+            policy.n_probes, policy.pause = 0, _FIRST_PAUSE
+            policy.next_probe = self._round + _FIRST_PAUSE
+        policy.drafting = drafts
+        policy.probing = False
+        policy.findings = findings
 
     def _forgets_plain(self, findings: Findings) -> bool:
-        """Whether to decode plainly for a moment: a device on which plain decoding is faster than
-        it was measured would never be found out by drafting. A small part of the time."""
+        """Whether to decode plainly for a moment: drafting would never find out that plain decoding
+        has become faster than it was measured."""
         loss = 2 * (findings.gain - 1) + 2 * self._forecast.switch
         a_round = findings.tokens / self._forecast.base / findings.gain
         return (self._round - self._plain_at) * a_round * _CHECK_SHARE > max(loss, 0.1)
 
     def _pays(self, gain: float) -> bool:
-        """Whether to draft, where this many times the speed of plain decoding is expected.
-
-        A few drafts tell little, so a loss must be large or last before drafting ends.
-        """
-        if self._purse.in_debt and self.prior.rounds < _KNOWN_ROUNDS:
-            return False
-        if not self._drafting or self._exploring:
+        """Whether to draft, where this many times the speed of plain decoding is expected."""
+        way = 2 * self._forecast.switch  # to drafting and back, or to plain decoding and back
+        if not self._drafting or self._probing:
             self._doubt = 0.0
-            # The way there and back must be earned, too, in as long as answers are.
-            return gain >= GAIN_TO_BEGIN + 2 * self._forecast.switch / _ANSWER
-        # Plans that follow one another closely judge by the same drafts.
-        weight = min((self._round - self._planned_at) * (1.0 if self._early else 0.5), 1.0)
-        self._doubt = max(self._doubt + weight * (1.0 - gain), 0.0)
-        # What going plain costs, and coming back: less is not worth the way.
-        return self._doubt < max(_DOUBT, 1.5 * self._forecast.switch)
+            return gain >= 1 + way / _ANSWER
+        # A few drafts tell little: what is lost by all plans together must be worth the way.
+        self._doubt = max(self._doubt + 1 - gain, 0.0)
+        return self._doubt < way
 
     def _probe(self, resting: list[Policy], n_on: int) -> int:
-        """Let those whose time has come draft once, if the purse allows; rounds to wait if not."""
-        forecast, now = self._forecast, self._round
+        """Let those whose time has come draft to see whether it pays, if the budget allows; rounds
+        to wait if not."""
+        forecast, budget, now = self._forecast, self._budget, self._round
         due = [policy for policy in resting if policy.next_probe <= now]
         if not due:
-            return min(policy.next_probe for policy in resting) - now
+            return min((policy.next_probe - now for policy in resting), default=_FOREVER)
         loss = forecast.probe_loss(due, n_on, now)
-        if loss > self._purse.amount:  # then a few: what one learns is the others' prior
+        if loss > budget.amount:  # then a few: what one learns is the others' prior
             due.sort(key=lambda policy: policy.rounds)
             due = due[: 1 + len(self._members) // 4]
             loss = forecast.probe_loss(due, n_on, now)
-        # Of a drafter never seen, the first look is worth what it takes.
-        first = self._untried and self.prior.rounds == 0 and loss <= _FIRST_LOOK * forecast.look
-        if loss > self._purse.amount and not first:
-            wait = self._purse.wait(loss, forecast.upkeep(len(due)))
-            if wait is not None and wait < _LONGEST_PAUSE:
-                return wait
-            for policy in due:
-                policy.off = True
-            return _LONGEST_PAUSE
-        self._untried = False
+        if loss > budget.amount:
+            wait = budget.wait(loss, forecast.upkeep(len(due)))
+            if wait is None:
+                for policy in due:
+                    policy.off = True
+            return wait or _FOREVER
         for policy in due:
             policy.probing = True
             policy.survival.rest(now - policy.rest_from)
-            policy.failures += 1
-            pause = 1 if forecast.promises(policy) else min(2**policy.failures, _BACKOFF)
-            policy.next_probe = now + pause
+            policy.n_probes += 1
+            policy.next_probe = now + policy.pause
+            policy.pause = min(2 * policy.pause, _LONGEST_PAUSE)
         if n_on:  # only a round of its own shows what it has really cost
-            self._purse.amount -= loss
+            budget.amount -= loss
         return 0
-
-    def _settle(self, seconds: float, expected: float) -> None:
-        """After a round that drafted: how far it was ahead of plain decoding."""
-        # A hiccup of the machine is not the drafts' fault.
-        seconds = min(seconds, _HICCUP * expected)
-        forecast = self._forecast
-        gained = 1 + self._accepted / forecast.base - seconds / forecast.plain_s
-        self._accepted = 0
-        purse = self._purse
-        learning = self.prior.rounds < _KNOWN_ROUNDS
-        purse.settle(gained, self._round, exploring=self._exploring, learning=learning)
-        if purse.losing or self._round < purse.suspended_until:
-            self._replan_at = 0

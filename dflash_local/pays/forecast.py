@@ -13,9 +13,8 @@ from itertools import accumulate
 from dflash_local.pays.costs import Costs
 from dflash_local.pays.policy import PROBED, Findings, Policy
 
-GAIN_TO_BEGIN = 1.02
 _REFRESH = 32
-_LONGEST_LOOK = 4
+_LONGEST_PROBE = 4
 
 
 class Forecast:
@@ -44,9 +43,9 @@ class Forecast:
         return self._costs.switch_s / self.passes[0]
 
     @property
-    def look(self) -> int:
+    def probe_rounds(self) -> int:
         """Rounds of a probe: more where going there costs more than being there."""
-        return min(max(round(2 * self._costs.switch_s / self.passes[0]), 1), _LONGEST_LOOK)
+        return min(max(round(2 * self._costs.switch_s / self.passes[0]), 1), _LONGEST_PROBE)
 
     def renew(self, n_seqs: int, other_rows: int, depth: int) -> None:
         """For so many sequences, after `depth` cached tokens; `other_rows` share their passes."""
@@ -116,24 +115,13 @@ class Forecast:
         hopes = sum(sum(curve[:PROBED]) for curve in _typical(due))
         loss = extra + max(verify - hopes * passes[0] / self.base, 0.0)
         if not n_on:  # the rounds after the first need no new graph
-            loss += (self.look - 1) * max(loss - 2 * costs.switch_s, 0.0)
+            loss += (self.probe_rounds - 1) * max(loss - 2 * costs.switch_s, 0.0)
         return loss / passes[0]
 
     def upkeep(self, n_seqs: int) -> float:
         """Plain rounds by which a probe of so many gets dearer with each round that it waits: the
         context to inject goes on growing."""
         return self._costs.inject_s * n_seqs / self.passes[0]
-
-    def promises(self, policy: Policy) -> bool:
-        """Whether drafting would pay if all sequences were like this one, and it as good as its
-        few drafts leave possible."""
-        passes, n = self.passes, self._n_seqs
-        extra = self._costs.draft_s(n, self._depth) + self._costs.draft_host_s
-        extra += self._costs.extra_s(policy.shape.name)
-        curve = policy.typical(hopeful=True)
-        tokens = accumulate((n * chance for chance in curve), initial=float(self.base))
-        rates = [got / (extra + spent) for got, spent in zip(tokens, passes[::n], strict=False)]
-        return max(rates) * passes[0] > GAIN_TO_BEGIN * self.base
 
 
 def _typical(policies: Sequence[Policy]) -> list[list[float]]:

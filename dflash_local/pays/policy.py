@@ -76,8 +76,10 @@ class Policy:
         self.off = False
         """For good: no draft will be asked for again, so the drafter needs no more of the text."""
         self.rounds = 0
-        self.failures = 0
-        """Probes since it last drafted."""
+        self.n_probes = 0
+        """Since it last drafted."""
+        self.pause = 2
+        """Rounds from the next probe to the one after it."""
         self.rest_from = now
         self.next_probe = now
         self.findings: Findings | None = None
@@ -104,7 +106,7 @@ class Policy:
         known = self._chances[self.shape.name]
         known.notice(draft)
         chances = known.of(draft, hopeful=self.probing)
-        if early and (not believed or self.failures % 2):
+        if early and (not believed or self.n_probes % 2):
             chances[:PROBED] = [1.0] * min(PROBED, len(chances))
         return chances[:limit]
 

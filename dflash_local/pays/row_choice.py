@@ -46,18 +46,18 @@ class RowChoice:
         chains: Sequence[list[float]],
         last_rows: int | None,
         switch_s: float,
-        purse: float | None = None,
+        budget: float | None = None,
     ) -> list[int]:
         """Rows for each sequence, its anchor included, by the falling chances of its drafts.
 
         `last_rows` are those of the last pass, from which to go costs `switch_s` seconds; None: any
-        pass will have a new graph. `purse`, for a probe: the plain rounds that may be lost, come
+        pass will have a new graph. `budget`, for a probe: the plain rounds that may be lost, come
         what may.
         """
         if len(chains) == 1:
-            return [1 + self._best(chains[0], last_rows, switch_s, purse)]
+            return [1 + self._best(chains[0], last_rows, switch_s, budget)]
         merged = sorted((chance for chain in chains for chance in chain), reverse=True)
-        left = self._best(merged, last_rows, switch_s, purse)
+        left = self._best(merged, last_rows, switch_s, budget)
         if left == 0:
             return [1] * len(chains)
         least = merged[left - 1]
@@ -74,7 +74,7 @@ class RowChoice:
         return widths
 
     def _best(
-        self, chances: list[float], last_rows: int | None, switch_s: float, purse: float | None
+        self, chances: list[float], last_rows: int | None, switch_s: float, budget: float | None
     ) -> int:
         """How many drafts to verify, of all sequences; `chances` fall.
 
@@ -82,15 +82,15 @@ class RowChoice:
         go there and back, or on average, over the rounds to come.
         """
         prices = self._prices
-        if purse is not None:
-            most = self._plain_price * max(purse, 1.0)
+        if budget is not None:
+            most = self._plain_price * max(budget, 1.0)
             chances = chances[: max(k for k, price in enumerate(prices) if price <= most)]
         values = list(map(sub, accumulate(chances, initial=0.0), prices))
         switch = self._rate * switch_s
         top = max(values)
         best = values.index(top)
         means = self._blended(values)
-        if purse is not None:
+        if budget is not None:
             return best if top > switch else 0
         last = -1 if last_rows is None else last_rows - self._kind[0]
         if not 0 <= last < len(values):

@@ -1,0 +1,61 @@
+"""What drafting may lose, in plain rounds: the time of one plain round is 1."""
+
+from __future__ import annotations
+
+_INCOME = 0.008
+"""Earned by each round, for probes. More makes them a cost of their own,
+less finds a text that has turned too late."""
+_AT_FIRST = 3.5
+"""What both accounts begin with. With more, a useless drafter costs an answer of 200 tokens more
+than 3 %; with less, some good drafters are never tried."""
+_MOST_CREDIT = 16.0
+"""Gains beyond this are forgotten. With fewer, bad luck ends drafting that pays, as a round's gain
+varies by about 3; with more, drafting that has begun to lose goes on for too long."""
+_SUSPENDED = 128
+"""Rounds for which drafting is off when its credit is spent. With half as many, a useless drafter
+comes back too often."""
+
+
+class Budget:
+    """Two accounts: `amount` pays for probes, and a credit covers drafting that was thought to pay."""
+
+    def __init__(self) -> None:
+        self.amount = _AT_FIRST
+        self.suspended_until = 0
+        """The round before which nothing is to be drafted."""
+        self._saved = _AT_FIRST  # the most that income adds up to
+        self._credit = _AT_FIRST
+        self._round = 0
+
+    def renew(self) -> None:
+        """Another text begins, and what the last one lost says little of it."""
+        self.suspended_until = 0
+        self._credit = max(self._credit, _AT_FIRST)
+
+    def earn(self, now: int) -> None:
+        """The income since the last call; `now` counts rounds."""
+        earned = self.amount + _INCOME * (now - self._round)
+        self.amount = max(min(earned, self._saved), self.amount)
+        self._round = now
+
+    def wait(self, price: float, upkeep: float) -> int | None:
+        """Rounds until a probe of this price, which grows by `upkeep` a round, can be paid; None if
+        never."""
+        if upkeep >= _INCOME:
+            return None
+        rounds = int((price - self.amount) / (_INCOME - upkeep)) + 1
+        self._saved = max(_AT_FIRST, price + upkeep * rounds)
+        return rounds
+
+    def settle_probe(self, gained: float) -> None:
+        """After a probe, or any draft of a drafter that is not known yet, that was `gained` plain
+        rounds ahead of plain decoding."""
+        self.amount = min(self.amount + gained, self._saved)
+
+    def settle(self, gained: float, now: int) -> None:
+        """After a round of drafting that was `gained` plain rounds ahead of plain decoding. The
+        forecast ends drafting that loses, mostly; this is for what it does not see."""
+        self._credit = min(self._credit + gained, _MOST_CREDIT)
+        if self._credit < 0:
+            self._credit = _AT_FIRST
+            self.suspended_until = now + _SUSPENDED
