@@ -41,7 +41,7 @@ class Chances(ABC):
     def notice(self, draft: Draft) -> None:
         """A new draft, before anything is asked of it."""
 
-    def notice_candidates(self, candidates: Candidates) -> None:
+    def notice_candidates(self, candidates: Candidates) -> None:  # noqa: B027
         """The candidates of a draft that had another shape."""
 
     @abstractmethod
@@ -97,7 +97,7 @@ class TreeChances(Chances):
             self.survival.notice(draft.candidates.logprobs[:, 0].tolist())
         self._notice_curve(path_chances(draft))
 
-    def notice_candidates(self, candidates: Candidates) -> None:
+    def notice_candidates(self, candidates: Candidates) -> None:  # noqa: B027
         tree = grow(self.rate(candidates), self._prior.trees.n_nodes, _ANY_TOKEN)
         self._notice_curve(path_chances(tree))
 
