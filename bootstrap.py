@@ -338,13 +338,20 @@ def logged(command: list, label: str, env: dict | None = None) -> None:
 
 
 def fingerprint() -> str:
-    """Changes with what makes a new installation necessary; Python sources are used in place."""
+    """Changes with everything that makes a new installation necessary.
+
+    Python modules are used in place, so their contents do not count. Their names do: an editable
+    install knows the modules that it found.
+    """
     files = [ROOT / "bootstrap.py", ROOT / "pyproject.toml", ROOT / "CMakeLists.txt"]
     for folder in ("cmake", "tools", "native"):
         files += sorted(p for p in (ROOT / folder).rglob("*") if p.is_file())
     digest = hashlib.sha256(str(ROOT).encode())
     for path in files:
         digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
+    for package in ("dflash_local", "convert", "cli"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            digest.update(f"{path.relative_to(ROOT)}\0".encode())
     return digest.hexdigest()
 
 
