@@ -34,8 +34,8 @@ from .writing import WritingProgress
 
 if TYPE_CHECKING:
     from dflash_local.bench.benchmark import Order
-    from dflash_local.bench.report import PaperValue, Report
-    from dflash_local.bench.workload import Prompt
+    from dflash_local.bench.prompts.case import Prompt
+    from dflash_local.bench.report.report import PaperValue, Report
     from dflash_local.engine.engine import Engine
     from dflash_local.fit.options import LoadOptions
     from dflash_local.fit.plan import Plan
@@ -238,7 +238,7 @@ def _check(values: Mapping[str, Any]) -> None:
     if values["markdown"] is not None and not Path(values["markdown"]).absolute().parent.is_dir():
         raise click.UsageError(f"there is no folder for {values['markdown']}: make it first.")
     if values["plot"] is not None:
-        from dflash_local.bench.plot import check_plot
+        from dflash_local.bench.report.plot import check_plot
 
         check_plot(Path(values["plot"]))
 
@@ -255,7 +255,7 @@ def _order(
     draft: Path | None,
 ) -> Order:
     from dflash_local.bench.benchmark import Order, ways_from
-    from dflash_local.bench.run import Settings
+    from dflash_local.bench.measure.single import Settings
 
     settings = Settings(
         temperatures=_temperatures(values["temperatures"]),
@@ -298,7 +298,7 @@ def _files(values: Mapping[str, Any], say: Say) -> Iterator[tuple[Path, Path | N
         say("no --target: measuring the shipped pair, a tiny model of Python code")
         yield demo.pair()
         return
-    from dflash_local.bench.shapes import write_pair
+    from dflash_local.bench.shapes.catalogue import write_pair
 
     with tempfile.TemporaryDirectory(prefix="dflash-local-") as temporary:
         folder = Path(values["shape_folder"] or temporary)
@@ -316,12 +316,12 @@ def _files(values: Mapping[str, Any], say: Say) -> Iterator[tuple[Path, Path | N
 def _prompts(values: Mapping[str, Any]) -> list[Prompt] | None:
     """Those of a file or of a dataset; None for the built-in ones."""
     if values["prompts"] is not None:
-        from dflash_local.bench.workload import read_prompts
+        from dflash_local.bench.prompts.case import read_prompts
 
         return read_prompts(values["prompts"], limit=values["limit"])
     if values["dataset"] is None:
         return None
-    from dflash_local.bench.datasets import load_prompts
+    from dflash_local.bench.prompts.dataset import load_prompts
 
     folder = Path(values["dataset_folder"]) if values["dataset_folder"] else None
     return load_prompts(values["dataset"], folder, values["limit"])
@@ -331,7 +331,7 @@ def _paper(
     dataset: str, target: Path, temperatures: Sequence[float]
 ) -> dict[tuple[str, float], PaperValue]:
     """What the paper reports for this dataset and target, where it does, by temperature."""
-    from dflash_local.bench.datasets import paper_value
+    from dflash_local.bench.prompts.dataset import paper_value
 
     values = {(dataset, t): paper_value(dataset, target.name, t) for t in temperatures}
     return {key: value for key, value in values.items() if value is not None}
@@ -347,7 +347,7 @@ def _open(
 
 
 def _write(report: Report, values: Mapping[str, Any]) -> None:
-    from dflash_local.bench.tables import markdown, terminal
+    from dflash_local.bench.report.terminal import markdown, terminal
 
     if values["as_json"]:
         write_stdout(json.dumps(report.as_dict()) + "\n")
@@ -356,6 +356,6 @@ def _write(report: Report, values: Mapping[str, Any]) -> None:
     if values["markdown"] is not None:
         Path(values["markdown"]).write_text(markdown(report), encoding="utf-8")
     if values["plot"] is not None:
-        from dflash_local.bench.plot import plot
+        from dflash_local.bench.report.plot import plot
 
         plot(report, Path(values["plot"]))

@@ -47,7 +47,7 @@ def summary(result: Result, max_tokens: int) -> str:
 
 def drafts_text(stats: Stats) -> str:
     """Of the rounds that drafted: what was drafted on average, and what came of it."""
-    from dflash_local.bench.measure import Acceptance
+    from dflash_local.bench.measure.speed import Acceptance
 
     found = Acceptance.of([stats])
     if found.mean_length is None:

@@ -1,6 +1,6 @@
 """Records what becomes of a pair's drafts, for synthetic acceptance on models of random weights.
 
-    python tools/record_drafts.py dflash_local/bench/recorded.npz
+    python tools/record_drafts.py dflash_local/bench/synthetic/recorded.npz
 
 Greedy answers to the built-in prompts, of which every token is an anchor once.
 """
@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local import Model, demo
-from dflash_local.bench.recorded import RecordedDrafts
-from dflash_local.bench.workload import Case, built_in, read_by
+from dflash_local.bench.prompts.case import Case, built_in, read_by
+from dflash_local.bench.synthetic.recorded import RecordedDrafts
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.verify import Verdict, verify

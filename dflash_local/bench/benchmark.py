@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from dflash_local import demo
-from dflash_local.bench.against import Peer, held_against, run_against
-from dflash_local.bench.concurrency import ConcurrencyRow, run_together
-from dflash_local.bench.machine import Machine, memory_of
-from dflash_local.bench.measure import Way, Width, cost_curve
-from dflash_local.bench.recorded import RecordedDrafts
-from dflash_local.bench.report import Report
-from dflash_local.bench.run import Restart, Say, Settings, begin_anyhow, run
-from dflash_local.bench.synthetic import Synthetic, synthetic_engine
-from dflash_local.bench.workload import (
+from dflash_local.bench.measure.concurrent import ConcurrencyRow, run_together
+from dflash_local.bench.measure.environment import Machine, memory_of
+from dflash_local.bench.measure.single import Restart, Say, Settings, begin_anyhow, run
+from dflash_local.bench.measure.speed import Way, Width, cost_curve
+from dflash_local.bench.peers.comparison import Peer, held_against, run_against
+from dflash_local.bench.prompts.case import (
     CATEGORIES,
     DEPTHS,
     Case,
@@ -27,6 +24,9 @@ from dflash_local.bench.workload import (
     random_cases,
     read_by,
 )
+from dflash_local.bench.report.report import Report
+from dflash_local.bench.synthetic.acceptance import Synthetic, synthetic_engine
+from dflash_local.bench.synthetic.recorded import RecordedDrafts
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
 from dflash_local.errors import InputError

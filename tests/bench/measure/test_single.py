@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from dflash_local import Model, load
-from dflash_local.bench.against import Peer, PeerRow, held_against
-from dflash_local.bench.concurrency import run_together
-from dflash_local.bench.machine import Machine, memory_of
-from dflash_local.bench.measure import (
+from dflash_local.bench.measure.concurrent import run_together
+from dflash_local.bench.measure.environment import Machine, memory_of
+from dflash_local.bench.measure.rounding import lead_after
+from dflash_local.bench.measure.single import CACHES, Row, Settings, run
+from dflash_local.bench.measure.speed import (
     PLAIN,
     STAGES,
     Acceptance,
@@ -26,11 +27,10 @@ from dflash_local.bench.measure import (
     cost_curve,
     first_difference,
 )
-from dflash_local.bench.report import Report
-from dflash_local.bench.rounding import lead_after
-from dflash_local.bench.run import CACHES, Row, Settings, run
-from dflash_local.bench.tables import markdown, terminal
-from dflash_local.bench.workload import Case, built_in, read_by
+from dflash_local.bench.peers.comparison import Peer, PeerRow, held_against
+from dflash_local.bench.prompts.case import Case, built_in, read_by
+from dflash_local.bench.report.report import Report
+from dflash_local.bench.report.terminal import markdown, terminal
 from dflash_local.stats import Stats
 
 WAYS = (Way(), Way(4), Way(4, "tree"))

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from dflash_local.bench import peer
-from dflash_local.bench.peer import LlamaServer
-from dflash_local.bench.recorded import RecordedDrafts
+from dflash_local.bench.peers import llama_server as peer
+from dflash_local.bench.peers.llama_server import LlamaServer
+from dflash_local.bench.synthetic.recorded import RecordedDrafts
 from dflash_local.errors import BackendError, InputError
 from llama_server_stand_in import alive, program, runs
 

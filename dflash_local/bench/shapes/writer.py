@@ -16,9 +16,9 @@ from typing import BinaryIO
 import gguf
 import numpy as np
 
-from dflash_local.bench.random_blocks import RandomBlocks
-from dflash_local.bench.shape_files import ShapeFile
-from dflash_local.bench.shape_tensors import TensorSpec
+from dflash_local.bench.shapes.file import ShapeFile
+from dflash_local.bench.shapes.tensors import TensorSpec
+from dflash_local.bench.shapes.weights import RandomBlocks
 from dflash_local.errors import InputError
 from dflash_local.fit.footprint import size_text
 

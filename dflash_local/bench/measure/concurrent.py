@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dflash_local.bench.measure import PLAIN, Acceptance, Answer, Speed, Spread, Way
-from dflash_local.bench.run import Restart, Say, Settings, begin_anyhow
-from dflash_local.bench.workload import Case
+from dflash_local.bench.measure.single import Restart, Say, Settings, begin_anyhow
+from dflash_local.bench.measure.speed import PLAIN, Acceptance, Answer, Speed, Spread, Way
+from dflash_local.bench.prompts.case import Case
 from dflash_local.engine.request import Request
 from dflash_local.sampling.params import SamplingParams
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_local.bench.recorded import RecordedDrafts
-from dflash_local.bench.synthetic import Synthetic, SyntheticDrafter
+from dflash_local.bench.synthetic.acceptance import Synthetic, SyntheticDrafter
+from dflash_local.bench.synthetic.recorded import RecordedDrafts
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.shape import Chain, DraftShape, Tree
 from dflash_local.engine.engine import Engine

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from dflash_local.bench.against import PeerRow
-from dflash_local.bench.concurrency import ConcurrencyRow
-from dflash_local.bench.gain import gains
-from dflash_local.bench.machine import Machine, Memory
-from dflash_local.bench.measure import PLAIN, Acceptance, Way, significant
-from dflash_local.bench.run import Difference, Row, Settings
+from dflash_local.bench.measure.concurrent import ConcurrencyRow
+from dflash_local.bench.measure.environment import Machine, Memory
+from dflash_local.bench.measure.single import Difference, Row, Settings
+from dflash_local.bench.measure.speed import PLAIN, Acceptance, Way, significant
+from dflash_local.bench.peers.comparison import PeerRow
+from dflash_local.bench.report.gain import gains
 from dflash_local.sampling.params import SamplingParams
 
 FORMAT = 2

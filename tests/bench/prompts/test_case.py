@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dflash_local import InputError, Model, demo
-from dflash_local.bench.workload import (
+from dflash_local.bench.prompts.case import (
     DEPTHS,
     Prompt,
     built_in,

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from dflash_local.bench.against import PeerRow
-from dflash_local.bench.measure import Acceptance, Way
-from dflash_local.bench.report import Report
-from dflash_local.bench.run import Row
+from dflash_local.bench.measure.single import Row
+from dflash_local.bench.measure.speed import Acceptance, Way
+from dflash_local.bench.peers.comparison import PeerRow
+from dflash_local.bench.report.report import Report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from dflash_local.bench.shape import Shape
+from dflash_local.bench.shapes.shape import Shape
 from dflash_local.errors import InputError
 
 _Type = GGMLQuantizationType

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dflash_local.bench.datasets import DATASETS, load_prompts, paper_value
+from dflash_local.bench.prompts.dataset import DATASETS, load_prompts, paper_value
 from dflash_local.errors import FileError, InputError
 from hub_stand_in import Hub, running
 
@@ -25,7 +25,7 @@ STEPS = "\nPlease reason step by step, and put your final answer within \\boxed{
 # The client reads its settings when it is imported, so each fetch is a process of its own.
 SCRIPT = """
 import json, sys
-from dflash_local.bench.datasets import load_prompts
+from dflash_local.bench.prompts.dataset import load_prompts
 from dflash_local.errors import InputError
 try:
     print(json.dumps([prompt.messages[0]["content"] for prompt in load_prompts(sys.argv[1])]))

@@ -8,8 +8,8 @@ from typing import Any
 
 from gguf import GGUFValueType, TokenType
 
-from dflash_local.bench.shape import Shape
-from dflash_local.bench.shape_tensors import (
+from dflash_local.bench.shapes.shape import Shape
+from dflash_local.bench.shapes.tensors import (
     QUANTS,
     Quant,
     TensorSpec,

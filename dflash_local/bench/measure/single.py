@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from dflash_local.bench.measure import (
+from dflash_local.bench.measure.rounding import Lead, lead_after
+from dflash_local.bench.measure.speed import (
     PLAIN,
     Acceptance,
     Answer,
@@ -17,8 +18,7 @@ from dflash_local.bench.measure import (
     first_difference,
     significant,
 )
-from dflash_local.bench.rounding import Lead, lead_after
-from dflash_local.bench.workload import Case
+from dflash_local.bench.prompts.case import Case
 
 if TYPE_CHECKING:
     from dflash_local.model import Model

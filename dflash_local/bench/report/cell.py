@@ -7,9 +7,9 @@ from typing import Any
 
 from tabulate import tabulate
 
-from dflash_local.bench.measure import Acceptance, Spread
-from dflash_local.bench.report import PaperValue
-from dflash_local.bench.run import Row
+from dflash_local.bench.measure.single import Row
+from dflash_local.bench.measure.speed import Acceptance, Spread
+from dflash_local.bench.report.report import PaperValue
 
 _NAMES = {"fim": "fill-in-the-middle"}
 

@@ -244,5 +244,5 @@ def depth_name(depth: int) -> str:
 
 
 def _own_source() -> str:
-    files = sorted(_FOLDER.parent.glob("*.py"))
+    files = sorted(_FOLDER.parent.parent.glob("*.py"))
     return "\n\n".join(file.read_text(encoding="utf-8") for file in files)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from dflash_local.bench.shape import DrafterShape, Experts, Shape
-from dflash_local.bench.shape_files import DEFAULT_DRAFTER_QUANT, drafter_file, target_file
-from dflash_local.bench.shape_writer import write_files
+from dflash_local.bench.shapes.file import DEFAULT_DRAFTER_QUANT, drafter_file, target_file
+from dflash_local.bench.shapes.shape import DrafterShape, Experts, Shape
+from dflash_local.bench.shapes.writer import write_files
 from dflash_local.errors import InputError
 
 __all__ = ["SHAPES", "DrafterShape", "Experts", "Shape", "find_shape", "write_pair"]

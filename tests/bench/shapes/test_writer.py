@@ -16,11 +16,11 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from dflash_local import load
-from dflash_local.bench.random_blocks import RandomBlocks
-from dflash_local.bench.shape import DrafterShape, Experts, Shape
-from dflash_local.bench.shape_files import drafter_file, target_file
-from dflash_local.bench.shape_tensors import QUANTS
-from dflash_local.bench.shapes import SHAPES, find_shape, write_pair
+from dflash_local.bench.shapes.catalogue import SHAPES, find_shape, write_pair
+from dflash_local.bench.shapes.file import drafter_file, target_file
+from dflash_local.bench.shapes.shape import DrafterShape, Experts, Shape
+from dflash_local.bench.shapes.tensors import QUANTS
+from dflash_local.bench.shapes.weights import RandomBlocks
 from dflash_local.errors import InputError
 from dflash_local.fit.pairing import check_pair
 from dflash_local.gguf.file import GgufFile
@@ -214,7 +214,7 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
 
 def test_an_interrupted_write_leaves_nothing(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from dflash_local.bench.shapes import *;"
+        "import sys, time; from pathlib import Path; from dflash_local.bench.shapes.catalogue import *;"
         "write_pair('qwen3-4b', 'Q8_0', Path(sys.argv[1]), n_layer=3,"
         " progress=lambda done, total: (print(done, flush=True), time.sleep(60)))"
     )
@@ -234,7 +234,7 @@ def test_an_interrupted_write_leaves_nothing(tmp_path: Path) -> None:
 
 
 WRITE = f"""{PEAK}
-from dflash_local.bench.shapes import write_pair
+from dflash_local.bench.shapes.catalogue import write_pair
 write_pair("qwen3-4b", "Q4_K_M", Path(sys.argv[1]), n_layer=3)
 print(peak())
 """

@@ -7,12 +7,12 @@ from typing import Any
 
 from tabulate import tabulate
 
-from dflash_local.bench import cells
-from dflash_local.bench.gain import gains
-from dflash_local.bench.machine import Machine
-from dflash_local.bench.measure import CURVE_DEPTH, PLAIN, STAGES, Acceptance
-from dflash_local.bench.report import Report, temperatures_of
-from dflash_local.bench.run import Row
+from dflash_local.bench.measure.environment import Machine
+from dflash_local.bench.measure.single import Row
+from dflash_local.bench.measure.speed import CURVE_DEPTH, PLAIN, STAGES, Acceptance
+from dflash_local.bench.report import cell as cells
+from dflash_local.bench.report.gain import gains
+from dflash_local.bench.report.report import Report, temperatures_of
 from dflash_local.fit.footprint import size_text
 
 _BAR = 40

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dflash_local.bench.concurrency import TURNS, ConcurrencyRow
-from dflash_local.bench.measure import PLAIN, Spread, Way, significant
-from dflash_local.bench.recorded import RecordedDrafts
-from dflash_local.bench.run import Row, Say, Settings
-from dflash_local.bench.workload import Case
+from dflash_local.bench.measure.concurrent import TURNS, ConcurrencyRow
+from dflash_local.bench.measure.single import Row, Say, Settings
+from dflash_local.bench.measure.speed import PLAIN, Spread, Way, significant
+from dflash_local.bench.prompts.case import Case
+from dflash_local.bench.synthetic.recorded import RecordedDrafts
 
 if TYPE_CHECKING:
-    from dflash_local.bench.peer import LlamaServer, PeerAnswer
+    from dflash_local.bench.peers.llama_server import LlamaServer, PeerAnswer
     from dflash_local.model import Model
 
 _LEAST_TOKENS = 8
@@ -67,7 +67,7 @@ class Peer:
 
     def server(self, n_drafts: int, n_slots: int) -> LlamaServer:
         """One that is still to be entered; its slots share the context, as our sequences do."""
-        from dflash_local.bench.peer import LlamaServer
+        from dflash_local.bench.peers.llama_server import LlamaServer
 
         drafting, length = n_drafts > 0, self.synthetic_length
         rates = None

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dflash_local.bench.workload import Prompt
+from dflash_local.bench.prompts.case import Prompt
 from dflash_local.errors import FileError, InputError
 
 if TYPE_CHECKING:
-    from dflash_local.bench.report import PaperValue
+    from dflash_local.bench.report.report import PaperValue
 
 _TURNS = "turns"
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
@@ -114,7 +114,7 @@ def load_prompts(
 def paper_value(dataset: str, target: str, temperature: float = 0.0) -> PaperValue | None:
     """What the paper reports for the target of that name, or file name, with its drafter; None
     where it reports nothing."""
-    from dflash_local.bench.report import PaperValue
+    from dflash_local.bench.report.report import PaperValue
 
     name = re.sub(r"[\s_-]+", "-", Path(target).name.lower())
     if _OTHERS.search(name):

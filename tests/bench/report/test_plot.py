@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from dflash_local import InputError
-from dflash_local.bench.against import PeerRow
-from dflash_local.bench.machine import Machine
-from dflash_local.bench.measure import Acceptance, Speed, Spread, Way
-from dflash_local.bench.plot import check_plot, plot
-from dflash_local.bench.plot_widths import speed_by_width
-from dflash_local.bench.report import Report
-from dflash_local.bench.run import Row, Settings
+from dflash_local.bench.measure.environment import Machine
+from dflash_local.bench.measure.single import Row, Settings
+from dflash_local.bench.measure.speed import Acceptance, Speed, Spread, Way
+from dflash_local.bench.peers.comparison import PeerRow
+from dflash_local.bench.report.plot import check_plot, plot
+from dflash_local.bench.report.plot_widths import speed_by_width
+from dflash_local.bench.report.report import Report
 from dflash_local.draft.shape import DraftShape
 
 pytest.importorskip("matplotlib", reason="pictures need matplotlib")

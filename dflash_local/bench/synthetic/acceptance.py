@@ -15,7 +15,7 @@ from itertools import chain
 
 import numpy as np
 
-from dflash_local.bench.recorded import RecordedDrafts
+from dflash_local.bench.synthetic.recorded import RecordedDrafts
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.drafter import Drafter, DraftRequest
 from dflash_local.engine.engine import Engine

@@ -6,9 +6,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dflash_local.bench.measure import Way
-from dflash_local.bench.plot_widths import accepted_by_width, has_widths, speed_by_width
-from dflash_local.bench.report import Report, temperatures_of
+from dflash_local.bench.measure.speed import Way
+from dflash_local.bench.report.plot_widths import accepted_by_width, has_widths, speed_by_width
+from dflash_local.bench.report.report import Report, temperatures_of
 from dflash_local.errors import InputError
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Any
 
-from dflash_local.bench.measure import Way, Width, significant
-from dflash_local.bench.run import Row
+from dflash_local.bench.measure.single import Row
+from dflash_local.bench.measure.speed import Way, Width, significant
 
 
 @dataclass(frozen=True)
