@@ -33,9 +33,10 @@ from .values import name_list, number, whole, whole_list
 from .writing import WritingProgress
 
 if TYPE_CHECKING:
-    from dflash_local.bench.benchmark import Order
-    from dflash_local.bench.prompts.case import Prompt
-    from dflash_local.bench.report.report import PaperValue, Report
+    from dflash_local.bench.benchmark import BenchOptions
+    from dflash_local.bench.peers.paper import PaperValue
+    from dflash_local.bench.prompts.prompt import BenchPrompt
+    from dflash_local.bench.report.report import Report
     from dflash_local.engine.engine import Engine
     from dflash_local.fit.options import LoadOptions
     from dflash_local.fit.plan import Plan
@@ -203,10 +204,10 @@ def bench(ctx: click.Context, /, **values: Any) -> None:
     from dflash_local.bench.benchmark import benchmark
 
     with _files(values, say) as (target, draft):
-        order = _order(values, command, target, draft)
-        report = benchmark(order, partial(_open, say=say), say)
+        options = _options(values, command, target, draft)
+        report = benchmark(options, partial(_open, say=say), say)
     if values["dataset"] is not None:
-        report.paper = _paper(values["dataset"], target, order.settings.temperatures)
+        report.paper = _paper(values["dataset"], target, options.settings.temperatures)
     _write(report, values)
 
 
@@ -248,18 +249,15 @@ def _temperatures(text: str) -> tuple[float, ...]:
     return tuple(dict.fromkeys(read(part) for part in text.split(",")))
 
 
-def _order(
-    values: Mapping[str, Any],
-    command: str,
-    target: Path,
-    draft: Path | None,
-) -> Order:
-    from dflash_local.bench.benchmark import Order, ways_from
-    from dflash_local.bench.measure.single import Settings
+def _options(
+    values: Mapping[str, Any], command: str, target: Path, draft: Path | None
+) -> BenchOptions:
+    from dflash_local.bench.benchmark import BenchOptions
+    from dflash_local.bench.measure.settings import RunSettings, variants_from
 
-    settings = Settings(
+    settings = RunSettings(
         temperatures=_temperatures(values["temperatures"]),
-        ways=ways_from(values["draft_shapes"], values["widths"] or ()),
+        variants=variants_from(values["draft_shapes"], values["widths"] or ()),
         max_tokens=values["max_tokens"],
         repeat=values["repeat"],
         seed=values["seed"],
@@ -267,7 +265,7 @@ def _order(
     if values["synthetic_length"] is not None and draft is None:
         raise click.UsageError("--synthetic-length needs a drafter: add --draft.")
     server = values["llama_server"]
-    return Order(
+    return BenchOptions(
         target=target,
         draft=draft,
         settings=settings,
@@ -298,7 +296,7 @@ def _files(values: Mapping[str, Any], say: Say) -> Iterator[tuple[Path, Path | N
         say("no --target: measuring the shipped pair, a tiny model of Python code")
         yield demo.pair()
         return
-    from dflash_local.bench.shapes.catalogue import write_pair
+    from dflash_local.bench.shapes.writer import write_pair
 
     with tempfile.TemporaryDirectory(prefix="dflash-local-") as temporary:
         folder = Path(values["shape_folder"] or temporary)
@@ -313,10 +311,10 @@ def _files(values: Mapping[str, Any], say: Say) -> Iterator[tuple[Path, Path | N
         yield pair
 
 
-def _prompts(values: Mapping[str, Any]) -> list[Prompt] | None:
+def _prompts(values: Mapping[str, Any]) -> list[BenchPrompt] | None:
     """Those of a file or of a dataset; None for the built-in ones."""
     if values["prompts"] is not None:
-        from dflash_local.bench.prompts.case import read_prompts
+        from dflash_local.bench.prompts.prompt import read_prompts
 
         return read_prompts(values["prompts"], limit=values["limit"])
     if values["dataset"] is None:
@@ -331,7 +329,7 @@ def _paper(
     dataset: str, target: Path, temperatures: Sequence[float]
 ) -> dict[tuple[str, float], PaperValue]:
     """What the paper reports for this dataset and target, where it does, by temperature."""
-    from dflash_local.bench.prompts.dataset import paper_value
+    from dflash_local.bench.peers.paper import paper_value
 
     values = {(dataset, t): paper_value(dataset, target.name, t) for t in temperatures}
     return {key: value for key, value in values.items() if value is not None}
@@ -347,7 +345,8 @@ def _open(
 
 
 def _write(report: Report, values: Mapping[str, Any]) -> None:
-    from dflash_local.bench.report.terminal import markdown, terminal
+    from dflash_local.bench.report.markdown import markdown
+    from dflash_local.bench.report.terminal import terminal
 
     if values["as_json"]:
         write_stdout(json.dumps(report.as_dict()) + "\n")

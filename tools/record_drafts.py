@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local import Model, demo
-from dflash_local.bench.prompts.case import Case, built_in, read_by
+from dflash_local.bench.prompts.case import Case, tokenized
+from dflash_local.bench.prompts.prompt import built_in
 from dflash_local.bench.synthetic.recorded import RecordedDrafts
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.engine.engine import Engine
@@ -92,7 +93,7 @@ def main() -> None:
     engine, plan = open_engine(*pair, options, say=print)
     recording = Engine(engine.target, engine.drafter, verify=Recorder())
     with Model(recording, plan) as model:
-        cases, _ = read_by(model, prompts, room=arguments.passages * arguments.tokens)
+        cases, _ = tokenized(model, prompts, room=arguments.passages * arguments.tokens)
         found = [
             passage
             for case in cases

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dflash_local.draft.fused import FusedDrafter
 from dflash_local.llama import runtime
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Bytes. `drafter_cache` is what it has grown to, `drafter_cache_limit` what it would have at
-    the end of the context; `compute` are the target's buffers as planned."""
+class MemoryUse:
+    """Bytes. `drafter_cache` is what that cache has grown to, `drafter_cache_limit` its size at the
+    end of the context; `compute` are the target's buffers as planned."""
 
     target: int
     target_cache: int
@@ -25,10 +25,29 @@ class Memory:
     drafter_cache: int
     drafter_cache_limit: int
 
+    @classmethod
+    def of(cls, model: Model) -> MemoryUse | None:
+        """At this moment. None for a model that was put together without a plan."""
+        plan, drafter = model.plan, model.drafter
+        if plan is None:
+            return None
+        # llama.cpp's own drafting context has its whole cache from the start.
+        grown = plan.drafter_kv_bytes
+        if isinstance(drafter, FusedDrafter):
+            grown = drafter.n_cache_bytes
+        return cls(
+            target=plan.target_bytes,
+            target_cache=plan.kv_bytes,
+            compute=plan.compute_bytes,
+            drafter=plan.drafter_bytes,
+            drafter_cache=grown,
+            drafter_cache_limit=plan.drafter_kv_bytes,
+        )
+
 
 @dataclass(frozen=True)
-class Machine:
-    """A loaded model and where it runs."""
+class Environment:
+    """A loaded model, and where it runs."""
 
     version: str
     llama_cpp: str
@@ -42,7 +61,7 @@ class Machine:
     block_size: int
 
     @classmethod
-    def of(cls, model: Model) -> Machine:
+    def of(cls, model: Model) -> Environment:
         options = model.target.options
         drafter = model.drafter
         used = [d for d in runtime.devices() if options.n_gpu_layers or d.type == "cpu"]
@@ -58,26 +77,6 @@ class Machine:
             n_gpu_layers=options.n_gpu_layers,
             block_size=drafter.block_size if drafter else 0,
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def memory_of(model: Model) -> Memory | None:
-    """Now; None for a model that was put together without a plan."""
-    plan, drafter = model.plan, model.drafter
-    if plan is None:
-        return None
-    # llama.cpp's own drafting context has its whole cache from the start.
-    grown = drafter.n_cache_bytes if isinstance(drafter, FusedDrafter) else plan.drafter_kv_bytes
-    return Memory(
-        target=plan.target_bytes,
-        target_cache=plan.kv_bytes,
-        compute=plan.compute_bytes,
-        drafter=plan.drafter_bytes,
-        drafter_cache=grown,
-        drafter_cache_limit=plan.drafter_kv_bytes,
-    )
 
 
 def _version() -> str:

@@ -1,4 +1,4 @@
-"""llama-server as a peer: the same files, prompts and limits through a binary of the user's."""
+"""A running llama-server: a program of the user's own, given the same files and prompts."""
 
 from __future__ import annotations
 
@@ -34,44 +34,34 @@ _LINES = 3
 
 
 @dataclass(frozen=True)
-class PeerAnswer:
+class ServerAnswer:
     """One answer, timed by the server itself.
 
-    `n_tokens` counts the one drawn from the prompt's last row too, `decode_s` begins behind it.
-    `ttft_s` is the time of the prompt. Without a drafter, `n_drafted` and `n_accepted` are 0.
+    `n_tokens` includes the one drawn from the prompt's last row; `tokens_per_second` is without it,
+    as in `Stats`. `ttft_s` is the time of the prompt. Without a drafter `n_accepted` is 0.
     """
 
     n_tokens: int
-    decode_s: float
     tokens_per_second: float
-    """Without the first token, whose time is the prompt's: what dflash-local's stats count, too."""
     ttft_s: float
-    n_drafted: int
     n_accepted: int
-    text: str
-    tokens: list[int]
-    n_prompt: int
-    """Tokens of the prompt that were computed, those of a kept prefix not among them."""
 
     @property
     def rounds(self) -> int:
         """Passes of the target after the prompt."""
         return self.n_tokens - 1 - self.n_accepted
 
-    @property
-    def mean_accepted_length(self) -> float:
-        """Tokens emitted per pass; 0 where there was none."""
-        return (self.n_tokens - 1) / self.rounds if self.rounds > 0 else 0.0
-
 
 class LlamaServer:
-    """A running llama-server, from `with` to its end, whatever happens there.
+    """A context: the server runs inside of it, and is always stopped at its end.
 
     `n_ctx` are the tokens of each of `n_slots` slots. `n_gpu_layers`: None leaves the choice to the
-    server, -1 means all, 0 keeps it off the GPUs. `synthetic_rates`, one for each of `n_draft_max`
-    drafts, as `RecordedDrafts.rates` gives them. What is not named here is the server's default,
-    but for its prompt cache in host memory, which is off. Raises InputError where `binary` is no
-    program, BackendError, with what it said last, where it does not come up.
+    server, -1 means all, 0 keeps it off the GPUs. `synthetic_rates`: the chance of each of
+    `n_draft_max` drafts to be accepted, as `RecordedDrafts.rates` gives them. All else is the
+    server's default, except its prompt cache in host memory, which is off.
+
+    Raises InputError where `binary` is not a program; BackendError, with its last words, where the
+    server does not start.
     """
 
     def __init__(
@@ -88,7 +78,6 @@ class LlamaServer:
         synthetic_rates: Sequence[float] | None = None,
         flash_attn: bool = True,
         kv_type: str = "f16",
-        start_limit_s: float | None = None,
     ) -> None:
         self._binary = _program(binary)
         if synthetic_rates is not None and (draft is None or len(synthetic_rates) != n_draft_max):
@@ -118,14 +107,14 @@ class LlamaServer:
             shown = ",".join(repr(float(rate)) for rate in synthetic_rates)
             self._arguments += ["--spec-synth-rates", shown]
         files = [path for path in (target, draft) if path is not None]
-        self._limit_s = start_limit_s or _START_S + _size(files) / _SLOWEST_BYTES_PER_S
+        self._limit_s = _START_S + _size(files) / _SLOWEST_BYTES_PER_S
         self._process: subprocess.Popen[bytes] | None = None
         self._log: Path | None = None
         self._port = 0
 
     @property
     def command(self) -> list[str]:
-        """What is run, but for the port."""
+        """Program and arguments, without the port."""
         return [str(self._binary), *self._arguments]
 
     def __enter__(self) -> LlamaServer:
@@ -170,20 +159,17 @@ class LlamaServer:
         temperature: float = 0.0,
         seed: int | None = None,
         ignore_eos: bool = False,
-        cache_prompt: bool = False,
-    ) -> PeerAnswer:
-        """Answer one prompt, of token ids.
+    ) -> ServerAnswer:
+        """Answer one prompt of token ids, from empty caches.
 
-        `cache_prompt` keeps what the slot has of it from an earlier request. Raises BackendError
-        where the server refuses, says nonsense, or dies.
+        Raises BackendError where the server refuses, gives no valid answer, or dies.
         """
         body: dict[str, Any] = {
             "prompt": list(prompt_tokens),
             "n_predict": max_tokens,
             "temperature": temperature,
             "ignore_eos": ignore_eos,
-            "cache_prompt": cache_prompt,
-            "return_tokens": True,
+            "cache_prompt": False,
         }
         if seed is not None:
             body["seed"] = seed
@@ -191,8 +177,8 @@ class LlamaServer:
 
     def complete_all(
         self, prompts: Sequence[Sequence[int]], **options: Any
-    ) -> tuple[list[PeerAnswer], float]:
-        """Answer all at once, as `complete` with these options; the seconds until the last one."""
+    ) -> tuple[list[ServerAnswer], float]:
+        """Answer all prompts at once, each as `complete` does; also the seconds until the last."""
         with ThreadPoolExecutor(max(1, len(prompts))) as pool:
             start = time.perf_counter()
             pending = [pool.submit(self.complete, prompt, **options) for prompt in prompts]
@@ -219,12 +205,12 @@ class LlamaServer:
                 raise InputError(f"{self._binary}: cannot be run: {reason}") from None
 
     def _wait_for_health(self) -> bool:
-        """True when it answers, False when it is dead."""
+        """True when it answers, False when it has ended."""
         assert self._process is not None
         deadline = time.monotonic() + self._limit_s
         while self._process.poll() is None:
             with contextlib.suppress(OSError, http.client.HTTPException):
-                # whoever else may listen on this port, ours must be alive
+                # Another program may listen on this port: ours must be alive.
                 if self._request("GET", "/health", None, 5.0)[0] == 200:
                     return self._process.poll() is None
             if time.monotonic() > deadline:
@@ -241,7 +227,7 @@ class LlamaServer:
         return self._log.read_text(encoding="utf-8", errors="replace")
 
     def _last_lines(self) -> str:
-        """The last lines of the log that tell of a fault, or else the last ones, in one line."""
+        """The last lines of the log that name a fault, or else simply the last, in one line."""
         lines = [_PREFIX.sub("", line).strip() for line in self._said().splitlines()]
         lines = [line for line in lines if line]
         telling = [line for line in lines if _TELLING.search(line)]
@@ -291,7 +277,7 @@ def _program(binary: str | os.PathLike[str]) -> Path:
 
 
 def _environment(binary: Path) -> dict[str, str]:
-    """Ours, and the libraries that lie beside the program, for builds that were moved."""
+    """Ours, and the program's own folder for its libraries: builds may have been moved."""
     folder = str(binary.resolve().parent)
     name = "LD_LIBRARY_PATH"
     known = os.environ.get(name)
@@ -328,23 +314,18 @@ def _reason(said: object, answer: bytes) -> str:
     return answer.decode("utf-8", "replace").strip()[:200] or "nothing"
 
 
-def _answer(said: dict[str, Any]) -> PeerAnswer:
+def _answer(said: dict[str, Any]) -> ServerAnswer:
     try:
         timings = said["timings"]
         n_tokens, decode_s = int(timings["predicted_n"]), timings["predicted_ms"] / 1e3
-        return PeerAnswer(
+        return ServerAnswer(
             n_tokens=n_tokens,
-            decode_s=decode_s,
             tokens_per_second=(n_tokens - 1) / decode_s if decode_s > 0 else 0.0,
             ttft_s=timings["prompt_ms"] / 1e3,
-            n_drafted=int(timings.get("draft_n", 0)),
             n_accepted=int(timings.get("draft_n_accepted", 0)),
-            text=str(said["content"]),
-            tokens=[int(token) for token in said.get("tokens", [])],
-            n_prompt=int(timings["prompt_n"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise BackendError(
-            f"llama-server answered without {error}: is it another program, or a version that this "
-            "one does not know?"
+            f"llama-server answered without {error}: is it another program, or a version that is "
+            "not known here?"
         ) from None

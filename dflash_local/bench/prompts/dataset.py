@@ -1,10 +1,7 @@
-"""Prompts of the published evaluation, and what the paper reports for them.
+"""Prompts of the published evaluation, from the hub or from a file.
 
-Prompts are put as in z-lab/dflash, `dflash/benchmark.py`: one user message, the answer not limited
-to a form that a grader could read. Values are those of Chen, Liang, Liu, "DFlash: Block Diffusion
-for Flash Speculative Decoding", arXiv 2602.06036: table 1 (Transformers on an H200, thinking off),
-table 3 and table 5 (SGLang on a B200, one request at once). Speed-ups depend on program and
-machine; the accepted length is what another program must reach, too.
+They are worded as in z-lab/dflash, `dflash/benchmark.py`: one user message; the answer is not bound
+to a form that a grader could read.
 """
 
 from __future__ import annotations
@@ -16,13 +13,10 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dflash_local.bench.prompts.case import Prompt
+from dflash_local.bench.prompts.prompt import BenchPrompt
 from dflash_local.errors import FileError, InputError
-
-if TYPE_CHECKING:
-    from dflash_local.bench.report.report import PaperValue
 
 _TURNS = "turns"
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
@@ -30,7 +24,7 @@ _SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
 
 @dataclass(frozen=True)
 class Dataset:
-    """Where its test questions are on the hub, in which column, and how a model is asked them."""
+    """Where the test questions are on the hub, and what is written before and after each."""
 
     repo: str
     file: str
@@ -57,45 +51,16 @@ DATASETS: dict[str, Dataset] = {
     ),
 }
 
-_TABLE_1 = "arXiv 2602.06036, table 1 (Transformers, H200)"
-_TABLE_3 = "arXiv 2602.06036, table 3 (SGLang, B200)"
-_TABLE_5 = "arXiv 2602.06036, table 5 (SGLang, B200)"
-
-# (target, dataset, temperature): speed-up, accepted length, source
-_PAPER: dict[tuple[str, str, float], tuple[float, float, str]] = {
-    ("qwen3-4b", "gsm8k", 0.0): (5.15, 6.53, _TABLE_1),
-    ("qwen3-4b", "humaneval", 0.0): (5.21, 6.64, _TABLE_1),
-    ("qwen3-8b", "gsm8k", 0.0): (5.15, 6.54, _TABLE_1),
-    ("qwen3-8b", "humaneval", 0.0): (5.14, 6.50, _TABLE_1),
-    ("qwen3-4b", "gsm8k", 1.0): (4.71, 6.00, _TABLE_1),
-    ("qwen3-4b", "humaneval", 1.0): (4.74, 6.04, _TABLE_1),
-    ("qwen3-8b", "gsm8k", 1.0): (4.67, 5.98, _TABLE_1),
-    ("qwen3-8b", "humaneval", 1.0): (4.32, 5.52, _TABLE_1),
-    ("qwen3-coder-30b-a3b", "humaneval", 0.0): (3.5, 8.09, _TABLE_3),
-    ("llama-3.1-8b", "gsm8k", 0.0): (2.4, 4.32, _TABLE_5),
-    ("llama-3.1-8b", "humaneval", 0.0): (2.8, 4.91, _TABLE_5),
-}
-_TARGETS = {
-    "qwen3-4b": re.compile(r"qwen-?3-4b\b"),
-    "qwen3-8b": re.compile(r"qwen-?3-8b\b"),
-    "qwen3-coder-30b-a3b": re.compile(r"qwen-?3-coder-30b-a3b\b"),
-    "llama-3.1-8b": re.compile(r"llama-?3\.1-8b-instruct\b"),
-}
-# other models of the same size, for which these drafters were not trained
-_OTHERS = re.compile(
-    r"2507|thinking|base\b|distill|deepseek|r1\b|abliterated|uncensored|embedding|reranker|guard"
-)
-
 
 def load_prompts(
     name: str, folder: Path | None = None, limit: int | None = None, *, seed: int = 0
-) -> list[Prompt]:
+) -> list[BenchPrompt]:
     """`limit` prompts of a dataset, None for all, drawn by `seed` as the evaluation draws them.
 
-    From the hub, or from `folder`: a file, or a folder with one, in .jsonl, .jsonl.gz, .json or
-    .parquet, of the published columns or of the form that the reference program caches. Raises
-    InputError: no such dataset, no network, nothing of the kind in the folder, a .parquet file
-    without pyarrow to read it.
+    They come from the hub, or from `folder`: a file, or a folder with one, in .jsonl, .jsonl.gz,
+    .json or .parquet, with the published columns or in the form that the reference program caches.
+    Raises InputError: no such dataset, no network, no such file in the folder, or a .parquet file
+    and no pyarrow to read it.
     """
     if name not in DATASETS:
         raise InputError(f"no dataset {name!r}; expected one of {', '.join(DATASETS)}")
@@ -108,23 +73,7 @@ def load_prompts(
         raise FileError(f"{path}: holds no prompts")
     if limit is not None and limit < len(texts):
         texts = random.Random(seed).sample(texts, limit)
-    return [Prompt(name, messages=({"role": "user", "content": text},)) for text in texts]
-
-
-def paper_value(dataset: str, target: str, temperature: float = 0.0) -> PaperValue | None:
-    """What the paper reports for the target of that name, or file name, with its drafter; None
-    where it reports nothing."""
-    from dflash_local.bench.report.report import PaperValue
-
-    name = re.sub(r"[\s_-]+", "-", Path(target).name.lower())
-    if _OTHERS.search(name):
-        return None
-    for known, pattern in _TARGETS.items():
-        found = _PAPER.get((known, dataset, float(temperature)))
-        if found and pattern.search(name):
-            speed_up, accepted_length, source = found
-            return PaperValue(source, speed_up, accepted_length)
-    return None
+    return [BenchPrompt.question(name, text) for text in texts]
 
 
 # Files
@@ -166,7 +115,7 @@ def _texts(path: Path, dataset: Dataset) -> Iterator[str]:
 
 
 def _parquet_rows(path: Path, columns: Collection[str]) -> list[Any]:
-    """Rows of a Parquet file, with those of `columns` that it has."""
+    """Rows of a Parquet file, with those of `columns` that are in it."""
     _check_parquet(str(path))
     from pyarrow import ArrowException, parquet
 
@@ -182,7 +131,7 @@ def _parquet_rows(path: Path, columns: Collection[str]) -> list[Any]:
 
 def _check_parquet(name: str) -> None:
     try:
-        import pyarrow.parquet  # noqa: F401  (whether it is there, and works)
+        import pyarrow.parquet  # noqa: F401  (whether it is installed, and works)
     except ImportError:
         raise InputError(
             f"{name} needs pyarrow: pip install 'dflash-local[datasets]', or give "
@@ -208,7 +157,7 @@ def _rows(path: Path) -> list[Any]:
 
 
 def _download(name: str, dataset: Dataset) -> Path:
-    """The file in the hub client's cache, fetched where it is not there yet."""
+    """The file in the hub client's cache, downloaded if it is not there yet."""
     _check_parquet(f"--dataset {name}")
     import huggingface_hub as hub
 
@@ -226,5 +175,5 @@ def _download(name: str, dataset: Dataset) -> Path:
 def _client_errors() -> tuple[type[Exception], ...]:
     from huggingface_hub.errors import HfHubHTTPError
 
-    # its HTTP library, which differs between versions, comes with the base class
+    # The base class is that of its HTTP library, which differs between versions.
     return (OSError, ValueError, HfHubHTTPError.__bases__[0])

@@ -1,162 +1,95 @@
-"""Files of random weights, written at the speed of the disk: whole or not at all."""
+"""Pairs of random weights as GGUF files, written at the speed of the disk: whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from tempfile import TemporaryDirectory
 
-import gguf
 import numpy as np
 
-from dflash_local.bench.shapes.file import ShapeFile
-from dflash_local.bench.shapes.tensors import TensorSpec
-from dflash_local.bench.shapes.weights import RandomBlocks
+from dflash_local.bench.shapes.file import ShapeFile, drafter_file, padded, target_file
+from dflash_local.bench.shapes.shape import PairShape, find_shape
+from dflash_local.bench.shapes.weights import RandomWeights
 from dflash_local.errors import InputError
 from dflash_local.fit.footprint import size_text
 
-Progress = Callable[[int, int], None]
 
-_STEP = 1 << 25  # bytes between two reports
+def write_pair(
+    shape: str | PairShape,
+    quant: str,
+    folder: Path,
+    *,
+    drafter_quant: str = "Q8_0",
+    n_layer: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Path, Path]:
+    """Target and drafter of that shape as GGUF files with random weights in `folder`.
 
+    `quant` is one of `tensors.QUANTS`; `n_layer` makes a target of fewer or more layers.
+    `progress(done, total)` is called with the bytes of both files together. A file that is already
+    there, with the same header and the right length, is left as it is. Files appear under their
+    names when they are complete, and nothing is left of those that fail.
 
-def write_files(
-    folder: Path, files: Sequence[ShapeFile], progress: Progress | None = None
-) -> tuple[Path, ...]:
-    """Write those of `files` that are not in `folder` yet; all their paths.
-
-    A file counts as there when its header is the one that would be written and its length is right.
-    Raises InputError where the folder cannot be made or written to, or has too little room: that,
-    with the numbers, before any weight is written.
+    Raises InputError for an unknown shape or quantisation, for a folder that cannot be written to,
+    and, before anything is written, for one without enough room.
     """
-    with _writing(folder):
+    if isinstance(shape, str):
+        shape = find_shape(shape)
+    shape = shape.with_layers(n_layer)
+    files = target_file(shape, quant), drafter_file(shape, drafter_quant)
+    with _one_line_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        parts = [stack.enter_context(_part(folder, file)) for file in files]
-        missing = [part for part in parts if not part.is_there()]
-        total = sum(part.n_data for part in missing)
-        _check_room(folder, missing, total)
-        report = _Report(progress, total)
-        for part in missing:
-            with _writing(folder):
-                part.write(report)
-                os.replace(part.path, part.final)
-        return tuple(part.final for part in parts)
+        # In the same folder, so that the last step is a rename.
+        with TemporaryDirectory(prefix=".dflash-local-", dir=folder) as unfinished:
+            parts = {file.name: Path(unfinished, file.name) for file in files}
+            missing = [
+                file for file in files if not _is_there(file, folder / file.name, parts[file.name])
+            ]
+            _check_room(folder, missing)
+            total, done = sum(file.n_data for file in missing), 0
+            for file in missing:
+                with parts[file.name].open("ab") as stream:
+                    for piece in _data(file):
+                        done += stream.write(piece)
+                        if progress is not None:
+                            progress(done, total)
+                os.replace(parts[file.name], folder / file.name)
+    target, drafter = (folder / file.name for file in files)
+    return target, drafter
 
 
-class _Report:
-    """Bytes written so far, of all files together."""
-
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self._progress = progress
-        self._total = total
-        self._done = 0
-        self._told = 0
-
-    def add(self, n_bytes: int) -> None:
-        self._done += n_bytes
-        if self._done - self._told >= _STEP or self._done == self._total:
-            self._told = self._done
-            if self._progress:
-                self._progress(self._done, self._total)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A file under its temporary name, header written."""
-
-    path: Path
-    final: Path
-    file: ShapeFile
-    n_header: int
-
-    @property
-    def n_data(self) -> int:
-        return sum(_padded(tensor.n_bytes) for tensor in self.file.tensors)
-
-    def is_there(self) -> bool:
-        """Whether the complete file lies under its final name already."""
-        try:
-            if self.final.stat().st_size != self.n_header + self.n_data:
-                return False
-            with self.path.open("rb") as ours, self.final.open("rb") as theirs:
-                return ours.read() == theirs.read(self.n_header)
-        except OSError:
+def _is_there(file: ShapeFile, final: Path, part: Path) -> bool:
+    """Whether `final` is complete. Writes the header to `part`, to compare and to go on from."""
+    n_header = file.write_header(part)
+    try:
+        if final.stat().st_size != n_header + file.n_data:
             return False
-
-    def write(self, report: _Report) -> None:
-        """Append the weights. They can be made again, so nothing waits for the disk."""
-        blocks = RandomBlocks(self.file.std)
-        with self.path.open("ab", buffering=0) as stream:
-            for tensor in self.file.tensors:
-                for piece in _pieces(tensor, blocks):
-                    _write_all(stream, piece)
-                    report.add(len(piece))
-                padding = memoryview(bytes(_padded(tensor.n_bytes) - tensor.n_bytes))
-                _write_all(stream, padding)
-                report.add(len(padding))
+        with final.open("rb") as present:
+            return present.read(n_header) == part.read_bytes()
+    except OSError:
+        return False
 
 
-@contextlib.contextmanager
-def _part(folder: Path, file: ShapeFile) -> Iterator[_Part]:
-    """The file begun under a temporary name, which is gone in the end."""
-    # in the same folder, so that the last step is a rename
-    path = folder / f".{file.name}.{secrets.token_hex(8)}.part"
-    try:
-        with _writing(folder):
-            yield _Part(path, folder / file.name, file, _write_header(path, file))
-    finally:
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
-
-
-def _write_header(path: Path, file: ShapeFile) -> int:
-    """Keys and tensor infos, filled up to where the weights begin; its length in bytes."""
-    writer = gguf.GGUFWriter(path, file.architecture)
-    for key in file.keys:
-        writer.add_key_value(key.name, key.value, key.type, key.element)
+def _data(file: ShapeFile) -> Iterator[memoryview]:
+    """The tensors in pieces, each tensor padded."""
+    weights = RandomWeights(file.std)
     for tensor in file.tensors:
-        writer.add_tensor_info(
-            tensor.name,
-            tuple(reversed(tensor.shape)),
-            np.dtype(np.float32),
-            tensor.n_bytes,
-            raw_dtype=tensor.type,
-        )
-    try:
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-    finally:
-        writer.close()
-    with path.open("ab") as stream:
-        stream.write(bytes(_padded(stream.tell()) - stream.tell()))
-        return stream.tell()
+        if tensor.constant is None:
+            yield from weights.take(tensor.type, tensor.n_bytes)
+        else:
+            yield np.full(tensor.shape, tensor.constant, np.float32).view(np.uint8).data
+        yield memoryview(bytes(padded(tensor.n_bytes) - tensor.n_bytes))
 
 
-def _pieces(tensor: TensorSpec, blocks: RandomBlocks) -> Iterator[memoryview]:
-    if tensor.constant is None:
-        return blocks.take(tensor.type, tensor.n_bytes)
-    return iter([np.full(tensor.shape, tensor.constant, np.float32).view(np.uint8).data])
-
-
-def _write_all(stream: BinaryIO, piece: memoryview) -> None:
-    # an unbuffered file may take less than it is given
-    while len(piece):
-        piece = piece[stream.write(piece) :]
-
-
-def _check_room(folder: Path, parts: Sequence[_Part], total: int) -> None:
+def _check_room(folder: Path, files: Sequence[ShapeFile]) -> None:
     free = shutil.disk_usage(folder).free
-    if free < total:
-        sizes = " and ".join(f"{size_text(part.n_data)} for {part.final.name}" for part in parts)
+    if free < sum(file.n_data for file in files):
+        sizes = " and ".join(f"{size_text(file.n_data)} for {file.name}" for file in files)
         raise InputError(
             f"{folder}: needs {sizes}, and {size_text(free)} are free; make room, choose another "
             "folder, fewer layers or a smaller quantisation"
@@ -164,7 +97,7 @@ def _check_room(folder: Path, parts: Sequence[_Part], total: int) -> None:
 
 
 @contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def _one_line_errors(folder: Path) -> Iterator[None]:
     """Turn what the system says into one line."""
     try:
         yield
@@ -173,7 +106,3 @@ def _writing(folder: Path) -> Iterator[None]:
             raise InputError(f"{folder}: the disk is full; make room or choose another") from None
         reason = error.strerror or error
         raise InputError(f"{folder}: cannot be written to: {reason}; choose another") from None
-
-
-def _padded(count: int) -> int:
-    return -(-count // gguf.GGUF_DEFAULT_ALIGNMENT) * gguf.GGUF_DEFAULT_ALIGNMENT

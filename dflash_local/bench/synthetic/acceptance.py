@@ -1,15 +1,14 @@
-"""Acceptance that is drawn, not earned: how fast a pair would be if so many tokens were accepted.
+"""Synthetic acceptance: how fast a pair would be if so many of its drafts were accepted.
 
-What the drafter says of its candidates, and which of them the target writes, is replaced by what
-was recorded of a trained pair (`RecordedDrafts`): the log-probabilities, by which trees grow and
-widths are chosen, and the outcome. The text is invalid, its speed is not: every row is drafted,
-verified and sampled as ever.
+Two things are replaced by those recorded from a trained pair (`RecordedDrafts`): the confidence of
+the drafter, by which trees grow and widths are chosen, and which drafts the target accepts. The
+text is invalid, the speed is real: every row is drafted, verified and sampled as usual.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -17,10 +16,7 @@ import numpy as np
 
 from dflash_local.bench.synthetic.recorded import RecordedDrafts
 from dflash_local.draft.draft import Candidates, Draft
-from dflash_local.draft.drafter import Drafter, DraftRequest
-from dflash_local.engine.engine import Engine
 from dflash_local.engine.verify import Verdict, verify
-from dflash_local.target.taps import Features
 
 _STRATA = 16
 _WRONG = -1
@@ -35,22 +31,22 @@ class _Walk:
 
 
 @dataclass(frozen=True)
-class _Judged(Candidates):
-    """`truth`: the token that comes true at each position, `_WRONG` for none of them."""
+class _Marked(Candidates):
+    """Candidates that know which of them will be accepted.
+
+    `truth`: the token to accept at each position, `_WRONG` where it is none of the candidates.
+    """
 
     truth: list[int]
     walk: _Walk
 
 
-class Synthetic:
-    """Stands in for what a drafter says and for what `verify` finds.
+class SyntheticAcceptance:
+    """Marks the drafts of a drafter with `mark`, and then accepts what was marked with `verify`.
 
-    Drafts walk through the passages recorded, as far as they are accepted: chains and trees of all
-    widths through the same ones. The passages come stratified by the length of their rounds, in
-    random order, so that the mean of a short run is close to that of a long one.
-
-    `usable(token)` says which tokens can be written on and on: others, such as those that end the
-    text, never come true, so that every run has its full length.
+    Answers walk through recorded passages: chains and trees of all widths through the same ones.
+    The passages come in random order, stratified by the length of their rounds, so that the mean
+    of a short run is close to that of a long one.
     """
 
     def __init__(
@@ -61,8 +57,9 @@ class Synthetic:
         *,
         usable: Callable[[int], bool] = lambda _token: True,
     ) -> None:
-        """`length` are the tokens of a round of whole chains. Raises InputError for one that there
-        cannot be."""
+        """`length`: tokens of a round of whole chains. `usable(token)`: whether a token can be
+        emitted again and again. Others, such as those that end the text, are never accepted, so
+        that every answer has its full length. Raises InputError for an impossible length."""
         self._recorded = recorded
         self._order = np.argsort(recorded.kept.mean(axis=1), kind="stable")
         self._shares = np.cumsum(recorded.weights(length)[self._order])
@@ -71,17 +68,17 @@ class Synthetic:
         self.restart()
 
     def restart(self, n_tokens: int = 0) -> None:
-        """Begin again where an answer of so many tokens would have ended: with the same passages
-        for all that begin there."""
+        """Begin again where an answer of so many tokens would have ended. Whatever begins at the
+        same place walks through the same passages."""
         self._random = np.random.default_rng(self._seed)
         self._passages: deque[int] = deque()
         self._walks: deque[_Walk] = deque()
         for _ in range(-(-n_tokens // self._recorded.n_tokens)):
             self._next_passage()
 
-    def judge(self, draft: Draft) -> Draft:
-        """A drafter's chain with the confidence, and the fate, of those recorded. A block that is
-        longer than theirs goes on like their last position."""
+    def mark(self, draft: Draft) -> Draft:
+        """A drafter's chain with recorded confidence and acceptance. In a block that is longer than
+        the recorded ones, the last position of theirs is repeated."""
         known = draft.candidates
         ids = known.ids if known else np.array(draft.tokens, np.int32)[:, None]
         walk = self._walks.popleft() if self._walks else _Walk(self._next_passage())
@@ -90,41 +87,36 @@ class Synthetic:
         ids = ids[:, :k]
         logprobs = self._recorded.logprobs[at][:, : ids.shape[1]]
         truth = [
-            self._true(row[rank]) if rank < len(row) else _WRONG
+            row[rank] if rank < len(row) and self._usable(row[rank]) else _WRONG
             for row, rank in zip(ids.tolist(), self._recorded.ranks[at].tolist(), strict=True)
         ]
         firsts = logprobs[: len(draft), 0].tolist()
-        judged = _Judged(ids, logprobs, truth, walk)
-        return replace(draft, logprobs=firsts, candidates=judged)
+        return replace(draft, logprobs=firsts, candidates=_Marked(ids, logprobs, truth, walk))
 
     def verify(
         self, draft: Draft, sample: Callable[[int], int], stop: Callable[[int], bool]
     ) -> Verdict:
-        """As `dflash_local.engine.verify.verify`: `sample(row)` once per kept row, `stop(token)` once per
+        """As `engine.verify.verify`: `sample(row)` once per kept row, `stop(token)` once per
         emitted token."""
         known = draft.candidates
-        judged = known if isinstance(known, _Judged) else None
-        n_written = 0
+        marked = known if isinstance(known, _Marked) else None
+        n_emitted = 0
 
-        def write(row: int) -> int:
-            nonlocal n_written
-            drawn, at = sample(row), n_written
-            n_written += 1
-            if judged is None or at >= len(judged.truth):
+        def emit(row: int) -> int:
+            nonlocal n_emitted
+            drawn, at = sample(row), n_emitted
+            n_emitted += 1
+            if marked is None or at >= len(marked.truth):
                 return self._other(drawn, [])
-            token = judged.truth[at]
-            return self._other(drawn, judged.ids[at].tolist()) if token == _WRONG else token
+            token = marked.truth[at]
+            return self._other(drawn, marked.ids[at].tolist()) if token == _WRONG else token
 
-        verdict = verify(draft, write, stop)
-        if judged is not None:
-            walk = judged.walk
-            walk.at += n_written
-            if walk.at < self._recorded.n_tokens:
-                self._walks.append(walk)
+        verdict = verify(draft, emit, stop)
+        if marked is not None:
+            marked.walk.at += n_emitted
+            if marked.walk.at < self._recorded.n_tokens:
+                self._walks.append(marked.walk)
         return verdict
-
-    def _true(self, token: int) -> int:
-        return token if self._usable(token) else _WRONG
 
     def _other(self, drawn: int, drafted: list[int]) -> int:
         """A usable token of the vocabulary near `drawn` that was not drafted."""
@@ -139,62 +131,3 @@ class Synthetic:
             at = np.searchsorted(self._shares, places * self._shares[-1], side="right")
             self._passages.extend(self._random.permutation(self._order[at]).tolist())
         return self._passages.popleft()
-
-
-class SyntheticDrafter(Drafter):
-    """A drafter whose proposals go through `Synthetic.judge`; it does all the work as ever."""
-
-    def __init__(self, drafter: Drafter, synthetic: Synthetic) -> None:
-        self._drafter = drafter
-        self._judge = synthetic.judge
-        self.top_k = drafter.top_k
-        self.gives_candidates = drafter.gives_candidates
-        self.draft_window = drafter.draft_window
-        self.file_key = drafter.file_key
-
-    @property
-    def block_size(self) -> int:
-        return self._drafter.block_size
-
-    @property
-    def n_builds(self) -> int:  # type: ignore[override]
-        return self._drafter.n_builds
-
-    def length(self, seq: int) -> int:
-        return self._drafter.length(seq)
-
-    def inject(self, seq: int, features: Features) -> None:
-        self._drafter.inject(seq, features)
-
-    def begin(self, requests: Sequence[DraftRequest]) -> None:
-        self._drafter.begin(requests)
-
-    def read(self) -> list[Draft]:
-        return [self._judge(draft) for draft in self._drafter.read()]
-
-    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        self.begin(requests)
-        return self.read()
-
-    def truncate(self, seq: int, length: int) -> None:
-        self._drafter.truncate(seq, length)
-
-    def copy(self, source: int, target: int, length: int) -> None:
-        self._drafter.copy(source, target, length)
-
-    def close(self) -> None:
-        self._drafter.close()
-
-
-def synthetic_engine(engine: Engine, synthetic: Synthetic) -> Engine:
-    """An engine over the same models, in which acceptance is drawn."""
-    assert engine.drafter is not None
-    drawn = Engine(
-        engine.target,
-        SyntheticDrafter(engine.drafter, synthetic),
-        len(engine.slots),
-        engine.controller,
-        verify=synthetic.verify,
-    )
-    drawn.usual_shape = engine.usual_shape
-    return drawn

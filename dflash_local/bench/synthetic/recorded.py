@@ -1,16 +1,18 @@
-"""Drafts of the shipped pair and what the target wrote, for models whose drafts mean nothing.
+"""Recorded drafts of the shipped pair and what the target wrote, for models whose own drafts mean
+nothing.
 
-For every position of some passages of greedy answers: the log-probabilities of the drafter's
-candidates for the tokens after it, and which of them were written. Who walks through a passage as
-an answer does, a round after the other, finds what chains and trees of any width would have been
-worth there, with the confidence that came with it. `tools/record_drafts.py` makes the file.
+There is an entry for every position of some passages of greedy answers: the log-probabilities of
+the drafter's candidates for the tokens after it, and which of them the target wrote. An answer that
+walks through a passage round by round finds what chains and trees of any width would have been
+worth there, together with the confidence that the drafter had. `tools/record_drafts.py` makes the
+file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +21,14 @@ from numpy.typing import NDArray
 from dflash_local.errors import InputError
 
 _FILE = Path(__file__).resolve().parent / "recorded.npz"
-# Of a log-probability, a byte of -log(0.001 - logprob): as fine for 0.999 as for 0.5.
+# A log-probability is kept as a byte of -log(0.001 - logprob): as fine for 0.999 as for 0.5.
 _NUDGE, _LEAST, _MOST = 0.001, -3.2, 7.0
 
 
 @dataclass(frozen=True)
 class RecordedDrafts:
-    """`logprobs` float32 [passages, tokens, drafts, k], best first; `ranks` uint8 [passages,
-    tokens, drafts]: the candidate that was written, k where none was."""
+    """`logprobs`, float32 [passages, tokens, drafts, k], are best first. `ranks`, uint8 [passages,
+    tokens, drafts], is the candidate that was written, k where it was none of them."""
 
     logprobs: NDArray[np.float32]
     ranks: NDArray[np.uint8]
@@ -66,10 +68,9 @@ class RecordedDrafts:
         """Of a block."""
         return int(self.ranks.shape[2])
 
-    @property
+    @cached_property
     def kept(self) -> NDArray[np.int64]:
-        """[passages, tokens]: how many of the drafter's first choices came true, before one did
-        not."""
+        """[passages, tokens]: how many of the drafter's first choices in a row were written."""
         return np.asarray(np.cumprod(self.ranks == 0, axis=2).sum(axis=2), np.int64)
 
     def lengths(self, passage: int, n_drafts: int) -> list[int]:
@@ -83,15 +84,17 @@ class RecordedDrafts:
 
     def weights(self, length: float) -> NDArray[np.float64]:
         """[passages]: how often to draw each, so that whole chains give rounds of `length` tokens,
-        the target's own included: those of longer rounds so much more often for each token
-        (exponential tilting: Siegmund 1976), all alike where the length is theirs anyway. Raises
-        InputError for a length that is longer, or shorter, than that of any.
+        the target's own included.
+
+        The longer the rounds of a passage, the more its weight is raised or lowered (exponential
+        tilting: Siegmund 1976). All weights are equal where the length is that of the recording.
+        Raises InputError for a length that is longer, or shorter, than that of any passage.
         """
-        walks = [self.lengths(passage, self.n_drafts) for passage in range(self.n_passages)]
+        walks = self._walks(self.n_drafts)
         n_rounds = np.array([len(walk) for walk in walks], np.float64)
         n_tokens = np.array([sum(walk) for walk in walks], np.float64)
         means = n_tokens / n_rounds
-        if not means.min() <= length <= means.max():  # false for NaN, too
+        if not means.min() <= length <= means.max():  # refuses NaN too
             raise InputError(
                 f"a synthetic accepted length of {length}; expected {means.min():.2f} to "
                 f"{means.max():.2f}, as the rounds of the passages recorded"
@@ -113,16 +116,12 @@ class RecordedDrafts:
     def rates(self, length: float, n_drafts: int) -> list[float]:
         """The chance of each draft of a chain, 1..n, to be accepted, where whole chains give rounds
         of `length` tokens: what llama-server's `--spec-synth-rates` takes. Raises InputError."""
-        kept = np.zeros(n_drafts)
-        n_rounds = 0.0
-        for weight, passage in zip(self.weights(length), range(self.n_passages), strict=True):
-            walk = self.lengths(passage, n_drafts)
-            n_rounds += weight * len(walk)
-            kept += weight * _survived(walk, n_drafts)
-        return [float(rate) for rate in kept / n_rounds]
+        weights, walks = self.weights(length), self._walks(n_drafts)
+        places = np.arange(1, n_drafts + 1)
+        kept = [(np.array(walk)[:, None] > places).sum(axis=0) for walk in walks]
+        n_rounds = [len(walk) for walk in walks]
+        rates: list[float] = (weights @ np.array(kept) / (weights @ np.array(n_rounds))).tolist()
+        return rates
 
-
-def _survived(walk: Sequence[int], n_drafts: int) -> NDArray[np.float64]:
-    """[n_drafts]: in how many rounds a first, second, ... draft was kept."""
-    lengths = np.array(walk)[:, None]
-    return np.asarray((lengths > np.arange(1, n_drafts + 1)).sum(axis=0), np.float64)
+    def _walks(self, n_drafts: int) -> Sequence[list[int]]:
+        return [self.lengths(passage, n_drafts) for passage in range(self.n_passages)]
