@@ -1,4 +1,4 @@
-"""`dflash-local bench`: what drafting gains on this machine, against plain decoding in turn."""
+"""`dflash-local bench`: what drafting gains on this machine."""
 
 from __future__ import annotations
 
@@ -48,27 +48,36 @@ _FOLDER = click.Path(exists=True, file_okay=False)
 _PLACE = click.Path(exists=True)
 _OUTPUT = click.Path(dir_okay=False, writable=True)
 
+
+def _temperatures(value: Any) -> tuple[float, ...]:
+    """Reads `0,0.8`: numbers from 0 to 100, each kept once."""
+    if isinstance(value, tuple):  # read already: click reads its defaults again
+        return value
+    return tuple(dict.fromkeys(map(number(0, 100), str(value).split(","))))
+
+
 SHAPE = (
     option(
         "--shape",
         metavar="NAME",
-        help="Instead of --target: a model of this shape with random weights, written first. "
-        "qwen3-8b, qwen3-4b, qwen3-30b-a3b, llama-3.1-8b and others.",
+        help="Instead of --target: a model with random weights and the shape of this one, written "
+        "first. qwen3-8b, qwen3-4b, qwen3-30b-a3b, llama-3.1-8b and others.",
     ),
     option("--quant", default="Q4_K_M", metavar="TYPE", help="Quantisation of --shape."),
-    option("--shape-layers", type=whole(1, 1000), metavar="N", help="Layers of --shape."),
+    option("--shape-layers", type=whole(1, 1000), metavar="N", help="Another number of layers."),
     option(
         "--shape-folder",
         type=_FOLDER,
         show_default="a temporary one",
-        help="Write the files of --shape here and keep them, or use those that are here.",
+        help="Keep the files of --shape in this folder, and use those that are already there.",
     ),
     option(
         "--synthetic-length",
         type=number(1, 16),
         metavar="X",
-        help="Accept so many tokens a round of whole chains, and of trees as many more as the "
-        "shipped pair does, whatever the models say. The text is invalid, the speed is not.",
+        help="Accept drafts as if a round of whole chains emitted so many tokens, whatever the "
+        "models say; trees emit as many more as with the shipped pair. The text is invalid, the "
+        "speed is real.",
     ),
 )
 
@@ -84,19 +93,19 @@ PROMPTS = (
     option(
         "--prompts",
         type=READABLE,
-        help="Prompts of your own, a JSON object on each line: prompt, messages, or prefix and "
-        "suffix; and a category.",
+        help="A file with prompts of your own, a JSON object on each line: prompt, or messages, or "
+        "prefix and suffix; and a category.",
     ),
     option(
         "--dataset",
         type=click.Choice(DATASETS),
-        help="Prompts of a published evaluation, beside the values of the paper.",
+        help="Prompts of a published evaluation; the paper's values are shown beside yours.",
     ),
     option(
         "--dataset-folder",
         type=_PLACE,
         show_default="from the Hugging Face hub",
-        help="Where the dataset lies: a folder, or its file.",
+        help="The folder of the dataset, or its file.",
     ),
     option("--limit", type=whole(1), metavar="N", default=4, help="Prompts of each category."),
     option(
@@ -104,9 +113,9 @@ PROMPTS = (
         type=whole_list(64, 1 << 20, thousands=True),
         metavar="N,...",
         show_default="1k,8k,32k; on a CPU 1k",
-        help="Long prompts whose answers end after so many tokens.",
+        help="Long prompts: their answers end after so many tokens of context.",
     ),
-    option("--thinking", is_flag=True, help="Let chat templates ask for a reasoning part."),
+    option("--thinking", is_flag=True, help="Let chat templates ask for reasoning."),
 )
 
 MEASURING = (
@@ -116,11 +125,12 @@ MEASURING = (
         type=whole(2),
         metavar="N",
         default=96,
-        help="End each answer after so many tokens.",
+        help="Tokens of each answer.",
     ),
     option(
         "--temps",
         "temperatures",
+        type=_temperatures,
         metavar="X,...",
         default="0,0.8",
         help="Temperatures.",
@@ -129,7 +139,7 @@ MEASURING = (
         "--widths",
         type=whole_list(2, 64),
         metavar="N,...",
-        help="Measure these fixed draft widths, too, beside the one that the model chooses.",
+        help="Fixed draft widths to measure beside the one that the model chooses.",
     ),
     option(
         "--draft-shape",
@@ -137,22 +147,28 @@ MEASURING = (
         type=name_list(SHAPES),
         metavar="NAME,...",
         default="chain,tree",
-        help="Drafts to measure: chain, tree, and auto, which takes what pays.",
+        help="Shapes of drafts to measure: chain, tree, and auto, which uses what pays.",
     ),
-    option("--repeat", type=whole(1), metavar="N", default=1, help="Times for each prompt."),
-    option("--seed", type=whole(0, 2**32 - 1000), metavar="N", default=0, help="Of the draws."),
+    option("--repeat", type=whole(1), metavar="N", default=1, help="Answers to each prompt."),
+    option(
+        "--seed",
+        type=whole(0, 2**32 - 1000),
+        metavar="N",
+        default=0,
+        help="Seed of the random numbers.",
+    ),
     option(
         "--concurrency",
         type=whole_list(1, 64),
         metavar="N,...",
-        help="Also so many requests at once, such as 1,4,8.",
+        help="Measure so many requests at once, too, such as 1,4,8.",
     ),
     option(
         "--against-llama-server",
         "llama_server",
         type=READABLE,
         metavar="PATH",
-        help="Also the same prompts through this llama-server, plain and with its DFlash.",
+        help="Give the same prompts to this llama-server, too, plain and with its DFlash.",
     ),
     option(
         "--server-drafts",
@@ -165,8 +181,8 @@ MEASURING = (
 
 OUTPUT = (
     option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the tables."),
-    option("--markdown", type=_OUTPUT, metavar="FILE", help="Write the results as a table here."),
-    option("--plot", type=_OUTPUT, metavar="FILE", help="Draw them, as .png or .svg."),
+    option("--markdown", type=_OUTPUT, metavar="FILE", help="Write a table to this file, too."),
+    option("--plot", type=_OUTPUT, metavar="FILE", help="Draw the results, as .png or .svg."),
     QUIET,
 )
 
@@ -182,7 +198,7 @@ SECTIONS = {
 
 
 class BenchCommand(SectionedCommand):
-    """Remembers its arguments, which are written beside the numbers."""
+    """Remembers its arguments, which are shown beside the numbers."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta["arguments"] = list(args)
@@ -192,11 +208,11 @@ class BenchCommand(SectionedCommand):
 @click.command(cls=BenchCommand, sections=SECTIONS)
 @click.pass_context
 def bench(ctx: click.Context, /, **values: Any) -> None:
-    """Measure on this machine what drafting gains.
+    """Measure what drafting gains on this machine.
 
-    Each prompt is decoded plainly and with drafts in turn on the same loaded model, from empty
-    caches and after a prefix hit. Tables go to stdout: tokens/s, their ratio, how many tokens a
-    round emits, where the time goes. Without --target, the tiny shipped pair is measured.
+    Each prompt is decoded plainly and with drafts in turn, on the same loaded model, from empty
+    caches and after a prefix hit. Tables on stdout show tokens/s, their ratio, how many tokens a
+    round emits, and where the time goes. Without --target, the tiny shipped pair is measured.
     """
     _check(values)
     command = shlex.join(["dflash-local", "bench", *ctx.meta["arguments"]])
@@ -212,7 +228,7 @@ def bench(ctx: click.Context, /, **values: Any) -> None:
 
 
 def _check(values: Mapping[str, Any]) -> None:
-    """Refuse what has no meaning or could not be written, before any work."""
+    """Refuse what has no meaning, or could not be written in the end, before any work."""
     if values["draft"] is not None and values["target"] is None:
         raise click.UsageError(
             f"--draft {values['draft']} is given without its target: add --target."
@@ -244,11 +260,6 @@ def _check(values: Mapping[str, Any]) -> None:
         check_plot(Path(values["plot"]))
 
 
-def _temperatures(text: str) -> tuple[float, ...]:
-    read = number(0, 100)
-    return tuple(dict.fromkeys(read(part) for part in text.split(",")))
-
-
 def _options(
     values: Mapping[str, Any], command: str, target: Path, draft: Path | None
 ) -> BenchOptions:
@@ -256,7 +267,7 @@ def _options(
     from dflash_local.bench.measure.settings import RunSettings, variants_from
 
     settings = RunSettings(
-        temperatures=_temperatures(values["temperatures"]),
+        temperatures=values["temperatures"],
         variants=variants_from(values["draft_shapes"], values["widths"] or ()),
         max_tokens=values["max_tokens"],
         repeat=values["repeat"],
@@ -286,7 +297,8 @@ def _options(
 
 @contextmanager
 def _files(values: Mapping[str, Any], say: Say) -> Iterator[tuple[Path, Path | None]]:
-    """Target and drafter; those of a shape are written first, to a temporary folder or theirs."""
+    """Target and drafter. Those of a shape are written first, to their folder or a temporary
+    one."""
     if values["shape"] is None:
         if values["target"] is not None:
             yield Path(values["target"]), Path(values["draft"]) if values["draft"] else None
@@ -328,7 +340,7 @@ def _prompts(values: Mapping[str, Any]) -> list[BenchPrompt] | None:
 def _paper(
     dataset: str, target: Path, temperatures: Sequence[float]
 ) -> dict[tuple[str, float], PaperValue]:
-    """What the paper reports for this dataset and target, where it does, by temperature."""
+    """What the paper reports for this dataset and target, by dataset and temperature."""
     from dflash_local.bench.peers.paper import paper_value
 
     values = {(dataset, t): paper_value(dataset, target.name, t) for t in temperatures}

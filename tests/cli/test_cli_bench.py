@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import re
 import subprocess
 import sysconfig
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from dflash_local import demo
 from dflash_local.cli.bench import SECTIONS
-from dflash_local.cli.main import run
+from in_process import Done, command
 
 COMMAND = Path(sysconfig.get_path("scripts"), "dflash-local")
 TARGET, DRAFTER = map(str, demo.pair())
@@ -23,18 +21,8 @@ ON_CPU = ("--threads", "1", "--gpu-layers", "0")
 FEW = ("--max-tokens", "10", "--limit", "1", *ON_CPU)
 
 
-class Done(NamedTuple):
-    code: int
-    stdout: str
-    stderr: str
-
-
 def bench(*arguments: str) -> Done:
-    """The command in this process, which starts sooner. One test below has a process of its own."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = run(["bench", *arguments])
-    return Done(code, out.getvalue(), err.getvalue())
+    return command("bench", *arguments)
 
 
 def told(*arguments: str) -> Any:
