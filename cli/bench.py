@@ -15,6 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dflash_local import demo
+from dflash_local.bench.peers.paper import PaperValue, paper_value
+from dflash_local.bench.prompts.dataset import DATASETS, load_prompts
+from dflash_local.bench.prompts.prompt import CATEGORIES, BenchPrompt, read_prompts
+
 from . import interrupt
 from .answer import write_stdout
 from .options import (
@@ -34,15 +39,10 @@ from .writing import WritingProgress
 
 if TYPE_CHECKING:
     from dflash_local.bench.benchmark import BenchOptions
-    from dflash_local.bench.peers.paper import PaperValue
-    from dflash_local.bench.prompts.prompt import BenchPrompt
     from dflash_local.bench.report.report import Report
     from dflash_local.engine.engine import Engine
     from dflash_local.fit.options import LoadOptions
     from dflash_local.fit.plan import Plan
-
-CATEGORIES = ("chat", "code", "fim", "long")
-DATASETS = ("gsm8k", "humaneval")
 
 _FOLDER = click.Path(exists=True, file_okay=False)
 _PLACE = click.Path(exists=True)
@@ -98,7 +98,7 @@ PROMPTS = (
     ),
     option(
         "--dataset",
-        type=click.Choice(DATASETS),
+        type=click.Choice(list(DATASETS)),
         help="Prompts of a published evaluation; the paper's values are shown beside yours.",
     ),
     option(
@@ -303,8 +303,6 @@ def _files(values: Mapping[str, Any], say: Say) -> Iterator[tuple[Path, Path | N
         if values["target"] is not None:
             yield Path(values["target"]), Path(values["draft"]) if values["draft"] else None
             return
-        from dflash_local import demo
-
         say("no --target: measuring the shipped pair, a tiny model of Python code")
         yield demo.pair()
         return
@@ -326,13 +324,9 @@ def _files(values: Mapping[str, Any], say: Say) -> Iterator[tuple[Path, Path | N
 def _prompts(values: Mapping[str, Any]) -> list[BenchPrompt] | None:
     """Those of a file or of a dataset; None for the built-in ones."""
     if values["prompts"] is not None:
-        from dflash_local.bench.prompts.prompt import read_prompts
-
         return read_prompts(values["prompts"], limit=values["limit"])
     if values["dataset"] is None:
         return None
-    from dflash_local.bench.prompts.dataset import load_prompts
-
     folder = Path(values["dataset_folder"]) if values["dataset_folder"] else None
     return load_prompts(values["dataset"], folder, values["limit"])
 
@@ -341,8 +335,6 @@ def _paper(
     dataset: str, target: Path, temperatures: Sequence[float]
 ) -> dict[tuple[str, float], PaperValue]:
     """What the paper reports for this dataset and target, by dataset and temperature."""
-    from dflash_local.bench.peers.paper import paper_value
-
     values = {(dataset, t): paper_value(dataset, target.name, t) for t in temperatures}
     return {key: value for key, value in values.items() if value is not None}
 
