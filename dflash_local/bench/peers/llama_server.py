@@ -55,10 +55,10 @@ class ServerAnswer:
 class LlamaServer:
     """A context: the server runs inside of it, and is always stopped at its end.
 
-    `n_ctx` are the tokens of each of `n_slots` slots. `n_gpu_layers`: None leaves the choice to the
-    server, -1 means all, 0 keeps it off the GPUs. `synthetic_rates`: the chance of each of
-    `n_draft_max` drafts to be accepted, as `RecordedDrafts.rates` gives them. All else is the
-    server's default, except its prompt cache in host memory, which is off.
+    `n_ctx` are the tokens of each of `n_slots` slots. `n_gpu_layers`: -1 for all, 0 for none on any
+    GPU. `synthetic_rates`: the chance of each of `n_draft_max` drafts to be accepted, as
+    `RecordedDrafts.rates` gives them. All else is the server's default, except its prompt cache in
+    host memory, which is off.
 
     Raises InputError where `binary` is not a program; BackendError, with its last words, where the
     server does not start.
@@ -71,9 +71,9 @@ class LlamaServer:
         draft: Path | None,
         *,
         n_ctx: int,
+        n_gpu_layers: int,
+        n_threads: int,
         n_slots: int = 1,
-        n_gpu_layers: int | None = None,
-        n_threads: int | None = None,
         n_draft_max: int = 15,
         synthetic_rates: Sequence[float] | None = None,
         flash_attn: bool = True,
@@ -85,24 +85,19 @@ class LlamaServer:
                 f"{len(synthetic_rates)} synthetic rates for {n_draft_max if draft else 0} drafts; "
                 "expected one for each"
             )
+        layers = "all" if n_gpu_layers < 0 else str(n_gpu_layers)
         self._arguments = [
             *("-m", str(target)),
             *("-c", str(n_ctx * n_slots), "-np", str(n_slots)),
+            *("-ngl", layers, "-t", str(n_threads)),
             *("-fa", "on" if flash_attn else "off", "-ctk", kv_type, "-ctv", kv_type),
             *("--fit", "off", "--cache-ram", "0", "--no-webui"),
         ]
-        if n_threads is not None:
-            self._arguments += ["-t", str(n_threads)]
-        layers = "all" if n_gpu_layers is not None and n_gpu_layers < 0 else str(n_gpu_layers)
-        if n_gpu_layers is not None:
-            self._arguments += ["-ngl", layers]
         if n_gpu_layers == 0:
             self._arguments += ["--device", "none"]
         if draft is not None:
             self._arguments += ["-md", str(draft), "--spec-type", "draft-dflash"]
-            self._arguments += ["--spec-draft-n-max", str(n_draft_max)]
-            if n_gpu_layers is not None:
-                self._arguments += ["--spec-draft-ngl", layers]
+            self._arguments += ["--spec-draft-n-max", str(n_draft_max), "--spec-draft-ngl", layers]
         if synthetic_rates is not None:
             shown = ",".join(repr(float(rate)) for rate in synthetic_rates)
             self._arguments += ["--spec-synth-rates", shown]

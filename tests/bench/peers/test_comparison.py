@@ -38,7 +38,8 @@ def test_each_number_of_drafts_and_slots_has_a_process(tmp_path: Path) -> None:
 
     def server_for(n_drafts: int, n_slots: int) -> LlamaServer:
         draft = Path("draft.gguf") if n_drafts else None
-        return LlamaServer(program(tmp_path), Path("t.gguf"), draft, n_ctx=64, n_slots=n_slots)
+        options = {"n_ctx": 64, "n_gpu_layers": 0, "n_threads": 1, "n_slots": n_slots}
+        return LlamaServer(program(tmp_path), Path("target.gguf"), draft, **options)
 
     settings = RunSettings(temperatures=(0.0,), max_tokens=16)
     rows = measure_server(server_for, [0, 15], CASES, [1, 2], settings, told.append)

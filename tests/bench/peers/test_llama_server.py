@@ -18,6 +18,7 @@ from dflash_local.errors import BackendError, InputError
 from llama_server_stand_in import alive, program, requests, runs
 
 TARGET, DRAFT = Path("target.gguf"), Path("draft.gguf")
+OPTIONS: dict[str, Any] = {"n_ctx": 512, "n_gpu_layers": -1, "n_threads": 1}
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def behave(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def server(folder: Path, draft: Path | None = DRAFT, **options: Any) -> LlamaServer:
-    return LlamaServer(program(folder), TARGET, draft, **{"n_ctx": 512, **options})
+    return LlamaServer(program(folder), TARGET, draft, **{**OPTIONS, **options})
 
 
 def option(arguments: list[str], name: str) -> str:
@@ -97,7 +98,7 @@ def test_plain_arguments_name_no_drafter_and_no_device(tmp_path: Path) -> None:
         pass
     (arguments,) = runs(tmp_path)
     assert option(arguments, "-fa") == "off"
-    assert not {"-md", "-ngl", "-t", "--device"} & set(arguments)
+    assert not {"-md", "--device"} & set(arguments)
     assert not [argument for argument in arguments if argument.startswith("--spec")]
 
 
@@ -236,9 +237,9 @@ def test_what_is_no_program_is_refused(tmp_path: Path) -> None:
         ("text", "not executable, expected the program llama-server"),
     ]:
         with pytest.raises(InputError, match=message):
-            LlamaServer(tmp_path / name, TARGET, None, n_ctx=64)
+            LlamaServer(tmp_path / name, TARGET, None, **OPTIONS)
     with (
         pytest.raises(InputError, match="cannot be run"),
-        LlamaServer(tmp_path / "broken", TARGET, None, n_ctx=64),
+        LlamaServer(tmp_path / "broken", TARGET, None, **OPTIONS),
     ):
         pass
