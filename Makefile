@@ -1,7 +1,7 @@
-# `make demo`, `make test` and `make client-test` set up what they need from nothing; see bootstrap.py.
+# `make demo`, `make test` and `make client-test` set up everything that they need; see bootstrap.py.
 
 PYTHON ?= python3
-# The commands' folder: the active virtual environment's, or that of .venv.
+# The folder of the commands: in the active virtual environment, or in .venv.
 BIN = $(shell $(PYTHON) bootstrap.py --where)
 SOURCES = bootstrap.py dflash_local convert cli tools tests examples
 PYTEST = "$(BIN)/python" -m pytest -n auto --maxprocesses 8 --dist loadfile
@@ -17,11 +17,11 @@ test: check
 	$(PYTEST) -m "not slow"
 	PATH="$(BIN):$$PATH" tests/native/run_asan.sh
 
-# What takes longer and proves more of the same: long texts, many requests, large files.
+# Tests that take longer and prove more of the same: long texts, many requests, large files.
 slow-test: setup-test
 	$(PYTEST) -m slow $$(grep -rl pytest.mark.slow tests --include="test_*.py")
 
-# The server with real clients that pip does not bring: what is missing comes from Debian and npm.
+# The server with real clients that are not on PyPI. What is missing is installed from Debian and npm.
 client-test: browser-test node-test
 
 # The page in Chromium.
@@ -42,7 +42,7 @@ format: setup-test
 	"$(BIN)/ruff" format $(SOURCES)
 	"$(BIN)/clang-format" -i $(NATIVE)
 
-# mypy sees the package as it is installed, with convert/ and cli/ inside.
+# mypy sees the package as it is when installed, with convert/ and cli/ inside.
 typecheck: setup-test
 	rm -rf build/typecheck/dflash_local
 	mkdir -p build/typecheck/dflash_local

@@ -1,8 +1,8 @@
 """Set up everything that dflash-local needs, from nothing: `python3 bootstrap.py [--test]`.
 
-Uses the active virtual environment, or else makes `.venv` beside this file. A llama-cpp-python that
-works there is kept; otherwise one is built for this CPU. Then the project is installed, editable.
-With nothing changed since the last time it returns at once. Only the standard library is used.
+It uses the active virtual environment, or makes `.venv` beside this file. If llama-cpp-python works
+there, it is kept; otherwise one is built for this CPU. Then the project is installed, editable. If
+nothing has changed since the last time, this returns at once. It needs only the standard library.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LLAMA_VERSION = "0.3.36"
 TORCH = "torch==2.13.0"
 PROBE_MODEL = ROOT / "dflash_local" / "demo" / "tiny-coder-q8_0.gguf"
 
-# Asked of the environment's own Python: where things are, and what is installed.
+# Run by the environment's own Python: where things are, and what is installed.
 QUERY = """
 import importlib.metadata, importlib.util, json, pathlib, sys, sysconfig
 def version(name):
@@ -55,7 +55,8 @@ print(json.dumps({
 }))
 """
 
-# A build for a CPU with AMX, made by GCC before 13, dies at its first quantised matrix product.
+# Exit code 3: the pinned version is not installed. A build for a CPU with AMX, made by a GCC before
+# 13, dies at its first quantised matrix product.
 PROBE = """
 import importlib.metadata, math, sys
 try:
@@ -71,12 +72,12 @@ for tokens in (list(range(1, 65)), [65]):
     if not all(math.isfinite(logits[i]) for i in range(model.n_vocab())):
         sys.exit("the logits of a quantised model are not finite")
 if "--own-threads" in sys.argv and b"OPENMP = 1" in llama_cpp.llama_print_system_info():
-    sys.exit("it computes with OpenMP's threads, which stall on a busy machine")
+    sys.exit("it computes with OpenMP's threads, which are slow on a busy machine")
 """
 
 
 def say(line: str) -> None:
-    """Progress goes to stderr: stdout belongs to the program that is set up."""
+    """Print progress to stderr: stdout belongs to the program that is run afterwards."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -102,7 +103,7 @@ def ensure_environment() -> Path:
     if python.is_file() and answers(python):
         return python
     if python.parent.parent != ROOT / ".venv":
-        raise fail(f"the active virtual environment has no working {python}: leave it, or mend it")
+        raise fail(f"the active virtual environment has no working {python}: leave or repair it")
     creator = newest_python()
     say(f"making a virtual environment in {python.parent.parent}")
     if not answers(creator, "import ensurepip, venv"):
@@ -115,7 +116,7 @@ def ensure_environment() -> Path:
 
 
 def newest_python() -> str:
-    """A Python that is new enough: the running one, or another one found on PATH."""
+    """A Python that is new enough: the one that runs this, or another one on PATH."""
     if sys.version_info >= OLDEST_PYTHON:
         return sys.executable
     for minor in range(14, OLDEST_PYTHON[1] - 1, -1):
@@ -141,7 +142,7 @@ def query(python: Path) -> dict:
 
 
 def ensure_tools(python: Path, state: dict) -> None:
-    """A usable pip, a C++ compiler and Python's headers; CMake and Ninja pip can bring."""
+    """Check for pip, a C++ compiler and Python's headers. CMake and Ninja come from pip."""
     if tuple(state["python"]) < OLDEST_PYTHON:
         found = ".".join(map(str, state["python"]))
         raise fail(
@@ -199,7 +200,7 @@ AVX512_EXTRAS = {
 
 
 def cpu_features() -> set[str]:
-    """What the kernel says that this CPU can do, in Linux's words; empty where it does not say."""
+    """The features of this CPU by their names in Linux; empty where they are unknown."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -222,10 +223,10 @@ def compiles_with(flag: str) -> bool:
 
 
 def ggml_flags(machine: str, features: set[str], accepts=compiles_with) -> list[str]:
-    """CMake flags for llama.cpp: what this CPU has, and never AMX, which GCC before 13 miscompiles.
+    """CMake flags for llama.cpp: what this CPU has, but never AMX, which GCC before 13 miscompiles.
 
-    `machine` and `features` are as told by `platform.machine` and `cpu_features`; `accepts` says
-    whether the compiler knows a flag.
+    `machine` and `features` come from `platform.machine` and `cpu_features`; `accepts` says whether
+    the compiler knows a flag.
     """
     flags = ["-DGGML_NATIVE=OFF"]
     if machine.lower() in ("x86_64", "amd64") and features:
@@ -247,7 +248,7 @@ def ggml_flags(machine: str, features: set[str], accepts=compiles_with) -> list[
 
 
 def llama_fault(python: Path, *options: str) -> str | None:
-    """None where the pinned llama-cpp-python works; "absent"; or what is wrong with it."""
+    """None if the pinned llama-cpp-python works, "absent", or what is wrong with it."""
     command = [str(python), "-I", "-c", PROBE, LLAMA_VERSION, str(PROBE_MODEL), *options]
     done = subprocess.run(command, capture_output=True, check=False, text=True)
     if done.returncode == 0:
@@ -268,8 +269,8 @@ def ensure_llama(python: Path, installed: str | None) -> None:
     elif fault != "absent":
         say(f"the installed llama-cpp-python {LLAMA_VERSION} is broken: {fault}")
     theirs = os.environ.get("CMAKE_ARGS", "")
-    # Without OpenMP ggml computes with a pool of threads of its own: as fast on a quiet machine,
-    # and not many times slower on a busy one.
+    # Without OpenMP ggml uses its own pool of threads: as fast on a quiet machine, and much faster
+    # on a busy one.
     own = ["-DGGML_OPENMP=OFF", "-DLLAVA_BUILD=OFF"]
     ours = [*ggml_flags(platform.machine(), cpu_features()), *own]
     # The user's flags come last, where CMake lets them win.
@@ -278,13 +279,13 @@ def ensure_llama(python: Path, installed: str | None) -> None:
     say("  (compiling llama.cpp takes four to five minutes on two cores; pip caches the wheel)")
     install = ["install", f"llama-cpp-python=={LLAMA_VERSION}"]
     again = [*install, "--force-reinstall", "--no-deps"]
-    # pip's cache takes no account of CMAKE_ARGS: what it holds need not be what they ask for.
+    # pip's cache ignores CMAKE_ARGS: a cached wheel may have been built with others.
     uncached = ["--no-cache-dir"] if theirs else []
     first = install if fault == "absent" else again
     pip(python, [*first, *uncached], "building llama.cpp", env)
     fault = llama_fault(python, *([] if theirs else ["--own-threads"]))
     if fault and not uncached:
-        say(f"pip's cached wheel of llama-cpp-python will not do ({fault}): building it anew")
+        say(f"pip's cached wheel of llama-cpp-python does not work ({fault}): building it again")
         command = [str(python), "-m", "pip", "cache", "remove", f"llama_cpp_python-{LLAMA_VERSION}"]
         subprocess.run(command, capture_output=True, check=False)
         pip(python, again, "building llama.cpp", env)
@@ -303,7 +304,8 @@ def pip(python: Path, arguments: list[str], label: str, env: dict | None = None)
 
 
 def logged(command: list, label: str, env: dict | None = None) -> None:
-    """Run with the output in the log and a sign of life every 20 seconds; exit where it fails."""
+    """Run a command with its output in the log, and say every 20 seconds that it still runs. Exits
+    if it fails."""
     try:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:
@@ -338,13 +340,20 @@ def logged(command: list, label: str, env: dict | None = None) -> None:
 
 
 def fingerprint() -> str:
-    """Changes with what makes a new installation necessary; Python sources are used in place."""
+    """Changes with everything that makes a new installation necessary.
+
+    Python modules are used in place, so their contents do not count. Their names do: an editable
+    install knows the modules that it found.
+    """
     files = [ROOT / "bootstrap.py", ROOT / "pyproject.toml", ROOT / "CMakeLists.txt"]
     for folder in ("cmake", "tools", "native"):
         files += sorted(p for p in (ROOT / folder).rglob("*") if p.is_file())
     digest = hashlib.sha256(str(ROOT).encode())
     for path in files:
         digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
+    for package in ("dflash_local", "convert", "cli"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            digest.update(f"{path.relative_to(ROOT)}\0".encode())
     return digest.hexdigest()
 
 
@@ -374,7 +383,7 @@ def set_up(test: bool) -> None:
         pip(python, ["install", TORCH], TORCH)
     say("installing dflash-local and building its extension")
     pip(python, ["install", *build_requirements(), *missing_build_tools()], "build tools")
-    # With matplotlib, so that `dflash-local bench --plot` works at once.
+    # With matplotlib, so that `dflash-local bench --plot` works.
     project = f"{ROOT}[test,plot]" if test else f"{ROOT}[plot]"
     pip(python, ["install", "--no-build-isolation", "-e", project], "building dflash-local")
     wanted["llama"] = query(python)["llama"]

@@ -1,4 +1,4 @@
-"""`dflash-local bench`: what drafting gains on this machine, against plain decoding in turn."""
+"""`dflash-local bench`: what drafting gains on this machine."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from dflash_local import demo
+from dflash_local.bench.peers.paper import PaperValue, paper_value
+from dflash_local.bench.prompts.dataset import DATASETS, load_prompts
+from dflash_local.bench.prompts.prompt import CATEGORIES, BenchPrompt, read_prompts
 
 from . import interrupt
 from .answer import write_stdout
@@ -33,41 +38,46 @@ from .values import name_list, number, whole, whole_list
 from .writing import WritingProgress
 
 if TYPE_CHECKING:
-    from dflash_local.bench.benchmark import Order
-    from dflash_local.bench.report import PaperValue, Report
-    from dflash_local.bench.workload import Prompt
+    from dflash_local.bench.benchmark import BenchOptions
+    from dflash_local.bench.report.report import Report
     from dflash_local.engine.engine import Engine
     from dflash_local.fit.options import LoadOptions
     from dflash_local.fit.plan import Plan
-
-CATEGORIES = ("chat", "code", "fim", "long")
-DATASETS = ("gsm8k", "humaneval")
 
 _FOLDER = click.Path(exists=True, file_okay=False)
 _PLACE = click.Path(exists=True)
 _OUTPUT = click.Path(dir_okay=False, writable=True)
 
+
+def _temperatures(value: Any) -> tuple[float, ...]:
+    """Reads `0,0.8`: numbers from 0 to 100, each kept once."""
+    if isinstance(value, tuple):  # read already: click reads its defaults again
+        return value
+    return tuple(dict.fromkeys(map(number(0, 100), str(value).split(","))))
+
+
 SHAPE = (
     option(
         "--shape",
         metavar="NAME",
-        help="Instead of --target: a model of this shape with random weights, written first. "
-        "qwen3-8b, qwen3-4b, qwen3-30b-a3b, llama-3.1-8b and others.",
+        help="Instead of --target: a model with random weights and the shape of this one, written "
+        "first. qwen3-8b, qwen3-4b, qwen3-30b-a3b, llama-3.1-8b and others.",
     ),
     option("--quant", default="Q4_K_M", metavar="TYPE", help="Quantisation of --shape."),
-    option("--shape-layers", type=whole(1, 1000), metavar="N", help="Layers of --shape."),
+    option("--shape-layers", type=whole(1, 1000), metavar="N", help="Another number of layers."),
     option(
         "--shape-folder",
         type=_FOLDER,
         show_default="a temporary one",
-        help="Write the files of --shape here and keep them, or use those that are here.",
+        help="Keep the files of --shape in this folder, and use those that are already there.",
     ),
     option(
         "--synthetic-length",
         type=number(1, 16),
         metavar="X",
-        help="Accept so many tokens a round of whole chains, and of trees as many more as the "
-        "shipped pair does, whatever the models say. The text is invalid, the speed is not.",
+        help="Accept drafts as if a round of whole chains emitted so many tokens, whatever the "
+        "models say; trees emit as many more as with the shipped pair. The text is invalid, the "
+        "speed is real.",
     ),
 )
 
@@ -83,19 +93,19 @@ PROMPTS = (
     option(
         "--prompts",
         type=READABLE,
-        help="Prompts of your own, a JSON object on each line: prompt, messages, or prefix and "
-        "suffix; and a category.",
+        help="A file with prompts of your own, a JSON object on each line: prompt, or messages, or "
+        "prefix and suffix; and a category.",
     ),
     option(
         "--dataset",
-        type=click.Choice(DATASETS),
-        help="Prompts of a published evaluation, beside the values of the paper.",
+        type=click.Choice(list(DATASETS)),
+        help="Prompts of a published evaluation; the paper's values are shown beside yours.",
     ),
     option(
         "--dataset-folder",
         type=_PLACE,
         show_default="from the Hugging Face hub",
-        help="Where the dataset lies: a folder, or its file.",
+        help="The folder of the dataset, or its file.",
     ),
     option("--limit", type=whole(1), metavar="N", default=4, help="Prompts of each category."),
     option(
@@ -103,9 +113,9 @@ PROMPTS = (
         type=whole_list(64, 1 << 20, thousands=True),
         metavar="N,...",
         show_default="1k,8k,32k; on a CPU 1k",
-        help="Long prompts whose answers end after so many tokens.",
+        help="Long prompts: their answers end after so many tokens of context.",
     ),
-    option("--thinking", is_flag=True, help="Let chat templates ask for a reasoning part."),
+    option("--thinking", is_flag=True, help="Let chat templates ask for reasoning."),
 )
 
 MEASURING = (
@@ -115,11 +125,12 @@ MEASURING = (
         type=whole(2),
         metavar="N",
         default=96,
-        help="End each answer after so many tokens.",
+        help="Tokens of each answer.",
     ),
     option(
         "--temps",
         "temperatures",
+        type=_temperatures,
         metavar="X,...",
         default="0,0.8",
         help="Temperatures.",
@@ -128,7 +139,7 @@ MEASURING = (
         "--widths",
         type=whole_list(2, 64),
         metavar="N,...",
-        help="Measure these fixed draft widths, too, beside the one that the model chooses.",
+        help="Fixed draft widths to measure beside the one that the model chooses.",
     ),
     option(
         "--draft-shape",
@@ -136,22 +147,28 @@ MEASURING = (
         type=name_list(SHAPES),
         metavar="NAME,...",
         default="chain,tree",
-        help="Drafts to measure: chain, tree, and auto, which takes what pays.",
+        help="Shapes of drafts to measure: chain, tree, and auto, which uses what pays.",
     ),
-    option("--repeat", type=whole(1), metavar="N", default=1, help="Times for each prompt."),
-    option("--seed", type=whole(0, 2**32 - 1000), metavar="N", default=0, help="Of the draws."),
+    option("--repeat", type=whole(1), metavar="N", default=1, help="Answers to each prompt."),
+    option(
+        "--seed",
+        type=whole(0, 2**32 - 1000),
+        metavar="N",
+        default=0,
+        help="Seed of the random numbers.",
+    ),
     option(
         "--concurrency",
         type=whole_list(1, 64),
         metavar="N,...",
-        help="Also so many requests at once, such as 1,4,8.",
+        help="Measure so many requests at once, too, such as 1,4,8.",
     ),
     option(
         "--against-llama-server",
         "llama_server",
         type=READABLE,
         metavar="PATH",
-        help="Also the same prompts through this llama-server, plain and with its DFlash.",
+        help="Give the same prompts to this llama-server, too, plain and with its DFlash.",
     ),
     option(
         "--server-drafts",
@@ -164,8 +181,8 @@ MEASURING = (
 
 OUTPUT = (
     option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the tables."),
-    option("--markdown", type=_OUTPUT, metavar="FILE", help="Write the results as a table here."),
-    option("--plot", type=_OUTPUT, metavar="FILE", help="Draw them, as .png or .svg."),
+    option("--markdown", type=_OUTPUT, metavar="FILE", help="Write a table to this file, too."),
+    option("--plot", type=_OUTPUT, metavar="FILE", help="Draw the results, as .png or .svg."),
     QUIET,
 )
 
@@ -181,7 +198,7 @@ SECTIONS = {
 
 
 class BenchCommand(SectionedCommand):
-    """Remembers its arguments, which are written beside the numbers."""
+    """Remembers its arguments, which are shown beside the numbers."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta["arguments"] = list(args)
@@ -191,11 +208,11 @@ class BenchCommand(SectionedCommand):
 @click.command(cls=BenchCommand, sections=SECTIONS)
 @click.pass_context
 def bench(ctx: click.Context, /, **values: Any) -> None:
-    """Measure on this machine what drafting gains.
+    """Measure what drafting gains on this machine.
 
-    Each prompt is decoded plainly and with drafts in turn on the same loaded model, from empty
-    caches and after a prefix hit. Tables go to stdout: tokens/s, their ratio, how many tokens a
-    round emits, where the time goes. Without --target, the tiny shipped pair is measured.
+    Each prompt is decoded plainly and with drafts in turn, on the same loaded model, from empty
+    caches and after a prefix hit. Tables on stdout show tokens/s, their ratio, how many tokens a
+    round emits, and where the time goes. Without --target, the tiny shipped pair is measured.
     """
     _check(values)
     command = shlex.join(["dflash-local", "bench", *ctx.meta["arguments"]])
@@ -203,15 +220,15 @@ def bench(ctx: click.Context, /, **values: Any) -> None:
     from dflash_local.bench.benchmark import benchmark
 
     with _files(values, say) as (target, draft):
-        order = _order(values, command, target, draft)
-        report = benchmark(order, partial(_open, say=say), say)
+        options = _options(values, command, target, draft)
+        report = benchmark(options, partial(_open, say=say), say)
     if values["dataset"] is not None:
-        report.paper = _paper(values["dataset"], target, order.settings.temperatures)
+        report.paper = _paper(values["dataset"], target, options.settings.temperatures)
     _write(report, values)
 
 
 def _check(values: Mapping[str, Any]) -> None:
-    """Refuse what has no meaning or could not be written, before any work."""
+    """Refuse what has no meaning, or could not be written in the end, before any work."""
     if values["draft"] is not None and values["target"] is None:
         raise click.UsageError(
             f"--draft {values['draft']} is given without its target: add --target."
@@ -238,28 +255,20 @@ def _check(values: Mapping[str, Any]) -> None:
     if values["markdown"] is not None and not Path(values["markdown"]).absolute().parent.is_dir():
         raise click.UsageError(f"there is no folder for {values['markdown']}: make it first.")
     if values["plot"] is not None:
-        from dflash_local.bench.plot import check_plot
+        from dflash_local.bench.report.plot import check_plot
 
         check_plot(Path(values["plot"]))
 
 
-def _temperatures(text: str) -> tuple[float, ...]:
-    read = number(0, 100)
-    return tuple(dict.fromkeys(read(part) for part in text.split(",")))
+def _options(
+    values: Mapping[str, Any], command: str, target: Path, draft: Path | None
+) -> BenchOptions:
+    from dflash_local.bench.benchmark import BenchOptions
+    from dflash_local.bench.measure.settings import RunSettings, variants_from
 
-
-def _order(
-    values: Mapping[str, Any],
-    command: str,
-    target: Path,
-    draft: Path | None,
-) -> Order:
-    from dflash_local.bench.benchmark import Order, ways_from
-    from dflash_local.bench.run import Settings
-
-    settings = Settings(
-        temperatures=_temperatures(values["temperatures"]),
-        ways=ways_from(values["draft_shapes"], values["widths"] or ()),
+    settings = RunSettings(
+        temperatures=values["temperatures"],
+        variants=variants_from(values["draft_shapes"], values["widths"] or ()),
         max_tokens=values["max_tokens"],
         repeat=values["repeat"],
         seed=values["seed"],
@@ -267,7 +276,7 @@ def _order(
     if values["synthetic_length"] is not None and draft is None:
         raise click.UsageError("--synthetic-length needs a drafter: add --draft.")
     server = values["llama_server"]
-    return Order(
+    return BenchOptions(
         target=target,
         draft=draft,
         settings=settings,
@@ -288,17 +297,16 @@ def _order(
 
 @contextmanager
 def _files(values: Mapping[str, Any], say: Say) -> Iterator[tuple[Path, Path | None]]:
-    """Target and drafter; those of a shape are written first, to a temporary folder or theirs."""
+    """Target and drafter. Those of a shape are written first, to their folder or a temporary
+    one."""
     if values["shape"] is None:
         if values["target"] is not None:
             yield Path(values["target"]), Path(values["draft"]) if values["draft"] else None
             return
-        from dflash_local import demo
-
         say("no --target: measuring the shipped pair, a tiny model of Python code")
         yield demo.pair()
         return
-    from dflash_local.bench.shapes import write_pair
+    from dflash_local.bench.shapes.writer import write_pair
 
     with tempfile.TemporaryDirectory(prefix="dflash-local-") as temporary:
         folder = Path(values["shape_folder"] or temporary)
@@ -313,16 +321,12 @@ def _files(values: Mapping[str, Any], say: Say) -> Iterator[tuple[Path, Path | N
         yield pair
 
 
-def _prompts(values: Mapping[str, Any]) -> list[Prompt] | None:
+def _prompts(values: Mapping[str, Any]) -> list[BenchPrompt] | None:
     """Those of a file or of a dataset; None for the built-in ones."""
     if values["prompts"] is not None:
-        from dflash_local.bench.workload import read_prompts
-
         return read_prompts(values["prompts"], limit=values["limit"])
     if values["dataset"] is None:
         return None
-    from dflash_local.bench.datasets import load_prompts
-
     folder = Path(values["dataset_folder"]) if values["dataset_folder"] else None
     return load_prompts(values["dataset"], folder, values["limit"])
 
@@ -330,9 +334,7 @@ def _prompts(values: Mapping[str, Any]) -> list[Prompt] | None:
 def _paper(
     dataset: str, target: Path, temperatures: Sequence[float]
 ) -> dict[tuple[str, float], PaperValue]:
-    """What the paper reports for this dataset and target, where it does, by temperature."""
-    from dflash_local.bench.datasets import paper_value
-
+    """What the paper reports for this dataset and target, by dataset and temperature."""
     values = {(dataset, t): paper_value(dataset, target.name, t) for t in temperatures}
     return {key: value for key, value in values.items() if value is not None}
 
@@ -347,7 +349,8 @@ def _open(
 
 
 def _write(report: Report, values: Mapping[str, Any]) -> None:
-    from dflash_local.bench.tables import markdown, terminal
+    from dflash_local.bench.report.markdown import markdown
+    from dflash_local.bench.report.terminal import terminal
 
     if values["as_json"]:
         write_stdout(json.dumps(report.as_dict()) + "\n")
@@ -356,6 +359,6 @@ def _write(report: Report, values: Mapping[str, Any]) -> None:
     if values["markdown"] is not None:
         Path(values["markdown"]).write_text(markdown(report), encoding="utf-8")
     if values["plot"] is not None:
-        from dflash_local.bench.plot import plot
+        from dflash_local.bench.report.plot import plot
 
         plot(report, Path(values["plot"]))

@@ -1,4 +1,4 @@
-"""`dflash-local calibrate`: measure anew what drafting costs on this machine, and keep it."""
+"""`dflash-local calibrate`: measure again what drafting costs on this machine, and keep it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ SECTIONS = {
 def calibrate(**values: Any) -> None:
     """Measure what a round costs on this machine, and keep it for --draft-width auto.
 
-    This is done by itself when a pair is first loaded; do it again where that was disturbed, or
-    when the machine has changed. It takes a few seconds, or DFLASH_LOCAL_CALIBRATION_S. What is
-    kept belongs to these files and to these options of the machine.
+    This happens by itself when a pair is first loaded. Do it again if other programs disturbed it,
+    or if the machine has changed. It takes a few seconds, or DFLASH_LOCAL_CALIBRATION_S. The costs
+    are kept for these files and these options of the machine.
     """
     check_files(values)
     if values["target"] is not None and values["draft"] is None:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dflash_local.bench.measure import Acceptance, first_difference
+from dflash_local.bench.measure.acceptance import Acceptance
+from dflash_local.bench.measure.answer import first_difference
 
 from .answer import Ask, answer, write_nothing
 from .report import Say, drafts_text

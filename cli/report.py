@@ -47,13 +47,13 @@ def summary(result: Result, max_tokens: int) -> str:
 
 def drafts_text(stats: Stats) -> str:
     """Of the rounds that drafted: what was drafted on average, and what came of it."""
-    from dflash_local.bench.measure import Acceptance
+    from dflash_local.bench.measure.acceptance import Acceptance
 
     found = Acceptance.of([stats])
     if found.mean_length is None:
         return "no drafts were checked"
     text = f"{found.mean_length:.2f} tokens a round of {found.nodes:.1f} drafts"
-    if not found.tree_rounds:
+    if not stats.tree_rounds:
         return text
     return (
         f"{text}, {found.depth:.1f} deep, in {found.branches:.1f} branches; "

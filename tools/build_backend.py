@@ -1,8 +1,8 @@
-"""scikit-build-core's hooks, but an editable install keeps the checkout off `sys.path`.
+"""scikit-build-core's hooks, but an editable install does not put the checkout on `sys.path`.
 
-scikit-build-core's import hook finds every module of an editable install by itself, yet its .pth
-file also adds the folders that hold the packages. With `convert/` and `cli/` mapped into
-`dflash_local`, these are the checkout, where `import cli` would then work, and its parent folder.
+scikit-build-core's import hook finds every module of an editable install by itself. Its .pth file
+also adds the folders that hold the packages. As `convert/` and `cli/` are mapped into
+`dflash_local`, these would be the checkout, where `import cli` would then work, and its parent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def build_editable(
     config_settings: dict[str, list[str] | str] | None = None,
     metadata_directory: str | None = None,
 ) -> str:
-    """Build the editable wheel and leave in its .pth file only what installs the import hook."""
+    """Build the editable wheel, and keep only the import hook in its .pth file."""
     name = _skbuild.build_editable(wheel_directory, config_settings, metadata_directory)
     wheel = Path(wheel_directory) / name
     with zipfile.ZipFile(wheel) as archive:

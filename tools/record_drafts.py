@@ -1,8 +1,8 @@
-"""Records what becomes of a pair's drafts, for synthetic acceptance on models of random weights.
+"""Records a pair's drafts and what the target wrote, for synthetic acceptance in `bench`.
 
-    python tools/record_drafts.py dflash_local/bench/recorded.npz
+    python tools/record_drafts.py dflash_local/bench/synthetic/recorded.npz
 
-Greedy answers to the built-in prompts, of which every token is an anchor once.
+It decodes greedy answers to the built-in prompts. Each of their tokens is the anchor of one draft.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local import Model, demo
-from dflash_local.bench.recorded import RecordedDrafts
-from dflash_local.bench.workload import Case, built_in, read_by
+from dflash_local.bench.prompts.case import Case, tokenized
+from dflash_local.bench.prompts.prompt import built_in
+from dflash_local.bench.synthetic.recorded import RecordedDrafts
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.verify import Verdict, verify
@@ -29,7 +30,7 @@ Passage: TypeAlias = tuple[NDArray[np.float32], NDArray[np.uint8]]
 
 
 class Recorder:
-    """Stands in for `verify`: keeps the candidates of every position, and accepts no draft."""
+    """Replaces `verify`: keeps the candidates of every round, and accepts no draft."""
 
     def __init__(self) -> None:
         self.candidates: list[Candidates] = []
@@ -43,7 +44,7 @@ class Recorder:
 
 
 def record(model: Model, case: Case, n_tokens: int, n_passages: int) -> list[Passage]:
-    """The passages of one answer, each of so many tokens, one after the other."""
+    """One answer, cut into at most `n_passages` of `n_tokens` each."""
     assert model.drafter is not None
     n_drafts = model.drafter.block_size - 1
     recorder = model.engine.verify
@@ -57,7 +58,7 @@ def record(model: Model, case: Case, n_tokens: int, n_passages: int) -> list[Pas
         draft_width=n_drafts + 1,
         draft_shape="chain",
     )
-    # The first token is the prompt's; the last drafts of an answer have no whole block.
+    # The first token comes from the prompt; the last drafts reach beyond the end of the answer.
     found: list[Passage] = []
     known = recorder.candidates[: len(result.tokens) - n_drafts]
     for begin in range(0, len(known) - n_tokens + 1, n_tokens):
@@ -69,7 +70,7 @@ def record(model: Model, case: Case, n_tokens: int, n_passages: int) -> list[Pas
 
 
 def _ranks(candidates: Candidates, written: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """The place of each written token among its position's candidates, k if it is none."""
+    """The place of each written token among the candidates of its position, k if it is none."""
     hits = candidates.ids == written[:, None]
     missed = np.full(len(hits), hits.shape[1])
     return np.where(hits.any(axis=1), hits.argmax(axis=1), missed).astype(np.uint8)
@@ -78,11 +79,11 @@ def _ranks(candidates: Candidates, written: NDArray[np.int64]) -> NDArray[np.uin
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Raw)
     parser.add_argument("file", type=Path, help="where to write, .npz")
-    parser.add_argument("--target", type=Path, help="GGUF files of another pair")
-    parser.add_argument("--draft", type=Path)
+    parser.add_argument("--target", type=Path, help="GGUF file of another target")
+    parser.add_argument("--draft", type=Path, help="and of its drafter")
     parser.add_argument("--limit", type=int, default=8, help="prompts of each category")
-    parser.add_argument("--passages", type=int, default=4, help="the most of an answer")
-    parser.add_argument("--tokens", type=int, default=32, help="of a passage")
+    parser.add_argument("--passages", type=int, default=4, help="of each answer at most")
+    parser.add_argument("--tokens", type=int, default=32, help="of each passage")
     parser.add_argument("--threads", type=int, help="CPU threads")
     arguments = parser.parse_args()
     shipped = arguments.target is None
@@ -92,7 +93,7 @@ def main() -> None:
     engine, plan = open_engine(*pair, options, say=print)
     recording = Engine(engine.target, engine.drafter, verify=Recorder())
     with Model(recording, plan) as model:
-        cases, _ = read_by(model, prompts, room=arguments.passages * arguments.tokens)
+        cases, _ = tokenized(model, prompts, room=arguments.passages * arguments.tokens)
         found = [
             passage
             for case in cases

@@ -1,11 +1,12 @@
-"""Many clients at once against a running server, some of them rude: is every request answered, and
-is nothing left behind?
+"""Many clients at once against a running server, some of them rude: does it answer every request,
+and is nothing left behind?
 
     dflash-local serve --parallel 4 --port 8080 &
     python tools/server_load.py --url http://127.0.0.1:8080 --pid $! --requests 2000 --clients 16
 
-Well-formed requests must be answered, malformed ones refused in the API's own form, and when all
-clients are gone the server must be idle, with the memory that it had. Exit code 1 where it is not.
+It must answer well-formed requests and refuse malformed ones with an error of the API. When all
+clients are gone, it must be idle. With --pid, its memory is reported too. Exit code 1 if anything
+is wrong.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ SCHEMA = {
     "required": ["name", "n"],
     "additionalProperties": False,
 }
-# What no server should take: (path, body, content type)
+# What a server must refuse: (path, body, content type)
 MALFORMED: tuple[tuple[str, bytes, str], ...] = (
     ("/v1/chat/completions", b"", "application/json"),
     ("/v1/chat/completions", b"{", "application/json"),
@@ -57,13 +58,13 @@ MALFORMED: tuple[tuple[str, bytes, str], ...] = (
     ("/infill", b'{"input_prefix": 7}', "application/json"),
     ("/completion", b'{"prompt": {"a": 1}}', "application/json"),
 )
-_GRACE_S = 20.0  # for the last sequences to end once their clients are gone
-_ATTEMPTS = 1000  # of a request that finds the queue full, among others who try again
+_GRACE_S = 20.0  # until the last sequences must have ended, after their clients are gone
+_ATTEMPTS = 1000  # of a request that finds the queue full
 
 
 @dataclass
-class Report:
-    """What became of the requests, by kind; `failures` says what should not have been."""
+class LoadReport:
+    """What became of the requests, by kind. `failures` are the things that must not happen."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
@@ -84,7 +85,7 @@ class Report:
 
 
 class Load:
-    """`n_requests` of mixed kinds by `n_clients` at once; the same ones for the same seed."""
+    """`n_requests` of mixed kinds from `n_clients` at once: the same ones for the same seed."""
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class Load:
         key: str | None = None,
         pid: int | None = None,
     ) -> None:
-        self.report = Report()
+        self.report = LoadReport()
         self._url = url.rstrip("/")
         self._n_requests = n_requests
         self._n_clients = n_clients
@@ -117,7 +118,7 @@ class Load:
             (1, self._half_a_body),
         )
 
-    async def run(self) -> Report:
+    async def run(self) -> LoadReport:
         """All requests, then the wait until the server is idle."""
         start = time.monotonic()
         todo = list(range(self._n_requests))
@@ -163,7 +164,7 @@ class Load:
             self.report.failures.append(f"{number} {name}: {type(error).__name__}: {error}")
         self.report.outcomes[f"{name}: {outcome}"] += 1
 
-    # Who waits for the answer
+    # Clients that wait for the answer
 
     async def _chat(self, dice: random.Random) -> str:
         answer = await self._post("/v1/chat/completions", self._chat_body(dice))
@@ -207,7 +208,7 @@ class Load:
             self._expect(set(json.loads(choice["message"]["content"])) == {"name", "n"}, choice)
         return "answered"
 
-    # Who does not
+    # Clients that do not
 
     async def _disconnect(self, dice: random.Random) -> str:
         body = self._chat_body(dice) | {"stream": True, "max_tokens": 512}
@@ -302,7 +303,7 @@ class Load:
     async def _send(
         self, path: str, body: bytes, length: int | None = None
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection of its own, whose reader can be as slow as it likes."""
+        """A connection of its own, which can be read slowly or not at all."""
         url = urlsplit(self._url)
         reader, writer = await asyncio.open_connection(url.hostname, url.port)
         headers = {
@@ -339,7 +340,7 @@ class Load:
 
 
 def metric(text: str, name: str) -> float:
-    """A number of a Prometheus page."""
+    """One number from a Prometheus page. Raises AssertionError where it is missing."""
     found = re.search(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
     if found is None:
         raise AssertionError(f"the metrics have no {name}")
@@ -347,7 +348,7 @@ def metric(text: str, name: str) -> float:
 
 
 def memory_mib(pid: int) -> float:
-    """Resident memory of a process, as Linux tells it."""
+    """Resident memory of a process on Linux."""
     text = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     found = re.search(r"^VmRSS:\s+(\d+) kB$", text, re.MULTILINE)
     return int(found[1]) / 1024 if found else 0.0

@@ -1,9 +1,9 @@
-"""Tokens a second that running OpenAI-compatible servers give 1, 4, 8 clients at once.
+"""Tokens a second that running OpenAI-compatible servers give to 1, 4 and 8 clients at once.
 
     python tools/server_throughput.py --url http://127.0.0.1:8080 --url http://127.0.0.1:8081
 
-Each client asks one streamed greedy chat question after the other. All servers get the same
-questions, in turn, so that drift hits all.
+Each client asks one streamed, greedy chat question after another. All servers get the same
+questions in turn, so that a drift of the machine hits all of them alike.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ QUESTIONS = (
 
 @dataclass(frozen=True)
 class Measurement:
-    """Of one server and a number of clients: total tokens/s, and medians over the answers."""
+    """One server with a number of clients: totals, and medians over the answers."""
 
     url: str
     n_clients: int
@@ -52,7 +52,7 @@ async def measure(url: str, n_clients: int, n_requests: int, max_tokens: int) ->
     """`n_requests` answers through `n_clients` clients. Raises httpx.HTTPError."""
     todo = list(range(n_requests))
     answers: list[tuple[int, float, float]] = []
-    # Some servers close a connection while its next request is on the way.
+    # Some servers close a connection while the next request is on its way.
     limits = httpx.Limits(max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as http:
 

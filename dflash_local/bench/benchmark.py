@@ -1,4 +1,4 @@
-"""One run from beginning to end: load, measure plain and drafted, hold against others, report."""
+"""One run from beginning to end: load, measure plain and drafted, compare with others, report."""
 
 from __future__ import annotations
 
@@ -8,26 +8,31 @@ from pathlib import Path
 from typing import Any
 
 from dflash_local import demo
-from dflash_local.bench.against import Peer, held_against, run_against
-from dflash_local.bench.concurrency import ConcurrencyRow, run_together
-from dflash_local.bench.machine import Machine, memory_of
-from dflash_local.bench.measure import Way, Width, cost_curve
-from dflash_local.bench.recorded import RecordedDrafts
-from dflash_local.bench.report import Report
-from dflash_local.bench.run import Restart, Say, Settings, begin_anyhow, run
-from dflash_local.bench.synthetic import Synthetic, synthetic_engine
-from dflash_local.bench.workload import (
-    CATEGORIES,
+from dflash_local.bench.measure.concurrent import ConcurrencyRow, measure_concurrent
+from dflash_local.bench.measure.cost_curve import cost_curve
+from dflash_local.bench.measure.environment import Environment, MemoryUse
+from dflash_local.bench.measure.settings import (
+    Restart,
+    RunSettings,
+    Say,
+    Variant,
+    start_anywhere,
+)
+from dflash_local.bench.measure.single import measure_single
+from dflash_local.bench.peers.comparison import beside_ours, measure_server, server_like
+from dflash_local.bench.prompts.case import (
     DEPTHS,
     Case,
-    Prompt,
-    built_in,
     depth_name,
     long_cases,
     random_cases,
-    read_by,
+    tokenized,
 )
-from dflash_local.draft.shape import DraftShape
+from dflash_local.bench.prompts.prompt import CATEGORIES, BenchPrompt, built_in
+from dflash_local.bench.report.report import Report
+from dflash_local.bench.synthetic.acceptance import SyntheticAcceptance
+from dflash_local.bench.synthetic.engine import synthetic_engine
+from dflash_local.bench.synthetic.recorded import RecordedDrafts
 from dflash_local.engine.engine import Engine
 from dflash_local.errors import InputError
 from dflash_local.fit.options import LoadOptions
@@ -39,23 +44,23 @@ OpenEngine = Callable[[Path, Path | None, LoadOptions], tuple[Engine, Plan]]
 CURVE_ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32, 48, 64)
 _RANDOM_LENGTH = 128
 _LONG_LIMIT = 2
-"""Prompts for each depth: they are read several times over, which takes its time."""
+"""Prompts for each depth: they are read several times over, which takes long."""
 
 
 @dataclass(frozen=True)
-class Order:
-    """What is to be measured.
+class BenchOptions:
+    """What one run is to measure.
 
-    `prompts` None are the built-in ones of `categories`; `random` are drawn token ids instead.
-    `depths` None are those of `workload.DEPTHS`, on a CPU the first of them. `loading` are keyword
-    arguments of `load`.
+    `prompts`: None for the built-in ones of `categories`. `random`: random token ids in their
+    place. `depths`: None for those of `case.DEPTHS`, on a CPU only the first of them. `loading` are
+    keyword arguments of `load`.
     """
 
     target: Path
     draft: Path | None
-    settings: Settings
+    settings: RunSettings
     command: str
-    prompts: Sequence[Prompt] | None = None
+    prompts: Sequence[BenchPrompt] | None = None
     random: bool = False
     categories: tuple[str, ...] = CATEGORIES
     limit: int = 4
@@ -68,110 +73,115 @@ class Order:
     loading: Mapping[str, Any] = field(default_factory=dict)
 
 
-def benchmark(order: Order, open_engine: OpenEngine, say: Say) -> Report:
-    """Measure what is ordered. `open_engine` is `loading.open_engine`; `say` tells of progress.
+def benchmark(options: BenchOptions, open_engine: OpenEngine, say: Say) -> Report:
+    """Measure. `open_engine` is `loading.open_engine`; `say` is called with lines on the progress.
 
     Raises InputError where files, prompts and settings do not fit, and what `load` raises.
     """
-    order = replace(order, settings=_settings(order), loading=_loading(order))
-    if order.synthetic_length is not None:
-        RecordedDrafts.shipped().weights(order.synthetic_length)  # refused before any work
-    model, restart = _opened(order, order.loading, open_engine)
+    options = replace(options, settings=_settings(options), loading=_loading(options))
+    if options.synthetic_length is not None:
+        RecordedDrafts.shipped().weights(options.synthetic_length)  # refused before any work
+    model, restart = _open(options, options.loading, open_engine)
     with model:
-        order, told = _within(model, order)
-        cases, notes = _cases(model, order)
+        settings, told = _possible(model, options.settings)
+        options = replace(options, settings=settings)
+        cases, notes = _cases(model, options)
         report = Report(
-            command=order.command,
-            machine=Machine.of(model),
-            settings=order.settings,
-            rows=run(model, cases, order.settings, say, restart),
-            synthetic_length=order.synthetic_length,
+            command=options.command,
+            environment=Environment.of(model),
+            settings=settings,
+            rows=measure_single(model, cases, settings, say, restart),
+            synthetic_length=options.synthetic_length,
             notes=told + notes,
-            long_categories=_long_categories(order),
+            long_categories=tuple(depth_name(depth) for depth in options.depths or DEPTHS),
         )
-        report.memory = memory_of(model)
+        report.memory = MemoryUse.of(model)
         model.forget()
         report.curve = cost_curve(model.target, _curve_rows(model))
-        peer = _peer(model, order)
+        server = None
+        if options.llama_server is not None:
+            length = options.synthetic_length
+            server = server_like(
+                model, options.llama_server, options.draft, synthetic_length=length
+            )
     short = [case for case in cases if case.category not in report.long_categories]
-    if order.concurrency and short:
-        rows, left_out = _together(order, short, open_engine, say)
+    if options.concurrency and short:
+        rows, left_out = _concurrent(options, short, open_engine, say)
         report.concurrency = rows
         report.notes += left_out
-    if peer is not None:
+    if server is not None:
+        n_drafts = (0, *(options.server_drafts if options.draft else ()))
         levels = sorted({row.n for row in report.concurrency})
-        found = run_against(peer, short or cases, levels, order.settings, say)
-        report.peer = held_against(found, report.rows, report.concurrency)
+        found = measure_server(server, n_drafts, short or cases, levels, settings, say)
+        report.server = beside_ours(found, report.rows, report.concurrency)
     return report
 
 
-def _together(
-    order: Order, cases: Sequence[Case], open_engine: OpenEngine, say: Say
+def _concurrent(
+    options: BenchOptions, cases: Sequence[Case], open_engine: OpenEngine, say: Say
 ) -> tuple[list[ConcurrencyRow], list[str]]:
     """On a model of its own: one that is loaded for several sequences need not be the fastest for
     a single one."""
-    loading = {**order.loading, "n_seq": max(order.concurrency)}
-    model, restart = _opened(order, loading, open_engine)
+    loading = {**options.loading, "n_seq": max(options.concurrency)}
+    model, restart = _open(options, loading, open_engine)
     with model:
-        order, told = _within(model, order)
-        rows, notes = run_together(
-            model.engine, cases, order.concurrency, order.settings, say, restart
+        settings, told = _possible(model, options.settings)
+        rows, notes = measure_concurrent(
+            model.engine, cases, options.concurrency, settings, say, restart
         )
         return rows, [f"several at once: {note}" for note in told] + notes
 
 
-def _settings(order: Order) -> Settings:
-    """Without a drafter there is nothing but plain decoding; of drawn acceptance, no sameness."""
-    settings = order.settings
-    if order.draft is None:
-        settings = replace(settings, ways=())
-    if order.synthetic_length is not None:
+def _settings(options: BenchOptions) -> RunSettings:
+    """Without a drafter there is only plain decoding. With synthetic acceptance, answers cannot be
+    compared."""
+    settings = options.settings
+    if options.draft is None:
+        settings = replace(settings, variants=())
+    if options.synthetic_length is not None:
         settings = replace(settings, compare=False)
     return settings
 
 
-def _loading(order: Order) -> Mapping[str, Any]:
-    """Ready to fork where any drafts are to be trees; chains are measured on the same model."""
-    trees = any(way.shape != "chain" for way in order.settings.ways)
-    return {**order.loading, "draft_shape": "auto" if trees else "chain"}
+def _loading(options: BenchOptions) -> Mapping[str, Any]:
+    """Ready for trees where any drafts are to be trees; chains are measured on the same model."""
+    trees = any(variant.shape != "chain" for variant in options.settings.variants)
+    return {**options.loading, "draft_shape": "auto" if trees else "chain"}
 
 
-def _within(model: Model, order: Order) -> tuple[Order, list[str]]:
-    """Without the ways that this pair cannot draft in, and notes on them. Raises InputError where
-    none is left, and for a width that no shape has."""
-    engine, ways = model.engine, order.settings.ways
-    shapes = dict.fromkeys(way.shape for way in ways)
+def _possible(model: Model, settings: RunSettings) -> tuple[RunSettings, list[str]]:
+    """The settings without the variants that this pair cannot draft, and notes on them. Raises
+    InputError where none is left, and for a width that no shape has."""
+    engine, variants = model.engine, settings.variants
+    shapes = dict.fromkeys(variant.shape for variant in variants)
     most = max((engine.widest(shape) for shape in shapes), default=0)
-    for width in (way.width for way in ways if way.width != "auto"):
+    for width in (variant.width for variant in variants if variant.width != "auto"):
         if width > most:
             what = "this drafter's block" if most == engine.max_width else "the draft trees"
             raise InputError(f"a width of {width} exceeds {what} of {most}: name smaller ones")
-    reason = engine.chains_because
-    if reason and list(shapes) != ["chain"]:
-        ways = tuple(dict.fromkeys(Way(way.width) for way in ways))
-    ways = tuple(w for w in ways if w.width == "auto" or w.width <= engine.widest(w.shape))
-    order = replace(order, settings=replace(order.settings, ways=ways))
-    return order, [reason] if reason and list(shapes) != ["chain"] else []
+    notes = []
+    if engine.chains_because and list(shapes) != ["chain"]:
+        variants = tuple(dict.fromkeys(Variant(variant.width) for variant in variants))
+        notes.append(engine.chains_because)
+    variants = tuple(v for v in variants if v.width == "auto" or v.width <= engine.widest(v.shape))
+    return replace(settings, variants=variants), notes
 
 
-def _cases(model: Model, order: Order) -> tuple[list[Case], list[str]]:
-    depths = order.depths
-    if depths is None:
-        depths = DEPTHS if model.target.options.n_gpu_layers else DEPTHS[:1]
-    room = order.settings.max_tokens
-    if order.random:
+def _cases(model: Model, options: BenchOptions) -> tuple[list[Case], list[str]]:
+    room, limit = options.settings.max_tokens, options.limit
+    if options.random:
         lengths = {"random": _RANDOM_LENGTH}
-        lengths |= {depth_name(n): n - room for n in order.depths or () if n <= model.n_ctx}
-        return random_cases(model.target.n_vocab, lengths, limit=order.limit), []
-    prompts, long = order.prompts, order.depths is not None
+        lengths |= {depth_name(n): n - room for n in options.depths or () if n <= model.n_ctx}
+        return random_cases(model.target.n_vocab, lengths, limit=limit), []
+    prompts, depths = options.prompts, options.depths
     if prompts is None:
-        shipped = order.target.resolve() == demo.pair()[0].resolve()
-        prompts = built_in(order.categories, limit=order.limit, shipped=shipped)
-        long = long or "long" in order.categories
-    cases, notes = read_by(model, prompts, room=room, thinking=order.thinking)
-    if long:
-        more, left_out = long_cases(model, depths, limit=min(order.limit, _LONG_LIMIT), room=room)
-        cases, notes = cases + more, notes + left_out
+        shipped = options.target.resolve() == demo.pair()[0].resolve()
+        prompts = built_in(options.categories, limit=limit, shipped=shipped)
+        if depths is None and "long" in options.categories:
+            depths = DEPTHS if model.target.options.n_gpu_layers else DEPTHS[:1]
+    cases, notes = tokenized(model, prompts, room=room, thinking=options.thinking)
+    more, left_out = long_cases(model, depths or (), limit=min(limit, _LONG_LIMIT), room=room)
+    cases, notes = cases + more, notes + left_out
     if not cases:
         raise InputError(
             f"no prompt is left to measure: {'; '.join(notes) or 'none was asked for'}"
@@ -179,54 +189,23 @@ def _cases(model: Model, order: Order) -> tuple[list[Case], list[str]]:
     return cases, notes
 
 
-def _long_categories(order: Order) -> tuple[str, ...]:
-    return tuple(depth_name(depth) for depth in order.depths or DEPTHS)
-
-
 def _curve_rows(model: Model) -> list[int]:
     most = max(model.engine.widest(model.draft_shape), 16)
     return [rows for rows in CURVE_ROWS if rows <= min(most, model.n_ctx - 1)]
 
 
-def _opened(
-    order: Order, loading: Mapping[str, Any], open_engine: OpenEngine
+def _open(
+    options: BenchOptions, loading: Mapping[str, Any], open_engine: OpenEngine
 ) -> tuple[Model, Restart]:
-    """A model in which as many drafts are accepted as ordered, or on their merit; and what begins
-    each run."""
-    engine, plan = open_engine(order.target, order.draft, LoadOptions(**loading))
-    if order.synthetic_length is None:
-        return Model(engine, plan), begin_anyhow
+    """A model, with synthetic acceptance if that is asked for, and what to call before answers."""
+    engine, plan = open_engine(options.target, options.draft, LoadOptions(**loading))
+    if options.synthetic_length is None:
+        return Model(engine, plan), start_anywhere
     n_vocab, ends_text = engine.target.n_vocab, engine.target.vocabulary.ends_text
-    synthetic = Synthetic(
+    acceptance = SyntheticAcceptance(
         RecordedDrafts.shipped(),
-        order.synthetic_length,
-        order.settings.seed,
+        options.synthetic_length,
+        options.settings.seed,
         usable=lambda token: 0 <= token < n_vocab and not ends_text(token),
     )
-    return Model(synthetic_engine(engine, synthetic), plan), synthetic.restart
-
-
-def _peer(model: Model, order: Order) -> Peer | None:
-    if order.llama_server is None:
-        return None
-    return Peer.of(
-        model,
-        order.llama_server,
-        order.draft,
-        n_drafts=order.server_drafts,
-        synthetic_length=order.synthetic_length,
-    )
-
-
-def ways_from(shapes: Sequence[DraftShape], widths: Sequence[int]) -> tuple[Way, ...]:
-    """Each shape with the width that the model chooses, and with those asked for beside it; which
-    shape pays best is the model's to choose together with the width."""
-    found: list[Width] = ["auto", *widths]
-    return tuple(
-        dict.fromkeys(
-            Way(width, shape)
-            for width in found
-            for shape in shapes
-            if width == "auto" or shape != "auto"
-        )
-    )
+    return Model(synthetic_engine(engine, acceptance), plan), acceptance.restart

@@ -1,4 +1,4 @@
-"""What the costs of a machine mean: which width would pay, and how much, by accepted length."""
+"""What the costs of a machine mean: which width pays, and how much, by accepted length."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ LENGTHS = (3.0, 4.5, 6.5)
 
 @dataclass(frozen=True)
 class Outlook:
-    """The best that drafting makes of an accepted length: tokens a round, of a whole block.
+    """The best that drafting makes of an accepted length, the tokens a round of whole blocks.
 
-    `width` counts target rows with the anchor, `gain` is the speed over that of plain decoding; a
-    drafting round is at least of width 2, and its gain may be less than 1.
+    `width` counts target rows with the anchor and is at least 2. `gain` is the speed over that of
+    plain decoding, and may be less than 1.
     """
 
     accepted_length: float
@@ -35,10 +35,10 @@ class Outlook:
 
 
 def outlooks(costs: Costs, block_size: int, lengths: Sequence[float] = LENGTHS) -> list[Outlook]:
-    """For one sequence at the least depth measured, and for each length that the block allows; the
-    whole block where it allows none.
+    """For one sequence at the least depth measured: one for each length that a block can give, or
+    else for a whole block.
 
-    Draft j survives with p^j, p such that a whole block gives rounds of that length.
+    Draft j is accepted with probability p^j, with p such that whole blocks give that length.
     """
     n_drafts, depth = block_size - 1, costs.depths[0]
     plain_s = costs.step_s(1, depth) + costs.host_s
@@ -57,7 +57,7 @@ def outlooks(costs: Costs, block_size: int, lengths: Sequence[float] = LENGTHS) 
 
 
 def _survival(length: float, n_drafts: int) -> list[float]:
-    """p^j for each draft, 1..n, of which the sum with the target's own token is `length`."""
+    """p^j for each draft j, 1..n: these and the target's own token add up to `length`."""
     low, high = 0.0, 1.0
     for _ in range(60):
         p = (low + high) / 2
@@ -67,7 +67,7 @@ def _survival(length: float, n_drafts: int) -> list[float]:
 
 
 def outlook_line(found: Sequence[Outlook]) -> str:
-    """In one line: where drafting would pay, and where not, by accepted length."""
+    """One line: at which accepted lengths drafting pays, and at which it does not."""
     texts = []
     for pays in (True, False):
         some = [each for each in found if (each.gain > 1) == pays]

@@ -1,35 +1,35 @@
-"""`dflash-local bench` as its users run it: a process, its streams, its exit code."""
+"""`dflash-local bench` as its users run it: streams, files and exit codes."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sysconfig
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dflash_local import demo
 from dflash_local.cli.bench import SECTIONS
+from in_process import Done, command
 
 COMMAND = Path(sysconfig.get_path("scripts"), "dflash-local")
 TARGET, DRAFTER = map(str, demo.pair())
-FEW = ("--max-tokens", "10", "--limit", "1", "--threads", "1", "--gpu-layers", "0")
+ON_CPU = ("--threads", "1", "--gpu-layers", "0")
+FEW = ("--max-tokens", "10", "--limit", "1", *ON_CPU)
 
 
-def bench(
-    *arguments: str, environment: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [COMMAND, "bench", *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **(environment or {})},
-        timeout=300,
-    )
+def bench(*arguments: str) -> Done:
+    return command("bench", *arguments)
+
+
+def told(*arguments: str) -> Any:
+    """What `--json` printed: one object, and nothing else."""
+    done = bench("--json", "-q", *arguments)
+    assert (done.code, done.stderr) == (0, "")
+    return json.loads(done.stdout)
 
 
 def test_help_names_a_variable_for_every_option() -> None:
@@ -44,7 +44,12 @@ def test_help_names_a_variable_for_every_option() -> None:
 def test_tables_go_to_stdout_and_progress_to_stderr(tmp_path: Path) -> None:
     arguments = (*FEW, "--category", "chat", "--category", "fim", "--temps", "0")
     markdown, picture = tmp_path / "bench.md", tmp_path / "bench.svg"
-    done = bench(*arguments, "--markdown", str(markdown), "--plot", str(picture))
+    done = subprocess.run(
+        [COMMAND, "bench", *arguments, "--markdown", str(markdown), "--plot", str(picture)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     assert "tokens/s: median" in done.stdout and "chat (1)" in done.stdout
     assert "all 8 equal plain decoding's" in done.stdout
@@ -57,44 +62,36 @@ def test_tables_go_to_stdout_and_progress_to_stderr(tmp_path: Path) -> None:
 def test_json_is_one_object_with_all_that_was_asked_for(tmp_path: Path) -> None:
     prompts = tmp_path / "mine.jsonl"
     prompts.write_text('{"prompt": "def add(a, b):", "category": "mine"}\n', encoding="utf-8")
-    done = bench(
-        *FEW, "--json", "-q", "--prompts", str(prompts), "--temps", "0,0.5", "--widths", "4,32"
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    told = json.loads(done.stdout)
-    assert {row["category"] for row in told["rows"]} == {"mine"}
-    assert [(way["shape"], way["width"]) for way in told["settings"]["ways"]] == [
+    found = told(*FEW, "--prompts", str(prompts), "--temps", "0,0.5", "--widths", "4,32")
+    assert {row["category"] for row in found["rows"]} == {"mine"}
+    assert [(way["shape"], way["width"]) for way in found["settings"]["ways"]] == [
         ("chain", "auto"),
         ("tree", "auto"),
         ("chain", 4),
         ("tree", 4),
         ("tree", 32),  # beyond a block
     ]
-    assert {row["temperature"] for row in told["rows"]} == {0.0, 0.5}
-    assert {row["cache"] for row in told["rows"]} == {"cold", "hit"}
-    assert sum(row["n_differing"] for row in told["rows"] if row["shape"] == "chain") == 0
-    assert told["n_beyond_rounding"] == 0
+    assert {row["temperature"] for row in found["rows"]} == {0.0, 0.5}
+    assert {row["cache"] for row in found["rows"]} == {"cold", "hit"}
+    assert sum(row["n_differing"] for row in found["rows"] if row["shape"] == "chain") == 0
+    assert found["n_beyond_rounding"] == 0
 
 
 def test_requests_at_once_are_measured_too() -> None:
-    done = bench(*FEW, "--json", "--category", "chat", "--temps", "0", "--concurrency", "1,2")
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)["concurrency"]
+    rows = told(*FEW, "--category", "chat", "--temps", "0", "--concurrency", "1,2")["concurrency"]
     assert [(row["category"], row["concurrency"], row["shape"]) for row in rows] == [
         ("chat", n, shape) for n in (1, 2) for shape in ("chain", "tree")
     ]
     assert all(row["drafted"]["total_tokens_per_second"]["median"] > 0 for row in rows)
 
 
-def test_drawn_acceptance_is_the_same_for_all_drafts() -> None:
-    done = bench(
-        *("--threads", "1", "--gpu-layers", "0", "--json", "--category", "chat", "--limit", "1"),
-        *("--temps", "0", "-n", "65", "--widths", "16", "--synthetic-length", "3.74"),
+def test_synthetic_acceptance_is_the_same_for_all_drafts() -> None:
+    found = told(
+        *(*ON_CPU, "--category", "chat", "--limit", "1", "--temps", "0", "-n", "49"),
+        *("--widths", "16", "--synthetic-length", "3.74"),
     )
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["text_is_valid"] is False
-    rows = [row for row in told["rows"] if row["width"] == 16]
+    assert found["text_is_valid"] is False
+    rows = [row for row in found["rows"] if row["width"] == 16]
     chains, trees = ([r for r in rows if r["shape"] == shape] for shape in ("chain", "tree"))
     # Each answer walks through the same passages.
     assert chains[0]["accepted_lengths"] == chains[1]["accepted_lengths"]
@@ -103,11 +100,9 @@ def test_drawn_acceptance_is_the_same_for_all_drafts() -> None:
 
 
 def test_a_target_alone_is_decoded_plainly() -> None:
-    done = bench(*FEW, "--target", TARGET, "--category", "chat", "--temps", "0", "--json")
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert [row["drafted"] for row in told["rows"]] == [None, None]
-    assert told["memory_bytes"]["drafter"] == 0
+    found = told(*FEW, "--target", TARGET, "--category", "chat", "--temps", "0")
+    assert [row["drafted"] for row in found["rows"]] == [None, None]
+    assert found["memory_bytes"]["drafter"] == 0
 
 
 @pytest.mark.parametrize(
@@ -136,7 +131,7 @@ def test_a_target_alone_is_decoded_plainly() -> None:
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments: tuple[str, ...], fault: str) -> None:
     done = bench("-q", *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.code, done.stdout) == (2, "")
     assert re.fullmatch(r"dflash-local: error: [^\n]+\n", done.stderr)
     assert fault in done.stderr
 
@@ -145,5 +140,5 @@ def test_prompts_that_are_none_are_refused_with_their_line(tmp_path: Path) -> No
     prompts = tmp_path / "bad.jsonl"
     prompts.write_text('{"prompt": "a"}\nnot json\n', encoding="utf-8")
     done = bench("-q", "--prompts", str(prompts))
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.code, done.stdout) == (2, "")
     assert "line 2" in done.stderr

@@ -1,4 +1,4 @@
-"""`dflash-local calibrate`: measures what is known already, keeps it, and tells what it means."""
+"""`dflash-local calibrate`: measures what is already known, keeps it, and says what it means."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from dflash_local import demo, load
 from dflash_local.cli.calibrate import calibrate
 from dflash_local.pays import calibration
 from dflash_local.pays.costs import Costs
+from in_process import command
 
 COMMAND = Path(sysconfig.get_path("scripts"), "dflash-local")
 TARGET, DRAFTER = map(str, demo.pair())
 ON_CPU = ("--gpu-layers", "0", "--ctx", "512")
 
 
-def run(*arguments: str, cache: Path, seconds: str = "3") -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [COMMAND, "calibrate", *arguments],
         capture_output=True,
@@ -29,7 +30,7 @@ def run(*arguments: str, cache: Path, seconds: str = "3") -> subprocess.Complete
         env={
             **os.environ,
             "DFLASH_LOCAL_CACHE": str(cache),
-            "DFLASH_LOCAL_CALIBRATION_S": seconds,
+            "DFLASH_LOCAL_CALIBRATION_S": "0.5",
         },
         timeout=300,
     )
@@ -67,7 +68,7 @@ def test_costs_are_told_and_kept(measured: Measured) -> None:
     assert Costs.from_dict(json.loads(file.read_text())).lines() == lines[:-1]
 
 
-def test_what_is_kept_is_measured_anew_and_replaced(known: Path) -> None:
+def test_what_is_kept_is_measured_again_and_replaced(known: Path) -> None:
     (file,) = kept(known)
     absurd = Costs({4: {1: 3600.0}}, {4: {1: 3600.0}})
     file.write_text(json.dumps(absurd.as_dict()))
@@ -95,11 +96,11 @@ def test_a_model_begins_with_what_was_kept(known: Path, monkeypatch: pytest.Monk
         assert model.engine.controller is not None
         assert model.engine.controller.costs.step_s(1, 4) == 12.0
         assert model.drafter is not None
-        anew = calibration.measure(
+        again = calibration.measure(
             model.target, model.drafter, before=model.engine.forget_all, again=True
         )
-        assert 0 < anew.step_s(1, 4) < 12.0
-        assert json.loads(file.read_text()) == anew.as_dict()
+        assert 0 < again.step_s(1, 4) < 12.0
+        assert json.loads(file.read_text()) == again.as_dict()
 
 
 @pytest.mark.parametrize(
@@ -112,25 +113,24 @@ def test_a_model_begins_with_what_was_kept(known: Path, monkeypatch: pytest.Monk
         (["--draft-width", "8"], "--draft-width"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(
-    arguments: list[str], named: str, tmp_path: Path
-) -> None:
-    done = run(*arguments, cache=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
+def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], named: str) -> None:
+    done = command("calibrate", *arguments)
+    assert (done.code, done.stdout) == (2, "")
     assert done.stderr.startswith("dflash-local: error: ") and done.stderr.count("\n") == 1
     assert named in done.stderr
 
 
-def test_a_time_that_is_none_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
-    done = run(*ON_CPU, cache=tmp_path, seconds="soon")
-    assert (done.returncode, done.stdout) == (2, "")
+def test_a_time_that_is_none_is_one_line_and_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DFLASH_LOCAL_CALIBRATION_S", "soon")
+    done = command("calibrate", *ON_CPU)
+    assert (done.code, done.stdout) == (2, "")
     assert done.stderr.splitlines()[1:] == [
         "dflash-local: error: DFLASH_LOCAL_CALIBRATION_S is 'soon'; expected seconds above 0, "
         "such as 3"
     ]
 
 
-def test_help_names_a_variable_for_every_option(tmp_path: Path) -> None:
-    told = " ".join(run("-h", cache=tmp_path).stdout.split())
+def test_help_names_a_variable_for_every_option() -> None:
+    told = " ".join(command("calibrate", "-h").stdout.split())
     for option in (option for section in calibrate.sections.values() for option in section):
         assert f"env var: {option.envvar}" in told

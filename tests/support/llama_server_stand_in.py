@@ -29,8 +29,16 @@ def program(folder: Path) -> Path:
 
 def runs(folder: Path) -> list[list[str]]:
     """The arguments of each run of the program in `folder`."""
-    notes = folder / "runs.jsonl"
-    return [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
+    return _notes(folder / "runs.jsonl")
+
+
+def requests(folder: Path) -> list[dict[str, Any]]:
+    """The bodies of all requests, in the order in which they came."""
+    return _notes(folder / "requests.jsonl")
+
+
+def _notes(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def alive(folder: Path) -> bool:
@@ -65,6 +73,7 @@ def main(folder: str) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     server = ThreadingHTTPServer(("127.0.0.1", port), _Handler)
     server.mode = mode  # type: ignore[attr-defined]
+    server.notes = Path(folder, "requests.jsonl")  # type: ignore[attr-defined]
     server.healthy_after = 3 if mode == "slow" else 0  # type: ignore[attr-defined]
     server.together = threading.Barrier(4)  # type: ignore[attr-defined]
     server.serve_forever(0.05)
@@ -81,6 +90,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with self.server.notes.open("a") as notes:
+            notes.write(json.dumps(asked) + "\n")
         mode = self.server.mode
         if mode == "dies in a request":
             print("GGML_ASSERT(ctx != nullptr) failed", flush=True)
@@ -93,18 +104,12 @@ class _Handler(BaseHTTPRequestHandler):
         if mode == "no json":
             return self.reply(200, None)
         if mode == "four at once":
-            self.server.together.wait(20)  # nobody is answered before all four have asked
+            self.server.together.wait(20)  # no answer before all four have asked
         n = asked["n_predict"]
-        timings = {
-            "prompt_n": len(asked["prompt"]),
-            "prompt_ms": 250.0,
-            "predicted_n": n,
-            "predicted_ms": 500.0,
-        }
+        timings = {"prompt_ms": 250.0, "predicted_n": n, "predicted_ms": 500.0}
         if "-md" in sys.argv:
             timings |= {"draft_n": 30, "draft_n_accepted": 5}
-        said = {"content": json.dumps(asked), "tokens": asked["prompt"] * n, "timings": timings}
-        return self.reply(200, said)
+        return self.reply(200, {"content": "", "timings": timings})
 
     def reply(self, status: int, said: object) -> None:
         body = b"<html>" if said is None else json.dumps(said).encode()

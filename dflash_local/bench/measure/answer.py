@@ -1,0 +1,70 @@
+"""One measured answer: its tokens, its costs and the wait for its first token."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+from dflash_local.bench.measure.settings import Variant
+from dflash_local.stats import Stats
+
+if TYPE_CHECKING:
+    from dflash_local.model import Model
+
+LEAST_TOKENS = 8
+"""An answer with fewer decoded tokens says more about the clock than about the model."""
+
+
+@dataclass(frozen=True)
+class TimedAnswer:
+    """A request's tokens and costs. `ttft_s` is what the caller waited for the first token."""
+
+    tokens: list[int]
+    stats: Stats
+    ttft_s: float
+
+    @property
+    def n_decoded(self) -> int:
+        """Tokens of the rounds: all but the one that the prompt's last row gave."""
+        return sum(length * rounds for length, rounds in self.stats.accepted_lengths.items())
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is long enough for its speed to mean something."""
+        return self.n_decoded >= LEAST_TOKENS
+
+
+def ask(
+    model: Model,
+    tokens: Sequence[int],
+    variant: Variant,
+    *,
+    temperature: float,
+    seed: int,
+    max_tokens: int,
+) -> TimedAnswer:
+    """One request, as a user's would come. Raises what `Model.stream` raises."""
+    start = time.perf_counter()
+    ttft_s, result = 0.0, None
+    for chunk in model.stream(
+        list(tokens),
+        temperature=temperature,
+        seed=seed,
+        max_tokens=max_tokens,
+        draft_width=variant.width,
+        draft_shape=variant.shape,
+    ):
+        if chunk.tokens and not ttft_s:
+            ttft_s = time.perf_counter() - start
+        result = chunk.result
+    assert result is not None, "only a closed model ends a stream without its result"
+    return TimedAnswer(result.tokens, result.stats, ttft_s)
+
+
+def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
+    """Index of the first token that differs or is missing; None for equal answers."""
+    pairs = enumerate(zip_longest(left, right))
+    return next((at for at, (one, other) in pairs if one != other), None)

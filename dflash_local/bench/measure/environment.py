@@ -1,0 +1,86 @@
+"""What the numbers were measured on: versions, devices, files, and the memory that it took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+from dflash_local.draft.fused import FusedDrafter
+from dflash_local.llama import runtime
+
+if TYPE_CHECKING:
+    from dflash_local.model import Model
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes. `drafter_cache` is what that cache has grown to, `drafter_cache_limit` its size at the
+    end of the context; `compute` are the target's buffers as planned."""
+
+    target: int
+    target_cache: int
+    compute: int
+    drafter: int
+    drafter_cache: int
+    drafter_cache_limit: int
+
+    @classmethod
+    def of(cls, model: Model) -> MemoryUse | None:
+        """At this moment. None for a model that was put together without a plan."""
+        plan, drafter = model.plan, model.drafter
+        if plan is None:
+            return None
+        # llama.cpp's own drafting context has its whole cache from the start.
+        grown = plan.drafter_kv_bytes
+        if isinstance(drafter, FusedDrafter):
+            grown = drafter.n_cache_bytes
+        return cls(
+            target=plan.target_bytes,
+            target_cache=plan.kv_bytes,
+            compute=plan.compute_bytes,
+            drafter=plan.drafter_bytes,
+            drafter_cache=grown,
+            drafter_cache_limit=plan.drafter_kv_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A loaded model, and where it runs."""
+
+    version: str
+    llama_cpp: str
+    devices: tuple[str, ...]
+    n_threads: int
+    target: str
+    drafter: str | None
+    n_ctx: int
+    kv_type: str
+    n_gpu_layers: int
+    block_size: int
+
+    @classmethod
+    def of(cls, model: Model) -> Environment:
+        options = model.target.options
+        drafter = model.drafter
+        used = [d for d in runtime.devices() if options.n_gpu_layers or d.type == "cpu"]
+        return cls(
+            version=_version(),
+            llama_cpp=runtime.llama_build(),
+            devices=tuple(dict.fromkeys(device.description for device in used)),
+            n_threads=model.target.n_threads,
+            target=model.target.path.name,
+            drafter=model.plan.drafter_name if model.plan else None,
+            n_ctx=model.n_ctx,
+            kv_type=options.kv_type,
+            n_gpu_layers=options.n_gpu_layers,
+            block_size=drafter.block_size if drafter else 0,
+        )
+
+
+def _version() -> str:
+    try:
+        return version("dflash-local")
+    except PackageNotFoundError:  # a source tree that was never installed
+        return "unknown"

@@ -1,0 +1,91 @@
+"""Whether rounding explains that two greedy answers differ: the lead of a token against the
+noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash_local.bench.measure.target_pass import decode, prefill
+from dflash_local.target.batch import Batch
+from dflash_local.target.target import Target
+
+
+@dataclass(frozen=True)
+class Lead:
+    """How far the likeliest token after a text is ahead, and how far rounding moves logits.
+
+    `gap` is the difference of the two largest logits, decoded one token at a time. `noise` is the
+    largest change of a logit, anywhere in the text, when several tokens are decoded at a time.
+    """
+
+    gap: float
+    noise: float
+
+    @property
+    def is_within_rounding(self) -> bool:
+        """Whether batched rows can swap the two: each of them may move by the noise."""
+        return self.gap <= 2 * self.noise
+
+
+def lead_after(
+    target: Target,
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    widths: Sequence[int],
+    *,
+    forked: bool = False,
+) -> Lead:
+    """The lead after `prompt` and `answer`. The answer is decoded one token at a time and `widths`
+    at a time; with `forked`, also as the path through trees of such widths, whose cells lie in
+    another order.
+
+    Uses sequence 0, which must be empty and is empty again afterwards.
+    """
+    try:
+        last_row = prefill(target, prompt)
+        single = np.stack([target.logits(last_row).copy(), *_chains(target, prompt, answer, 1)])
+        noise = 0.0
+        for width in widths if answer else ():
+            for logits in (_chains, _trees) if forked and width > 2 else (_chains,):
+                target.truncate(0, len(prompt))
+                batched = np.stack(logits(target, prompt, answer, width))
+                noise = max(noise, float(np.abs(batched - single[1:]).max()))
+        second, first = np.partition(single[-1], -2)[-2:]
+        return Lead(float(first - second), noise)
+    finally:
+        target.clear(0)
+
+
+def _chains(
+    target: Target, prompt: Sequence[int], answer: Sequence[int], width: int
+) -> list[NDArray[np.float32]]:
+    """Logits of each row of the answer, decoded `width` rows at a time."""
+    rows = []
+    for begin in range(0, len(answer), width):
+        tokens = answer[begin : begin + width]
+        decode(target, len(prompt) + begin, tokens)
+        rows += [target.logits(row).copy() for row in range(len(tokens))]
+    return rows
+
+
+def _trees(
+    target: Target, prompt: Sequence[int], answer: Sequence[int], width: int
+) -> list[NDArray[np.float32]]:
+    """The same, but each token except an anchor follows a sibling that is not kept."""
+    rows = []
+    n_path = 1 + (width - 1) // 2
+    for begin in range(0, len(answer), n_path):
+        anchor, *drafts = answer[begin : begin + n_path]
+        tokens = [token for draft in drafts for token in ((draft + 1) % target.n_vocab, draft)]
+        parents = [node // 2 * 2 - 1 for node in range(len(tokens))]
+        batch = Batch()
+        part = batch.add_tree(0, len(prompt) + begin, anchor, tokens, parents)
+        target.run(batch)
+        path = range(0, len(batch), 2)
+        rows += [target.logits(row).copy() for row in path]
+        target.keep(part, path)
+    return rows

@@ -1,0 +1,66 @@
+"""How to measure: the variants of decoding that are compared, and the limits of each answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from dflash_local.draft.shape import DraftShape
+
+Width = int | Literal["auto"]
+"""Target rows per verify pass. "auto" leaves it to the model, 0 is plain decoding."""
+
+Say = Callable[[str], None]
+"""Called with each line about the progress."""
+
+Restart = Callable[[int], None]
+"""Called before an answer with the number of tokens that were measured before it. Synthetic
+acceptance then starts at the same place for all variants."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to decode: rows of a verify pass, and the shape of the drafts in them."""
+
+    width: Width = "auto"
+    shape: DraftShape = "chain"
+
+    def __str__(self) -> str:
+        if self == PLAIN:
+            return "plain"
+        return "auto" if self.shape == "auto" else f"{self.shape} {self.width}"
+
+
+PLAIN = Variant(0)
+
+
+def variants_from(shapes: Sequence[DraftShape], widths: Sequence[int]) -> tuple[Variant, ...]:
+    """Each shape with the width that the model chooses, then with each fixed one. The shape "auto"
+    has no fixed widths, as the model chooses shape and width together."""
+    fixed = [Variant(width, shape) for width in widths for shape in shapes if shape != "auto"]
+    return tuple(dict.fromkeys([Variant("auto", shape) for shape in shapes] + fixed))
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """`variants` are those beside plain decoding; none without a drafter. `compare`: whether greedy
+    answers with drafts are compared with plain ones, token by token."""
+
+    temperatures: tuple[float, ...] = (0.0, 0.8)
+    variants: tuple[Variant, ...] = (Variant(),)
+    max_tokens: int = 96
+    repeat: int = 1
+    seed: int = 0
+    compare: bool = True
+
+    def turns(self, i: int = 0) -> Sequence[Variant]:
+        """Plain decoding and the variants. Every other turn goes backwards, so that a drift of the
+        machine hits all of them alike."""
+        turns = (PLAIN, *self.variants)
+        return turns if i % 2 == 0 else turns[::-1]
+
+
+def start_anywhere(_n_tokens: int) -> None:
+    """The `Restart` of a model whose own drafts are checked."""

@@ -1,0 +1,287 @@
+"""One request at a time: every prompt decoded plainly and with drafts in turn, so that a drift of
+the machine hits both alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from dflash_local.bench.measure.acceptance import Acceptance
+from dflash_local.bench.measure.answer import TimedAnswer, ask, first_difference
+from dflash_local.bench.measure.rounding import Lead, lead_after
+from dflash_local.bench.measure.settings import (
+    PLAIN,
+    Restart,
+    RunSettings,
+    Say,
+    Variant,
+    start_anywhere,
+)
+from dflash_local.bench.measure.speed import Speed, Spread
+from dflash_local.bench.prompts.case import Case
+
+if TYPE_CHECKING:
+    from dflash_local.model import Model
+
+CacheState = Literal["cold", "hit"]
+
+CACHE_STATES: tuple[CacheState, ...] = ("cold", "hit")
+"""With empty caches, and right after the same prompt."""
+
+_WARM_UP_TOKENS = 16
+_FEW_ROUNDS = 16
+_FORCED_PROMPTS, _FORCED_TOKENS = 2, 64
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A greedy answer that differs from plain decoding's, first at token `at`.
+
+    `lead` is that of plain decoding's likeliest token there.
+    """
+
+    case: Case
+    variant: Variant
+    cache: CacheState
+    at: int
+    lead: Lead
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "category": self.case.category,
+            "prompt": self.case.index,
+            **asdict(self.variant),
+            "cache": self.cache,
+            "token": self.at,
+            **asdict(self.lead),
+            "is_within_rounding": self.lead.is_within_rounding,
+        }
+
+
+@dataclass(frozen=True)
+class SpeedRow:
+    """A category at one temperature and one state of the caches: one variant against plain.
+
+    `ratio` is that of tokens/s, `ttft_ratio` that of the times to first token: drafted over plain,
+    prompt by prompt. Without a drafter `variant` is `PLAIN` and `drafted` None.
+    """
+
+    category: str
+    temperature: float
+    cache: CacheState
+    variant: Variant
+    n_prompts: int
+    plain: Speed
+    drafted: Speed | None
+    ratio: Spread | None
+    ttft_ratio: Spread | None
+    acceptance: Acceptance
+    differences: list[Difference] = field(default_factory=list)
+    forced: Acceptance | None = None
+    """Where the controller hardly drafted: the acceptance of a few answers with whole blocks of
+    drafts. No other number counts them."""
+    drafting: str | None = None
+    """Why the controller drafted or did not, by the last answer."""
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def shown(self) -> Acceptance:
+        """The acceptance that says most about the drafter."""
+        return self.forced or self.acceptance
+
+    @property
+    def drafted_median(self) -> float | None:
+        """Tokens/s; None where nothing was drafted or all answers were too short."""
+        return self.drafted.median if self.drafted else None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "category": self.category,
+            "temperature": self.temperature,
+            "cache": self.cache,
+            **asdict(self.variant),
+            "n_prompts": self.n_prompts,
+            "plain": self.plain,
+            "drafted": self.drafted,
+            "ratio": self.ratio,
+            "ttft_ratio": self.ttft_ratio,
+            **self.acceptance.as_dict(),
+            "forced": self.forced,
+            "drafting": self.drafting,
+            "warnings": self.warnings,
+            "n_differing": len(self.differences),
+            "differences": self.differences,
+        }
+
+
+def measure_single(
+    model: Model,
+    cases: Sequence[Case],
+    settings: RunSettings,
+    say: Say,
+    restart: Restart = start_anywhere,
+) -> list[SpeedRow]:
+    """Measure all cases, category by category; `say` is called for each. Raises what `Model`
+    raises."""
+    _warm_up(model, cases[:1], settings)
+    rows: list[SpeedRow] = []
+    for temperature in settings.temperatures:
+        for category in dict.fromkeys(case.category for case in cases):
+            own = [case for case in cases if case.category == category]
+            answers = _Answers(model, own, temperature, settings, restart)
+            answers.measure()
+            new = list(answers.rows())
+            say(_progress(new))
+            rows += new
+    return rows
+
+
+def _warm_up(model: Model, cases: Sequence[Case], settings: RunSettings) -> None:
+    """A short answer of every variant, so that no measured one pays for what happens only once."""
+    for case in cases:
+        for variant in settings.turns():
+            for temperature in settings.temperatures:
+                ask(
+                    model,
+                    case.tokens,
+                    variant,
+                    temperature=temperature,
+                    seed=settings.seed,
+                    max_tokens=min(_WARM_UP_TOKENS, settings.max_tokens),
+                )
+
+
+class _Answers:
+    """The answers to one category's prompts at one temperature."""
+
+    def __init__(
+        self,
+        model: Model,
+        cases: Sequence[Case],
+        temperature: float,
+        settings: RunSettings,
+        restart: Restart,
+    ) -> None:
+        self._model = model
+        self._cases = cases
+        self._temperature = temperature
+        self._settings = settings
+        self._restart = restart
+        # In the same order of cases in each list.
+        self._answers: dict[tuple[Variant, CacheState], list[TimedAnswer]] = {
+            (variant, cache): [] for variant in settings.turns() for cache in CACHE_STATES
+        }
+
+    def measure(self) -> None:
+        for repeat in range(self._settings.repeat):
+            for i, case in enumerate(self._cases):
+                turn = repeat * len(self._cases) + i
+                for variant in self._settings.turns(turn):
+                    self._model.forget()
+                    for cache in CACHE_STATES:
+                        self._restart(turn * self._settings.max_tokens)
+                        answer = ask(
+                            self._model,
+                            case.tokens,
+                            variant,
+                            temperature=self._temperature,
+                            seed=self._settings.seed + repeat,
+                            max_tokens=self._settings.max_tokens,
+                        )
+                        self._answers[variant, cache].append(answer)
+
+    def rows(self) -> Iterator[SpeedRow]:
+        for variant in self._settings.variants or (PLAIN,):
+            forced = self._forced(variant)
+            for cache in CACHE_STATES:
+                yield self._row(variant, cache, forced)
+
+    def _forced(self, variant: Variant) -> Acceptance | None:
+        """What the drafter is worth where the controller hardly used it."""
+        drafter = self._model.drafter
+        found = [answer.stats for cache in CACHE_STATES for answer in self._answers[variant, cache]]
+        rounds = Acceptance.of(found).n_rounds
+        if variant.width != "auto" or drafter is None or rounds >= _FEW_ROUNDS:
+            return None
+        stats = []
+        for turn, case in enumerate(self._cases[:_FORCED_PROMPTS]):
+            self._restart(turn * self._settings.max_tokens)
+            answer = ask(
+                self._model,
+                case.tokens,
+                Variant(drafter.block_size, variant.shape),
+                temperature=self._temperature,
+                seed=self._settings.seed,
+                max_tokens=min(self._settings.max_tokens, _FORCED_TOKENS),
+            )
+            stats.append(answer.stats)
+        return Acceptance.of(stats)
+
+    def _row(self, variant: Variant, cache: CacheState, forced: Acceptance | None) -> SpeedRow:
+        plain, drafted = self._answers[PLAIN, cache], self._answers[variant, cache]
+        pairs = list(zip(plain, drafted, strict=True)) if variant != PLAIN else []
+        return SpeedRow(
+            category=self._cases[0].category,
+            temperature=self._temperature,
+            cache=cache,
+            variant=variant,
+            n_prompts=len(self._cases),
+            plain=Speed.of(plain),
+            drafted=Speed.of(drafted) if pairs else None,
+            ratio=Spread.of(
+                b.stats.tokens_per_second / a.stats.tokens_per_second
+                for a, b in pairs
+                if a.counts and b.counts
+            ),
+            ttft_ratio=Spread.of(b.ttft_s / a.ttft_s for a, b in pairs),
+            acceptance=Acceptance.of(b.stats for _, b in pairs),
+            differences=self._differences(variant, cache, pairs),
+            forced=forced,
+            drafting=drafted[-1].stats.drafting if pairs else None,
+            warnings=list(dict.fromkeys(b.stats.warning for _, b in pairs if b.stats.warning)),
+        )
+
+    def _differences(
+        self,
+        variant: Variant,
+        cache: CacheState,
+        pairs: Sequence[tuple[TimedAnswer, TimedAnswer]],
+    ) -> list[Difference]:
+        if self._temperature > 0 or not self._settings.compare:
+            return []
+        found = []
+        # Only the first answer to each case: a repetition of a greedy answer is the same answer.
+        for case, (plain, drafted) in zip(self._cases, pairs, strict=False):
+            at = first_difference(plain.tokens, drafted.tokens)
+            if at is not None:
+                lead = self._lead(case, plain, at, variant)
+                found.append(Difference(case, variant, cache, at, lead))
+        return found
+
+    def _lead(self, case: Case, plain: TimedAnswer, at: int, variant: Variant) -> Lead:
+        """At a token of plain decoding's answer; at its last one where the other goes on."""
+        self._model.forget()
+        widths = {2, 4, 8, 16, *(v.width for v in self._settings.variants if v.width != "auto")}
+        return lead_after(
+            self._model.target,
+            case.tokens,
+            plain.tokens[: min(at, len(plain.tokens) - 1)],
+            sorted(width for width in widths if 1 < width <= self._model.target.n_batch),
+            forked=variant.shape != "chain" and self._model.engine.takes_trees,
+        )
+
+
+def _progress(rows: Sequence[SpeedRow]) -> str:
+    """A line about a category that is done: its speeds from empty caches."""
+    cold = [row for row in rows if row.cache == "cold"]
+    parts = [f"{cold[0].category}, temperature {cold[0].temperature:g}: plain"]
+    parts.append(_rate(cold[0].plain))
+    for row in cold:
+        if row.drafted and row.ratio:
+            parts.append(f"| {row.variant} {_rate(row.drafted)} ({row.ratio.median:.2f})")
+    return " ".join(parts) + " tokens/s"
+
+
+def _rate(speed: Speed) -> str:
+    return "none" if speed.median is None else f"{speed.median:.4g}"

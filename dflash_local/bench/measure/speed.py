@@ -1,0 +1,71 @@
+"""What many answers say together: medians, spread, time per stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dflash_local.bench.measure.answer import TimedAnswer
+from dflash_local.stats import Stats
+
+STAGES = ("draft", "verify", "sample", "host")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and quartiles of `n` values; the least and the largest of fewer than four."""
+
+    median: float
+    low: float
+    high: float
+    n: int
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread | None:
+        """None of no values."""
+        found = np.fromiter(values, np.float64)
+        if not found.size:
+            return None
+        around = (25, 75) if found.size >= 4 else (0, 100)
+        low, median, high = np.percentile(found, (around[0], 50, around[1])).tolist()
+        return cls(median, low, high, found.size)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What answers of one kind cost. `overall_tokens_per_second` is of all of them together;
+    `stage_s` are mean seconds of a round, by `STAGES`."""
+
+    tokens_per_second: Spread | None
+    overall_tokens_per_second: float | None
+    ttft_s: Spread | None
+    stage_s: dict[str, float]
+    n_answers: int
+    n_tokens: int
+    n_too_short: int
+
+    @classmethod
+    def of(cls, answers: Sequence[TimedAnswer]) -> Speed:
+        counted = [answer for answer in answers if answer.counts]
+        total = Stats.sum(answer.stats for answer in counted)
+        spent = (total.draft_s, total.verify_s, total.sample_s, total.rest_s)
+        return cls(
+            tokens_per_second=Spread.of(answer.stats.tokens_per_second for answer in counted),
+            overall_tokens_per_second=total.tokens_per_second or None,
+            ttft_s=Spread.of(answer.ttft_s for answer in answers),
+            stage_s={
+                name: seconds / total.rounds
+                for name, seconds in zip(STAGES, spent, strict=True)
+                if total.rounds
+            },
+            n_answers=len(answers),
+            n_tokens=sum(len(answer.tokens) for answer in answers),
+            n_too_short=len(answers) - len(counted),
+        )
+
+    @property
+    def median(self) -> float | None:
+        """Of the answers' tokens/s; None where all were too short."""
+        return self.tokens_per_second.median if self.tokens_per_second else None

@@ -1,0 +1,24 @@
+"""Passes of a bare target, without an engine. They use sequence 0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dflash_local.target.batch import Batch, Outputs
+from dflash_local.target.target import Target
+
+
+def decode(target: Target, begin: int, tokens: Sequence[int], outputs: Outputs = "all") -> None:
+    """One pass over tokens that follow one another from position `begin` on."""
+    batch = Batch()
+    batch.add(0, begin, tokens, outputs=outputs)
+    target.run(batch)
+
+
+def prefill(target: Target, tokens: Sequence[int]) -> int:
+    """Decode a prompt in batches, as an engine does; returns the last token's row in its batch."""
+    n = 0
+    for begin in range(0, len(tokens), target.n_batch):
+        n = len(tokens[begin : begin + target.n_batch])
+        decode(target, begin, tokens[begin : begin + n], "last")
+    return n - 1

@@ -1,0 +1,142 @@
+"""Prompts as token ids of the model at hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dflash_local.bench.prompts.prompt import BenchPrompt
+
+if TYPE_CHECKING:
+    from dflash_local.model import Model
+    from dflash_local.target.vocabulary import Vocabulary
+
+DEPTHS = (1024, 8192, 32768)
+"""Tokens after which the answers of long prompts end."""
+
+_SPARE_ROWS = 32  # between the end of an answer and its depth: room for a last draft
+_MOST_CHARACTERS = 400_000  # about 100,000 tokens, enough for several of the deepest prompts
+_PACKAGE = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prompt as a model reads it. `index` counts within the category."""
+
+    category: str
+    index: int
+    tokens: list[int]
+
+
+def tokenized(
+    model: Model, prompts: Sequence[BenchPrompt], *, room: int, thinking: bool = False
+) -> tuple[list[Case], list[str]]:
+    """The prompts as `model` reads them, and a note for each kind that it cannot read.
+
+    `room` are the tokens of context that the answer needs. `thinking` leaves the reasoning of chat
+    templates on, which most published drafters were not trained for. Raises InputError for
+    messages that the model's template refuses.
+    """
+    cases: list[Case] = []
+    counts: Counter[str] = Counter()
+    left_out: Counter[tuple[str, str]] = Counter()
+    for prompt in prompts:
+        tokens, fault = [], ""
+        if prompt.infill is not None and model.target.vocabulary.infill is None:
+            fault = "the model has no fill-in-the-middle tokens"
+        elif prompt.messages and model.target.chat_template is None:
+            fault = "the model has no chat template"
+        else:
+            tokens = _tokens(model, prompt, thinking)
+            if len(tokens) + room > model.n_ctx:
+                fault = f"prompt and answer exceed the context of {model.n_ctx} tokens"
+        if fault:
+            left_out[prompt.category, fault] += 1
+            continue
+        cases.append(Case(prompt.category, counts[prompt.category], tokens))
+        counts[prompt.category] += 1
+    notes = [f"{category}: {n} left out, {why}" for (category, why), n in left_out.items()]
+    return cases, notes
+
+
+def _tokens(model: Model, prompt: BenchPrompt, thinking: bool) -> list[int]:
+    if prompt.text is not None:
+        return model.tokenize(prompt.text)
+    if prompt.infill is not None:
+        return _gap(model.target.vocabulary, *prompt.infill)
+    kwargs = {} if thinking else {"enable_thinking": False}
+    return model.chat_prompt(prompt.messages, chat_template_kwargs=kwargs)
+
+
+def _gap(vocabulary: Vocabulary, prefix: str, suffix: str) -> list[int]:
+    """Prefix and suffix between the model's own marks."""
+    marks = vocabulary.infill
+    assert marks is not None, "the caller has looked"
+    before, after = (
+        vocabulary.tokenize(text, special=False, add_special=False) for text in (prefix, suffix)
+    )
+    # What the model wants at the start of any text, but not what it wants at the end of one.
+    start = vocabulary.tokenize("", add_special=True)[:1]
+    start = [token for token in start if not vocabulary.ends_text(token)]
+    return [*start, marks.prefix, *before, marks.suffix, *after, marks.middle]
+
+
+def long_cases(
+    model: Model, depths: Sequence[int], *, limit: int, room: int
+) -> tuple[list[Case], list[str]]:
+    """Long texts to continue: `limit` prompts for each of `depths` that the context holds, and a
+    note for each of the others.
+
+    A prompt is so much shorter than its depth that an answer of `room` tokens ends within it. The
+    text is this package's own source code, which is wherever the package is.
+    """
+    cases: list[Case] = []
+    notes: list[str] = []
+    lengths = {}
+    for depth in depths:
+        name, n = depth_name(depth), depth - room - _SPARE_ROWS
+        if depth > model.n_ctx:
+            notes.append(f"{name}: left out, the context holds {model.n_ctx} tokens")
+        elif n < 1:
+            notes.append(f"{name}: left out, an answer of {room} tokens leaves no room for it")
+        else:
+            lengths[name] = n
+    tokens = model.tokenize(_own_source()) if lengths else []
+    for name, n in lengths.items():
+        while len(tokens) < n:  # a tokenizer of few, long tokens
+            tokens += tokens
+        # Each prompt begins elsewhere in the text, so that no cache has its beginning.
+        step = len(tokens) // max(1, limit)
+        for index in range(limit):
+            start = index * step
+            cases.append(Case(name, index, [*tokens[start:], *tokens[:start]][:n]))
+    return cases, notes
+
+
+def random_cases(
+    n_vocab: int, lengths: Mapping[str, int], *, limit: int, seed: int = 0
+) -> list[Case]:
+    """Random token ids, for models of random weights; `lengths` by category, in tokens."""
+    rng = np.random.default_rng(seed)
+    # The first ids of most vocabularies are control tokens or bytes, the last ones control tokens.
+    low, high = min(256, n_vocab // 4), max(n_vocab // 2, 1)
+    return [
+        Case(category, index, rng.integers(low, high, n).tolist())
+        for category, n in lengths.items()
+        for index in range(limit)
+    ]
+
+
+def depth_name(depth: int) -> str:
+    """`1k` for 1024."""
+    return f"{depth // 1024}k" if depth % 1024 == 0 else str(depth)
+
+
+def _own_source() -> str:
+    files = sorted(_PACKAGE.rglob("*.py"))
+    return "\n\n".join(file.read_text(encoding="utf-8") for file in files)[:_MOST_CHARACTERS]

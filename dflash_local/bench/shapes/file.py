@@ -1,0 +1,157 @@
+"""The two files of a shape: their keys as llama.cpp reads them, a vocabulary, and their tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import gguf
+import numpy as np
+from gguf import GGUFWriter, TokenType
+from gguf.vocab import bytes_to_unicode
+
+from dflash_local.bench.shapes.shape import PairShape
+from dflash_local.bench.shapes.tensors import (
+    QUANTS,
+    Quant,
+    TensorSpec,
+    drafter_tensors,
+    find_quant,
+    target_tensors,
+)
+from dflash_local.errors import InputError
+
+SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>"]
+_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class ShapeFile:
+    """One file to write. `header` holds its keys and can be written once; `std` is the standard
+    deviation of the random weights."""
+
+    name: str
+    header: GGUFWriter
+    tensors: tuple[TensorSpec, ...]
+    std: float
+
+    @property
+    def n_data(self) -> int:
+        """Bytes of all tensors, each padded."""
+        return sum(padded(tensor.n_bytes) for tensor in self.tensors)
+
+    def write_header(self, path: Path) -> int:
+        """Write keys and tensor infos, padded up to where the weights begin; returns the bytes."""
+        for tensor in self.tensors:
+            shape = tuple(reversed(tensor.shape))
+            self.header.add_tensor_info(
+                tensor.name, shape, np.dtype(np.float32), tensor.n_bytes, raw_dtype=tensor.type
+            )
+        try:
+            self.header.write_header_to_file(path)
+            self.header.write_kv_data_to_file()
+            self.header.write_ti_data_to_file()
+        finally:
+            self.header.close()
+        with path.open("ab") as stream:
+            stream.write(bytes(padded(stream.tell()) - stream.tell()))
+            return stream.tell()
+
+
+def padded(n_bytes: int) -> int:
+    """Rounded up to the alignment of GGUF."""
+    return GGUFWriter.ggml_pad(n_bytes, gguf.GGUF_DEFAULT_ALIGNMENT)
+
+
+def target_file(shape: PairShape, quant: str) -> ShapeFile:
+    """The target. Raises InputError for a quantisation that is unknown or not for this shape."""
+    types = find_quant(quant)
+    if types.experts and not shape.experts:
+        raise InputError(
+            f"{quant} is for mixtures of experts, and {shape.name} is none; expected "
+            + ", ".join(name for name, each in QUANTS.items() if not each.experts)
+        )
+    title = f"{shape.name}, random weights"
+    header = _header(shape, shape.architecture, title, types, shape.n_layer, shape.n_ff)
+    header.add_rope_dimension_count(shape.head_dim)
+    if shape.experts:
+        header.add_expert_count(shape.experts.n)
+        header.add_expert_used_count(shape.experts.n_used)
+        header.add_expert_feed_forward_length(shape.experts.n_ff)
+    if shape.architecture == "gpt-oss":
+        header.add_sliding_window(128)
+        header.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        header.add_rope_scaling_factor(32.0)
+        header.add_rope_scaling_orig_ctx_len(4096)
+    header.add_chat_template(_TEMPLATE)
+    _add_vocabulary(header, shape)
+    tensors = target_tensors(shape, types)
+    return ShapeFile(f"{shape.name}-{quant.lower()}.gguf", header, tensors, shape.n_embd**-0.5)
+
+
+def drafter_file(shape: PairShape, quant: str) -> ShapeFile:
+    """The drafter. Raises InputError for an unknown quantisation."""
+    types, drafter = find_quant(quant), shape.drafter
+    if types.experts:
+        raise InputError(f"{quant} is for mixtures of experts; expected another for the drafter")
+    title = f"DFlash drafter for {shape.name}, random weights"
+    header = _header(shape, "dflash", title, types, drafter.n_layer, drafter.n_ff)
+    header.add_uint32("dflash.block_size", drafter.block_size)
+    header.add_array("dflash.target_layers", list(shape.taps))
+    header.add_mask_token_id(shape.n_vocab - 1)
+    _add_vocabulary(header, shape)
+    tensors = drafter_tensors(shape, types)
+    name = f"{shape.name}-dflash-{quant.lower()}.gguf"
+    return ShapeFile(name, header, tensors, shape.n_embd**-0.5)
+
+
+def _header(
+    shape: PairShape, architecture: str, title: str, quant: Quant, n_layer: int, n_ff: int
+) -> GGUFWriter:
+    """The keys that both files have."""
+    header = GGUFWriter(None, architecture)
+    header.add_type(gguf.GGUFType.MODEL)
+    header.add_name(title)
+    header.add_file_type(quant.file_type)
+    header.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    header.add_block_count(n_layer)
+    header.add_context_length(shape.context_length)
+    header.add_embedding_length(shape.n_embd)
+    header.add_feed_forward_length(n_ff)
+    header.add_head_count(shape.n_head)
+    header.add_head_count_kv(shape.n_head_kv)
+    header.add_key_length(shape.head_dim)
+    header.add_value_length(shape.head_dim)
+    header.add_layer_norm_rms_eps(shape.rms_eps)
+    header.add_rope_freq_base(shape.rope_base)
+    return header
+
+
+def _add_vocabulary(header: GGUFWriter, shape: PairShape) -> None:
+    tokens, n = _tokens(shape.n_vocab), shape.n_vocab
+    n_special = len(SPECIAL_TOKENS)
+    header.add_tokenizer_model("gpt2")
+    header.add_tokenizer_pre(shape.pre_tokenizer)
+    header.add_token_list(tokens)
+    header.add_token_types([TokenType.NORMAL] * (n - n_special) + [TokenType.CONTROL] * n_special)
+    header.add_token_merges(["\u0120 \u0120"])
+    header.add_bos_token_id(n - 4)
+    header.add_eos_token_id(n - 2)
+    header.add_pad_token_id(n - 4)
+    header.add_add_bos_token(False)
+
+
+@cache
+def _tokens(n_vocab: int) -> list[str]:
+    """A byte-level BPE that can tokenize any text: 256 bytes, one merge, then words that no text
+    has, up to the size of the real vocabulary. The last four are special."""
+    letters = bytes_to_unicode()
+    tokens = [*(letters[byte] for byte in range(256)), "\u0120\u0120"]
+    n_words = n_vocab - len(tokens) - len(SPECIAL_TOKENS)
+    if n_words < 0:
+        raise InputError(f"a vocabulary of {n_vocab}; expected at least {n_vocab - n_words}")
+    return [*tokens, *(f"[{i:x}]" for i in range(n_words)), *SPECIAL_TOKENS]

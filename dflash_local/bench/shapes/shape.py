@@ -1,0 +1,167 @@
+"""The dimensions of real pairs, so that a machine can be measured before anything is downloaded.
+
+Targets have the dimensions of their published configs. Drafters have 5 layers, blocks of 16 tokens
+and 5 taps, but 8 layers for the mixtures of experts and blocks of 10 for Llama 3.1 (arXiv
+2602.06036, section 5). Heads, rope base and context are those of the target, as in the published
+checkpoints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from dflash_local.errors import InputError
+
+Architecture = Literal["qwen3", "qwen3moe", "llama", "gpt-oss"]
+
+_MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
+_N_TAPS = 5
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in place of each layer's feed-forward network."""
+
+    n: int
+    n_used: int
+    n_ff: int
+
+
+@dataclass(frozen=True)
+class DrafterShape:
+    """A DFlash drafter: layers like those of Qwen3, without embeddings or an output head."""
+
+    n_layer: int
+    n_ff: int
+    block_size: int = 16
+
+
+@dataclass(frozen=True)
+class PairShape:
+    """A target and its drafter: counts of layers, heads, values and tokens, without any weights.
+
+    `n_ff` is the width of a dense layer. `tied`: the output head is the embedding matrix.
+    """
+
+    name: str
+    architecture: Architecture
+    n_layer: int
+    n_embd: int
+    n_ff: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    n_vocab: int
+    drafter: DrafterShape
+    context_length: int = 40960
+    rope_base: float = 1e6
+    rms_eps: float = 1e-6
+    tied: bool = False
+    experts: Experts | None = None
+    pre_tokenizer: str = "qwen2"
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The layers whose inputs are tapped: those after up to five layers, spread evenly from the
+        second to the third from the end, as in the published drafters (arXiv 2602.06036, section
+        5)."""
+        first, last = 1, max(1, self.n_layer - 3)
+        tapped = {round(first + i * (last - first) / (_N_TAPS - 1)) for i in range(_N_TAPS)}
+        return tuple(layer + 1 for layer in sorted(tapped))
+
+    def with_layers(self, n_layer: int | None) -> PairShape:
+        """The same with another number of target layers. Raises InputError outside 3 to 512."""
+        if n_layer is None or n_layer == self.n_layer:
+            return self
+        if not 3 <= n_layer <= _MAX_LAYERS:
+            raise InputError(
+                f"{n_layer} layers for the shape {self.name}; expected 3 to {_MAX_LAYERS}"
+            )
+        return replace(self, name=f"{self.name}-l{n_layer}", n_layer=n_layer)
+
+
+_QWEN3_8B = PairShape(
+    name="qwen3-8b",
+    architecture="qwen3",
+    n_layer=36,
+    n_embd=4096,
+    n_ff=12288,
+    n_head=32,
+    n_head_kv=8,
+    head_dim=128,
+    n_vocab=151936,
+    drafter=DrafterShape(5, 12288),
+)
+_QWEN3_4B = replace(
+    _QWEN3_8B, name="qwen3-4b", n_embd=2560, n_ff=9728, drafter=DrafterShape(5, 9728), tied=True
+)
+# No drafter is published for this model. That of the Coder below fits, as the sizes are equal.
+_QWEN3_30B_A3B = replace(
+    _QWEN3_8B,
+    name="qwen3-30b-a3b",
+    architecture="qwen3moe",
+    n_layer=48,
+    n_embd=2048,
+    n_ff=6144,
+    n_head_kv=4,
+    drafter=DrafterShape(8, 6144),
+    experts=Experts(128, 8, 768),
+)
+_QWEN3_CODER_30B_A3B = replace(
+    _QWEN3_30B_A3B, name="qwen3-coder-30b-a3b", context_length=262144, rope_base=1e7
+)
+_LLAMA_3_1_8B = PairShape(
+    name="llama-3.1-8b",
+    architecture="llama",
+    n_layer=32,
+    n_embd=4096,
+    n_ff=14336,
+    n_head=32,
+    n_head_kv=8,
+    head_dim=128,
+    n_vocab=128256,
+    drafter=DrafterShape(5, 14336, block_size=10),
+    context_length=131072,
+    rope_base=5e5,
+    rms_eps=1e-5,
+    pre_tokenizer="llama-bpe",
+)
+# The published drafter also has biases, which cost nothing and which llama.cpp does not load. Its
+# feed-forward width follows from the size of the checkpoint, 1.46 GiB in BF16.
+_GPT_OSS_20B = PairShape(
+    name="gpt-oss-20b",
+    architecture="gpt-oss",
+    n_layer=24,
+    n_embd=2880,
+    n_ff=2880,
+    n_head=64,
+    n_head_kv=8,
+    head_dim=64,
+    n_vocab=201088,
+    drafter=DrafterShape(8, 7680, block_size=8),
+    context_length=131072,
+    rope_base=1.5e5,
+    rms_eps=1e-5,
+    experts=Experts(32, 4, 2880),
+    pre_tokenizer="gpt-4o",
+)
+
+PAIR_SHAPES: dict[str, PairShape] = {
+    shape.name: shape
+    for shape in (
+        _QWEN3_8B,
+        _QWEN3_4B,
+        _QWEN3_30B_A3B,
+        _QWEN3_CODER_30B_A3B,
+        _LLAMA_3_1_8B,
+        _GPT_OSS_20B,
+    )
+}
+
+
+def find_shape(name: str) -> PairShape:
+    """The shape of that name. Raises InputError, which lists the names."""
+    if name not in PAIR_SHAPES:
+        raise InputError(f"no shape {name!r}; expected one of {', '.join(PAIR_SHAPES)}")
+    return PAIR_SHAPES[name]

@@ -1,0 +1,184 @@
+"""The tensors of a shape, in the target and in the drafter: name, size and type of each.
+
+Names are those of llama.cpp's `src/models`, types those that its `llama-quantize` chooses.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gguf import GGML_QUANT_SIZES, LlamaFileType
+from gguf import GGMLQuantizationType as Type
+
+from dflash_local.bench.shapes.shape import PairShape
+from dflash_local.errors import InputError
+
+
+@dataclass(frozen=True)
+class Quant:
+    """The type of each kind of matrix. `more` is for those that suffer most from quantisation."""
+
+    file_type: LlamaFileType
+    base: Type
+    more: Type
+    head: Type
+    experts: Type | None = None
+
+
+QUANTS: dict[str, Quant] = {
+    "Q4_K_M": Quant(LlamaFileType.MOSTLY_Q4_K_M, Type.Q4_K, Type.Q6_K, Type.Q6_K),
+    "Q4_0": Quant(LlamaFileType.MOSTLY_Q4_0, Type.Q4_0, Type.Q4_0, Type.Q6_K),
+    "Q8_0": Quant(LlamaFileType.MOSTLY_Q8_0, Type.Q8_0, Type.Q8_0, Type.Q8_0),
+    "BF16": Quant(LlamaFileType.MOSTLY_BF16, Type.BF16, Type.BF16, Type.BF16),
+    "MXFP4": Quant(
+        LlamaFileType.MOSTLY_MXFP4_MOE, Type.Q8_0, Type.Q8_0, Type.Q8_0, experts=Type.MXFP4
+    ),
+}
+# For rows that are not a whole number of blocks.
+_FALLBACK = {Type.Q4_K: Type.Q5_0, Type.Q6_K: Type.Q8_0}
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor. `shape` is in ggml's order, row length first. `constant`: the value of all its
+    elements; None: they are random."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: Type
+    constant: float | None = None
+
+    @property
+    def n_bytes(self) -> int:
+        block, size = GGML_QUANT_SIZES[self.type]
+        return math.prod(self.shape) // block * size
+
+
+def find_quant(name: str) -> Quant:
+    """The quantisation of that name, in upper or lower case. Raises InputError, which lists the
+    names."""
+    if name.upper() not in QUANTS:
+        raise InputError(
+            f"no quantisation {name!r} for shapes; expected one of {', '.join(QUANTS)}"
+        )
+    return QUANTS[name.upper()]
+
+
+def target_tensors(shape: PairShape, quant: Quant) -> tuple[TensorSpec, ...]:
+    """All tensors of the target. Raises InputError where rows do not divide into blocks."""
+    n_embd = shape.n_embd
+    embeddings = quant.head if shape.tied else quant.base
+    tensors = [_matrix("token_embd.weight", n_embd, shape.n_vocab, embeddings)]
+    if not shape.tied:
+        tensors.append(_matrix("output.weight", n_embd, shape.n_vocab, quant.head))
+    tensors.append(_ones("output_norm.weight", n_embd))
+    if shape.architecture == "llama":
+        tensors.append(_ones("rope_freqs.weight", shape.head_dim // 2))
+    for layer in range(shape.n_layer):
+        block = f"blk.{layer}."
+        more = quant.more if _more_bits(layer, shape.n_layer) else quant.base
+        tensors += _attention(block, shape, quant.base, more)
+        if shape.architecture.startswith("qwen3"):
+            tensors += _head_norms(block, shape.head_dim)
+        if shape.architecture == "gpt-oss":
+            tensors += _gpt_oss_extras(block, shape)
+        else:
+            tensors.append(_ones(f"{block}ffn_norm.weight", n_embd))
+        tensors += _feed_forward(block, shape, quant, more)
+    return tuple(tensors)
+
+
+def drafter_tensors(shape: PairShape, quant: Quant) -> tuple[TensorSpec, ...]:
+    """All tensors of the drafter. Raises InputError where rows do not divide into blocks."""
+    n_embd, drafter = shape.n_embd, shape.drafter
+    # What every draft passes through keeps eight bits, as in converted drafters.
+    fc = Type.BF16 if quant.base == Type.BF16 else Type.Q8_0
+    tensors = [
+        _matrix("fc.weight", len(shape.taps) * n_embd, n_embd, fc),
+        _ones("enc.output_norm.weight", n_embd),
+        _ones("output_norm.weight", n_embd),
+    ]
+    for layer in range(drafter.n_layer):
+        block = f"blk.{layer}."
+        more = quant.more if _more_bits(layer, drafter.n_layer) else quant.base
+        tensors += _attention(block, shape, quant.base, more)
+        tensors += _head_norms(block, shape.head_dim)
+        tensors.append(_ones(f"{block}ffn_norm.weight", n_embd))
+        tensors += _dense(block, n_embd, drafter.n_ff, quant.base, more)
+    return tuple(tensors)
+
+
+def _more_bits(layer: int, n_layer: int) -> bool:
+    """`use_more_bits` of llama.cpp's `src/llama-quant.cpp`."""
+    eighth = n_layer // 8
+    return layer < eighth or layer >= 7 * n_layer // 8 or (layer - eighth) % 3 == 2
+
+
+def _attention(block: str, shape: PairShape, base: Type, more: Type) -> list[TensorSpec]:
+    n_embd, n_q, n_kv = shape.n_embd, *_attention_widths(shape)
+    return [
+        _ones(f"{block}attn_norm.weight", n_embd),
+        _matrix(f"{block}attn_q.weight", n_embd, n_q, base),
+        _matrix(f"{block}attn_k.weight", n_embd, n_kv, base),
+        _matrix(f"{block}attn_v.weight", n_embd, n_kv, more),
+        _matrix(f"{block}attn_output.weight", n_q, n_embd, base),
+    ]
+
+
+def _attention_widths(shape: PairShape) -> tuple[int, int]:
+    """Values of all queries of a token, and of all its keys."""
+    return shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
+
+
+def _head_norms(block: str, head_dim: int) -> list[TensorSpec]:
+    return [_ones(f"{block}attn_{name}_norm.weight", head_dim) for name in ("q", "k")]
+
+
+def _gpt_oss_extras(block: str, shape: PairShape) -> list[TensorSpec]:
+    n_q, n_kv = _attention_widths(shape)
+    widths = {"attn_q": n_q, "attn_k": n_kv, "attn_v": n_kv, "attn_output": shape.n_embd}
+    return [
+        *(TensorSpec(f"{block}{name}.bias", (n,), Type.F32) for name, n in widths.items()),
+        _ones(f"{block}post_attention_norm.weight", shape.n_embd),
+        TensorSpec(f"{block}attn_sinks.weight", (shape.n_head,), Type.F32),
+    ]
+
+
+def _feed_forward(block: str, shape: PairShape, quant: Quant, more: Type) -> list[TensorSpec]:
+    n_embd, experts = shape.n_embd, shape.experts
+    if experts is None:
+        return _dense(block, n_embd, shape.n_ff, quant.base, more)
+    base, more = quant.experts or quant.base, quant.experts or more
+    n, n_ff = experts.n, experts.n_ff
+    tensors = [
+        TensorSpec(f"{block}ffn_gate_inp.weight", (n_embd, n), Type.F32),
+        _matrix(f"{block}ffn_gate_exps.weight", n_embd, n_ff, base, n),
+        _matrix(f"{block}ffn_up_exps.weight", n_embd, n_ff, base, n),
+        _matrix(f"{block}ffn_down_exps.weight", n_ff, n_embd, more, n),
+    ]
+    if shape.architecture == "gpt-oss":
+        tensors.append(TensorSpec(f"{block}ffn_gate_inp.bias", (n,), Type.F32))
+        for name, width in (("gate", n_ff), ("up", n_ff), ("down", n_embd)):
+            tensors.append(TensorSpec(f"{block}ffn_{name}_exps.bias", (width, n), Type.F32))
+    return tensors
+
+
+def _dense(block: str, n_embd: int, n_ff: int, base: Type, more: Type) -> list[TensorSpec]:
+    return [
+        _matrix(f"{block}ffn_gate.weight", n_embd, n_ff, base),
+        _matrix(f"{block}ffn_up.weight", n_embd, n_ff, base),
+        _matrix(f"{block}ffn_down.weight", n_ff, n_embd, more),
+    ]
+
+
+def _ones(name: str, n: int) -> TensorSpec:
+    return TensorSpec(name, (n,), Type.F32, constant=1.0)
+
+
+def _matrix(name: str, n_in: int, n_out: int, kind: Type, n_stacked: int = 0) -> TensorSpec:
+    if n_in % GGML_QUANT_SIZES[kind][0]:
+        kind = _FALLBACK.get(kind, kind)
+    if n_in % GGML_QUANT_SIZES[kind][0]:
+        raise InputError(f"{name}: rows of {n_in} are not a whole number of {kind.name} blocks")
+    return TensorSpec(name, (n_in, n_out, n_stacked) if n_stacked else (n_in, n_out), kind)

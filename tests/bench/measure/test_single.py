@@ -1,0 +1,118 @@
+"""One request at a time: real answers of the shipped pair, plain and drafted in turn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bench_model import auto_model
+from dflash_local import Model
+from dflash_local.bench.measure.acceptance import Acceptance
+from dflash_local.bench.measure.settings import PLAIN, RunSettings, Variant
+from dflash_local.bench.measure.single import CACHE_STATES, SpeedRow, measure_single
+from dflash_local.bench.measure.speed import STAGES
+from dflash_local.bench.prompts.case import Case, tokenized
+from dflash_local.bench.prompts.prompt import built_in
+
+__all__ = ["auto_model"]
+
+VARIANTS = (Variant(), Variant(4), Variant(4, "tree"))
+SETTINGS = RunSettings(temperatures=(0.0, 0.8), variants=VARIANTS, max_tokens=10)
+N_PROMPTS = {"chat": 2, "code": 1}
+Measured = tuple[list[SpeedRow], list[str]]
+
+
+@pytest.fixture(scope="module")
+def cases(auto_model: Model) -> list[Case]:
+    prompts = [
+        prompt
+        for category, n in N_PROMPTS.items()
+        for prompt in built_in((category,), limit=n, shipped=True)
+    ]
+    return tokenized(auto_model, prompts, room=SETTINGS.max_tokens)[0]
+
+
+@pytest.fixture(scope="module")
+def measured(auto_model: Model, cases: list[Case]) -> Measured:
+    """Rows, and what was said meanwhile."""
+    told: list[str] = []
+    return measure_single(auto_model, cases, SETTINGS, told.append), told
+
+
+@pytest.fixture
+def rows(measured: Measured) -> list[SpeedRow]:
+    return measured[0]
+
+
+def test_every_combination_has_a_row(rows: list[SpeedRow]) -> None:
+    found = [(row.temperature, row.category, row.variant, row.cache) for row in rows]
+    assert found == [
+        (temperature, category, variant, cache)
+        for temperature in SETTINGS.temperatures
+        for category in N_PROMPTS
+        for variant in VARIANTS
+        for cache in CACHE_STATES
+    ]
+
+
+def test_progress_is_told_once_for_each_category(measured: Measured) -> None:
+    assert [line.split(":")[0] for line in measured[1]] == [
+        "chat, temperature 0",
+        "code, temperature 0",
+        "chat, temperature 0.8",
+        "code, temperature 0.8",
+    ]
+
+
+def test_rows_hold_plain_and_drafted_answers_of_the_same_prompts(rows: list[SpeedRow]) -> None:
+    for row in rows:
+        assert row.drafted is not None
+        n = N_PROMPTS[row.category]
+        assert row.n_prompts == row.plain.n_answers == row.drafted.n_answers == n
+        assert row.plain.ttft_s is not None and row.plain.ttft_s.low > 0
+        assert set(row.plain.stage_s) == set(STAGES)
+        # The pass finds the likeliest token itself.
+        assert row.plain.stage_s["verify"] > row.plain.stage_s["sample"] >= 0
+
+
+def test_fixed_widths_are_kept(rows: list[SpeedRow]) -> None:
+    for row in rows:
+        if row.variant.width == 4:
+            assert row.acceptance.mean_length is not None
+            assert 1 <= row.acceptance.mean_length <= 4
+            assert max(row.acceptance.lengths) <= 4
+            assert max(row.acceptance.stats.widths) <= 4
+
+
+def test_both_shapes_are_measured_on_one_model(rows: list[SpeedRow]) -> None:
+    for row in (row for row in rows if row.variant.width == 4):
+        found = row.acceptance
+        assert found.nodes and found.depth and found.branches and found.side_share is not None
+        assert 1 <= found.depth <= found.nodes <= 3
+        if row.variant.shape == "chain":
+            assert (found.depth, found.branches, found.side_share) == (found.nodes, 1, 0)
+            assert found.stats.tree_rounds == 0
+    trees = [row.acceptance for row in rows if row.variant == Variant(4, "tree")]
+    assert Acceptance.sum(trees).stats.tree_rounds > 0
+
+
+def test_what_drafts_are_worth_is_shown_even_where_none_are_made(rows: list[SpeedRow]) -> None:
+    for row in (row for row in rows if row.variant.width == "auto"):
+        assert row.drafting is not None
+        assert row.shown.mean_length is not None and row.shown.mean_length >= 1
+        if row.forced:
+            assert row.forced.plain_rounds < row.forced.stats.rounds
+    assert all(row.forced is None for row in rows if row.variant.width == 4)
+
+
+def test_greedy_answers_equal_plain_ones(rows: list[SpeedRow]) -> None:
+    assert [difference for row in rows for difference in row.differences] == []
+    greedy = [row for row in rows if row.temperature == 0]
+    assert all(row.plain.n_tokens == row.drafted.n_tokens for row in greedy if row.drafted)
+
+
+def test_without_a_drafter_there_are_plain_rows(auto_model: Model, cases: list[Case]) -> None:
+    settings = replace(SETTINGS, variants=(), temperatures=(0.0,))
+    rows = measure_single(auto_model, cases[:1], settings, lambda _line: None)
+    assert [(row.variant, row.drafted, row.ratio) for row in rows] == [(PLAIN, None, None)] * 2

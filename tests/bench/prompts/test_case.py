@@ -1,0 +1,64 @@
+"""Prompts in the model's own tokens: every category, and what does not fit."""
+
+from __future__ import annotations
+
+from dflash_local import Model, demo
+from dflash_local.bench.prompts.case import DEPTHS, long_cases, random_cases, tokenized
+from dflash_local.bench.prompts.prompt import BenchPrompt, built_in
+
+
+def test_shipped_prompts_are_those_of_the_demo(model: Model) -> None:
+    prompts = built_in(("chat",), limit=3, shipped=True)
+    cases, notes = tokenized(model, prompts, room=16)
+    assert [case.tokens for case in cases] == [
+        model.tokenize(text) for text in demo.prompts()["chat"][:3]
+    ]
+    assert notes == []
+
+
+def test_chat_prompts_of_other_models_go_through_their_template(model: Model) -> None:
+    prompts = built_in(("chat", "code"), limit=2, shipped=False)
+    cases, _ = tokenized(model, prompts, room=16)
+    assert [case.category for case in cases] == ["chat", "chat", "code", "code"]
+    start = model.tokenize("<|im_start|>user\n")
+    assert all(case.tokens[: len(start)] == start for case in cases)
+
+
+def test_gaps_are_filled_between_the_models_own_marks(model: Model) -> None:
+    found = model.target.vocabulary.infill
+    assert found is not None
+    marks = found.prefix, found.suffix, found.middle
+    names = [model.target.vocabulary.name(token) for token in marks]
+    assert names == ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
+    (case,), _ = tokenized(model, [BenchPrompt("fim", infill=("a = <|im_end|>", "\nb"))], room=16)
+    assert (case.tokens[0], case.tokens[-1]) == (marks[0], marks[2])
+    assert marks[1] in case.tokens
+    # Names of special tokens in the user's own code are text.
+    assert not any(model.target.vocabulary.ends_text(token) for token in case.tokens)
+
+
+def test_what_does_not_fit_the_context_is_left_out_and_told(model: Model) -> None:
+    prompts = [BenchPrompt("own", text="a" * 40000), BenchPrompt("own", text="b")]
+    cases, notes = tokenized(model, prompts, room=16)
+    assert len(cases) == 1
+    assert notes == ["own: 1 left out, prompt and answer exceed the context of 2048 tokens"]
+
+
+def test_answers_to_long_prompts_end_at_their_depth(model: Model) -> None:
+    cases, notes = long_cases(model, DEPTHS, limit=2, room=64)
+    assert [case.category for case in cases] == ["1k", "1k"]
+    assert all(1024 - 128 < len(case.tokens) < 1024 - 64 for case in cases)
+    assert cases[0].tokens[:8] != cases[1].tokens[:8]
+    assert [note.split(":")[0] for note in notes] == ["8k", "32k"]
+
+
+def test_drawn_tokens_are_the_same_every_time() -> None:
+    cases = random_cases(1000, {"random": 32, "1k": 900}, limit=2)
+    assert [(case.category, len(case.tokens)) for case in cases] == [
+        ("random", 32),
+        ("random", 32),
+        ("1k", 900),
+        ("1k", 900),
+    ]
+    assert cases == random_cases(1000, {"random": 32, "1k": 900}, limit=2)
+    assert all(0 <= token < 1000 for case in cases for token in case.tokens)

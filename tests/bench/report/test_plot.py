@@ -1,0 +1,74 @@
+"""The picture of a benchmark: a file of the kind that its name says, or one line why not."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as xml
+from pathlib import Path
+
+import pytest
+
+from bench_report import made_report, row, server_row
+from dflash_local import InputError
+from dflash_local.bench.measure.settings import RunSettings, Variant
+from dflash_local.bench.report.plot import check_plot, plot, speed_by_width
+from dflash_local.bench.report.report import Report
+
+pytest.importorskip("matplotlib", reason="pictures need matplotlib")
+
+
+@pytest.fixture
+def report() -> Report:
+    """Of one variant: the lower half of the picture."""
+    made = made_report()
+    made.settings = RunSettings()
+    made.rows = [row("chat", 0.0, 2.1), row("fim", 0.0, 1.4), row("chat", 0.8, 1.7)]
+    return made
+
+
+def test_png_is_a_picture(report: Report, tmp_path: Path) -> None:
+    plot(report, tmp_path / "bench.png")
+    raw = (tmp_path / "bench.png").read_bytes()
+    assert raw.startswith(b"\x89PNG\r\n\x1a\n") and raw.endswith(b"IEND\xaeB`\x82")
+    width, height = (int.from_bytes(raw[at : at + 4], "big") for at in (16, 20))
+    assert width > 2 * height > 1000
+
+
+def test_svg_holds_its_words_and_is_the_same_each_time(report: Report, tmp_path: Path) -> None:
+    for name in ("a.svg", "b.SVG"):
+        plot(report, tmp_path / name)
+    text = (tmp_path / "a.svg").read_text(encoding="utf-8")
+    assert xml.fromstring(text).tag.endswith("svg")
+    assert text == (tmp_path / "b.SVG").read_text(encoding="utf-8")
+    for words in ("Speed against plain decoding", "target.gguf", "one by one", "chat"):
+        assert words in text
+
+
+def test_chains_and_trees_are_drawn_by_width(tmp_path: Path) -> None:
+    plot(made_report(), tmp_path / "bench.svg")
+    text = (tmp_path / "bench.svg").read_text(encoding="utf-8")
+    for words in ("Tokens a round, by rows checked", "tree auto: 150", "llama-server, DFlash"):
+        assert words in text
+    assert "temperature 0, tree auto" in text
+
+
+def test_a_server_with_wider_drafts_has_room(report: Report) -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    report.settings = RunSettings(variants=(Variant(4), Variant(8)))
+    report.rows = [row("chat", variant=variant) for variant in report.settings.variants]
+    report.server = [server_row(15)]
+    axes = figure.subplots()
+    speed_by_width(axes, report)
+    assert axes.get_xlim()[1] > 16
+    assert "16" in [tick.get_text() for tick in axes.get_xticklabels()]
+
+
+def test_what_was_not_measured_leaves_its_place_empty(report: Report, tmp_path: Path) -> None:
+    report.rows, report.curve = [], {}
+    plot(report, tmp_path / "empty.svg")
+    assert "no drafts were checked" in (tmp_path / "empty.svg").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["bench.pdf", "bench", "missing/bench.png"])
+def test_pictures_that_cannot_be_written_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError):
+        check_plot(tmp_path / name)

@@ -1,0 +1,36 @@
+"""The tensors of a shape add up to what users of llama.cpp download."""
+
+from __future__ import annotations
+
+import pytest
+
+from dflash_local.bench.shapes.shape import find_shape
+from dflash_local.bench.shapes.tensors import find_quant, target_tensors
+from dflash_local.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("name", "quant", "gigabytes"),
+    [
+        ("qwen3-8b", "Q4_K_M", 5.03),
+        ("qwen3-8b", "Q8_0", 8.71),
+        ("qwen3-4b", "Q4_K_M", 2.50),
+        ("qwen3-30b-a3b", "Q4_K_M", 18.6),
+        ("llama-3.1-8b", "Q4_K_M", 4.92),
+        ("gpt-oss-20b", "MXFP4", 12.1),
+    ],
+)
+def test_a_target_is_as_large_as_the_real_one(name: str, quant: str, gigabytes: float) -> None:
+    tensors = target_tensors(find_shape(name), find_quant(quant))
+    assert sum(tensor.n_bytes for tensor in tensors) / 1e9 == pytest.approx(gigabytes, rel=0.01)
+
+
+def test_an_unknown_quantisation_is_refused() -> None:
+    with pytest.raises(
+        InputError, match=r"no quantisation 'Q3_X' for shapes; expected one of Q4_K_M, "
+    ):
+        find_quant("Q3_X")
+
+
+def test_quantisations_are_found_in_lower_case_too() -> None:
+    assert find_quant("q8_0") is find_quant("Q8_0")

@@ -1,0 +1,27 @@
+"""Random weights are what ggml would make of a normal distribution."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+
+from dflash_local.bench.shapes.weights import RandomWeights
+
+
+@pytest.mark.parametrize("std", [0.01, 0.0625])
+@pytest.mark.parametrize("name", ["Q4_0", "Q5_0", "Q8_0", "Q4_K", "Q6_K", "BF16", "MXFP4", "F32"])
+def test_values_are_small_and_finite(name: str, std: float) -> None:
+    kind = Type[name]
+    _, size = gguf.GGML_QUANT_SIZES[kind]
+    pieces = RandomWeights(std).take(kind, 4000 * size)
+    raw = np.concatenate([np.frombuffer(piece, np.uint8) for piece in pieces])
+    if name == "F32":
+        values = raw.view(np.float32)
+    else:
+        values = gguf.quants.dequantize(raw.reshape(1000, -1), kind).reshape(-1)
+    assert np.isfinite(values).all()
+    assert values.std() == pytest.approx(std, rel=0.1)
+    assert abs(values.mean()) < 0.1 * std
+    assert abs(values).max() < 8 * std

@@ -1,0 +1,35 @@
+"""Shapes of pairs so small that a pair of random weights is written and loaded in a second."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dflash_local.bench.shapes.shape import DrafterShape, Experts, PairShape
+
+DENSE = PairShape(
+    name="mini",
+    architecture="qwen3",
+    n_layer=6,
+    n_embd=256,
+    n_ff=512,
+    n_head=4,
+    n_head_kv=2,
+    head_dim=64,
+    n_vocab=600,
+    drafter=DrafterShape(2, 512),
+    context_length=4096,
+)
+EXPERTS = replace(
+    DENSE, name="mini-experts", architecture="qwen3moe", experts=Experts(8, 2, 256), tied=True
+)
+LLAMA = replace(DENSE, name="mini-llama", architecture="llama", pre_tokenizer="llama-bpe")
+GPT_OSS = replace(
+    DENSE,
+    name="mini-oss",
+    architecture="gpt-oss",
+    # Rows that are not a whole number of K-quant blocks, as in the real one.
+    n_embd=288,
+    n_ff=288,
+    experts=Experts(8, 2, 288),
+    pre_tokenizer="gpt-4o",
+)
