@@ -24,6 +24,7 @@ _NAMES = (
     "chat_stream.js",
     "answer.js",
     "markdown.js",
+    "vendor/lezer-markdown.js",
     "models.js",
     "meter.js",
     "icon.svg",
@@ -73,8 +74,8 @@ async def index(request: Request) -> Response:
     return _answer(request, _file("index.html"))
 
 
-@router.get("/page/{name}")
-@router.head("/page/{name}")
+@router.get("/page/{name:path}")
+@router.head("/page/{name:path}")
 async def part(request: Request, name: str) -> Response:
     """What the page is made of."""
     if name not in _NAMES:
