@@ -6,12 +6,12 @@ import pytest
 
 from dflash_local import Model
 from dflash_local.chat.dialect import Dialect
+from dflash_local.chat.dialects.harmony import Harmony
+from dflash_local.chat.dialects.hermes import Hermes
+from dflash_local.chat.dialects.llama31 import Llama31
+from dflash_local.chat.dialects.plain import Plain
+from dflash_local.chat.dialects.qwen_coder import QwenCoder
 from dflash_local.chat.events import Content, Reasoning
-from dflash_local.chat.harmony import Harmony
-from dflash_local.chat.hermes import Hermes
-from dflash_local.chat.llama31 import Llama31
-from dflash_local.chat.plain import Plain
-from dflash_local.chat.qwen_coder import QwenCoder
 from dflash_local.sampling.params import SamplingParams
 
 SCHEMA = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}

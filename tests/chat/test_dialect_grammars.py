@@ -11,13 +11,14 @@ from llguidance.llamacpp import lltokenizer_from_vocab
 
 import chat_models
 from dflash_local import Model, load
-from dflash_local.chat import Dialect, Tool
+from dflash_local.chat.dialect import Dialect
+from dflash_local.chat.dialects.harmony import Harmony
+from dflash_local.chat.dialects.hermes import Hermes
+from dflash_local.chat.dialects.llama31 import Llama31
+from dflash_local.chat.dialects.plain import Plain
+from dflash_local.chat.dialects.qwen_coder import QwenCoder
 from dflash_local.chat.events import ToolCallArguments, ToolCallStart, joined
-from dflash_local.chat.harmony import Harmony
-from dflash_local.chat.hermes import Hermes
-from dflash_local.chat.llama31 import Llama31
-from dflash_local.chat.plain import Plain
-from dflash_local.chat.qwen_coder import QwenCoder
+from dflash_local.chat.tool import Tool
 from dflash_local.errors import InputError
 
 # llguidance's own reading of the vocabulary.

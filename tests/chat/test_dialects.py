@@ -10,7 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import chat_models
-from dflash_local.chat import Dialect, Tool, dialect_of
+from dflash_local.chat.dialect import Dialect
+from dflash_local.chat.dialects.harmony import Harmony
+from dflash_local.chat.dialects.hermes import Hermes
+from dflash_local.chat.dialects.llama31 import Llama31
+from dflash_local.chat.dialects.plain import Plain
+from dflash_local.chat.dialects.qwen_coder import QwenCoder
 from dflash_local.chat.events import (
     Content,
     Event,
@@ -20,11 +25,8 @@ from dflash_local.chat.events import (
     call_id,
     joined,
 )
-from dflash_local.chat.harmony import Harmony
-from dflash_local.chat.hermes import Hermes
-from dflash_local.chat.llama31 import Llama31
-from dflash_local.chat.plain import Plain
-from dflash_local.chat.qwen_coder import QwenCoder
+from dflash_local.chat.families import dialect_of
+from dflash_local.chat.tool import Tool
 from dflash_local.errors import InputError
 
 SCHEMA = {
@@ -353,8 +355,7 @@ def test_unknown_templates_are_plain() -> None:
     assert dialect_of("{{ messages }}") == Plain()
     assert dialect_of("<think>") == Plain(thinking=True)
     assert dialect_of("<tool_call>{{ name }}<arg_key>") == Plain()
-    assert dialect_of(None, "qwen3") == Plain()
-    assert dialect_of(None, "gpt-oss") == Harmony()
+    assert dialect_of(None) == Plain()
 
 
 @pytest.mark.parametrize(

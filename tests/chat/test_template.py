@@ -10,9 +10,10 @@ import llama_cpp.llama_cpp as api
 import pytest
 
 import chat_models
-from dflash_local.chat import ChatTemplate, Tool
+from dflash_local.chat.dialects.hermes import Hermes
 from dflash_local.chat.events import Reasoning, ToolCallArguments, ToolCallStart, joined
-from dflash_local.chat.hermes import Hermes
+from dflash_local.chat.template import ChatTemplate
+from dflash_local.chat.tool import Tool
 from dflash_local.demo import pair
 from dflash_local.errors import InputError
 from dflash_local.llama import runtime

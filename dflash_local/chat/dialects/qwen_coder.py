@@ -1,32 +1,123 @@
-"""Reads one call in the markup of Qwen3-Coder, and writes its arguments as JSON.
+"""Qwen3-Coder's way: calls in a markup of functions and parameters. Qwen3.5 reasons as well.
 
 ```
+<tool_call>
 <function=NAME>
 <parameter=KEY>
 VALUE
 </parameter>
 </function>
+</tool_call>
 ```
+
+Formats: the chat templates of Qwen3-Coder and Qwen3.5.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any, ClassVar
 
-from dflash_local.chat.json_reader import State
-from dflash_local.chat.marks import held
+from dflash_local.chat.dialect import IsToken, Parser
+from dflash_local.chat.dialects.hermes import CLOSE, OPEN
+from dflash_local.chat.dialects.plain import Plain
+from dflash_local.chat.events import NewId
+from dflash_local.chat.lark import any_of, json_rule, literal, mark
+from dflash_local.chat.parsing.json_reader import State
+from dflash_local.chat.parsing.marks import held
+from dflash_local.chat.parsing.tagged_calls import TaggedCallParser
 from dflash_local.chat.schema_types import ALL, admits, json_types
-from dflash_local.chat.tool import Tool
+from dflash_local.chat.tool import Tool, chosen
 
-FUNCTION, PARAMETER = "<function=", "<parameter="
+_FUNCTION, _PARAMETER = "<function=", "<parameter="
 _END_PARAMETER = "</parameter>"
 _VALUE_ENDS = (f"\n{_END_PARAMETER}", _END_PARAMETER)
 # The closing mark of the call stands in for a forgotten end of the function.
 _ENDS = ("</function>", "</tool_call>")
 # Python's words, which the templates show the models for values of the last turn.
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
+# A bound on the length of a text that a grammar counts.
+_MAX_LENGTH = 100_000
+
+
+@dataclass(frozen=True)
+class QwenCoder(Plain):
+    """`thinking`: the model may reason between `<think>` and `</think>` first.
+
+    In grammars, bounds on texts other than their length and a list of values are not enforced.
+    """
+
+    name: ClassVar[str] = "qwen-coder"
+
+    @staticmethod
+    def _is_written_by(template: str) -> bool:
+        return all(part in template for part in (OPEN, _FUNCTION, _PARAMETER))
+
+    def _answer_parser(self, tools: Sequence[Tool], new_id: NewId) -> Parser:
+        named = {tool.name: tool for tool in tools}
+        # Models of this family now and then forget the outer mark.
+        openings = {OPEN: False, _FUNCTION: True}
+        return TaggedCallParser(openings, CLOSE, lambda: MarkupCallReader(named), new_id)
+
+    def _call_rules(self, tools: Sequence[Tool], choice: str, is_token: IsToken) -> list[str]:
+        called = chosen(tools, choice)
+        rules = [
+            f"call: {mark(OPEN, is_token)} {literal(chr(10))} function {mark(CLOSE, is_token)}",
+            f"function: {any_of([f'function{i}' for i in range(len(called))])}",
+        ]
+        for i, tool in enumerate(called):
+            rules += _function_rules(i, tool)
+        return rules
+
+
+def _function_rules(i: int, tool: Tool) -> list[str]:
+    properties = tool.parameters.get("properties")
+    required = tool.parameters.get("required") or ()
+    parts, rules = [], []
+    for k, (key, schema) in enumerate((properties or {}).items()):
+        parts.append(f"parameter{i}x{k}{'' if key in required else '?'}")
+        begin = literal(f"{_PARAMETER}{key}>\n")
+        rules.append(f"parameter{i}x{k}: {begin} value{i}x{k}")
+        rules += _value_rules(f"value{i}x{k}", schema, tool.parameters)
+    body = " ".join([literal(f"{_FUNCTION}{tool.name}>\n"), *parts, literal("</function>\n")])
+    return [f"function{i}: {body}", *rules]
+
+
+def _value_rules(name: str, schema: Any, root: Mapping[str, Any]) -> list[str]:
+    """A parameter's value and its end."""
+    end = literal("\n</parameter>\n")
+    if "string" not in json_types(schema, root):
+        shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+        return [f"{name}: json_{name} {end}", json_rule(f"json_{name}", {**shared, **schema})]
+    texts = _texts(schema)
+    if texts:
+        return [f"{name}: ({any_of([literal(text) for text in texts])}) {end}"]
+    low, high = _lengths(schema)
+    return [rf"{name}[lazy]: /(.|\n){{{low},{high}}}\n<\/parameter>\n/"]
+
+
+def _texts(schema: Any) -> list[str]:
+    """The texts that a schema lists, if it lists any and nothing else."""
+    if not isinstance(schema, Mapping):
+        return []
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        return []
+    return values
+
+
+def _lengths(schema: Any) -> tuple[int, int | str]:
+    """Fewest and most characters of a text, as a regular expression writes them."""
+    if not isinstance(schema, Mapping):
+        return 0, ""
+    low, high = schema.get("minLength"), schema.get("maxLength")
+    return (
+        low if isinstance(low, int) and 0 <= low <= _MAX_LENGTH else 0,
+        high if isinstance(high, int) and 0 <= high <= _MAX_LENGTH else "",
+    )
 
 
 class _At(Enum):
@@ -38,8 +129,11 @@ class _At(Enum):
     VALUE_END = auto()
 
 
-class MarkupCall:
-    """`tools` are those that may be called, by name."""
+class MarkupCallReader:
+    """Reads one call in the markup, and writes its arguments as JSON.
+
+    `tools` are those that may be called, by name.
+    """
 
     def __init__(self, tools: Mapping[str, Tool]) -> None:
         self.state = State.READING
@@ -98,9 +192,9 @@ class MarkupCall:
         return at + 1
 
     def _in_function(self, begun: str) -> bool:
-        if begun == FUNCTION:
+        if begun == _FUNCTION:
             self._at, self._begun = _At.NAME, ""
-        return FUNCTION.startswith(begun)
+        return _FUNCTION.startswith(begun)
 
     def _in_name(self, begun: str) -> bool:
         if begun[-1] != ">":
@@ -110,7 +204,7 @@ class MarkupCall:
         return self._tool is not None
 
     def _in_parameter_or_end(self, begun: str) -> bool:
-        if begun == PARAMETER:
+        if begun == _PARAMETER:
             self._at, self._begun = _At.KEY, ""
         elif begun in _ENDS:
             self._end()
@@ -165,7 +259,7 @@ class MarkupCall:
     def _in_value_end(self, begun: str) -> bool:
         """Behind `</parameter>`: the value has ended if a parameter or the end follows."""
         rest = begun.lstrip()
-        if rest == PARAMETER or rest in _ENDS:
+        if rest == _PARAMETER or rest in _ENDS:
             self._arguments.append('"' if self._streams else _typed(self._kept, self._types))
             return self._in_parameter_or_end(rest)
         if not _may_follow(rest):
@@ -186,7 +280,7 @@ def _escaped(text: str) -> str:
 
 
 def _may_follow(begun: str) -> bool:
-    return PARAMETER.startswith(begun) or any(end.startswith(begun) for end in _ENDS)
+    return _PARAMETER.startswith(begun) or any(end.startswith(begun) for end in _ENDS)
 
 
 def _typed(text: str, types: frozenset[str]) -> str:

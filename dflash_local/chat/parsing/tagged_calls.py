@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
 
-from dflash_local.chat.call_reader import CallReader
-from dflash_local.chat.events import (
-    Content,
-    Event,
-    NewId,
-    ToolCallArguments,
-    ToolCallStart,
-    joined,
-)
-from dflash_local.chat.json_reader import State
-from dflash_local.chat.marks import Fences, find, held
+from dflash_local.chat.events import Content, Event, EventQueue, NewId
+from dflash_local.chat.parsing.call_reader import CallReader
+from dflash_local.chat.parsing.json_reader import State
+from dflash_local.chat.parsing.marks import Fences, find, held
 
 NewReader = Callable[[], CallReader]
 
@@ -26,11 +19,12 @@ class _In(Enum):
     CLOSING = auto()
 
 
-class TaggedCalls:
-    """A parser. `openings`: each mark that begins a call, with whether the call itself begins with
-    it. `closing` ends a call.
+class TaggedCallParser:
+    """Parses content with calls between marks.
 
-    White space around calls belongs to the format and is left out.
+    `openings` are the marks that begin a call, each with whether the call itself begins with it;
+    `closing` ends a call; `new_reader` makes a reader of what is between. White space around calls
+    belongs to the format and is left out.
     """
 
     def __init__(
@@ -44,41 +38,35 @@ class TaggedCalls:
         self._marks = tuple(openings)
         self._closing = closing
         self._new_reader = new_reader
-        self._new_id = new_id
+        self._events = EventQueue(new_id)
         self._in = _In.CONTENT
         self._text = ""
         self._at = 0
-        """What of `_text` was read. Within a call that is not certain yet, `_text` begins with the
-        call's mark, so that all of it can become content again."""
+        """How far `_text` was read. As long as a call is not certain, `_text` begins with its mark,
+        so that all of it can become content again."""
         self._reader: CallReader | None = None
-        self._n_calls = 0
-        self._announced = False
+        self._is_certain = False
         self._blank = ""
         self._shown = True
         """Whether content was shown since the last call, or no call was made."""
         self._fences = Fences()
-        self._events: list[Event] = []
 
     def feed(self, text: str) -> list[Event]:
         self._text += text
-        return self._advance(last=False)
+        self._advance(last=False)
+        return self._events.take()
 
     def finish(self) -> list[Event]:
-        self._advance(last=True, keep=True)
+        self._advance(last=True)
         if self._shown:
-            self._events.append(Content(self._blank))
+            self._events.add(Content(self._blank))
         self._blank = ""
-        return self._taken()
+        return self._events.take()
 
-    def _advance(self, *, last: bool, keep: bool = False) -> list[Event]:
+    def _advance(self, *, last: bool) -> None:
         steps = {_In.CONTENT: self._content, _In.CALL: self._call, _In.CLOSING: self._close}
         while steps[self._in](last):
             pass
-        return [] if keep else self._taken()
-
-    def _taken(self) -> list[Event]:
-        events, self._events = joined(self._events), []
-        return events
 
     def _content(self, last: bool) -> bool:
         """Show text up to the next call. False: more text is needed."""
@@ -91,7 +79,7 @@ class TaggedCalls:
         if self._fences.inside:
             self._show(1)
             return True
-        self._in, self._reader, self._announced = _In.CALL, self._new_reader(), False
+        self._in, self._reader, self._is_certain = _In.CALL, self._new_reader(), False
         self._at = 0 if self._openings[mark] else len(mark)
         return True
 
@@ -104,35 +92,32 @@ class TaggedCalls:
         self._blank = text[len(shown) :]
         if shown:
             self._shown = True
-            self._events.append(Content(shown))
+            self._events.add(Content(shown))
 
     def _call(self, last: bool) -> bool:
+        """Read on in a call. False: more text is needed."""
         reader = self._reader
         assert reader is not None
         self._at = reader.read(self._text, self._at)
         if reader.name is not None:
-            self._announce(reader.name, reader.take())
-        if reader.state is State.READING and not (last and not self._announced):
+            if not self._is_certain:
+                self._is_certain = True
+                self._blank, self._shown, self._fences = "", False, Fences()
+                self._events.start_call(reader.name)
+            self._events.add_arguments(reader.take())
+            self._text, self._at = self._text[self._at :], 0
+        if reader.state is State.READING and not (last and not self._is_certain):
             return False
-        if self._announced:
+        if self._is_certain:
             self._in = _In.CLOSING if reader.state is State.DONE else _In.CONTENT
             return True
-        # It only looked like a call. Another one may lie behind its first character.
+        # It only looked like a call. Another one may begin behind its first character.
         self._in, self._at = _In.CONTENT, 0
         self._show(1)
         return True
 
-    def _announce(self, name: str, arguments: str) -> None:
-        if not self._announced:
-            self._announced = True
-            self._blank, self._shown, self._fences = "", False, Fences()
-            self._events.append(ToolCallStart(self._n_calls, self._new_id(), name))
-            self._n_calls += 1
-        self._events.append(ToolCallArguments(self._n_calls - 1, arguments))
-        self._text, self._at = self._text[self._at :], 0
-
     def _close(self, last: bool) -> bool:
-        """Leave out the closing mark, where there is one."""
+        """Leave out the closing mark, if there is one."""
         rest = self._text.lstrip()
         if rest.startswith(self._closing):
             self._text = rest[len(self._closing) :]

@@ -10,22 +10,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, ClassVar
 
-from dflash_local.chat.dialect import IsToken, Parser
-from dflash_local.chat.events import (
-    Content,
-    Event,
-    NewId,
-    Reasoning,
-    ToolCallArguments,
-    ToolCallStart,
-    call_id,
-    joined,
-)
-from dflash_local.chat.json_reader import JsonReader, State
+from dflash_local.chat.dialect import Dialect, IsToken, Parser
+from dflash_local.chat.events import Content, Event, EventQueue, NewId, Reasoning, call_id
 from dflash_local.chat.lark import any_of, json_rule, literal, mark
-from dflash_local.chat.marks import find, held
+from dflash_local.chat.parsing.json_reader import JsonReader, State
+from dflash_local.chat.parsing.marks import find, held
 from dflash_local.chat.tool import Tool, chosen
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -38,17 +29,21 @@ _RECIPIENT = re.compile(r"to=([^\s<]+)")
 
 
 @dataclass(frozen=True)
-class Harmony:
+class Harmony(Dialect):
     """Its marks are control tokens, so the names of these are needed."""
 
-    name: str = "harmony"
-    special: bool = True
-    stop: tuple[str, ...] = ()
+    name: ClassVar[str] = "harmony"
+    special: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, template: str) -> Harmony | None:
+        is_it = all(part in template for part in (_START, _CHANNEL, _MESSAGE))
+        return cls() if is_it else None
 
     def parser(
         self, tools: Sequence[Tool], *, thinking_open: bool = False, new_id: NewId = call_id
     ) -> Parser:
-        return Channels({tool.name for tool in tools}, new_id)
+        return ChannelParser({tool.name for tool in tools}, new_id)
 
     def call_grammar(
         self,
@@ -104,33 +99,27 @@ class _In(Enum):
     CALL = auto()
 
 
-class Channels:
-    """A parser. Marks and headers are never text; a message to an unknown tool is content."""
+class ChannelParser:
+    """Marks and headers are never text; a message to an unknown tool is content."""
 
     def __init__(self, names: set[str], new_id: NewId) -> None:
         self._names = names
-        self._new_id = new_id
+        self._events = EventQueue(new_id)
         self._in = _In.START
         self._text = ""
         self._tool = ""
         self._body = _In.CONTENT
-        """What a message is that is no call after all."""
+        """What the message is if it turns out to be no call."""
         self._json: JsonReader | None = None
-        self._n_calls = 0
-        self._events: list[Event] = []
 
     def feed(self, text: str) -> list[Event]:
         self._text += text
         self._advance(last=False)
-        return self._taken()
+        return self._events.take()
 
     def finish(self) -> list[Event]:
         self._advance(last=True)
-        return self._taken()
-
-    def _taken(self) -> list[Event]:
-        events, self._events = joined(self._events), []
-        return events
+        return self._events.take()
 
     def _advance(self, *, last: bool) -> None:
         while True:
@@ -180,7 +169,7 @@ class Channels:
             text = self._arguments(text, ended=found is not None or last)
         if text:
             is_reasoning = self._in is _In.REASONING
-            self._events.append(Reasoning(text) if is_reasoning else Content(text))
+            self._events.add(Reasoning(text) if is_reasoning else Content(text))
         if found is None:
             return False
         if found[1] != _START:
@@ -189,17 +178,16 @@ class Channels:
         return True
 
     def _arguments(self, text: str, *, ended: bool) -> str:
-        """Give out what of `text` belongs to the call, and return what does not."""
+        """Hand out the part of `text` that belongs to the call, and return the rest."""
         if self._json is None and text.lstrip().startswith("{"):
             text, self._json = text.lstrip(), JsonReader()
-            self._events.append(ToolCallStart(self._n_calls, self._new_id(), self._tool))
-            self._n_calls += 1
+            self._events.start_call(self._tool)
         if self._json is not None and self._json.state is State.READING:
             at = self._json.read(text)
-            self._events.append(ToolCallArguments(self._n_calls - 1, text[:at]))
+            self._events.add_arguments(text[:at])
             text = text[at:]
         if not text.strip():
-            # White space around the arguments is left out, but not that of another text.
+            # White space around the arguments is left out, but not around other text.
             if not ended:
                 self._text = text + self._text
             return ""

@@ -8,27 +8,27 @@ from collections.abc import Collection
 from enum import Enum, auto
 from typing import Protocol
 
-from dflash_local.chat.json_reader import JsonReader, State
+from dflash_local.chat.parsing.json_reader import JsonReader, State
 
 _BLANK = " \t\n\r"
 _STRING_BEGUN = re.compile(r'"([^"\\]*)')
 
 
 class CallReader(Protocol):
-    """`read` and `state` are those of `JsonReader`, for the whole call."""
+    """Reads one call. `read` and `state` are those of `JsonReader`, for the whole call."""
 
     @property
     def state(self) -> State: ...
 
     @property
     def name(self) -> str | None:
-        """The tool that is called, once nothing but its arguments can follow."""
+        """The tool that is called, as soon as it is certain that this is a call."""
         ...
 
     def read(self, text: str, at: int = 0) -> int: ...
 
     def take(self) -> str:
-        """The JSON text of the arguments that was read since the last call of this."""
+        """The JSON text of the arguments, as far as it was read and not taken before."""
         ...
 
 
@@ -43,11 +43,12 @@ class _At(Enum):
     COMMA_OR_END = auto()
 
 
-class ObjectCall:
-    """A call that is a JSON object: `{"name": ..., "arguments": {...}}`, in any order of keys.
+class ObjectCallReader:
+    """Reads a call that is a JSON object: `{"name": ..., "arguments": {...}}`, keys in any order.
 
-    `others`: further keys that may stand in it, None for any. `bare` calls have no mark around
-    them, so an object without arguments is none.
+    `names` are the tools that may be called, `arguments` the keys that their arguments may have.
+    `others` are further keys that the object may have, None for any. A `bare` call has no mark
+    around it, so an object without arguments is not taken for one.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class ObjectCall:
         return at
 
     def _mark(self, mark: str, at: int) -> int:
-        """What begins or parts the pieces of the object."""
+        """Take one of the characters that begin, separate or end the parts of the object."""
         if self._at is _At.VALUE:
             return self._begin_value(mark, at)
         if mark == "{" and self._at is _At.START:
