@@ -145,6 +145,11 @@ ANSWERS: list[tuple[Dialect, str, list[Event]]] = [
     ),
     (
         Harmony(),
+        ' to=functions.now<|message|> {"a": "<|end|>"} <|call|>',
+        call(0, "now", '{"a": "<|end|>"}'),
+    ),
+    (
+        Harmony(),
         THOUGHT + "<|channel|>final<|message|>Yes, <|this|> \n",
         [Reasoning("Hm."), Content("Yes, <|this|> \n")],
     ),
@@ -361,8 +366,8 @@ def test_unknown_templates_are_plain() -> None:
 @pytest.mark.parametrize(
     ("tool", "part"),
     [
-        ({"type": "web_search"}, "no function"),
-        ({"type": "function", "function": {}}, "no function with a name"),
+        ({"type": "web_search"}, "not a function"),
+        ({"type": "function", "function": {}}, "not a function with a name"),
         ({"type": "function", "function": {"name": "a b"}}, "'a b'"),
         ({"type": "function", "function": {"name": "f", "parameters": []}}, "JSON schema"),
         (
@@ -370,7 +375,7 @@ def test_unknown_templates_are_plain() -> None:
             "object",
         ),
         ({"type": "function", "function": {"name": "f", "description": 3}}, "description"),
-        ("f", "no function"),
+        ("f", "not a function"),
     ],
 )
 def test_tools_of_another_shape_are_refused(tool: dict[str, object], part: str) -> None:

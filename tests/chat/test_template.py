@@ -255,13 +255,13 @@ def test_gpt_oss_is_shown_what_was_said_and_thought_before_a_call() -> None:
     [
         ({"content": [{"type": "image_url", "image_url": {}}]}, "part 0 is of type 'image_url'"),
         ({"content": [{"type": "text"}]}, "part 0: text is missing"),
-        ({"content": ["a"]}, "part 0 is no object with a type"),
+        ({"content": ["a"]}, "part 0 is not an object with a type"),
         ({"content": []}, "content is empty"),
         ({"content": "x", "reasoning_content": 3}, "reasoning_content is of type int"),
         ({"tool_calls": "f"}, "tool_calls are of type str"),
         ({"tool_calls": [{}]}, "tool call 0 names no function"),
         ({"tool_calls": [{"function": {"name": 3}}]}, "name is of type int"),
-        ({"tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}, "arguments are no JSON"),
+        ({"tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}, "arguments are not JSON"),
         ({"tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}, "are of type list"),
     ],
 )

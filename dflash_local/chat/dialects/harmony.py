@@ -122,15 +122,9 @@ class ChannelParser:
         return self._events.take()
 
     def _advance(self, *, last: bool) -> None:
-        while True:
-            if self._in is _In.START:
-                more = self._start(last)
-            elif self._in is _In.HEADER:
-                more = self._header(last)
-            else:
-                more = self._message(last)
-            if not more:
-                return
+        steps = {_In.START: self._start, _In.HEADER: self._header, _In.CALL: self._call}
+        while steps.get(self._in, self._message)(last):
+            pass
 
     def _start(self, last: bool) -> bool:
         """A header, or text without one. False: more text is needed."""
@@ -161,15 +155,11 @@ class ChannelParser:
         return True
 
     def _message(self, last: bool) -> bool:
-        """The next piece of a message, up to its end."""
+        """The next piece of a message that is no call, up to its end."""
         found = find(self._text, _ENDS)
         n = found[0] if found else len(self._text) - (0 if last else held(self._text, _ENDS))
         text, self._text = self._text[:n], self._text[n:]
-        if self._in is _In.CALL:
-            text = self._arguments(text, ended=found is not None or last)
-        if text:
-            is_reasoning = self._in is _In.REASONING
-            self._events.add(Reasoning(text) if is_reasoning else Content(text))
+        self._events.add(Reasoning(text) if self._in is _In.REASONING else Content(text))
         if found is None:
             return False
         if found[1] != _START:
@@ -177,19 +167,22 @@ class ChannelParser:
         self._in = _In.START
         return True
 
-    def _arguments(self, text: str, *, ended: bool) -> str:
-        """Hand out the part of `text` that belongs to the call, and return the rest."""
-        if self._json is None and text.lstrip().startswith("{"):
-            text, self._json = text.lstrip(), JsonReader()
+    def _call(self, last: bool) -> bool:
+        """The arguments of a call. A mark in one of their texts is part of it."""
+        if self._json is None and self._text.lstrip().startswith("{"):
+            self._text, self._json = self._text.lstrip(), JsonReader()
             self._events.start_call(self._tool)
         if self._json is not None and self._json.state is State.READING:
-            at = self._json.read(text)
-            self._events.add_arguments(text[:at])
-            text = text[at:]
-        if not text.strip():
-            # White space around the arguments is left out, but not around other text.
-            if not ended:
-                self._text = text + self._text
-            return ""
+            at = self._json.read(self._text)
+            self._events.add_arguments(self._text[:at])
+            self._text = self._text[at:]
+            if self._json.state is State.READING:
+                return False
+        # White space around the arguments is left out, but not around other text.
+        rest = self._text.lstrip()
+        if rest.startswith(_ENDS) or (last and not rest):
+            self._text = rest
+        elif not last and any(end.startswith(rest) for end in _ENDS):
+            return False
         self._in = self._body if self._json is None else _In.CONTENT
-        return text
+        return True

@@ -1,4 +1,4 @@
-"""Reads one tool call out of text that arrives piece by piece."""
+"""Reads one tool call from text that arrives piece by piece."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a JSON value ends, or goes wrong, in text that arrives piece by piece (RFC 8259)."""
+"""Finds where a JSON value (RFC 8259) ends, or goes wrong, in text that arrives piece by piece."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _NUMBER_BEGUN = re.compile(
     r"-?(?:(?:0|[1-9][0-9]*)(?:\.(?:[0-9]+(?:[eE](?:[+-]?[0-9]*)?)?)?|[eE](?:[+-]?[0-9]*)?)?)?"
 )
-# What Python's own parser refuses: numbers of thousands of digits, nesting as deep as its stack.
+# Python's own parser refuses numbers of thousands of digits and very deep nesting.
 _MAX_NUMBER = 400
 _MAX_DEPTH = 200
 
@@ -38,7 +38,7 @@ class _Next(Enum):
 
 
 class JsonReader:
-    """Reads one value. `state` says how far it is."""
+    """Reads one value. `state` says how far it came."""
 
     def __init__(self) -> None:
         self.state = State.READING
@@ -49,10 +49,10 @@ class JsonReader:
         self._hex_left = 0
 
     def read(self, text: str, at: int = 0) -> int:
-        """Read `text` from `at` on, and say up to where.
+        """Read `text` from `at` on, and return the place where reading stopped.
 
-        That is its end, behind the value once DONE, or the first character that cannot be where it
-        is once BROKEN.
+        While READING this is the end of `text`. Once DONE it is the place behind the value, once
+        BROKEN the first character that is not allowed where it stands.
         """
         while at < len(text) and self.state is State.READING:
             if self._next is _Next.STRING:

@@ -1,4 +1,4 @@
-"""Content with tool calls between marks, such as `<tool_call>` and `</tool_call>`."""
+"""Parses content with tool calls between marks, such as `<tool_call>` and `</tool_call>`."""
 
 from __future__ import annotations
 
