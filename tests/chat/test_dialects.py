@@ -27,7 +27,6 @@ from dflash_local.chat.events import (
 )
 from dflash_local.chat.families import dialect_of
 from dflash_local.chat.tool import Tool
-from dflash_local.errors import InputError
 
 SCHEMA = {
     "type": "object",
@@ -361,28 +360,3 @@ def test_unknown_templates_are_plain() -> None:
     assert dialect_of("<think>") == Plain(thinking=True)
     assert dialect_of("<tool_call>{{ name }}<arg_key>") == Plain()
     assert dialect_of(None) == Plain()
-
-
-@pytest.mark.parametrize(
-    ("tool", "part"),
-    [
-        ({"type": "web_search"}, "not a function"),
-        ({"type": "function", "function": {}}, "not a function with a name"),
-        ({"type": "function", "function": {"name": "a b"}}, "'a b'"),
-        ({"type": "function", "function": {"name": "f", "parameters": []}}, "JSON schema"),
-        (
-            {"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}},
-            "object",
-        ),
-        ({"type": "function", "function": {"name": "f", "description": 3}}, "description"),
-        ("f", "not a function"),
-    ],
-)
-def test_tools_of_another_shape_are_refused(tool: dict[str, object], part: str) -> None:
-    with pytest.raises(InputError, match=part):
-        Tool.of(tool)
-
-
-def test_a_tool_keeps_its_shape() -> None:
-    assert Tool.of(chat_models.WEATHER).shown() == chat_models.WEATHER
-    assert Tool.of(chat_models.NOW).parameters["properties"] == {}
