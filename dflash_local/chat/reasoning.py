@@ -14,7 +14,7 @@ from dflash_local.chat.parsing.marks import held
 OPEN, CLOSE = "<think>", "</think>"
 
 
-class _In(Enum):
+class _ReasoningState(Enum):
     START = auto()
     BEFORE_REASONING = auto()
     REASONING = auto()
@@ -30,11 +30,11 @@ class ReasoningParser:
 
     def __init__(self, answer: Parser, *, is_open: bool) -> None:
         self._answer = answer
-        self._in = _In.BEFORE_REASONING if is_open else _In.START
+        self._state = _ReasoningState.BEFORE_REASONING if is_open else _ReasoningState.START
         self._text = ""
 
     def feed(self, text: str) -> list[Event]:
-        if self._in is _In.ANSWER:
+        if self._state is _ReasoningState.ANSWER:
             return self._answer.feed(text)
         self._text += text
         events: list[Event] = []
@@ -44,31 +44,31 @@ class ReasoningParser:
 
     def finish(self) -> list[Event]:
         events: list[Event] = []
-        if self._in is _In.START:
+        if self._state is _ReasoningState.START:
             events += self._answer.feed(self._text)
-        elif self._in is _In.REASONING:
+        elif self._state is _ReasoningState.REASONING:
             events.append(Reasoning(self._text))
         return joined(events + self._answer.finish())
 
     def _step(self, events: list[Event]) -> bool:
         """Move to the next part. False: more text is needed, or the answer has begun."""
         text = self._text
-        if self._in is _In.REASONING:
+        if self._state is _ReasoningState.REASONING:
             return self._reason(events)
         rest = text.lstrip()
-        if self._in is _In.START:
+        if self._state is _ReasoningState.START:
             if rest.startswith(OPEN):
-                self._in, self._text = _In.BEFORE_REASONING, rest[len(OPEN) :]
+                self._state, self._text = _ReasoningState.BEFORE_REASONING, rest[len(OPEN) :]
                 return True
             if OPEN.startswith(rest):
                 return False
             rest = text
         elif not rest:
             return False
-        elif self._in is _In.BEFORE_REASONING:
-            self._in, self._text = _In.REASONING, rest
+        elif self._state is _ReasoningState.BEFORE_REASONING:
+            self._state, self._text = _ReasoningState.REASONING, rest
             return True
-        self._in, self._text = _In.ANSWER, ""
+        self._state, self._text = _ReasoningState.ANSWER, ""
         events += self._answer.feed(rest)
         return False
 
@@ -76,7 +76,7 @@ class ReasoningParser:
         thought, close, rest = self._text.partition(CLOSE)
         if close:
             events.append(Reasoning(thought.rstrip()))
-            self._in, self._text = _In.BEFORE_ANSWER, rest
+            self._state, self._text = _ReasoningState.BEFORE_ANSWER, rest
             return True
         shown = thought[: len(thought) - held(thought, (CLOSE,))].rstrip()
         events.append(Reasoning(shown))

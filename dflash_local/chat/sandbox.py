@@ -105,7 +105,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def from_source(self, source: str) -> jinja2.Template:
         """A template whose loops, macros and texts are bounded."""
-        program = _Bounds().visit(self.parse(source))
+        program = _AddChecks().visit(self.parse(source))
         program.set_environment(self)
         return self.from_string(program)
 
@@ -121,7 +121,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return super().call(context, obj, *args, **kwargs)
 
 
-class _Bounds(NodeTransformer):
+class _AddChecks(NodeTransformer):
     """Puts the checks into a template's program."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:

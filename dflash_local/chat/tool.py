@@ -21,7 +21,7 @@ _NO_PARAMETERS: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Tool:
-    """`parameters` is the JSON schema of the arguments, which are an object; by default it is empty.
+    """`parameters` is the JSON schema of the arguments, an object; by default there are none.
 
     Raises InputError for a bad name, and for parameters that are not the schema of an object.
     """

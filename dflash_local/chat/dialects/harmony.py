@@ -91,7 +91,7 @@ def _reasoning_rules(is_token: IsToken) -> list[str]:
     return [rule, r"thought[lazy]: /(.|\n)*<\|end\|>/"]
 
 
-class _In(Enum):
+class _ChannelState(Enum):
     START = auto()
     HEADER = auto()
     REASONING = auto()
@@ -105,10 +105,10 @@ class ChannelParser:
     def __init__(self, names: set[str], new_id: NewId) -> None:
         self._names = names
         self._events = EventQueue(new_id)
-        self._in = _In.START
+        self._state = _ChannelState.START
         self._text = ""
         self._tool = ""
-        self._body = _In.CONTENT
+        self._body = _ChannelState.CONTENT
         """What the message is if it turns out to be no call."""
         self._json: JsonReader | None = None
 
@@ -122,36 +122,40 @@ class ChannelParser:
         return self._events.take()
 
     def _advance(self, *, last: bool) -> None:
-        steps = {_In.START: self._start, _In.HEADER: self._header, _In.CALL: self._call}
-        while steps.get(self._in, self._message)(last):
+        steps = {
+            _ChannelState.START: self._start,
+            _ChannelState.HEADER: self._header,
+            _ChannelState.CALL: self._call,
+        }
+        while steps.get(self._state, self._message)(last):
             pass
 
     def _start(self, last: bool) -> bool:
         """A header, or text without one. False: more text is needed."""
         rest = self._text.lstrip()
         if any(rest.startswith(head) for head in _HEADS):
-            self._in = _In.HEADER
+            self._state = _ChannelState.HEADER
         elif not last and any(head.startswith(rest) for head in _HEADS):
             return False
         else:
-            self._in = _In.CONTENT
+            self._state = _ChannelState.CONTENT
         return True
 
     def _header(self, last: bool) -> bool:
         header, message, rest = self._text.partition(_MESSAGE)
         if not message:
             if last and not self._text.lstrip().startswith("<|"):
-                self._in = _In.CONTENT
+                self._state = _ChannelState.CONTENT
                 return True
             return False
         self._text = rest
         channel, recipient = _CHANNEL_NAME.search(header), _RECIPIENT.search(header)
         reasons = channel is not None and channel[1] == "analysis"
-        self._in = self._body = _In.REASONING if reasons else _In.CONTENT
+        self._state = self._body = _ChannelState.REASONING if reasons else _ChannelState.CONTENT
         tool = recipient[1].removeprefix("functions.") if recipient else None
         if tool in self._names:
             assert tool is not None
-            self._in, self._tool, self._json = _In.CALL, tool, None
+            self._state, self._tool, self._json = _ChannelState.CALL, tool, None
         return True
 
     def _message(self, last: bool) -> bool:
@@ -159,12 +163,14 @@ class ChannelParser:
         found = find(self._text, _ENDS)
         n = found[0] if found else len(self._text) - (0 if last else held(self._text, _ENDS))
         text, self._text = self._text[:n], self._text[n:]
-        self._events.add(Reasoning(text) if self._in is _In.REASONING else Content(text))
+        self._events.add(
+            Reasoning(text) if self._state is _ChannelState.REASONING else Content(text)
+        )
         if found is None:
             return False
         if found[1] != _START:
             self._text = self._text[len(found[1]) :]
-        self._in = _In.START
+        self._state = _ChannelState.START
         return True
 
     def _call(self, last: bool) -> bool:
@@ -184,5 +190,5 @@ class ChannelParser:
             self._text = rest
         elif not last and any(end.startswith(rest) for end in _ENDS):
             return False
-        self._in = self._body if self._json is None else _In.CONTENT
+        self._state = self._body if self._json is None else _ChannelState.CONTENT
         return True

@@ -63,7 +63,7 @@ class Llama31(Dialect):
         return None
 
 
-class _In(Enum):
+class _BareState(Enum):
     START = auto()
     CALL = auto()
     CONTENT = auto()
@@ -78,7 +78,7 @@ class BareCallParser:
     def __init__(self, names: set[str], new_id: NewId) -> None:
         self._names = names
         self._events = EventQueue(new_id)
-        self._in = _In.START
+        self._state = _BareState.START
         self._text = ""
         """All text from the place where a call may have begun, as long as that is not certain."""
         self._at = 0
@@ -91,14 +91,14 @@ class BareCallParser:
         return self._events.take()
 
     def finish(self) -> list[Event]:
-        behind_call = self._in is _In.START and self._events.n_calls > 0
+        behind_call = self._state is _BareState.START and self._events.n_calls > 0
         if not self._is_certain and (not behind_call or self._text.strip(_SEPARATORS)):
             self._events.add(Content(self._text))
         return self._events.take()
 
     def _advance(self) -> None:
-        while self._in is not _In.CONTENT:
-            if not (self._start() if self._in is _In.START else self._call()):
+        while self._state is not _BareState.CONTENT:
+            if not (self._start() if self._state is _BareState.START else self._call()):
                 return
         self._events.add(Content(self._text))
         self._text = ""
@@ -118,11 +118,11 @@ class BareCallParser:
             self._reader = ObjectCallReader(
                 self._names, arguments=("parameters", "arguments"), others=others, bare=True
             )
-            self._in = _In.CALL
+            self._state = _BareState.CALL
         elif tagged:
-            self._reader, self._in = PythonCallReader(self._names), _In.CALL
+            self._reader, self._state = PythonCallReader(self._names), _BareState.CALL
         else:
-            self._in = _In.CONTENT
+            self._state = _BareState.CONTENT
         return True
 
     def _call(self) -> bool:
@@ -138,8 +138,8 @@ class BareCallParser:
             self._text, self._at = self._text[self._at :], 0
         if reader.state is State.READING:
             return False
-        self._in = _In.START if reader.state is State.DONE else _In.CONTENT
-        if self._in is _In.START:
+        self._state = _BareState.START if reader.state is State.DONE else _BareState.CONTENT
+        if self._state is _BareState.START:
             self._is_certain = False
         return True
 

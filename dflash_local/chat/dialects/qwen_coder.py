@@ -120,7 +120,7 @@ def _lengths(schema: Any) -> tuple[int, int | str]:
     )
 
 
-class _At(Enum):
+class _MarkupPlace(Enum):
     FUNCTION = auto()
     NAME = auto()
     PARAMETER_OR_END = auto()
@@ -138,7 +138,7 @@ class MarkupCallReader:
     def __init__(self, tools: Mapping[str, Tool]) -> None:
         self.state = State.READING
         self._tools = tools
-        self._at = _At.FUNCTION
+        self._at = _MarkupPlace.FUNCTION
         self._begun = ""
         """What was read of the present mark, name, key or end of a value."""
         self._tool: Tool | None = None
@@ -164,7 +164,7 @@ class MarkupCallReader:
 
     def read(self, text: str, at: int = 0) -> int:
         while at < len(text) and self.state is State.READING:
-            if self._at is _At.VALUE:
+            if self._at is _MarkupPlace.VALUE:
                 at = self._read_value(text, at)
             else:
                 at = self._read_mark(text[at], at)
@@ -174,15 +174,15 @@ class MarkupCallReader:
         """Between values, character by character: what may follow is decided at once."""
         self._begun += char
         begun = self._begun
-        if self._at is _At.NAME:
+        if self._at is _MarkupPlace.NAME:
             known = self._in_name(begun)
-        elif self._at is _At.KEY:
+        elif self._at is _MarkupPlace.KEY:
             known = self._in_key(begun)
-        elif self._at is _At.VALUE_END:
+        elif self._at is _MarkupPlace.VALUE_END:
             known = self._in_value_end(begun)
         elif begun.isspace():
             self._begun, known = "", True
-        elif self._at is _At.FUNCTION:
+        elif self._at is _MarkupPlace.FUNCTION:
             known = self._in_function(begun)
         else:
             known = self._in_parameter_or_end(begun)
@@ -193,19 +193,19 @@ class MarkupCallReader:
 
     def _in_function(self, begun: str) -> bool:
         if begun == _FUNCTION:
-            self._at, self._begun = _At.NAME, ""
+            self._at, self._begun = _MarkupPlace.NAME, ""
         return _FUNCTION.startswith(begun)
 
     def _in_name(self, begun: str) -> bool:
         if begun[-1] != ">":
             return any(name.startswith(begun) for name in self._tools)
         self._tool = self._tools.get(begun[:-1])
-        self._at, self._begun = _At.PARAMETER_OR_END, ""
+        self._at, self._begun = _MarkupPlace.PARAMETER_OR_END, ""
         return self._tool is not None
 
     def _in_parameter_or_end(self, begun: str) -> bool:
         if begun == _PARAMETER:
-            self._at, self._begun = _At.KEY, ""
+            self._at, self._begun = _MarkupPlace.KEY, ""
         elif begun in _ENDS:
             self._end()
         return _may_follow(begun)
@@ -219,7 +219,7 @@ class MarkupCallReader:
     def _begin_value(self, key: str) -> None:
         assert self._tool is not None
         self._certain = True
-        self._at, self._begun, self._value, self._kept = _At.VALUE, "", "", ""
+        self._at, self._begun, self._value, self._kept = _MarkupPlace.VALUE, "", "", ""
         parameters = self._tool.parameters
         known = parameters.get("properties")
         schema = known.get(key, {"type": "string"}) if isinstance(known, Mapping) else {}
@@ -245,7 +245,7 @@ class MarkupCallReader:
         behind = len(self._value) - where - len(_END_PARAMETER)
         self._value = self._value[:where]
         self._keep(where - self._value.endswith("\n"))
-        self._at, self._begun = _At.VALUE_END, ""
+        self._at, self._begun = _MarkupPlace.VALUE_END, ""
         return len(text) - behind
 
     def _keep(self, n: int) -> None:
@@ -266,7 +266,7 @@ class MarkupCallReader:
             # It was part of the value, as in a text about this very markup.
             self._value += _END_PARAMETER
             self._keep(len(self._value))
-            self._at, self._value = _At.VALUE, begun
+            self._at, self._value = _MarkupPlace.VALUE, begun
         return True
 
     def _end(self) -> None:

@@ -32,7 +32,7 @@ class CallReader(Protocol):
         ...
 
 
-class _At(Enum):
+class _ObjectPlace(Enum):
     START = auto()
     KEY_OR_END = auto()
     KEY = auto()
@@ -64,7 +64,7 @@ class ObjectCallReader:
         self._argument_keys = arguments
         self._others = others
         self._bare = bare
-        self._at = _At.START
+        self._at = _ObjectPlace.START
         self._part = JsonReader()
         self._text = ""
         self._key = ""
@@ -86,7 +86,7 @@ class ObjectCallReader:
 
     def read(self, text: str, at: int = 0) -> int:
         while at < len(text) and self.state is State.READING:
-            if self._at in (_At.IN_KEY, _At.IN_VALUE):
+            if self._at in (_ObjectPlace.IN_KEY, _ObjectPlace.IN_VALUE):
                 at = self._read_part(text, at)
             elif text[at] in _BLANK:
                 at += 1
@@ -96,18 +96,18 @@ class ObjectCallReader:
 
     def _mark(self, mark: str, at: int) -> int:
         """Take one of the characters that begin, separate or end the parts of the object."""
-        if self._at is _At.VALUE:
+        if self._at is _ObjectPlace.VALUE:
             return self._begin_value(mark, at)
-        if mark == "{" and self._at is _At.START:
-            self._at = _At.KEY_OR_END
-        elif mark == '"' and self._at in (_At.KEY_OR_END, _At.KEY):
-            self._at, self._part, self._text = _At.IN_KEY, JsonReader(), ""
+        if mark == "{" and self._at is _ObjectPlace.START:
+            self._at = _ObjectPlace.KEY_OR_END
+        elif mark == '"' and self._at in (_ObjectPlace.KEY_OR_END, _ObjectPlace.KEY):
+            self._at, self._part, self._text = _ObjectPlace.IN_KEY, JsonReader(), ""
             return at
-        elif mark == ":" and self._at is _At.COLON:
-            self._at = _At.VALUE
-        elif mark == "," and self._at is _At.COMMA_OR_END:
-            self._at = _At.KEY
-        elif mark == "}" and self._at in (_At.KEY_OR_END, _At.COMMA_OR_END):
+        elif mark == ":" and self._at is _ObjectPlace.COLON:
+            self._at = _ObjectPlace.VALUE
+        elif mark == "," and self._at is _ObjectPlace.COMMA_OR_END:
+            self._at = _ObjectPlace.KEY
+        elif mark == "}" and self._at in (_ObjectPlace.KEY_OR_END, _ObjectPlace.COMMA_OR_END):
             return self._end(at)
         else:
             return self._break(at)
@@ -120,13 +120,13 @@ class ObjectCallReader:
             self._has_arguments = True
         elif self._key == "name" and mark != '"':
             return self._break(at)
-        self._at, self._part, self._text = _At.IN_VALUE, JsonReader(), ""
+        self._at, self._part, self._text = _ObjectPlace.IN_VALUE, JsonReader(), ""
         return at
 
     def _read_part(self, text: str, at: int) -> int:
         end = self._part.read(text, at)
         piece = text[at:end]
-        in_value = self._at is _At.IN_VALUE
+        in_value = self._at is _ObjectPlace.IN_VALUE
         if in_value and self._key in self._argument_keys:
             self._arguments.append(piece)
         elif not in_value or self._key == "name":
@@ -143,7 +143,7 @@ class ObjectCallReader:
         begun = _STRING_BEGUN.fullmatch(self._text)
         if begun is None:
             return True
-        if self._at is _At.IN_VALUE:
+        if self._at is _ObjectPlace.IN_VALUE:
             return self._key != "name" or _begins_any(begun[1], self._names)
         if self._others is None:
             return True
@@ -156,11 +156,11 @@ class ObjectCallReader:
         if not known or kind in self._seen:
             return False
         self._seen.add(kind)
-        self._at = _At.COLON
+        self._at = _ObjectPlace.COLON
         return True
 
     def _end_value(self) -> bool:
-        self._at = _At.COMMA_OR_END
+        self._at = _ObjectPlace.COMMA_OR_END
         if self._key != "name":
             return True
         name = json.loads(self._text)

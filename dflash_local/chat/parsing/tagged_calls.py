@@ -13,7 +13,7 @@ from dflash_local.chat.parsing.marks import Fences, find, held
 NewReader = Callable[[], CallReader]
 
 
-class _In(Enum):
+class _TaggedState(Enum):
     CONTENT = auto()
     CALL = auto()
     CLOSING = auto()
@@ -39,7 +39,7 @@ class TaggedCallParser:
         self._closing = closing
         self._new_reader = new_reader
         self._events = EventQueue(new_id)
-        self._in = _In.CONTENT
+        self._state = _TaggedState.CONTENT
         self._text = ""
         self._at = 0
         """How far `_text` was read. As long as a call is not certain, `_text` begins with its mark,
@@ -64,8 +64,12 @@ class TaggedCallParser:
         return self._events.take()
 
     def _advance(self, *, last: bool) -> None:
-        steps = {_In.CONTENT: self._content, _In.CALL: self._call, _In.CLOSING: self._close}
-        while steps[self._in](last):
+        steps = {
+            _TaggedState.CONTENT: self._content,
+            _TaggedState.CALL: self._call,
+            _TaggedState.CLOSING: self._close,
+        }
+        while steps[self._state](last):
             pass
 
     def _content(self, last: bool) -> bool:
@@ -79,7 +83,7 @@ class TaggedCallParser:
         if self._fences.inside:
             self._show(1)
             return True
-        self._in, self._reader, self._is_certain = _In.CALL, self._new_reader(), False
+        self._state, self._reader, self._is_certain = _TaggedState.CALL, self._new_reader(), False
         self._at = 0 if self._openings[mark] else len(mark)
         return True
 
@@ -109,10 +113,12 @@ class TaggedCallParser:
         if reader.state is State.READING and not (last and not self._is_certain):
             return False
         if self._is_certain:
-            self._in = _In.CLOSING if reader.state is State.DONE else _In.CONTENT
+            self._state = (
+                _TaggedState.CLOSING if reader.state is State.DONE else _TaggedState.CONTENT
+            )
             return True
         # It only looked like a call. Another one may begin behind its first character.
-        self._in, self._at = _In.CONTENT, 0
+        self._state, self._at = _TaggedState.CONTENT, 0
         self._show(1)
         return True
 
@@ -123,5 +129,5 @@ class TaggedCallParser:
             self._text = rest[len(self._closing) :]
         elif self._closing.startswith(rest) and not last:
             return False
-        self._in = _In.CONTENT
+        self._state = _TaggedState.CONTENT
         return True
