@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from .answer import write_stdout
-from .byte_size import byte_size
 from .options import QUIET, SectionedCommand, option
-from .report import Say, speaker
+from .report import Say, byte_size, speaker
 from .writing import WritingProgress
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""How far the writing of a file is: a bar on a terminal, a line per tenth elsewhere."""
+"""Shows how much of a file is written: a bar on a terminal, elsewhere a line for every tenth."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from .byte_size import byte_size
+from .report import byte_size
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -18,7 +18,7 @@ _STEP = 10
 
 
 class WritingProgress:
-    """Told of bytes with `update`; whatever it shows is complete when the context ends."""
+    """`update` says how much is written. The bar is closed when the context ends."""
 
     def __init__(self, stream: TextIO, quiet: bool) -> None:
         self._stream = stream
@@ -26,7 +26,7 @@ class WritingProgress:
         self._advance: Callable[[int], None] | None = None
         self._stack = ExitStack()
         self._done = 0
-        self._told = 0
+        self._shown = 0
 
     def __enter__(self) -> WritingProgress:
         return self
@@ -46,7 +46,7 @@ class WritingProgress:
         if self._stream.isatty():
             self._show_bar(done, total)
         else:
-            self._tell(done, total)
+            self._show_line(done, total)
 
     def _show_bar(self, done: int, total: int) -> None:
         if self._advance is None:
@@ -57,8 +57,8 @@ class WritingProgress:
         self._advance(done - self._done)
         self._done = done
 
-    def _tell(self, done: int, total: int) -> None:
+    def _show_line(self, done: int, total: int) -> None:
         percent = 100 * done // total
-        if percent // _STEP > self._told // _STEP:
-            self._told = percent
+        if percent // _STEP > self._shown // _STEP:
+            self._shown = percent
             click.echo(f"writing {byte_size(total)}: {percent} %", file=self._stream)
