@@ -1,4 +1,4 @@
-"""`/`: a page to talk to the model and to watch it draft. Its files lie here."""
+"""The page at `/`: to chat with the model and to watch it draft. Its files are in this folder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NAMES = (
     "icon.svg",
 )
 PATHS = frozenset({"/", *(f"/page/{name}" for name in _NAMES)})
-"""What is answered without a key: nothing in these files is a secret, and the page asks for one."""
+"""What is served without a key: nothing in these files is secret, and the page asks for the key."""
 
 HEADERS = {
     "Content-Security-Policy": "; ".join(
@@ -43,7 +43,7 @@ HEADERS = {
             "base-uri 'none'",
             "form-action 'none'",
             "frame-ancestors 'none'",
-            # No text becomes markup or a script in any way, whatever a model writes.
+            # The browser refuses to turn any text into markup or a script, whatever a model writes.
             "require-trusted-types-for 'script'",
             "trusted-types 'none'",
         )
@@ -77,7 +77,7 @@ async def index(request: Request) -> Response:
 @router.get("/page/{name:path}")
 @router.head("/page/{name:path}")
 async def part(request: Request, name: str) -> Response:
-    """What the page is made of."""
+    """One of the page's files."""
     if name not in _NAMES:
         raise ApiError(404, "the page has no such file", code="not_found")
     return _answer(request, _file(name))

@@ -137,15 +137,13 @@ class Renderer {
   code(node) {
     const figure = make("div", "code");
     const bar = make("div", "bar");
-    const language = make("span");
     const info = node.getChild("CodeInfo");
-    language.textContent = info ? this.source.slice(info.from, info.to).split(/\s/)[0] : "text";
-    const copy = make("button");
+    const language = info ? this.source.slice(info.from, info.to).split(/\s/)[0] : "text";
+    const copy = make("button", "", "Copy");
     copy.type = "button";
-    copy.textContent = "Copy";
     copy.setAttribute("aria-label", "Copy the code");
     copy.dataset.copies = "code";
-    bar.append(language, copy);
+    bar.append(make("span", "", language), copy);
     const pre = make("pre");
     pre.tabIndex = 0; // so that the keyboard can scroll it
     const code = make("code");
@@ -295,8 +293,10 @@ function children(node) {
   return found;
 }
 
-function make(name, className) {
+/** An element of that name. */
+export function make(name, className = "", text = "") {
   const element = document.createElement(name);
   if (className) element.className = className;
+  element.textContent = text;
   return element;
 }
