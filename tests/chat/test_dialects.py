@@ -106,6 +106,7 @@ ANSWERS: list[tuple[Dialect, str, list[Event]]] = [
         '<|python_tag|>get_weather.call(city="a) b", days=2)',
         call(0, "get_weather", '{"city": "a) b", "days": 2}'),
     ),
+    (Llama31(), '{"name": "now", "parameters": {}, "more": [1]}', call(0, "now", "{}")),
     # Qwen3-Coder
     (
         QwenCoder(),

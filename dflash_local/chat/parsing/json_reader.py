@@ -1,18 +1,27 @@
-"""Finds where a JSON value (RFC 8259) ends, or goes wrong, in text that arrives piece by piece."""
+"""Finds where a JSON value (RFC 8259) ends, or goes wrong, in text that arrives piece by piece.
+
+The grammar is written as coroutines. Each is sent the characters of its part, one after the other,
+and returns at the end of the part.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Collection, Generator
 from enum import Enum, auto
+from typing import TypeVar
 
-_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
-_BLANK = re.compile(r"[ \t\n\r]*")
+_T = TypeVar("_T")
+Steps = Generator[None, str, _T]
+
+BLANKS = " \t\n\r"
 _ESCAPES = frozenset('"\\/bfnrt')
 _HEX = frozenset("0123456789abcdefABCDEF")
-_LITERALS = ("true", "false", "null")
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-_NUMBER_BEGUN = re.compile(
-    r"-?(?:(?:0|[1-9][0-9]*)(?:\.(?:[0-9]+(?:[eE](?:[+-]?[0-9]*)?)?)?|[eE](?:[+-]?[0-9]*)?)?)?"
+_SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_SCALAR_BEGUN = re.compile(
+    r"t(?:r(?:ue?)?)?|f(?:a(?:l(?:se?)?)?)?|n(?:u(?:ll?)?)?"
+    r"|-?(?:(?:0|[1-9][0-9]*)(?:\.(?:[0-9]+(?:[eE](?:[+-]?[0-9]*)?)?)?|[eE](?:[+-]?[0-9]*)?)?)?"
 )
 # Python's own parser refuses numbers of thousands of digits and very deep nesting.
 _MAX_NUMBER = 400
@@ -25,16 +34,8 @@ class State(Enum):
     BROKEN = auto()
 
 
-class _Next(Enum):
-    VALUE = auto()
-    VALUE_OR_END = auto()
-    KEY = auto()
-    KEY_OR_END = auto()
-    COLON = auto()
-    COMMA_OR_END = auto()
-    STRING = auto()
-    ESCAPE = auto()
-    SCALAR = auto()
+class Unexpected(Exception):
+    """A character that is not allowed where it stands."""
 
 
 class JsonReader:
@@ -42,11 +43,8 @@ class JsonReader:
 
     def __init__(self) -> None:
         self.state = State.READING
-        self._next = _Next.VALUE
-        self._open: list[str] = []
-        self._scalar = ""
-        self._is_key = False
-        self._hex_left = 0
+        self._steps = self._read()
+        next(self._steps)
 
     def read(self, text: str, at: int = 0) -> int:
         """Read `text` from `at` on, and return the place where reading stopped.
@@ -55,113 +53,117 @@ class JsonReader:
         BROKEN the first character that is not allowed where it stands.
         """
         while at < len(text) and self.state is State.READING:
-            if self._next is _Next.STRING:
-                at = self._string(text, at)
-            elif self._next is _Next.ESCAPE:
-                at = self._escape(text[at], at)
-            elif self._next is _Next.SCALAR:
-                at = self._in_scalar(text[at], at)
-            else:
-                at = _end(_BLANK, text, at)
-                if at < len(text):
-                    at = self._mark(text[at], at)
+            try:
+                self._take(text[at])
+            except StopIteration as end:
+                self.state = State.DONE
+                return at if end.value else at + 1
+            except Unexpected:
+                self.state = State.BROKEN
+                return at
+            at += 1
         return at
 
-    def _mark(self, mark: str, at: int) -> int:
-        kind = self._next
-        if kind in (_Next.VALUE, _Next.VALUE_OR_END):
-            if mark == "]" and kind is _Next.VALUE_OR_END:
-                return self._close(at)
-            return self._value(mark, at)
-        if kind in (_Next.KEY, _Next.KEY_OR_END):
-            if mark == '"':
-                self._next, self._is_key = _Next.STRING, True
-                return at + 1
-            if mark == "}" and kind is _Next.KEY_OR_END:
-                return self._close(at)
-        elif kind is _Next.COLON:
-            if mark == ":":
-                self._next = _Next.VALUE
-                return at + 1
-        elif mark == ",":
-            self._next = _Next.KEY if self._open[-1] == "}" else _Next.VALUE
-            return at + 1
-        elif mark == self._open[-1]:
-            return self._close(at)
-        return self._break(at)
+    def _take(self, char: str) -> None:
+        self._steps.send(char)
 
-    def _value(self, mark: str, at: int) -> int:
-        if mark in "{[":
-            if len(self._open) == _MAX_DEPTH:
-                return self._break(at)
-            self._open.append("}" if mark == "{" else "]")
-            self._next = _Next.KEY_OR_END if mark == "{" else _Next.VALUE_OR_END
-        elif mark == '"':
-            self._next, self._is_key = _Next.STRING, False
-        elif mark in "-0123456789tfn":
-            self._next, self._scalar = _Next.SCALAR, mark
-        else:
-            return self._break(at)
-        return at + 1
-
-    def _string(self, text: str, at: int) -> int:
-        at = _end(_PLAIN, text, at)
-        if at == len(text):
-            return at
-        if text[at] == "\\":
-            self._next = _Next.ESCAPE
-        elif text[at] != '"':
-            return self._break(at)
-        elif self._is_key:
-            self._next = _Next.COLON
-        else:
-            self._ended()
-        return at + 1
-
-    def _escape(self, mark: str, at: int) -> int:
-        if self._hex_left:
-            if mark not in _HEX:
-                return self._break(at)
-            self._hex_left -= 1
-        elif mark == "u":
-            self._hex_left = 4
-        elif mark not in _ESCAPES:
-            return self._break(at)
-        if not self._hex_left:
-            self._next = _Next.STRING
-        return at + 1
-
-    def _in_scalar(self, mark: str, at: int) -> int:
-        longer = self._scalar + mark
-        if _begins_scalar(longer):
-            self._scalar = longer
-            return at + 1
-        if self._scalar not in _LITERALS and not _NUMBER.fullmatch(self._scalar):
-            return self._break(at)
-        self._ended()
-        return at
-
-    def _close(self, at: int) -> int:
-        self._open.pop()
-        self._ended()
-        return at + 1
-
-    def _ended(self) -> None:
-        self._next = _Next.COMMA_OR_END
-        if not self._open:
-            self.state = State.DONE
-
-    def _break(self, at: int) -> int:
-        self.state = State.BROKEN
-        return at
+    def _read(self) -> Steps[str | None]:
+        return (yield from value((yield from mark())))
 
 
-def _begins_scalar(text: str) -> bool:
-    if text[0] in "tfn":
-        return any(literal.startswith(text) for literal in _LITERALS)
-    return len(text) <= _MAX_NUMBER and _NUMBER_BEGUN.fullmatch(text) is not None
+def expect(char: str, expected: str) -> None:
+    """Raises Unexpected for another character."""
+    if char != expected:
+        raise Unexpected
 
 
-def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
-    found = pattern.match(text, at)
-    return found.end() if found else at
+def mark() -> Steps[str]:
+    """The next character that is not blank."""
+    char = yield
+    while char in BLANKS:
+        char = yield
+    return char
+
+
+def value(char: str, depth: int = 0) -> Steps[str | None]:
+    """Reads a value that begins with `char`.
+
+    Returns None, or the character behind the value: numbers and words only end there.
+    """
+    if char == '"':
+        yield from string()
+        return None
+    if char not in "{[":
+        return (yield from _scalar(char))
+    if depth == _MAX_DEPTH:
+        raise Unexpected
+    close = "}" if char == "{" else "]"
+    char = yield from mark()
+    if char == close:
+        return None
+    while True:
+        if close == "}":
+            expect(char, '"')
+            yield from string()
+            expect((yield from mark()), ":")
+            char = yield from mark()
+        char = yield from behind((yield from value(char, depth + 1)))
+        if char == close:
+            return None
+        expect(char, ",")
+        char = yield from mark()
+
+
+def behind(char: str | None) -> Steps[str]:
+    """The mark behind a value, for which `value` has returned `char`."""
+    return (yield from mark()) if char is None or char in BLANKS else char
+
+
+def string(allowed: Collection[str] | None = None) -> Steps[str]:
+    """Reads a string behind its opening quote, and returns what it says.
+
+    Raises Unexpected as soon as it can be none of `allowed`.
+    """
+    read: list[str] = []
+    is_plain = True
+    while (char := (yield)) != '"':
+        if char < " ":
+            raise Unexpected
+        read.append(char)
+        if char == "\\":
+            read.append((yield from _escaped()))
+            is_plain = False
+        if allowed is not None and is_plain:
+            begun = "".join(read)
+            if not any(name.startswith(begun) for name in allowed):
+                raise Unexpected
+    text = str(json.loads(f'"{"".join(read)}"'))
+    if allowed is not None and text not in allowed:
+        raise Unexpected
+    return text
+
+
+def _escaped() -> Steps[str]:
+    """Reads what follows a backslash."""
+    char = yield
+    if char != "u":
+        if char not in _ESCAPES:
+            raise Unexpected
+        return char
+    for _ in range(4):
+        digit = yield
+        if digit not in _HEX:
+            raise Unexpected
+        char += digit
+    return char
+
+
+def _scalar(char: str) -> Steps[str]:
+    """Reads a number or a word from its first character, and returns the one behind it."""
+    text = ""
+    while len(text) < _MAX_NUMBER and _SCALAR_BEGUN.fullmatch(text + char):
+        text += char
+        char = yield
+    if not _SCALAR.fullmatch(text):
+        raise Unexpected
+    return char
