@@ -1,4 +1,4 @@
-"""One answer: streamed to where it belongs, stopped by Ctrl-C without losing what came so far."""
+"""Streams one answer. Ctrl-C stops it, and what came so far is kept."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ Ask = Callable[..., "Iterator[Chunk]"]
 
 
 def answer(ask: Ask, write: Callable[[str], None]) -> Result:
-    """Stream one answer into `write`. The first Ctrl-C ends it, a second one raises."""
+    """Stream one answer into `write`. The first Ctrl-C ends it, a second one raises
+    KeyboardInterrupt."""
     cancel = threading.Event()
     result: Result | None = None
     with interrupt.setting(cancel), contextlib.closing(_generator(ask(cancel=cancel))) as chunks:
@@ -32,13 +33,13 @@ def answer(ask: Ask, write: Callable[[str], None]) -> Result:
 
 
 def write_stdout(text: str) -> None:
-    """Show text at once. A terminal gets no control characters: a model is not its master."""
+    """Write text at once. A terminal gets no control characters: they could change its settings."""
     sys.stdout.write(text.translate(_VISIBLE) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
 def write_nothing(text: str) -> None:
-    """For an answer that is shown whole, or measured only."""
+    """For an answer that is shown later or not at all."""
 
 
 _CONTROL = [*range(0x20), 0x7F, *range(0x80, 0xA0)]

@@ -35,7 +35,7 @@ from .options import (
 )
 from .report import Say, speaker
 from .values import name_list, number, whole, whole_list
-from .writing import WritingProgress
+from .writing import writing_progress
 
 if TYPE_CHECKING:
     from dflash_local.bench.benchmark import BenchOptions
@@ -310,13 +310,13 @@ def _files(values: Mapping[str, Any], say: Say) -> Iterator[tuple[Path, Path | N
 
     with tempfile.TemporaryDirectory(prefix="dflash-local-") as temporary:
         folder = Path(values["shape_folder"] or temporary)
-        with WritingProgress(sys.stderr, values["quiet"]) as progress:
+        with writing_progress(sys.stderr, values["quiet"]) as progress:
             pair = write_pair(
                 values["shape"],
                 values["quant"],
                 folder,
                 n_layer=values["shape_layers"],
-                progress=progress.update,
+                progress=progress,
             )
         yield pair
 

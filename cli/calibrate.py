@@ -27,9 +27,9 @@ SECTIONS = {
 def calibrate(**values: Any) -> None:
     """Measure what a round costs on this machine, and keep it for --draft-width auto.
 
-    This happens by itself when a pair is first loaded. Do it again if other programs disturbed it,
-    or if the machine has changed. It takes a few seconds, or DFLASH_LOCAL_CALIBRATION_S. The costs
-    are kept for these files and these options of the machine.
+    This happens by itself when a pair is first loaded. Do it again if other work disturbed the
+    measurement, or if the machine has changed. It takes a few seconds, or as many as
+    DFLASH_LOCAL_CALIBRATION_S says. The result is kept for these files with these machine options.
     """
     check_files(values)
     if values["target"] is not None and values["draft"] is None:
@@ -42,16 +42,16 @@ def calibrate(**values: Any) -> None:
 
     found = outlooks(costs, block_size)
     if values["as_json"]:
-        told = _milliseconds(costs.as_dict())
-        told["block_size"] = block_size
-        told["outlook"] = [each.as_dict() for each in found]
-        write_stdout(json.dumps(told) + "\n")
+        report = _milliseconds(costs.as_dict())
+        report["block_size"] = block_size
+        report["outlook"] = [each.as_dict() for each in found]
+        write_stdout(json.dumps(report) + "\n")
     else:
         write_stdout("".join(f"{line}\n" for line in [*costs.lines(), outlook_line(found)]))
 
 
 def _milliseconds(costs: Mapping[str, Any]) -> dict[str, Any]:
-    """`Costs.as_dict`, with its `*_s` in seconds as `*_ms`, to the tenth of a microsecond."""
+    """`Costs.as_dict` with every `*_s`, in seconds, as `*_ms`, rounded to 0.1 microseconds."""
     return {f"{name.removesuffix('_s')}_ms": _scaled(value) for name, value in costs.items()}
 
 

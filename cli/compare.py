@@ -1,4 +1,4 @@
-"""`--compare`: the same request decoded plainly as well, and trees held against chains."""
+"""`--compare`: decodes the same request without drafts, and compares trees with chains."""
 
 from __future__ import annotations
 
@@ -19,28 +19,31 @@ if TYPE_CHECKING:
 def compare(
     model: Model, ask: Ask, result: Result, width: int | str | None, say: Say
 ) -> dict[str, Any] | None:
-    """Ask again, without drafts, and where they were trees with chains; the same seed, and no cache
-    of the first time to start from. `width` is what was asked for. Says a line of each, and returns
-    what `--json` prints of it; None if Ctrl-C ended it."""
+    """Ask again without drafts, and with chains if the drafts were trees. Report both.
+
+    The seed is that of `result`, and nothing is reused from its caches. `width` is the draft width
+    that the user asked for. Returns the `--json` object of the comparison, None if Ctrl-C ended it.
+    """
     plain = _again(model, ask, result, draft_width=0)
     if plain.finish_reason == "cancelled":
         return None
-    told = _against(result, plain)
-    say(_line("plain decoding", "drafting", told))
-    told["chain"] = None
+    report = _comparison(result, plain)
+    say(_line("plain decoding", "drafting", report))
+    report["chain"] = None
     if result.stats.tree_rounds:
         block = model.engine.max_width
         options = {"draft_width": min(width, block)} if isinstance(width, int) else {}
         chain = _again(model, ask, result, draft_shape="chain", **options)
         if chain.finish_reason == "cancelled":
             return None
-        told["chain"] = _against(result, chain) | {"drafts": Acceptance.of([chain.stats]).as_dict()}
-        say(_line("chains", "drafting trees", told["chain"]))
+        drafts = Acceptance.of([chain.stats]).as_dict()
+        report["chain"] = _comparison(result, chain) | {"drafts": drafts}
+        say(_line("chains", "drafting trees", report["chain"]))
         say(f"trees: {drafts_text(result.stats)}")
         say(f"chains: {drafts_text(chain.stats)}")
     if result.stats.drafting:
         say(result.stats.drafting)
-    return told
+    return report
 
 
 def _again(model: Model, ask: Ask, first: Result, **options: Any) -> Result:
@@ -48,8 +51,8 @@ def _again(model: Model, ask: Ask, first: Result, **options: Any) -> Result:
     return answer(partial(ask, seed=first.seed, **options), write_nothing)
 
 
-def _against(result: Result, other: Result) -> dict[str, Any]:
-    """By decode speed in tokens/s."""
+def _comparison(result: Result, other: Result) -> dict[str, Any]:
+    """How fast `result` was beside `other`, in tokens/s, and whether their tokens are equal."""
     speed = other.stats.tokens_per_second
     return {
         "tokens_per_second": speed,
@@ -60,7 +63,7 @@ def _against(result: Result, other: Result) -> dict[str, Any]:
 
 
 def _line(other: str, asked: str, compared: Mapping[str, Any]) -> str:
-    """`other` and `asked` are the two ways, in words."""
+    """The comparison in words; `other` and `asked` name the two ways to decode."""
     ratio = compared["ratio"]
     faster = "" if ratio is None else f"{asked} is {ratio:.2f} times as fast"
     same = (

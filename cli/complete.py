@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
@@ -20,9 +19,8 @@ from .options import (
     max_tokens,
     option,
 )
-from .prompt_text import read_prompt, read_text
 from .report import speaker
-from .single import run_single
+from .single import read_prompt, run_single
 from .values import utf8_text
 
 FILE = option(
@@ -48,8 +46,8 @@ SECTIONS = {
 def complete(ctx: click.Context, /, prompt: str | None, **values: Any) -> None:
     """Continue PROMPT, the text of -f FILE, or standard input (-).
 
-    The text goes to the model as it is, byte for byte, with no chat template; special tokens such
-    as <|im_start|> are taken as such. The continuation alone goes to stdout.
+    The text goes to the model byte for byte, without a chat template. Names of special tokens,
+    such as <|im_start|>, become these tokens. Only the continuation is written to stdout.
     """
     check_options(values)
     file = values["file"]
@@ -59,8 +57,7 @@ def complete(ctx: click.Context, /, prompt: str | None, **values: Any) -> None:
         raise click.UsageError("no prompt: give PROMPT, -f FILE, or - for standard input.")
     if not text:
         raise click.UsageError("the prompt is empty: there is nothing to continue.")
-    grammar = read_text(Path(values["grammar_file"])) if values["grammar_file"] else None
-    arguments = generation_arguments(values, grammar)
+    arguments = generation_arguments(values)
 
     say = speaker(values["quiet"])
     with load_model(values, say) as model:

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 import click
 
 from .answer import write_stdout
-from .byte_size import byte_size
 from .options import QUIET, SectionedCommand, option
-from .report import Say, speaker
-from .writing import WritingProgress
+from .report import Say, byte_size, speaker
+from .writing import writing_progress
 
 if TYPE_CHECKING:
     from dflash_local.convert import ConvertResult
@@ -102,7 +101,7 @@ def convert(
     from dflash_local.convert import convert as run
 
     say = _printable(speaker(quiet))
-    with WritingProgress(sys.stderr, quiet) as progress:
+    with writing_progress(sys.stderr, quiet) as progress:
         result = run(
             source,
             target=target,
@@ -112,7 +111,7 @@ def convert(
             force=force,
             dry_run=dry_run,
             say=say,
-            progress=progress.update,
+            progress=progress,
         )
     for line in result.checks:
         say(f"checked: {line}")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .answer import write_stdout
-from .byte_size import byte_size
 from .options import READABLE, SectionedCommand, option
+from .report import byte_size
 
 if TYPE_CHECKING:
     from dflash_local.convert.fit import Fit

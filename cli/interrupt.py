@@ -1,4 +1,4 @@
-"""What Ctrl-C does: end an answer and keep it, or end a process that cannot be asked to stop."""
+"""What Ctrl-C does: it ends an answer, or the whole process where nothing else can end it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def setting(event: threading.Event) -> Iterator[None]:
-    """The first Ctrl-C sets `event`; a second one raises KeyboardInterrupt, as outside of this."""
+    """The first Ctrl-C sets `event`, a second one raises KeyboardInterrupt."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         if event.is_set():
@@ -27,8 +27,8 @@ def setting(event: threading.Event) -> Iterator[None]:
 def ending() -> Iterator[None]:
     """Ctrl-C ends the process at once.
 
-    For work inside llama.cpp: an exception would wait until it returns, however long that takes,
-    and one that is raised in a callback from it is lost.
+    For work inside llama.cpp: an exception would wait until llama.cpp returns, and be lost if it
+    was raised in a callback.
     """
     with _handled(signal.SIG_DFL):
         yield
@@ -37,7 +37,7 @@ def ending() -> Iterator[None]:
 @contextlib.contextmanager
 def _handled(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
-        yield  # Python hands signals to its main thread alone
+        yield  # only the main thread can handle signals
         return
     before = signal.signal(signal.SIGINT, handler)
     try:

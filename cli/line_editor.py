@@ -21,9 +21,10 @@ QUOTES = '"""'
 class LineEditor:
     """Reads one message at a time from the terminal.
 
-    Enter sends, unless the line ends with a backslash (which goes) or a message begun with three
-    double quotes is not closed by them yet; Alt-Enter always breaks the line; pasted lines stay
-    together. `input` and `output` of prompt_toolkit are for programs that drive the editor.
+    Enter sends the message. It begins a new line instead if the line ends with a backslash, which
+    is removed, and inside a message between three double quotes. Alt-Enter always begins a new
+    line, and pasted lines stay together. `input` and `output` are for programs that drive the
+    editor.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class LineEditor:
         self._session: PromptSession[str] = PromptSession(
             history=history if history is not None else open_history(),
             input=input,
-            # The answers alone go to stdout, wherever it leads.
+            # Only answers go to stdout.
             output=output or create_output(stdout=_terminal()),
             completer=WordCompleter(list(commands), meta_dict=dict(commands), sentence=True),
             complete_while_typing=False,
@@ -52,7 +53,7 @@ class LineEditor:
 
 
 def is_complete(document: Document) -> bool:
-    """Whether Enter, pressed here, sends the message."""
+    """Whether Enter sends the message at this place."""
     text = document.text.strip()
     if text.startswith(QUOTES):
         return len(text) >= 2 * len(QUOTES) and text.endswith(QUOTES)
@@ -60,7 +61,7 @@ def is_complete(document: Document) -> bool:
 
 
 def unquoted(message: str) -> str:
-    """The message without the quotes that held its lines together."""
+    """The message without the quotes around it."""
     text = message.strip()
     if len(text) >= 2 * len(QUOTES) and text.startswith(QUOTES) and text.endswith(QUOTES):
         return text[len(QUOTES) : -len(QUOTES)].strip("\n")
@@ -68,7 +69,8 @@ def unquoted(message: str) -> str:
 
 
 def open_history() -> History:
-    """Earlier messages, kept in the cache folder for this user alone; in memory if it is shut."""
+    """Earlier messages: a file in the cache folder that only this user can read, or memory if that
+    folder cannot be written."""
     from dflash_local import disk_cache
 
     try:

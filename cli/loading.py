@@ -1,4 +1,4 @@
-"""From options to a loaded model, with a word on stderr about what was chosen."""
+"""From options to a loaded model; a line on stderr says which files were chosen for the user."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_files(values: Mapping[str, Any]) -> None:
 
 
 def check_options(values: Mapping[str, Any]) -> None:
-    """Refuse combinations that have no meaning, before any work. Raises click.UsageError."""
+    """Refuse options that contradict each other, before any work. Raises click.UsageError."""
     check_files(values)
     target, draft = values["target"], values["draft"]
     if values["compare"] and target is not None and draft is None:

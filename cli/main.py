@@ -1,4 +1,4 @@
-"""The command group, and how it ends: exit codes, one line for an error, quiet on a closed pipe.
+"""The command group, its exit codes, and errors as one line each.
 
 Exit codes: 0 done, 1 the model or its backend failed, 2 bad input, 130 stopped by Ctrl-C.
 """
@@ -66,7 +66,7 @@ def print_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
 )
 @click.pass_context
 def group(ctx: click.Context) -> None:
-    """Language models in GGUF, answering faster by DFlash drafts that they check themselves."""
+    """Run GGUF language models faster: a DFlash drafter proposes tokens, the model checks them."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help(), err=True)
         ctx.exit(BAD_INPUT)
@@ -97,10 +97,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
-        asked = f" ({context.command_path} -h tells more)" if context is not None else ""
+        asked = f" (see {context.command_path} -h)" if context is not None else ""
         return _fail(error.format_message() + asked, BAD_INPUT)
     except BrokenPipeError:
-        # Whoever read has gone. Python flushes once more at exit, which must not complain.
+        # The reader has gone. Python flushes once more at exit, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except (InputError, OSError) as error:
@@ -110,11 +110,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _prepare_streams() -> None:
-    """Have a place to write to, and no character that ends an answer as it cannot be shown."""
+    """Make sure that both streams exist, and replace characters that they cannot encode."""
     for name in ("stdout", "stderr"):
-        # Closed by the caller. Python's `print` to no stream at all would go to stdout.
+        # A stream that the caller has closed is None, and `print(file=None)` goes to stdout.
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  (open for good)
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  (stays open)
         reconfigure = getattr(getattr(sys, name), "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="replace")

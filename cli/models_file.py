@@ -17,7 +17,7 @@ import click
 from dflash_local.errors import InputError
 
 from .options import READABLE
-from .prompt_text import read_text
+from .values import read_text
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -1,17 +1,27 @@
-"""The options that the commands share, in sections; each is also an environment variable.
+"""The options that the commands share, in sections. Each is also an environment variable.
 
-An option's name inside is that of the keyword argument of `dflash_local.load` or of `Model` that
-it sets, so that a command hands a section's values on as they are.
+An option has the name of the keyword argument of `dflash_local.load` or of `Model` that it sets, so
+a command can pass the values of a section on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
-from .values import WholeText, draft_width, json_object, number, shares, token_bias, whole
+from .values import (
+    WholeText,
+    draft_width,
+    json_object,
+    number,
+    read_text,
+    shares,
+    token_bias,
+    whole,
+)
 
 ENVIRONMENT = "DFLASH_LOCAL"
 
@@ -24,7 +34,7 @@ _AUTO = "what fits the memory"
 
 
 def option(*names: str, **attributes: Any) -> click.Option:
-    """An option that `DFLASH_LOCAL_<LONG NAME>` sets as well; its help names that variable."""
+    """An option that the variable `DFLASH_LOCAL_<LONG NAME>` sets too, as its help says."""
     long = next(name for name in names if name.startswith("--")).split("/")[0]
     variable = f"{ENVIRONMENT}_{long.strip('-').replace('-', '_').upper()}"
     attributes.setdefault("show_default", "default" in attributes)
@@ -32,7 +42,7 @@ def option(*names: str, **attributes: Any) -> click.Option:
 
 
 class SectionedCommand(click.Command):
-    """A command whose help lists its options under the heading of their section."""
+    """A command whose help lists its options by section."""
 
     def __init__(
         self, *args: Any, sections: Mapping[str, Sequence[click.Option]], **attributes: Any
@@ -58,12 +68,12 @@ class SectionedCommand(click.Command):
 
 
 def values_of(section: Sequence[click.Option], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of one section, without the options that were left to the library."""
+    """The values of one section, without the options whose default is the library's."""
     names = [option.name for option in section if option.name is not None]
     return {name: values[name] for name in names if values[name] is not None}
 
 
-QUIET = option("-q", "--quiet", is_flag=True, help="Nothing on stderr but errors.")
+QUIET = option("-q", "--quiet", is_flag=True, help="Print only errors on stderr.")
 
 FILES = (
     option(
@@ -80,8 +90,8 @@ DRAFT_SHAPE = option(
     "--draft-shape",
     type=click.Choice(SHAPES),
     show_default="auto on a GPU, else chain",
-    help="Whether drafts are chains or trees, all branches of which are checked at once; auto "
-    "does what pays.",
+    help="Draft a chain of tokens, or a tree of alternatives that are checked at once; auto "
+    "chooses the faster.",
 )
 
 LOADING = (
@@ -118,15 +128,15 @@ LOADING = (
     option(
         "--flash-attn/--no-flash-attn",
         default=True,
-        help="Flash attention in the target.",
+        help="Use flash attention in the target.",
     ),
     option(
         "--draft-window",
         type=whole(0),
         metavar="N",
         show_default="the whole context",
-        help="Tokens that the drafter looks back at, and keeps in memory. Helps beyond the length "
-        "of the texts that it was trained on.",
+        help="How many tokens the drafter looks back at and keeps in memory. Helps with texts that "
+        "are longer than those it was trained on.",
     ),
     DRAFT_SHAPE,
     option(
@@ -157,34 +167,34 @@ SAMPLING = (
         type=number(0, 100),
         metavar="X",
         default=0.0,
-        help="Temperature; 0 always takes the likeliest token.",
+        help="Temperature; 0 always takes the most likely token.",
     ),
     option(
         "--top-k",
         type=whole(0),
         metavar="N",
         default=40,
-        help="Draw among the K likeliest tokens; 0 for all.",
+        help="Draw from the N most likely tokens; 0 for all.",
     ),
     option(
         "--top-p",
         type=number(0, 1, above=True),
         metavar="X",
         default=0.95,
-        help="Draw among the likeliest tokens that together reach this probability.",
+        help="Draw from the most likely tokens that together have this probability.",
     ),
     option(
         "--min-p",
         type=number(0, 1),
         metavar="X",
         default=0.05,
-        help="Leave out tokens less likely than this share of the likeliest.",
+        help="Leave out tokens that are less likely than this share of the most likely one.",
     ),
     option(
         "--seed",
         type=whole(0, 2**32 - 2),
         metavar="N",
-        show_default="drawn",
+        show_default="random",
         help="Seed of the draws; the same seed gives the same answer.",
     ),
     option(
@@ -199,7 +209,7 @@ SAMPLING = (
         type=whole(-1),
         metavar="N",
         default=64,
-        help="How many tokens the penalties look back; -1 for the whole context.",
+        help="How many of the last tokens the penalties see; -1 for the whole context.",
     ),
     option(
         "--presence-penalty",
@@ -213,7 +223,7 @@ SAMPLING = (
         type=number(-100, 100),
         metavar="X",
         default=0.0,
-        help="Subtract this for each time that a recent token came up.",
+        help="Subtract this from the logits of recent tokens once for each time they occurred.",
     ),
     option(
         "--logit-bias",
@@ -229,7 +239,7 @@ DRAFT_WIDTH = option(
     type=draft_width,
     metavar="N",
     show_default="auto",
-    help="Tokens that the target checks per round; 0 decodes plainly, auto does what pays.",
+    help="Tokens that the target checks per round; 0 is plain decoding, auto chooses the fastest.",
 )
 
 ENDING = (
@@ -243,7 +253,7 @@ ENDING = (
     option(
         "--grammar-file",
         type=READABLE,
-        help="A GBNF grammar that the answer has to follow.",
+        help="A file with a GBNF grammar that the answer must follow.",
     ),
     DRAFT_WIDTH,
 )
@@ -252,7 +262,7 @@ REPORTING = (
     option(
         "--compare",
         is_flag=True,
-        help="Decode plainly as well, and print how the two compare.",
+        help="Also decode without drafts, and print how the two compare.",
     ),
     option(
         "--json",
@@ -280,25 +290,25 @@ CHAT = (
 
 
 def max_tokens(default: int) -> click.Option:
-    """The length limit; a conversation wants a longer default than a completion."""
+    """The length limit of an answer, in tokens."""
     return option(
         "-n",
         "--max-tokens",
         type=whole(1),
         metavar="N",
         default=default,
-        help="End after so many tokens.",
+        help="End after this many tokens.",
     )
 
 
-def generation_arguments(values: Mapping[str, Any], grammar: str | None) -> dict[str, Any]:
-    """Keyword arguments of `Model.stream` and its kin, from the options' values."""
+def generation_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments for `Model.stream` and `Model.stream_chat`. Reads the grammar's file."""
     arguments = values_of(SAMPLING, values)
     arguments["logit_bias"] = dict(values["logit_bias"])
     arguments["stop"] = list(values["stop"])
     arguments["max_tokens"] = values["max_tokens"]
-    if grammar is not None:
-        arguments["grammar"] = grammar
+    if values["grammar_file"]:
+        arguments["grammar"] = read_text(Path(values["grammar_file"]))
     if values["draft_width"] is not None:
         arguments["draft_width"] = values["draft_width"]
     return arguments

@@ -1,4 +1,4 @@
-"""What is told about an answer: the line after it, the `--json` object, the `/stats` page."""
+"""Reports for the user: about an answer, after it, as JSON and for `/stats`; sizes in words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BAR = 40
 
 
 def speaker(quiet: bool) -> Say:
-    """How to tell the user something beside the answer: a line on stderr, or nothing."""
+    """A function that shows the user a line on stderr, or does nothing if `quiet`."""
 
     def say(line: str) -> None:
         if not quiet:
@@ -46,7 +46,7 @@ def summary(result: Result, max_tokens: int) -> str:
 
 
 def drafts_text(stats: Stats) -> str:
-    """Of the rounds that drafted: what was drafted on average, and what came of it."""
+    """What was drafted and accepted on average, in the rounds that drafted."""
     from dflash_local.bench.measure.acceptance import Acceptance
 
     found = Acceptance.of([stats])
@@ -104,8 +104,8 @@ def _stats_lines(result: Result) -> list[str]:
         lines.append(f"trees    {drafts_text(stats)}")
     if stats.drafting:
         lines.append(f"width    {stats.drafting}")
-    told = ", ".join(f"{name} {100 * share:.0f} %" for name, share in stats.shares.items())
-    lines.append(f"time     {told}")
+    shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in stats.shares.items())
+    lines.append(f"time     {shares}")
     return lines
 
 
@@ -118,3 +118,11 @@ def _histogram(result: Result) -> list[str]:
 
 def _indented(lines: list[str]) -> list[str]:
     return [f"  {line}" for line in lines]
+
+
+def byte_size(n_bytes: int) -> str:
+    """A number of bytes in words, such as "816.0 KiB"."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if n_bytes >= size:
+            return f"{n_bytes / size:.1f} {unit}"
+    return f"{n_bytes} bytes"

@@ -15,9 +15,17 @@ from . import interrupt
 from .loading import check_files, chosen_files
 from .models_file import NamedModel, check_names, named_model, read_models
 from .options import DRAFT_WIDTH, FILES, LOADING, READABLE, SectionedCommand, option, values_of
-from .prompt_text import read_text
 from .report import Say, speaker
-from .values import WholeText, api_key, host_name, idle_time, number, web_origin, whole
+from .values import (
+    WholeText,
+    api_key,
+    host_name,
+    idle_time,
+    number,
+    read_text,
+    web_origin,
+    whole,
+)
 
 if TYPE_CHECKING:
     from dflash_local.server.model_source import ModelSource

@@ -1,4 +1,4 @@
-"""How option values are read where click's types fall short: each reads a value or refuses it."""
+"""Reads option values that click has no type for: each function returns a value or refuses it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import click
@@ -18,7 +19,7 @@ MAX_INT = 2**31 - 1
 """llama.cpp takes its counts as 32-bit integers."""
 
 MAX_BIAS = 1e6
-"""Far beyond any logit; only -inf bans a token for certain."""
+"""Far beyond any logit; to ban a token for certain takes -inf."""
 
 
 def whole(low: int, high: int = MAX_INT) -> Callable[[Any], int]:
@@ -49,7 +50,7 @@ def draft_width(value: Any) -> int | Literal["auto"]:
 
 
 def number(low: float, high: float, *, above: bool = False) -> Callable[[Any], float]:
-    """Reads a number from `low`, or `above` it, to `high`; `nan`, which click lets by, is none."""
+    """Reads a number from `low` to `high`, with `above` only greater than `low`; refuses `nan`."""
 
     def read(value: Any) -> float:
         try:
@@ -117,7 +118,7 @@ def token_bias(value: Any) -> tuple[int, float]:
 
 
 def shares(value: Any) -> list[float]:
-    """Reads `3,1`: what share of the model each device takes."""
+    """Reads `3,1`: the share of the model that each device takes."""
     try:
         parts = [float(part) for part in str(value).split(",")]
     except ValueError:
@@ -147,7 +148,7 @@ def idle_time(value: Any) -> float:
 
 
 def api_key(value: Any) -> str:
-    """Reads a key: what can stand in a header, and is one word."""
+    """Reads a key: one word that an HTTP header can hold."""
     if not re.fullmatch("[!-~]{1,1024}", str(value)):
         raise click.BadParameter(
             "a key is one word of ASCII letters, digits and signs, 1024 at most."
@@ -160,8 +161,8 @@ def web_origin(value: Any) -> str:
     origin = str(value).lower()
     if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
         raise click.BadParameter(
-            f"{value!s} is no origin: give scheme and host, and the port if it is not the usual "
-            "one, without a path, such as https://chat.example."
+            f"{value!s} is not an origin: give scheme and host, and the port if it is not the "
+            "usual one, without a path, such as https://chat.example."
         )
     return origin
 
@@ -171,7 +172,7 @@ def host_name(value: Any) -> str:
     name = str(value).lower().removeprefix("[").removesuffix("]")
     if not (re.fullmatch("[a-z0-9_.-]+", name) or _is_ipv6(name)):
         raise click.BadParameter(
-            f"{value!s} is no host: give a name or an address, without scheme and port."
+            f"{value!s} is not a host: give a name or an address, without scheme and port."
         )
     return name
 
@@ -185,7 +186,7 @@ def _is_ipv6(name: str) -> bool:
 
 
 def utf8_text(value: Any) -> str:
-    """Reads a text. Bytes that the locale cannot decode come as surrogates: they may be UTF-8."""
+    """Reads a text. Bytes that the locale cannot decode arrive as surrogates; they may be UTF-8."""
     text = str(value)
     try:
         text.encode("utf-8")
@@ -198,7 +199,7 @@ def utf8_text(value: Any) -> str:
 
 
 class WholeText(click.types.StringParamType):
-    """A text; the environment variable of a repeatable option holds one, spaces and all."""
+    """A text. The environment variable of a repeatable option holds one text, spaces included."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         text = utf8_text(super().convert(value, param, ctx))
@@ -208,3 +209,19 @@ class WholeText(click.types.StringParamType):
 
     def split_envvar_value(self, rv: str) -> Sequence[str]:
         return [rv]
+
+
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file, its line ends as they are. Raises OSError, click.UsageError."""
+    return decoded(path.read_bytes(), str(path))
+
+
+def decoded(raw: bytes, source: str) -> str:
+    """The text of UTF-8 bytes; `source` is where they come from. Raises click.UsageError."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise click.UsageError(
+            f"{source} is not UTF-8 text (byte {raw[error.start]:#04x} at {error.start}): "
+            "convert it first."
+        ) from None

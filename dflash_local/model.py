@@ -13,7 +13,10 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
-from dflash_local.chat import ChatTemplate, Dialect, Tool, dialect_of
+from dflash_local.chat.dialect import Dialect
+from dflash_local.chat.families import dialect_of
+from dflash_local.chat.template import ChatTemplate
+from dflash_local.chat.tool import Tool
 from dflash_local.draft.shape import DraftShape, checked_shape
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.request import Request

@@ -1,10 +1,12 @@
-"""What lies between messages and the text that a model continues, and between its text and them."""
+"""The chapter between messages and the model's text: chat templates, tool calls, reasoning.
 
-from __future__ import annotations
+From messages to a prompt: `conversation` checks and shapes them, `template` renders the chat
+template of the model file, `sandbox` keeps the template from doing harm.
 
-from dflash_local.chat.dialect import Dialect, Parser
-from dflash_local.chat.families import dialect_of
-from dflash_local.chat.template import ChatTemplate
-from dflash_local.chat.tool import Tool
+From the model's text back to messages: a dialect (`dialect.Dialect`) is how a family of models
+writes reasoning and tool calls. Its parser turns the text into `events`, however it is cut into
+pieces; its grammars force a call or an answer of a certain form. Each dialect has a file in
+`dialects`; what they share is in `parsing`, `reasoning`, `lark` and `schema_types`.
 
-__all__ = ["ChatTemplate", "Dialect", "Parser", "Tool", "dialect_of"]
+To add a dialect, write its file in `dialects` and name its class in `families.DIALECTS`.
+"""

@@ -1,4 +1,4 @@
-"""Messages as clients send them, checked and brought into the shape that chat templates read."""
+"""Checks messages as clients send them, and gives them the shape that chat templates expect."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from typing import Any
 from dflash_local.errors import InputError
 
 _REASONING = ("reasoning_content", "reasoning", "thinking")
-"""What clients call the reasoning of an earlier answer."""
+"""The names that clients give to the reasoning of an earlier answer."""
 
 
 def conversation(messages: object, source: str) -> list[dict[str, Any]]:
-    """The messages that a template with the text `source` is given.
+    """The messages as a template with the text `source` is given them.
 
-    - A content of text parts becomes one text, with a line break between parts; no content beside
-      tool calls becomes an empty text.
-    - Arguments of tool calls are objects, and what is null is left out.
-    - `developer` is `system` where the template does not know it.
-    - Reasoning of earlier answers has the names that the template asks for, if it asks at all.
-    - A tool's answer has the tool's `name`, found by its `tool_call_id`.
-    - Several calls in one message become as many messages, each with its answer, where the template
-      reads the first alone.
+    - Content that comes in text parts becomes one text, with a line break between parts. A message
+      with tool calls and no content gets an empty text.
+    - Arguments of tool calls become objects, and fields that are null are left out.
+    - The role `developer` becomes `system` if the template does not know it.
+    - The reasoning of earlier answers gets the name that the template uses, or is left out if the
+      template uses none.
+    - A tool's answer gets the tool's `name`, found by its `tool_call_id`.
+    - If the template reads only the first call of a message, a message with several calls becomes
+      several messages, each followed by its answer.
 
     Raises InputError for messages of another shape.
     """
@@ -56,7 +57,7 @@ def _message(index: int, message: object, source: str) -> dict[str, Any]:
     if reasoning and "reasoning_content" in source:
         shown["reasoning_content"] = reasoning
     elif reasoning and "thinking" in source:
-        # gpt-oss's template takes one of both beside a call, and shows either as reasoning.
+        # Beside a call gpt-oss's template takes only one of the two, and shows it as reasoning.
         both = calls and content
         shown["thinking"] = f"{reasoning}\n\n{content}" if both else reasoning
         content = "" if both else content
@@ -80,7 +81,9 @@ def _content(where: str, message: Mapping[str, Any], *, is_optional: bool) -> st
 def _part(where: str, part: object) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(part, Mapping) or not isinstance(kind, str):
-        raise InputError(f'{where} is no object with a type; give {{"type": "text", "text": ...}}')
+        raise InputError(
+            f'{where} is not an object with a type; give {{"type": "text", "text": ...}}'
+        )
     # A refusal is the text of an earlier answer.
     text = part.get(kind) if kind in ("text", "refusal") else None
     if isinstance(text, str):
@@ -88,7 +91,7 @@ def _part(where: str, part: object) -> str:
     if kind in ("text", "refusal"):
         raise InputError(f"{where}: {kind} is {_found(part, kind)}; give a text")
     raise InputError(
-        f"{where} is of type {kind!r}, but this model reads text alone; give parts "
+        f"{where} is of type {kind!r}, but this model reads only text; give parts "
         '{"type": "text", "text": ...}'
     )
 
@@ -132,7 +135,7 @@ def _arguments(where: str, arguments: object) -> dict[str, Any]:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError) as error:
             raise InputError(
-                f"{where}: arguments are no JSON: {error}; give the text of a JSON object"
+                f"{where}: arguments are not JSON: {error}; give the text of a JSON object"
             ) from None
     elif arguments is None or isinstance(arguments, str):
         arguments = {}
@@ -162,7 +165,7 @@ def _reads_one_call(source: str) -> bool:
 
 
 def _one_call_each(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages with one call each, and behind each call the answer to it."""
+    """The messages with one call each, every call followed by its answer."""
     apart: list[dict[str, Any]] = []
     left = list(messages)
     while left:
@@ -175,7 +178,7 @@ def _one_call_each(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         while left and left[0]["role"] == "tool":
             answers.append(left.pop(0))
         for n, call in enumerate(calls):
-            # What was said and thought before the calls belongs to the first.
+            # Content and reasoning belong to the first call.
             said = message if n == 0 else {"role": message["role"], "content": ""}
             apart.append({**said, "tool_calls": [call]})
             mine = [a for a in answers if call.get("id") and a.get("tool_call_id") == call["id"]]

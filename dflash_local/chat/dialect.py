@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from dflash_local.chat.events import Event, NewId, call_id
 from dflash_local.chat.tool import Tool
@@ -16,35 +17,34 @@ class Parser(Protocol):
     """Turns one answer's text into events.
 
     However the text is cut into pieces, the events join to the same. Text is held back only as long
-    as it may still become a mark of the dialect or a call; what merely looks like a call (broken
-    JSON, a name that is no tool's, no end, inside a code block) comes out as content, unchanged.
+    as it may still become a mark of the dialect or a call. What only looks like a call comes out as
+    content, unchanged: broken JSON, an unknown tool, no end, or a call inside a code block.
     """
 
     def feed(self, text: str) -> list[Event]:
-        """The next piece of the answer."""
+        """The events of the next piece of the answer."""
         ...
 
     def finish(self) -> list[Event]:
-        """No more text comes: what was held back."""
+        """The events of the text that was held back: the answer has ended."""
         ...
 
 
-class Dialect(Protocol):
-    """One family's way of writing; without state."""
+class Dialect(ABC):
+    """One family's way of writing. It has no state of its own."""
 
-    @property
-    def name(self) -> str: ...
+    name: ClassVar[str]
+    special: ClassVar[bool] = False
+    """Whether the parser needs the names of control tokens in the text."""
+    stop: ClassVar[tuple[str, ...]] = ()
+    """Texts that end an answer, beside the model's end-of-text tokens."""
 
-    @property
-    def special(self) -> bool:
-        """Whether the parser needs the names of control tokens in the text."""
-        ...
+    @classmethod
+    @abstractmethod
+    def of(cls, template: str) -> Dialect | None:
+        """The dialect as a model with this chat template speaks it; None if it speaks another."""
 
-    @property
-    def stop(self) -> tuple[str, ...]:
-        """Texts that end an answer, beside the model's end-of-text tokens."""
-        ...
-
+    @abstractmethod
     def parser(
         self, tools: Sequence[Tool], *, thinking_open: bool = False, new_id: NewId = call_id
     ) -> Parser:
@@ -52,8 +52,8 @@ class Dialect(Protocol):
 
         `thinking_open` says that the prompt ends inside a reasoning part.
         """
-        ...
 
+    @abstractmethod
     def call_grammar(
         self,
         tools: Sequence[Tool],
@@ -68,11 +68,10 @@ class Dialect(Protocol):
         `choice` is "required" for any of `tools`, or the name of one; `parallel` allows several
         calls where the family can write several. None where the family has no calls.
         """
-        ...
 
+    @abstractmethod
     def answer_grammar(
         self, schema: Mapping[str, Any], *, is_token: IsToken, thinking_open: bool = False
     ) -> str | None:
         """A Lark grammar for llguidance that binds the answer's content to a JSON schema, after
-        reasoning if the model reasons. None where the content is all that an answer has."""
-        ...
+        reasoning if the model reasons. None where an answer is content and nothing else."""

@@ -37,9 +37,9 @@ class ToolCallStart:
 class ToolCallArguments:
     """The next piece of a call's arguments.
 
-    The pieces of a complete call join to the text of a JSON object. Where the model wrote something
-    else half way, or the answer was cut off, they join to the beginning of one, which no JSON
-    parser takes for complete; what the model wrote from the fault on comes as `Content`.
+    The pieces of a complete call join to the text of a JSON object. If the model wrote something
+    else half way, or the answer was cut off, they join to the beginning of an object, which no JSON
+    parser takes for complete; what the model wrote from the fault on follows as `Content`.
     """
 
     index: int
@@ -50,12 +50,12 @@ Event = Content | Reasoning | ToolCallStart | ToolCallArguments
 
 
 def call_id() -> str:
-    """A tool call's id, unlike any other."""
+    """A new tool call's id."""
     return f"call_{secrets.token_hex(12)}"
 
 
 def joined(events: list[Event]) -> list[Event]:
-    """`events` with neighbours that continue each other made one, and empty ones left out."""
+    """`events` without empty ones, and with neighbours that continue each other made one."""
     whole: list[Event] = []
     for event in events:
         last = whole[-1] if whole else None
@@ -76,3 +76,29 @@ def joined(events: list[Event]) -> list[Event]:
         else:
             whole.append(event)
     return whole
+
+
+class EventQueue:
+    """The events that a parser has found and not handed out yet. Counts the calls of an answer."""
+
+    def __init__(self, new_id: NewId) -> None:
+        self.n_calls = 0
+        self._new_id = new_id
+        self._events: list[Event] = []
+
+    def add(self, event: Event) -> None:
+        self._events.append(event)
+
+    def start_call(self, name: str) -> None:
+        """The model calls the tool `name`."""
+        self.add(ToolCallStart(self.n_calls, self._new_id(), name))
+        self.n_calls += 1
+
+    def add_arguments(self, text: str) -> None:
+        """A piece of the arguments of the call that started last."""
+        self.add(ToolCallArguments(self.n_calls - 1, text))
+
+    def take(self) -> list[Event]:
+        """All events since the last call, joined."""
+        events, self._events = joined(self._events), []
+        return events

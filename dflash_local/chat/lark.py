@@ -1,4 +1,4 @@
-"""Lark grammars for llguidance, as far as tool calls need them.
+"""Writes Lark grammars for llguidance, as far as tool calls need them.
 
 The syntax: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 """
@@ -12,8 +12,8 @@ from typing import Any
 from dflash_local.chat.dialect import IsToken
 from dflash_local.chat.tool import Tool
 
-# As Python's json.dumps writes, which is what templates show the models. White space that is free
-# invites small models to write nothing else.
+# The layout of Python's json.dumps, which templates show the models. If white space were free,
+# small models would write nothing else.
 _LAYOUT = {
     "whitespace_flexible": False,
     "item_separator": ", ?",
@@ -22,20 +22,20 @@ _LAYOUT = {
 
 
 def literal(text: str) -> str:
-    """`text` as it stands."""
+    """`text` as a literal of the grammar."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def mark(name: str, is_token: IsToken) -> str:
-    """A mark: the one token of that name where there is one, else its text."""
+    """A mark: the token of that name if there is one, else its text."""
     return name if is_token(name) else literal(name)
 
 
 def json_rule(name: str, schema: Any, *, lenient: bool = True) -> str:
     """A rule for JSON text of `schema`, in the layout that models are shown.
 
-    `lenient` ignores what of the schema no grammar knows, and is refused otherwise: tools of
-    editors name formats and keywords that OpenAI ignores too.
+    `lenient` ignores the parts of the schema that llguidance does not know; without it, such a
+    schema is refused. The tools of editors use formats and keywords that OpenAI ignores too.
     """
     bound = {**schema, "x-guidance": {**_LAYOUT, "lenient": lenient}}
     return f"{name}: %json {json.dumps(bound)}"

@@ -1,11 +1,12 @@
 """jinja2's immutable sandbox, with bounds on the time and the memory that a template takes.
 
-A template is a program out of a file from somewhere. jinja2 keeps it from the machine, but not from
-running for ever or filling the memory. So the program is changed before it is compiled: each turn
-of a loop and each call of a macro checks the clock, each expression that is written counts towards
-the length of the prompt, and what makes texts longer (`*`, `+`, `~`, `%`, `replace`, `center`, ...)
-looks at the length first. That costs a tenth of a microsecond a turn, works in any thread, leaves
-debuggers alone and needs no process of its own.
+A template is a program, and the file that it comes from need not be trusted. jinja2's sandbox keeps
+it away from files and processes, but does not stop it from running for ever or filling the memory.
+So we change the program before it is compiled. Each turn of a loop and each call of a macro checks
+the clock. Each expression that is written counts towards the length of the prompt. Everything that
+makes texts longer (`*`, `+`, `~`, `%`, `replace`, `center`, ...) checks the length first.
+
+This costs a tenth of a microsecond a turn, works in any thread, and needs no process of its own.
 """
 
 from __future__ import annotations
@@ -33,18 +34,19 @@ from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 MAX_SECONDS = 2.0
 MAX_CHARACTERS = 16 << 20
-"""Of a prompt, and of every text on the way to it: more than any context holds."""
+"""Of a prompt, and of every text that is made on the way to it: more than any context holds."""
 _MAX_NUMBER = 100_000
-"""Widths, counts and the like in what filters and methods are given; `range`'s bound as well."""
+"""Of widths, counts and the like in the arguments of filters and methods; also `range`'s bound."""
 _MAX_BITS = 4096
 _MADE_PER_WRITTEN = 16
-"""Texts on the way may be this much longer in all: templates put texts together piece by piece."""
+"""All texts on the way together may be this many times longer than the longest prompt: templates
+put texts together piece by piece."""
 _WIDE = re.compile(r"[0-9]{6}|\*")
 """In a format: `%99999999d`, `{:99999999}`, `%*d`."""
 
 
 class _Spent:
-    """What one rendering has used."""
+    """What one rendering has used so far."""
 
     def __init__(self, max_seconds: float, max_characters: int) -> None:
         self._max_seconds = max_seconds
@@ -76,7 +78,7 @@ _spent: ContextVar[_Spent] = ContextVar("_spent")
 
 @contextmanager
 def bounded(max_seconds: float, max_characters: int) -> Iterator[None]:
-    """Within it, templates of this thread are rendered with these bounds."""
+    """Renders the templates of this thread within these bounds."""
     token = _spent.set(_Spent(max_seconds, max_characters))
     try:
         yield
@@ -103,7 +105,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def from_source(self, source: str) -> jinja2.Template:
         """A template whose loops, macros and texts are bounded."""
-        program = _Bounds().visit(self.parse(source))
+        program = _AddChecks().visit(self.parse(source))
         program.set_environment(self)
         return self.from_string(program)
 
@@ -119,7 +121,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return super().call(context, obj, *args, **kwargs)
 
 
-class _Bounds(NodeTransformer):
+class _AddChecks(NodeTransformer):
     """Puts the checks into a template's program."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:
@@ -205,7 +207,7 @@ def _size(value: Any) -> int:
 
 
 def _checked(name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter behind a look at what it is given."""
+    """A filter that checks its arguments first."""
     n_skipped = 1 if hasattr(filter_, "jinja_pass_arg") else 0
 
     @wraps(filter_)
@@ -218,7 +220,7 @@ def _checked(name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:
 def _check(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
     """Refuse a filter or a text's method whose result may be too long; `args` begin with the value.
 
-    Returns the arguments, of which those that can be read only once were.
+    Returns the arguments to call it with: those that can be read only once become lists.
     """
     if not args:
         return args
@@ -290,7 +292,7 @@ def _check_operation(operator: str, left: Any, right: Any) -> None:
 def _check_format(text: str, values: Any) -> None:
     if _WIDE.search(text):
         raise SecurityError("a width in a format is too big")
-    # Each place takes one of the values, the longest perhaps.
+    # Each place takes one of the values, perhaps the longest.
     n_places = text.count("%") + text.count("{")
     _spent.get().make(len(text) + n_places * (_size(values) + _MAX_NUMBER // 10))
 

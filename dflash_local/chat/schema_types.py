@@ -1,4 +1,4 @@
-"""Which JSON types a schema lets a value have."""
+"""The JSON types that a JSON schema allows a value to have."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 ALL = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
-# Of schemas that go round in circles, nothing is known.
+# Schemas may refer to themselves. Deeper than this, every type is allowed.
 _MAX_DEPTH = 16
 
 
 def json_types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
-    """Names of the types that `schema` admits; `root` is where its references point into."""
+    """Names of the types that `schema` allows; its references point into `root`."""
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return ALL
     found = ALL
@@ -55,7 +55,7 @@ def admits(types: frozenset[str], value: Any) -> bool:
 
 
 def _target(reference: str, root: Mapping[str, Any]) -> Any:
-    """What a reference within the same schema points to; nothing is known of others."""
+    """What a reference within the same schema points to; an empty schema for any other."""
     found: Any = root
     head, *steps = reference.split("/")
     if head != "#":

@@ -1,4 +1,4 @@
-"""The chat template of a model file: messages and tools to the text of a prompt."""
+"""The chat template of a model file: turns messages and tools into the text of a prompt."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dflash_local.chat.sandbox import MAX_CHARACTERS, MAX_SECONDS, Sandbox, boun
 from dflash_local.chat.tool import Tool
 from dflash_local.errors import InputError
 
-_OURS = frozenset(
+_RESERVED = frozenset(
     {
         "add_generation_prompt",
         "bos_token",
@@ -24,15 +24,16 @@ _OURS = frozenset(
         "strftime_now",
     }
 )
+"""Variables that a caller may not set."""
 
 
 class ChatTemplate:
     """Turns messages into a prompt that ends where the assistant's answer begins.
 
     `source` is the jinja2 text of the GGUF's `tokenizer.chat_template`, None where the file has
-    none; `bos` and `eos` are the texts of these tokens. A rendering takes at most `max_seconds` and
-    writes at most `max_characters`. Any thread may render. Raises InputError for no or a bad
-    template.
+    none; `bos` and `eos` are the texts of these tokens. A rendering that takes longer than
+    `max_seconds` or writes more than `max_characters` is stopped. Any thread may render. Raises
+    InputError if there is no template, or a bad one.
     """
 
     def __init__(
@@ -52,10 +53,10 @@ class ChatTemplate:
         self._limits = (max_seconds, max_characters)
         self._ours = {"bos_token": bos, "eos_token": eos}
         try:
-            # What is constant in a template is computed when it is read.
+            # Constant parts of a template are computed when it is read.
             with bounded(*self._limits):
                 self._template = Sandbox().from_source(source)
-        except Exception as error:  # the file's text: jinja2 raises more than its own errors
+        except Exception as error:  # jinja2 raises more than its own errors for such a text
             raise InputError(f"the model's chat template cannot be read: {_line(error)}") from error
 
     def render(
@@ -69,13 +70,13 @@ class ChatTemplate:
         """The prompt for `messages`; see `conversation` for their shapes.
 
         `tools` are what the model may call, in OpenAI's shape; `kwargs` the template's own
-        variables, such as `enable_thinking=False`. A template that puts a beginning-of-text token
-        does so in its text. Raises InputError for messages of another shape, for names that are
-        not the caller's to set, for whatever the template objects to, and when it takes too long
-        or writes too much.
+        variables, such as `enable_thinking=False`. The prompt has a beginning-of-text token only if
+        the template writes one. Raises InputError for messages of another shape, for variables that
+        the caller may not set, if the template refuses the messages, and if it takes too long or
+        writes too much.
         """
         shown = conversation(messages, self._source)
-        taken = sorted(_OURS & kwargs.keys())
+        taken = sorted(_RESERVED & kwargs.keys())
         if taken:
             raise InputError(
                 f"chat_template_kwargs may not set {', '.join(taken)}, which the chat itself sets"
@@ -101,7 +102,7 @@ class ChatTemplate:
 
     @staticmethod
     def thinking_open(prompt: str) -> bool:
-        """Whether a rendered prompt ends inside a reasoning part, which the answer then closes."""
+        """Whether a rendered prompt ends inside a reasoning part, which the answer will close."""
         return prompt.rstrip().endswith("<think>")
 
 

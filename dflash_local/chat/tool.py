@@ -9,7 +9,8 @@ from typing import Any
 
 from dflash_local.errors import InputError
 
-# Anthropic's length, twice OpenAI's, of what every dialect can write between its marks.
+# Characters that every dialect can write between its marks; the length is Anthropic's, twice
+# OpenAI's.
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}", re.ASCII)
 _NO_PARAMETERS: Mapping[str, Any] = {
     "type": "object",
@@ -20,9 +21,9 @@ _NO_PARAMETERS: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Tool:
-    """`parameters` is the JSON schema of the arguments, an object's; without one there are none.
+    """`parameters` is the JSON schema of the arguments, an object; by default there are none.
 
-    Raises InputError for a name that is none, and for parameters that are no schema of an object.
+    Raises InputError for a bad name, and for parameters that are not the schema of an object.
     """
 
     name: str
@@ -38,7 +39,7 @@ class Tool:
         kind = given.get("type", "object") if isinstance(given, Mapping) else None
         if kind != "object":
             raise InputError(
-                f"the parameters of tool {self.name} are no JSON schema of an object; "
+                f"the parameters of tool {self.name} are not the JSON schema of an object; "
                 'give one with "type": "object"'
             )
 
@@ -52,12 +53,14 @@ class Tool:
             or given.get("type", "function") != "function"
         ):
             raise InputError(
-                'a tool is no function with a name; give {"type": "function", "function": '
+                'a tool is not a function with a name; give {"type": "function", "function": '
                 '{"name": ..., "parameters": ...}}'
             )
         description = function.get("description")
         if not (description is None or isinstance(description, str)):
-            raise InputError(f"the description of tool {function['name']} is no text; give a text")
+            raise InputError(
+                f"the description of tool {function['name']} is not a text; give a text"
+            )
         parameters = function.get("parameters")
         if parameters is None:
             return cls(function["name"], description)

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_local.chat import Dialect
-from dflash_local.chat.dialect import Parser
-from dflash_local.chat.thinking import CLOSE
+from dflash_local.chat.dialect import Dialect, Parser
+from dflash_local.chat.reasoning import CLOSE
 from dflash_local.model import Model
 from dflash_local.server.errors import ApiError
 from dflash_local.server.tools import ToolUse

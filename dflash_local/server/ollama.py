@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 
-from dflash_local.chat.plain import Plain
+from dflash_local.chat.dialects.plain import Plain
 from dflash_local.model import Model
 from dflash_local.server.answering import answer, pool_of
 from dflash_local.server.conversation import Conversation, prepare

@@ -15,7 +15,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from gguf import LlamaFileType
 
-from dflash_local.chat import dialect_of
+from dflash_local.chat.families import dialect_of
 from dflash_local.errors import FileError
 from dflash_local.gguf.file import GgufFile
 from dflash_local.server.answering import pool_of

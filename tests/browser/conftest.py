@@ -1,4 +1,4 @@
-"""A real browser for the tests of the page. `run.sh` names it; `make test` goes without."""
+"""A real browser for the tests of the page. `run.sh` says which; `make test` leaves them out."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from server_process import EXACT, ServerProcess, serving
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+
     from visit import Visit
 
 CHROMIUM = os.environ.get("DFLASH_LOCAL_BROWSER")
@@ -34,7 +35,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def locked(server: ServerProcess) -> Iterator[ServerProcess]:
-    """A server with a key. It waits for the other one, so that the two do not load at once."""
+    """A server with a key. It starts after the other one, so that the two do not load at once."""
     from visit import KEY
 
     with serving(*EXACT, "--api-key", KEY) as running:
@@ -43,7 +44,7 @@ def locked(server: ServerProcess) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def visit(browser: Browser, server: ServerProcess) -> Iterator[Visit]:
-    """The page of the server, open in a window of its own."""
+    """The server's page, open in a window of its own."""
     from visit import visiting
 
     with visiting(browser, server.url) as visit:

@@ -6,9 +6,9 @@ import time
 
 import httpx
 from playwright.sync_api import Browser, expect
-from visit import CHAT, KEY, Visit, visiting
 
 from server_process import ServerProcess
+from visit import CHAT, KEY, Visit, visiting
 
 LONG = {"ignore_eos": True, "max_tokens": None}
 
@@ -81,7 +81,7 @@ def test_regenerate_asks_the_same_again(visit: Visit) -> None:
     assert visit.chats[0] == visit.chats[1]
 
 
-def test_a_conversation_goes_on_and_begins_anew(visit: Visit) -> None:
+def test_a_conversation_goes_on_and_starts_again(visit: Visit) -> None:
     visit.answer()
     visit.answer("Now subtract.")
     assert [message["role"] for message in visit.chats[1]["messages"]] == [
@@ -135,7 +135,7 @@ def test_all_of_it_by_keyboard(visit: Visit) -> None:
     assert places == sorted(places), names
 
 
-def test_who_cannot_see_hears_the_answer(visit: Visit) -> None:
+def test_screen_readers_get_the_answer(visit: Visit) -> None:
     visit.force("One.\n\nTwo.\n\nThree.")
     visit.ask()
     visit.wait()

@@ -7,6 +7,7 @@ import re
 
 import pytest
 from playwright.sync_api import expect
+
 from visit import Visit
 
 HOSTILE = """<img src=x onerror="window.hit=1"> <script>window.hit=2</script>
@@ -48,6 +49,12 @@ def sort(a):
 2 * 3 * 4 and snake_case_name, ***both***, ~~gone~~, \\*kept\\*
 """
 
+CODE = (
+    '<div class="code"><div class="bar"><span>{}</span><button type="button" '
+    'aria-label="Copy the code" data-copies="code">Copy</button></div><pre tabindex="0"><code>'
+    "{}</code></pre></div>"
+)
+
 RENDERED = (
     "<h4>Sorting</h4>"
     "<p>A <em>stable</em> sort keeps <strong>equal</strong> items in <code>order</code>, see "
@@ -59,11 +66,9 @@ RENDERED = (
     "<blockquote><p>quoted\non two lines</p></blockquote>"
     '<div class="table" tabindex="0"><table><thead><tr><th>name</th><th>time</th></tr></thead>'
     "<tbody><tr><td>merge</td><td>n log n</td></tr></tbody></table></div>"
-    '<div class="code"><div class="bar"><span>python</span><button type="button" '
-    'aria-label="Copy the code" data-copies="code">Copy</button></div><pre tabindex="0"><code>'
-    "def sort(a):\n    return a * b * c</code></pre></div>"
-    "<hr>"
-    "<p>2 * 3 * 4 and snake_case_name, <strong><em>both</em></strong>, <del>gone</del>, "
+    + CODE.format("python", "def sort(a):\n    return a * b * c")
+    + "<hr>"
+    "<p>2 * 3 * 4 and snake_case_name, <em><strong>both</strong></em>, <del>gone</del>, "
     "*kept*</p>"
 )
 
@@ -82,10 +87,10 @@ SHOW = """async (pieces) => {
     return shown;
 }"""
 
-INLINE = {"code", "span", "button", "a", "em", "strong", "del"}
+INLINE = {"code", "span", "button", "a", "em", "strong", "del", "br"}
 TABLE = {"div", "table", "thead", "tbody", "tr", "th", "td"}
 BLOCKS = {"p", "h3", "h4", "h5", "h6", "hr", "ul", "ol", "li", "blockquote", "pre"}
-UNITS = ["*a ", "_a", "[a](", "`", "``a ", "> ", "- ", "|", "**a*", "![", "~~~"]
+UNITS = ["*a ", "_a", "[a](", "`", "``a ", "> ", "- ", "|", "**a*", "![", "~~~", "*_", "> - "]
 
 
 def test_hostile_text_stays_text(visit: Visit) -> None:
@@ -126,6 +131,32 @@ def test_a_document(visit: Visit) -> None:
     slowly, at_once = visit.evaluate(SHOW, list(DOCUMENT))
     assert at_once == RENDERED
     assert slowly == RENDERED
+
+
+def test_blocks_within_blocks(visit: Visit) -> None:
+    text = "1. one\n\n   ```py\n   a\n\n     b\n   ```\n2. > two  \n   > *lines*\n"
+    slowly, at_once = visit.evaluate(SHOW, list(text))
+    assert slowly == at_once
+    assert at_once == (
+        '<ol start="1"><li><p>one</p>' + CODE.format("py", "a\n\n  b") + "</li>"
+        "<li><blockquote><p>two<br><em>lines</em></p></blockquote></li></ol>"
+    )
+
+
+def test_links_that_lead_elsewhere_are_shown_as_written(visit: Visit) -> None:
+    _, shown = visit.evaluate(SHOW, ["[*a* b](c.md) [d] [e][f] ![g](h.png) <i@j.k>"])
+    link = '<a href="mailto:i@j.k" target="_blank" rel="noopener noreferrer nofollow">i@j.k</a>'
+    assert shown == f"<p>[<em>a</em> b](c.md) [d] [e][f] ![g](h.png) {link}</p>"
+
+
+def test_a_row_has_the_columns_of_its_table(visit: Visit) -> None:
+    _, shown = visit.evaluate(SHOW, ["a | b\n-|-\n| | `x\\|y` | z |\nc\n"])
+    rows = re.findall("<tr>.*?</tr>", shown)
+    assert rows == [
+        "<tr><th>a</th><th>b</th></tr>",
+        "<tr><td></td><td><code>x\\|y</code></td></tr>",
+        "<tr><td>c</td><td></td></tr>",
+    ]
 
 
 def test_a_document_from_the_model(visit: Visit) -> None:

@@ -10,7 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import chat_models
-from dflash_local.chat import Dialect, Tool, dialect_of
+from dflash_local.chat.dialect import Dialect
+from dflash_local.chat.dialects.harmony import Harmony
+from dflash_local.chat.dialects.hermes import Hermes
+from dflash_local.chat.dialects.llama31 import Llama31
+from dflash_local.chat.dialects.plain import Plain
+from dflash_local.chat.dialects.qwen_coder import QwenCoder
 from dflash_local.chat.events import (
     Content,
     Event,
@@ -20,12 +25,8 @@ from dflash_local.chat.events import (
     call_id,
     joined,
 )
-from dflash_local.chat.harmony import Harmony
-from dflash_local.chat.hermes import Hermes
-from dflash_local.chat.llama31 import Llama31
-from dflash_local.chat.plain import Plain
-from dflash_local.chat.qwen_coder import QwenCoder
-from dflash_local.errors import InputError
+from dflash_local.chat.families import dialect_of
+from dflash_local.chat.tool import Tool
 
 SCHEMA = {
     "type": "object",
@@ -105,6 +106,7 @@ ANSWERS: list[tuple[Dialect, str, list[Event]]] = [
         '<|python_tag|>get_weather.call(city="a) b", days=2)',
         call(0, "get_weather", '{"city": "a) b", "days": 2}'),
     ),
+    (Llama31(), '{"name": "now", "parameters": {}, "more": [1]}', call(0, "now", "{}")),
     # Qwen3-Coder
     (
         QwenCoder(),
@@ -140,6 +142,11 @@ ANSWERS: list[tuple[Dialect, str, list[Event]]] = [
         Harmony(),
         " to=functions.now<|channel|>commentary json<|message|>{}",
         call(0, "now", "{}"),
+    ),
+    (
+        Harmony(),
+        ' to=functions.now<|message|> {"a": "<|end|>"} <|call|>',
+        call(0, "now", '{"a": "<|end|>"}'),
     ),
     (
         Harmony(),
@@ -353,30 +360,4 @@ def test_unknown_templates_are_plain() -> None:
     assert dialect_of("{{ messages }}") == Plain()
     assert dialect_of("<think>") == Plain(thinking=True)
     assert dialect_of("<tool_call>{{ name }}<arg_key>") == Plain()
-    assert dialect_of(None, "qwen3") == Plain()
-    assert dialect_of(None, "gpt-oss") == Harmony()
-
-
-@pytest.mark.parametrize(
-    ("tool", "part"),
-    [
-        ({"type": "web_search"}, "no function"),
-        ({"type": "function", "function": {}}, "no function with a name"),
-        ({"type": "function", "function": {"name": "a b"}}, "'a b'"),
-        ({"type": "function", "function": {"name": "f", "parameters": []}}, "JSON schema"),
-        (
-            {"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}},
-            "object",
-        ),
-        ({"type": "function", "function": {"name": "f", "description": 3}}, "description"),
-        ("f", "no function"),
-    ],
-)
-def test_tools_of_another_shape_are_refused(tool: dict[str, object], part: str) -> None:
-    with pytest.raises(InputError, match=part):
-        Tool.of(tool)
-
-
-def test_a_tool_keeps_its_shape() -> None:
-    assert Tool.of(chat_models.WEATHER).shown() == chat_models.WEATHER
-    assert Tool.of(chat_models.NOW).parameters["properties"] == {}
+    assert dialect_of(None) == Plain()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import llama_cpp.llama_cpp as api
 import pytest
 
 import chat_models
-from dflash_local.chat import ChatTemplate, Tool
+from chat_models import CALLED, HELLO
+from dflash_local.chat.dialects.hermes import Hermes
 from dflash_local.chat.events import Reasoning, ToolCallArguments, ToolCallStart, joined
-from dflash_local.chat.hermes import Hermes
+from dflash_local.chat.template import ChatTemplate
+from dflash_local.chat.tool import Tool
 from dflash_local.demo import pair
 from dflash_local.errors import InputError
 from dflash_local.llama import runtime
@@ -27,34 +28,9 @@ CHATML = """{%- for message in messages %}
 {% endif %}
 {%- endif %}"""
 
-HELLO = [{"role": "user", "content": "Hello"}]
-
-
-CALL = {
-    "id": "call_1",
-    "type": "function",
-    "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'},
-}
-CALLED = [
-    {"role": "user", "content": "Weather?"},
-    {
-        "role": "assistant",
-        "content": None,
-        "reasoning_content": "Hm.",
-        "tool_calls": [CALL, {**CALL, "id": "call_2"}],
-    },
-    {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
-    {"role": "tool", "tool_call_id": "call_2", "content": [{"type": "text", "text": "windy"}]},
-]
-
 
 def template(source: str | None = CHATML) -> ChatTemplate:
     return ChatTemplate(source, bos="<s>", eos="</s>")
-
-
-def small(source: str, *, max_seconds: float = 60) -> ChatTemplate:
-    """A template with tight bounds."""
-    return ChatTemplate(source, bos="", eos="", max_seconds=max_seconds, max_characters=20_000)
 
 
 def refusal(source: str | None, messages: Any = HELLO, /, **kwargs: Any) -> str:
@@ -125,24 +101,6 @@ def test_a_template_that_fails_is_one_line(source: str, part: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("messages", "part"),
-    [
-        ([], "empty"),
-        (None, "null"),
-        ("Hello", "of type str"),
-        ({"role": "user", "content": "Hello"}, "of type dict"),
-        (["Hello"], "message 0 is of type str"),
-        ([*HELLO, {"content": "x"}], "message 1: role is missing"),
-        ([{"role": "user"}], "content is missing"),
-        ([{"role": "user", "content": None}], "content is null"),
-        ([{"role": 3, "content": "x"}], "role is of type int"),
-    ],
-)
-def test_messages_of_another_shape_are_refused(messages: Any, part: str) -> None:
-    assert part in refusal(CHATML, messages)
-
-
-@pytest.mark.parametrize(
     "name", ["messages", "bos_token", "eos_token", "raise_exception", "self", "strftime_now"]
 )
 def test_what_the_chat_sets_is_not_the_caller_s(name: str) -> None:
@@ -153,13 +111,6 @@ def test_rendering_leaves_the_messages_alone() -> None:
     messages = [dict(HELLO[0])]
     template("{% set m = messages[0] %}{{ m.content | upper }}").render(messages)
     assert messages == HELLO
-
-
-SHOW = "{{ messages | tojson }}{# reasoning_content #}"
-
-
-def shown(messages: Any, source: str = SHOW) -> Any:
-    return json.loads(template(source).render(messages))
 
 
 def test_qwen3_is_shown_tools_calls_and_answers() -> None:
@@ -210,117 +161,10 @@ def test_several_calls_come_one_by_one_where_the_template_takes_one() -> None:
         assert first < prompt.index("sunny") < prompt.index("Paris", first + 1)
 
 
-def test_messages_are_brought_into_the_shape_of_templates() -> None:
-    call, answer = shown(CALLED)[1:3]
-    assert call["content"] == "" and call["reasoning_content"] == "Hm."
-    assert call["tool_calls"][0]["function"]["arguments"] == {"city": "Paris"}
-    assert answer == {**CALLED[2], "name": "get_weather"}
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert shown([{"role": "user", "content": parts, "name": None}]) == [
-        {"role": "user", "content": "a\nb"}
-    ]
-    nothing = {**CALL, "function": {"name": "now", "arguments": ""}}
-    message = shown([*HELLO, {"role": "assistant", "tool_calls": [nothing]}])[1]
-    assert message["tool_calls"][0]["function"]["arguments"] == {}
-    assert "tool_calls" not in shown([{**HELLO[0], "tool_calls": []}])[0]
-
-
-def test_developer_is_system_where_the_template_knows_no_developer() -> None:
-    messages = [{"role": "developer", "content": "Be brief."}, *HELLO]
-    assert shown(messages)[0]["role"] == "system"
-    assert shown(messages, SHOW + "{# developer #}")[0]["role"] == "developer"
-
-
-@pytest.mark.parametrize("given", ["reasoning_content", "reasoning", "thinking"])
-def test_reasoning_has_the_name_that_the_template_asks_for(given: str) -> None:
-    messages = [*HELLO, {"role": "assistant", "content": "Hi", given: "Hm."}]
-    assert shown(messages)[1]["reasoning_content"] == "Hm."
-    assert shown(messages, "{{ messages | tojson }}{# thinking #}")[1] == {
-        "role": "assistant",
-        "content": "Hi",
-        "thinking": "Hm.",
-    }
-    assert shown(messages, "{{ messages | tojson }}")[1] == {"role": "assistant", "content": "Hi"}
-
-
 def test_gpt_oss_is_shown_what_was_said_and_thought_before_a_call() -> None:
     said = {**CALLED[1], "content": "Let me look."}
     prompt = template(chat_models.template("harmony")).render([CALLED[0], said, CALLED[2]])
     assert "analysis<|message|>Hm.\n\nLet me look.<|end|>" in prompt
-
-
-@pytest.mark.parametrize(
-    ("message", "part"),
-    [
-        ({"content": [{"type": "image_url", "image_url": {}}]}, "part 0 is of type 'image_url'"),
-        ({"content": [{"type": "text"}]}, "part 0: text is missing"),
-        ({"content": ["a"]}, "part 0 is no object with a type"),
-        ({"content": []}, "content is empty"),
-        ({"content": "x", "reasoning_content": 3}, "reasoning_content is of type int"),
-        ({"tool_calls": "f"}, "tool_calls are of type str"),
-        ({"tool_calls": [{}]}, "tool call 0 names no function"),
-        ({"tool_calls": [{"function": {"name": 3}}]}, "name is of type int"),
-        ({"tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}, "arguments are no JSON"),
-        ({"tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}, "are of type list"),
-    ],
-)
-def test_parts_of_another_shape_are_refused(message: dict[str, Any], part: str) -> None:
-    assert part in refusal(CHATML, [*HELLO, {"role": "assistant", **message}])
-
-
-DOUBLED = (
-    "{% set all = namespace(x='ab') %}{% for i in range(99) %}{% set all.x = EACH %}{% endfor %}"
-)
-
-
-@pytest.mark.parametrize(
-    ("source", "part"),
-    [
-        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "0.1 s"),
-        (
-            "{% macro f(n) %}{% if n %}{% set x = f(n - 1) ~ f(n - 1) %}{% endif %}{% endmacro %}"
-            "{{ f(99) }}",
-            "0.1 s",
-        ),
-        ("{% for a in range(99999) %}text{% endfor %}", "20000 characters"),
-        ("{{ 'text' * 99999 }}", "20000 characters"),
-        ("{{ [1] * 99999 }}", "20000 characters"),
-        (DOUBLED.replace("EACH", "all.x ~ all.x"), "20000 characters"),
-        (DOUBLED.replace("EACH", "all.x + all.x"), "20000 characters"),
-        (DOUBLED.replace("EACH", "[all.x, all.x] | join"), "20000 characters"),
-        (DOUBLED.replace("EACH", "all.x.join([all.x, all.x])"), "20000 characters"),
-        (DOUBLED.replace("EACH", "all.x.replace('a', all.x)"), "20000 characters"),
-        (DOUBLED.replace("EACH", "all.x | replace('a', all.x)"), "20000 characters"),
-        (DOUBLED.replace("EACH", "'%s%s' % (all.x, all.x)"), "20000 characters"),
-        (DOUBLED.replace("EACH", "'{0}{0}'.format(all.x)"), "20000 characters"),
-        (DOUBLED.replace("EACH", "[all.x, all.x]") + "{{ all.x }}", "20000 characters"),
-        (DOUBLED.replace("EACH", "[all.x, all.x]") + "{{ all.x | tojson }}", "20000 characters"),
-        ("{% set x = range(999) | map('center', 999) | list %}", "20000 characters"),
-        ("{{ 'a' | center(10 ** 9) }}", "center of 1000000000 is too big"),
-        ("{{ 'a'.ljust(10 ** 9) }}", "ljust of 1000000000 is too big"),
-        ("{{ [1] | batch(10 ** 9, 'x') | list }}", "batch of 1000000000 is too big"),
-        ("{{ '%999999999d' % 1 }}", "width"),
-        ("{{ '{:999999999}'.format(1) }}", "width"),
-        ("{{ 9 ** 9999999 }}", "number is too big"),
-        ("{{ 'a'.translate({97: 'b'}) }}", "translate"),
-    ],
-)
-def test_a_template_that_runs_away_is_stopped(source: str, part: str) -> None:
-    with pytest.raises(InputError, match=part):
-        small(source, max_seconds=0.1 if part == "0.1 s" else 60).render(HELLO)
-
-
-def test_templates_are_stopped_in_any_thread() -> None:
-    turns = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    loop = small(turns, max_seconds=0.1)
-    with ThreadPoolExecutor(2) as pool:
-        for attempt in [pool.submit(loop.render, HELLO) for _ in range(2)]:
-            assert isinstance(attempt.exception(), InputError)
-
-
-def test_one_rendering_s_use_does_not_count_for_the_next() -> None:
-    long = small("{{ messages[0].content * 4000 }}")
-    assert all(len(long.render(HELLO)) == 20_000 for _ in range(40))
 
 
 def test_a_prompt_that_ends_in_reasoning_is_known() -> None:

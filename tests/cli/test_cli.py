@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
-import sysconfig
-from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from command_line import COMMAND, run, run_here
 from dflash_local import demo
 from dflash_local.cli.chat import chat
 from dflash_local.cli.complete import complete
@@ -23,26 +21,13 @@ from dflash_local.cli.options import KV_TYPES, SAMPLING
 from dflash_local.fit import options
 from dflash_local.sampling.params import SamplingParams
 
-COMMAND = Path(sysconfig.get_path("scripts"), "dflash-local")
 PROMPT = "def fib(n):"
 TARGET, DRAFTER = map(str, demo.pair())
 
 
-def run(
-    *arguments: str | bytes, stdin: bytes = b"", environment: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [COMMAND, *arguments],
-        input=stdin,
-        capture_output=True,
-        env={**os.environ, **(environment or {})},
-        timeout=300,
-    )
-
-
 def completion(*arguments: str, **environment: str) -> dict[str, Any]:
     """What `complete --json` printed: one object, and nothing else."""
-    done = run("complete", "--json", *arguments, environment=environment)
+    done = run_here("complete", "--json", *arguments, environment=environment)
     assert done.returncode == 0, done.stderr
     parsed: dict[str, Any] = json.loads(done.stdout)
     return parsed
@@ -145,14 +130,11 @@ def test_stdout_gets_the_text_and_nothing_else(greedy: dict[str, Any]) -> None:
 def test_a_prompt_may_come_from_a_file_or_stdin(greedy: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "prompt.txt"
     file.write_text(PROMPT)
-    for arguments, stdin in [
-        (("-f", str(file)), ""),
-        (("-f", "-"), PROMPT),
-        (("-",), PROMPT),
-        ((), PROMPT),
-    ]:
-        done = run("complete", "--json", "-n", "8", *arguments, stdin=stdin.encode())
+    for arguments, stdin in [(("-f", str(file)), ""), (("-f", "-"), PROMPT), (("-",), PROMPT)]:
+        done = run_here("complete", "--json", "-n", "8", *arguments, stdin=stdin.encode())
         assert json.loads(done.stdout)["tokens"] == greedy["tokens"][:8]
+    done = run("complete", "--json", "-n", "8", stdin=PROMPT.encode())
+    assert json.loads(done.stdout)["tokens"] == greedy["tokens"][:8]
 
 
 def test_special_tokens_are_parsed() -> None:
@@ -163,9 +145,9 @@ def test_special_tokens_are_parsed() -> None:
 
 
 def test_plain_decoding_without_a_drafter(greedy: dict[str, Any]) -> None:
-    done = run("complete", "--json", "--target", TARGET, "-n", "16", PROMPT)
+    done = run_here("complete", "--json", "--target", TARGET, "-n", "16", PROMPT)
     answer = json.loads(done.stdout)
-    assert b"no --draft" in done.stderr
+    assert "no --draft" in done.stderr
     assert answer["tokens"] == greedy["tokens"][:16]
     assert answer["stats"]["drafted"] == 0 and answer["exactness"] is None
 
@@ -211,10 +193,10 @@ def test_a_grammar_is_followed(tmp_path: Path) -> None:
 
 
 def test_a_comparison_with_plain_decoding(greedy: dict[str, Any]) -> None:
-    done = run("complete", "--json", "--compare", "--temp", "0.8", "-n", "16", PROMPT)
+    done = run_here("complete", "--json", "--compare", "--temp", "0.8", "-n", "16", PROMPT)
     compared = json.loads(done.stdout)["compare"]
     assert compared["equal"] and compared["ratio"] > 0
-    assert b"the same tokens" in done.stderr
+    assert "the same tokens" in done.stderr
 
 
 # Ends before the end.
@@ -314,7 +296,10 @@ def refused(*arguments: str | bytes, stdin: bytes = b"", **environment: str) -> 
     ],
 )
 def test_bad_options(arguments: list[str], named: str) -> None:
-    assert named in refused("complete", *arguments)
+    done = run_here("complete", *arguments)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert re.fullmatch(r"dflash-local: error: [^\n]+\n", done.stderr), done.stderr
+    assert named in done.stderr
 
 
 def test_bad_environment_variables_are_named() -> None:
@@ -336,8 +321,9 @@ def test_prompts_that_are_not_text() -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="its command lines are Unicode")
 def test_a_prompt_in_another_locale() -> None:
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    here, there = completion("-n", "8", "x = 'é'"), completion("-n", "8", "x = 'é'", **locale)
-    assert here["tokens"] == there["tokens"]
+    arguments = ("complete", "--json", "-n", "8", "x = 'é'")
+    there = json.loads(run(*arguments, environment=locale).stdout)
+    assert there["tokens"] == json.loads(run(*arguments).stdout)["tokens"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,46 +16,40 @@ from prompt_toolkit.history import InMemoryHistory
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
+from command_line import COMMAND, run, run_here
 from dflash_local.cli.answer import write_stdout
 from dflash_local.cli.line_editor import LineEditor, unquoted
 
-COMMAND = Path(sysconfig.get_path("scripts"), "dflash-local")
 QUESTION = "Write a function that adds two numbers."
 PATIENCE = 120  # seconds until a terminal that says nothing is given up
 
 
-def chat(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [COMMAND, "chat", *arguments], input=stdin, capture_output=True, timeout=300
-    )
-
-
 @pytest.fixture(scope="module")
 def answer() -> str:
-    done = chat("-n", "24", QUESTION)
+    done = run("chat", "-n", "24", QUESTION)
     assert done.returncode == 0, done.stderr
     return done.stdout.decode()
 
 
 def test_an_answer_is_all_that_stdout_gets(answer: str) -> None:
-    done = chat("-n", "24", "--json", QUESTION)
+    done = run_here("chat", "-n", "24", "--json", QUESTION)
     assert json.loads(done.stdout)["text"] == answer
-    assert answer and b"shipped pair" in done.stderr and b"tokens/s" in done.stderr
+    assert answer and "shipped pair" in done.stderr and "tokens/s" in done.stderr
 
 
 def test_stdin_is_the_prompt_when_it_is_no_terminal(answer: str) -> None:
-    assert chat("-n", "24", stdin=f"{QUESTION}\n".encode()).stdout.decode() == answer
-    assert chat("-n", "24", "-", stdin=QUESTION.encode()).stdout.decode() == answer
+    assert run("chat", "-n", "24", stdin=f"{QUESTION}\n".encode()).stdout.decode() == answer
+    assert run_here("chat", "-n", "24", "-", stdin=QUESTION.encode()).stdout == answer
 
 
 def test_quiet_says_nothing_beside_the_answer(answer: str) -> None:
-    done = chat("-q", "-n", "24", QUESTION)
+    done = run("chat", "-q", "-n", "24", QUESTION)
     assert (done.stdout.decode(), done.stderr) == (answer, b"")
 
 
 def test_a_system_message_is_part_of_the_prompt() -> None:
     def prompt_tokens(*arguments: str) -> int:
-        done = chat("-n", "1", "--json", *arguments, QUESTION)
+        done = run_here("chat", "-n", "1", "--json", *arguments, QUESTION)
         return int(json.loads(done.stdout)["stats"]["prompt_tokens"])
 
     assert prompt_tokens("--system", "You write Python.") > prompt_tokens()
@@ -65,8 +58,8 @@ def test_a_system_message_is_part_of_the_prompt() -> None:
 def test_thinking_can_be_turned_off(answer: str) -> None:
     """The shipped target's template knows no reasoning, so the answer stays what it was."""
     asked = ("--chat-template-kwargs", '{"enable_thinking": false}')
-    assert chat("-n", "24", "--no-thinking", QUESTION).stdout.decode() == answer
-    assert chat("-n", "24", *asked, QUESTION).stdout.decode() == answer
+    assert run_here("chat", "-n", "24", "--no-thinking", QUESTION).stdout == answer
+    assert run_here("chat", "-n", "24", *asked, QUESTION).stdout == answer
 
 
 @pytest.mark.parametrize(
@@ -83,9 +76,9 @@ def test_thinking_can_be_turned_off(answer: str) -> None:
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str]) -> None:
-    done = chat(*arguments)
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr.count(b"\n") == 1
+    done = run_here("chat", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
 
 
 # What a message is, key by key.

@@ -1,17 +1,15 @@
-"""`--compare` holds drafts against plain decoding, and trees against chains as well."""
+"""`--compare` compares drafts with plain decoding, and trees with chains as well."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sysconfig
-from pathlib import Path
 
 import pytest
 
-COMMAND = Path(sysconfig.get_path("scripts"), "dflash-local")
+from command_line import run_here
+
 ARGUMENTS = (
     *("complete", "--compare", "--threads", "1", "--gpu-layers", "0", "--ctx", "512"),
     *("--kv-type", "q8_0", "-n", "32", "def is_prime(n):"),
@@ -19,13 +17,7 @@ ARGUMENTS = (
 
 
 def compare(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [COMMAND, *ARGUMENTS, *arguments],
-        capture_output=True,
-        text=True,
-        env=os.environ,
-        timeout=300,
-    )
+    return run_here(*ARGUMENTS, *arguments)
 
 
 @pytest.mark.parametrize("width", ["16", "32"])

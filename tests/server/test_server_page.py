@@ -19,6 +19,7 @@ FILES = {
     "page/markdown.js": "text/javascript",
     "page/meter.js": "text/javascript",
     "page/models.js": "text/javascript",
+    "page/vendor/lezer-markdown.js": "text/javascript",
     "page/icon.svg": "image/svg+xml",
 }
 
@@ -129,7 +130,16 @@ def test_clients_that_probe(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["__init__.py", "nothing.js", "%2e%2e/app.py", "..%2fapp.py", "page.js/", "page.js%00"]
+    "name",
+    [
+        "__init__.py",
+        "nothing.js",
+        "%2e%2e/app.py",
+        "..%2fapp.py",
+        "page.js/",
+        "page.js%00",
+        "vendor/LICENSE",
+    ],
 )
 def test_no_other_file_is_served(client: httpx.Client, name: str) -> None:
     answer = client.get(f"/page/{name}")

@@ -1,4 +1,4 @@
-"""The shipped target with the chat template of another family, and tools to offer it.
+"""The shipped target with the chat template of another family, and chats to render with it.
 
 The templates in `chat_templates/` write what those of the families' models write.
 """
@@ -31,6 +31,25 @@ WEATHER: dict[str, Any] = {
 }
 NOW: dict[str, Any] = {"type": "function", "function": {"name": "now"}}
 """A tool without arguments."""
+
+HELLO = [{"role": "user", "content": "Hello"}]
+CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'},
+}
+CALLED: list[dict[str, Any]] = [
+    {"role": "user", "content": "Weather?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "reasoning_content": "Hm.",
+        "tool_calls": [CALL, {**CALL, "id": "call_2"}],
+    },
+    {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
+    {"role": "tool", "tool_call_id": "call_2", "content": [{"type": "text", "text": "windy"}]},
+]
+"""A conversation in which the model has reasoned and called a tool twice."""
 
 
 def template(family: str) -> str:

@@ -1,4 +1,4 @@
-"""One visit to the page: what its user does and sees, and that it does nothing it must not."""
+"""One visit to the page: what its user does and sees, and checks that the page behaves."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ window.fetch = async (...request) => {
 
 
 class Visit:
-    """An open page. `requests` are all that it has sent, `faults` what went wrong in it."""
+    """An open page, with all the `requests` that it has sent and the `faults` in it."""
 
     def __init__(self, page: Page, origin: str) -> None:
         self.page = page
@@ -37,16 +37,16 @@ class Visit:
         self.faults: list[str] = []
         page.on("request", lambda request: self.requests.append(request))
         page.on("pageerror", lambda error: self.faults.append(str(error)))
-        page.on("console", self._hear)
+        page.on("console", self._on_console)
         page.add_init_script(_WATCH)
 
     def open(self) -> None:
         self.page.goto(self.origin)
-        # It has asked the server what is served, and was told or refused.
+        # Wait until the server has said which models it has, or has refused to.
         expect(self.page.locator("#name:not(:empty), #reason:not(:empty)")).not_to_have_count(0)
 
     def change(self, **more: Any) -> None:
-        """Add these fields to every chat request on its way to the server; None takes one out."""
+        """Add these fields to every chat request on its way to the server; None removes one."""
 
         def pass_on(route: Route) -> None:
             body = {**json.loads(route.request.post_data or ""), **more}
@@ -82,15 +82,15 @@ class Visit:
         return self.page.evaluate(script, argument)
 
     def until(self, script: str) -> None:
-        """Wait until `script` is true. Playwright's own way to wait needs `eval`, which the page
-        forbids."""
+        """Wait until `script` is true. Playwright's own way to wait needs `eval`, which the page's
+        policy forbids."""
         until = time.monotonic() + 60
         while not self.evaluate(script):
-            assert time.monotonic() < until, f"this was never so: {script}"
+            assert time.monotonic() < until, f"this never became true: {script}"
             self.page.wait_for_timeout(20)
 
     def chunks(self, text: str = PROMPT) -> list[dict[str, Any]]:
-        """Those of the next answer, as the server sends them to the page."""
+        """The chunks of the next answer, as the server sends them to the page."""
         self.evaluate("bodies.length = 0")
         self.ask(text)
         self.wait()
@@ -105,13 +105,13 @@ class Visit:
         return [json.loads(request.post_data or "") for request in sent]
 
     def check(self) -> None:
-        """It did nothing that it must not."""
+        """Check that it has no errors, kept to its policy and asked no other host."""
         assert self.faults == []
         assert self.evaluate("violations") == []
         strangers = [r.url for r in self.requests if not r.url.startswith(self.origin + "/")]
         assert strangers == []
 
-    def _hear(self, message: Any) -> None:
+    def _on_console(self, message: Any) -> None:
         # A refused request is reported to the console by the browser itself.
         if message.type in ("error", "warning") and "Failed to load resource" not in message.text:
             self.faults.append(message.text)

@@ -1,4 +1,4 @@
-"""`/`: a page to talk to the model and to watch it draft. Its files lie here."""
+"""The page at `/`: to chat with the model and to watch it draft. Its files are in this folder."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ _NAMES = (
     "chat_stream.js",
     "answer.js",
     "markdown.js",
+    "vendor/lezer-markdown.js",
     "models.js",
     "meter.js",
     "icon.svg",
 )
 PATHS = frozenset({"/", *(f"/page/{name}" for name in _NAMES)})
-"""What is answered without a key: nothing in these files is a secret, and the page asks for one."""
+"""What is served without a key: nothing in these files is secret, and the page asks for the key."""
 
 HEADERS = {
     "Content-Security-Policy": "; ".join(
@@ -42,7 +43,7 @@ HEADERS = {
             "base-uri 'none'",
             "form-action 'none'",
             "frame-ancestors 'none'",
-            # No text becomes markup or a script in any way, whatever a model writes.
+            # The browser refuses to turn any text into markup or a script, whatever a model writes.
             "require-trusted-types-for 'script'",
             "trusted-types 'none'",
         )
@@ -73,10 +74,10 @@ async def index(request: Request) -> Response:
     return _answer(request, _file("index.html"))
 
 
-@router.get("/page/{name}")
-@router.head("/page/{name}")
+@router.get("/page/{name:path}")
+@router.head("/page/{name:path}")
 async def part(request: Request, name: str) -> Response:
-    """What the page is made of."""
+    """One of the page's files."""
     if name not in _NAMES:
         raise ApiError(404, "the page has no such file", code="not_found")
     return _answer(request, _file(name))

@@ -1,14 +1,7 @@
-/** Messages as they stand in the page. */
+/** The messages in the page: the user's questions and the model's answers. */
 
-import { Source, View } from "./markdown.js";
+import { Source, View, make } from "./markdown.js";
 import { Tally } from "./meter.js";
-
-function make(name, className, text = "") {
-  const element = document.createElement(name);
-  if (className) element.className = className;
-  element.textContent = text;
-  return element;
-}
 
 function button(text, action, label) {
   const element = make("button", "", text);
@@ -18,14 +11,14 @@ function button(text, action, label) {
   return element;
 }
 
-/** What the user has written. */
+/** The element of a message of the user. */
 export function question(text) {
   const element = make("article", "question", text);
   element.setAttribute("aria-label", "You");
   return element;
 }
 
-/** What the model writes: it grows by chunks, and is drawn once a frame. */
+/** An answer of the model. It grows by chunks, and is drawn once a frame. */
 export class Answer {
   constructor(actions, choice) {
     this.tally = new Tally(choice);
@@ -47,7 +40,7 @@ export class Answer {
     this.element.append(body, this.footer);
   }
 
-  /** Take in a chunk of the stream. */
+  /** Take a chunk of the stream. */
   add(chunk, now) {
     this.waiting = chunk.waiting;
     if (chunk.waiting) return;
@@ -61,7 +54,7 @@ export class Answer {
     if (chunk.timings) this.tally.end(chunk.timings);
   }
 
-  /** Show what has come. */
+  /** Show what has arrived. */
   draw() {
     if (this.reasoning.text && !this.reasoningView) {
       const details = make("details", "reasoning");
@@ -75,18 +68,18 @@ export class Answer {
     this.status.textContent = this.waiting ?? this.tally.text;
   }
 
-  /** No more will come. `note` says why, where it is not the model that ended it. */
+  /** The answer has ended. `note` says why, if it was not the model that ended it. */
   end(note) {
     this.waiting = undefined;
     this.draw();
     this.element.setAttribute("aria-busy", "false");
     this.copy.hidden = !this.content.text;
     this.again.hidden = false;
-    const told = this.finishReason === "length" ? "cut at the longest that was asked for" : note;
-    this.status.textContent = [this.tally.text, told].filter(Boolean).join(" · ");
+    const end = this.finishReason === "length" ? "cut off at the length limit" : note;
+    this.status.textContent = [this.tally.text, end].filter(Boolean).join(" · ");
   }
 
-  /** It failed: say so where the answer would have been. */
+  /** The answer failed: show why in its place. */
   fail(message) {
     const alert = make("p", "error", message);
     alert.setAttribute("role", "alert");

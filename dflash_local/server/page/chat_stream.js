@@ -1,6 +1,6 @@
 /** The server's chat API, as a stream of chunks. */
 
-/** What the server said instead of an answer. */
+/** An error that the server answered with. */
 export class ServerError extends Error {
   constructor(message, status) {
     super(message);
@@ -20,9 +20,9 @@ export async function get(path, key) {
 }
 
 /**
- * The chunks of an answer to `body.messages`; while its model is loaded `{ waiting }`, a line that
- * says how far that is. Aborting `signal` closes the connection, which frees
- * the model's slot. Throws ServerError, and what `fetch` throws.
+ * The chunks of an answer to `body.messages`. While the model is still being loaded: `{ waiting }`,
+ * a line that says how far that is. Aborting `signal` closes the connection, which frees the
+ * model's slot. Throws ServerError, and what `fetch` throws.
  */
 export async function* chatStream(body, key, signal) {
   const response = await fetch("v1/chat/completions", {
@@ -43,7 +43,7 @@ export async function* chatStream(body, key, signal) {
   throw new ServerError("the connection broke off in the middle of the answer");
 }
 
-/** The `data` of server-sent events, and what stands in a `comment`. */
+/** The `data` or the `comment` of each server-sent event. */
 async function* events(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -70,7 +70,7 @@ async function failure(response) {
   try {
     message = (await response.json()).error.message;
   } catch {
-    // Whatever stands between us and the server may answer with something else.
+    // A proxy between us and the server may answer with something else.
   }
   return new ServerError(message, response.status);
 }

@@ -1,15 +1,49 @@
 /**
- * Markdown to DOM nodes, as a model writes it, with each character still knowing who wrote it.
+ * Markdown to DOM nodes, as a model writes it. Each character keeps its mark: drafted or not.
  *
- * Every text node is a piece of the source, so hostile text stays text: no string is ever parsed
- * as HTML, images are shown as links, and links lead only to the web or to mail.
+ * Lezer's parser says where in the source each part stands, and the nodes are made from that: every
+ * text node is a piece of the source and no string is ever parsed as HTML, so hostile text stays
+ * text. Images are shown as links, and links lead only to the web or to mail.
  */
+
+import { Strikethrough, Table, parser } from "./vendor/lezer-markdown.js";
+
+/** Quotes and lists within each other. A list counts twice: as a list and as its item. */
+const MAX_DEPTH = 24;
+/** A longer paragraph is shown without emphasis and links: to find them could take very long. */
+const MAX_INLINE = 8192;
+
+const markdown = parser.configure([
+  Table,
+  Strikethrough,
+  {
+    remove: ["HTMLBlock", "Entity", "LinkReference"], // all of these are text
+    parseBlock: [{ name: "TooDeep", before: "IndentedCode", parse: endNesting }],
+    parseInline: [
+      {
+        name: "TooLong",
+        before: "Escape",
+        parse: (inline) => (inline.end - inline.offset > MAX_INLINE ? inline.end : -1),
+      },
+    ],
+  },
+]);
+
+function endNesting(context, line) {
+  if (context.depth <= MAX_DEPTH) return false;
+  const { lineStart } = context;
+  context.addElement(
+    context.elt("Paragraph", lineStart + line.pos, lineStart + line.text.length),
+  );
+  context.nextLine();
+  return true;
+}
 
 /** A text and, for each of its UTF-16 units, whether it was an accepted draft. */
 export class Source {
-  constructor(text = "") {
-    this.text = text;
-    this.marks = new Array(text.length).fill(false);
+  constructor() {
+    this.text = "";
+    this.marks = [];
   }
 
   add(text, fromDraft) {
@@ -27,11 +61,13 @@ export class View {
   }
 
   update() {
-    const blocks = parseBlocks(this.source, sourceLines(this.source.text));
+    // Places must stay what they are, so a carriage return becomes a blank.
+    const tree = markdown.parse(this.source.text.replaceAll("\r", " "));
+    const blocks = children(tree.topNode);
     blocks.forEach((block, i) => {
-      const id = `${block.begin} ${block.end} ${block.kind}`;
+      const id = `${block.from} ${block.to} ${block.name}`;
       if (this.shown[i]?.id === id) return;
-      const node = render(block, this.source);
+      const node = new Renderer(this.source).block(block);
       if (this.shown[i]) this.shown[i].node.replaceWith(node);
       else this.element.append(node);
       this.shown[i] = { id, node };
@@ -40,355 +76,227 @@ export class View {
   }
 }
 
-// Lines: [begin, end) in the source, where a list or a quote has taken its own marks away.
+const WEB = /^(https?:\/\/|mailto:)/i;
+const INLINE = { Emphasis: "em", StrongEmphasis: "strong", Strikethrough: "del" };
+/** What Markdown marks the form with, and which is not shown. */
+const MARK = /Mark$|^(URL|LinkTitle|LinkLabel)$/;
 
-function sourceLines(text) {
-  const lines = [];
-  let begin = 0;
-  while (begin <= text.length) {
-    let end = text.indexOf("\n", begin);
-    if (end < 0) end = text.length;
-    lines.push({ begin, end: text[end - 1] === "\r" && end > begin ? end - 1 : end });
-    begin = end + 1;
+class Renderer {
+  constructor({ text, marks }) {
+    this.source = text;
+    this.marks = marks;
   }
-  return lines;
-}
 
-const FENCE = /^( {0,3})(`{3,}|~{3,})([^`]*)$/;
-const HEADING = /^ {0,3}(#{1,6})(?:[ \t]+|$)/;
-const RULE = /^ {0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}$/;
-const QUOTE = /^ {0,3}> ?/;
-const ITEM = /^( {0,3})([-*+]|(\d{1,9})[.)])([ \t]+|$)/;
-const TABLE_RULE = /^ {0,3}\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/;
-const MAX_DEPTH = 12;
-/** How far ahead the end of a span is looked for, so that no text takes long. */
-const MAX_SPAN = 4096;
-
-function parseBlocks(source, lines, depth = 0) {
-  const blocks = [];
-  const content = (line) => source.text.slice(line.begin, line.end);
-  const add = (kind, first, after, more = {}) =>
-    blocks.push({ kind, begin: lines[first].begin, end: lines[after - 1].end, ...more });
-  let i = 0;
-  while (i < lines.length) {
-    const text = content(lines[i]);
-    const first = i;
-    let match;
-    if (!text.trim()) {
-      i++;
-    } else if ((match = FENCE.exec(text))) {
-      const [, indent, fence, info] = match;
-      const closing = new RegExp(`^ {0,3}${fence[0]}{${fence.length},}[ \\t]*$`);
-      for (i++; i < lines.length && !closing.test(content(lines[i])); ) i++;
-      const inner = lines.slice(first + 1, i).map((line) => dedent(source, line, indent.length));
-      i = Math.min(i + 1, lines.length);
-      add("code", first, i, { lines: inner, language: info.trim().split(/\s/)[0] });
-    } else if ((match = HEADING.exec(text))) {
-      const rest = { begin: lines[i].begin + match[0].length, end: lines[i].end };
-      add("heading", first, ++i, { lines: [rest], level: match[1].length });
-    } else if (RULE.test(text)) {
-      add("rule", first, ++i);
-    } else if (QUOTE.test(text) && depth < MAX_DEPTH) {
-      const inner = [];
-      for (; i < lines.length && (match = QUOTE.exec(content(lines[i]))); i++)
-        inner.push({ begin: lines[i].begin + match[0].length, end: lines[i].end });
-      add("quote", first, i, { blocks: parseBlocks(source, inner, depth + 1) });
-    } else if ((match = ITEM.exec(text)) && depth < MAX_DEPTH) {
-      const ordered = match[3] !== undefined;
-      const items = [];
-      while (i < lines.length && (match = ITEM.exec(content(lines[i])))) {
-        if ((match[3] !== undefined) !== ordered || RULE.test(content(lines[i]))) break;
-        const bare = match[0].trimEnd().length + 1;
-        const indent = match[4].length > 4 || !match[4] ? bare : match[0].length;
-        const begin = Math.min(lines[i].begin + indent, lines[i].end);
-        const inner = [{ begin, end: lines[i].end }];
-        for (i++; i < lines.length; i++) {
-          const next = content(lines[i]);
-          const deep = next.search(/\S/) >= Math.min(indent, 2 + match[1].length);
-          if (next.trim() && !deep) {
-            // A line that goes on with the item's paragraph, without its indentation.
-            if (!content(lines[i - 1]).trim() || ITEM.test(next) || startsBlock(next)) break;
-          }
-          inner.push(dedent(source, lines[i], indent));
-        }
-        items.push({ number: match[3], blocks: parseBlocks(source, inner, depth + 1) });
+  /** The element of a block. */
+  block(node) {
+    switch (node.name) {
+      case "HorizontalRule":
+        return make("hr");
+      case "FencedCode":
+      case "CodeBlock":
+        return this.code(node);
+      case "Blockquote":
+        return this.container("blockquote", node);
+      case "BulletList":
+        return this.container("ul", node);
+      case "OrderedList": {
+        const list = this.container("ol", node);
+        list.start = parseInt(this.source.slice(node.from), 10);
+        return list;
       }
-      add("list", first, i, { ordered, items });
-    } else if (text.includes("|") && lines[i + 1] && TABLE_RULE.test(content(lines[i + 1]))) {
-      for (i += 2; i < lines.length && content(lines[i]).includes("|"); ) i++;
-      add("table", first, i, { lines: lines.slice(first, i) });
-    } else {
-      for (i++; i < lines.length; i++) {
-        const next = content(lines[i]);
-        if (!next.trim() || startsBlock(next) || (ITEM.test(next) && depth < MAX_DEPTH)) break;
-      }
-      add("paragraph", first, i, { lines: lines.slice(first, i) });
+      case "ListItem":
+        return this.container("li", node);
+      case "Table":
+        return this.table(node);
+      default:
+        return this.leaf(node);
     }
   }
-  return blocks;
-}
 
-function startsBlock(text) {
-  return [FENCE, HEADING, RULE, QUOTE].some((pattern) => pattern.test(text));
-}
+  container(name, node) {
+    const element = make(name);
+    const blocks = children(node).filter((child) => !MARK.test(child.name));
+    element.append(...blocks.map((child) => this.block(child)));
+    return element;
+  }
 
-function dedent(source, line, most) {
-  let { begin } = line;
-  while (begin < line.end && begin - line.begin < most && source.text[begin] === " ") begin++;
-  return { begin, end: line.end };
-}
-
-// Nodes.
-
-function make(name, className) {
-  const element = document.createElement(name);
-  if (className) element.className = className;
-  return element;
-}
-
-function render(block, source) {
-  switch (block.kind) {
-    case "code":
-      return renderCode(block, source);
-    case "heading": {
-      // The page has headings of its own above these.
-      const heading = make(`h${Math.min(block.level + 2, 6)}`);
-      renderInline(heading, source, block.lines);
-      return heading;
+  /** A paragraph or a heading. */
+  leaf(node) {
+    const level = /^(?:ATX|Setext)Heading(\d)$/.exec(node.name)?.[1];
+    // The page has headings of its own above these.
+    const element = make(level ? `h${Math.min(Number(level) + 2, 6)}` : "p");
+    let { from, to } = node;
+    for (const mark of level ? node.getChildren("HeaderMark") : []) {
+      if (mark.from === node.from) from = mark.to;
+      else to = mark.from;
     }
-    case "rule":
-      return make("hr");
-    case "quote": {
-      const quote = make("blockquote");
-      quote.append(...block.blocks.map((inner) => render(inner, source)));
-      return quote;
-    }
-    case "list": {
-      const list = make(block.ordered ? "ol" : "ul");
-      if (block.ordered) list.start = Number(block.items[0].number);
-      for (const item of block.items) {
-        const element = make("li");
-        element.append(...item.blocks.map((inner) => render(inner, source)));
-        list.append(element);
+    this.inline(element, node, this.trimmed(from, to));
+    return element;
+  }
+
+  code(node) {
+    const figure = make("div", "code");
+    const bar = make("div", "bar");
+    const info = node.getChild("CodeInfo");
+    const language = info ? this.source.slice(info.from, info.to).split(/\s/)[0] : "text";
+    const copy = make("button", "", "Copy");
+    copy.type = "button";
+    copy.setAttribute("aria-label", "Copy the code");
+    copy.dataset.copies = "code";
+    bar.append(make("span", "", language), copy);
+    const pre = make("pre");
+    pre.tabIndex = 0; // so that the keyboard can scroll it
+    const code = make("code");
+    for (const { from, to } of node.getChildren("CodeText")) this.text(code, from, to);
+    pre.append(code);
+    figure.append(bar, pre);
+    return figure;
+  }
+
+  table(node) {
+    const frame = make("div", "table");
+    frame.tabIndex = 0;
+    const table = make("table");
+    const head = cells(node.getChild("TableHeader"));
+    const section = (part, cell, rows) => {
+      const element = make(part);
+      for (const row of rows) {
+        const line = make("tr");
+        head.forEach((_, column) => {
+          const field = make(cell);
+          if (row[column]) this.inline(field, row[column]);
+          line.append(field);
+        });
+        element.append(line);
       }
-      return list;
+      return element;
+    };
+    table.append(
+      section("thead", "th", [head]),
+      section("tbody", "td", node.getChildren("TableRow").map(cells)),
+    );
+    frame.append(table);
+    return frame;
+  }
+
+  /** Append what a node holds between `from` and `to`; its own marks too, if it is `asWritten`. */
+  inline(parent, node, { from, to } = node, asWritten = false) {
+    let at = from;
+    for (const child of children(node)) {
+      const beginsLine = ["QuoteMark", "HardBreak"].includes(child.name);
+      const isMark = MARK.test(child.name);
+      if (child.to <= from || child.from >= to || (isMark && asWritten && !beginsLine)) continue;
+      this.lines(parent, at, child.from);
+      at = beginsLine ? this.skipBlanks(child.to, to) : child.to;
+      if (!isMark) this.span(parent, child);
     }
-    case "table":
-      return renderTable(block, source);
-    default: {
-      const paragraph = make("p");
-      renderInline(paragraph, source, block.lines);
-      return paragraph;
+    this.lines(parent, at, to);
+  }
+
+  span(parent, node) {
+    const { name, from, to } = node;
+    if (name === "Escape") this.text(parent, from + 1, to);
+    else if (name === "HardBreak") parent.append(make("br"));
+    else if (name === "InlineCode") parent.append(this.inlineCode(node));
+    else if (INLINE[name]) {
+      const element = make(INLINE[name]);
+      this.inline(element, node);
+      parent.append(element);
+    } else this.link(parent, node);
+  }
+
+  inlineCode(node) {
+    const element = make("code");
+    let [from, to] = [node.firstChild.to, node.lastChild.from];
+    // Blanks that keep a backtick of the content apart from the marks.
+    const content = this.source.slice(from, to);
+    if (/^ .*[^ ].* $/s.test(content)) [from, to] = [from + 1, to - 1];
+    this.inline(element, node, { from, to });
+    return element;
+  }
+
+  /** A link or an image. As it was written: an HTML tag, and what leads nowhere or elsewhere. */
+  link(parent, node) {
+    const url = node.getChild("URL");
+    let href = url ? this.source.slice(url.from, url.to).replace(/^<|>$/g, "") : "";
+    if (node.name === "Autolink" && /^[^:]+@/.test(href)) href = `mailto:${href}`;
+    if (!WEB.test(href)) {
+      this.inline(parent, node, node, true);
+      return;
     }
+    const element = make("a");
+    element.href = href;
+    element.target = "_blank";
+    element.rel = "noopener noreferrer nofollow";
+    const [open, close] = node.getChildren("LinkMark");
+    if (node.name === "Autolink") this.text(element, url.from, url.to);
+    else this.inline(element, node, { from: open.to, to: close.from });
+    parent.append(element);
+  }
+
+  /** Append characters of a paragraph, without the blanks that begin a line. */
+  lines(parent, from, to) {
+    while (from < to) {
+      const end = this.source.indexOf("\n", from) + 1;
+      const next = end && end < to ? end : to;
+      this.text(parent, from, next);
+      from = end && next === end ? this.skipBlanks(end, to) : next;
+    }
+  }
+
+  /** Append characters, those that were drafted within elements of their own. */
+  text(parent, from, to) {
+    for (let i = from; i < to; ) {
+      const mark = this.marks[i];
+      let next = i + 1;
+      while (next < to && this.marks[next] === mark) next++;
+      const text = document.createTextNode(this.source.slice(i, next));
+      if (mark) {
+        const span = make("span", "draft");
+        span.append(text);
+        parent.append(span);
+      } else {
+        parent.append(text);
+      }
+      i = next;
+    }
+  }
+
+  trimmed(from, to) {
+    while (to > from && /\s/.test(this.source[to - 1])) to--;
+    return { from: this.skipBlanks(from, to), to };
+  }
+
+  skipBlanks(from, to) {
+    while (from < to && " \t".includes(this.source[from])) from++;
+    return from;
   }
 }
 
-function renderCode(block, source) {
-  const figure = make("div", "code");
-  const bar = make("div", "bar");
-  const language = make("span");
-  language.textContent = block.language || "text";
-  const copy = make("button");
-  copy.type = "button";
-  copy.textContent = "Copy";
-  copy.setAttribute("aria-label", "Copy the code");
-  copy.dataset.copies = "code";
-  bar.append(language, copy);
-  const pre = make("pre");
-  pre.tabIndex = 0; // so that the keyboard can scroll it
-  const code = make("code");
-  const { chars, at } = joined(source, block.lines);
-  tint(code, source, chars, at, 0, chars.length);
-  pre.append(code);
-  figure.append(bar, pre);
-  return figure;
-}
-
-function renderTable(block, source) {
-  const frame = make("div", "table");
-  frame.tabIndex = 0;
-  const table = make("table");
-  const [head, , ...rows] = block.lines;
-  const columns = cells(source, head).length;
-  const section = (name, cell, lines) => {
-    const part = make(name);
-    for (const line of lines) {
-      const row = make("tr");
-      const found = cells(source, line);
-      for (let i = 0; i < columns; i++) {
-        const element = make(cell);
-        if (found[i]) renderInline(element, source, [found[i]]);
-        row.append(element);
-      }
-      part.append(row);
-    }
-    return part;
-  };
-  table.append(section("thead", "th", [head]), section("tbody", "td", rows));
-  frame.append(table);
-  return frame;
-}
-
-function cells(source, line) {
-  const text = source.text;
-  let { begin, end } = line;
-  while (begin < end && /\s/.test(text[begin])) begin++;
-  while (end > begin && /\s/.test(text[end - 1])) end--;
-  if (text[begin] === "|") begin++;
-  if (end > begin && text[end - 1] === "|" && text[end - 2] !== "\\") end--;
+/** A row's cells by column; null where one is empty. */
+function cells(row) {
   const found = [];
-  for (let from = begin, i = begin; i <= end; i++) {
-    if (i === end || (text[i] === "|" && text[i - 1] !== "\\")) {
-      found.push(trimmed(text, from, i));
-      from = i + 1;
+  let cell = null;
+  for (const child of children(row)) {
+    if (child.name === "TableCell") cell = child;
+    else if (cell || child.from > row.from) {
+      found.push(cell);
+      cell = null;
     }
   }
+  return cell ? [...found, cell] : found;
+}
+
+function children(node) {
+  const found = [];
+  for (let child = node.firstChild; child; child = child.nextSibling) found.push(child);
   return found;
 }
 
-function trimmed(text, begin, end) {
-  while (begin < end && /\s/.test(text[begin])) begin++;
-  while (end > begin && /\s/.test(text[end - 1])) end--;
-  return { begin, end };
-}
-
-/** The text of some lines, and for each of its characters its place in the source. */
-function joined(source, lines) {
-  let chars = "";
-  const at = [];
-  lines.forEach((line, n) => {
-    if (n) {
-      chars += "\n";
-      at.push(lines[n - 1].end);
-    }
-    chars += source.text.slice(line.begin, line.end);
-    for (let i = line.begin; i < line.end; i++) at.push(i);
-  });
-  return { chars, at };
-}
-
-/** Append characters [begin, end), those that were drafted within elements of their own. */
-function tint(parent, source, chars, at, begin, end) {
-  for (let i = begin; i < end; ) {
-    const mark = source.marks[at[i]];
-    let next = i + 1;
-    while (next < end && source.marks[at[next]] === mark) next++;
-    const text = document.createTextNode(chars.slice(i, next));
-    if (mark) {
-      const span = make("span", "draft");
-      span.append(text);
-      parent.append(span);
-    } else {
-      parent.append(text);
-    }
-    i = next;
-  }
-}
-
-const ESCAPABLE = /[!-/:-@[-`{-~]/;
-const LINK = /^!?\[((?:[^\][\\]|\\.)*)\]\(\s*([^\s()<>]+)(?:\s+"[^"]*")?\s*\)/;
-const WEB = /^(https?:\/\/|mailto:)/i;
-
-function renderInline(parent, source, lines) {
-  const { chars, at } = joined(source, lines);
-  inline(parent, source, chars, at, 0, chars.length, 0);
-}
-
-function inline(parent, source, chars, at, begin, end, depth) {
-  let plain = begin;
-  const flush = (to) => {
-    if (to > plain) tint(parent, source, chars, at, plain, to);
-  };
-  for (let i = begin; i < end; ) {
-    const char = chars[i];
-    if (char === "\\" && i + 1 < end && ESCAPABLE.test(chars[i + 1])) {
-      flush(i);
-      plain = i + 1;
-      i += 2;
-      continue;
-    }
-    const span = depth < MAX_DEPTH ? spanAt(chars, i, end) : null;
-    if (!span) {
-      // A run of marks that opens nothing is text as a whole.
-      i += "`*_~".includes(char) ? runAt(chars, i, end) : 1;
-      continue;
-    }
-    flush(i);
-    const element = make(span.name);
-    if (span.href) {
-      element.href = span.href;
-      element.target = "_blank";
-      element.rel = "noopener noreferrer nofollow";
-    }
-    if (span.name === "code") tint(element, source, chars, at, span.begin, span.end);
-    else inline(element, source, chars, at, span.begin, span.end, depth + 1);
-    parent.append(element);
-    plain = i = span.after;
-  }
-  flush(end);
-}
-
-/** What begins at i: its element's name, the range of its content, and where it is over. */
-function spanAt(chars, i, end) {
-  const char = chars[i];
-  if (char === "`") return codeAt(chars, i, end);
-  if (char === "[" || (char === "!" && chars[i + 1] === "[")) return linkAt(chars, i, end);
-  return "*_~".includes(char) ? emphasisAt(chars, i, end) : null;
-}
-
-/** Closed by a run of as many marks; a run of three may close one or two that lie within. */
-function emphasisAt(chars, i, end) {
-  const char = chars[i];
-  const length = runAt(chars, i, end);
-  if (char === "~" ? length !== 2 : length > 3) return null;
-  if (/\s/.test(chars[i + length] ?? " ")) return null;
-  if (char === "_" && /\w/.test(chars[i - 1] ?? " ")) return null;
-  const marks = Math.min(length, 2);
-  const name = char === "~" ? "del" : marks === 2 ? "strong" : "em";
-  const last = Math.min(end, i + MAX_SPAN);
-  for (let j = i + length; j < last; ) {
-    if (chars[j] !== char) {
-      j += chars[j] === "\\" ? 2 : 1;
-      continue;
-    }
-    const n = runAt(chars, j, end);
-    const fits = length === 1 ? n === 1 || n === 3 : n >= length;
-    const inWord = char === "_" && /\w/.test(chars[j + n] ?? " ");
-    if (fits && !inWord && !/\s/.test(chars[j - 1])) {
-      return { name, begin: i + marks, end: j + n - marks, after: j + n };
-    }
-    j += n;
-  }
-  return null;
-}
-
-function codeAt(chars, i, end) {
-  const length = runAt(chars, i, end);
-  const last = Math.min(end, i + MAX_SPAN);
-  for (let j = i + length; (j = chars.indexOf("`", j)) >= 0 && j < last; ) {
-    const n = runAt(chars, j, end);
-    if (n === length) {
-      let [from, to] = [i + length, j];
-      // Blanks that keep a backtick of the content apart from the marks.
-      const padded = to - from > 2 && chars[from] === " " && chars[to - 1] === " ";
-      if (padded) [from, to] = [from + 1, to - 1];
-      return { name: "code", begin: from, end: to, after: j + n };
-    }
-    j += n;
-  }
-  return null;
-}
-
-function linkAt(chars, i, end) {
-  const match = LINK.exec(chars.slice(i, Math.min(end, i + MAX_SPAN)));
-  if (!match || !WEB.test(match[2])) return null;
-  const begin = i + match[0].indexOf("[") + 1;
-  const range = { begin, end: begin + match[1].length, after: i + match[0].length };
-  return { name: "a", href: match[2], ...range };
-}
-
-function runAt(chars, i, end) {
-  let j = i;
-  while (j < end && chars[j] === chars[i]) j++;
-  return j - i;
+/** An element of that name. */
+export function make(name, className = "", text = "") {
+  const element = document.createElement(name);
+  if (className) element.className = className;
+  element.textContent = text;
+  return element;
 }

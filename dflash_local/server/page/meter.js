@@ -1,12 +1,12 @@
-/** What drafting does at the moment: speed, tokens a pass, and each pass as a bar. */
+/** What drafting gains at the moment: speed, tokens per pass, and each pass as a bar. */
 
 const MOST_BARS = 64;
 const LEAST_HEIGHT = 8;
 const SVG = "http://www.w3.org/2000/svg";
 
-/** Counts of one answer, from the chunks' `draft_detail`. */
+/** The counts of one answer, from the `draft_detail` of its chunks. */
 export class Tally {
-  /** `choice`: why there are drafts or none, where the controller has nothing to decide. */
+  /** `choice` says why there are drafts or none, if the user has decided that. */
   constructor(choice) {
     this.choice = choice;
     this.rounds = [];
@@ -27,7 +27,7 @@ export class Tally {
     this.warning = detail.warning;
   }
 
-  /** The server's own clock has the last word. */
+  /** The answer is complete: from now on the speed is what the server measured. */
   end(timings) {
     if (timings && this.tokens) this.perSecond = timings.predicted_per_second;
   }
@@ -36,7 +36,7 @@ export class Tally {
     return this.perSecond ?? (this.seconds > 0.05 ? this.tokens / this.seconds : 0);
   }
 
-  /** Tokens a pass emits: accepted drafts and one of the model's own. */
+  /** Tokens per pass: accepted drafts, and one token of the model's own. */
   get length() {
     return this.rounds.length ? this.tokens / this.rounds.length : 0;
   }
@@ -76,7 +76,7 @@ export class Meter {
   }
 }
 
-/** A pass: its drafts on top of the model's own token. */
+/** The bar of a pass: its drafts on top of the model's own token. */
 function bar(n, i, height) {
   const own = rect("own", i, height - 1, 1);
   return n > 1 ? [own, rect("draft", i, height - n, n - 1)] : [own];

@@ -1,10 +1,10 @@
-/** The models that the server has, and which of them is talked to. */
+/** The models of the server, and the one that the user has chosen. */
 
 import { get } from "./chat_stream.js";
 
 const CHOSEN = "dflash-local-model";
 
-/** Chooses among several models; of one there is nothing to choose, and it shows its name alone. */
+/** A choice among several models; if there is only one, its name is shown instead. */
 export class Models {
   constructor(chooser, name) {
     this.chooser = chooser;
@@ -12,7 +12,7 @@ export class Models {
     this.entries = [];
   }
 
-  /** Ask the server which there are. Throws ServerError. */
+  /** Ask the server for its models. Throws ServerError. */
   async learn(key) {
     this.entries = (await get("v1/models", key)).data;
     const wanted = this.chooser.value || sessionStorage.getItem(CHOSEN);
@@ -23,7 +23,7 @@ export class Models {
     this.name.textContent = this.chosen.id;
   }
 
-  /** Take the one that the chooser stands at. */
+  /** Remember the user's choice. */
   choose() {
     sessionStorage.setItem(CHOSEN, this.chooser.value);
   }
@@ -36,17 +36,17 @@ export class Models {
     return this.entries[Math.max(this.chooser.selectedIndex, 0)];
   }
 
-  /** Whether asking for what it is like would have it loaded. */
+  /** Whether the chosen model is loaded. */
   get isLoaded() {
     return this.chosen.status.value === "loaded";
   }
 
-  /** What requests have to say of it. */
+  /** The `model` of a request. */
   get field() {
     return this.areSeveral ? this.chosen.id : undefined;
   }
 
-  /** What it is like: its context, how it drafts. Throws ServerError. */
+  /** The properties of the chosen model. The server loads it first. Throws ServerError. */
   props(key) {
     return get(`props?model=${encodeURIComponent(this.chosen.id)}`, key);
   }

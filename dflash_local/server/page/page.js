@@ -1,4 +1,4 @@
-/** The page: what the elements of index.html do. */
+/** What the elements of index.html do. */
 
 import { Answer, question } from "./answer.js";
 import { ServerError, chatStream } from "./chat_stream.js";
@@ -12,7 +12,7 @@ const PROMPTS = [
   "Explain speculative decoding in five sentences.",
   "Make a table of five sorting algorithms: name, average time, worst time, stable or not.",
 ];
-/** The pair that ships with the project writes Python functions, and nothing else. */
+/** The shipped pair writes nothing but Python functions. */
 const TINY = {
   file: /^tiny-coder/,
   prompts: [
@@ -20,12 +20,12 @@ const TINY = {
     "Implement `word_count` in Python: Count how often each word occurs in a text.",
     "Write a Python function `flatten`. Flatten a list of lists into a single list.",
   ],
-  hint: "This tiny model writes Python functions, none of them wise. Try one:",
+  hint: "This tiny model writes Python functions, and not always good ones. Try one:",
   temperature: 0,
   maxTokens: 256,
 };
 
-/** The choices of when to draft. */
+/** The choices of "When to draft". */
 const WIDTHS = {
   auto: { rows: () => "auto", choice: "" },
   always: {
@@ -38,11 +38,11 @@ const WIDTHS = {
 const state = {
   messages: [],
   answer: null, // the last one
-  abort: null, // of the one that is on its way
+  abort: null, // of the answer that is being streamed
   maxTokens: undefined,
   maxWidth: 0,
-  isKnown: false, // what the chosen model is like
-  told: "", // of the model
+  isKnown: false, // whether we know the properties of the chosen model
+  told: "", // what `tell` showed last
 };
 const models = new Models(at("chooser"), at("model"));
 const meter = new Meter(
@@ -51,7 +51,7 @@ const meter = new Meter(
   ),
 );
 
-// What is served.
+// The models.
 
 async function learn() {
   let props;
@@ -88,13 +88,13 @@ async function learn() {
   );
 }
 
-/** Something about the model, in the place of what there is to say of its drafts. */
+/** Show a line about the model in place of the line about its drafts. */
 function tell(text) {
   if (text || at("reason").textContent === state.told) at("reason").textContent = text;
   state.told = text;
 }
 
-/** An error that belongs to no answer. */
+/** Show an error that belongs to no answer. */
 function say(error) {
   tell(error.message);
   if (error.status === 401) askForKey();
@@ -105,7 +105,7 @@ function askForKey() {
   at("key").focus();
 }
 
-// Asking, stopping, asking again.
+// Ask, stop, ask again.
 
 function send(text) {
   if (state.abort || !text.trim()) return;
@@ -199,22 +199,22 @@ function width() {
 }
 
 function busy(is) {
-  // Focus never falls out of the page with a button that goes.
+  // A button that disappears must not take the focus with it.
   const held = [at("stop"), at("send")].includes(document.activeElement);
   at("send").hidden = is;
   at("stop").hidden = !is;
   if (held || document.activeElement === document.body) at("prompt").focus();
 }
 
-/** Where drafts do not pay, a newcomer would see none. */
+/** Where drafts do not pay, a new user would never see any: offer to draft anyway. */
 function offerDrafts(answer) {
   const off = answer.tally.drafting?.startsWith("drafting is off");
   at("anyway").hidden = !(off && width() === "auto" && state.maxWidth > 1);
 }
 
-// What keeps pace with an answer.
+// While an answer is streamed.
 
-/** Draws at most once a frame, and also in a tab that shows none. */
+/** Draws at most once a frame; `now` draws at once. */
 class Frame {
   constructor(draw) {
     this.draw = draw;
@@ -232,7 +232,7 @@ class Frame {
   }
 }
 
-/** Reads an answer out paragraph by paragraph, where a change at each token would be noise. */
+/** Gives an answer to screen readers by paragraphs: every single token would be too much. */
 class Speech {
   constructor(element) {
     this.element = element;
@@ -263,7 +263,7 @@ async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    // Browsers give pages the clipboard only at this machine's own address, or over TLS.
+    // Browsers offer the clipboard only to pages from this machine, or over TLS.
     const field = document.createElement("textarea");
     field.value = text;
     field.className = "hidden";
@@ -275,7 +275,7 @@ async function copy(text) {
   at("live").textContent = "Copied";
 }
 
-// Wiring.
+// Events.
 
 at("composer").addEventListener("submit", (event) => {
   event.preventDefault();

@@ -1,35 +1,126 @@
-"""Reads one call in the markup of Qwen3-Coder, and writes its arguments as JSON.
+"""Qwen3-Coder's way: calls in a markup of functions and parameters. Qwen3.5 reasons as well.
 
 ```
+<tool_call>
 <function=NAME>
 <parameter=KEY>
 VALUE
 </parameter>
 </function>
+</tool_call>
 ```
+
+Formats: the chat templates of Qwen3-Coder and Qwen3.5.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any, ClassVar
 
-from dflash_local.chat.json_reader import State
-from dflash_local.chat.marks import held
+from dflash_local.chat.dialect import IsToken, Parser
+from dflash_local.chat.dialects.hermes import CLOSE, OPEN
+from dflash_local.chat.dialects.plain import Plain
+from dflash_local.chat.events import NewId
+from dflash_local.chat.lark import any_of, json_rule, literal, mark
+from dflash_local.chat.parsing.json_reader import State
+from dflash_local.chat.parsing.marks import held
+from dflash_local.chat.parsing.tagged_calls import TaggedCallParser
 from dflash_local.chat.schema_types import ALL, admits, json_types
-from dflash_local.chat.tool import Tool
+from dflash_local.chat.tool import Tool, chosen
 
-FUNCTION, PARAMETER = "<function=", "<parameter="
+_FUNCTION, _PARAMETER = "<function=", "<parameter="
 _END_PARAMETER = "</parameter>"
 _VALUE_ENDS = (f"\n{_END_PARAMETER}", _END_PARAMETER)
 # The closing mark of the call stands in for a forgotten end of the function.
 _ENDS = ("</function>", "</tool_call>")
 # Python's words, which the templates show the models for values of the last turn.
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
+# A bound on the length of a text that a grammar counts.
+_MAX_LENGTH = 100_000
 
 
-class _At(Enum):
+@dataclass(frozen=True)
+class QwenCoder(Plain):
+    """`thinking`: the model may reason between `<think>` and `</think>` first.
+
+    In grammars, bounds on texts other than their length and a list of values are not enforced.
+    """
+
+    name: ClassVar[str] = "qwen-coder"
+
+    @staticmethod
+    def _is_written_by(template: str) -> bool:
+        return all(part in template for part in (OPEN, _FUNCTION, _PARAMETER))
+
+    def _answer_parser(self, tools: Sequence[Tool], new_id: NewId) -> Parser:
+        named = {tool.name: tool for tool in tools}
+        # Models of this family now and then forget the outer mark.
+        openings = {OPEN: False, _FUNCTION: True}
+        return TaggedCallParser(openings, CLOSE, lambda: MarkupCallReader(named), new_id)
+
+    def _call_rules(self, tools: Sequence[Tool], choice: str, is_token: IsToken) -> list[str]:
+        called = chosen(tools, choice)
+        rules = [
+            f"call: {mark(OPEN, is_token)} {literal(chr(10))} function {mark(CLOSE, is_token)}",
+            f"function: {any_of([f'function{i}' for i in range(len(called))])}",
+        ]
+        for i, tool in enumerate(called):
+            rules += _function_rules(i, tool)
+        return rules
+
+
+def _function_rules(i: int, tool: Tool) -> list[str]:
+    properties = tool.parameters.get("properties")
+    required = tool.parameters.get("required") or ()
+    parts, rules = [], []
+    for k, (key, schema) in enumerate((properties or {}).items()):
+        parts.append(f"parameter{i}x{k}{'' if key in required else '?'}")
+        begin = literal(f"{_PARAMETER}{key}>\n")
+        rules.append(f"parameter{i}x{k}: {begin} value{i}x{k}")
+        rules += _value_rules(f"value{i}x{k}", schema, tool.parameters)
+    body = " ".join([literal(f"{_FUNCTION}{tool.name}>\n"), *parts, literal("</function>\n")])
+    return [f"function{i}: {body}", *rules]
+
+
+def _value_rules(name: str, schema: Any, root: Mapping[str, Any]) -> list[str]:
+    """A parameter's value and its end."""
+    end = literal("\n</parameter>\n")
+    if "string" not in json_types(schema, root):
+        shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+        return [f"{name}: json_{name} {end}", json_rule(f"json_{name}", {**shared, **schema})]
+    texts = _texts(schema)
+    if texts:
+        return [f"{name}: ({any_of([literal(text) for text in texts])}) {end}"]
+    low, high = _lengths(schema)
+    return [rf"{name}[lazy]: /(.|\n){{{low},{high}}}\n<\/parameter>\n/"]
+
+
+def _texts(schema: Any) -> list[str]:
+    """The texts that a schema lists, if it lists any and nothing else."""
+    if not isinstance(schema, Mapping):
+        return []
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        return []
+    return values
+
+
+def _lengths(schema: Any) -> tuple[int, int | str]:
+    """Fewest and most characters of a text, as a regular expression writes them."""
+    if not isinstance(schema, Mapping):
+        return 0, ""
+    low, high = schema.get("minLength"), schema.get("maxLength")
+    return (
+        low if isinstance(low, int) and 0 <= low <= _MAX_LENGTH else 0,
+        high if isinstance(high, int) and 0 <= high <= _MAX_LENGTH else "",
+    )
+
+
+class _MarkupPlace(Enum):
     FUNCTION = auto()
     NAME = auto()
     PARAMETER_OR_END = auto()
@@ -38,13 +129,16 @@ class _At(Enum):
     VALUE_END = auto()
 
 
-class MarkupCall:
-    """`tools` are those that may be called, by name."""
+class MarkupCallReader:
+    """Reads one call in the markup, and writes its arguments as JSON.
+
+    `tools` are those that may be called, by name.
+    """
 
     def __init__(self, tools: Mapping[str, Tool]) -> None:
         self.state = State.READING
         self._tools = tools
-        self._at = _At.FUNCTION
+        self._at = _MarkupPlace.FUNCTION
         self._begun = ""
         """What was read of the present mark, name, key or end of a value."""
         self._tool: Tool | None = None
@@ -70,7 +164,7 @@ class MarkupCall:
 
     def read(self, text: str, at: int = 0) -> int:
         while at < len(text) and self.state is State.READING:
-            if self._at is _At.VALUE:
+            if self._at is _MarkupPlace.VALUE:
                 at = self._read_value(text, at)
             else:
                 at = self._read_mark(text[at], at)
@@ -80,15 +174,15 @@ class MarkupCall:
         """Between values, character by character: what may follow is decided at once."""
         self._begun += char
         begun = self._begun
-        if self._at is _At.NAME:
+        if self._at is _MarkupPlace.NAME:
             known = self._in_name(begun)
-        elif self._at is _At.KEY:
+        elif self._at is _MarkupPlace.KEY:
             known = self._in_key(begun)
-        elif self._at is _At.VALUE_END:
+        elif self._at is _MarkupPlace.VALUE_END:
             known = self._in_value_end(begun)
         elif begun.isspace():
             self._begun, known = "", True
-        elif self._at is _At.FUNCTION:
+        elif self._at is _MarkupPlace.FUNCTION:
             known = self._in_function(begun)
         else:
             known = self._in_parameter_or_end(begun)
@@ -98,20 +192,20 @@ class MarkupCall:
         return at + 1
 
     def _in_function(self, begun: str) -> bool:
-        if begun == FUNCTION:
-            self._at, self._begun = _At.NAME, ""
-        return FUNCTION.startswith(begun)
+        if begun == _FUNCTION:
+            self._at, self._begun = _MarkupPlace.NAME, ""
+        return _FUNCTION.startswith(begun)
 
     def _in_name(self, begun: str) -> bool:
         if begun[-1] != ">":
             return any(name.startswith(begun) for name in self._tools)
         self._tool = self._tools.get(begun[:-1])
-        self._at, self._begun = _At.PARAMETER_OR_END, ""
+        self._at, self._begun = _MarkupPlace.PARAMETER_OR_END, ""
         return self._tool is not None
 
     def _in_parameter_or_end(self, begun: str) -> bool:
-        if begun == PARAMETER:
-            self._at, self._begun = _At.KEY, ""
+        if begun == _PARAMETER:
+            self._at, self._begun = _MarkupPlace.KEY, ""
         elif begun in _ENDS:
             self._end()
         return _may_follow(begun)
@@ -125,7 +219,7 @@ class MarkupCall:
     def _begin_value(self, key: str) -> None:
         assert self._tool is not None
         self._certain = True
-        self._at, self._begun, self._value, self._kept = _At.VALUE, "", "", ""
+        self._at, self._begun, self._value, self._kept = _MarkupPlace.VALUE, "", "", ""
         parameters = self._tool.parameters
         known = parameters.get("properties")
         schema = known.get(key, {"type": "string"}) if isinstance(known, Mapping) else {}
@@ -151,7 +245,7 @@ class MarkupCall:
         behind = len(self._value) - where - len(_END_PARAMETER)
         self._value = self._value[:where]
         self._keep(where - self._value.endswith("\n"))
-        self._at, self._begun = _At.VALUE_END, ""
+        self._at, self._begun = _MarkupPlace.VALUE_END, ""
         return len(text) - behind
 
     def _keep(self, n: int) -> None:
@@ -165,14 +259,14 @@ class MarkupCall:
     def _in_value_end(self, begun: str) -> bool:
         """Behind `</parameter>`: the value has ended if a parameter or the end follows."""
         rest = begun.lstrip()
-        if rest == PARAMETER or rest in _ENDS:
+        if rest == _PARAMETER or rest in _ENDS:
             self._arguments.append('"' if self._streams else _typed(self._kept, self._types))
             return self._in_parameter_or_end(rest)
         if not _may_follow(rest):
             # It was part of the value, as in a text about this very markup.
             self._value += _END_PARAMETER
             self._keep(len(self._value))
-            self._at, self._value = _At.VALUE, begun
+            self._at, self._value = _MarkupPlace.VALUE, begun
         return True
 
     def _end(self) -> None:
@@ -186,7 +280,7 @@ def _escaped(text: str) -> str:
 
 
 def _may_follow(begun: str) -> bool:
-    return PARAMETER.startswith(begun) or any(end.startswith(begun) for end in _ENDS)
+    return _PARAMETER.startswith(begun) or any(end.startswith(begun) for end in _ENDS)
 
 
 def _typed(text: str, types: frozenset[str]) -> str:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-from dflash_local.chat.call_reader import ObjectCall
 from dflash_local.chat.dialect import IsToken, Parser
+from dflash_local.chat.dialects.plain import Plain
 from dflash_local.chat.events import NewId
 from dflash_local.chat.lark import literal, mark, object_calls
-from dflash_local.chat.plain import Plain
-from dflash_local.chat.tagged_calls import TaggedCalls
+from dflash_local.chat.parsing.call_reader import ObjectCallReader
+from dflash_local.chat.parsing.tagged_calls import TaggedCallParser
 from dflash_local.chat.tool import Tool, chosen
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -23,12 +24,16 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 class Hermes(Plain):
     """`thinking`: the model may reason between `<think>` and `</think>` first."""
 
+    name: ClassVar[str] = "hermes"
     thinking: bool = True
-    name: str = "hermes"
 
-    def _reader(self, tools: Sequence[Tool], new_id: NewId) -> Parser:
+    @staticmethod
+    def _is_written_by(template: str) -> bool:
+        return OPEN in template and '"arguments' in template.replace("\\", "")
+
+    def _answer_parser(self, tools: Sequence[Tool], new_id: NewId) -> Parser:
         names = {tool.name for tool in tools}
-        return TaggedCalls({OPEN: False}, CLOSE, lambda: ObjectCall(names), new_id)
+        return TaggedCallParser({OPEN: False}, CLOSE, lambda: ObjectCallReader(names), new_id)
 
     def _call_rules(self, tools: Sequence[Tool], choice: str, is_token: IsToken) -> list[str]:
         open_, close = mark(OPEN, is_token), mark(CLOSE, is_token)

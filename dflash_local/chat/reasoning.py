@@ -1,4 +1,4 @@
-"""Reasoning between `<think>` and `</think>`, ahead of the answer."""
+"""Reasoning between `<think>` and `</think>`, before the answer."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from enum import Enum, auto
 from typing import Any
 
 from dflash_local.chat.dialect import IsToken, Parser
-from dflash_local.chat.events import Content, Event, Reasoning, joined
+from dflash_local.chat.events import Event, Reasoning, joined
 from dflash_local.chat.lark import json_rule, mark
-from dflash_local.chat.marks import held
+from dflash_local.chat.parsing.marks import held
 
 OPEN, CLOSE = "<think>", "</think>"
 
 
-class _In(Enum):
+class _ReasoningState(Enum):
     START = auto()
     BEFORE_REASONING = auto()
     REASONING = auto()
@@ -22,19 +22,19 @@ class _In(Enum):
     ANSWER = auto()
 
 
-class Thinking:
-    """A parser of what may come before the answer; `answer` parses the rest.
+class ReasoningParser:
+    """Parses what may come before the answer, and leaves the rest to `answer`.
 
     White space around the reasoning and its marks belongs to the format and is left out.
     """
 
     def __init__(self, answer: Parser, *, is_open: bool) -> None:
         self._answer = answer
-        self._in = _In.BEFORE_REASONING if is_open else _In.START
+        self._state = _ReasoningState.BEFORE_REASONING if is_open else _ReasoningState.START
         self._text = ""
 
     def feed(self, text: str) -> list[Event]:
-        if self._in is _In.ANSWER:
+        if self._state is _ReasoningState.ANSWER:
             return self._answer.feed(text)
         self._text += text
         events: list[Event] = []
@@ -44,30 +44,31 @@ class Thinking:
 
     def finish(self) -> list[Event]:
         events: list[Event] = []
-        if self._in is _In.START:
+        if self._state is _ReasoningState.START:
             events += self._answer.feed(self._text)
-        elif self._in is _In.REASONING:
+        elif self._state is _ReasoningState.REASONING:
             events.append(Reasoning(self._text))
         return joined(events + self._answer.finish())
 
     def _step(self, events: list[Event]) -> bool:
+        """Move to the next part. False: more text is needed, or the answer has begun."""
         text = self._text
-        if self._in is _In.REASONING:
+        if self._state is _ReasoningState.REASONING:
             return self._reason(events)
         rest = text.lstrip()
-        if self._in is _In.START:
+        if self._state is _ReasoningState.START:
             if rest.startswith(OPEN):
-                self._in, self._text = _In.BEFORE_REASONING, rest[len(OPEN) :]
+                self._state, self._text = _ReasoningState.BEFORE_REASONING, rest[len(OPEN) :]
                 return True
             if OPEN.startswith(rest):
                 return False
-            self._in, rest = _In.ANSWER, text
+            rest = text
         elif not rest:
             return False
-        elif self._in is _In.BEFORE_REASONING:
-            self._in, self._text = _In.REASONING, rest
+        elif self._state is _ReasoningState.BEFORE_REASONING:
+            self._state, self._text = _ReasoningState.REASONING, rest
             return True
-        self._in, self._text = _In.ANSWER, ""
+        self._state, self._text = _ReasoningState.ANSWER, ""
         events += self._answer.feed(rest)
         return False
 
@@ -75,7 +76,7 @@ class Thinking:
         thought, close, rest = self._text.partition(CLOSE)
         if close:
             events.append(Reasoning(thought.rstrip()))
-            self._in, self._text = _In.BEFORE_ANSWER, rest
+            self._state, self._text = _ReasoningState.BEFORE_ANSWER, rest
             return True
         shown = thought[: len(thought) - held(thought, (CLOSE,))].rstrip()
         events.append(Reasoning(shown))
@@ -83,20 +84,10 @@ class Thinking:
         return False
 
 
-class Answer:
-    """A parser of answers that are content and nothing else."""
-
-    def feed(self, text: str) -> list[Event]:
-        return joined([Content(text)])
-
-    def finish(self) -> list[Event]:
-        return []
-
-
-def thinking_rules(is_token: IsToken, *, is_open: bool) -> str:
+def reasoning_rules(is_token: IsToken, *, is_open: bool) -> str:
     """Lark rules `reasoning` and what it needs: an optional reasoning part, or the rest of one."""
     if is_token(CLOSE):
-        # A terminal takes no tokens of their own, so it ends before the mark by itself.
+        # No token can match within a terminal, so it ends before the mark by itself.
         rules = [f"thought: THOUGHT {CLOSE}", r"THOUGHT: /(.|\n)*/"]
     else:
         rules = [r"thought[lazy]: /(.|\n)*<\/think>/"]
@@ -104,11 +95,11 @@ def thinking_rules(is_token: IsToken, *, is_open: bool) -> str:
     return "\n".join([f"reasoning: {begun}", *rules, r"GAP: /\n{0,2}/"])
 
 
-def bound_answer(schema: Mapping[str, Any], is_token: IsToken, *, is_open: bool) -> str:
-    """A Lark grammar of an optional reasoning part and JSON text of `schema`."""
+def json_after_reasoning(schema: Mapping[str, Any], is_token: IsToken, *, is_open: bool) -> str:
+    """A Lark grammar of an optional reasoning part, then JSON text of `schema`."""
     rules = [
         "start: reasoning answer",
         json_rule("answer", schema, lenient=False),
-        thinking_rules(is_token, is_open=is_open),
+        reasoning_rules(is_token, is_open=is_open),
     ]
     return "\n".join(rules)

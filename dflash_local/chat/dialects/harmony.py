@@ -10,22 +10,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, ClassVar
 
-from dflash_local.chat.dialect import IsToken, Parser
-from dflash_local.chat.events import (
-    Content,
-    Event,
-    NewId,
-    Reasoning,
-    ToolCallArguments,
-    ToolCallStart,
-    call_id,
-    joined,
-)
-from dflash_local.chat.json_reader import JsonReader, State
+from dflash_local.chat.dialect import Dialect, IsToken, Parser
+from dflash_local.chat.events import Content, Event, EventQueue, NewId, Reasoning, call_id
 from dflash_local.chat.lark import any_of, json_rule, literal, mark
-from dflash_local.chat.marks import find, held
+from dflash_local.chat.parsing.json_reader import JsonReader, State
+from dflash_local.chat.parsing.marks import find, held
 from dflash_local.chat.tool import Tool, chosen
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -38,17 +29,21 @@ _RECIPIENT = re.compile(r"to=([^\s<]+)")
 
 
 @dataclass(frozen=True)
-class Harmony:
+class Harmony(Dialect):
     """Its marks are control tokens, so the names of these are needed."""
 
-    name: str = "harmony"
-    special: bool = True
-    stop: tuple[str, ...] = ()
+    name: ClassVar[str] = "harmony"
+    special: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, template: str) -> Harmony | None:
+        is_it = all(part in template for part in (_START, _CHANNEL, _MESSAGE))
+        return cls() if is_it else None
 
     def parser(
         self, tools: Sequence[Tool], *, thinking_open: bool = False, new_id: NewId = call_id
     ) -> Parser:
-        return Channels({tool.name for tool in tools}, new_id)
+        return ChannelParser({tool.name for tool in tools}, new_id)
 
     def call_grammar(
         self,
@@ -96,7 +91,7 @@ def _reasoning_rules(is_token: IsToken) -> list[str]:
     return [rule, r"thought[lazy]: /(.|\n)*<\|end\|>/"]
 
 
-class _In(Enum):
+class _ChannelState(Enum):
     START = auto()
     HEADER = auto()
     REASONING = auto()
@@ -104,104 +99,96 @@ class _In(Enum):
     CALL = auto()
 
 
-class Channels:
-    """A parser. Marks and headers are never text; a message to an unknown tool is content."""
+class ChannelParser:
+    """Marks and headers are never text; a message to an unknown tool is content."""
 
     def __init__(self, names: set[str], new_id: NewId) -> None:
         self._names = names
-        self._new_id = new_id
-        self._in = _In.START
+        self._events = EventQueue(new_id)
+        self._state = _ChannelState.START
         self._text = ""
         self._tool = ""
-        self._body = _In.CONTENT
-        """What a message is that is no call after all."""
+        self._body = _ChannelState.CONTENT
+        """What the message is if it turns out to be no call."""
         self._json: JsonReader | None = None
-        self._n_calls = 0
-        self._events: list[Event] = []
 
     def feed(self, text: str) -> list[Event]:
         self._text += text
         self._advance(last=False)
-        return self._taken()
+        return self._events.take()
 
     def finish(self) -> list[Event]:
         self._advance(last=True)
-        return self._taken()
-
-    def _taken(self) -> list[Event]:
-        events, self._events = joined(self._events), []
-        return events
+        return self._events.take()
 
     def _advance(self, *, last: bool) -> None:
-        while True:
-            if self._in is _In.START:
-                more = self._start(last)
-            elif self._in is _In.HEADER:
-                more = self._header(last)
-            else:
-                more = self._message(last)
-            if not more:
-                return
+        steps = {
+            _ChannelState.START: self._start,
+            _ChannelState.HEADER: self._header,
+            _ChannelState.CALL: self._call,
+        }
+        while steps.get(self._state, self._message)(last):
+            pass
 
     def _start(self, last: bool) -> bool:
         """A header, or text without one. False: more text is needed."""
         rest = self._text.lstrip()
         if any(rest.startswith(head) for head in _HEADS):
-            self._in = _In.HEADER
+            self._state = _ChannelState.HEADER
         elif not last and any(head.startswith(rest) for head in _HEADS):
             return False
         else:
-            self._in = _In.CONTENT
+            self._state = _ChannelState.CONTENT
         return True
 
     def _header(self, last: bool) -> bool:
         header, message, rest = self._text.partition(_MESSAGE)
         if not message:
             if last and not self._text.lstrip().startswith("<|"):
-                self._in = _In.CONTENT
+                self._state = _ChannelState.CONTENT
                 return True
             return False
         self._text = rest
         channel, recipient = _CHANNEL_NAME.search(header), _RECIPIENT.search(header)
         reasons = channel is not None and channel[1] == "analysis"
-        self._in = self._body = _In.REASONING if reasons else _In.CONTENT
+        self._state = self._body = _ChannelState.REASONING if reasons else _ChannelState.CONTENT
         tool = recipient[1].removeprefix("functions.") if recipient else None
         if tool in self._names:
             assert tool is not None
-            self._in, self._tool, self._json = _In.CALL, tool, None
+            self._state, self._tool, self._json = _ChannelState.CALL, tool, None
         return True
 
     def _message(self, last: bool) -> bool:
-        """The next piece of a message, up to its end."""
+        """The next piece of a message that is no call, up to its end."""
         found = find(self._text, _ENDS)
         n = found[0] if found else len(self._text) - (0 if last else held(self._text, _ENDS))
         text, self._text = self._text[:n], self._text[n:]
-        if self._in is _In.CALL:
-            text = self._arguments(text, ended=found is not None or last)
-        if text:
-            is_reasoning = self._in is _In.REASONING
-            self._events.append(Reasoning(text) if is_reasoning else Content(text))
+        self._events.add(
+            Reasoning(text) if self._state is _ChannelState.REASONING else Content(text)
+        )
         if found is None:
             return False
         if found[1] != _START:
             self._text = self._text[len(found[1]) :]
-        self._in = _In.START
+        self._state = _ChannelState.START
         return True
 
-    def _arguments(self, text: str, *, ended: bool) -> str:
-        """Give out what of `text` belongs to the call, and return what does not."""
-        if self._json is None and text.lstrip().startswith("{"):
-            text, self._json = text.lstrip(), JsonReader()
-            self._events.append(ToolCallStart(self._n_calls, self._new_id(), self._tool))
-            self._n_calls += 1
+    def _call(self, last: bool) -> bool:
+        """The arguments of a call. A mark in one of their texts is part of it."""
+        if self._json is None and self._text.lstrip().startswith("{"):
+            self._text, self._json = self._text.lstrip(), JsonReader()
+            self._events.start_call(self._tool)
         if self._json is not None and self._json.state is State.READING:
-            at = self._json.read(text)
-            self._events.append(ToolCallArguments(self._n_calls - 1, text[:at]))
-            text = text[at:]
-        if not text.strip():
-            # White space around the arguments is left out, but not that of another text.
-            if not ended:
-                self._text = text + self._text
-            return ""
-        self._in = self._body if self._json is None else _In.CONTENT
-        return text
+            at = self._json.read(self._text)
+            self._events.add_arguments(self._text[:at])
+            self._text = self._text[at:]
+            if self._json.state is State.READING:
+                return False
+        # White space around the arguments is left out, but not around other text.
+        rest = self._text.lstrip()
+        if rest.startswith(_ENDS) or (last and not rest):
+            self._text = rest
+        elif not last and any(end.startswith(rest) for end in _ENDS):
+            return False
+        self._state = self._body if self._json is None else _ChannelState.CONTENT
+        return True

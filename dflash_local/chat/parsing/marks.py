@@ -1,4 +1,4 @@
-"""Marks in text that arrives piece by piece."""
+"""Finds marks in text that arrives piece by piece."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import re
 from collections.abc import Sequence
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)", re.DOTALL)
-# No fence is longer; what follows on the line matters only in that it is there.
+# More of a line than this is not needed to tell whether it is a fence.
 _MAX_LINE = 200
 
 
 def find(text: str, marks: Sequence[str], at: int = 0) -> tuple[int, str] | None:
-    """Where the first of `marks` is in `text` from `at` on, and which."""
+    """The first of `marks` in `text` from `at` on: its place, and which mark it is."""
     found = [(where, mark) for mark in marks if (where := text.find(mark, at)) >= 0]
     return min(found, key=lambda pair: (pair[0], -len(pair[1])), default=None)
 
 
 def held(text: str, marks: Sequence[str]) -> int:
-    """Characters at the end of `text` that may be the beginning of a mark."""
+    """How many characters at the end of `text` may be the beginning of a mark."""
     longest = max(map(len, marks), default=1) - 1
     for n in range(min(longest, len(text)), 0, -1):
         end = text[-n:]
@@ -27,7 +27,7 @@ def held(text: str, marks: Sequence[str]) -> int:
 
 
 class Fences:
-    """Whether text is inside a fenced code block of Markdown, or just behind a backtick."""
+    """Tells whether text is inside a fenced code block of Markdown, or right behind a backtick."""
 
     def __init__(self) -> None:
         self._fence = ""
@@ -58,7 +58,7 @@ class Fences:
     @staticmethod
     def _opening(line: str) -> str | None:
         found = _FENCE.fullmatch(line)
-        # Behind backticks, another one makes it code within the line.
+        # Three backticks with another one later on the line are code within the line.
         if found is None or (found[1][0] == "`" and "`" in found[2]):
             return None
         return found[1]

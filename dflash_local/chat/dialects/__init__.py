@@ -1,0 +1,1 @@
+"""The dialects, one file each: how a family of models writes reasoning and tool calls."""

@@ -1,0 +1,1 @@
+"""What parsers of several dialects share: marks, calls and JSON in text that comes in pieces."""

@@ -1,0 +1,91 @@
+"""Messages of clients get the shape that chat templates expect, or are refused in one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from chat_models import CALL, CALLED, HELLO
+from dflash_local.chat.conversation import conversation
+from dflash_local.errors import InputError
+
+REASONS = "{# reasoning_content #}"
+"""A template that shows reasoning."""
+
+
+def refusal(messages: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        conversation(messages, "")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("messages", "part"),
+    [
+        ([], "empty"),
+        (None, "null"),
+        ("Hello", "of type str"),
+        ({"role": "user", "content": "Hello"}, "of type dict"),
+        (["Hello"], "message 0 is of type str"),
+        ([*HELLO, {"content": "x"}], "message 1: role is missing"),
+        ([{"role": "user"}], "content is missing"),
+        ([{"role": "user", "content": None}], "content is null"),
+        ([{"role": 3, "content": "x"}], "role is of type int"),
+    ],
+)
+def test_messages_of_another_shape_are_refused(messages: Any, part: str) -> None:
+    assert part in refusal(messages)
+
+
+def test_messages_are_brought_into_the_shape_of_templates() -> None:
+    call, answer = conversation(CALLED, REASONS)[1:3]
+    assert call["content"] == "" and call["reasoning_content"] == "Hm."
+    assert call["tool_calls"][0]["function"]["arguments"] == {"city": "Paris"}
+    assert answer == {**CALLED[2], "name": "get_weather"}
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert conversation([{"role": "user", "content": parts, "name": None}], "") == [
+        {"role": "user", "content": "a\nb"}
+    ]
+    nothing = {**CALL, "function": {"name": "now", "arguments": ""}}
+    message = conversation([*HELLO, {"role": "assistant", "tool_calls": [nothing]}], "")[1]
+    assert message["tool_calls"][0]["function"]["arguments"] == {}
+    assert "tool_calls" not in conversation([{**HELLO[0], "tool_calls": []}], "")[0]
+
+
+def test_developer_is_system_where_the_template_knows_no_developer() -> None:
+    messages = [{"role": "developer", "content": "Be brief."}, *HELLO]
+    assert conversation(messages, "")[0]["role"] == "system"
+    assert conversation(messages, "{# developer #}")[0]["role"] == "developer"
+
+
+@pytest.mark.parametrize("given", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_has_the_name_that_the_template_asks_for(given: str) -> None:
+    messages = [*HELLO, {"role": "assistant", "content": "Hi", given: "Hm."}]
+    assert conversation(messages, REASONS)[1]["reasoning_content"] == "Hm."
+    assert conversation(messages, "{# thinking #}")[1] == {
+        "role": "assistant",
+        "content": "Hi",
+        "thinking": "Hm.",
+    }
+    assert conversation(messages, "")[1] == {"role": "assistant", "content": "Hi"}
+
+
+@pytest.mark.parametrize(
+    ("message", "part"),
+    [
+        ({"content": [{"type": "image_url", "image_url": {}}]}, "part 0 is of type 'image_url'"),
+        ({"content": [{"type": "text"}]}, "part 0: text is missing"),
+        ({"content": ["a"]}, "part 0 is not an object with a type"),
+        ({"content": []}, "content is empty"),
+        ({"content": "x", "reasoning_content": 3}, "reasoning_content is of type int"),
+        ({"tool_calls": "f"}, "tool_calls are of type str"),
+        ({"tool_calls": [{}]}, "tool call 0 names no function"),
+        ({"tool_calls": [{"function": {"name": 3}}]}, "name is of type int"),
+        ({"tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}, "arguments are not JSON"),
+        ({"tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}, "are of type list"),
+    ],
+)
+def test_parts_of_another_shape_are_refused(message: dict[str, Any], part: str) -> None:
+    assert part in refusal([*HELLO, {"role": "assistant", **message}])
