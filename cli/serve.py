@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dflash_local.errors import InputError
-from dflash_local.server.keep_alive import DEFAULT_S
+from dflash_local.server.models.keep_alive import DEFAULT_S
 
 from . import interrupt
 from .loading import check_files, chosen_files
@@ -20,8 +20,8 @@ from .report import Say, speaker
 from .values import WholeText, api_key, host_name, idle_time, number, web_origin, whole
 
 if TYPE_CHECKING:
-    from dflash_local.server.model_source import ModelSource
-    from dflash_local.server.settings import Settings
+    from dflash_local.server.http.settings import Settings
+    from dflash_local.server.models.source import ModelSource
 
 _OWN_OF_LOADING = ("n_ctx", "n_gpu_layers", "kv_type", "draft_window", "draft_shape")
 
@@ -192,7 +192,7 @@ def serve(ctx: click.Context, /, **values: Any) -> None:
     _check_choice(values)
     say = speaker(False)
     from dflash_local.server import lifecycle
-    from dflash_local.server.model_pool import ModelPool
+    from dflash_local.server.models.pool import ModelPool
 
     sources = _sources(values)
     settings = _settings(values)
@@ -242,7 +242,7 @@ def _single(values: Mapping[str, Any], say: Say) -> ModelSource:
 
 def _source(model: NamedModel, values: Mapping[str, Any]) -> ModelSource:
     from dflash_local.pays import calibration
-    from dflash_local.server.model_source import ModelSource
+    from dflash_local.server.models.source import ModelSource
 
     if model.draft is not None:
         calibration.budget_s()  # refused now: the model may be loaded by a request that is to come
@@ -259,7 +259,7 @@ def _source(model: NamedModel, values: Mapping[str, Any]) -> ModelSource:
 
 
 def _settings(values: Mapping[str, Any]) -> Settings:
-    from dflash_local.server.settings import Settings
+    from dflash_local.server.http.settings import Settings
 
     given = values_of((*LISTENING, *ACCESS), values)
     keys = list(given.pop("api_keys"))

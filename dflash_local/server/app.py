@@ -8,38 +8,28 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 import dflash_local
-from dflash_local.server import (
-    anthropic,
-    apply_template,
-    chat,
-    completion,
-    completions,
-    health,
-    infill,
-    metrics,
-    models,
-    ollama,
-    ollama_models,
-    page,
-    props,
-    responses,
-    slots,
-    tokenize,
-)
-from dflash_local.server.access_log import AccessLog
-from dflash_local.server.bodies import BodyCheck
-from dflash_local.server.drain import Drain, DrainCheck
-from dflash_local.server.errors import RESPONSES, Failures, add_error_handlers
-from dflash_local.server.metrics import Metrics
-from dflash_local.server.model_pool import ModelPool
-from dflash_local.server.security import (
+from dflash_local.server import metrics, page
+from dflash_local.server import model_list as models
+from dflash_local.server.anthropic import messages as anthropic
+from dflash_local.server.http import health
+from dflash_local.server.http.access_log import AccessLog
+from dflash_local.server.http.bodies import BodyCheck
+from dflash_local.server.http.drain import Drain, DrainCheck
+from dflash_local.server.http.errors import RESPONSES, Failures, add_error_handlers
+from dflash_local.server.http.security import (
     LOOPBACK_ORIGIN,
     OPEN_PATHS,
     HostCheck,
     KeyCheck,
     OriginCheck,
 )
-from dflash_local.server.settings import Settings
+from dflash_local.server.http.settings import Settings
+from dflash_local.server.llama import apply_template, completion, infill, props, slots, tokenize
+from dflash_local.server.metrics import Metrics
+from dflash_local.server.models.pool import ModelPool
+from dflash_local.server.ollama import chat as ollama
+from dflash_local.server.ollama import model_list as ollama_models
+from dflash_local.server.openai import chat, completions, responses
 
 ROUTERS = (
     page.router,

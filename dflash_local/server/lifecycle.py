@@ -18,13 +18,13 @@ import uvicorn
 from fastapi import FastAPI
 
 from dflash_local.errors import InputError
-from dflash_local.server.access_log import log_to_stderr
 from dflash_local.server.app import create_app
-from dflash_local.server.connection import connection_class
-from dflash_local.server.drain import Drain
-from dflash_local.server.model_pool import ModelPool
-from dflash_local.server.security import is_loopback
-from dflash_local.server.settings import Settings
+from dflash_local.server.http.access_log import log_to_stderr
+from dflash_local.server.http.connection import connection_class
+from dflash_local.server.http.drain import Drain
+from dflash_local.server.http.security import is_loopback
+from dflash_local.server.http.settings import Settings
+from dflash_local.server.models.pool import ModelPool
 
 _MAX_HEAD = 64 << 10
 _FLUSH_S = 5

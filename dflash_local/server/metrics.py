@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from dflash_local.result import ModelStatus, Result
-from dflash_local.server.model_pool import ModelPool
+from dflash_local.server.models.pool import ModelPool
 
 router = APIRouter()
 

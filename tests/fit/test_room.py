@@ -11,7 +11,7 @@ from dflash_local.errors import InputError
 from dflash_local.fit.footprint import Use
 from dflash_local.fit.plan import Plan
 from dflash_local.llama.runtime import Device
-from dflash_local.server.room import Planner, first_to_go, has_room
+from dflash_local.server.models.eviction import Planner, first_to_go, has_room
 
 GIB = 1 << 30
 

@@ -9,9 +9,9 @@ import pytest
 from starlette.types import Message
 
 from dflash_local.errors import ContextFullError
-from dflash_local.server import anthropic_errors, ollama_errors
-from dflash_local.server import event_stream as module
-from dflash_local.server.event_stream import (
+from dflash_local.server.anthropic import errors as anthropic_errors
+from dflash_local.server.http import event_stream as module
+from dflash_local.server.http.event_stream import (
     LINES,
     Comment,
     Event,
@@ -19,6 +19,7 @@ from dflash_local.server.event_stream import (
     Stream,
     event_form,
 )
+from dflash_local.server.ollama import errors as ollama_errors
 
 PING = NamedEvent("ping", {"type": "ping"})
 SCOPE = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b""}

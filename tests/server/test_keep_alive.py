@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dflash_local.server.keep_alive import keep_alive_s
+from dflash_local.server.models.keep_alive import keep_alive_s
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from dflash_local.server.event_stream import NamedEvent
-from dflash_local.server.responses_events import ResponseEvents
+from dflash_local.server.http.event_stream import NamedEvent
+from dflash_local.server.openai.response_items import ResponseEvents
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 ITEM: TypeAdapter[Any] = TypeAdapter(ResponseOutputItem)

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from dflash_local import Model, load
-from dflash_local.server.fim import Gap, OtherText, infill_prompt
+from dflash_local.server.answering.infill_prompt import Gap, OtherText, infill_prompt
 from dflash_local.target.vocabulary import Vocabulary
 from gguf_files import ARRAY, STRING, UINT32, changed, parts
 from server_process import EXACT, serving

@@ -9,9 +9,9 @@ import sys
 
 from dflash_local import demo
 from dflash_local.server import lifecycle
-from dflash_local.server.model_pool import ModelPool
-from dflash_local.server.model_source import ModelSource
-from dflash_local.server.settings import Settings
+from dflash_local.server.http.settings import Settings
+from dflash_local.server.models.pool import ModelPool
+from dflash_local.server.models.source import ModelSource
 
 SETTINGS = Settings(
     port=0,

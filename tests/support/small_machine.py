@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dflash_local import demo
 from dflash_local.llama.runtime import Device
 from dflash_local.server import lifecycle
-from dflash_local.server.keep_alive import FOREVER
-from dflash_local.server.model_pool import ModelPool
-from dflash_local.server.model_source import ModelSource
-from dflash_local.server.settings import Settings
+from dflash_local.server.http.settings import Settings
+from dflash_local.server.models.keep_alive import FOREVER
+from dflash_local.server.models.pool import ModelPool
+from dflash_local.server.models.source import ModelSource
 
 NAMES = ("a", "b", "c", "d")
 OPTIONS = {"n_ctx": 1024, "n_threads": 1, "n_gpu_layers": 0, "n_seq": 2}

@@ -1,0 +1,229 @@
+"""The served models as Ollama lists and shows them: `/api/tags`, `/api/ps`, `/api/show`,
+`/api/version`."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request
+from gguf import LlamaFileType
+
+from dflash_local.chat import dialect_of
+from dflash_local.errors import FileError
+from dflash_local.gguf.file import GgufFile
+from dflash_local.server.answering.api_answer import pool_of
+from dflash_local.server.answering.generation import off_loop
+from dflash_local.server.http.errors import ApiError
+from dflash_local.server.models.load_fault import LoadFault
+from dflash_local.server.models.served_model import ModelHost
+from dflash_local.server.models.source import ModelSource
+from dflash_local.server.ollama.errors import RESPONSES
+from dflash_local.server.ollama.schema import ShowRequest
+
+router = APIRouter(responses=RESPONSES)
+
+API_VERSION = "0.12.6"
+"""The release of Ollama whose API this is. Clients refuse a server that is too old for them."""
+
+_LATEST = ":latest"
+_NEVER = "9999-12-31T23:59:59Z"
+_UNKNOWN = "1970-01-01T00:00:00Z"
+_LONGEST_S = 1e9  # what is later is never: dates end with the year 9999
+_MIDDLE_KEYS = ("tokenizer.ggml.fim_mid_token_id", "tokenizer.ggml.middle_token_id")
+_MIDDLES = frozenset(
+    (
+        "<|fim_middle|>",
+        "<fim-middle>",
+        "<fim_middle>",
+        "<｜fim▁end｜>",  # noqa: RUF001  (DeepSeek's)
+        "<MID>",
+        "▁<MID>",
+        "<|code_middle|>",
+        "<|middle|>",
+    )
+)
+"""Names by which llama.cpp's `src/llama-vocab.cpp` knows the token that ends a gap's surroundings.
+"""
+
+
+@router.get("/api/version")
+async def version() -> dict[str, str]:
+    """The release of Ollama whose API this is."""
+    return {"version": API_VERSION}
+
+
+@router.get("/api/tags")
+async def tags(request: Request) -> dict[str, Any]:
+    """The models that are served, loaded or not."""
+    return {"models": [await off_loop(_entry, host) for host in pool_of(request).hosts.values()]}
+
+
+@router.get("/api/ps")
+async def running(request: Request) -> dict[str, Any]:
+    """The models that are loaded, and until when they stay so."""
+    told = []
+    for host in pool_of(request).hosts.values():
+        if (model := host.model) is not None:
+            entry = await off_loop(_entry, host)
+            del entry["modified_at"]
+            on_gpu = model.target.options.n_gpu_layers != 0
+            entry |= {"expires_at": _expires_at(host), "size_vram": entry["size"] if on_gpu else 0}
+            told.append({**entry, "context_length": model.n_ctx})
+    return {"models": told}
+
+
+@router.post("/api/show")
+async def show(request: Request, body: ShowRequest) -> dict[str, Any]:
+    """What the model of that name is, loaded or not. Another one is not found."""
+    pool = pool_of(request)
+    host = pool.named(untagged(request, body.model or body.name) or "")
+    card = await off_loop(_card_of, host.source)
+    architecture = card.details["family"]
+    info = dict(card.info)
+    if host.model is not None:
+        info[f"{architecture}.context_length"] = host.model.n_ctx
+    return {
+        "modelfile": f"FROM {host.source.target.name}\n",
+        "parameters": "",
+        "template": card.template,
+        "modified_at": card.modified_at,
+        "details": card.details,
+        "model_info": info,
+        "capabilities": card.capabilities,
+    }
+
+
+def tagged(name: str) -> str:
+    """A model's name with a tag, as Ollama's always have one."""
+    return name if ":" in name else name + _LATEST
+
+
+def untagged(request: Request, name: str | None) -> str | None:
+    """The name by which the server knows what an Ollama client calls `name`."""
+    known = pool_of(request).hosts
+    return name if name is None or name in known else name.removesuffix(_LATEST)
+
+
+def _expires_at(host: ModelHost) -> str:
+    left = host.expires_in_s
+    if left > _LONGEST_S:
+        return _NEVER
+    end = datetime.now(timezone.utc) + timedelta(seconds=left)
+    return end.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+@dataclass(frozen=True)
+class _Card:
+    """What a file says of its model."""
+
+    n_bytes: int
+    modified_at: str
+    digest: str
+    details: dict[str, Any]
+    info: dict[str, Any]
+    template: str
+    capabilities: list[str]
+
+
+def _card_of(source: ModelSource) -> _Card:
+    """Raises ApiError for a file that cannot be read."""
+    try:
+        stat = source.target.stat()
+        return _card(source.target, stat.st_size, stat.st_mtime_ns)
+    except (FileError, OSError) as error:
+        raise LoadFault.of(error, source).error(source.name) from None
+
+
+@lru_cache(maxsize=64)
+def _card(path: Path, n_bytes: int, time_ns: int) -> _Card:
+    """That of the file as it is now: of another size or time it is another file."""
+    file = GgufFile.open(path)
+    architecture = file.architecture
+    template = str(file.metadata.get("tokenizer.chat_template") or "")
+    n_parameters = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
+    details = {
+        "parent_model": "",
+        "format": "gguf",
+        "family": architecture,
+        "families": [architecture],
+        "parameter_size": _size(n_parameters),
+        "quantization_level": _quantization(file),
+    }
+    # Vocabularies are long, and what else is a list is of no use to a client.
+    info = {
+        key: value
+        for key, value in file.metadata.items()
+        if not isinstance(value, list) and key != "tokenizer.chat_template" and _is_json(value)
+    }
+    modified = datetime.fromtimestamp(time_ns / 1e9, timezone.utc)
+    # The name of this very file: its bytes would take minutes to hash.
+    names = f"{path.name} {n_bytes} {time_ns}"
+    return _Card(
+        file.n_bytes,
+        modified.isoformat(timespec="seconds").replace("+00:00", "Z"),
+        hashlib.sha256(names.encode()).hexdigest(),
+        details,
+        {**info, "general.parameter_count": n_parameters},
+        template,
+        _capabilities(file, template),
+    )
+
+
+def _capabilities(file: GgufFile, template: str) -> list[str]:
+    found = {
+        "completion": True,
+        "tools": dialect_of(template).name != "plain",
+        "thinking": any(mark in template for mark in ("<think>", "enable_thinking", "<|channel|>")),
+        "insert": _fills_gaps(file),
+    }
+    return [name for name, has in found.items() if has]
+
+
+def _fills_gaps(file: GgufFile) -> bool:
+    """As llama.cpp finds out: by the file's keys, or by the names of its tokens."""
+    if any(key in file.metadata for key in _MIDDLE_KEYS):
+        return True
+    return not _MIDDLES.isdisjoint(file.metadata.get("tokenizer.ggml.tokens") or ())
+
+
+def _entry(host: ModelHost) -> dict[str, Any]:
+    name = tagged(host.name)
+    told: dict[str, Any] = {"name": name, "model": name}
+    try:
+        card = _card_of(host.source)
+    except ApiError:  # it is asked for all the same, and then says why
+        details = {"parent_model": "", "format": "gguf", "family": "", "families": []}
+        details |= {"parameter_size": "", "quantization_level": "unknown"}
+        return {**told, "modified_at": _UNKNOWN, "size": 0, "digest": "", "details": details}
+    return {
+        **told,
+        "modified_at": card.modified_at,
+        "size": card.n_bytes,
+        "digest": card.digest,
+        "details": card.details,
+    }
+
+
+def _quantization(file: GgufFile) -> str:
+    with suppress(ValueError):
+        return LlamaFileType(file.get("general.file_type")).name.removeprefix("MOSTLY_")
+    return "unknown"
+
+
+def _is_json(value: Any) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _size(n: int) -> str:
+    """As Ollama writes it: 7.6B, 494.03M."""
+    for unit, divisor, digits in (("B", 10**9, 1), ("M", 10**6, 2), ("K", 10**3, 2)):
+        if n >= divisor:
+            return f"{n / divisor:.{digits}f}{unit}"
+    return str(n)
