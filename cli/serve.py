@@ -20,7 +20,7 @@ from .report import Say, speaker
 from .values import WholeText, api_key, host_name, idle_time, number, web_origin, whole
 
 if TYPE_CHECKING:
-    from dflash_local.server.http.settings import Settings
+    from dflash_local.server.http.settings import ServerSettings
     from dflash_local.server.models.source import ModelSource
 
 _OWN_OF_LOADING = ("n_ctx", "n_gpu_layers", "kv_type", "draft_window", "draft_shape")
@@ -192,11 +192,12 @@ def serve(ctx: click.Context, /, **values: Any) -> None:
     _check_choice(values)
     say = speaker(False)
     from dflash_local.server import lifecycle
+    from dflash_local.server.http.security import check_exposure
     from dflash_local.server.models.pool import ModelPool
 
     sources = _sources(values)
     settings = _settings(values)
-    lifecycle.check_exposure(settings)
+    check_exposure(settings)
     # Before the model is loaded, which may take a minute: a bad address is told at once.
     with lifecycle.bind(settings) as bound:
         single = None if sources else _single(values, say)
@@ -258,8 +259,8 @@ def _source(model: NamedModel, values: Mapping[str, Any]) -> ModelSource:
     )
 
 
-def _settings(values: Mapping[str, Any]) -> Settings:
-    from dflash_local.server.http.settings import Settings
+def _settings(values: Mapping[str, Any]) -> ServerSettings:
+    from dflash_local.server.http.settings import ServerSettings
 
     given = values_of((*LISTENING, *ACCESS), values)
     keys = list(given.pop("api_keys"))
@@ -270,4 +271,4 @@ def _settings(values: Mapping[str, Any]) -> Settings:
         if not found:
             raise InputError(f"--api-key-file {path} holds no key: write one per line")
         keys += map(api_key, found)
-    return Settings(api_keys=tuple(keys), **given)
+    return ServerSettings(api_keys=tuple(keys), **given)

@@ -1,8 +1,4 @@
-"""`/v1/models`: what is served, in OpenAI's shape, or in Anthropic's for its clients.
-
-Where one model is served, requests may name any: editors send names of their own, and the answer
-names ours.
-"""
+"""`/v1/models`: what is served, in OpenAI's form, or in Anthropic's for its clients."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from fastapi import APIRouter, Request
 
 from dflash_local.server.answering.api_answer import pool_of
 from dflash_local.server.anthropic.errors import VERSION_HEADER
-from dflash_local.server.models.served_model import ModelHost
+from dflash_local.server.models.served_model import ServedModel
 
 router = APIRouter()
 
@@ -22,8 +18,9 @@ router = APIRouter()
 @router.get("/v1/models")
 @router.get("/models", include_in_schema=False)
 async def list_models(request: Request) -> dict[str, Any]:
-    """The models that are served, loaded or not: `status` tells, as llama-server's router does."""
-    entries = [_entry(request, host) for host in pool_of(request).hosts.values()]
+    """The models that are served. As with llama-server's router `status` tells
+    which are loaded."""
+    entries = [_entry(request, served) for served in pool_of(request).models.values()]
     if VERSION_HEADER in request.headers:
         ends = {"first_id": entries[0]["id"], "last_id": entries[-1]["id"]}
         return {"data": list(map(_anthropic, entries)), "has_more": False, **ends}
@@ -32,28 +29,28 @@ async def list_models(request: Request) -> dict[str, Any]:
 
 @router.get("/v1/models/{name:path}")
 async def get_model(request: Request, name: str) -> dict[str, Any]:
-    """The model of that name. Another one is not found."""
+    """The model of exactly that name, also where a server of one model would take any."""
     entry = _entry(request, pool_of(request).named(name))
     return _anthropic(entry) if VERSION_HEADER in request.headers else entry
 
 
-def _entry(request: Request, host: ModelHost) -> dict[str, Any]:
-    told: dict[str, Any] = {
-        "id": host.name,
+def _entry(request: Request, served: ServedModel) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "id": served.name,
         "object": "model",
         "created": request.app.state.created,
         "owned_by": "dflash-local",
-        "status": {"value": host.state, **({"failed": True} if host.fault else {})},
+        "status": {"value": served.state, **({"failed": True} if served.failure else {})},
     }
-    if host.model is not None:
-        told["meta"] = {"n_ctx": host.model.n_ctx, "n_vocab": host.model.target.n_vocab}
-    return told
+    if served.model is not None:
+        entry["meta"] = {"n_ctx": served.model.n_ctx, "n_vocab": served.model.target.n_vocab}
+    return entry
 
 
 def _anthropic(entry: Mapping[str, Any]) -> dict[str, Any]:
     """https://platform.claude.com/docs/en/api/models"""
     created = datetime.fromtimestamp(entry["created"], timezone.utc)
-    told = {
+    fields = {
         "type": "model",
         "id": entry["id"],
         "display_name": entry["id"],
@@ -61,5 +58,5 @@ def _anthropic(entry: Mapping[str, Any]) -> dict[str, Any]:
         "lifecycle": "active",
     }
     if "meta" in entry:
-        told |= dict.fromkeys(("max_input_tokens", "max_tokens"), entry["meta"]["n_ctx"])
-    return told
+        fields |= dict.fromkeys(("max_input_tokens", "max_tokens"), entry["meta"]["n_ctx"])
+    return fields

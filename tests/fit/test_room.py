@@ -11,7 +11,7 @@ from dflash_local.errors import InputError
 from dflash_local.fit.footprint import Use
 from dflash_local.fit.plan import Plan
 from dflash_local.llama.runtime import Device
-from dflash_local.server.models.eviction import Planner, first_to_go, has_room
+from dflash_local.server.models.eviction import Planner, first_to_evict, fits
 
 GIB = 1 << 30
 
@@ -80,35 +80,35 @@ def loaded(*sizes: float) -> list[Plan]:
 
 
 def test_alone_there_is_room() -> None:
-    assert has_room(wants(20), machine(gpu=24), [])
+    assert fits(wants(20), machine(gpu=24), beside=[])
 
 
 def test_beside_a_small_one_there_is_room() -> None:
-    assert has_room(wants(10), machine(gpu=12), loaded(12))
+    assert fits(wants(10), machine(gpu=12), beside=loaded(12))
 
 
 def test_a_model_that_would_be_pushed_off_the_gpu_has_none() -> None:
-    assert not has_room(wants(14), machine(gpu=12), loaded(12))
+    assert not fits(wants(14), machine(gpu=12), beside=loaded(12))
 
 
 def test_a_model_that_would_not_fit_at_all_has_none() -> None:
-    assert not has_room(wants(14), machine(gpu=12, host=2), loaded(12))
+    assert not fits(wants(14), machine(gpu=12, host=2), beside=loaded(12))
 
 
 def test_nobody_needs_to_go_for_one_that_gets_no_more_alone() -> None:
-    assert has_room(wants(30), machine(gpu=12), loaded(12))
+    assert fits(wants(30), machine(gpu=12), beside=loaded(12))
 
 
 def test_nobody_goes_for_one_that_does_not_fit_even_alone() -> None:
     with pytest.raises(InputError, match="do not fit"):
-        has_room(wants(100), machine(gpu=12), loaded(12))
+        fits(wants(100), machine(gpu=12), beside=loaded(12))
 
 
 def test_weights_that_others_read_from_their_files_take_room() -> None:
     others = [taken(machine(gpu=24), 0, on_gpu=False, mapped=40)]
-    assert has_room(reads(20), machine(gpu=24, host=62), others)
-    assert not has_room(reads(30), machine(gpu=24, host=62), others)
-    assert has_room(reads(30), machine(gpu=24, host=62), [])
+    assert fits(reads(20), machine(gpu=24, host=62), beside=others)
+    assert not fits(reads(30), machine(gpu=24, host=62), beside=others)
+    assert fits(reads(30), machine(gpu=24, host=62), beside=[])
 
 
 def test_what_a_gpu_gives_back_is_the_hosts_where_they_share_it() -> None:
@@ -121,15 +121,15 @@ def test_what_a_gpu_gives_back_is_the_hosts_where_they_share_it() -> None:
         fits = all(device.free >= 10 * GIB for device in machine)
         return taken(machine, 10, on_gpu=fits)
 
-    assert not has_room(plan, devices, others)
+    assert not fits(plan, devices, beside=others)
 
 
 def test_the_one_used_longest_ago_goes_first() -> None:
     hosts = [Host("a", 0, 3.0), Host("b", 0, 1.0), Host("c", 0, 2.0)]
-    assert first_to_go(hosts).name == "b"
+    assert first_to_evict(hosts).name == "b"
 
 
 def test_idle_ones_go_before_those_at_work() -> None:
     hosts = [Host("a", 2, 1.0), Host("b", 0, 9.0), Host("c", 1, 0.0)]
-    assert first_to_go(hosts).name == "b"
-    assert first_to_go([hosts[0], hosts[2]]).name == "c"
+    assert first_to_evict(hosts).name == "b"
+    assert first_to_evict([hosts[0], hosts[2]]).name == "c"

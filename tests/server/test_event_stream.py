@@ -13,10 +13,10 @@ from dflash_local.server.anthropic import errors as anthropic_errors
 from dflash_local.server.http import event_stream as module
 from dflash_local.server.http.event_stream import (
     LINES,
+    AnswerStream,
     Comment,
-    Event,
     NamedEvent,
-    Stream,
+    ServerEvent,
     event_form,
 )
 from dflash_local.server.ollama import errors as ollama_errors
@@ -28,12 +28,12 @@ SCOPE = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_str
 class Source:
     """Events, and an error after them if there is to be one; knows whether it was closed."""
 
-    def __init__(self, *events: Event | Exception, pause: float = 0) -> None:
+    def __init__(self, *events: ServerEvent | Exception, pause: float = 0) -> None:
         self.closed = False
         self._events = events
         self._pause = pause
 
-    async def stream(self) -> AsyncIterator[Event]:
+    async def stream(self) -> AsyncIterator[ServerEvent]:
         try:
             for event in self._events:
                 await asyncio.sleep(self._pause)
@@ -76,7 +76,7 @@ def played(
             form = event_form(done=None, keep_alive=PING, name_error=True)
         else:
             form = event_form(done=done)
-        await Stream(source.stream(), form)(scope, receive, send)  # type: ignore[arg-type]
+        await AnswerStream(source.stream(), form)(scope, receive, send)  # type: ignore[arg-type]
 
     asyncio.run(run())
     return messages

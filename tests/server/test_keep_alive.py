@@ -37,5 +37,5 @@ def test_times(given: Any, seconds: float) -> None:
     "given", ["", "soon", "5x", "m", "5 m", "1h 30m", "nan", math.nan, True, None, [], "9" * 99]
 )
 def test_what_is_no_time(given: Any) -> None:
-    with pytest.raises(ValueError, match="is no time"):
+    with pytest.raises(ValueError, match="is not a time"):
         keep_alive_s(given)

@@ -10,7 +10,7 @@ from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from dflash_local.server.http.event_stream import NamedEvent
-from dflash_local.server.openai.response_items import ResponseEvents
+from dflash_local.server.openai.response_items import ResponseItems
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 ITEM: TypeAdapter[Any] = TypeAdapter(ResponseOutputItem)
@@ -45,7 +45,7 @@ def call(index: int, name: str) -> list[dict[str, Any]]:
 
 def made(deltas: list[dict[str, Any]], status: str = "completed") -> tuple[list[Any], list[Any]]:
     """The events, read as a client reads them, and the items."""
-    items = ResponseEvents()
+    items = ResponseItems()
     told: list[NamedEvent] = [event for delta in deltas for event in items.take(delta)]
     told += items.close(status)
     assert [event.name for event in told] == [event.data["type"] for event in told]

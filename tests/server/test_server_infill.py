@@ -69,7 +69,10 @@ def test_the_prompt_of_a_gap(vocabulary: Vocabulary) -> None:
     gap = Gap(PREFIX, SUFFIX, "    return ")
     expected = f"<|fim_prefix|>{PREFIX}    return <|fim_suffix|>{SUFFIX}<|fim_middle|>"
     assert spelled(vocabulary, gap) == expected
-    others = (OtherText("a = 1\n", "a.py"), OtherText("b = 2\n", "b.py"))
+    others = (
+        OtherText(text="a = 1\n", filename="a.py"),
+        OtherText(text="b = 2\n", filename="b.py"),
+    )
     between = "\n\n--- snippet ---\n\n"
     assert (
         spelled(vocabulary, Gap(PREFIX, SUFFIX, "    return ", others))
@@ -79,7 +82,10 @@ def test_the_prompt_of_a_gap(vocabulary: Vocabulary) -> None:
 
 def test_the_prompt_of_a_model_that_knows_of_files(repository_vocabulary: Vocabulary) -> None:
     repository, file = (repository_vocabulary.name(token) for token in (8190, 8191))
-    others = (OtherText("a = 1\n", "src/a.py"), OtherText("b = 2\n", "b.py"))
+    others = (
+        OtherText(text="a = 1\n", filename="src/a.py"),
+        OtherText(text="b = 2\n", filename="b.py"),
+    )
     assert spelled(repository_vocabulary, Gap(PREFIX, SUFFIX, "", others)) == (
         f"{repository}myproject\n{file}src/a.py\na = 1\n{file}b.py\nb = 2\n{file}filename\n"
         f"<|fim_prefix|>{PREFIX}<|fim_suffix|>{SUFFIX}<|fim_middle|>"
@@ -87,7 +93,7 @@ def test_the_prompt_of_a_model_that_knows_of_files(repository_vocabulary: Vocabu
 
 
 def test_a_model_that_fills_no_gaps_goes_on(without_infill: Path) -> None:
-    gap = Gap(PREFIX, SUFFIX, "    return ", (OtherText("a = 1\n", "a.py"),))
+    gap = Gap(PREFIX, SUFFIX, "    return ", (OtherText(text="a = 1\n", filename="a.py"),))
     expected = f"\n\n--- snippet ---\n\na = 1\n{PREFIX}    return "
     options: dict[str, Any] = {"n_ctx": 256, "kv_type": "q8_0", "n_gpu_layers": 0, "n_threads": 1}
     with load(without_infill, quiet=True, **options) as model:
@@ -120,14 +126,17 @@ def test_a_prompt_keeps_to_its_room(vocabulary: Vocabulary) -> None:
     rng = random.Random(1)
     for _ in range(40):
         texts = [code(rng.randrange(400), rng.randrange(9)) for _ in range(4)]
-        others = (OtherText(texts[2], "c.py"), OtherText(texts[3], "d.py"))
+        others = (
+            OtherText(text=texts[2], filename="c.py"),
+            OtherText(text=texts[3], filename="d.py"),
+        )
         room = rng.randrange(16, 3000)
         tokens = infill_prompt(vocabulary, Gap(texts[0], texts[1], "x", others), room=room)
         assert len(tokens) <= room
 
 
 def test_what_does_not_fit_is_what_is_farthest_from_the_cursor(vocabulary: Vocabulary) -> None:
-    others = tuple(OtherText(code(20, i), f"{i}.py") for i in range(5))
+    others = tuple(OtherText(text=code(20, i), filename=f"{i}.py") for i in range(5))
     prefix, suffix = code(2000, 7), code(2000, 8)
     text = spelled(vocabulary, Gap(prefix, suffix, "begun", others), room=1600)
     extra, _, rest = text.partition("<|fim_prefix|>")

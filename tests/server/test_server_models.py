@@ -273,7 +273,7 @@ def test_ollamas_client_lists_loads_and_unloads(several: ServerProcess) -> None:
     until(lambda: "plain:q8" not in running())
     api.generate("coder:latest", "Hi", options={"num_predict": 1}, keep_alive="200ms")
     until(lambda: "coder:latest" not in running())
-    with pytest.raises(ollama.ResponseError, match="is no time") as bad:
+    with pytest.raises(ollama.ResponseError, match="is not a time") as bad:
         api.generate("coder", "Hi", keep_alive="soon")
     assert bad.value.status_code == 400
 

@@ -9,11 +9,11 @@ import sys
 
 from dflash_local import demo
 from dflash_local.server import lifecycle
-from dflash_local.server.http.settings import Settings
+from dflash_local.server.http.settings import ServerSettings
 from dflash_local.server.models.pool import ModelPool
 from dflash_local.server.models.source import ModelSource
 
-SETTINGS = Settings(
+SETTINGS = ServerSettings(
     port=0,
     drain_s=1.0,
     max_connections=8,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dflash_local import demo
 from dflash_local.llama.runtime import Device
 from dflash_local.server import lifecycle
-from dflash_local.server.http.settings import Settings
+from dflash_local.server.http.settings import ServerSettings
 from dflash_local.server.models.keep_alive import FOREVER
 from dflash_local.server.models.pool import ModelPool
 from dflash_local.server.models.source import ModelSource
@@ -34,12 +34,12 @@ def main() -> int:
     total = _MARGIN + int(_NEEDED * needed)
 
     def devices() -> Sequence[Device]:
-        n_loaded = sum(host.model is not None for host in pool.hosts.values())
+        n_loaded = sum(served.model is not None for served in pool.models.values())
         return [Device("CPU", "a CPU", "cpu", total - n_loaded * needed, total)]
 
     pool = ModelPool(sources, keep_alive_s=FOREVER, queue_timeout_s=60, devices=devices)
     # So little that a client who does not read holds up an answer.
-    settings = Settings(port=0, send_buffer=4096)
+    settings = ServerSettings(port=0, send_buffer=4096)
     with lifecycle.bind(settings) as bound:
         return lifecycle.serve(
             pool, settings, bound, lambda line: print(line, file=sys.stderr, flush=True)

@@ -1,6 +1,7 @@
-"""From a request to its answer, by the model that it names: loaded for it, and held until its end.
+"""From a request to its answer, by the model that it names: loaded if it is not, and held until the
+answer ends.
 
-Every API makes an `Answer` of a request, and this is where it meets its model.
+Every API makes an `ApiAnswer` of a request; this is where the request gets its model.
 """
 
 from __future__ import annotations
@@ -10,46 +11,49 @@ from typing import Any, Protocol
 
 from fastapi import Request, Response
 
-from dflash_local.server.answering.generation import unless_gone
-from dflash_local.server.http.event_stream import Comment, Stream, StreamForm
+from dflash_local.server.http.event_stream import AnswerStream, Comment, StreamForm, unless_gone
 from dflash_local.server.models.pool import ModelPool
-from dflash_local.server.models.served import Served
+from dflash_local.server.models.served_model import LoadedModel
+
+CLIENT_LEFT = 499
+"""nginx's status for a client that has left. Only the log shows it."""
 
 
-class Answer(Protocol):
-    """What a request is answered, as a stream or in one piece."""
+class ApiAnswer(Protocol):
+    """The answer to a request, as a stream or in one piece."""
 
     def events(self) -> AsyncIterator[Any]: ...
 
     async def whole(self) -> Response: ...
 
 
-Begin = Callable[[Served], Awaitable[Answer]]
+Begin = Callable[[LoadedModel], Awaitable[ApiAnswer]]
 """Reads a request for a model. Raises ApiError, InputError for what that model cannot do."""
 
 
 def pool_of(request: Request) -> ModelPool:
-    """The models of the application that `request` is to."""
+    """The models of the application that got `request`."""
     pool: ModelPool = request.app.state.pool
     return pool
 
 
-async def answer(
+async def respond(
     request: Request,
     name: str | None,
     begin: Begin,
     form: StreamForm | None = None,
     keep_alive_s: float | None = None,
 ) -> Response:
-    """The answer of the model of that name, a stream of `form` or, without one, one piece.
+    """The answer of the model of that name: a stream in `form`, or without one a whole.
 
-    While the model is loaded a stream tells how far that is, where its form can.
+    While the model is loaded, the comments of a stream tell how far that is.
     """
     pool = pool_of(request)
-    pool.find(name)
+    pool.find(name)  # raises ApiError for an unknown name before a stream begins
     if form is not None:
-        return Stream(_events(pool, name, begin, keep_alive_s), form)
-    return await unless_gone(request, _whole(pool, name, begin, keep_alive_s))
+        return AnswerStream(_events(pool, name, begin, keep_alive_s), form)
+    response = await unless_gone(_whole(pool, name, begin, keep_alive_s), request.receive)
+    return response or Response(status_code=CLIENT_LEFT)
 
 
 async def _events(
@@ -58,14 +62,14 @@ async def _events(
     with pool.claim(name, keep_alive_s) as claim:
         async for line in claim.progress():
             yield Comment(line)
-        answered = await begin(await claim.served())
-        async for event in answered.events():
+        answer = await begin(await claim.loaded())
+        async for event in answer.events():
             yield event
 
 
 async def _whole(
     pool: ModelPool, name: str | None, begin: Begin, keep_alive_s: float | None
 ) -> Response:
-    async with pool.use(name, keep_alive_s) as served:
-        answered = await begin(served)
-        return await answered.whole()
+    async with pool.use(name, keep_alive_s) as loaded:
+        answer = await begin(loaded)
+        return await answer.whole()

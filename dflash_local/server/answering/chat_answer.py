@@ -1,4 +1,4 @@
-"""One answer of a chat on its way: the model's chunks in, deltas out, at the end the message."""
+"""One answer to a chat while it arrives: chunks of the model in, deltas out, and the message."""
 
 from __future__ import annotations
 
@@ -13,41 +13,33 @@ from dflash_local.chat.events import (
     ToolCallStart,
     joined,
 )
-from dflash_local.errors import ClosedError
 from dflash_local.model import Model
 from dflash_local.result import Chunk, Result
 from dflash_local.server.answering.draft_detail import DraftDetail
-from dflash_local.server.answering.prepared_chat import Conversation
-from dflash_local.server.answering.token_logprobs import (
-    Entry,
-    LogprobStream,
-    TokenStarts,
-    chat_logprobs,
-)
+from dflash_local.server.answering.prepared_chat import PreparedChat
+from dflash_local.server.answering.token_logprobs import LogprobStream, TokenSpans, chat_logprobs
 
 
 class ChatAnswer:
-    """Reads one answer of a conversation. With `parallel_tool_calls` false, calls after the first
-    are left out."""
+    """Reads one answer to a chat. Where the chat does not allow parallel calls, calls after the
+    first are left out."""
 
     def __init__(
         self,
         model: Model,
-        conversation: Conversation,
+        chat: PreparedChat,
         *,
-        logprobs: bool,
+        logprobs: bool = False,
         draft_detail: bool = False,
     ) -> None:
         self._vocabulary = model.target.vocabulary
-        self._special = conversation.dialect.special
-        self._parser = conversation.parser()
-        self._most_calls = None if conversation.tools.parallel else 1
+        self._special = chat.dialect.special
+        self._parser = chat.parser()
+        self._most_calls = None if chat.tools.parallel else 1
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[dict[str, Any]] = []
         self._last: Event | None = None
-        self._entries: list[Entry] = []
-        self._n_told = 0
         self._logprobs = (
             LogprobStream(self._vocabulary, special=self._special) if logprobs else None
         )
@@ -58,7 +50,7 @@ class ChatAnswer:
 
     @property
     def result(self) -> Result:
-        """Once the answer is complete."""
+        """The result, once the answer is complete."""
         if self._result is None:
             raise RuntimeError("this answer is not complete")
         return self._result
@@ -70,16 +62,13 @@ class ChatAnswer:
         return self.result.finish_reason
 
     def take(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
-        """What `chunk` adds to the message, in OpenAI's deltas."""
+        """What `chunk` adds to the message, as OpenAI's deltas."""
         if self._logprobs is not None:
             self._logprobs.push(chunk)
-            self._entries += self._logprobs.take()
         if self._drafts is not None:
             self._drafts.push(chunk)
         events = self._parser.feed(chunk.text)
         if chunk.result is not None:
-            if chunk.result.finish_reason == "cancelled":
-                raise ClosedError("the model was closed in the middle of this answer")
             self._result = chunk.result
             events = joined(events + self._parser.finish())
         for event in events:
@@ -103,38 +92,37 @@ class ChatAnswer:
         return message
 
     def take_logprobs(self) -> dict[str, Any] | None:
-        """Those of the tokens since the last call; None where there are none, or nobody asked."""
-        entries = self._entries[self._n_told :]
-        self._n_told = len(self._entries)
-        return chat_logprobs(self._vocabulary, entries) if entries else None
-
-    def take_draft_detail(self, delta: Mapping[str, Any]) -> dict[str, Any]:
-        """What a chunk with `delta` says of the drafts, as a field of it; none if nobody asked."""
-        if self._drafts is None:
-            return {}
-        shown = delta.get("content") or delta.get("reasoning_content") or ""
-        return {"draft_detail": self._drafts.take(shown)}
+        """Those of the tokens since the last call; None where there are none or nobody asked."""
+        placed = self._logprobs.take() if self._logprobs is not None else []
+        return chat_logprobs(self._vocabulary, placed) if placed else None
 
     def all_logprobs(self) -> dict[str, Any] | None:
         """Those of all tokens; None where nobody asked."""
         if self._logprobs is None:
             return None
-        return chat_logprobs(self._vocabulary, self._entries)
+        return chat_logprobs(self._vocabulary, self._logprobs.shown)
+
+    def take_draft_detail(self, delta: Mapping[str, Any]) -> dict[str, Any]:
+        """What a chunk with `delta` tells about drafts, as a field of it; none if nobody asked."""
+        if self._drafts is None:
+            return {}
+        shown = delta.get("content") or delta.get("reasoning_content") or ""
+        return {"draft_detail": self._drafts.take(shown)}
 
     @property
     def n_reasoning_tokens(self) -> int:
         """Tokens of the reasoning's own text, without the marks around it."""
         if not self._reasoning:
             return 0
-        text, spans, end = self.result.text, [], 0
+        text, parts, end = self.result.text, [], 0
         for part in self._reasoning:
             begin = text.find(part, end)
             if begin >= 0:
                 end = begin + len(part)
-                spans.append((begin, end))
-        starts = TokenStarts(self._vocabulary, special=self._special)
-        places = map(starts.push, self.result.tokens)
-        return sum(any(begin <= at < end for begin, end in spans) for at in places)
+                parts.append(range(begin, end))
+        spans = TokenSpans(self._vocabulary, special=self._special)
+        starts = [spans.push(token).start for token in self.result.tokens]
+        return sum(any(start in part for part in parts) for start in starts)
 
     def _delta(self, event: Event) -> dict[str, Any] | None:
         if isinstance(event, Content):

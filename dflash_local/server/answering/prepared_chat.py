@@ -1,6 +1,6 @@
 """A conversation made ready for the model: its prompt, what binds the answer, how to read it.
 
-The chats of every API come down to this.
+The chats of all APIs end up here.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from dflash_local.chat import Dialect
 from dflash_local.chat.dialect import Parser
 from dflash_local.chat.thinking import CLOSE
 from dflash_local.model import Model
+from dflash_local.server.answering.sampling_fields import SamplingFields, sampling_options
 from dflash_local.server.answering.tools import ToolUse
 from dflash_local.server.http.errors import ApiError
 
 
 @dataclass(frozen=True)
-class Conversation:
-    """`prompt` are token ids, `options` keyword arguments of `Model.astream`."""
+class PreparedChat:
+    """`prompt`: token ids. `bindings`: the keyword arguments of `Model.astream` that tools or a
+    schema need. `thinking_open`: the prompt ends inside of a reasoning part."""
 
     prompt: list[int]
-    options: dict[str, Any]
+    bindings: dict[str, Any]
     dialect: Dialect
     tools: ToolUse
     thinking_open: bool
@@ -31,8 +33,20 @@ class Conversation:
         """A parser for one answer."""
         return self.dialect.parser(self.tools.allowed, thinking_open=self.thinking_open)
 
+    def options(
+        self, fields: SamplingFields, *, max_tokens: int | None, logprobs: int | None = None
+    ) -> dict[str, Any]:
+        """All keyword arguments of `Model.astream`. `logprobs`: how many alternatives to each
+        token; None for no log-probabilities. Raises ApiError for a bad token id in `fields`."""
+        options = {**sampling_options(fields), **self.bindings, "max_tokens": max_tokens}
+        if self.dialect.stop:
+            options["stop"] = (*fields.stop_texts, *self.dialect.stop)
+        if logprobs is not None:
+            options["logprobs"] = logprobs
+        return options
 
-def prepare(
+
+def prepare_chat(
     model: Model,
     messages: Sequence[Mapping[str, Any]],
     *,
@@ -41,13 +55,13 @@ def prepare(
     reasoning_effort: str | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
     begun: str = "",
-) -> Conversation:
-    """Render, tokenise, and choose the grammar. It takes its time: call it off the event loop.
+) -> PreparedChat:
+    """Render, tokenise, and choose the grammar. It may take long: call it on another thread.
 
-    `schema` binds the answer's content: a JSON schema, True for any object. `reasoning_effort` goes
-    to templates that know it; "none" also asks those of Qwen3's kind not to think. `begun` is how
-    the answer begins, which is not told again. Raises ApiError for what this model cannot do,
-    InputError for what its template refuses.
+    `schema` binds the answer's content: a JSON schema, or True for any object. `reasoning_effort`
+    is for templates that know it; "none" also tells templates like Qwen3's not to think. `begun` is
+    the beginning of the answer, which the model goes on from. Raises ApiError for what this model
+    cannot do, InputError for what its template refuses.
     """
     tools = tools or ToolUse()
     variables = {**_effort(reasoning_effort), **(template_kwargs or {})}
@@ -56,9 +70,9 @@ def prepare(
     )
     thinking_open = model.thinking_open(prompt)
     dialect = model.dialect
-    options: dict[str, Any] = {"special": True} if dialect.special else {}
+    bindings: dict[str, Any] = {"special": True} if dialect.special else {}
     if tools.force is not None:
-        options["lark"] = _forced_call(model, tools, thinking_open)
+        bindings["lark"] = _forced_call(model, tools, thinking_open)
     elif schema is not None and tools.allowed:
         raise ApiError(
             400,
@@ -67,18 +81,18 @@ def prepare(
             param="response_format",
         )
     elif schema is not None:
-        options |= _bound_answer(model, schema, prompt, thinking_open)
+        bindings |= _bound_answer(model, schema, prompt, thinking_open)
     if begun:
-        if options or thinking_open:
+        if bindings or thinking_open:
             raise ApiError(
                 400,
-                "only an answer of free text, that is not thought out first, can be begun for the "
-                "model; end the conversation with a message of the user",
+                "an answer can be begun for the model only where it is free text without reasoning "
+                "before it; end the conversation with a message of the user",
                 param="messages",
             )
         vocabulary = model.target.vocabulary
         prompt += vocabulary.tokenize(begun, special=False, add_special=False, n_ctx=model.n_ctx)
-    return Conversation(prompt, options, dialect, tools, thinking_open)
+    return PreparedChat(prompt, bindings, dialect, tools, thinking_open)
 
 
 def _effort(given: str | None) -> dict[str, Any]:
@@ -120,7 +134,7 @@ def _bound_answer(
 
 
 def _has_thought(model: Model, prompt: list[int]) -> bool:
-    """Whether the prompt ends behind a reasoning part: templates that shall not think write an
-    empty one."""
+    """Whether the prompt ends after a reasoning part: templates write an empty one where the model
+    is not to think."""
     end = "".join(map(model.target.vocabulary.name, prompt[-16:]))
     return end.rstrip().endswith(CLOSE)

@@ -1,4 +1,4 @@
-"""The fields that every generating request has in common, and what they ask of the model."""
+"""The fields that all generating requests have, and what they ask of the model."""
 
 from __future__ import annotations
 
@@ -16,32 +16,26 @@ DEFAULTS: dict[str, float | int] = {
     "top_p": 0.95,
     "min_p": 0.05,
 }
-"""How to sample where a request says nothing: as llama-server does.
+"""How to sample where a request does not say: as llama-server does.
 
-OpenAI's own defaults draw from all of the vocabulary (temperature 1, top_p 1). Large models bear
-that; from a small quantised one it draws, every few sentences, a token that no one would have
-written. It is also what drafts are worth least to. A field that a request does set is taken as it
-stands, and the rest stays: temperature 0 is greedy whatever else is set.
+OpenAI's defaults (temperature 1, top_p 1) draw from the whole vocabulary. Large models bear that;
+from a small quantised one they draw a misplaced token every few sentences, and drafts are worth
+least. A field that a request does set is used as it is, and the others stay: temperature 0 is
+greedy whatever else is set.
 """
 
-_N_SEEDS = 2**32 - 1
+N_SEEDS = 2**32 - 1
 _LEAST_TOP_P = 1e-6
 _BAN = -100
 
 _TopK = Annotated[int, Field(strict=True, ge=-1, le=bounds.MAX_INT)]
 _Grammar = Annotated[str, Field(strict=True, max_length=1 << 20)]
 
-
-def _one_or_list(value: Any) -> str:
-    return "list" if isinstance(value, list) else "one"
-
-
 Stop = Annotated[
     Annotated[bounds.StopText, Tag("one")] | Annotated[bounds.StopTexts, Tag("list")],
-    Discriminator(_one_or_list),
+    bounds.BY_BEING_A_LIST,
 ]
-"""One text or several. OpenAI takes 4 at most, editors send more."""
-
+"""One text or several. OpenAI takes at most 4, but editors send more."""
 
 DraftWidth = Annotated[
     Annotated[Literal["auto"], Tag("auto")] | Annotated[bounds.Count, Tag("rows")],
@@ -50,11 +44,11 @@ DraftWidth = Annotated[
 
 
 class SamplingFields(BaseModel):
-    """Which token to take, where to end: OpenAI's fields, and llama-server's that editors send.
+    """Which token to take and where to end: OpenAI's fields, and llama-server's that editors send.
 
     `seed` -1 draws one, as leaving it out does. `repetition_penalty` is `repeat_penalty`. This
-    project's own `draft_width` are the tokens that a verify pass checks, 0 for plain decoding,
-    "auto" for what pays best; the server's by default. Unknown fields are ignored.
+    project's own `draft_width` is the verify width: the tokens that a verify pass checks, 0 for
+    plain decoding, "auto" for what pays best; by default the server's. Unknown fields are ignored.
     """
 
     temperature: bounds.Temperature | None = None
@@ -91,12 +85,12 @@ def sampling_options(fields: SamplingFields) -> dict[str, Any]:
     if fields.top_k is not None:
         options["top_k"] = max(fields.top_k, 0)
     if fields.top_p is not None:
-        options["top_p"] = max(fields.top_p, _LEAST_TOP_P)  # OpenAI's 0: the likeliest token alone
+        options["top_p"] = max(fields.top_p, _LEAST_TOP_P)  # OpenAI's 0 is the likeliest token only
     penalty = fields.repeat_penalty if fields.repeat_penalty else fields.repetition_penalty
     if penalty:
         options["repeat_penalty"] = penalty
     if fields.seed is not None and fields.seed != -1:
-        options["seed"] = fields.seed % _N_SEEDS
+        options["seed"] = fields.seed % N_SEEDS
     if fields.logit_bias:
         options["logit_bias"] = _biases(fields.logit_bias)
     if fields.stop is not None:
@@ -115,20 +109,20 @@ def sampling_options(fields: SamplingFields) -> dict[str, Any]:
 
 
 def token_limit(name: str, given: int | None) -> int | None:
-    """`max_tokens` as the model takes it: -1, which clients of local servers send, is no limit."""
+    """`max_tokens` as the model takes it: -1, as clients of local servers send, is no limit."""
     if given == 0:
         raise ApiError(400, f"{name} is 0; give at least 1, or leave it out", param=name)
     return None if given == -1 else given
 
 
 def _biases(given: dict[str, float]) -> dict[int, float]:
-    """-100 forbids a token, as OpenAI has it; anything else is added to its logit."""
+    """-100 forbids a token, as with OpenAI; any other value is added to its logit."""
     biases = {}
     for key, bias in given.items():
         if not (key.isascii() and key.isdigit()):
             raise ApiError(
                 400,
-                f"logit_bias has the key {key!r}; give token ids, as /tokenize answers them",
+                f"logit_bias has the key {key!r}; give token ids, as /tokenize returns them",
                 param="logit_bias",
             )
         biases[int(key)] = -math.inf if bias <= _BAN else bias

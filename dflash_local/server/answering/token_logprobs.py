@@ -12,59 +12,70 @@ from dflash_local.sampling.params import TokenLogprob
 from dflash_local.target.vocabulary import Vocabulary
 
 _UNLIKELY = -9999.0
-"""What OpenAI says for the logarithm of almost nothing; JSON has no infinity."""
+"""OpenAI's logarithm of almost nothing; JSON has no infinity."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A token, and at which character of the answer's text it begins."""
-
-    offset: int
-    logprob: TokenLogprob
-
-
-class TokenStarts:
-    """Where tokens begin in the text that they make, in characters."""
+class TokenSpans:
+    """Where tokens stand in the text that they make."""
 
     def __init__(self, vocabulary: Vocabulary, *, special: bool = False) -> None:
         self._vocabulary = vocabulary
         self._special = special
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._n = 0
+        self._end = 0
 
-    def push(self, token: int) -> int:
-        """Where `token` begins. One that goes on with a character begins where that does."""
-        start = self._n
+    def push(self, token: int) -> range:
+        """The characters that `token` completes. One that completes none has an empty range, where
+        its character begins."""
         piece = self._vocabulary.piece(token, special=self._special)
-        self._n += len(self._decoder.decode(piece))
-        return start
+        start, self._end = self._end, self._end + len(self._decoder.decode(piece))
+        return range(start, self._end)
+
+
+@dataclass(frozen=True)
+class PlacedLogprob:
+    """A token's log-probability, and the character of the answer's text where the token begins."""
+
+    offset: int
+    logprob: TokenLogprob
 
 
 class LogprobStream:
-    """Hands on a token once the text is there that it begins: so none of a stop text, nor an end
-    of text, is ever told."""
+    """Gives tokens only after the text that they begin with has been shown: so neither a stop text
+    nor an end of text is among them."""
 
     def __init__(self, vocabulary: Vocabulary, *, special: bool = False) -> None:
-        self._starts = TokenStarts(vocabulary, special=special)
-        self._waiting: list[Entry] = []
+        self._spans = TokenSpans(vocabulary, special=special)
+        self._logprobs: list[PlacedLogprob] = []
+        self._n_characters = 0
         self._n_shown = 0
+        self._n_taken = 0
 
     def push(self, chunk: Chunk) -> None:
-        self._n_shown += len(chunk.text)
+        self._n_characters += len(chunk.text)
         for logprob in chunk.logprobs:
-            self._waiting.append(Entry(self._starts.push(logprob.token), logprob))
+            self._logprobs.append(PlacedLogprob(self._spans.push(logprob.token).start, logprob))
+        for placed in self._logprobs[self._n_shown :]:
+            if placed.offset >= self._n_characters:
+                break
+            self._n_shown += 1
 
-    def take(self) -> list[Entry]:
-        """The tokens since the last call whose text has begun."""
-        n = sum(entry.offset < self._n_shown for entry in self._waiting)
-        ready, self._waiting = self._waiting[:n], self._waiting[n:]
-        return ready
+    @property
+    def shown(self) -> list[PlacedLogprob]:
+        """All tokens whose text has begun."""
+        return self._logprobs[: self._n_shown]
+
+    def take(self) -> list[PlacedLogprob]:
+        """Those of them that are new since the last call."""
+        new = self._logprobs[self._n_taken : self._n_shown]
+        self._n_taken = self._n_shown
+        return new
 
 
-def chat_logprobs(vocabulary: Vocabulary, entries: Sequence[Entry]) -> dict[str, Any]:
+def chat_logprobs(vocabulary: Vocabulary, placed: Sequence[PlacedLogprob]) -> dict[str, Any]:
     """`logprobs` of a chat's choice."""
 
-    def told(token: int, logprob: float) -> dict[str, Any]:
+    def entry(token: int, logprob: float) -> dict[str, Any]:
         piece = vocabulary.piece(token, special=True)
         return {
             "token": _text(piece),
@@ -73,37 +84,33 @@ def chat_logprobs(vocabulary: Vocabulary, entries: Sequence[Entry]) -> dict[str,
         }
 
     content = [
-        told(entry.logprob.token, entry.logprob.logprob)
-        | {"top_logprobs": [told(token, logprob) for token, logprob in entry.logprob.top]}
-        for entry in entries
+        entry(each.logprob.token, each.logprob.logprob)
+        | {"top_logprobs": [entry(token, logprob) for token, logprob in each.logprob.top]}
+        for each in placed
     ]
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(
-    vocabulary: Vocabulary, entries: Sequence[Entry], *, offset: int = 0
-) -> dict[str, Any]:
-    """`logprobs` of a completion's choice. `offset` is where the answer begins in what is shown.
-
-    The token itself is among the likeliest of its place, whether it was one of them or not.
-    """
+def completion_logprobs(vocabulary: Vocabulary, placed: Sequence[PlacedLogprob]) -> dict[str, Any]:
+    """`logprobs` of a completion's choice. Each token is among the likeliest of its place, whether
+    it is one of them or not."""
     tops: list[dict[str, float]] = []
-    for entry in entries:
+    for each in placed:
         top: dict[str, float] = {}
-        for token, logprob in (*entry.logprob.top, (entry.logprob.token, entry.logprob.logprob)):
+        for token, logprob in (*each.logprob.top, (each.logprob.token, each.logprob.logprob)):
             text = _text(vocabulary.piece(token, special=True))
             top[text] = max(logprob, top.get(text, _UNLIKELY))
         tops.append(top)
     return {
-        "tokens": [_text(vocabulary.piece(e.logprob.token, special=True)) for e in entries],
-        "token_logprobs": [max(e.logprob.logprob, _UNLIKELY) for e in entries],
+        "tokens": [_text(vocabulary.piece(each.logprob.token, special=True)) for each in placed],
+        "token_logprobs": [max(each.logprob.logprob, _UNLIKELY) for each in placed],
         "top_logprobs": tops,
-        "text_offset": [offset + e.offset for e in entries],
+        "text_offset": [each.offset for each in placed],
     }
 
 
 def _text(piece: bytes) -> str:
-    """A token's text; of one that is only a part of a character its bytes, as OpenAI writes it."""
+    """A token's text; its bytes as OpenAI writes them where it is only a part of a character."""
     try:
         return piece.decode()
     except UnicodeDecodeError:

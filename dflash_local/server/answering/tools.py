@@ -1,4 +1,4 @@
-"""Tools in OpenAI's shape: those of a request, which of them to call, calls of the past."""
+"""Tools in OpenAI's form: those of a request, which of them to call, and calls of the past."""
 
 from __future__ import annotations
 
@@ -43,6 +43,13 @@ class FunctionTool(BaseModel):
     _functions = model_validator(mode="before")(_functions_only)
 
 
+class HostedTool(BaseModel):
+    """One that OpenAI or Anthropic run themselves, or describe to their own models alone, such as a
+    web search. The model here is not told about it."""
+
+    type: bounds.Label
+
+
 class NamedFunction(BaseModel):
     name: ToolName
 
@@ -51,6 +58,10 @@ class NamedTool(BaseModel):
     type: Literal["function"]
     function: NamedFunction
 
+    @classmethod
+    def of(cls, name: str) -> NamedTool:
+        return cls(type="function", function=NamedFunction(name=name))
+
 
 class AllowedTools(BaseModel):
     mode: Literal["auto", "required"]
@@ -58,7 +69,7 @@ class AllowedTools(BaseModel):
 
 
 class AllowedToolsChoice(BaseModel):
-    """Some of the tools, where the prompt shows all of them and so stays what the cache holds."""
+    """Some of the tools. The prompt shows all of them, so that it still is in the cache."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
@@ -67,7 +78,7 @@ class AllowedToolsChoice(BaseModel):
 def _kind(value: Any) -> str | None:
     if isinstance(value, str):
         return "mode" if value in ("none", "auto", "required") else None
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    kind = bounds.field_of(value, "type")
     return kind if kind in ("function", "allowed_tools") else None
 
 
@@ -86,10 +97,10 @@ ToolChoice = Annotated[
 
 @dataclass(frozen=True)
 class ToolUse:
-    """`shown` are the tools that the prompt tells of, `allowed` those that an answer may call.
+    """`shown`: the tools that the prompt describes. `allowed`: those that an answer may call.
 
-    `force` is "required" where it must call any of these, or the name of the one it must call.
-    `parallel`: it may make several calls.
+    `force` is "required" where the answer must call one of these, or the name of the one that it
+    must call. `parallel`: it may make several calls.
     """
 
     shown: tuple[Tool, ...] = ()
@@ -101,7 +112,7 @@ class ToolUse:
 def tool_use(
     tools: Sequence[FunctionTool] | None, choice: Any, *, parallel: bool | None
 ) -> ToolUse:
-    """What a request's `tools`, `tool_choice` and `parallel_tool_calls` come to.
+    """What a request's `tools`, `tool_choice` and `parallel_tool_calls` ask for.
 
     Raises ApiError for a choice without tools, or of a tool that is not among them.
     """
@@ -116,7 +127,7 @@ def tool_use(
     if choice is None or choice == "auto":
         return ToolUse(shown, shown, None, several)
     if choice == "none":
-        return ToolUse()  # the prompt tells of none: a model that knows of tools calls them
+        return ToolUse()  # the prompt shows none: a model that knows about tools calls them
     if not shown:
         raise ApiError(400, "tool_choice asks for a call; give tools", param="tool_choice")
     if choice == "required":
@@ -146,7 +157,7 @@ class CalledFunction(BaseModel):
 
 
 class ToolCall(BaseModel):
-    """A call that a former answer made."""
+    """A call that an earlier answer made."""
 
     id: bounds.Label | None = None
     type: Literal["function"] = "function"

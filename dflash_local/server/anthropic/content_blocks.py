@@ -1,7 +1,7 @@
-"""The content blocks of a message and the events that tell of them, as its answer arrives.
+"""The content blocks of a message and their events, while the answer arrives.
 
-An answer's deltas, in the form of a chat's, come in. Each run of reasoning, of text, and each call
-becomes a block: it starts, grows, and stops before the next one starts.
+Deltas of a chat's answer come in. Each run of reasoning, each run of text and each call becomes a
+block: it starts, grows, and stops before the next one starts.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dflash_local.server.http.event_stream import NamedEvent
 
 
 def event(kind: str, **data: Any) -> NamedEvent:
-    """Events are named as their type is."""
+    """An event, which is named as its type is."""
     return NamedEvent(kind, {"type": kind, **data})
 
 
 class ContentBlocks:
-    """`content` are the blocks so far, in the form that the whole message has. Reasoning is left
-    out of them unless `thinking`."""
+    """`content` has the blocks so far, as the whole message has them. Without `thinking`, reasoning
+    is left out."""
 
     def __init__(self, *, thinking: bool) -> None:
         self.content: list[dict[str, Any]] = []
@@ -39,7 +39,7 @@ class ContentBlocks:
             yield from self._call(call)
 
     def close(self) -> Iterator[NamedEvent]:
-        """The event that ends the open block, if one is open."""
+        """The event that ends the open block, if there is one."""
         if not self._is_open:
             return
         self._is_open = False
@@ -50,7 +50,7 @@ class ContentBlocks:
 
     def _text(self, kind: str, text: str) -> Iterator[NamedEvent]:
         if not self._is_open or self.content[-1]["type"] != kind:
-            # Nobody here signs what a model thinks, nor asks for the signature.
+            # Anthropic signs reasoning; here nothing does, and nothing asks for the signature.
             unsigned = {"signature": ""} if kind == "thinking" else {}
             yield from self._start({"type": kind, kind: "", **unsigned})
         self.content[-1][kind] += text
@@ -78,7 +78,7 @@ class ContentBlocks:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """What there is of a JSON object; all of it unless the answer was cut off."""
+    """The fields of a JSON object; of one that was cut off those that are complete."""
     try:
         found = from_json(text, allow_inf_nan=False, allow_partial=True)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Errors as Anthropic's API words them: https://platform.claude.com/docs/en/api/errors."""
+"""Errors in the form of Anthropic's API: https://platform.claude.com/docs/en/api/errors."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from dflash_local.server.http.errors import ApiError, error_form
+from dflash_local.server.http.errors import ApiError, error_form, error_responses
 
 PATH = "/v1/messages"
 
 VERSION_HEADER = "anthropic-version"
-"""Every client of Anthropic's sends it, and no other does."""
+"""Every client of Anthropic's sends it, and no other client does."""
 
 _TYPES = {
     401: "authentication_error",
@@ -35,23 +35,16 @@ class AnthropicErrorBody(BaseModel):
     error: AnthropicErrorDetail
 
 
-RESPONSES: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": AnthropicErrorBody, "description": "The request is refused, and why."},
-    "5XX": {
-        "model": AnthropicErrorBody,
-        "description": "The server cannot answer it now, or failed.",
-    },
-}
-"""What /openapi.json says of errors."""
+RESPONSES = error_responses(AnthropicErrorBody)
 
 
 @error_form(PATH, header=VERSION_HEADER)
 def anthropic_error(error: ApiError) -> tuple[int, dict[str, Any]]:
-    """A server that cannot answer now is overloaded: 529, which its clients try again."""
+    """A server that cannot answer now is overloaded, 529: Anthropic's clients try again then."""
     status = 529 if error.status == 503 else error.status
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     message = error.message
     if error.code == "context_length_exceeded":
-        # By these words clients know that it is time to shorten the conversation.
+        # These words tell clients that it is time to shorten the conversation.
         message = f"prompt is too long: {message}"
     return status, {"type": "error", "error": {"type": kind, "message": message}}

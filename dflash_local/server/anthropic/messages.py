@@ -8,21 +8,24 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
 
 from dflash_local.model import Model
-from dflash_local.server.answering.api_answer import answer, pool_of
+from dflash_local.server.answering.api_answer import pool_of, respond
 from dflash_local.server.answering.chat_answer import ChatAnswer
-from dflash_local.server.answering.generation import Task, off_loop, stream_all
-from dflash_local.server.answering.prepared_chat import Conversation, prepare
-from dflash_local.server.answering.sampling_fields import sampling_options
-from dflash_local.server.answering.stop_text import stop_text
+from dflash_local.server.answering.generation import (
+    GenerationTask,
+    stop_text,
+    stream_all,
+    timings,
+)
+from dflash_local.server.answering.prepared_chat import PreparedChat, prepare_chat
 from dflash_local.server.answering.tools import tool_use
-from dflash_local.server.answering.usage import timings
 from dflash_local.server.anthropic.content_blocks import ContentBlocks, event
 from dflash_local.server.anthropic.errors import RESPONSES
-from dflash_local.server.anthropic.schema import CountRequest, MessagesRequest, chat_messages
+from dflash_local.server.anthropic.schema import CountRequest, MessagesRequest
 from dflash_local.server.http.event_stream import NamedEvent, event_form
-from dflash_local.server.models.served import Served
+from dflash_local.server.models.served_model import LoadedModel
 
 router = APIRouter(responses=RESPONSES)
 
@@ -33,28 +36,28 @@ _EVENTS = event_form(done=None, keep_alive=event("ping"), name_error=True)
 async def create_message(request: Request, body: MessagesRequest) -> Response:
     """Answer a conversation, in one piece or as a stream of named events."""
 
-    async def begin(served: Served) -> _Message:
-        return _Message(served, body, await off_loop(_prepare, served.model, body))
+    async def begin(loaded: LoadedModel) -> _MessageAnswer:
+        return _MessageAnswer(loaded, body, await run_in_threadpool(_prepare, loaded.model, body))
 
-    return await answer(request, body.model, begin, _EVENTS if body.stream else None)
+    return await respond(request, body.model, begin, _EVENTS if body.stream else None)
 
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(request: Request, body: CountRequest) -> dict[str, int]:
     """How many tokens the prompt of a conversation has. Nothing is generated."""
-    async with pool_of(request).use(body.model) as served:
-        conversation = await off_loop(_prepare, served.model, body)
-    return {"input_tokens": len(conversation.prompt)}
+    async with pool_of(request).use(body.model) as loaded:
+        chat = await run_in_threadpool(_prepare, loaded.model, body)
+    return {"input_tokens": len(chat.prompt)}
 
 
-def _prepare(model: Model, body: CountRequest) -> Conversation:
-    messages = chat_messages(body)
+def _prepare(model: Model, body: CountRequest) -> PreparedChat:
+    messages = body.chat_messages()
     begun = ""
     if len(messages) > 1 and messages[-1]["role"] == "assistant":
         last = messages[-1]
         if "tool_calls" not in last:
             begun = "".join(part["text"] for part in messages.pop()["content"])
-    return prepare(
+    return prepare_chat(
         model,
         messages,
         tools=tool_use(body.functions, body.choice, parallel=body.parallel),
@@ -65,22 +68,15 @@ def _prepare(model: Model, body: CountRequest) -> Conversation:
     )
 
 
-class _Message:
+class _MessageAnswer:
     """The answer to one request."""
 
-    def __init__(self, served: Served, body: MessagesRequest, conversation: Conversation) -> None:
-        self._served = served
+    def __init__(self, loaded: LoadedModel, body: MessagesRequest, chat: PreparedChat) -> None:
+        self._loaded = loaded
         self._body = body
-        self._dialect = conversation.dialect
-        options = {
-            **sampling_options(body),
-            **conversation.options,
-            "max_tokens": body.max_tokens,
-        }
-        if self._dialect.stop:
-            options["stop"] = (*body.stop_texts, *self._dialect.stop)
-        self._task = Task(conversation.prompt, options)
-        self._answer = ChatAnswer(served.model, conversation, logprobs=False)
+        self._dialect = chat.dialect
+        self._task = GenerationTask(chat.prompt, chat.options(body, max_tokens=body.max_tokens))
+        self._answer = ChatAnswer(loaded.model, chat)
         is_shown = body.thinking is not None and body.thinking.display != "omitted"
         self._blocks = ContentBlocks(thinking=body.thinks and is_shown)
         self._id = f"msg_{secrets.token_hex(12)}"
@@ -88,32 +84,32 @@ class _Message:
     async def whole(self) -> Response:
         async for _ in self.events():
             pass
-        told = {**self._told(), **self._end(), "usage": self._usage()}
-        return JSONResponse({**told, "timings": timings(self._answer.result)})
+        message = {**self._message(), **self._end(), "usage": self._usage()}
+        return JSONResponse({**message, "timings": timings([self._answer.result])})
 
     async def events(self) -> AsyncIterator[NamedEvent]:
         blocks = self._blocks
         begun = False
-        async for _, chunk in stream_all(self._served, [self._task]):
+        async for _, chunk in stream_all(self._loaded, [self._task]):
             if not begun:
                 begun = True
-                yield event("message_start", message=self._told())
+                yield event("message_start", message=self._message())
             for delta in self._answer.take(chunk):
                 for made in blocks.take(delta):
                     yield made
         for made in blocks.close():
             yield made
-        costs = {"usage": self._usage(), "timings": timings(self._answer.result)}
+        costs = {"usage": self._usage(), "timings": timings([self._answer.result])}
         yield event("message_delta", delta=self._end(), **costs)
         yield event("message_stop")
 
-    def _told(self) -> dict[str, Any]:
-        """The message without its end. How much of the prompt was in a cache is told there."""
+    def _message(self) -> dict[str, Any]:
+        """The message without its end, which says how much of the prompt was in a cache."""
         return {
             "id": self._id,
             "type": "message",
             "role": "assistant",
-            "model": self._served.name,
+            "model": self._loaded.name,
             "content": list(self._blocks.content),
             "stop_reason": None,
             "stop_sequence": None,
@@ -129,16 +125,16 @@ class _Message:
             is_full = len(result.tokens) < self._body.max_tokens
             reason = "model_context_window_exceeded" if is_full else "max_tokens"
             return {"stop_reason": reason, "stop_sequence": None}
-        vocabulary = self._served.model.target.vocabulary
-        word = stop_text(vocabulary, result, self._body.stop_texts, special=self._dialect.special)
-        return {"stop_reason": "stop_sequence" if word else "end_turn", "stop_sequence": word}
+        vocabulary = self._loaded.model.target.vocabulary
+        text = stop_text(vocabulary, result, self._body.stop_texts, special=self._dialect.special)
+        return {"stop_reason": "stop_sequence" if text else "end_turn", "stop_sequence": text}
 
     def _usage(self) -> dict[str, Any]:
         result = self._answer.result
         stats = result.stats
-        told = _usage(stats.prompt_tokens, cached=stats.cached_tokens, output=len(result.tokens))
+        usage = _usage(stats.prompt_tokens, cached=stats.cached_tokens, output=len(result.tokens))
         details = {"thinking_tokens": self._answer.n_reasoning_tokens}
-        return {**told, "output_tokens_details": details}
+        return {**usage, "output_tokens_details": details}
 
 
 def _usage(n_prompt: int, *, cached: int, output: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What `/v1/messages` is sent: https://platform.claude.com/docs/en/api/messages/create.
 
-Marks for a cache, metadata and what else only Anthropic's own servers have a use for are ignored.
-Tools that they run themselves are left out of what the model is told.
+Cache marks, metadata and other fields that only Anthropic's own servers use are ignored. Tools that
+Anthropic runs itself are left out of what the model is told.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from dflash_local.server.answering.sampling_fields import SamplingFields
 from dflash_local.server.answering.tools import (
     Function,
     FunctionTool,
-    NamedFunction,
+    HostedTool,
     NamedTool,
     ToolName,
 )
 from dflash_local.server.http.errors import REFUSED
 
 _ATTRIBUTION = "x-anthropic-billing-header:"
-"""Begins a block that Claude Code puts before its system prompt, for Anthropic's billing. It is no
-instruction, and differs from request to request: behind it, nothing would be found in the cache."""
+"""How a block begins that Claude Code puts before its system prompt, for Anthropic's billing. It is
+not an instruction, and differs between requests: nothing after it would be found in the cache."""
 
 
 class TextBlock(BaseModel):
@@ -34,20 +34,20 @@ class TextBlock(BaseModel):
 
 
 class ThinkingBlock(BaseModel):
-    """What a former answer thought; templates that know it show it. No signature is asked for."""
+    """The reasoning of an earlier answer; templates that know it show it. It needs no signature."""
 
     type: Literal["thinking"]
     thinking: bounds.Text
 
 
 class RedactedThinkingBlock(BaseModel):
-    """What only Anthropic can read; it is left out."""
+    """Reasoning that only Anthropic can read; it is left out."""
 
     type: Literal["redacted_thinking"]
 
 
 class ToolUseBlock(BaseModel):
-    """A call that a former answer made."""
+    """A call that an earlier answer made."""
 
     type: Literal["tool_use"]
     id: bounds.Label
@@ -55,21 +55,17 @@ class ToolUseBlock(BaseModel):
     input: bounds.JsonObject
 
 
-def _kind(value: Any) -> Any:
-    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-
-
 def _only(*kinds: str) -> BeforeValidator:
-    """Refuses a block of another kind by its name."""
+    """Refuses a block of another kind, and names it."""
 
     def check(given: Any) -> Any:
-        kind = _kind(given)
+        kind = bounds.field_of(given, "type")
         if kind in kinds:
             return given
         if isinstance(given, dict) and isinstance(kind, str):
             raise PydanticCustomError(
                 REFUSED,
-                "this model reads texts; it takes no block of type {kind} here, but {kinds}",
+                "this model reads text only; it takes no block of type {kind} here, but {kinds}",
                 {"kind": kind[:64], "kinds": ", ".join(kinds)},
             )
         raise PydanticCustomError(
@@ -79,20 +75,14 @@ def _only(*kinds: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def _text_or_blocks(value: Any) -> str:
-    return "blocks" if isinstance(value, list) else "text"
-
-
-_Texts = Annotated[list[Annotated[TextBlock, _only("text")]], Field(max_length=bounds.MAX_MESSAGES)]
-Texts = Annotated[
-    Annotated[bounds.Text, Tag("text")] | Annotated[_Texts, Tag("blocks")],
-    Discriminator(_text_or_blocks),
+Texts = bounds.TextOr[
+    Annotated[list[Annotated[TextBlock, _only("text")]], Field(max_length=bounds.MAX_MESSAGES)]
 ]
 """A text, or blocks of text."""
 
 
 class ToolResultBlock(BaseModel):
-    """What a called tool gave back; one that failed says so in its own words."""
+    """What a called tool returned; where it failed, its own words say so."""
 
     type: Literal["tool_result"]
     tool_use_id: bounds.Label
@@ -101,69 +91,35 @@ class ToolResultBlock(BaseModel):
 
 
 _UserBlock = Annotated[
-    Annotated[
-        Annotated[TextBlock, Tag("text")] | Annotated[ToolResultBlock, Tag("tool_result")],
-        Discriminator(_kind),
-    ],
-    _only("text", "tool_result"),
+    TextBlock | ToolResultBlock, Field(discriminator="type"), _only("text", "tool_result")
 ]
 _AssistantBlock = Annotated[
-    Annotated[
-        Annotated[TextBlock, Tag("text")]
-        | Annotated[ThinkingBlock, Tag("thinking")]
-        | Annotated[RedactedThinkingBlock, Tag("redacted_thinking")]
-        | Annotated[ToolUseBlock, Tag("tool_use")],
-        Discriminator(_kind),
-    ],
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock,
+    Field(discriminator="type"),
     _only("text", "thinking", "redacted_thinking", "tool_use"),
 ]
 
 
-class SystemMessage(BaseModel):
+class SystemTurn(BaseModel):
     """An instruction in the middle of a conversation."""
 
     role: Literal["system"]
     content: Texts
 
 
-class UserMessage(BaseModel):
+class UserTurn(BaseModel):
     role: Literal["user"]
-    content: Annotated[
-        Annotated[bounds.Text, Tag("text")]
-        | Annotated[
-            Annotated[list[_UserBlock], Field(max_length=bounds.MAX_MESSAGES)], Tag("blocks")
-        ],
-        Discriminator(_text_or_blocks),
-    ]
+    content: bounds.TextOr[Annotated[list[_UserBlock], Field(max_length=bounds.MAX_MESSAGES)]]
 
 
-class AssistantMessage(BaseModel):
-    """What a former answer said. As the last message it is the beginning of the next answer."""
+class AssistantTurn(BaseModel):
+    """What an earlier answer said. As the last message it is the beginning of the next answer."""
 
     role: Literal["assistant"]
-    content: Annotated[
-        Annotated[bounds.Text, Tag("text")]
-        | Annotated[
-            Annotated[list[_AssistantBlock], Field(max_length=bounds.MAX_MESSAGES)], Tag("blocks")
-        ],
-        Discriminator(_text_or_blocks),
-    ]
+    content: bounds.TextOr[Annotated[list[_AssistantBlock], Field(max_length=bounds.MAX_MESSAGES)]]
 
 
-def _role(value: Any) -> Any:
-    return value.get("role") if isinstance(value, dict) else getattr(value, "role", None)
-
-
-Message = Annotated[
-    Annotated[UserMessage, Tag("user")]
-    | Annotated[AssistantMessage, Tag("assistant")]
-    | Annotated[SystemMessage, Tag("system")],
-    Discriminator(
-        _role,
-        custom_error_type=REFUSED,
-        custom_error_message="a message is an object with a role, one of user, assistant, system",
-    ),
-]
+Turn = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="role")]
 
 
 class CustomTool(BaseModel):
@@ -175,36 +131,28 @@ class CustomTool(BaseModel):
     input_schema: bounds.JsonObject
 
 
-class HostedTool(BaseModel):
-    """One that Anthropic runs itself, or describes to its own models alone."""
-
-    type: bounds.Label
-
-
-def _custom_or_hosted(value: Any) -> str:
-    return "custom" if _kind(value) in (None, "custom") else "hosted"
-
-
-Tool = Annotated[
+AnthropicTool = Annotated[
     Annotated[CustomTool, Tag("custom")] | Annotated[HostedTool, Tag("hosted")],
-    Discriminator(_custom_or_hosted),
+    Discriminator(
+        lambda value: "custom" if bounds.field_of(value, "type") in (None, "custom") else "hosted"
+    ),
 ]
 
 
-class ToolChoice(BaseModel):
+class AnthropicToolChoice(BaseModel):
     type: Literal["auto", "any", "tool", "none"]
     name: ToolName | None = None
     disable_parallel_tool_use: bounds.Flag | None = None
 
     @model_validator(mode="after")
-    def _names_a_tool(self) -> ToolChoice:
+    def _names_a_tool(self) -> AnthropicToolChoice:
         if self.type == "tool" and self.name is None:
             raise ValueError("a choice of type tool needs the tool's name")
         return self
 
 
 class ThinkingSettings(BaseModel):
-    """`budget_tokens` is ignored: what a model thinks counts among its `max_tokens`."""
+    """`budget_tokens` is ignored: reasoning counts among the `max_tokens`."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     display: Literal["summarized", "omitted"] | None = None
@@ -221,19 +169,20 @@ class OutputSettings(BaseModel):
 
 
 class CountRequest(BaseModel):
-    """A conversation. Where one model is served any name is taken; the answer names ours."""
+    """A conversation. A server of one model takes any model name; the answer has the server's
+    own."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=bounds.MAX_MESSAGES)]
+    messages: Annotated[list[Turn], Field(min_length=1, max_length=bounds.MAX_MESSAGES)]
     model: bounds.Label | None = None
     system: Texts | None = None
-    tools: Annotated[list[Tool], Field(max_length=bounds.MAX_TOOLS)] | None = None
-    tool_choice: ToolChoice | None = None
+    tools: Annotated[list[AnthropicTool], Field(max_length=bounds.MAX_TOOLS)] | None = None
+    tool_choice: AnthropicToolChoice | None = None
     thinking: ThinkingSettings | None = None
     output_config: OutputSettings | None = None
 
     @property
     def thinks(self) -> bool:
-        """Unless asked to, models do not think: so it is with Anthropic's."""
+        """As with Anthropic, models think only where they are asked to."""
         return self.thinking is not None and self.thinking.type != "disabled"
 
     @property
@@ -262,74 +211,74 @@ class CountRequest(BaseModel):
 
     @property
     def choice(self) -> Any:
-        """`tool_choice` as chats have it."""
+        """`tool_choice` in the form of OpenAI's chats."""
         given = self.tool_choice
         if given is None or given.type != "tool":
             return None if given is None else {"any": "required"}.get(given.type, given.type)
-        return NamedTool(type="function", function=NamedFunction(name=given.name or ""))
+        return NamedTool.of(given.name or "")
 
     @property
     def parallel(self) -> bool:
         return self.tool_choice is None or not self.tool_choice.disable_parallel_tool_use
 
+    def chat_messages(self) -> list[dict[str, Any]]:
+        """The conversation as chat templates read it; neighbours of one role are one message."""
+        messages: list[dict[str, Any]] = []
+        system = [text for text in _texts(self.system) if not text.startswith(_ATTRIBUTION)]
+        if system:
+            _add(messages, "system", system)
+        for turn in self.messages:
+            if isinstance(turn, SystemTurn):
+                messages.append({"role": "system", "content": _parts(_texts(turn.content))})
+            elif isinstance(turn, UserTurn):
+                _add_user(messages, turn)
+            else:
+                _add_assistant(messages, turn)
+        return messages
+
 
 class MessagesRequest(CountRequest, SamplingFields):
-    """A conversation to go on with."""
+    """A conversation to answer."""
 
     max_tokens: bounds.MaxTokens
     stream: bounds.Flag | None = None
     stop: bounds.StopTexts | None = Field(None, alias="stop_sequences")
 
 
-def chat_messages(request: CountRequest) -> list[dict[str, Any]]:
-    """The conversation as chat templates read it; neighbours of one role are one message."""
-    told: list[dict[str, Any]] = []
-    system = [text for text in _texts(request.system) if not text.startswith(_ATTRIBUTION)]
-    if system:
-        _say(told, "system", system)
-    for message in request.messages:
-        if isinstance(message, SystemMessage):
-            told.append({"role": "system", "content": _parts(_texts(message.content))})
-        elif isinstance(message, UserMessage):
-            _user(told, message)
-        else:
-            _assistant(told, message)
-    return told
-
-
-def _user(told: list[dict[str, Any]], message: UserMessage) -> None:
-    if isinstance(message.content, str):
-        _say(told, "user", [message.content])
+def _add_user(messages: list[dict[str, Any]], turn: UserTurn) -> None:
+    if isinstance(turn.content, str):
+        _add(messages, "user", [turn.content])
         return
-    for block in message.content:
+    for block in turn.content:
         if isinstance(block, TextBlock):
-            _say(told, "user", [block.text])
+            _add(messages, "user", [block.text])
         else:
             result = _parts(_texts(block.content))
-            told.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": result})
+            messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": result})
 
 
-def _assistant(told: list[dict[str, Any]], message: AssistantMessage) -> None:
-    content = message.content
-    said = _say(told, "assistant", [content] if isinstance(content, str) else [])
+def _add_assistant(messages: list[dict[str, Any]], turn: AssistantTurn) -> None:
+    content = turn.content
+    message = _add(messages, "assistant", [content] if isinstance(content, str) else [])
     for block in () if isinstance(content, str) else content:
         if isinstance(block, TextBlock):
-            _say(told, "assistant", [block.text])
+            _add(messages, "assistant", [block.text])
         elif isinstance(block, ThinkingBlock):
-            said["reasoning_content"] = said.get("reasoning_content", "") + block.thinking
+            thought = message.get("reasoning_content", "") + block.thinking
+            message["reasoning_content"] = thought
         elif isinstance(block, ToolUseBlock):
             function = {"name": block.name, "arguments": block.input}
             call = {"id": block.id, "type": "function", "function": function}
-            said.setdefault("tool_calls", []).append(call)
+            message.setdefault("tool_calls", []).append(call)
 
 
-def _say(told: list[dict[str, Any]], role: str, texts: Iterable[str]) -> dict[str, Any]:
-    """Add texts to the last message where it is of `role`, else as a new one; that message."""
-    if not told or told[-1]["role"] != role:
-        told.append({"role": role, "content": ""})
-    parts = told[-1]["content"] or []
-    told[-1]["content"] = [*parts, *_parts(texts)] or ""
-    return told[-1]
+def _add(messages: list[dict[str, Any]], role: str, texts: Iterable[str]) -> dict[str, Any]:
+    """Add texts to the last message where it is of `role`, else in a new one; that message."""
+    if not messages or messages[-1]["role"] != role:
+        messages.append({"role": role, "content": ""})
+    parts = messages[-1]["content"] or []
+    messages[-1]["content"] = [*parts, *_parts(texts)] or ""
+    return messages[-1]
 
 
 def _parts(texts: Iterable[str]) -> Any:

@@ -1,5 +1,5 @@
-"""Request bodies, held to bounds before anything reads them: bytes, seconds, JSON, its values and
-their depth."""
+"""Request bodies, checked before anything else reads them: their size, the time that they take,
+whether they are JSON, and how many values that JSON holds."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dflash_local.server.http.errors import ApiError
-from dflash_local.server.http.settings import Settings
+from dflash_local.server.http.settings import ServerSettings
 
 _MOST_VALUES = 300_000
-"""A prompt of the longest context as token ids, and some. Python reads as many in 0.1 s, in which
-no other client hears anything; eight megabytes of `[],[],` would take seconds."""
+"""More than a prompt of the longest context as token ids. Python reads as many in 0.1 s, during
+which all other clients wait; eight megabytes of `[],[],` would take seconds."""
 
 
 class BodyCheck:
-    """Reads each request's body whole and passes it on in one piece, or refuses it."""
+    """Middleware that reads each request's body to its end, and passes it on or refuses it."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
         self._max = settings.max_body
         self._seconds = settings.body_s
@@ -38,10 +38,10 @@ class BodyCheck:
         except asyncio.TimeoutError:
             raise ApiError(
                 408,
-                f"the body did not come within {self._seconds:g} seconds",
+                f"the body did not arrive within {self._seconds:g} seconds",
                 headers={"Connection": "close"},
             ) from None
-        if body is None:  # the client is gone
+        if body is None:  # the client has left
             return
         if body:
             _check(headers.get("content-type", ""), body)
@@ -69,7 +69,8 @@ class BodyCheck:
 
 
 def _check(content_type: str, body: bytes) -> None:
-    """Refuse what is no JSON: what the routes' own parser would let by, or go too deep in."""
+    """Refuse what is not JSON, or what FastAPI's own parser would accept or recurse into too
+    deeply."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(
@@ -87,12 +88,12 @@ def _check(content_type: str, body: bytes) -> None:
     try:
         from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        raise ApiError(400, f"the body is no JSON that is taken here: {error}") from None
+        raise ApiError(400, f"the body is not valid JSON: {error}") from None
 
 
 def _n_values(body: bytes) -> int:
-    """How many values a JSON text has, or a few more: each is behind a comma, or the first inside
-    of brackets. A quick count takes in those in texts, and is mostly low enough."""
+    """How many values a JSON text has, or a few more: each follows a comma, or is the first inside
+    of brackets. The first, quick count includes marks inside of texts, and is mostly low enough."""
     n = _n_marks(body)
     if n > _MOST_VALUES:
         bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -107,7 +108,7 @@ def _n_marks(text: bytes) -> int:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """A channel that gives the body, then what comes after it: the client's disconnect."""
+    """A channel that gives the body, and then what comes after it: the client's disconnect."""
     unread = True
 
     async def replay() -> Message:

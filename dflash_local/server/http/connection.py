@@ -1,4 +1,4 @@
-"""One client's connection: uvicorn's, with what it leaves unbounded bounded."""
+"""One client's connection: uvicorn's, with limits where uvicorn has none."""
 
 from __future__ import annotations
 
@@ -12,60 +12,59 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dflash_local.server.http.errors import ApiError, unavailable
-from dflash_local.server.http.settings import Settings
+from dflash_local.server.http.settings import ServerSettings
 
 
-def connection_class(settings: Settings) -> type[H11Protocol]:
+def connection_class(settings: ServerSettings) -> type[H11Protocol]:
     """The protocol for uvicorn's `http` option."""
 
     class Connection(BoundedConnection):
-        bounds = settings
+        limits = settings
 
     return Connection
 
 
 class BoundedConnection(H11Protocol):
-    """Is cut off where it never finishes a request's head, or never reads what is written to it.
+    """Is closed when a client does not finish a request's head, or does not read its answer.
 
-    A reader that is too slow stops no answer: what the model makes waits in memory, at most an
-    answer's worth, until the connection is cut.
+    A slow reader does not stop the model: the answer waits in memory until the connection is cut.
     """
 
-    bounds: Settings
+    limits: ServerSettings
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
-        self._head: TimerHandle | None = None
-        self._unread: TimerHandle | None = None
-        self._end: TimerHandle | None = None
+        self._head_timer: TimerHandle | None = None
+        self._unread_timer: TimerHandle | None = None
+        self._abort_timer: TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.bounds.max_connections:
+        if len(self.connections) > self.limits.max_connections:
             transport.write(_raw(unavailable("too many connections", code="too_many_connections")))
             self._close()
         else:
-            self._head = self.loop.call_later(self.bounds.head_s, self._close)
+            self._head_timer = self.loop.call_later(self.limits.head_s, self._close)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        # A body that nobody wanted may be on its way still after its request was refused.
+        # After a request was refused, the rest of its body may still arrive.
         answering = self.cycle is not None and not self.cycle.response_complete
         if answering:
-            self._stop(self._head)
-            self._head = None
-        elif self._head is None and self.timeout_keep_alive_task is None:
-            self._head = self.loop.call_later(self.bounds.head_s, self._close)
+            self._stop(self._head_timer)
+            self._head_timer = None
+        elif self._head_timer is None and self.timeout_keep_alive_task is None:
+            self._head_timer = self.loop.call_later(self.limits.head_s, self._close)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._unread is None:
-            self._unread = self.loop.call_later(self.bounds.read_s, self.transport.abort)
+        if self._unread_timer is None:
+            self._unread_timer = self.loop.call_later(self.limits.read_s, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._stop(self._unread)
-        self._unread = None
+        self._stop(self._unread_timer)
+        self._unread_timer = None
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -78,17 +77,17 @@ class BoundedConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        for timer in (self._head, self._unread, self._end):
+        for timer in (self._head_timer, self._unread_timer, self._abort_timer):
             self._stop(timer)
 
     def send_400_response(self, msg: str) -> None:
-        """What uvicorn calls for what is no HTTP."""
+        """uvicorn calls this for anything that is not HTTP."""
         try:
             self.conn.send(h11.Response(status_code=400, headers=[("connection", "close")]))
-        except h11.LocalProtocolError:  # an answer has begun
+        except h11.LocalProtocolError:  # an answer has already begun
             self.transport.close()
             return
-        self.transport.write(_raw(ApiError(400, "this is no HTTP request that is taken here")))
+        self.transport.write(_raw(ApiError(400, "this is not a valid HTTP request")))
         self._close()
 
     def _close(self) -> None:
@@ -96,9 +95,9 @@ class BoundedConnection(H11Protocol):
         self._abort_later()
 
     def _abort_later(self) -> None:
-        """`close` waits, without end, for the client to read what is left."""
-        if self._end is None:
-            self._end = self.loop.call_later(self.bounds.read_s, self.transport.abort)
+        """`close` alone waits for the client to read the rest, however long that takes."""
+        if self._abort_timer is None:
+            self._abort_timer = self.loop.call_later(self.limits.read_s, self.transport.abort)
 
     @staticmethod
     def _stop(timer: TimerHandle | None) -> None:

@@ -1,5 +1,7 @@
-"""Errors for whatever goes wrong, never with a traceback: in OpenAI's words, or in those of the API
-that a request is to."""
+"""Errors: whatever goes wrong becomes one line in the form of the API that the request went to.
+
+No client ever sees a traceback.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
+from pydantic_core import ErrorDetails
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -29,14 +32,14 @@ from dflash_local.errors import (
 log = logging.getLogger("dflash_local.server")
 
 REFUSED = "refused"
-"""The type of a `PydanticCustomError` whose line says all there is to say."""
+"""The type of a `PydanticCustomError` whose message says everything."""
 
 _SHOWN = reprlib.Repr()
 _SHOWN.maxstring = _SHOWN.maxother = 60
 
 
 class ErrorDetail(BaseModel):
-    """What is wrong, of which kind, in which field, and a word for it that programs can go by."""
+    """What is wrong, of which kind, in which field, and a code for programs."""
 
     message: str
     type: str
@@ -48,13 +51,6 @@ class ErrorBody(BaseModel):
     """The body of every answer that is an error."""
 
     error: ErrorDetail
-
-
-RESPONSES: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": ErrorBody, "description": "The request is refused, and why."},
-    "5XX": {"model": ErrorBody, "description": "The server cannot answer it now, or failed."},
-}
-"""What /openapi.json says of errors, for every route."""
 
 
 class ApiError(Exception):
@@ -79,26 +75,31 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
-        """The JSON of the answer."""
-        told = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return {"error": told}
+        """The JSON of the answer, in OpenAI's form."""
+        fields = {
+            "message": self.message,
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+        }
+        return {"error": fields}
 
     def response(self, scope: Scope) -> JSONResponse:
-        """The answer to the request of `scope`, in the words of its API."""
+        """The answer to the request of `scope`, in the form of its API."""
         status, body = form_of(scope)(self)
         return JSONResponse(body, status, headers=self.headers)
 
 
 ErrorForm = Callable[[ApiError], tuple[int, dict[str, Any]]]
-"""Status and body of an error, as one API has them."""
+"""Status and body of an error in one API."""
 
 _FORMS_OF_PATHS: dict[str, ErrorForm] = {}
 _FORMS_OF_HEADERS: dict[str, ErrorForm] = {}
 
 
 def error_form(*paths: str, header: str | None = None) -> Callable[[ErrorForm], ErrorForm]:
-    """Word errors of requests to `paths`, and to what lies below them, by the decorated function;
-    those of requests with `header`, whatever their path, too."""
+    """A decorator: the function writes the errors of requests to `paths` and to everything below
+    them, and those of requests with `header`, whatever their path."""
 
     def register(form: ErrorForm) -> ErrorForm:
         _FORMS_OF_PATHS.update(dict.fromkeys(paths, form))
@@ -110,7 +111,7 @@ def error_form(*paths: str, header: str | None = None) -> Callable[[ErrorForm], 
 
 
 def form_of(scope: Scope) -> ErrorForm:
-    """How errors of the request of `scope` are worded."""
+    """How to write errors of the request of `scope`."""
     path = scope["path"]
     for prefix, form in _FORMS_OF_PATHS.items():
         if path == prefix or path.startswith(f"{prefix}/"):
@@ -123,8 +124,16 @@ def _openai(error: ApiError) -> tuple[int, dict[str, Any]]:
     return error.status, error.body()
 
 
+def error_responses(body: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """What /openapi.json says of errors that have such a body."""
+    return {
+        "4XX": {"model": body, "description": "The request is refused, and why."},
+        "5XX": {"model": body, "description": "The server cannot answer now, or failed."},
+    }
+
+
 def api_error(error: BaseException) -> ApiError:
-    """What a client is told of `error`: of one that nobody foresaw nothing; the log has that."""
+    """What a client is told of `error`. Of an unexpected one the details go to the log alone."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestValidationError):
@@ -157,7 +166,7 @@ def api_error(error: BaseException) -> ApiError:
 
 
 def unavailable(message: str, *, code: str, retry_after_s: int = 5) -> ApiError:
-    """503, with when to come back."""
+    """503, and when to try again."""
     return ApiError(
         503,
         message,
@@ -168,14 +177,14 @@ def unavailable(message: str, *, code: str, retry_after_s: int = 5) -> ApiError:
 
 
 def log_crash(error: BaseException) -> None:
-    """Where an error came from, for the log; its own words may hold a piece of a prompt."""
+    """Log where an error came from, but not its message, which may hold a piece of a prompt."""
     frames = "".join(traceback.format_tb(error.__traceback__))
     log.error("a request failed with %s\n%s", type(error).__name__, frames.rstrip())
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Answer the errors that FastAPI itself would answer in our words. `Failures` does so with all
-    others."""
+    """Write the errors that FastAPI would answer by itself in our form. `ErrorHandling` does so
+    with all others."""
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
         return api_error(error).response(request.scope)
@@ -184,8 +193,9 @@ def add_error_handlers(app: FastAPI) -> None:
         app.add_exception_handler(kind, handle)
 
 
-class Failures:
-    """Answers what is raised inside of it, unless an answer has begun: that one is broken off."""
+class ErrorHandling:
+    """Middleware that answers errors raised inside of it. Where an answer has already begun, it is
+    broken off."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -207,11 +217,12 @@ class Failures:
 
 
 def _http(error: HTTPException) -> ApiError:
-    words = {
-        404: "there is no such route here; /openapi.json lists those that there are",
+    messages = {
+        404: "there is no such route; /openapi.json lists the routes",
         405: "this route does not take this method; /openapi.json lists the methods of each",
     }
-    message = words.get(error.status_code) if error.detail == _phrase(error) else None
+    is_default = error.detail == HTTPStatus(error.status_code).phrase
+    message = messages.get(error.status_code) if is_default else None
     return ApiError(
         error.status_code,
         message or str(error.detail),
@@ -220,23 +231,30 @@ def _http(error: HTTPException) -> ApiError:
     )
 
 
-def _phrase(error: HTTPException) -> str:
-    return HTTPStatus(error.status_code).phrase
-
-
 def _invalid(error: RequestValidationError) -> ApiError:
-    """The first fault of a body: where it is, what is wrong, what was given."""
+    """The first fault of a body: where it is, what is wrong, and what was given."""
     fault = error.errors()[0]
-    kind, *location = fault["loc"]
-    param = _path(error.body, location) if kind == "body" else ".".join(map(str, location))
-    message = fault["msg"].removeprefix("Value error, ")
-    if fault["type"] not in ("missing", "value_error", REFUSED) and param:
-        message = f"{message}, not {_SHOWN.repr(fault['input'])}"
-    return ApiError(400, f"{param or 'the body'}: {message}", param=param)
+    source, *location = fault["loc"]
+    param = _path(error.body, location) if source == "body" else ".".join(map(str, location))
+    return ApiError(400, f"{param or 'the body'}: {_message(fault, param)}", param=param)
+
+
+def _message(fault: ErrorDetails, param: str | None) -> str:
+    kind, message = fault["type"], fault["msg"].removeprefix("Value error, ")
+    if kind == "union_tag_invalid":
+        given = fault["ctx"]
+        expected = given["expected_tags"].replace("'", "")
+        name = given["discriminator"].strip("'")
+        return f"the {name} is {str(given['tag'])[:60]!r}; expected one of {expected}"
+    if kind == "union_tag_not_found":
+        return f"expected an object with a {fault['ctx']['discriminator'].strip(chr(39))}"
+    if kind in ("missing", "value_error", REFUSED) or not param:
+        return message
+    return f"{message}, not {_SHOWN.repr(fault['input'])}"
 
 
 def _path(body: Any, location: Sequence[Any]) -> str | None:
-    """`messages[0].content`: a location without what only our types are called by."""
+    """`messages[0].content`: a location without the parts that name only types of ours."""
     path = ""
     for i, part in enumerate(location):
         if isinstance(body, dict) and isinstance(part, str) and part in body:
@@ -244,5 +262,5 @@ def _path(body: Any, location: Sequence[Any]) -> str | None:
         elif isinstance(body, list) and isinstance(part, int) and part < len(body):
             body, path = body[part], f"{path}[{part}]"
         elif i == len(location) - 1 and isinstance(body, dict) and isinstance(part, str):
-            path = f"{path}.{part}"  # what is missing
+            path = f"{path}.{part}"  # a field that is missing
     return path.removeprefix(".")[:200] or None

@@ -1,26 +1,27 @@
-"""Streams: an asynchronous iterator's items, as they come, until the client is gone. Server-sent
-events, and Ollama's lines of JSON.
+"""Answers as streams: server-sent events, or Ollama's lines of JSON.
 
-How long a client may leave what is written to it unread is the connection's matter
-(`connection.py`): the model never waits for it, and its slot is free once the answer is made.
+The model never waits for a client: how long one may leave its answer unread is up to the connection
+(`connection.py`), and the slot is free as soon as the answer is complete.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from dflash_local.server.http.errors import api_error, form_of
 
+T = TypeVar("T")
+
 KEEP_ALIVE_S = 5.0
-"""After so long without an event a comment is sent, so that nobody on the way gives up."""
+"""After this time without an event a comment is sent, so that no proxy closes the connection."""
 
 _COMMENT = b": \n\n"
 
@@ -35,19 +36,22 @@ class NamedEvent:
 
 @dataclass(frozen=True)
 class Comment:
-    """One line for whoever looks at the stream; programs leave it out."""
+    """One line for people who look at the stream. Programs skip it."""
 
     text: str
 
 
-Event = str | Mapping[str, Any] | NamedEvent | Comment
-"""A JSON text, what becomes one, such with a name, or a comment."""
+ServerEvent = str | Mapping[str, Any] | NamedEvent | Comment
+"""A JSON text, an object to write as JSON, the same with a name, or a comment."""
 
 
 @dataclass(frozen=True)
 class StreamForm:
-    """How one API writes a stream. `keep_alive` is sent while nothing else is, and with a comment;
-    `has_comments`: it can have any."""
+    """How one API writes a stream.
+
+    `keep_alive` is sent while there is nothing else to send, and after a comment. `has_comments`:
+    the form can have comments.
+    """
 
     media_type: str
     encode: Callable[[Any], bytes]
@@ -57,7 +61,7 @@ class StreamForm:
     has_comments: bool
 
     def item(self, item: Any) -> bytes:
-        """The bytes of an item; none for what cannot be told."""
+        """The bytes of an item; none for a comment where there can be none."""
         if not isinstance(item, Comment):
             return self.encode(item)
         if not self.has_comments:
@@ -66,23 +70,25 @@ class StreamForm:
 
 
 def event_form(
-    *, done: str | None = "[DONE]", keep_alive: Event | None = None, name_error: bool = False
+    *, done: str | None = "[DONE]", keep_alive: ServerEvent | None = None, name_error: bool = False
 ) -> StreamForm:
-    """Server-sent events, with `done` after the last of them. `keep_alive` is sent while none
-    comes; without one it is a comment. `name_error`: the event that tells of an error has that
-    name."""
+    """Server-sent events, with `done` after the last one.
+
+    `keep_alive` is an event; without it a comment is sent. `name_error` gives the event of an error
+    the name "error".
+    """
     return StreamForm(
         media_type="text/event-stream",
-        encode=encode,
-        encode_error=(lambda told: encode(NamedEvent("error", told))) if name_error else encode,
-        keep_alive=_COMMENT if keep_alive is None else encode(keep_alive),
-        end=b"" if done is None else encode(done),
+        encode=_event,
+        encode_error=(lambda body: _event(NamedEvent("error", body))) if name_error else _event,
+        keep_alive=_COMMENT if keep_alive is None else _event(keep_alive),
+        end=b"" if done is None else _event(done),
         has_comments=True,
     )
 
 
-def encode(event: Event) -> bytes:
-    """The bytes of one event. Raises ValueError for NaN and infinity, which are no JSON."""
+def _event(event: ServerEvent) -> bytes:
+    """Raises ValueError for NaN and infinity, which JSON does not have."""
     head, data = "", event
     if isinstance(event, Comment):
         return f": {event.text}\n\n".encode()
@@ -92,12 +98,12 @@ def encode(event: Event) -> bytes:
     return f"{head}data: {text}\n\n".encode()
 
 
-def _json(data: Any) -> str:
-    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-
-
 def _line(data: Any) -> bytes:
     return f"{_json(data)}\n".encode()
+
+
+def _json(data: Any) -> str:
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 LINES = StreamForm(
@@ -108,16 +114,16 @@ LINES = StreamForm(
     end=b"",
     has_comments=False,
 )
-"""A line of JSON for each item. Nothing keeps the stream alive while none comes: clients take each
-line for a piece of the answer."""
+"""A line of JSON for each item. Nothing is sent while there are none: clients would take any line
+for a part of the answer."""
 
 
-class Stream(Response):
-    """A response of `events`, written as `form` has it.
+class AnswerStream(Response):
+    """A response of `events`, written in `form`.
 
-    Whatever `events` raises before the first event is raised, so that it is answered with a status
-    of its own; what it raises later is the last event. `events` is closed when the stream ends in
-    whatever way: a client that is gone frees its slot within one round.
+    An error before the first event is raised, so that it gets a status of its own; a later one
+    becomes the last event. `events` is closed however the stream ends, so that a client that leaves
+    frees its slot within one round.
     """
 
     def __init__(self, events: AsyncIterator[Any], form: StreamForm) -> None:
@@ -129,25 +135,16 @@ class Stream(Response):
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        pump = asyncio.ensure_future(self._pump(scope, send))
-        gone = asyncio.ensure_future(_disconnected(receive))
-        try:
-            await asyncio.wait({pump, gone}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            gone.cancel()
-            pump.cancel()
-            await asyncio.wait({pump, gone})
-        if not pump.cancelled():
-            pump.result()
+        await unless_gone(self._send_all(scope, send), receive)
 
-    async def _pump(self, scope: Scope, send: Send) -> None:
+    async def _send_all(self, scope: Scope, send: Send) -> None:
         try:
             await self._send_events(send)
         except Exception as error:
             if not self._started:
                 raise
-            _, told = form_of(scope)(api_error(error))
-            await self._write(send, self._form.encode_error(told))
+            _, body = form_of(scope)(api_error(error))
+            await self._write(send, self._form.encode_error(body))
         else:
             await self._write(send, self._form.end)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -185,6 +182,20 @@ class Stream(Response):
             )
         if data:
             await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
+    """The result of `work`, or None where the client leaves before there is one: `work` is
+    cancelled then."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        gone.cancel()
+        working.cancel()
+        await asyncio.wait({gone, working})
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -1,9 +1,9 @@
-"""Who is answered: only this machine's pages and programs, and those who know a key.
+"""Who is answered: pages and programs of this machine, and everybody who has a key.
 
-A page of any website can send requests to a server on its visitor's machine. Two things tell such
-requests: their Origin header; and, where the website's own name was made to lead here (DNS
-rebinding), a Host header that is none of ours. Both are refused before any work. Pure ASGI: what
-streams passes through unchanged, a client's disconnect too.
+A page of any website can send requests to a server on its visitor's machine. Two headers give them
+away: Origin; and Host, where the website's own name was made to point to this machine (DNS
+rebinding). Both are refused before any work is done. The checks are plain ASGI, so that streams and
+a client's disconnect pass through unchanged.
 """
 
 from __future__ import annotations
@@ -18,27 +18,44 @@ from collections.abc import Iterable, Set
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from dflash_local.errors import InputError
 from dflash_local.server.http.errors import ApiError
-from dflash_local.server.http.settings import LOOPBACK, Settings
+from dflash_local.server.http.settings import ServerSettings
 
 LOOPBACK_ORIGIN = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?"
-"""What the Origin header of this machine's own pages looks like, whatever port they are from."""
+"""The Origin header of this machine's own pages, from whatever port."""
 
-OPEN_PATHS = frozenset({"/health", "/v1/health"})
-"""What is answered without a key: whether the server is there."""
-
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:]+)(:\d{1,5})?")
 
 
-class HostCheck:
-    """Refuses requests that call the server by a name that is not its own."""
+def check_exposure(settings: ServerSettings) -> None:
+    """Refuse to serve other machines, or all websites, without a key. Raises InputError."""
+    if settings.api_keys:
+        return
+    if not is_loopback(settings.host):
+        raise InputError(
+            f"--host {settings.host} lets other machines in, and no key is set: add --api-key-file "
+            "FILE (or --api-key, or DFLASH_LOCAL_API_KEY), or leave out --host to serve this "
+            "machine alone"
+        )
+    if "*" in settings.cors_origins:
+        raise InputError(
+            "--cors-origin '*' lets any website use this server, and no key is set: name the "
+            "origins, or add --api-key-file FILE"
+        )
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+
+class HostCheck:
+    """Middleware that refuses requests that call the server by a name that is not its own."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
         self._names = frozenset(
-            name.lower().strip("[]") for name in (*LOOPBACK, settings.host, *settings.allowed_hosts)
+            name.lower().strip("[]")
+            for name in (*_LOOPBACK, settings.host, *settings.allowed_hosts)
         )
-        # Nobody else's name can be an address: where others may call at all, any address will do.
+        # A website's name is never an address: where other machines may call, any address will do.
         self._any_address = not is_loopback(settings.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,10 +79,11 @@ class HostCheck:
 
 
 class OriginCheck:
-    """Refuses requests from pages of other origins than this machine's, the server's own and those
-    allowed. It stands behind `HostCheck`, which vouches for the name that is the server's own."""
+    """Middleware that refuses requests from pages of other origins than this machine's, the
+    server's own and the allowed ones. `HostCheck` comes before it, and has checked the name of the
+    server's own origin."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
         self._allowed = frozenset(settings.cors_origins)
         self._loopback = re.compile(LOOPBACK_ORIGIN)
@@ -91,16 +109,17 @@ class OriginCheck:
 
 
 class KeyCheck:
-    """Asks for one of the keys, as `Authorization: Bearer KEY` or `x-api-key: KEY`."""
+    """Middleware that asks for one of the keys, as `Authorization: Bearer KEY` or `x-api-key: KEY`,
+    except for `open_paths`."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, open_paths: Set[str] = OPEN_PATHS) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings, open_paths: Set[str]) -> None:
         self._app = app
         self._open_paths = open_paths
         self._keys = [_digest(key) for key in settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asked = scope["type"] == "http" and self._keys and scope["path"] not in self._open_paths
-        if asked and not self._knows(_given_keys(Headers(scope=scope))):
+        needed = scope["type"] == "http" and self._keys and scope["path"] not in self._open_paths
+        if needed and not self._knows(_given_keys(Headers(scope=scope))):
             raise ApiError(
                 401,
                 "a key is needed, and none or a wrong one was given; send it as "
@@ -111,13 +130,13 @@ class KeyCheck:
         await self._app(scope, receive, send)
 
     def _knows(self, given: Iterable[str]) -> bool:
-        # Each is compared with all, so that the time taken tells neither which nor how much of it.
+        # Each is compared with all, so that the time tells nothing about how much was right.
         digests = [_digest(key) for key in given]
         return any([hmac.compare_digest(a, b) for a in digests for b in self._keys])
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a server that listens on `host` is out of other machines' reach."""
+    """Whether other machines cannot reach a server that listens on `host`."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
-"""Names under which a machine reaches itself, as they stand in a Host header, without brackets."""
-
 
 @dataclass(frozen=True)
-class Settings:
-    """Where a server listens, whom it answers, and what it puts up with.
+class ServerSettings:
+    """Where a server listens, whom it answers, and its limits.
 
-    `api_keys`: any of them opens everything; without one nobody is asked. `cors_origins` are the
-    web origins, beside those of this machine, that may send requests; `allowed_hosts` the names,
-    beside `host` and those of this machine, by which the server may be called. `drain_s`: what
-    running answers are given to finish after SIGTERM. `max_body` and `send_buffer` are in bytes, of
-    a request and of what a connection may hold back unread in the kernel, where the default would
-    be megabytes; `head_s` and `body_s` are what a client is given to send a request's head and
-    body, `read_s` to take what is written to it, `keep_alive_s` to send another request.
+    `api_keys`: any of them opens everything; where there are none, no key is needed.
+    `cors_origins`: the web origins that may send requests, besides those of this machine.
+    `allowed_hosts`: the names by which the server may be called, besides `host` and this machine's.
+    `drain_s`: seconds that running answers get to finish after SIGTERM.
+    `max_body`: bytes of a request's body.
+    `send_buffer`: bytes that the kernel may hold for a client that does not read; its own default
+    would be megabytes.
+    A client gets `head_s` seconds to send a request's head, `body_s` to send its body, `read_s` to
+    read what is written to it, and `keep_alive_s` to send another request.
     """
 
     host: str = "127.0.0.1"

@@ -1,35 +1,38 @@
-"""Answers as llama-server's own API words them."""
+"""Answers in the form of llama-server's own API."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from fastapi import Response
 from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
 
-from dflash_local.errors import ClosedError
 from dflash_local.result import Chunk, Result
 from dflash_local.sampling.params import TokenLogprob
-from dflash_local.server.answering.generation import Task, off_loop, stream_all
+from dflash_local.server.answering.generation import (
+    GenerationTask,
+    stop_text,
+    stream_all,
+    timings,
+)
 from dflash_local.server.answering.sampling_fields import sampling_options
-from dflash_local.server.answering.stop_text import stop_text
-from dflash_local.server.answering.usage import timings
 from dflash_local.server.http.event_stream import event_form
-from dflash_local.server.llama.line_limits import LineLimits
 from dflash_local.server.llama.schema import LlamaRequest
-from dflash_local.server.models.served import Served
+from dflash_local.server.models.served_model import LoadedModel
 
 EVENTS = event_form(done=None)
 
 
 def llama_options(body: LlamaRequest) -> dict[str, Any]:
-    """Keyword arguments of `Model.astream`, but for the end of a line that comes too late."""
+    """Keyword arguments of `Model.astream`, without the time limit, which `LineLimits` applies."""
     options = sampling_options(body)
-    options.pop("deadline_s", None)  # an answer that is cut in mid-line is of no use to an editor
-    # Reading a prompt into the cache ends with a token that nobody asked for.
+    options.pop("deadline_s", None)
+    # Where the prompt is only read into the cache, one token is generated and not shown.
     options["max_tokens"] = None if body.n_predict < 0 else max(body.n_predict, 1)
     if body.json_schema is not None:
         options["json_schema"] = body.json_schema
@@ -41,38 +44,90 @@ def llama_options(body: LlamaRequest) -> dict[str, Any]:
 class LlamaAnswers:
     """The answers to all tasks of a request: one as an object, several as a list."""
 
-    def __init__(self, served: Served, body: LlamaRequest, tasks: Sequence[Task]) -> None:
-        self._served = served
-        self._answers = [_Answer(served, body, task, i) for i, task in enumerate(tasks)]
+    def __init__(
+        self, loaded: LoadedModel, body: LlamaRequest, tasks: Sequence[GenerationTask]
+    ) -> None:
+        self._loaded = loaded
+        self._answers = [_LlamaAnswer(loaded, body, task, i) for i, task in enumerate(tasks)]
 
     async def events(self) -> AsyncIterator[Mapping[str, Any]]:
-        """Those of all answers, as they come."""
+        """The events of all answers, as they come."""
         tasks = [answer.task for answer in self._answers]
-        async for index, chunk in stream_all(self._served, tasks):
+        async for index, chunk in stream_all(self._loaded, tasks):
             for event in self._answers[index].take(chunk):
                 yield event
 
     async def whole(self) -> Response:
         async for _ in self.events():
             pass
-        return await off_loop(self._told)
+        return await run_in_threadpool(self._response)
 
-    def _told(self) -> Response:
-        """All of them. With log-probabilities they are long, and take their time to be written."""
+    def _response(self) -> Response:
+        """All of them. With log-probabilities they are long, and take a while to write."""
         bodies = [answer.whole() for answer in self._answers]
         return JSONResponse(bodies[0] if len(bodies) == 1 else bodies)
 
 
-class _Answer:
-    """One answer on its way: the engine's chunks in, events out, at the end the whole."""
+class LineLimits:
+    """Ends an answer in an editor between two lines, as llama-server does: before a line that is
+    indented too little, and after the line during which its time is over.
 
-    def __init__(self, served: Served, body: LlamaRequest, task: Task, index: int) -> None:
+    `n_indent`: the least blanks and tabs at the beginning of every line but the first, also of an
+    empty one; 0 for any. `limit_s`: seconds since the first text after which the next line break
+    ends the answer; 0 for no limit. What is shown is never taken back.
+    """
+
+    def __init__(
+        self, n_indent: int, limit_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._n_indent = n_indent
+        self._limit_s = limit_s
+        self._clock = clock
+        self._began: float | None = None
+        self._held = ""
+        self._indenting = False
+        self.ended = False
+
+    def take(self, text: str) -> str:
+        """What of the answer can be shown now; indentation is held back until its line goes on."""
+        if self._began is None:
+            self._began = self._clock()
+        late = self._limit_s > 0 and self._clock() - self._began > self._limit_s
+        left, shown = self._held + text, ""
+        while left and not self.ended:
+            line, newline, rest = left.partition("\n")
+            if self._indenting:
+                body = line.lstrip(" \t")
+                if not body and not newline:
+                    break
+                self.ended = len(line) - len(body) < self._n_indent
+                if self.ended:
+                    break
+            shown += line + newline
+            left = rest
+            self._indenting = bool(newline) and self._n_indent > 0
+            self.ended = bool(newline) and late
+        self._held = "" if self.ended else left
+        return shown
+
+    def rest(self) -> str:
+        """What was held back, when no more text comes."""
+        held, self._held = self._held, ""
+        return held
+
+
+class _LlamaAnswer:
+    """One answer while it arrives: the engine's chunks in, events out, at the end the whole."""
+
+    def __init__(
+        self, loaded: LoadedModel, body: LlamaRequest, task: GenerationTask, index: int
+    ) -> None:
         self._cancel = threading.Event()
-        self.task = Task(task.prompt, {**task.options, "cancel": self._cancel})
+        self.task = GenerationTask(task.prompt, {**task.options, "cancel": self._cancel})
         self._body = body
         self._index = index
-        self._model = served.model
-        self._name = served.name
+        self._model = loaded.model
+        self._name = loaded.name
         self._limits = LineLimits(body.n_indent, (body.t_max_predict_ms or 0) / 1000)
         self._text: list[str] = []
         self._n_tokens = 0
@@ -87,8 +142,6 @@ class _Answer:
         self._unsent_logprobs += chunk.logprobs
         text = self._limits.take(chunk.text)
         if chunk.result is not None:
-            if chunk.result.finish_reason == "cancelled" and not self._cancel.is_set():
-                raise ClosedError("the model was closed in the middle of this answer")
             text += self._limits.rest()
         elif self._limits.ended:
             self._cancel.set()
@@ -98,24 +151,23 @@ class _Answer:
             self._text.append(text)
             yield self._partial(text)
         if chunk.result is not None:
-            self._result = self._answered(chunk.result)
+            self._result = self._shown(chunk.result)
             yield self._chosen({**self._last(), "content": "", "tokens": []})
 
     def whole(self) -> dict[str, Any]:
         """The answer to a request that does not stream."""
         last = self._last()
-        result = self._end
         if self._body.n_probs:
-            last["completion_probabilities"] = self._probabilities(result.logprobs)
+            last["completion_probabilities"] = self._probabilities(self._complete.logprobs)
         return self._chosen(last)
 
     @property
-    def _end(self) -> Result:
+    def _complete(self) -> Result:
         if self._result is None:
             raise RuntimeError("the stream ended without its result")
         return self._result
 
-    def _answered(self, result: Result) -> Result:
+    def _shown(self, result: Result) -> Result:
         if self._body.n_predict:
             return result
         return replace(result, text="", tokens=[], logprobs=[], finish_reason="length")
@@ -135,9 +187,9 @@ class _Answer:
         return event
 
     def _last(self) -> dict[str, Any]:
-        result = self._end
+        result = self._complete
         text = "".join(self._text)
-        stop_type, word = self._stop(result)
+        stop_type, stopping_word = self._stop(result)
         n = len(result.tokens)
         return {
             "index": self._index,
@@ -153,16 +205,16 @@ class _Answer:
             "has_new_line": "\n" in text,
             "truncated": result.finish_reason == "length" and n != max(self._body.n_predict, 0),
             "stop_type": stop_type,
-            "stopping_word": word,
-            "timings": timings(result),
+            "stopping_word": stopping_word,
+            "timings": timings([result]),
         }
 
     def _stop(self, result: Result) -> tuple[str, str]:
-        """What ended the answer, and the stop text that did."""
+        """What ended the answer, and the stop text if that did."""
         if self._limits.ended or result.finish_reason != "stop":
             return "limit", ""
-        word = stop_text(self._model.target.vocabulary, result, self._body.stop_texts)
-        return ("eos", "") if word is None else ("word", word)
+        text = stop_text(self._model.target.vocabulary, result, self._body.stop_texts)
+        return ("eos", "") if text is None else ("word", text)
 
     def _settings(self, result: Result) -> dict[str, Any]:
         options = {k: v for k, v in self.task.options.items() if k not in ("cancel", "logprobs")}
@@ -180,7 +232,7 @@ class _Answer:
         }
 
     def _chosen(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """The fields that were asked for; one of an inner object keeps its path as its name."""
+        """The fields that were asked for; a field of an inner object has its path as its name."""
         paths = self._body.response_fields
         if not paths:
             return answer

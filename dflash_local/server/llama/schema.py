@@ -1,8 +1,8 @@
-"""Requests of llama-server's own API: `/completion` and `/infill`.
+"""Requests of llama-server's own API: `/completion`, `/infill`, `/tokenize`, `/detokenize`.
 
-Fields that only say how llama-server should go about it are ignored: slots, batches, adapters, the
-order of samplers. A sampler that there is not here is refused where it is switched on, so that
-nobody waits for the effect of a setting that has none.
+Fields that only tell llama-server how to work are ignored: slots, batches, adapters, the order of
+samplers. A sampler that does not exist here is refused where it is switched on, so that nobody
+waits for the effect of a setting that has none.
 """
 
 from __future__ import annotations
@@ -11,22 +11,11 @@ from typing import Annotated, Any
 
 from pydantic import AliasChoices, BaseModel, Field, ValidationInfo, field_validator
 
-from dflash_local.server.answering.bounds import (
-    MAX_CHOICES,
-    Choices,
-    Count,
-    Factor,
-    Flag,
-    JsonObject,
-    Label,
-    Predict,
-    Probability,
-    Text,
-    TokenId,
-)
+from dflash_local.server.answering import bounds
+from dflash_local.server.answering.infill_prompt import OtherText
 from dflash_local.server.answering.sampling_fields import SamplingFields
 
-_Piece = Text | TokenId
+_Piece = bounds.Text | bounds.TokenId
 _Pieces = Annotated[list[_Piece], Field(max_length=4 << 20)]
 _Alternatives = Annotated[int, Field(strict=True, ge=0, le=100)]
 _ResponseField = Annotated[str, Field(strict=True, max_length=256)]
@@ -39,52 +28,52 @@ _ABSENT = {
     "typical_p": 1,
     "xtc_probability": 0,
 }
-"""Samplers that there are not here, with the value that switches each off."""
+"""Samplers that do not exist here, with the value that switches each off."""
 
 
 class LlamaRequest(SamplingFields):
     """What `/completion` and `/infill` have in common, under llama-server's names and defaults."""
 
-    model: Label | None = None
-    stream: Flag = False
-    n_predict: Predict = Field(
+    model: bounds.Label | None = None
+    stream: bounds.Flag = False
+    n_predict: bounds.Predict = Field(
         default=-1,
         validation_alias=AliasChoices("n_predict", "max_completion_tokens", "max_tokens"),
-        description="Tokens of the answer at most; -1 is as many as the context holds, and 0 none: "
-        "the prompt is read into the cache.",
+        description="The most tokens of the answer; -1 is as many as the context holds, and 0 "
+        "none: the prompt is read into the cache.",
     )
-    n_cmpl: Choices = Field(
+    n_cmpl: bounds.Choices = Field(
         default=1,
         validation_alias=AliasChoices("n_cmpl", "n"),
-        description="Answers to each prompt; more than one are answered as a list.",
+        description="Answers to each prompt; more than one are returned as a list.",
     )
     n_probs: _Alternatives = Field(
         default=0,
         validation_alias=AliasChoices("n_probs", "logprobs"),
         description="How many alternatives to report with each token.",
     )
-    n_indent: Count = Field(
+    n_indent: bounds.Count = Field(
         default=0,
-        description="The answer ends before a line indented by fewer characters than that.",
+        description="The answer ends before a line that is indented by fewer characters.",
     )
-    json_schema: JsonObject | Flag | None = None
-    return_tokens: Flag = False
-    timings_per_token: Flag = False
+    json_schema: bounds.JsonObject | bounds.Flag | None = None
+    return_tokens: bounds.Flag = False
+    timings_per_token: bounds.Flag = False
     response_fields: Annotated[list[_ResponseField], Field(max_length=256)] | None = Field(
         default=None,
-        description="Answer these fields alone; `timings/prompt_n` is one of an inner object.",
+        description="Return these fields only; `timings/prompt_n` is one of an inner object.",
     )
-    dry_multiplier: Factor = 0.0
-    dynatemp_range: Factor = 0.0
-    mirostat: Count = 0
-    post_sampling_probs: Flag = False
-    typical_p: Factor = 1.0
-    xtc_probability: Probability = 0.0
+    dry_multiplier: bounds.Factor = 0.0
+    dynatemp_range: bounds.Factor = 0.0
+    mirostat: bounds.Count = 0
+    post_sampling_probs: bounds.Flag = False
+    typical_p: bounds.Factor = 1.0
+    xtc_probability: bounds.Probability = 0.0
 
     @field_validator("*", mode="before")
     @classmethod
     def _null(cls, value: Any, info: ValidationInfo) -> Any:
-        """llama-server reads null as a field that is not there."""
+        """llama-server reads null as a missing field."""
         if value is not None or info.field_name is None:
             return value
         field = cls.model_fields[info.field_name]
@@ -98,7 +87,7 @@ class LlamaRequest(SamplingFields):
     @field_validator("logit_bias", mode="before")
     @classmethod
     def _pairs(cls, value: Any) -> Any:
-        """`[[id, bias], ...]` and `false` for a token that is forbidden, beside OpenAI's form."""
+        """Besides OpenAI's form `[[id, bias], ...]`, and `false` for a token that is forbidden."""
         if isinstance(value, list) and all(isinstance(x, list) and len(x) == 2 for x in value):
             value = {str(token): bias for token, bias in value}
         if isinstance(value, dict):
@@ -110,24 +99,24 @@ class LlamaRequest(SamplingFields):
     def _absent(cls, value: Any, info: ValidationInfo) -> Any:
         off = _ABSENT[str(info.field_name)]
         if value != off:
-            raise ValueError(f"there is no such sampler here; leave it out, or give {off}")
+            raise ValueError(f"this sampler does not exist here; leave it out, or give {off}")
         return value
 
 
 class CompletionRequest(LlamaRequest):
-    """A prompt is a text, token ids, or both mixed in a list. A list of texts alone, or one that
+    """A prompt is a text, token ids, or both mixed in a list. A list of texts only, or one that
     holds lists, is several prompts."""
 
-    prompt: Text | Annotated[list[_Piece | _Pieces], Field(max_length=4 << 20)]
+    prompt: bounds.Text | Annotated[list[_Piece | _Pieces], Field(max_length=4 << 20)]
 
     @property
-    def prompts(self) -> list[str | list[str | int]]:
+    def prompts(self) -> list[list[str | int]]:
         given = self.prompt
         if isinstance(given, str):
-            return [given]
+            return [[given]]
         if any(isinstance(piece, int) for piece in given):
             return [[piece for piece in given if not isinstance(piece, list)]]
-        return [piece for piece in given if not isinstance(piece, int)]
+        return [[piece] if isinstance(piece, str | int) else piece for piece in given]
 
     @field_validator("prompt")
     @classmethod
@@ -135,44 +124,41 @@ class CompletionRequest(LlamaRequest):
         if isinstance(value, list):
             kinds = {type(piece) for piece in value}
             if {list, int} <= kinds:
-                raise ValueError("ids beside lists; give one prompt, or several each in a list")
-            if int not in kinds and len(value) > MAX_CHOICES:
-                raise ValueError(f"{len(value)} prompts; give at most {MAX_CHOICES}")
+                raise ValueError("ids next to lists; give one prompt, or several each in a list")
+            if int not in kinds and len(value) > bounds.MAX_CHOICES:
+                raise ValueError(f"{len(value)} prompts; give at most {bounds.MAX_CHOICES}")
             if not value:
                 raise ValueError("the prompt is empty; give a text, or token ids in a list")
         return value
 
 
-class OtherText(BaseModel):
-    """A piece of another file, or of another place in this one."""
-
-    text: Text
-    filename: Label = "tmp"
-
-
 class InfillRequest(LlamaRequest):
-    """`prompt` is what stands in the gap already. `input_extra` is read before the gap; the first
-    of them are left out where the context cannot hold all.
+    """`prompt` stands in the gap already. `input_extra` is read before the gap; where the context
+    cannot hold all of it, the first texts are left out.
 
     Without a temperature the answer is the likeliest one, and further ones are drawn at 0.8.
     """
 
-    input_prefix: Text
-    input_suffix: Text
+    input_prefix: bounds.Text
+    input_suffix: bounds.Text
     input_extra: Annotated[list[OtherText], Field(max_length=1024)] = Field(default_factory=list)
-    prompt: Text = ""
+    prompt: bounds.Text = ""
 
 
 class TokenizeRequest(BaseModel):
     """llama-server's defaults: nothing is put before the text, and special tokens are read."""
 
-    model: Label | None = None
-    content: Text | _Pieces = ""
-    add_special: Flag = False
-    parse_special: Flag = True
-    with_pieces: Flag = False
+    model: bounds.Label | None = None
+    content: bounds.Text | _Pieces = ""
+    add_special: bounds.Flag = False
+    parse_special: bounds.Flag = True
+    with_pieces: bounds.Flag = False
+
+    @property
+    def pieces(self) -> list[str | int]:
+        return [self.content] if isinstance(self.content, str) else self.content
 
 
 class DetokenizeRequest(BaseModel):
-    model: Label | None = None
-    tokens: Annotated[list[TokenId], Field(max_length=4 << 20)] = Field(default_factory=list)
+    model: bounds.Label | None = None
+    tokens: bounds.TokenIds = Field(default_factory=list)

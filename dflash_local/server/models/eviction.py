@@ -1,7 +1,7 @@
-"""Whether a model has room beside those that are loaded, and which of them goes if it has not.
+"""Which models have to be unloaded so that another one fits.
 
-Plans are compared, nothing is loaded: a model has room where it gets as much of the machine as it
-would get alone.
+Only plans are compared, nothing is loaded: a model fits beside others if it gets as much of the
+machine as it would get alone.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Planner = Callable[[Sequence[Device]], Plan]
 """What a model would take of a machine. Raises InputError where it does not fit."""
 
 
-class Loaded(Protocol):
-    """A model that is loaded, for how many requests, and when the last one ended."""
+class Evictable(Protocol):
+    """A loaded model: how many requests run on it, and when the last one ended."""
 
     @property
     def n_running(self) -> int: ...
@@ -28,34 +28,34 @@ class Loaded(Protocol):
     def last_used(self) -> float: ...
 
 
-L = TypeVar("L", bound=Loaded)
+E = TypeVar("E", bound=Evictable)
 
 
-def has_room(plan: Planner, devices: Sequence[Device], loaded: Sequence[Plan]) -> bool:
-    """Whether a model that is not loaded has room beside those that are by the plans `loaded`.
+def fits(plan: Planner, devices: Sequence[Device], *, beside: Sequence[Plan]) -> bool:
+    """Whether a model fits beside the models that are loaded by the plans `beside`.
 
-    `devices` have the memory that those have left. Raises InputError where the model has no room
-    even alone: nobody needs to go for it.
+    `devices` have the memory that is left beside these. Raises InputError where the model does not
+    fit even alone, so that none is unloaded for it.
     """
-    alone = plan(_without(devices, loaded))
+    alone = plan(_without(devices, beside))
     try:
-        beside = plan(_beside(devices, loaded))
+        together = plan(_with(devices, beside))
     except InputError:
         return False
-    return _worth(beside) >= _worth(alone)
+    return _value(together) >= _value(alone)
 
 
-def first_to_go(loaded: Iterable[L]) -> L:
-    """The one used longest ago, of the idle ones if there are any."""
+def first_to_evict(loaded: Iterable[E]) -> E:
+    """The one used longest ago, and one without requests if there is any."""
     return min(loaded, key=lambda model: (model.n_running > 0, model.last_used))
 
 
-def _worth(plan: Plan) -> tuple[int, int, bool]:
+def _value(plan: Plan) -> tuple[int, int, bool]:
     return plan.n_gpu_layers, plan.n_ctx, not plan.reads_disk
 
 
 def _without(devices: Sequence[Device], loaded: Sequence[Plan]) -> list[Device]:
-    """The machine once all of `loaded` have gone."""
+    """The machine after all of `loaded` are unloaded."""
     needed: dict[str, int] = {}
     for use in (use for plan in loaded for use in plan.devices):
         needed[use.name] = needed.get(use.name, 0) + use.needed
@@ -66,9 +66,9 @@ def _without(devices: Sequence[Device], loaded: Sequence[Plan]) -> list[Device]:
     ]
 
 
-def _beside(devices: Sequence[Device], loaded: Sequence[Plan]) -> list[Device]:
-    """The machine as it is. Weights that a process reads from the file count as free, but they are
-    read for every token."""
+def _with(devices: Sequence[Device], loaded: Sequence[Plan]) -> list[Device]:
+    """The machine as it is. Weights that a process maps from the file count as free memory, but
+    are read for every token."""
     mapped = sum(plan.mapped_bytes for plan in loaded)
     return [_with_free(d, d.free - mapped) if d.type == "cpu" else d for d in devices]
 

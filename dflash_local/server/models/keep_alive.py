@@ -1,4 +1,4 @@
-"""How long an idle model stays loaded, as Ollama has it: `5m`, `1h30m`, 300 seconds, 0, -1."""
+"""How long an idle model stays loaded, in Ollama's words: `5m`, `1h30m`, 300 seconds, 0, -1."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ _WHOLE = re.compile(rf"([+-]?)(?:({_NUMBER})|((?:{_PART.pattern})+))")
 
 
 def keep_alive_s(given: Any) -> float:
-    """Seconds: a number is of seconds, a text is one too or like Go's durations. What is negative
-    is for ever. Raises ValueError with a line about anything else."""
+    """Seconds of a number, which is of seconds itself, or of a text, which is such a number or one
+    of Go's durations. A negative time is for ever. Raises ValueError, one line, for anything else.
+    """
     if isinstance(given, int | float) and not isinstance(given, bool) and not math.isnan(given):
         return FOREVER if given < 0 else float(given)
     match = _WHOLE.fullmatch(given.strip()) if isinstance(given, str) else None
     if match is None:
         raise ValueError(
-            f"{str(given)[:40]!r} is no time; give one such as 5m, 1h30m or 300 (seconds), 0 to "
+            f"{str(given)[:40]!r} is not a time; give one such as 5m, 1h30m or 300 (seconds), 0 to "
             "unload at once, -1 for never"
         )
     sign, number, parts = match[1], match[2], match[3]

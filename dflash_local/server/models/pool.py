@@ -1,8 +1,8 @@
-"""The models of one server: loaded when they are first asked for, unloaded when nobody does.
+"""The models of one server: loaded when they are first asked for, unloaded when they are idle.
 
-A model leaves where it has been idle for its `keep_alive_s`, or where another one needs its room,
-never while requests run on it. One is loaded at a time, in the order of the requests. All methods
-but `close` belong to one event loop.
+A model is unloaded after `keep_alive_s` without requests, or earlier where another one needs its
+memory, but never while requests run on it. Models are loaded one at a time, in the order of the
+requests. All methods but `close` belong to one event loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
-import anyio.to_thread
+from starlette.concurrency import run_in_threadpool
 
 from dflash_local.errors import QueueFullError
 from dflash_local.fit.plan import Plan
@@ -26,12 +26,10 @@ from dflash_local.llama.runtime import Device
 from dflash_local.loading import Pair
 from dflash_local.model import Model
 from dflash_local.server.http.errors import ApiError, log_crash
-from dflash_local.server.models.eviction import first_to_go, has_room
+from dflash_local.server.models.eviction import first_to_evict, fits
 from dflash_local.server.models.keep_alive import FOREVER
-from dflash_local.server.models.load import ModelLoad
-from dflash_local.server.models.load_fault import LoadFault
-from dflash_local.server.models.served import Served
-from dflash_local.server.models.served_model import Claim, ModelHost
+from dflash_local.server.models.load import LoadFailure, ModelLoad
+from dflash_local.server.models.served_model import Claim, LoadedModel, ServedModel
 from dflash_local.server.models.source import ModelSource
 
 log = logging.getLogger("dflash_local.server")
@@ -40,7 +38,7 @@ _RETRY_S = 5
 
 
 class ModelPool:
-    """`sources` have names of their own; the first is what requests get that name none."""
+    """`models` by their names. Requests that name no model get the first."""
 
     def __init__(
         self,
@@ -50,37 +48,35 @@ class ModelPool:
         queue_timeout_s: float | None = None,
         devices: Callable[[], Sequence[Device]] = runtime.devices,
     ) -> None:
-        """`keep_alive_s` is what idle models stay; with None they stay for ever, whatever requests
-        say. `queue_timeout_s`: seconds that a request may wait for its model, and for its turn.
-        `devices` tells what memory the machine has left."""
+        """`sources`: each has another name.
+        `keep_alive_s`: how long idle models stay; with None for ever, whatever requests say.
+        `queue_timeout_s`: how long a request may wait for its model, and again for its turn.
+        `devices`: tells what memory the machine has left."""
         self.is_pinned = keep_alive_s is None
         usual_s = FOREVER if keep_alive_s is None else keep_alive_s
         self._queue_timeout_s = queue_timeout_s
         self._devices = devices
-        self.hosts = {source.name: ModelHost(source, usual_s) for source in sources}
-        self._turn = asyncio.Lock()
-        self._change = asyncio.Event()
+        self.models = {source.name: ServedModel(source, usual_s) for source in sources}
+        self._load_lock = asyncio.Lock()
+        self._claim_ended = asyncio.Event()
         self._tasks: set[Task[None]] = set()
-
-    # Who is there
 
     @property
     def names(self) -> list[str]:
-        """All that can be asked for."""
-        return list(self.hosts)
+        return list(self.models)
 
-    def find(self, name: str | None) -> ModelHost:
-        """The model that a request gets. Where there is one only, requests may name any; of several
-        one that names none gets the first. Raises ApiError for a name of no model."""
-        first = next(iter(self.hosts.values()))
-        return first if len(self.hosts) == 1 or not name else self.named(name)
+    def find(self, name: str | None) -> ServedModel:
+        """The model for a request: where there is only one, requests may name any; where there are
+        several, one that names none gets the first. Raises ApiError for an unknown name."""
+        first = next(iter(self.models.values()))
+        return first if len(self.models) == 1 or not name else self.named(name)
 
-    def named(self, name: str) -> ModelHost:
-        """The model of that very name. Raises ApiError."""
-        if name in self.hosts:
-            return self.hosts[name]
-        names = ", ".join(map(repr, self.hosts))
-        are = "are" if len(self.hosts) > 1 else "is"
+    def named(self, name: str) -> ServedModel:
+        """The model of exactly that name. Raises ApiError."""
+        if name in self.models:
+            return self.models[name]
+        names = ", ".join(map(repr, self.models))
+        are = "are" if len(self.models) > 1 else "is"
         raise ApiError(
             404,
             f"model {name[:256]!r} not found; {names[:1000]} {are} served here",
@@ -89,186 +85,191 @@ class ModelPool:
         )
 
     def adopt(self, model: Model) -> None:
-        """Serve the first of the models as `model`, which is loaded already."""
-        next(iter(self.hosts.values())).model = model
+        """Serve `model`, which is loaded already, as the first of the models."""
+        next(iter(self.models.values())).model = model
 
     def start(self) -> None:
-        """Begin to count the time that models are idle, on the event loop that runs."""
-        for host in self.hosts.values():
-            self._rest(host)
+        """Begin to count the time that models are idle, on the running event loop."""
+        for served in self.models.values():
+            self._start_idle_timer(served)
 
     # Using them
 
     @contextmanager
     def claim(self, name: str | None, keep_alive_s: float | None = None) -> Iterator[Claim]:
-        """A hold on a model, which is loaded for it. `keep_alive_s`: how long it stays afterwards.
+        """A hold on a model, which is loaded if it is not. `keep_alive_s`: how long it stays loaded
+        afterwards.
 
-        Raises ApiError for a name of no model, QueueFullError where too many wait for it.
+        Raises ApiError for an unknown name, QueueFullError where too many requests wait for it.
         """
-        host = self.find(name)
-        claim = Claim(host, self._queue_timeout_s)
-        self._hold(host, claim)
+        served = self.find(name)
+        claim = Claim(served, self._queue_timeout_s)
+        self._begin_claim(served, claim)
         if not self.is_pinned:
-            host.keep_alive_s = host.usual_s if keep_alive_s is None else keep_alive_s
+            usual = served.usual_keep_alive_s
+            served.keep_alive_s = usual if keep_alive_s is None else keep_alive_s
         try:
             yield claim
         finally:
-            host.running.discard(claim)
-            host.waiting.discard(claim)
-            self._change.set()
-            self._rest(host)
+            served.running.discard(claim)
+            served.waiting.discard(claim)
+            self._claim_ended.set()
+            self._start_idle_timer(served)
 
     @asynccontextmanager
     async def use(
         self, name: str | None, keep_alive_s: float | None = None
-    ) -> AsyncIterator[Served]:
-        """A model, once it is loaded. Raises what `claim` and `Claim.served` raise."""
+    ) -> AsyncIterator[LoadedModel]:
+        """A model, once it is loaded. Raises what `claim` and `Claim.loaded` raise."""
         with self.claim(name, keep_alive_s) as claim:
-            yield await claim.served()
+            yield await claim.loaded()
 
     def unload(self, name: str) -> None:
-        """Have the model of that name leave, once nobody uses it. Raises ApiError."""
-        host = self.named(name)
-        host.keep_alive_s = 0
-        self._rest(host)
+        """Unload the model of that name as soon as no request uses it. Raises ApiError."""
+        served = self.named(name)
+        served.keep_alive_s = 0
+        self._start_idle_timer(served)
 
     def close(self, limit_s: float = 5.0) -> bool:
-        """Close all models, one that is being loaded too: False where that does not end in time.
-        The event loop must not run any more."""
-        hosts = self.hosts.values()
-        loads = [host.load for host in hosts if host.load is not None]
+        """Close all models, also one that is being loaded: False where that takes longer than
+        `limit_s`. The event loop must have ended."""
+        served_models = self.models.values()
+        loads = [served.load for served in served_models if served.load is not None]
         for load in loads:
             load.stop()
-        for host in hosts:
-            if host.model is not None:
-                host.model.close()
-                host.model = None
-        return all([load.end(limit_s) for load in loads])  # every one, whatever comes of the first
+        for served in served_models:
+            if served.model is not None:
+                served.model.close()
+                served.model = None
+        return all([load.end(limit_s) for load in loads])  # a list: each of them is to end
 
-    def _hold(self, host: ModelHost, claim: Claim) -> None:
-        if host.timer is not None:
-            host.timer.cancel()
-            host.timer = None
-        if host.is_at_hand:
-            host.running.add(claim)
+    def _begin_claim(self, served: ServedModel, claim: Claim) -> None:
+        self._cancel_idle_timer(served)
+        if served.takes_requests:
+            served.running.add(claim)
             claim.settled.set()
             return
-        most = host.source.max_queue
-        if most is not None and len(host.waiting) > most:
+        most = served.source.max_queue
+        if most is not None and len(served.waiting) > most:
             raise QueueFullError(
-                f"{len(host.waiting)} requests wait for {host.name} to be loaded; try again later",
+                f"{len(served.waiting)} requests wait for {served.name} to be loaded; try again "
+                "later",
                 _RETRY_S,
             )
-        host.waiting.add(claim)
-        if host.bringing is None or host.bringing.done():
-            host.bringing = self._begin(self._bring(host))
+        served.waiting.add(claim)
+        if served.load_task is None or served.load_task.done():
+            served.load_task = self._start(self._load_in_turn(served))
 
     # Loading
 
-    async def _bring(self, host: ModelHost) -> None:
-        """Load a model for those who wait for it."""
-        async with self._turn:
+    async def _load_in_turn(self, served: ServedModel) -> None:
+        """Load a model for the requests that wait for it, once no other one is being loaded."""
+        async with self._load_lock:
             try:
-                if host.closing is not None:
-                    await host.closing
-                if host.model is None and host.waiting:
-                    await self._make_room(host)
-                if host.model is None and host.waiting:
-                    await self._load(host)
+                if served.close_task is not None:
+                    await served.close_task
+                if served.model is None and served.waiting:
+                    await self._make_room(served)
+                if served.model is None and served.waiting:
+                    await self._load(served)
             except Exception as error:
-                fault = LoadFault.of(error, host.source)
-                log.error("%s cannot be loaded: %s", host.name, fault.reason)
-                host.refuse(fault)
+                failure = LoadFailure.of(error, served.source)
+                log.error("%s cannot be loaded: %s", served.name, failure.reason)
+                served.refuse(failure)
                 return
-            if host.model is not None:
-                host.admit()
-                self._rest(host)
+            if served.model is not None:
+                served.admit()
+                self._start_idle_timer(served)
 
-    async def _load(self, host: ModelHost) -> None:
-        log.info("loading %s", host.name)
+    async def _load(self, served: ServedModel) -> None:
+        log.info("loading %s", served.name)
         start = time.monotonic()
-        host.load = ModelLoad(host.source, self._is_idle)
+        served.load = ModelLoad(served.source, self._is_idle)
         try:
-            host.model = await host.load.model()
+            served.model = await served.load.model()
         except Exception:
-            host.load = None
+            served.load = None
             raise
-        host.load = host.fault = None
-        log.info("loaded %s in %.1f s", host.name, time.monotonic() - start)
+        served.load = served.failure = None
+        log.info("loaded %s in %.1f s", served.name, time.monotonic() - start)
 
     def _is_idle(self) -> bool:
-        return not any(host.running for host in self.hosts.values())
+        return not any(served.running for served in self.models.values())
 
-    async def _make_room(self, host: ModelHost) -> None:
-        """Have others leave until there is room, or nobody waits any more."""
+    async def _make_room(self, served: ServedModel) -> None:
+        """Evict others until the model fits, or no request waits for it any more."""
         pair = None
-        while host.waiting:
-            await self._closed()
-            loaded = [other for other in self.hosts.values() if other.model is not None]
+        while served.waiting:
+            await self._wait_until_closed()
+            loaded = [other for other in self.models.values() if other.model is not None]
             if not loaded:
                 return
             if pair is None:
-                pair = await anyio.to_thread.run_sync(host.source.open)
+                pair = await run_in_threadpool(served.source.open)
             plans = [other.model.plan for other in loaded if other.model and other.model.plan]
-            if await anyio.to_thread.run_sync(self._has_room, host.source, pair, plans):
+            if await run_in_threadpool(self._fits, served.source, pair, plans):
                 return
-            await self._send_off(first_to_go(loaded), host)
+            await self._evict(first_to_evict(loaded), served)
 
-    def _has_room(self, source: ModelSource, pair: Pair, loaded: Sequence[Plan]) -> bool:
-        return has_room(partial(source.plan, pair), self._devices(), loaded)
+    def _fits(self, source: ModelSource, pair: Pair, loaded: Sequence[Plan]) -> bool:
+        return fits(partial(source.plan, pair), self._devices(), beside=loaded)
 
-    async def _send_off(self, other: ModelHost, host: ModelHost) -> None:
-        """Have `other` leave once its requests have ended, for those who wait for `host`."""
+    async def _evict(self, other: ServedModel, served: ServedModel) -> None:
+        """Unload `other` once its requests have ended, for the requests that wait for `served`."""
         other.leaving = True
         try:
-            while other.running and host.waiting:
-                self._change.clear()
-                await self._change.wait()
+            while other.running and served.waiting:
+                self._claim_ended.clear()
+                await self._claim_ended.wait()
             if not other.running:
-                self._unload(other, f"to make room for {host.name}")
+                self._unload(other, f"to make room for {served.name}")
         finally:
             other.leaving = False
-            if other.waiting and other.is_at_hand:
+            if other.waiting and other.takes_requests:
                 other.admit()
 
     # Unloading
 
-    def _rest(self, host: ModelHost) -> None:
-        """Have it leave in time, if nobody uses it any more."""
-        if host.running or host.waiting or host.model is None:
+    def _start_idle_timer(self, served: ServedModel) -> None:
+        """Unload it in time, if it is loaded and no request uses it."""
+        if served.running or served.waiting or served.model is None:
             return
-        host.last_used = time.monotonic()
-        if host.timer is not None:
-            host.timer.cancel()
-            host.timer = None
-        if host.keep_alive_s <= 0:
-            self._unload(host, "as nobody uses it")
-        elif host.keep_alive_s < math.inf:
-            idle = f"idle for {host.keep_alive_s:g} s"
+        served.last_used = time.monotonic()
+        self._cancel_idle_timer(served)
+        if served.keep_alive_s <= 0:
+            self._unload(served, "as no request uses it")
+        elif served.keep_alive_s < math.inf:
+            reason = f"idle for {served.keep_alive_s:g} s"
             loop = asyncio.get_running_loop()
-            host.timer = loop.call_later(host.keep_alive_s, self._unload, host, idle)
+            served.idle_timer = loop.call_later(served.keep_alive_s, self._unload, served, reason)
 
-    def _unload(self, host: ModelHost, why: str) -> None:
-        model, host.model = host.model, None
+    @staticmethod
+    def _cancel_idle_timer(served: ServedModel) -> None:
+        if served.idle_timer is not None:
+            served.idle_timer.cancel()
+            served.idle_timer = None
+
+    def _unload(self, served: ServedModel, reason: str) -> None:
+        model, served.model = served.model, None
         if model is not None:
-            log.info("unloading %s, %s", host.name, why)
-            host.closing = self._begin(self._close(host, model))
+            log.info("unloading %s, %s", served.name, reason)
+            served.close_task = self._start(self._close(served, model))
 
-    async def _close(self, host: ModelHost, model: Model) -> None:
+    async def _close(self, served: ServedModel, model: Model) -> None:
         try:
             await asyncio.to_thread(model.close)
-        except Exception as error:  # there is nobody to tell but the log
+        except Exception as error:  # no request is there to be told
             log_crash(error)
         finally:
-            host.closing = None
+            served.close_task = None
 
-    async def _closed(self) -> None:
-        """Until what has left is gone."""
-        while closing := [host.closing for host in self.hosts.values() if host.closing]:
+    async def _wait_until_closed(self) -> None:
+        """Until every model that was unloaded has given back its memory."""
+        while closing := [s.close_task for s in self.models.values() if s.close_task]:
             await asyncio.wait(closing)
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> Task[None]:
-        """A task of its own; the event loop alone would not keep it."""
+    def _start(self, work: Coroutine[Any, Any, None]) -> Task[None]:
+        """A task that is kept until it is done: the event loop alone would not keep it."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

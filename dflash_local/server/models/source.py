@@ -17,9 +17,13 @@ from dflash_local.model import Model
 
 @dataclass(frozen=True)
 class ModelSource:
-    """`options` are keyword arguments of `dflash_local.load`; `draft_width` is what requests get
-    that name none, None for the model's own; `max_queue` how many may wait for a slot.
-    `keep_alive_s`: seconds that it stays loaded without requests; None for the server's."""
+    """What to load, and how.
+
+    `options`: keyword arguments of `dflash_local.load`.
+    `draft_width`: for requests that do not name one; None is the model's own.
+    `max_queue`: how many requests may wait for a slot.
+    `keep_alive_s`: seconds that the model stays loaded without requests; None is the server's.
+    """
 
     name: str
     target: Path
@@ -32,15 +36,18 @@ class ModelSource:
     def load(
         self, progress: Progress | None = None, is_alone: Callable[[], bool] = lambda: True
     ) -> Model:
-        """Load it, ready for requests. `is_alone` tells whether there is nobody whom a moment's
-        pause of the whole process would bother. Raises what `dflash_local.load` raises."""
+        """Load it, ready for requests.
+
+        `is_alone` tells whether no other request runs, so that a pause of the whole process would
+        delay nobody. Raises what `dflash_local.load` raises.
+        """
         model = load(self.target, self.draft, progress=progress, **self.options)
         try:
             model.max_queue = self.max_queue
             if self.draft_width is not None:
                 self._set_width(model, self.draft_width)
-            # It would hold up all that run: half a second for a large vocabulary. Where some do,
-            # the first request that needs it has to.
+            # It holds up every running request, half a second for a large vocabulary. Where some
+            # run, it is left to the first request that needs it.
             if is_alone():
                 model.engine.grammars.prepare()
         except BaseException:
@@ -53,7 +60,7 @@ class ModelSource:
         return open_pair(self.target, self.draft)
 
     def plan(self, pair: Pair, devices: Sequence[Device]) -> Plan:
-        """What loading it on a machine of `devices` would take. Raises InputError."""
+        """What loading it on a machine with `devices` would take. Raises InputError."""
         return pair.plan(devices, LoadOptions(**self.options))
 
     @staticmethod

@@ -7,20 +7,24 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
+from starlette.concurrency import run_in_threadpool
 
 from dflash_local.chat.plain import Plain
 from dflash_local.model import Model
-from dflash_local.server.answering.api_answer import answer, pool_of
-from dflash_local.server.answering.generation import off_loop, unless_gone
-from dflash_local.server.answering.infill_prompt import Gap, infill_prompt
-from dflash_local.server.answering.prepared_chat import Conversation, prepare
+from dflash_local.server.answering.api_answer import CLIENT_LEFT, pool_of, respond
+from dflash_local.server.answering.infill_prompt import (
+    Gap,
+    infill_prompt,
+    infill_room,
+    infill_tokens,
+)
+from dflash_local.server.answering.prepared_chat import PreparedChat, prepare_chat
 from dflash_local.server.answering.tools import ToolUse, tool_use
-from dflash_local.server.http.errors import ApiError
-from dflash_local.server.http.event_stream import LINES
-from dflash_local.server.models.served import Served
+from dflash_local.server.http.event_stream import LINES, unless_gone
+from dflash_local.server.models.served_model import LoadedModel
 from dflash_local.server.ollama.answer import (
     OllamaAnswer,
-    Shape,
+    OllamaShape,
     in_message,
     in_response,
     no_answer,
@@ -33,63 +37,60 @@ router = APIRouter(responses=RESPONSES)
 
 R = TypeVar("R", bound=OllamaRequest)
 
-_ANSWER = 256
-"""Tokens kept free for what goes into a gap, at least."""
-
 
 @router.post("/api/chat")
 async def chat(request: Request, body: OllamaChatRequest) -> Response:
     """Answer a conversation, as a stream of lines or in one piece."""
     if not body.messages:
         return await _only_load(request, body, in_message)
-    return await _respond(request, body, _conversation, in_message)
+    return await _respond(request, body, _prepare_chat, in_message)
 
 
 @router.post("/api/generate")
 async def generate(request: Request, body: GenerateRequest) -> Response:
-    """Answer a message, go on with a text, or fill a gap; a stream of lines or one piece."""
+    """Answer a message, go on from a text, or fill a gap; as a stream of lines or in one piece."""
     if not body.prompt and not body.suffix:
         return await _only_load(request, body, in_response)
-    return await _respond(
-        request, body, _bare if body.raw or body.suffix else _question, in_response
-    )
+    prepare = _prepare_text if body.raw or body.suffix else _prepare_question
+    return await _respond(request, body, prepare, in_response)
 
 
 async def _respond(
-    request: Request, body: R, prepared: Callable[[Model, R], Conversation], shape: Shape
+    request: Request, body: R, prepare: Callable[[Model, R], PreparedChat], shape: OllamaShape
 ) -> Response:
     """The answer to `body`, a stream unless it asks for one piece."""
-    begun = time.monotonic()
+    arrived = time.monotonic()
 
-    async def begin(served: Served) -> OllamaAnswer:
-        conversation = await off_loop(prepared, served.model, body)
-        return OllamaAnswer(served, body, conversation, shape, begun)
+    async def begin(loaded: LoadedModel) -> OllamaAnswer:
+        chat = await run_in_threadpool(prepare, loaded.model, body)
+        return OllamaAnswer(loaded, body, chat, shape, arrived)
 
     form = None if body.stream is False else LINES
     name = untagged(request, body.model)
-    return await answer(request, name, begin, form, body.keep_alive_s)
+    return await respond(request, name, begin, form, body.keep_alive_s)
 
 
-async def _only_load(request: Request, body: OllamaRequest, shape: Shape) -> Response:
-    """What is asked without a question: to have the model there, or with a `keep_alive` of 0 to
-    have it leave."""
+async def _only_load(request: Request, body: OllamaRequest, shape: OllamaShape) -> Response:
+    """The answer to a request without a question: it loads the model, or with a `keep_alive` of 0
+    unloads it."""
     pool = pool_of(request)
-    host = pool.find(untagged(request, body.model))
+    served = pool.find(untagged(request, body.model))
     if body.keep_alive_s == 0 and not pool.is_pinned:
-        pool.unload(host.name)
-        return no_answer(host.name, shape, "unload")
+        pool.unload(served.name)
+        return no_answer(served.name, shape, "unload")
 
-    async def loaded() -> Response:
-        async with pool.use(host.name, body.keep_alive_s) as served:
-            return no_answer(served.name, shape, "load")
+    async def load() -> Response:
+        async with pool.use(served.name, body.keep_alive_s) as loaded:
+            return no_answer(loaded.name, shape, "load")
 
-    return await unless_gone(request, loaded())
+    response = await unless_gone(load(), request.receive)
+    return response or Response(status_code=CLIENT_LEFT)
 
 
-def _conversation(model: Model, body: OllamaChatRequest) -> Conversation:
-    return prepare(
+def _prepare_chat(model: Model, body: OllamaChatRequest) -> PreparedChat:
+    return prepare_chat(
         model,
-        [message.shown() for message in body.messages],
+        [message.for_template() for message in body.messages],
         tools=tool_use(body.tools, None, parallel=None),
         schema=body.schema_of_answer,
         reasoning_effort=body.effort,
@@ -97,11 +98,11 @@ def _conversation(model: Model, body: OllamaChatRequest) -> Conversation:
     )
 
 
-def _question(model: Model, body: GenerateRequest) -> Conversation:
+def _prepare_question(model: Model, body: GenerateRequest) -> PreparedChat:
     messages = [{"role": "user", "content": body.prompt or ""}]
     if body.system:
         messages.insert(0, {"role": "system", "content": body.system})
-    return prepare(
+    return prepare_chat(
         model,
         messages,
         schema=body.schema_of_answer,
@@ -110,22 +111,15 @@ def _question(model: Model, body: GenerateRequest) -> Conversation:
     )
 
 
-def _bare(model: Model, body: GenerateRequest) -> Conversation:
-    """A prompt without a chat around it. What comes back is all content."""
+def _prepare_text(model: Model, body: GenerateRequest) -> PreparedChat:
+    """A prompt without a chat around it: all of the answer is content."""
     vocabulary, prompt = model.target.vocabulary, body.prompt or ""
     if body.suffix:
-        if vocabulary.infill is None:
-            raise ApiError(
-                400,
-                "this model has no tokens to fill a gap with; leave out suffix, or take a model "
-                "that was taught to, as coders are",
-                param="suffix",
-            )
-        wanted = max(body.sampling.limit or 0, _ANSWER)
-        room = model.n_ctx - min(wanted, model.n_ctx // 2)
+        infill_tokens(vocabulary)  # raises ApiError for a model that cannot fill gaps
+        room = infill_room(model.n_ctx, body.sampling.limit or 0)
         tokens = infill_prompt(vocabulary, Gap(prompt, body.suffix), room=room)
     else:
         tokens = vocabulary.tokenize(prompt, n_ctx=model.n_ctx)
     schema = body.schema_of_answer
-    options: dict[str, Any] = {} if schema is None else {"json_schema": schema}
-    return Conversation(tokens, options, Plain(), ToolUse(), False)
+    bindings: dict[str, Any] = {} if schema is None else {"json_schema": schema}
+    return PreparedChat(tokens, bindings, Plain(), ToolUse(), False)

@@ -1,4 +1,4 @@
-"""Errors as Ollama's API words them: a line, and nothing else."""
+"""Errors in the form of Ollama's API: one line, and nothing else."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from dflash_local.server.http.errors import ApiError, error_form
+from dflash_local.server.http.errors import ApiError, error_form, error_responses
 
 PATH = "/api"
 
@@ -17,11 +17,7 @@ class OllamaErrorBody(BaseModel):
     error: str
 
 
-RESPONSES: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": OllamaErrorBody, "description": "The request is refused, and why."},
-    "5XX": {"model": OllamaErrorBody, "description": "The server cannot answer it now, or failed."},
-}
-"""What /openapi.json says of errors."""
+RESPONSES = error_responses(OllamaErrorBody)
 
 
 @error_form(PATH)

@@ -14,15 +14,15 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from gguf import LlamaFileType
+from starlette.concurrency import run_in_threadpool
 
 from dflash_local.chat import dialect_of
 from dflash_local.errors import FileError
 from dflash_local.gguf.file import GgufFile
 from dflash_local.server.answering.api_answer import pool_of
-from dflash_local.server.answering.generation import off_loop
 from dflash_local.server.http.errors import ApiError
-from dflash_local.server.models.load_fault import LoadFault
-from dflash_local.server.models.served_model import ModelHost
+from dflash_local.server.models.load import LoadFailure
+from dflash_local.server.models.served_model import ServedModel
 from dflash_local.server.models.source import ModelSource
 from dflash_local.server.ollama.errors import RESPONSES
 from dflash_local.server.ollama.schema import ShowRequest
@@ -30,12 +30,12 @@ from dflash_local.server.ollama.schema import ShowRequest
 router = APIRouter(responses=RESPONSES)
 
 API_VERSION = "0.12.6"
-"""The release of Ollama whose API this is. Clients refuse a server that is too old for them."""
+"""The release of Ollama whose API this is. Clients refuse servers that are too old for them."""
 
 _LATEST = ":latest"
 _NEVER = "9999-12-31T23:59:59Z"
 _UNKNOWN = "1970-01-01T00:00:00Z"
-_LONGEST_S = 1e9  # what is later is never: dates end with the year 9999
+_LONGEST_S = 1e9  # longer is never: dates end with the year 9999
 _MIDDLE_KEYS = ("tokenizer.ggml.fim_mid_token_id", "tokenizer.ggml.middle_token_id")
 _MIDDLES = frozenset(
     (
@@ -49,8 +49,7 @@ _MIDDLES = frozenset(
         "<|middle|>",
     )
 )
-"""Names by which llama.cpp's `src/llama-vocab.cpp` knows the token that ends a gap's surroundings.
-"""
+"""Names by which llama.cpp's `src/llama-vocab.cpp` knows the token after which a gap is filled."""
 
 
 @router.get("/api/version")
@@ -62,35 +61,39 @@ async def version() -> dict[str, str]:
 @router.get("/api/tags")
 async def tags(request: Request) -> dict[str, Any]:
     """The models that are served, loaded or not."""
-    return {"models": [await off_loop(_entry, host) for host in pool_of(request).hosts.values()]}
+    served_models = pool_of(request).models.values()
+    return {"models": [await run_in_threadpool(_entry, served) for served in served_models]}
 
 
 @router.get("/api/ps")
 async def running(request: Request) -> dict[str, Any]:
-    """The models that are loaded, and until when they stay so."""
-    told = []
-    for host in pool_of(request).hosts.values():
-        if (model := host.model) is not None:
-            entry = await off_loop(_entry, host)
+    """The models that are loaded, and until when they stay loaded."""
+    entries = []
+    for served in pool_of(request).models.values():
+        if (model := served.model) is not None:
+            entry = await run_in_threadpool(_entry, served)
             del entry["modified_at"]
             on_gpu = model.target.options.n_gpu_layers != 0
-            entry |= {"expires_at": _expires_at(host), "size_vram": entry["size"] if on_gpu else 0}
-            told.append({**entry, "context_length": model.n_ctx})
-    return {"models": told}
+            entry |= {
+                "expires_at": _expires_at(served),
+                "size_vram": entry["size"] if on_gpu else 0,
+            }
+            entries.append({**entry, "context_length": model.n_ctx})
+    return {"models": entries}
 
 
 @router.post("/api/show")
 async def show(request: Request, body: ShowRequest) -> dict[str, Any]:
-    """What the model of that name is, loaded or not. Another one is not found."""
+    """What the model of that name is, loaded or not."""
     pool = pool_of(request)
-    host = pool.named(untagged(request, body.model or body.name) or "")
-    card = await off_loop(_card_of, host.source)
+    served = pool.named(untagged(request, body.model or body.name) or "")
+    card = await run_in_threadpool(_card_of, served.source)
     architecture = card.details["family"]
     info = dict(card.info)
-    if host.model is not None:
-        info[f"{architecture}.context_length"] = host.model.n_ctx
+    if served.model is not None:
+        info[f"{architecture}.context_length"] = served.model.n_ctx
     return {
-        "modelfile": f"FROM {host.source.target.name}\n",
+        "modelfile": f"FROM {served.source.target.name}\n",
         "parameters": "",
         "template": card.template,
         "modified_at": card.modified_at,
@@ -101,18 +104,18 @@ async def show(request: Request, body: ShowRequest) -> dict[str, Any]:
 
 
 def tagged(name: str) -> str:
-    """A model's name with a tag, as Ollama's always have one."""
+    """A model's name with a tag, which Ollama's names always have."""
     return name if ":" in name else name + _LATEST
 
 
 def untagged(request: Request, name: str | None) -> str | None:
-    """The name by which the server knows what an Ollama client calls `name`."""
-    known = pool_of(request).hosts
+    """The server's name of the model that an Ollama client calls `name`."""
+    known = pool_of(request).models
     return name if name is None or name in known else name.removesuffix(_LATEST)
 
 
-def _expires_at(host: ModelHost) -> str:
-    left = host.expires_in_s
+def _expires_at(served: ServedModel) -> str:
+    left = served.expires_in_s
     if left > _LONGEST_S:
         return _NEVER
     end = datetime.now(timezone.utc) + timedelta(seconds=left)
@@ -120,8 +123,8 @@ def _expires_at(host: ModelHost) -> str:
 
 
 @dataclass(frozen=True)
-class _Card:
-    """What a file says of its model."""
+class _ModelCard:
+    """What a file says about its model."""
 
     n_bytes: int
     modified_at: str
@@ -132,18 +135,18 @@ class _Card:
     capabilities: list[str]
 
 
-def _card_of(source: ModelSource) -> _Card:
+def _card_of(source: ModelSource) -> _ModelCard:
     """Raises ApiError for a file that cannot be read."""
     try:
         stat = source.target.stat()
         return _card(source.target, stat.st_size, stat.st_mtime_ns)
     except (FileError, OSError) as error:
-        raise LoadFault.of(error, source).error(source.name) from None
+        raise LoadFailure.of(error, source).api_error(source.name) from None
 
 
 @lru_cache(maxsize=64)
-def _card(path: Path, n_bytes: int, time_ns: int) -> _Card:
-    """That of the file as it is now: of another size or time it is another file."""
+def _card(path: Path, n_bytes: int, time_ns: int) -> _ModelCard:
+    """Kept for this size and time: with others it is another file."""
     file = GgufFile.open(path)
     architecture = file.architecture
     template = str(file.metadata.get("tokenizer.chat_template") or "")
@@ -156,16 +159,16 @@ def _card(path: Path, n_bytes: int, time_ns: int) -> _Card:
         "parameter_size": _size(n_parameters),
         "quantization_level": _quantization(file),
     }
-    # Vocabularies are long, and what else is a list is of no use to a client.
+    # Lists are left out: vocabularies are long, and clients have no use for the others.
     info = {
         key: value
         for key, value in file.metadata.items()
         if not isinstance(value, list) and key != "tokenizer.chat_template" and _is_json(value)
     }
     modified = datetime.fromtimestamp(time_ns / 1e9, timezone.utc)
-    # The name of this very file: its bytes would take minutes to hash.
+    # It stands for this file; hashing its content would take minutes.
     names = f"{path.name} {n_bytes} {time_ns}"
-    return _Card(
+    return _ModelCard(
         file.n_bytes,
         modified.isoformat(timespec="seconds").replace("+00:00", "Z"),
         hashlib.sha256(names.encode()).hexdigest(),
@@ -187,23 +190,23 @@ def _capabilities(file: GgufFile, template: str) -> list[str]:
 
 
 def _fills_gaps(file: GgufFile) -> bool:
-    """As llama.cpp finds out: by the file's keys, or by the names of its tokens."""
+    """As llama.cpp finds out: from the file's keys, or from the names of its tokens."""
     if any(key in file.metadata for key in _MIDDLE_KEYS):
         return True
     return not _MIDDLES.isdisjoint(file.metadata.get("tokenizer.ggml.tokens") or ())
 
 
-def _entry(host: ModelHost) -> dict[str, Any]:
-    name = tagged(host.name)
-    told: dict[str, Any] = {"name": name, "model": name}
+def _entry(served: ServedModel) -> dict[str, Any]:
+    name = tagged(served.name)
+    names: dict[str, Any] = {"name": name, "model": name}
     try:
-        card = _card_of(host.source)
-    except ApiError:  # it is asked for all the same, and then says why
+        card = _card_of(served.source)
+    except ApiError:  # it is listed, and requests for it are told why it fails
         details = {"parent_model": "", "format": "gguf", "family": "", "families": []}
         details |= {"parameter_size": "", "quantization_level": "unknown"}
-        return {**told, "modified_at": _UNKNOWN, "size": 0, "digest": "", "details": details}
+        return {**names, "modified_at": _UNKNOWN, "size": 0, "digest": "", "details": details}
     return {
-        **told,
+        **names,
         "modified_at": card.modified_at,
         "size": card.n_bytes,
         "digest": card.digest,

@@ -1,7 +1,7 @@
 """What Ollama's API is sent: https://github.com/ollama/ollama/blob/main/docs/api.md.
 
-How a model is loaded is the matter of who starts the server: options such as `num_ctx` are
-ignored. So is `keep_alive` where the server's one model stays loaded.
+How a model is loaded is up to whoever starts the server: options such as `num_ctx` are ignored, and
+so is `keep_alive` where the server keeps its only model loaded.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from dflash_local.server.answering.tools import FunctionTool
 from dflash_local.server.http.errors import REFUSED, ApiError
 from dflash_local.server.models.keep_alive import keep_alive_s
 
-_NOT_TOLD = "log-probabilities are told at /v1/chat/completions; leave {} out"
+_NO_LOGPROBS = "log-probabilities are at /v1/chat/completions; leave {} out"
 _REFUSED = {
     "template": "the model's own chat template is used; leave template out, or give raw",
     "context": "nothing is kept here; leave context out, and send the conversation to /api/chat",
-    "images": "this model reads texts; it takes no images",
-    "logprobs": _NOT_TOLD.format("logprobs"),
-    "top_logprobs": _NOT_TOLD.format("top_logprobs"),
+    "images": "this model reads text only; it takes no images",
+    "logprobs": _NO_LOGPROBS.format("logprobs"),
+    "top_logprobs": _NO_LOGPROBS.format("top_logprobs"),
 }
 
 _Predict = Annotated[int, Field(strict=True, ge=-2, le=bounds.MAX_INT)]
 
 
 class OllamaOptions(SamplingFields):
-    """`num_predict` -1 and -2 are no limit but the context's."""
+    """`num_predict` -1 and -2 are without limit but the context's."""
 
     num_predict: _Predict | None = None
 
@@ -40,24 +40,15 @@ class OllamaOptions(SamplingFields):
         return None if given == -2 else token_limit("options.num_predict", given)
 
 
-def _one_of(value: Any) -> str:
-    return "schema" if isinstance(value, dict) else "word"
-
-
 Format = Annotated[
     Annotated[Literal["", "json"], Tag("word")] | Annotated[bounds.JsonObject, Tag("schema")],
-    Discriminator(_one_of),
+    Discriminator(lambda value: "schema" if isinstance(value, dict) else "word"),
 ]
-
-
-def _flag_or_effort(value: Any) -> str:
-    return "effort" if isinstance(value, str) else "flag"
-
 
 Think = Annotated[
     Annotated[bounds.Flag, Tag("flag")]
     | Annotated[Literal["low", "medium", "high"], Tag("effort")],
-    Discriminator(_flag_or_effort),
+    Discriminator(lambda value: "effort" if isinstance(value, str) else "flag"),
 ]
 
 
@@ -72,7 +63,7 @@ KeepAlive = Annotated[Any, BeforeValidator(_check_time)]
 
 
 class OllamaRequest(BaseModel):
-    """What chats and completions have in common. Answers are streamed unless `stream` is false."""
+    """What chats and completions have in common. Answers are streams unless `stream` is false."""
 
     model: bounds.Label | None = None
     stream: bounds.Flag | None = None
@@ -92,7 +83,7 @@ class OllamaRequest(BaseModel):
 
     @property
     def keep_alive_s(self) -> float | None:
-        """Seconds that the model stays loaded after this request; None: as the server has it."""
+        """Seconds that the model stays loaded after this request; None: the server's own."""
         return None if self.keep_alive in (None, "") else keep_alive_s(self.keep_alive)
 
     @property
@@ -110,31 +101,31 @@ class OllamaRequest(BaseModel):
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
-        """Unless told, models think as their templates have it."""
+        """Without `think`, models think as their templates have it."""
         return {} if self.think is None else {"enable_thinking": self.think is not False}
 
 
-class CalledFunction(BaseModel):
-    """`arguments` is an object."""
+class OllamaCalledFunction(BaseModel):
+    """`arguments` is an object, not a text as with OpenAI."""
 
     name: bounds.Name
     arguments: bounds.JsonObject = Field(default_factory=dict)
 
 
-class ToolCall(BaseModel):
-    """A call that a former answer made."""
+class OllamaToolCall(BaseModel):
+    """A call that an earlier answer made."""
 
     id: bounds.Label | None = None
-    function: CalledFunction
+    function: OllamaCalledFunction
 
 
-class Message(BaseModel):
-    """`thinking` is what a former answer thought, `tool_name` whose result this is."""
+class OllamaMessage(BaseModel):
+    """`thinking`: the reasoning of an earlier answer. `tool_name`: whose result this is."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: bounds.Text | None = None
     thinking: bounds.Text | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=bounds.MAX_TOOLS)] | None = None
+    tool_calls: Annotated[list[OllamaToolCall], Field(max_length=bounds.MAX_TOOLS)] | None = None
     tool_name: bounds.Label | None = None
     tool_call_id: bounds.Label | None = None
 
@@ -142,38 +133,38 @@ class Message(BaseModel):
     @classmethod
     def _no_images(cls, given: Any) -> Any:
         if isinstance(given, dict) and given.get("images"):
-            raise PydanticCustomError(REFUSED, "this model reads texts; it takes no images")
+            raise PydanticCustomError(REFUSED, "this model reads text only; it takes no images")
         return given
 
-    def shown(self) -> dict[str, Any]:
+    def for_template(self) -> dict[str, Any]:
         """As chat templates read it."""
-        told: dict[str, Any] = {"role": self.role, "content": self.content or ""}
+        message: dict[str, Any] = {"role": self.role, "content": self.content or ""}
         if self.thinking:
-            told["reasoning_content"] = self.thinking
+            message["reasoning_content"] = self.thinking
         if self.tool_calls:
-            told["tool_calls"] = [
+            message["tool_calls"] = [
                 {"type": "function", **call.model_dump(exclude_none=True)}
                 for call in self.tool_calls
             ]
         if self.tool_name:
-            told["name"] = self.tool_name
+            message["name"] = self.tool_name
         if self.tool_call_id:
-            told["tool_call_id"] = self.tool_call_id
-        return told
+            message["tool_call_id"] = self.tool_call_id
+        return message
 
 
 class OllamaChatRequest(OllamaRequest):
-    """A conversation to go on with. Without messages nothing is generated: the model is there."""
+    """A conversation to answer. Without messages the model is only loaded, or unloaded."""
 
-    messages: Annotated[list[Message], Field(max_length=bounds.MAX_MESSAGES)] = Field(
+    messages: Annotated[list[OllamaMessage], Field(max_length=bounds.MAX_MESSAGES)] = Field(
         default_factory=list
     )
     tools: Annotated[list[FunctionTool], Field(max_length=bounds.MAX_TOOLS)] | None = None
 
 
 class GenerateRequest(OllamaRequest):
-    """A message to answer, or with `raw` a text to go on with, or with `suffix` a gap to fill.
-    Without any nothing is generated: the model is there."""
+    """A message to answer, or with `raw` a text to go on from, or with `suffix` a gap to fill.
+    Without any of them the model is only loaded, or unloaded."""
 
     prompt: bounds.Text | None = None
     suffix: bounds.Text | None = None
@@ -182,7 +173,7 @@ class GenerateRequest(OllamaRequest):
 
 
 class ShowRequest(BaseModel):
-    """`name` is what `model` was called once."""
+    """`name` is the old name of `model`."""
 
     model: bounds.Label | None = None
     name: bounds.Label | None = None

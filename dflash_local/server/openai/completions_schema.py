@@ -7,17 +7,15 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Field, Tag
 
 from dflash_local.server.answering import bounds
-from dflash_local.server.answering.sampling_fields import SamplingFields, token_limit
+from dflash_local.server.answering.sampling_fields import token_limit
 from dflash_local.server.http.errors import ApiError
-from dflash_local.server.openai.chat_schema import StreamOptions
-from dflash_local.server.openai.response_format import ResponseFormat
+from dflash_local.server.openai.choices_schema import ChoicesRequest
 
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's, for this route alone."""
-
+"""OpenAI's, for this route only."""
 
 MAX_ANSWERS = 32
-"""To one request; each waits for a slot."""
+"""To one request; each needs a slot."""
 
 
 def _kind(value: Any) -> str:
@@ -26,48 +24,36 @@ def _kind(value: Any) -> str:
     return "ids" if value and isinstance(value[0], int) else "several"
 
 
-def _one_kind(value: Any) -> str:
-    return "ids" if isinstance(value, list) else "text"
-
-
-_One = Annotated[
-    Annotated[bounds.Text, Tag("text")] | Annotated[bounds.TokenIds, Tag("ids")],
-    Discriminator(_one_kind),
-]
-_Several = Annotated[list[_One], Field(min_length=1, max_length=bounds.MAX_CHOICES)]
-Prompt = Annotated[
+PromptField = Annotated[
     Annotated[bounds.Text, Tag("text")]
     | Annotated[bounds.TokenIds, Tag("ids")]
-    | Annotated[_Several, Tag("several")],
+    | Annotated[
+        list[bounds.TextOr[bounds.TokenIds]],
+        Field(min_length=1, max_length=bounds.MAX_CHOICES),
+        Tag("several"),
+    ],
     Discriminator(_kind),
 ]
 """A text, token ids, or several of either."""
 
 
-class CompletionsRequest(SamplingFields):
-    """Prompts to go on with. `suffix` is what comes after the answer: models that were taught to
-    fill a gap write what is between. Where one model is served any name is taken."""
+class CompletionsRequest(ChoicesRequest):
+    """Prompts to go on from. `suffix` is what comes after the answer: models that were taught to
+    fill a gap write what is between. A server of one model takes any model name."""
 
-    prompt: Prompt
-    model: bounds.Label | None = None
+    prompt: PromptField
     suffix: bounds.Text | None = None
     echo: bounds.Flag | None = None
-    stream: bounds.Flag | None = None
-    stream_options: StreamOptions | None = None
-    n: bounds.Choices | None = None
     best_of: bounds.Choices | None = None
-    max_tokens: bounds.Predict | None = None
     logprobs: bounds.Logprobs | None = None
-    response_format: ResponseFormat | None = None
-    json_schema: bounds.JsonObject | None = None
 
     @property
     def prompts(self) -> list[str | list[int]]:
         given = self.prompt
         if isinstance(given, str):
             return [given]
-        whole = [piece for piece in given if isinstance(piece, int)]
-        return [whole] if whole else [piece for piece in given if not isinstance(piece, int)]
+        ids = [piece for piece in given if isinstance(piece, int)]
+        return [ids] if ids else [piece for piece in given if not isinstance(piece, int)]
 
     @property
     def limit(self) -> int | None:
@@ -75,18 +61,14 @@ class CompletionsRequest(SamplingFields):
         return token_limit("max_tokens", given)
 
     def check(self) -> None:
-        """Raises ApiError where fields contradict each other."""
+        super().check()
         n = self.n or 1
         if len(self.prompts) * n > MAX_ANSWERS:
             raise ApiError(
                 400,
                 f"{len(self.prompts)} prompts with n {n} ask for {len(self.prompts) * n} answers; "
-                f"at most {MAX_ANSWERS} are given to one request",
+                f"one request can have at most {MAX_ANSWERS}",
                 param="n",
-            )
-        if self.stream_options is not None and not self.stream:
-            raise ApiError(
-                400, "stream_options are for streams; set stream", param="stream_options"
             )
         if self.best_of is not None and self.best_of != n:
             raise ApiError(

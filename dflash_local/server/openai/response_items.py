@@ -1,7 +1,7 @@
-"""The output items of a response and the events that tell of them, as its answer arrives.
+"""The output items of a response and their events, while the answer arrives.
 
-An answer's deltas, in the form of a chat's, come in. Each run of reasoning, of text, and each call
-becomes an item: it is added, grows, and is done before the next one is added.
+Deltas of a chat's answer come in. Each run of reasoning, each run of text and each call becomes an
+item: it is added, grows, and is done before the next one is added.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any
 from dflash_local.server.http.event_stream import NamedEvent
 
 
-class ResponseEvents:
-    """`output` are the items so far, in the form that the whole response has."""
+class ResponseItems:
+    """`output` has the items so far, as the whole response has them."""
 
     def __init__(self) -> None:
         self.output: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
-        self._n = 0
+        self._n_events = 0
 
     def event(self, name: str, /, **data: Any) -> NamedEvent:
-        """The next event; they are numbered."""
-        told = NamedEvent(name, {"type": name, "sequence_number": self._n, **data})
-        self._n += 1
-        return told
+        """The next event; events are numbered."""
+        event = NamedEvent(name, {"type": name, "sequence_number": self._n_events, **data})
+        self._n_events += 1
+        return event
 
     def take(
         self, delta: Mapping[str, Any], logprobs: list[dict[str, Any]] | None = None
@@ -39,7 +39,7 @@ class ResponseEvents:
             yield from self._arguments(call)
 
     def close(self, status: str = "completed") -> Iterator[NamedEvent]:
-        """The events that end the open item; `status` "incomplete" where the answer was cut off."""
+        """The events that end the open item; `status` is "incomplete" for an answer cut off."""
         item = self._open
         if item is None:
             return
@@ -73,7 +73,7 @@ class ResponseEvents:
                 "response.content_part.added",
                 **self._where(item),
                 content_index=0,
-                part={key: list(v) if isinstance(v, list) else v for key, v in first.items()},
+                part=_snapshot(first),
             )
         part = item["content"][0]
         part["text"] += text
@@ -110,16 +110,20 @@ class ResponseEvents:
         self.output.append(item)
         yield self._item("response.output_item.added", item)
 
-    def _item(self, name: str, item: dict[str, Any]) -> NamedEvent:
-        told = {key: list(v) if isinstance(v, list) else v for key, v in item.items()}
-        return self.event(name, output_index=len(self.output) - 1, item=told)
+    def _item(self, name: str, item: Mapping[str, Any]) -> NamedEvent:
+        return self.event(name, output_index=len(self.output) - 1, item=_snapshot(item))
 
     def _where(self, item: Mapping[str, Any]) -> dict[str, Any]:
         return {"item_id": item["id"], "output_index": len(self.output) - 1}
 
 
+def _snapshot(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy that keeps its lists while the original's grow."""
+    return {name: list(v) if isinstance(v, list) else v for name, v in fields.items()}
+
+
 def _text_item(kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """An item without content, and the content's first part."""
+    """An item without content, and the first part of its content."""
     item: dict[str, Any]
     part: dict[str, Any]
     if kind == "message":

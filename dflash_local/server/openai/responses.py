@@ -9,20 +9,20 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
 
 from dflash_local.model import Model
-from dflash_local.server.answering.api_answer import answer
+from dflash_local.server.answering.api_answer import respond
 from dflash_local.server.answering.chat_answer import ChatAnswer
-from dflash_local.server.answering.generation import Task, off_loop, stream_all
-from dflash_local.server.answering.prepared_chat import Conversation, prepare
-from dflash_local.server.answering.sampling_fields import DEFAULTS, sampling_options
+from dflash_local.server.answering.generation import GenerationTask, stream_all, timings
+from dflash_local.server.answering.prepared_chat import PreparedChat, prepare_chat
+from dflash_local.server.answering.sampling_fields import DEFAULTS
 from dflash_local.server.answering.tools import tool_use
-from dflash_local.server.answering.usage import timings
 from dflash_local.server.http.errors import api_error
 from dflash_local.server.http.event_stream import NamedEvent, event_form
-from dflash_local.server.models.served import Served
-from dflash_local.server.openai.response_items import ResponseEvents
-from dflash_local.server.openai.responses_schema import NamedChoice, ResponsesRequest, messages
+from dflash_local.server.models.served_model import LoadedModel
+from dflash_local.server.openai.response_items import ResponseItems
+from dflash_local.server.openai.responses_schema import NamedChoice, ResponsesRequest
 
 router = APIRouter()
 
@@ -34,94 +34,87 @@ _EVENTS = event_form(done=None)
 async def create_response(request: Request, body: ResponsesRequest) -> Response:
     """Answer a text or a conversation, in one piece or as a stream of named events."""
 
-    async def begin(served: Served) -> _Response:
-        return _Response(served, body, await off_loop(_prepare, served.model, body))
+    async def begin(loaded: LoadedModel) -> _ResponseAnswer:
+        return _ResponseAnswer(loaded, body, await run_in_threadpool(_prepare, loaded.model, body))
 
-    return await answer(request, body.model, begin, _EVENTS if body.stream else None)
+    return await respond(request, body.model, begin, _EVENTS if body.stream else None)
 
 
-def _prepare(model: Model, body: ResponsesRequest) -> Conversation:
-    effort = body.reasoning.effort if body.reasoning else None
-    return prepare(
+def _prepare(model: Model, body: ResponsesRequest) -> PreparedChat:
+    return prepare_chat(
         model,
-        messages(body),
+        body.messages(),
         tools=tool_use(body.functions, body.choice, parallel=body.parallel_tool_calls),
         schema=body.text.schema_of_answer if body.text else None,
-        reasoning_effort=effort,
+        reasoning_effort=body.effort,
         template_kwargs=body.chat_template_kwargs,
     )
 
 
-class _Response:
+class _ResponseAnswer:
     """The answer to one request."""
 
-    def __init__(self, served: Served, body: ResponsesRequest, conversation: Conversation):
-        self._served = served
+    def __init__(self, loaded: LoadedModel, body: ResponsesRequest, chat: PreparedChat) -> None:
+        self._loaded = loaded
         self._body = body
-        options = {
-            **sampling_options(body),
-            **conversation.options,
-            "max_tokens": body.max_output_tokens,
-        }
-        if conversation.dialect.stop:
-            options["stop"] = (*body.stop_texts, *conversation.dialect.stop)
-        if body.wants_logprobs:
-            options["logprobs"] = body.top_logprobs or 0
-        self._task = Task(conversation.prompt, options)
-        self._answer = ChatAnswer(served.model, conversation, logprobs=body.wants_logprobs)
-        self._items = ResponseEvents()
+        n_alternatives = (body.top_logprobs or 0) if body.wants_logprobs else None
+        options = chat.options(body, max_tokens=body.max_output_tokens, logprobs=n_alternatives)
+        self._task = GenerationTask(chat.prompt, options)
+        self._answer = ChatAnswer(loaded.model, chat, logprobs=body.wants_logprobs)
+        self._items = ResponseItems()
         self._id = f"resp_{secrets.token_hex(16)}"
         self._created = int(time.time())
 
     async def whole(self) -> Response:
-        async for _ in self._made():
+        async for _ in self._all_events():
             pass
-        return JSONResponse(self._told())
+        return JSONResponse(self._response())
 
     async def events(self) -> AsyncIterator[NamedEvent]:
-        """All events. An error that comes after the first of them is the last one."""
+        """All events. An error after the first of them becomes the last one."""
         begun = False
         try:
-            async for event in self._made():
+            async for event in self._all_events():
                 begun = True
                 yield event
         except Exception as error:
             if not begun:
                 raise
-            told = api_error(error)
-            yield self._items.event("error", code=told.code, message=told.message, param=told.param)
+            fault = api_error(error)
+            yield self._items.event(
+                "error", code=fault.code, message=fault.message, param=fault.param
+            )
 
-    async def _made(self) -> AsyncIterator[NamedEvent]:
+    async def _all_events(self) -> AsyncIterator[NamedEvent]:
         items = self._items
         begun = False
-        async for _, chunk in stream_all(self._served, [self._task]):
+        async for _, chunk in stream_all(self._loaded, [self._task]):
             if not begun:
                 begun = True
                 for name in ("created", "in_progress"):
-                    yield items.event(f"response.{name}", response=self._told("in_progress"))
+                    yield items.event(f"response.{name}", response=self._response("in_progress"))
             for delta in self._answer.take(chunk):
                 for event in items.take(delta, self._logprobs()):
                     yield event
         for event in items.close(self._status):
             yield event
-        yield items.event(f"response.{self._status}", response=self._told())
+        yield items.event(f"response.{self._status}", response=self._response())
 
     @property
     def _status(self) -> str:
         return "incomplete" if self._answer.finish_reason == "length" else "completed"
 
     def _logprobs(self) -> list[dict[str, Any]] | None:
-        told = self._answer.take_logprobs()
-        return told["content"] if told else None
+        logprobs = self._answer.take_logprobs()
+        return logprobs["content"] if logprobs else None
 
-    def _told(self, status: str | None = None) -> dict[str, Any]:
-        """The response: while `status` is "in_progress" without output and costs, else whole."""
+    def _response(self, status: str | None = None) -> dict[str, Any]:
+        """The response: whole, or with the `status` "in_progress" without output and costs."""
         body, options = self._body, self._task.options
         done = status is None
         status = status or self._status
         cut_off = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        effort = body.reasoning.effort if body.reasoning else None
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "id": self._id,
             "object": "response",
             "created_at": self._created,
@@ -133,11 +126,11 @@ class _Response:
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
-            "model": self._served.name,
+            "model": self._loaded.name,
             "output": self._items.output if done else [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": {"effort": effort, "summary": None},
+            "reasoning": {"effort": body.effort, "summary": None},
             "store": False,
             "temperature": options["temperature"],
             "text": {"format": self._format()},
@@ -151,7 +144,7 @@ class _Response:
             "truncation": "disabled",
             "usage": self._usage() if done else None,
         }
-        return {**told, "timings": timings(self._answer.result)} if done else told
+        return {**fields, "timings": timings([self._answer.result])} if done else fields
 
     def _format(self) -> dict[str, Any]:
         given = self._body.text.format if self._body.text else None

@@ -1,8 +1,8 @@
 """What `/v1/responses` is sent: https://platform.openai.com/docs/api-reference/responses/create.
 
-Nothing is stored: `store` is answered with false, and what would need a stored response is refused.
-Tools that OpenAI runs itself, as its web search, are left out of what the model is told, and of
-what the answer says it was told.
+Nothing is stored: the answer says `store: false`, and requests that need a stored response are
+refused. Tools that OpenAI runs itself, such as its web search, are left out of what the model is
+told, and of the tools that the answer lists.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from dflash_local.server.answering.sampling_fields import SamplingFields
 from dflash_local.server.answering.tools import (
     Function,
     FunctionTool,
-    NamedFunction,
+    HostedTool,
     NamedTool,
     ToolName,
 )
 from dflash_local.server.http.errors import REFUSED, ApiError
 from dflash_local.server.openai.chat_schema import Contents
-from dflash_local.server.openai.response_format import JsonObjectFormat, TextFormat
+from dflash_local.server.openai.choices_schema import JsonObjectFormat, TextFormat
 
 _STORED = "nothing is stored here; send the whole conversation as input, and leave {} out"
 _REFUSED = {
     "previous_response_id": (_STORED, "previous_response_not_found"),
     "conversation": (_STORED, None),
     "prompt": (_STORED, None),
-    "background": ("answers are not made in the background here; leave {} out", None),
+    "background": ("there are no background answers here; leave {} out", None),
 }
 
 
 class InputMessage(BaseModel):
-    """A message; of an assistant what it once answered."""
+    """A message; one of the assistant is an earlier answer."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
@@ -42,22 +42,15 @@ class InputMessage(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _refusals(cls, given: Any) -> Any:
-        """A refusal is what the assistant said."""
-        parts = given.get("content") if isinstance(given, dict) else None
-        if not isinstance(parts, list):
-            return given
-        said = [
-            {"type": "text", "text": part.get("refusal")}
-            if isinstance(part, dict) and part.get("type") == "refusal"
-            else part
-            for part in parts
-        ]
-        return {**given, "content": said or ""}
+    def _no_parts(cls, given: Any) -> Any:
+        """An earlier answer without any text."""
+        if isinstance(given, dict) and given.get("content") == []:
+            return {**given, "content": ""}
+        return given
 
 
 class FunctionCall(BaseModel):
-    """A call that a former answer made; `arguments` is a JSON text."""
+    """A call that an earlier answer made; `arguments` is a JSON text."""
 
     type: Literal["function_call"]
     call_id: bounds.Label
@@ -66,7 +59,7 @@ class FunctionCall(BaseModel):
 
 
 class FunctionCallOutput(BaseModel):
-    """What the called function gave back."""
+    """What the called function returned."""
 
     type: Literal["function_call_output"]
     call_id: bounds.Label
@@ -78,7 +71,7 @@ class ReasoningText(BaseModel):
 
 
 class ReasoningItem(BaseModel):
-    """What a former answer thought; templates that know it show it."""
+    """The reasoning of an earlier answer; templates that know it show it."""
 
     type: Literal["reasoning"]
     content: Annotated[list[ReasoningText], Field(max_length=bounds.MAX_MESSAGES)] | None = None
@@ -88,7 +81,9 @@ _KINDS = ("message", "function_call", "function_call_output", "reasoning")
 
 
 def _kind(value: Any) -> str | None:
-    kind = value.get("type", "message") if isinstance(value, dict) else getattr(value, "type", None)
+    kind = bounds.field_of(value, "type")
+    if kind is None and isinstance(value, dict) and "type" not in value:
+        return "message"
     return kind if kind in _KINDS else None
 
 
@@ -105,38 +100,15 @@ InputItem = Annotated[
 ]
 
 
-def _text_or_items(value: Any) -> str:
-    return "items" if isinstance(value, list) else "text"
-
-
-Input = Annotated[
-    Annotated[bounds.Text, Tag("text")]
-    | Annotated[
-        Annotated[list[InputItem], Field(min_length=1, max_length=bounds.MAX_MESSAGES)],
-        Tag("items"),
-    ],
-    Discriminator(_text_or_items),
-]
-
-
 class FunctionOfResponses(Function):
     type: Literal["function"]
 
 
-class HostedTool(BaseModel):
-    """One that OpenAI runs itself."""
-
-    type: bounds.Label
-
-
-def _function_or_hosted(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return "function" if kind == "function" else "hosted"
-
-
 ToolOfResponses = Annotated[
     Annotated[FunctionOfResponses, Tag("function")] | Annotated[HostedTool, Tag("hosted")],
-    Discriminator(_function_or_hosted),
+    Discriminator(
+        lambda value: "function" if bounds.field_of(value, "type") == "function" else "hosted"
+    ),
 ]
 
 
@@ -146,7 +118,7 @@ class NamedChoice(BaseModel):
 
 
 class NamedSchemaFormat(BaseModel):
-    """JSON of a schema: always strictly, `strict` or not."""
+    """JSON of a schema: always strictly, whatever `strict` says."""
 
     type: Literal["json_schema"]
     name: bounds.Label | None = None
@@ -176,10 +148,12 @@ _Metadata = Annotated[dict[bounds.Label, bounds.Label], Field(max_length=16)]
 
 
 class ResponsesRequest(SamplingFields):
-    """A text or a conversation to answer. Where one model is served any name is taken; the answer
-    names ours."""
+    """A text or a conversation to answer. A server of one model takes any model name; the answer
+    has the server's own."""
 
-    input: Input
+    input: bounds.TextOr[
+        Annotated[list[InputItem], Field(min_length=1, max_length=bounds.MAX_MESSAGES)]
+    ]
     instructions: bounds.Text | None = None
     model: bounds.Label | None = None
     stream: bounds.Flag | None = None
@@ -208,6 +182,10 @@ class ResponsesRequest(SamplingFields):
         return bool(self.top_logprobs) or "message.output_text.logprobs" in (self.include or ())
 
     @property
+    def effort(self) -> str | None:
+        return self.reasoning.effort if self.reasoning else None
+
+    @property
     def functions(self) -> list[FunctionTool]:
         """The tools that the model can call."""
         return [
@@ -218,56 +196,54 @@ class ResponsesRequest(SamplingFields):
 
     @property
     def choice(self) -> Any:
-        """`tool_choice` as chats have it."""
+        """`tool_choice` in the form of chats."""
         given = self.tool_choice
-        if isinstance(given, NamedChoice):
-            return NamedTool(type="function", function=NamedFunction(name=given.name))
-        return given
+        return NamedTool.of(given.name) if isinstance(given, NamedChoice) else given
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation as chat templates read it: one message for each turn of the
+        assistant."""
+        messages: list[dict[str, Any]] = []
+        if self.instructions:
+            messages.append({"role": "system", "content": self.instructions})
+        if isinstance(self.input, str):
+            return [*messages, {"role": "user", "content": self.input}]
+        for item in self.input:
+            if isinstance(item, FunctionCallOutput):
+                content = _for_template(item.output)
+                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
+            elif isinstance(item, FunctionCall):
+                function = {"name": item.name, "arguments": item.arguments}
+                call = {"id": item.call_id, "type": "function", "function": function}
+                _turn(messages).setdefault("tool_calls", []).append(call)
+            elif isinstance(item, ReasoningItem):
+                if item.content:
+                    thought = "".join(part.text for part in item.content)
+                    _turn(messages, "reasoning_content")["reasoning_content"] = thought
+            elif item.role == "assistant":
+                _turn(messages, "content")["content"] = _for_template(item.content)
+            else:
+                messages.append({"role": item.role, "content": _for_template(item.content)})
+        for message in messages:
+            if message["content"] is None and "tool_calls" not in message:
+                message["content"] = ""
+        return messages
 
 
-def messages(request: ResponsesRequest) -> list[dict[str, Any]]:
-    """The conversation as chat templates read it; of an assistant's turn one message."""
-    told: list[dict[str, Any]] = []
-    if request.instructions:
-        told.append({"role": "system", "content": request.instructions})
-    if isinstance(request.input, str):
-        return [*told, {"role": "user", "content": request.input}]
-    for item in request.input:
-        if isinstance(item, FunctionCallOutput):
-            content = _shown(item.output)
-            told.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
-        elif isinstance(item, FunctionCall):
-            function = {"name": item.name, "arguments": item.arguments}
-            call = {"id": item.call_id, "type": "function", "function": function}
-            _turn(told).setdefault("tool_calls", []).append(call)
-        elif isinstance(item, ReasoningItem):
-            if item.content:
-                thought = "".join(part.text for part in item.content)
-                _turn(told, "reasoning_content")["reasoning_content"] = thought
-        elif item.role == "assistant":
-            _turn(told, "content")["content"] = _shown(item.content)
-        else:
-            told.append({"role": item.role, "content": _shown(item.content)})
-    for message in told:
-        if message["content"] is None and "tool_calls" not in message:
-            message["content"] = ""
-    return told
-
-
-def _turn(told: list[dict[str, Any]], *fields: str) -> dict[str, Any]:
-    """The assistant's message that is still open for `fields`, or a new one.
+def _turn(messages: list[dict[str, Any]], field: str | None = None) -> dict[str, Any]:
+    """The assistant's message that can still get `field`, or a new one.
 
     Reasoning comes before content, content before calls.
     """
     order = ("reasoning_content", "content", "tool_calls")
-    last = told[-1] if told and told[-1]["role"] == "assistant" else None
+    last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
     if last is not None:
-        later = order[order.index(fields[0]) :] if fields else ()
+        later = order[order.index(field) :] if field else ()
         if all(last.get(name) is None for name in later):
             return last
-    told.append({"role": "assistant", "content": None})
-    return told[-1]
+    messages.append({"role": "assistant", "content": None})
+    return messages[-1]
 
 
-def _shown(content: Any) -> Any:
+def _for_template(content: Any) -> Any:
     return content if isinstance(content, str) else [part.model_dump() for part in content]
