@@ -1,6 +1,6 @@
-"""A server of the shipped pair that waits for nobody: the bounds that a user would not set, short.
+"""A server of the shipped pair with very short limits, which users cannot set.
 
-Run as a process by tests; what it does is what `dflash-local serve` does.
+Tests run it as a process, `COMMAND`; apart from the limits it does what `dflash-local serve` does.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dflash_local.server import lifecycle
 from dflash_local.server.http.settings import ServerSettings
 from dflash_local.server.models.pool import ModelPool
 from dflash_local.server.models.source import ModelSource
+
+COMMAND = (sys.executable, __file__)
 
 SETTINGS = ServerSettings(
     port=0,

@@ -1,17 +1,16 @@
-"""What careless and hostile clients send is refused at once, in one line, and holds up nobody."""
+"""Bodies of careless and hostile clients are refused at once, in one line, and delay nobody."""
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import json
-import string
+import socket
 from typing import Any
 
 import httpx
 import pytest
 
-from dflash_local import GrammarError, Model
-from dflash_local.sampling import grammar as grammar_module
+from raw_http import exchange, message
 from server_process import ServerProcess
 
 MEGABYTE = 1 << 20
@@ -24,9 +23,6 @@ def refused(answer: httpx.Response, status: int, said: str) -> None:
     assert set(error) == {"message", "type", "param", "code"}
     assert said in error["message"] and "\n" not in error["message"]
     assert len(error["message"]) < 400
-
-
-# Bodies
 
 
 @pytest.mark.parametrize(
@@ -58,9 +54,6 @@ def test_arguments_too_long_to_be_parsed(client: httpx.Client) -> None:
     refused(answer, 400, "arguments")
 
 
-# Texts
-
-
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -83,64 +76,60 @@ def test_a_text_that_cannot_fit_is_not_tokenised(
     assert answer.json()["error"]["code"] == "context_length_exceeded"
 
 
-def test_a_gap_in_a_long_file_is_filled(client: httpx.Client) -> None:
-    file = "def f(x):\n    return x\n\n\n" * 80_000
-    body = {"input_prefix": file, "input_suffix": file, "n_predict": 4}
-    body |= {"input_extra": [{"text": file, "filename": "long.py"}]}
-    answer = client.post("/infill", json=body)
-    assert answer.status_code == 200
-    assert answer.json()["tokens_predicted"] > 0
+def test_large_bodies_are_refused_before_they_are_read(server: ServerProcess) -> None:
+    head = ["Host: localhost", "Content-Type: application/json"]
+    lines = ["POST /v1/completions HTTP/1.1", *head, "Content-Length: 99999999999", "", ""]
+    status, body = exchange(server, "\r\n".join(lines).encode())
+    assert status == 413
+    assert "bytes" in message(body)
 
 
-def test_pieces_of_a_long_text(client: httpx.Client) -> None:
-    body = {"content": "a b " * 100_000, "with_pieces": True}
-    refused(client.post("/tokenize", json=body), 400, "with_pieces")
-    n = len(client.post("/tokenize", json={**body, "with_pieces": False}).json()["tokens"])
-    assert n > 100_000
-
-
-# Grammars
+def test_large_bodies_of_unknown_length_are_refused(server: ServerProcess) -> None:
+    head = ["Host: localhost", "Content-Type: application/json", "Transfer-Encoding: chunked"]
+    start = "\r\n".join(["POST /v1/completions HTTP/1.1", *head, "", ""]).encode()
+    megabyte = b"100000\r\n" + b" " * (1 << 20) + b"\r\n"
+    answer = b""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        with contextlib.suppress(ConnectionError):  # the server stops reading
+            connection.sendall(start)
+            for _ in range(64):
+                connection.sendall(megabyte)
+        with contextlib.suppress(ConnectionError):
+            answer = connection.recv(65536)
+    # What comes after a connection was closed may overtake the answer.
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 413")
 
 
 @pytest.mark.parametrize(
-    "grammar",
+    ("body", "said"),
     [
-        'root ::= (("a"|"")("b"|"")){0,50} "z"',
-        'root ::= x{2,40}\nx ::= "a"?',
-        "root ::= (x x x x x x x x)+\nx ::= [a-z ]? y\ny ::= [a-z ]? z\nz ::= [a-z ]?",
+        (b"[" * 100_000, "recursion"),
+        (b'{"prompt": ' * 5000 + b"1" + b"}" * 5000, "recursion"),
+        (b'{"temperature": NaN}', "JSON"),
+        (b'{"temperature": -Infinity}', "JSON"),
+        (b'{"prompt": "\\ud800"}', "JSON"),
+        (b'{"prompt": "\xff"}', "JSON"),
+        (b'{"max_tokens": ' + b"9" * 5000 + b"}", "JSON"),
+        (b'{"prompt": "x"', "JSON"),
+        (b"prompt=x", "JSON"),
     ],
+    ids=range(9),
 )
-def test_an_ambiguous_grammar_holds_nobody_up(client: httpx.Client, grammar: str) -> None:
-    body = {"prompt": "a", "grammar": grammar, "n_predict": 16, "seed": 1}
-    answer = client.post("/completion", json=body)
-    assert answer.status_code == 200
-    assert set(answer.json()["content"]) <= set(string.ascii_lowercase + " ")
+def test_bodies_that_are_no_json(client: httpx.Client, body: bytes, said: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/models"):
+        answer = client.post(path, content=body, headers=headers)
+        assert answer.status_code == 400
+        assert said in message(answer.content)
 
 
-def test_nobody_waits_for_grammars_of_others(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_module, "_LONGEST_TRIAL_S", 1.0)
-
-    def endless(salt: int) -> dict[str, Any]:
-        patterns = [{"type": "string", "pattern": f".*{salt}x{i}.*"} for i in range(24)]
-        return {"allOf": patterns}
-
-    async def run() -> int:
-        first = asyncio.ensure_future(model.agenerate("def", max_tokens=2, json_schema=endless(0)))
-        others = [
-            asyncio.ensure_future(model.agenerate("def", max_tokens=2, json_schema=endless(i)))
-            for i in range(1, 40)
-        ]
-        await asyncio.sleep(0)  # they have asked
-        assert (await model.agenerate("def", max_tokens=2)).tokens
-        left = sum(not task.done() for task in others)
-        for task in others:
-            task.cancel()
-        with pytest.raises(GrammarError, match="simplify"):
-            await first
-        await asyncio.gather(*others, return_exceptions=True)
-        return left
-
-    assert asyncio.run(run()) > 30
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
+def test_other_content_types_are_refused(client: httpx.Client, kind: str | None) -> None:
+    # A page of another origin could send these without being asked about first.
+    headers = {"Content-Type": kind} if kind else {}
+    answer = client.post("/v1/completions", content=b'{"prompt": "x"}', headers=headers)
+    assert answer.status_code == 415
+    assert "application/json" in message(answer.content)
 
 
 def test_the_server_is_as_before_after_all_of_this(

@@ -1,9 +1,7 @@
-"""`/infill`, as editors ask it at every key: its prompt, and its answers from a real server."""
+"""`/infill`, as editors send it at every key press, to a real server."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,36 +10,13 @@ import pytest
 
 from dflash_local import Model, load
 from dflash_local.server.answering.infill_prompt import Gap, OtherText, infill_prompt
-from dflash_local.target.vocabulary import Vocabulary
-from gguf_files import ARRAY, STRING, UINT32, changed, parts
+from gguf_files import ARRAY, STRING, changed, parts
 from server_process import EXACT, serving
 
 PREFIX = "def area(width, height):\n"
 SUFFIX = "\n\nprint(area(2, 3))\n"
 WIDE = 4096
 """Room for everything."""
-
-
-@pytest.fixture(scope="module")
-def vocabulary(model: Model) -> Vocabulary:
-    return model.target.vocabulary
-
-
-@pytest.fixture(scope="module")
-def repository_vocabulary(
-    pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Vocabulary]:
-    """That of a model which knows of repositories and files, as Qwen2.5-Coder does."""
-    path = changed(
-        pair[0],
-        tmp_path_factory.mktemp("repository") / "target.gguf",
-        keys={
-            "tokenizer.ggml.fim_rep_token_id": (8190, UINT32, None),
-            "tokenizer.ggml.fim_sep_token_id": (8191, UINT32, None),
-        },
-    )
-    with load(path, n_ctx=64, n_gpu_layers=0, n_threads=1, quiet=True) as loaded:
-        yield loaded.target.vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -56,49 +31,15 @@ def without_infill(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFac
     )
 
 
-def spelled(vocabulary: Vocabulary, gap: Gap, room: int = WIDE) -> str:
-    return vocabulary.detokenize(infill_prompt(vocabulary, gap, room=room), special=True)
-
-
-def code(n: int, seed: int = 0) -> str:
-    rng = random.Random(seed)
-    return "".join(f"value_{i} = {rng.randrange(1000)}\n" for i in range(n))
-
-
-def test_the_prompt_of_a_gap(vocabulary: Vocabulary) -> None:
-    gap = Gap(PREFIX, SUFFIX, "    return ")
-    expected = f"<|fim_prefix|>{PREFIX}    return <|fim_suffix|>{SUFFIX}<|fim_middle|>"
-    assert spelled(vocabulary, gap) == expected
-    others = (
-        OtherText(text="a = 1\n", filename="a.py"),
-        OtherText(text="b = 2\n", filename="b.py"),
-    )
-    between = "\n\n--- snippet ---\n\n"
-    assert (
-        spelled(vocabulary, Gap(PREFIX, SUFFIX, "    return ", others))
-        == f"{between}a = 1\n{between}b = 2\n{expected}"
-    )
-
-
-def test_the_prompt_of_a_model_that_knows_of_files(repository_vocabulary: Vocabulary) -> None:
-    repository, file = (repository_vocabulary.name(token) for token in (8190, 8191))
-    others = (
-        OtherText(text="a = 1\n", filename="src/a.py"),
-        OtherText(text="b = 2\n", filename="b.py"),
-    )
-    assert spelled(repository_vocabulary, Gap(PREFIX, SUFFIX, "", others)) == (
-        f"{repository}myproject\n{file}src/a.py\na = 1\n{file}b.py\nb = 2\n{file}filename\n"
-        f"<|fim_prefix|>{PREFIX}<|fim_suffix|>{SUFFIX}<|fim_middle|>"
-    )
-
-
 def test_a_model_that_fills_no_gaps_goes_on(without_infill: Path) -> None:
     gap = Gap(PREFIX, SUFFIX, "    return ", (OtherText(text="a = 1\n", filename="a.py"),))
     expected = f"\n\n--- snippet ---\n\na = 1\n{PREFIX}    return "
     options: dict[str, Any] = {"n_ctx": 256, "kv_type": "q8_0", "n_gpu_layers": 0, "n_threads": 1}
     with load(without_infill, quiet=True, **options) as model:
         assert model.target.vocabulary.infill is None
-        assert spelled(model.target.vocabulary, gap) == expected
+        vocabulary = model.target.vocabulary
+        prompt = infill_prompt(vocabulary, gap, room=WIDE)
+        assert vocabulary.detokenize(prompt, special=True) == expected
         own = model.generate(expected, max_tokens=8)
     body = {
         "input_prefix": PREFIX,
@@ -112,53 +53,6 @@ def test_a_model_that_fills_no_gaps_goes_on(without_infill: Path) -> None:
         warnings = [line for line in server.log if "no tokens to fill a gap" in line]
     assert [answer["content"] for answer in told] == [own.text] * 2
     assert len(warnings) == 1
-
-
-def test_names_of_control_tokens_in_code_are_text(vocabulary: Vocabulary) -> None:
-    marks = vocabulary.infill
-    assert marks is not None
-    tokens = infill_prompt(vocabulary, Gap("x = '<|fim_middle|>'\n", "<|im_end|>\n"), room=WIDE)
-    assert tokens.count(marks.middle) == 1
-    assert vocabulary.tokenize("<|im_end|>")[0] not in tokens
-
-
-def test_a_prompt_keeps_to_its_room(vocabulary: Vocabulary) -> None:
-    rng = random.Random(1)
-    for _ in range(40):
-        texts = [code(rng.randrange(400), rng.randrange(9)) for _ in range(4)]
-        others = (
-            OtherText(text=texts[2], filename="c.py"),
-            OtherText(text=texts[3], filename="d.py"),
-        )
-        room = rng.randrange(16, 3000)
-        tokens = infill_prompt(vocabulary, Gap(texts[0], texts[1], "x", others), room=room)
-        assert len(tokens) <= room
-
-
-def test_what_does_not_fit_is_what_is_farthest_from_the_cursor(vocabulary: Vocabulary) -> None:
-    others = tuple(OtherText(text=code(20, i), filename=f"{i}.py") for i in range(5))
-    prefix, suffix = code(2000, 7), code(2000, 8)
-    text = spelled(vocabulary, Gap(prefix, suffix, "begun", others), room=1600)
-    extra, _, rest = text.partition("<|fim_prefix|>")
-    before, _, after = rest.removesuffix("<|fim_middle|>").partition("<|fim_suffix|>")
-    assert (prefix + "begun").endswith(before)
-    assert suffix.startswith(after)
-    assert len(before) > len(after) > 100
-    assert "".join(other.text for other in others).endswith(others[-1].text)
-    assert others[-1].text in extra
-    assert others[0].text not in extra
-
-
-def test_prompts_of_somebody_who_types_begin_alike(vocabulary: Vocabulary) -> None:
-    """Of a hundred keys one at most moves the beginning; all others find it in the cache."""
-    prefix, suffix, typed = code(2000), code(50, 3), "total = combine(first, second)\n" * 4
-    moved = 0
-    last: list[int] = []
-    for n in range(100):
-        tokens = infill_prompt(vocabulary, Gap(prefix, suffix, typed[:n]), room=1600)
-        moved += bool(last) and tokens[:500] != last[:500]
-        last = tokens
-    assert moved <= 1
 
 
 def fill(client: httpx.Client, **body: Any) -> Any:
@@ -188,7 +82,8 @@ def test_of_several_answers_the_first_is_the_likeliest(client: httpx.Client) -> 
 
 
 def test_what_an_editor_sends_ahead_is_in_the_cache(client: httpx.Client) -> None:
-    extra = [{"text": code(40, 9), "filename": "values.py", "time": 1}]
+    text = "".join(f"value_{i} = {i * i}\n" for i in range(40))
+    extra = [{"text": text, "filename": "values.py", "time": 1}]
     warm = fill(
         client, input_prefix="", input_suffix="", input_extra=extra, n_predict=0, t_max_prompt_ms=1
     )
@@ -250,3 +145,12 @@ def test_a_bad_field_is_named(client: httpx.Client, body: dict[str, Any], param:
     error = answer.json()["error"]
     assert error["type"] == "invalid_request_error"
     assert error["param"].startswith(param)
+
+
+def test_a_gap_in_a_long_file_is_filled(client: httpx.Client) -> None:
+    file = "def f(x):\n    return x\n\n\n" * 80_000
+    body = {"input_prefix": file, "input_suffix": file, "n_predict": 4}
+    body |= {"input_extra": [{"text": file, "filename": "long.py"}]}
+    answer = client.post("/infill", json=body)
+    assert answer.status_code == 200
+    assert answer.json()["tokens_predicted"] > 0

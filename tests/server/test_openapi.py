@@ -1,15 +1,14 @@
-"""No request that fits what /openapi.json describes, or does not, makes the server fail."""
+"""/openapi.json describes every route, and no request, whether it fits or not, makes the server
+fail."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
-import schemathesis
-from hypothesis import HealthCheck, given, settings
-from schemathesis.checks import not_a_server_error
-from schemathesis.schemas import BaseSchema
 
 from server_process import EXACT, ServerProcess, serving
 
@@ -30,11 +29,6 @@ def served() -> Iterator[ServerProcess]:
     # The context is what bounds answers that ask for no end.
     with serving(*EXACT, "--parallel", "2", "--ctx", "256") as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def api(served: ServerProcess) -> BaseSchema:
-    return schemathesis.openapi.from_url(f"{served.url}/openapi.json")
 
 
 def assert_worded(path: str, body: Any) -> None:
@@ -60,13 +54,16 @@ def shortened(path: str, body: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", list(schemathesis.GenerationMode), ids=lambda mode: mode.value)
-def test_no_request_makes_the_server_fail(
-    mode: schemathesis.GenerationMode, api: BaseSchema, served: ServerProcess
-) -> None:
+@pytest.mark.parametrize("mode", ["positive", "negative"])
+def test_no_request_makes_the_server_fail(mode: str, served: ServerProcess) -> None:
+    import schemathesis  # takes seconds
+    from hypothesis import HealthCheck, given, settings
+    from schemathesis.checks import not_a_server_error
+
+    api = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
     for found in api.get_all_operations():
         operation = found.ok()
-        if mode.is_negative and not operation.body:
+        if mode == "negative" and not operation.body:
             continue  # nothing to get wrong: any text is a path
 
         @settings(
@@ -76,9 +73,9 @@ def test_no_request_makes_the_server_fail(
             database=None,
             suppress_health_check=list(HealthCheck),
         )
-        @given(operation.as_strategy(generation_mode=mode))
+        @given(operation.as_strategy(generation_mode=schemathesis.GenerationMode(mode)))
         def check(case: schemathesis.Case) -> None:
-            if mode.is_positive and isinstance(case.body, dict):
+            if mode == "positive" and isinstance(case.body, dict):
                 case.body = shortened(case.path, case.body)
             response = case.call(timeout=120)
             case.validate_response(response, checks=[not_a_server_error])
@@ -89,8 +86,10 @@ def test_no_request_makes_the_server_fail(
         check()
 
 
-def test_every_route_is_described(api: BaseSchema) -> None:
-    paths = set(api.raw_schema["paths"])
+def test_every_route_is_described(client: httpx.Client) -> None:
+    described = client.get("/openapi.json").json()
+    assert described["openapi"].startswith("3.")
+    assert "http" not in json.dumps(described.get("servers", []))
     assert {
         "/v1/chat/completions",
         "/v1/completions",
@@ -107,4 +106,4 @@ def test_every_route_is_described(api: BaseSchema) -> None:
         "/health",
         "/metrics",
         "/props",
-    } <= paths
+    } <= set(described["paths"])

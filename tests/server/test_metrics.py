@@ -136,12 +136,3 @@ def test_refused_requests_are_counted(fresh: ServerProcess) -> None:
         client.get("/no-such-route")
         text = client.get("/metrics").text
     assert 'dflash_local:http_responses_total{status="404"} 1.0' in text
-
-
-def test_the_log_tells_the_tokens(fresh: ServerProcess) -> None:
-    begin = len(fresh.log)
-    with fresh.client() as client:
-        body = {"prompt": "def fib(n):", "max_tokens": 5, "ignore_eos": True}
-        usage = client.post("/v1/completions", json=body).json()["usage"]
-    line = fresh.wait_for(r"POST /v1/completions 200 \d+ ms (\d+)\+5 tokens", after=begin)
-    assert int(line[1]) == usage["prompt_tokens"]

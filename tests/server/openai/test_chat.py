@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -332,31 +331,3 @@ def test_what_a_message_may_be(client: httpx.Client) -> None:
     )
     assert content(told) == expected
     assert told["model"] == "tiny-coder-q8_0"
-
-
-def test_a_client_that_leaves_frees_its_slots(client: httpx.Client) -> None:
-    body = {"messages": user("Count"), "n": 3, "stream": True, "ignore_eos": True}
-    with client.stream("POST", CHAT, json=body) as answer:
-        lines = answer.iter_lines()
-        assert next(lines).startswith("data: ")
-        _wait_until_busy(client, 3)
-    _wait_until_busy(client, 0)
-
-
-def test_a_client_that_leaves_before_the_answer_frees_its_slot(client: httpx.Client) -> None:
-    body = {"messages": user("Count"), "ignore_eos": True}
-    with pytest.raises(httpx.ReadTimeout):
-        client.post(CHAT, json=body, timeout=1)
-    _wait_until_busy(client, 0)
-
-
-def _n_busy(client: httpx.Client) -> int:
-    return sum(slot["is_processing"] for slot in client.get("/slots").json())
-
-
-def _wait_until_busy(client: httpx.Client, n: int) -> None:
-    """Until `n` slots are; left alone, these answers go on to the end of the context."""
-    until = time.monotonic() + 20
-    while _n_busy(client) != n and time.monotonic() < until:
-        time.sleep(0.02)
-    assert _n_busy(client) == n

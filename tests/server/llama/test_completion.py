@@ -219,16 +219,3 @@ def test_a_prompt_that_does_not_fit_is_refused_with_the_numbers(client: httpx.Cl
 def test_null_is_a_field_left_out(client: httpx.Client) -> None:
     nulls = dict.fromkeys(("stop", "seed", "mirostat", "grammar", "min_p", "logit_bias", "n_probs"))
     assert complete(client, temperature=0, **nulls) is not None
-
-
-def test_tokens_and_text(client: httpx.Client, model: Model) -> None:
-    text = "naïve <|im_end|> = 1"
-    told = client.post("/tokenize", json={"content": text, "with_pieces": True}).json()["tokens"]
-    assert [entry["id"] for entry in told] == model.tokenize(text)
-    assert [entry["piece"] for entry in told if isinstance(entry["piece"], list)]
-    plain = client.post("/tokenize", json={"content": text, "parse_special": False}).json()
-    assert len(plain["tokens"]) > len(told)
-    for tokens in ([entry["id"] for entry in told], plain["tokens"]):
-        assert client.post("/detokenize", json={"tokens": tokens}).json() == {"content": text}
-    assert refused(client, "/detokenize", tokens=[10**6])
-    assert refused(client, "/tokenize", content={"a": 1})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import httpx
@@ -13,10 +12,10 @@ import pytest
 from openai.types.responses import Response, ResponseFunctionToolCall
 from pydantic import BaseModel
 
-from chat_models import WEATHER, with_template
+from chat_models import WEATHER
 from dflash_local import Model
 from openai_api import QUESTION, post, refused, user
-from server_process import EXACT, ServerProcess, serving
+from server_process import ServerProcess
 
 PATH = "/v1/responses"
 SAMPLER = {"top_k": 40, "top_p": 0.95, "min_p": 0.05}
@@ -40,15 +39,8 @@ def api(server: ServerProcess) -> Iterator[openai.OpenAI]:
 
 
 @pytest.fixture(scope="module")
-def tools_api(
-    pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[openai.OpenAI]:
-    """A server whose model has Qwen3's chat template, with tool calls and reasoning."""
-    target = with_template(pair[0], tmp_path_factory.mktemp("qwen3") / "target.gguf", "qwen3")
-    with (
-        serving("--target", str(target), "--draft", str(pair[1]), *EXACT) as running,
-        sdk(running.url) as connected,
-    ):
+def tools_api(tool_server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with sdk(tool_server.url) as connected:
         yield connected
 
 
@@ -178,7 +170,7 @@ def test_a_schema_binds_the_answer(api: openai.OpenAI) -> None:
         model="any",
         input="Anything.",
         text={"format": {"type": "json_object"}},
-        max_output_tokens=200,
+        max_output_tokens=40,
         extra_body={"seed": 1},
     )
     if free.status == "completed":

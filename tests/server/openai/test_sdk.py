@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import openai
@@ -12,8 +13,9 @@ import pytest
 from pydantic import BaseModel, Field
 
 from chat_models import NOW, WEATHER
+from guarded_server import KEYS
 from openai_api import CERTAIN, QUESTION, user
-from server_process import EXACT, ServerProcess, serving
+from server_process import ServerProcess
 
 MODEL = "any-name"
 
@@ -215,21 +217,25 @@ def test_bad_requests_are_exceptions_of_their_kind(sdk: openai.OpenAI) -> None:
         sdk.embeddings.create(model=MODEL, input="a")
 
 
-def test_a_key_and_a_full_queue() -> None:
-    """One slot, and nobody may wait for it."""
-    with serving(*EXACT, "--parallel", "1", "--queue", "0", "--api-key", "secret") as server:
-        with connect(server, api_key="wrong") as sdk, pytest.raises(openai.AuthenticationError):
-            sdk.models.list()
-        with connect(server, api_key="secret") as sdk:
-            stream = sdk.chat.completions.create(
-                model=MODEL,
-                messages=user("Count"),
-                stream=True,
-                extra_body={"ignore_eos": True},
-            )
-            next(iter(stream))
-            with pytest.raises(openai.RateLimitError) as full:
+def test_a_key_and_a_full_queue(guarded: ServerProcess) -> None:
+    with connect(guarded, api_key="wrong") as sdk, pytest.raises(openai.AuthenticationError):
+        sdk.models.list()
+    with connect(guarded, api_key=KEYS[0]) as sdk, ThreadPoolExecutor() as pool:
+
+        def ask() -> openai.APIStatusError:
+            with pytest.raises(openai.APIStatusError) as refused:
                 sdk.chat.completions.create(model=MODEL, messages=user("Hi"), max_tokens=1)
-            assert full.value.code == "queue_full"
-            assert int(full.value.response.headers["retry-after"]) >= 1
-            stream.close()
+            return refused.value
+
+        stream = sdk.chat.completions.create(
+            model=MODEL, messages=user("Count"), stream=True, extra_body={"ignore_eos": True}
+        )
+        next(iter(stream))
+        asked = [pool.submit(ask) for _ in range(2)]  # one may wait, but not long
+        full, late = sorted((each.result() for each in asked), key=lambda e: e.status_code)
+        stream.close()
+    assert isinstance(full, openai.RateLimitError)
+    assert full.code == "queue_full"
+    assert int(full.response.headers["retry-after"]) >= 1
+    assert isinstance(late, openai.InternalServerError)
+    assert late.code == "queue_timeout"
