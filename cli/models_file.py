@@ -1,7 +1,7 @@
-"""The models of --model and --models: by their names, with files and settings of their own.
+"""The models of --model and --models: their names, files and settings.
 
-The file is TOML: a table for each model, in which `target` and `draft` are paths from the folder of
-the file, and the rest are options of the command by their names.
+The file is TOML with a table for each model. `target` and `draft` are paths relative to the file's
+folder, and the other keys are options of the command.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_NAME = 256
 
 @dataclass(frozen=True)
 class NamedModel:
-    """`settings` are values of options, by the options' names inside."""
+    """`settings` are values of options, by the names of the command's parameters."""
 
     name: str
     target: Path
@@ -55,7 +55,7 @@ def read_models(path: Path, options: Iterable[click.Option]) -> list[NamedModel]
     try:
         tables = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputError(f"{path} is no TOML: {error}") from None
+        raise InputError(f"{path} is not TOML: {error}") from None
     if not tables:
         raise InputError(f"{path} names no model: begin a table with [NAME] for each")
     keys = {_key(option): option for option in options}
@@ -74,13 +74,13 @@ def check_names(models: Iterable[NamedModel]) -> None:
 def _read_model(path: Path, name: str, table: Any, keys: Mapping[str, click.Option]) -> NamedModel:
     where = f"{path}: [{name}]"
     if not isinstance(table, dict):
-        raise InputError(f"{path}: {name} stands in no table: begin each model with [NAME]")
+        raise InputError(f"{path}: {name} is not in a table: begin each model with [NAME]")
     files: dict[str, Path] = {}
     settings: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, dict):
             raise InputError(
-                f"{where} has a table {key} inside: a name with a dot stands in quotes, as in "
+                f"{where} has a table {key} inside: put a name with a dot in quotes, as in "
                 f'["{name}.{key}"]'
             )
         try:
@@ -92,7 +92,7 @@ def _read_model(path: Path, name: str, table: Any, keys: Mapping[str, click.Opti
                 settings[keys[key].name or key] = keys[key].type(value)
             else:
                 known = ", ".join(("target", "draft", *keys))
-                raise click.BadParameter(f"there is no such setting; there are {known}.")
+                raise click.BadParameter(f"no such setting; the settings are {known}.")
         except click.BadParameter as error:
             raise InputError(f"{where} {key}: {error.message.removesuffix('.')}") from None
     if "target" not in files:
@@ -107,8 +107,8 @@ def _read_model(path: Path, name: str, table: Any, keys: Mapping[str, click.Opti
 def _check_name(name: str) -> None:
     if not name or name != name.strip() or len(name) > _MOST_NAME or not name.isprintable():
         raise click.BadParameter(
-            f"{name[:40]!r} is no name for a model: it needs one of {_MOST_NAME} characters at "
-            "most, without spaces around."
+            f"{name[:40]!r} cannot be a model's name: give at most {_MOST_NAME} characters, and no "
+            "spaces around them."
         )
 
 
@@ -116,7 +116,7 @@ def _file(folder: Path, given: str) -> Path:
     """The file of that path from `folder`. Raises click.BadParameter where it cannot be read."""
     try:
         path = folder / Path(given).expanduser()
-    except RuntimeError:  # the home of nobody
+    except RuntimeError:  # ~name of an unknown user
         path = folder / given
     READABLE.convert(str(path), None, None)
     return path

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dflash_local.errors import InputError
-from dflash_local.server.keep_alive import DEFAULT_S
+from dflash_local.server.models.keep_alive import DEFAULT_S
 
 from . import interrupt
 from .loading import check_files, chosen_files
@@ -28,10 +28,10 @@ from .values import (
 )
 
 if TYPE_CHECKING:
-    from dflash_local.server.model_source import ModelSource
-    from dflash_local.server.settings import Settings
+    from dflash_local.server.http.settings import ServerSettings
+    from dflash_local.server.models.source import ModelSource
 
-_OWN_OF_LOADING = ("n_ctx", "n_gpu_layers", "kv_type", "draft_window", "draft_shape")
+_LOADING_PER_MODEL = ("n_ctx", "n_gpu_layers", "kv_type", "draft_window", "draft_shape")
 
 SEVERAL = (
     option(
@@ -41,15 +41,15 @@ SEVERAL = (
         multiple=True,
         metavar="NAME=TARGET[,DRAFT]",
         help="A model to serve by this name, with its drafter, in place of --target and --draft; "
-        "may be repeated. It is loaded when it is first asked for.",
+        "may be repeated. It is loaded at the first request for it.",
     ),
     option(
         "--models",
         "models_file",
         type=READABLE,
         metavar="FILE",
-        help="A TOML file of such models: a table for each, with target, draft, and what is "
-        "otherwise set for all by --ctx, --parallel, --draft-width and others.",
+        help="A TOML file of such models: a table for each, with target, draft, and values of its "
+        "own for --ctx, --parallel, --draft-width and others.",
     ),
     option(
         "--keep-alive",
@@ -57,8 +57,8 @@ SEVERAL = (
         type=idle_time,
         metavar="TIME",
         show_default="5m; the model of --target stays",
-        help="Unload a model that nobody has used for so long, such as 5m or 1h; 0 unloads it at "
-        "once, -1 never. One that another needs the memory of goes before.",
+        help="Unload a model after this time without requests, such as 5m or 1h; 0 unloads it at "
+        "once, -1 never. It is unloaded earlier where another model needs its memory.",
     ),
 )
 
@@ -68,7 +68,7 @@ LISTENING = (
         type=host_name,
         metavar="ADDRESS",
         default="127.0.0.1",
-        help="Address to listen on. One that other machines reach needs a key.",
+        help="Address to listen on. One that other machines can reach needs a key.",
     ),
     option(
         "--port",
@@ -86,8 +86,8 @@ ACCESS = (
         type=api_key,
         multiple=True,
         metavar="KEY",
-        help="A key that requests have to bring; may be repeated. Other users of this machine see "
-        "what is on its command lines: better take the variable, or a file.",
+        help="A key that requests must have; may be repeated. Other users of this machine can see "
+        "command lines: the environment variable or a file is safer.",
     ),
     option(
         "--api-key-file",
@@ -101,7 +101,7 @@ ACCESS = (
         type=web_origin,
         multiple=True,
         metavar="ORIGIN",
-        help="A web origin whose pages may use this server, such as https://chat.example, beside "
+        help="A web origin whose pages may use this server, such as https://chat.example, besides "
         "this machine's own; may be repeated.",
     ),
     option(
@@ -110,7 +110,7 @@ ACCESS = (
         type=host_name,
         multiple=True,
         metavar="NAME",
-        help="A name by which this server may be called, beside localhost and --host; may be "
+        help="A name by which this server may be called, besides localhost and --host; may be "
         "repeated.",
     ),
 )
@@ -121,7 +121,7 @@ PARALLEL = option(
     type=whole(1, 64),
     metavar="N",
     default=4,
-    help="Requests answered at once by a model; they share its context.",
+    help="Requests that a model answers at once; they share its context.",
 )
 
 SERVING = (
@@ -140,7 +140,7 @@ SERVING = (
         type=number(0, 86400, above=True),
         metavar="SECONDS",
         default=300.0,
-        help="What waits longer is answered 503.",
+        help="Requests that wait longer are answered 503.",
     ),
     option(
         "--alias",
@@ -157,25 +157,25 @@ CACHE = (
         type=whole(0, 1 << 24),
         metavar="N",
         default=1024,
-        help="MiB of host memory for prompts and answers that had to leave their slot, so that who "
-        "comes back to them does not wait again, of each model; 0 keeps none.",
+        help="MiB of host memory, for each model, that keep prompts and answers after they had to "
+        "leave their slot, so that they need not be computed again; 0 keeps none.",
     ),
     option(
         "--cache-dir",
         type=click.Path(file_okay=False),
         metavar="DIR",
-        help="A folder that takes as many MiB again, and outlives the server. What is in it can be "
-        "read as text by those who can read the folder.",
+        help="A folder that keeps as many MiB again, also after the server has ended. Whoever can "
+        "read the folder can read the texts in it.",
     ),
 )
 
-OWN_SETTINGS = (
-    *(each for each in LOADING if each.name in _OWN_OF_LOADING),
+SETTINGS_PER_MODEL = (
+    *(each for each in LOADING if each.name in _LOADING_PER_MODEL),
     PARALLEL,
     DRAFT_WIDTH,
     *(each for each in SEVERAL if each.name == "keep_alive_s"),
 )
-"""What a model of --models may have of its own."""
+"""The options that a model of --models may have a value of its own for."""
 
 SECTIONS = {
     "Model": FILES,
@@ -193,19 +193,20 @@ SECTIONS = {
 def serve(ctx: click.Context, /, **values: Any) -> None:
     """Answer editors and programs over HTTP, as OpenAI's API and llama-server do.
 
-    Without options the shipped pair is served, to this machine alone. Several models are served by
-    --model or --models, and requests name theirs. SIGTERM lets running answers finish; Ctrl-C ends
-    at once.
+    Without options it serves the shipped pair, to this machine alone. --model or --models serve
+    several models, and requests name theirs. SIGTERM lets running answers finish; Ctrl-C ends at
+    once.
     """
     _check_choice(values)
     say = speaker(False)
     from dflash_local.server import lifecycle
-    from dflash_local.server.model_pool import ModelPool
+    from dflash_local.server.http.security import check_exposure
+    from dflash_local.server.models.pool import ModelPool
 
     sources = _sources(values)
     settings = _settings(values)
-    lifecycle.check_exposure(settings)
-    # Before the model is loaded, which may take a minute: a bad address is told at once.
+    check_exposure(settings)
+    # Before the model is loaded, which may take a minute: a bad address is reported at once.
     with lifecycle.bind(settings) as bound:
         single = None if sources else _single(values, say)
         keep_alive = values["keep_alive_s"]
@@ -237,7 +238,7 @@ def _sources(values: Mapping[str, Any]) -> list[ModelSource]:
     """The models of --model and --models; none where there is neither."""
     models = list(values["named_models"])
     if values["models_file"] is not None:
-        models += read_models(Path(values["models_file"]), OWN_SETTINGS)
+        models += read_models(Path(values["models_file"]), SETTINGS_PER_MODEL)
     check_names(models)
     return [_source(model, values) for model in models]
 
@@ -250,10 +251,10 @@ def _single(values: Mapping[str, Any], say: Say) -> ModelSource:
 
 def _source(model: NamedModel, values: Mapping[str, Any]) -> ModelSource:
     from dflash_local.pays import calibration
-    from dflash_local.server.model_source import ModelSource
+    from dflash_local.server.models.source import ModelSource
 
     if model.draft is not None:
-        calibration.budget_s()  # refused now: the model may be loaded by a request that is to come
+        calibration.budget_s()  # checked now: it is a request that may load the model
     values = {**values, **model.settings}
     return ModelSource(
         model.name,
@@ -266,8 +267,8 @@ def _source(model: NamedModel, values: Mapping[str, Any]) -> ModelSource:
     )
 
 
-def _settings(values: Mapping[str, Any]) -> Settings:
-    from dflash_local.server.settings import Settings
+def _settings(values: Mapping[str, Any]) -> ServerSettings:
+    from dflash_local.server.http.settings import ServerSettings
 
     given = values_of((*LISTENING, *ACCESS), values)
     keys = list(given.pop("api_keys"))
@@ -278,4 +279,4 @@ def _settings(values: Mapping[str, Any]) -> Settings:
         if not found:
             raise InputError(f"--api-key-file {path} holds no key: write one per line")
         keys += map(api_key, found)
-    return Settings(api_keys=tuple(keys), **given)
+    return ServerSettings(api_keys=tuple(keys), **given)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import click
 
-from dflash_local.server.keep_alive import keep_alive_s
+from dflash_local.server.models.keep_alive import keep_alive_s
 
 MAX_INT = 2**31 - 1
 """llama.cpp takes its counts as 32-bit integers."""

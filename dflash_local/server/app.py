@@ -1,4 +1,4 @@
-"""The application: routes of every API over its models, behind what keeps them safe."""
+"""The application: the routes of all APIs over its models, behind the checks that protect them."""
 
 from __future__ import annotations
 
@@ -8,63 +8,48 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 import dflash_local
-from dflash_local.server import (
-    anthropic,
-    apply_template,
-    chat,
-    completion,
-    completions,
-    health,
-    infill,
-    metrics,
-    models,
-    ollama,
-    ollama_models,
-    page,
-    props,
-    responses,
-    slots,
-    tokenize,
+from dflash_local.server import metrics, model_list, page
+from dflash_local.server.anthropic import messages
+from dflash_local.server.http import drain
+from dflash_local.server.http.access_log import AccessLog
+from dflash_local.server.http.bodies import BodyCheck
+from dflash_local.server.http.drain import HEALTH_PATHS, Drain, DrainCheck
+from dflash_local.server.http.errors import (
+    ErrorBody,
+    ErrorHandling,
+    add_error_handlers,
+    error_responses,
 )
-from dflash_local.server.access_log import AccessLog
-from dflash_local.server.bodies import BodyCheck
-from dflash_local.server.drain import Drain, DrainCheck
-from dflash_local.server.errors import RESPONSES, Failures, add_error_handlers
+from dflash_local.server.http.security import LOOPBACK_ORIGIN, HostCheck, KeyCheck, OriginCheck
+from dflash_local.server.http.settings import ServerSettings
+from dflash_local.server.llama import completion, props, tokenize
 from dflash_local.server.metrics import Metrics
-from dflash_local.server.model_pool import ModelPool
-from dflash_local.server.security import (
-    LOOPBACK_ORIGIN,
-    OPEN_PATHS,
-    HostCheck,
-    KeyCheck,
-    OriginCheck,
-)
-from dflash_local.server.settings import Settings
+from dflash_local.server.models.pool import ModelPool
+from dflash_local.server.ollama import chat as ollama_chat
+from dflash_local.server.ollama import model_list as ollama_model_list
+from dflash_local.server.openai import chat, completions, responses
 
 ROUTERS = (
     page.router,
-    health.router,
-    models.router,
+    drain.router,
+    model_list.router,
     props.router,
-    slots.router,
     metrics.router,
     chat.router,
     completions.router,
     responses.router,
-    anthropic.router,
-    ollama.router,
-    ollama_models.router,
+    messages.router,
+    ollama_chat.router,
+    ollama_model_list.router,
     completion.router,
-    infill.router,
     tokenize.router,
-    apply_template.router,
 )
 
 
-def create_app(pool: ModelPool, settings: Settings) -> FastAPI:
-    """An application that answers with the models of `pool`, which stays the caller's to close.
+def create_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
+    """An application that answers with the models of `pool`. The caller closes the pool.
 
-    What it describes at /openapi.json has no page of its own: that would load scripts from afar.
+    /openapi.json describes it. FastAPI's pages for that are off: they load scripts from elsewhere.
     """
     app = FastAPI(
         title="dflash-local",
@@ -74,24 +59,23 @@ def create_app(pool: ModelPool, settings: Settings) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.pool = pool
-    app.state.settings = settings
     app.state.drain = Drain()
     app.state.metrics = Metrics(pool)
-    app.state.told_of_infill = set()
+    app.state.warned_of_infill = set()
     app.state.created = int(time.time())
     for router in ROUTERS:
-        app.include_router(router, responses=RESPONSES)
+        app.include_router(router, responses=error_responses(ErrorBody))
     add_error_handlers(app)
-    _guard(app, settings)
+    _add_checks(app, settings)
     return app
 
 
-def _guard(app: FastAPI, settings: Settings) -> None:
-    """Put the checks around the routes, the last one, which a request meets first, outermost."""
+def _add_checks(app: FastAPI, settings: ServerSettings) -> None:
+    """Put the checks around the routes. The last one is outermost: requests meet it first."""
     app.add_middleware(BodyCheck, settings=settings)
-    app.add_middleware(KeyCheck, settings=settings, open_paths=OPEN_PATHS | page.PATHS)
+    app.add_middleware(KeyCheck, settings=settings, open_paths=HEALTH_PATHS | page.PATHS)
     app.add_middleware(DrainCheck, drain=app.state.drain)
-    app.add_middleware(Failures)
+    app.add_middleware(ErrorHandling)
     app.add_middleware(
         CORSMiddleware,
         allow_origins=settings.cors_origins,
@@ -102,4 +86,4 @@ def _guard(app: FastAPI, settings: Settings) -> None:
     )
     app.add_middleware(OriginCheck, settings=settings)
     app.add_middleware(HostCheck, settings=settings)
-    app.add_middleware(AccessLog, metrics=app.state.metrics)
+    app.add_middleware(AccessLog, on_end=app.state.metrics.count_request)

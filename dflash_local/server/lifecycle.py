@@ -1,7 +1,7 @@
 """From a bound socket to the end of the process: serve, drain, stop.
 
-SIGTERM drains: no request is begun any more, and those that run are given time to finish. Ctrl-C,
-or another signal, ends at once.
+SIGTERM drains: no new request begins, and running ones get time to finish. Ctrl-C, or another
+signal, ends at once.
 """
 
 from __future__ import annotations
@@ -18,39 +18,21 @@ import uvicorn
 from fastapi import FastAPI
 
 from dflash_local.errors import InputError
-from dflash_local.server.access_log import log_to_stderr
 from dflash_local.server.app import create_app
-from dflash_local.server.connection import connection_class
-from dflash_local.server.drain import Drain
-from dflash_local.server.model_pool import ModelPool
-from dflash_local.server.security import is_loopback
-from dflash_local.server.settings import Settings
+from dflash_local.server.http.access_log import log_to_stderr
+from dflash_local.server.http.connection import connection_class
+from dflash_local.server.http.drain import Drain
+from dflash_local.server.http.settings import ServerSettings
+from dflash_local.server.models.pool import ModelPool
 
 _MAX_HEAD = 64 << 10
 _FLUSH_S = 5
 
 
-def check_exposure(settings: Settings) -> None:
-    """Refuse to serve other machines, or any website, without a key. Raises InputError."""
-    if settings.api_keys:
-        return
-    if not is_loopback(settings.host):
-        raise InputError(
-            f"--host {settings.host} lets other machines in, and no key is set: add --api-key-file "
-            "FILE (or --api-key, or DFLASH_LOCAL_API_KEY), or leave out --host to serve this "
-            "machine alone"
-        )
-    if "*" in settings.cors_origins:
-        raise InputError(
-            "--cors-origin '*' lets any website use this server, and no key is set: name the "
-            "origins, or add --api-key-file FILE"
-        )
+def bind(settings: ServerSettings) -> socket.socket:
+    """A socket bound to an address, but not listening: no client has to wait for the model to load.
 
-
-def bind(settings: Settings) -> socket.socket:
-    """A socket bound to an address, not yet listening: until the model is loaded, nobody waits.
-
-    Raises InputError where that address cannot be had.
+    Raises InputError where that address is not available.
     """
     host, port = settings.host, settings.port
     try:
@@ -59,11 +41,11 @@ def bind(settings: Settings) -> socket.socket:
         )[0]
     except (OSError, UnicodeError):
         raise InputError(
-            f"--host {host!r} is no address of this machine: give one, such as 127.0.0.1"
+            f"--host {host!r} is not an address of this machine: give one, such as 127.0.0.1"
         ) from None
     bound = socket.socket(family, kind, protocol)
     try:
-        if os.name == "posix":  # elsewhere it would let two servers share a port
+        if os.name == "posix":  # on Windows two servers could share a port with it
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, settings.send_buffer)
         bound.bind(address)
@@ -80,17 +62,17 @@ def _bind_fault(host: str, port: int, error: OSError) -> str:
             "(0 takes a free one)"
         )
     if error.errno == errno.EACCES:
-        return f"port {port} needs rights that this user has not: choose one from 1024"
-    return f"--host {host} cannot be listened on: {error.strerror}"
+        return f"port {port} needs rights that this user does not have: choose one from 1024"
+    return f"cannot listen on --host {host}: {error.strerror}"
 
 
 def serve(
-    pool: ModelPool, settings: Settings, bound: socket.socket, say: Callable[[str], None]
+    pool: ModelPool, settings: ServerSettings, bound: socket.socket, say: Callable[[str], None]
 ) -> int:
-    """Serve the models of `pool` on a bound socket until a signal ends it, and close them; the exit
-    code of the process.
+    """Serve the models of `pool` on a bound socket until a signal ends it, and close them. Returns
+    the exit code of the process.
 
-    `say` hears where it serves, once it does.
+    `say` gets lines for the user, such as where it serves.
     """
     log_to_stderr()
     server = Server(create_app(pool, settings), settings, say)
@@ -98,17 +80,17 @@ def serve(
     try:
         server.run(sockets=[bound])
     finally:
-        ended = pool.close()
-    if not ended:  # inside llama.cpp, or waiting for a trial: Python would wait for it, too
-        say("a model was still being loaded; it is given up")
+        closed = pool.close()
+    if not closed:  # a load is inside of llama.cpp or waits for a trial: Python would wait for it
+        say("a model was still being loaded; the load is abandoned")
         os._exit(server.exit_code)
     return server.exit_code
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, with an end of its own."""
+    """uvicorn's server, with draining."""
 
-    def __init__(self, app: FastAPI, settings: Settings, say: Callable[[str], None]) -> None:
+    def __init__(self, app: FastAPI, settings: ServerSettings, say: Callable[[str], None]) -> None:
         config = uvicorn.Config(
             app,
             http=connection_class(settings),
@@ -130,7 +112,7 @@ class Server(uvicorn.Server):
         self._pool: ModelPool = app.state.pool
         self._drain_s = settings.drain_s
         self._say = say
-        self._ending: asyncio.Task[None] | None = None
+        self._drain_task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -145,9 +127,9 @@ class Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._end, sig)
 
     def _end(self, sig: int) -> None:
-        if sig == signal.SIGTERM and self._ending is None:
+        if sig == signal.SIGTERM and self._drain_task is None:
             self._drain.draining = True
-            self._ending = asyncio.ensure_future(self._finish())
+            self._drain_task = asyncio.ensure_future(self._finish())
         else:
             self.exit_code = 128 + sig
             self._cut()
@@ -167,7 +149,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     def _cut(self) -> None:
-        """End every connection now; their requests are cancelled with them."""
+        """End every connection now, which cancels its requests."""
         self._drain.draining = True
         self.should_exit = True
         self.force_exit = True
@@ -175,7 +157,7 @@ class Server(uvicorn.Server):
             connection.transport.abort()
 
 
-def greeting(names: Sequence[str], settings: Settings, bound: socket.socket) -> list[str]:
+def greeting(names: Sequence[str], settings: ServerSettings, bound: socket.socket) -> list[str]:
     """What is served, where, and what to tell an editor."""
     shown = ", ".join(names)
     host, port = bound.getsockname()[:2]

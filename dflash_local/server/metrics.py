@@ -1,13 +1,13 @@
-"""`/metrics` for Prometheus, in llama.cpp's and vLLM's names where they have one.
+"""`/metrics` for Prometheus, under llama.cpp's and vLLM's names where they have one.
 
 Names and meanings: llama.cpp, tools/server/README.md; vLLM, vllm/v1/metrics/loggers.py and
 vllm/v1/spec_decode/metrics.py. Counters are totals since a model was loaded. Where several models
-are served, all values have the label `model_name`, and what is not loaded has none.
+are served, all values have the label `model_name`, and models that are not loaded have no values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dflash_local.result import ModelStatus, Result
-from dflash_local.server.model_pool import ModelPool
+from dflash_local.result import ModelStatus
+from dflash_local.server.http.access_log import ModelResult
+from dflash_local.server.models.pool import ModelPool
 
 router = APIRouter()
 
@@ -34,13 +35,11 @@ async def metrics(request: Request) -> Response:
 
 
 class Metrics:
-    """What one application counts; its registry is its own, so that there may be several."""
+    """What one application counts. Its registry is its own, so that there may be several."""
 
     def __init__(self, pool: ModelPool) -> None:
-        """Models have their names in answers: the label by which vLLM's boards sort."""
         self.registry = CollectorRegistry()
         self.registry.register(_StatusCollector(pool))
-        label = ("model_name",)
         self._responses = Counter(
             "dflash_local:http_responses",
             "Requests by the status of their answer; 0 where the client left before it.",
@@ -53,40 +52,32 @@ class Metrics:
             ("model_name", "finished_reason"),
             registry=self.registry,
         )
-        self._waited = Histogram(
-            "vllm:request_queue_time_seconds",
-            "From a request to its turn.",
-            label,
-            buckets=_FIRST_TOKEN_S,
-            registry=self.registry,
+        self._waited = self._histogram(
+            "vllm:request_queue_time_seconds", "From a request to its turn.", _FIRST_TOKEN_S
         )
-        self._first_token = Histogram(
-            "vllm:time_to_first_token_seconds",
-            "From a request to its first token.",
-            label,
-            buckets=_FIRST_TOKEN_S,
-            registry=self.registry,
+        self._first_token = self._histogram(
+            "vllm:time_to_first_token_seconds", "From a request to its first token.", _FIRST_TOKEN_S
         )
-        self._whole = Histogram(
-            "vllm:e2e_request_latency_seconds",
-            "From a request to its last token.",
-            label,
-            buckets=_WHOLE_S,
-            registry=self.registry,
+        self._whole = self._histogram(
+            "vllm:e2e_request_latency_seconds", "From a request to its last token.", _WHOLE_S
         )
-        for name in pool.names:  # so that there are zeros to begin with
+        for name in pool.names:  # so that there are zeros from the start
             for histogram in (self._waited, self._first_token, self._whole):
                 histogram.labels(name)
 
-    def count_response(self, status: int, answers: Iterable[tuple[str, Result]]) -> None:
-        """Count one request that has ended, and the answers that it was given, by their models."""
+    def count_request(self, status: int, results: Sequence[ModelResult]) -> None:
+        """Count one request that has ended, and the answers that were generated for it."""
         self._responses.labels(status).inc()
-        for name, result in answers:
+        for name, result in results:
             stats = result.stats
             self._finished.labels(name, result.finish_reason).inc()
             self._waited.labels(name).observe(stats.queue_s)
             self._first_token.labels(name).observe(stats.ttft_s)
             self._whole.labels(name).observe(stats.queue_s + stats.prompt_s + stats.decode_s)
+
+    def _histogram(self, name: str, help: str, buckets: Sequence[float]) -> Histogram:
+        """By the models' names in answers: vLLM's dashboards sort by that label."""
+        return Histogram(name, help, ("model_name",), buckets=buckets, registry=self.registry)
 
 
 class _StatusCollector(Collector):
@@ -96,27 +87,27 @@ class _StatusCollector(Collector):
         self._pool = pool
 
     def collect(self) -> Iterator[Metric]:
-        hosts = self._pool.hosts.values()
-        loaded = [(host.name, host.model.status()) for host in hosts if host.model is not None]
+        models = self._pool.models.values()
+        loaded = [(each.name, each.model.status()) for each in models if each.model is not None]
         for family in _FAMILIES:
-            yield family.metric(loaded, named=len(hosts) > 1 or family.name.startswith("vllm:"))
+            yield family.metric(loaded, named=len(models) > 1 or family.name.startswith("vllm:"))
 
 
 @dataclass(frozen=True)
-class _Family:
-    """What is read of each model's status: a number, or with `by_position` one for each place in
+class _MetricFamily:
+    """What is read from each model's status: a number, or with `by_position` one for each place in
     the draft."""
 
     kind: type[CounterMetricFamily] | type[GaugeMetricFamily]
     name: str
-    told: str
+    help: str
     read: Callable[[ModelStatus], Any]
     by_position: bool = False
 
     def metric(self, statuses: Iterable[tuple[str, ModelStatus]], *, named: bool) -> Metric:
-        """The values of all models, with their names as labels if `named`."""
+        """The values of all models; if `named`, with their names as labels."""
         labels = ["model_name"] * named + ["position"] * self.by_position
-        family = self.kind(self.name, self.told, labels=labels)
+        family = self.kind(self.name, self.help, labels=labels)
         for name, status in statuses:
             own, value = [name] * named, self.read(status)
             if self.by_position:
@@ -125,6 +116,16 @@ class _Family:
             else:
                 family.add_metric(own, value)
         return family
+
+
+def _counter(
+    name: str, help: str, read: Callable[[ModelStatus], Any], *, by_position: bool = False
+) -> _MetricFamily:
+    return _MetricFamily(CounterMetricFamily, name, help, read, by_position)
+
+
+def _gauge(name: str, help: str, read: Callable[[ModelStatus], Any]) -> _MetricFamily:
+    return _MetricFamily(GaugeMetricFamily, name, help, read)
 
 
 def _rate(amount: float, of: float) -> float:
@@ -139,110 +140,71 @@ def _usage(status: ModelStatus) -> float:
     return _rate(status.cells_used, status.n_ctx)
 
 
-_COUNTER, _GAUGE = CounterMetricFamily, GaugeMetricFamily
-
 _FAMILIES = (
-    _Family(_COUNTER, "llamacpp:prompt_tokens", "Prompt tokens computed.", _computed),
-    _Family(_COUNTER, "llamacpp:prompt_seconds", "Seconds spent on prompts.", lambda s: s.prompt_s),
-    _Family(_COUNTER, "llamacpp:tokens_predicted", "Tokens generated.", lambda s: s.emitted),
-    _Family(
-        _COUNTER,
-        "llamacpp:tokens_predicted_seconds",
-        "Seconds spent on generating.",
-        lambda s: s.decode_s,
+    _counter("llamacpp:prompt_tokens", "Prompt tokens computed.", _computed),
+    _counter("llamacpp:prompt_seconds", "Seconds spent on prompts.", lambda s: s.prompt_s),
+    _counter("llamacpp:tokens_predicted", "Tokens generated.", lambda s: s.emitted),
+    _counter(
+        "llamacpp:tokens_predicted_seconds", "Seconds spent on generating.", lambda s: s.decode_s
     ),
-    _Family(
-        _GAUGE,
+    _gauge(
         "llamacpp:prompt_tokens_seconds",
         "Prompt tokens per second.",
         lambda s: _rate(_computed(s), s.prompt_s),
     ),
-    _Family(
-        _GAUGE,
+    _gauge(
         "llamacpp:predicted_tokens_seconds",
         "Tokens per second of one answer.",
         lambda s: _rate(s.emitted, s.decode_s),
     ),
-    _Family(_GAUGE, "llamacpp:requests_processing", "Requests at work.", lambda s: s.n_busy),
-    _Family(
-        _GAUGE,
-        "llamacpp:requests_deferred",
-        "Requests that wait for a slot.",
-        lambda s: s.n_waiting,
+    _gauge("llamacpp:requests_processing", "Requests that run.", lambda s: s.n_busy),
+    _gauge("llamacpp:requests_deferred", "Requests that wait for a slot.", lambda s: s.n_waiting),
+    _gauge("llamacpp:kv_cache_usage_ratio", "Share of the cells in use.", _usage),
+    _gauge("llamacpp:kv_cache_tokens", "Cells in use.", lambda s: s.cells_used),
+    _gauge("vllm:num_requests_running", "Requests that run.", lambda s: s.n_busy),
+    _gauge("vllm:num_requests_waiting", "Requests that wait for a slot.", lambda s: s.n_waiting),
+    _gauge("vllm:kv_cache_usage_perc", "Share of the cells in use.", _usage),
+    _counter(
+        "vllm:prompt_tokens", "Prompt tokens, cached ones included.", lambda s: s.prompt_tokens
     ),
-    _Family(_GAUGE, "llamacpp:kv_cache_usage_ratio", "Share of the cells in use.", _usage),
-    _Family(_GAUGE, "llamacpp:kv_cache_tokens", "Cells in use.", lambda s: s.cells_used),
-    _Family(_GAUGE, "vllm:num_requests_running", "Requests at work.", lambda s: s.n_busy),
-    _Family(
-        _GAUGE,
-        "vllm:num_requests_waiting",
-        "Requests that wait for a slot.",
-        lambda s: s.n_waiting,
-    ),
-    _Family(_GAUGE, "vllm:kv_cache_usage_perc", "Share of the cells in use.", _usage),
-    _Family(
-        _COUNTER,
-        "vllm:prompt_tokens",
-        "Prompt tokens, cached ones included.",
-        lambda s: s.prompt_tokens,
-    ),
-    _Family(_COUNTER, "vllm:generation_tokens", "Tokens generated.", lambda s: s.emitted),
-    _Family(
-        _COUNTER,
+    _counter("vllm:generation_tokens", "Tokens generated.", lambda s: s.emitted),
+    _counter(
         "vllm:prefix_cache_queries",
         "Prompt tokens looked up in the caches.",
         lambda s: s.prompt_tokens,
     ),
-    _Family(
-        _COUNTER,
-        "vllm:prefix_cache_hits",
-        "Prompt tokens found there.",
-        lambda s: s.cached_tokens,
-    ),
-    _Family(
-        _COUNTER,
+    _counter("vllm:prefix_cache_hits", "Prompt tokens found there.", lambda s: s.cached_tokens),
+    _counter(
         "vllm:spec_decode_num_drafts",
         "Drafts that were verified.",
         lambda s: sum(s.position_drafted[:1]),
     ),
-    _Family(
-        _COUNTER,
+    _counter(
         "vllm:spec_decode_num_draft_tokens",
         "Drafted tokens that were verified.",
         lambda s: s.drafted,
     ),
-    _Family(
-        _COUNTER,
-        "vllm:spec_decode_num_accepted_tokens",
-        "Drafted tokens accepted.",
-        lambda s: s.accepted,
+    _counter(
+        "vllm:spec_decode_num_accepted_tokens", "Drafted tokens accepted.", lambda s: s.accepted
     ),
-    _Family(
-        _COUNTER,
+    _counter(
         "vllm:spec_decode_num_accepted_tokens_per_pos",
         "Drafted tokens accepted, by their place in the draft.",
         lambda s: s.position_accepted,
         by_position=True,
     ),
-    _Family(_GAUGE, "dflash_local:slots", "Requests that can run at once.", lambda s: s.n_slots),
-    _Family(_COUNTER, "dflash_local:requests", "Requests that have ended.", lambda s: s.requests),
-    _Family(
-        _COUNTER,
+    _gauge("dflash_local:slots", "Requests that can run at once.", lambda s: s.n_slots),
+    _counter("dflash_local:requests", "Requests that have ended.", lambda s: s.requests),
+    _counter(
         "dflash_local:drafted_tokens_per_pos",
         "Drafted tokens that were verified, by their place in the draft.",
         lambda s: s.position_drafted,
         by_position=True,
     ),
-    _Family(
-        _GAUGE,
+    _gauge(
         "dflash_local:cache_store_bytes",
         "Bytes of prefixes that left their slot and are kept.",
         lambda s: s.cache_bytes,
     ),
-    _Family(
-        _COUNTER,
-        "dflash_local:cache_store_hits",
-        "Prefixes taken from there.",
-        lambda s: s.cache_hits,
-    ),
+    _counter("dflash_local:cache_store_hits", "Prefixes taken from there.", lambda s: s.cache_hits),
 )

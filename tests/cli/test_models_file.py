@@ -11,7 +11,7 @@ import pytest
 
 from dflash_local import demo
 from dflash_local.cli.models_file import NamedModel, check_names, named_model, read_models
-from dflash_local.cli.serve import OWN_SETTINGS
+from dflash_local.cli.serve import SETTINGS_PER_MODEL
 from dflash_local.errors import InputError
 from server_process import COMMAND
 
@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 def written(folder: Path, text: str) -> list[NamedModel]:
     file = folder / "models.toml"
     file.write_text(text, encoding="utf-8")
-    return read_models(file, OWN_SETTINGS)
+    return read_models(file, SETTINGS_PER_MODEL)
 
 
 def test_a_file_of_models(folder: Path) -> None:
@@ -79,7 +79,7 @@ def test_paths_may_be_absolute(folder: Path) -> None:
         ("[a\n", "line 1"),
         ("[a]\ntarget = 'target.gguf'\nctx = \n", "line 3"),
         ("[a]\ntarget = 'target.gguf'\n[a]\n", "twice"),
-        ("target = 'target.gguf'", "stands in no table"),
+        ("target = 'target.gguf'", "is not in a table"),
         ("[a]\nctx = 512\n", r"\[a\] has no target"),
         ("[a]\ntarget = 'gone.gguf'\n", r"\[a\] target: .*gone\.gguf"),
         ("[a]\ntarget = '.'\n", r"\[a\] target: "),
@@ -95,9 +95,9 @@ def test_paths_may_be_absolute(folder: Path) -> None:
         ("[a]\ntarget = 'target.gguf'\ndraft_width = -1\n", "draft_width"),
         ("[a]\ntarget = 'target.gguf'\nkeep_alive = 'soon'\n", "soon"),
         ("[qwen2.5-coder]\ntarget = 'target.gguf'\n", r'\["qwen2\.5-coder"\]'),
-        ("[' a']\ntarget = 'target.gguf'\n", "no name"),
-        ("['']\ntarget = 'target.gguf'\n", "no name"),
-        ("a = " + "[" * 5000, "no TOML"),
+        ("[' a']\ntarget = 'target.gguf'\n", "cannot be a model's name"),
+        ("['']\ntarget = 'target.gguf'\n", "cannot be a model's name"),
+        ("a = " + "[" * 5000, "not TOML"),
     ],
 )
 def test_files_that_are_refused(folder: Path, text: str, named: str) -> None:

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from chat_models import with_template
-from server_process import EXACT, ServerProcess, serving
+from server_process import ServerProcess
 
 FOLDER = Path(__file__).parent / "editor_requests"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "editors.md"
@@ -34,17 +33,9 @@ LIMITS = {
     "/api/chat": "num_predict",
 }
 MOST = 1000
+FEW = 8
+"""Tokens: enough to see how an answer is read."""
 LIMIT_NAMES = (*LIMITS.values(), "max_completion_tokens", "n_predict")
-
-
-@pytest.fixture(scope="module")
-def tools_server(
-    pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServerProcess]:
-    """A server whose model's chat template has tools."""
-    target = with_template(pair[0], tmp_path_factory.mktemp("qwen3") / "target.gguf", "qwen3")
-    with serving("--target", str(target), "--draft", str(pair[1]), *EXACT) as running:
-        yield running
 
 
 def lines(answer: httpx.Response) -> list[str]:
@@ -266,7 +257,7 @@ def replay(server: ServerProcess, request: dict[str, Any]) -> httpx.Response:
         # Ollama's clients set it among the options.
         given = body.get("options", {}) if limit == "num_predict" else body
         if min((given[name] for name in LIMIT_NAMES if name in given), default=MOST) >= MOST:
-            given = {**given, limit: 16}
+            given = {**given, limit: FEW}
         body = {**body, "options": given} if limit == "num_predict" else given
     headers = {"Authorization": "Bearer none", "Content-Type": "application/json"}
     headers |= request.get("headers", {})
@@ -292,11 +283,11 @@ def test_a_client_reads_what_it_needs(name: str, server: ServerProcess) -> None:
 
 @pytest.mark.parametrize("name", sorted(CLIENTS))
 def test_a_client_reads_what_it_needs_of_a_model_with_tools(
-    name: str, tools_server: ServerProcess
+    name: str, tool_server: ServerProcess
 ) -> None:
     """And what it sends after a call goes on from where it was: only what is new is computed."""
     asking = [r for r in CLIENTS[name]["requests"] if "tools" in r.get("body", {})]
-    answers = [replay(tools_server, request) for request in asking]
+    answers = [replay(tool_server, request) for request in asking]
     for before, request, answer in zip(answers, asking[1:], answers[1:], strict=False):
         if "continues" in request:
             first, _ = prompt_tokens(before)

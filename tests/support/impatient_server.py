@@ -1,6 +1,6 @@
-"""A server of the shipped pair that waits for nobody: the bounds that a user would not set, short.
+"""A server of the shipped pair with very short limits, which users cannot set.
 
-Run as a process by tests; what it does is what `dflash-local serve` does.
+Tests run it as a process, `COMMAND`; apart from the limits it does what `dflash-local serve` does.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ import sys
 
 from dflash_local import demo
 from dflash_local.server import lifecycle
-from dflash_local.server.model_pool import ModelPool
-from dflash_local.server.model_source import ModelSource
-from dflash_local.server.settings import Settings
+from dflash_local.server.http.settings import ServerSettings
+from dflash_local.server.models.pool import ModelPool
+from dflash_local.server.models.source import ModelSource
 
-SETTINGS = Settings(
+COMMAND = (sys.executable, __file__)
+
+SETTINGS = ServerSettings(
     port=0,
     drain_s=1.0,
     max_connections=8,

@@ -19,8 +19,8 @@ import pytest
 
 COMMAND = Path(sysconfig.get_path("scripts"), "dflash-local")
 EXACT = ("--gpu-layers", "0", "--kv-type", "q8_0", "--threads", "1", "--draft-width", "8")
-"""On the CPU, in Q8_0, texts are plain decoding's to the bit; a fixed width makes drafts sure. One
-thread never waits for another, which other tests may hold up."""
+"""On the CPU, in Q8_0, texts equal plain decoding's to the bit; with a fixed width there always are
+drafts. One thread never waits for another, which other tests may delay."""
 
 SERVE = (COMMAND, "serve", "--port", "0")
 
@@ -112,17 +112,22 @@ def serving(
         server.kill()
 
 
+def n_busy(client: httpx.Client) -> int:
+    """How many requests the server's first model is answering."""
+    return sum(slot["is_processing"] for slot in client.get("/slots").json())
+
+
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for what happens soon."""
+    """Wait for something that happens soon."""
     end = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < end, "it never came about"
+        assert time.monotonic() < end, "it did not happen"
         time.sleep(0.02)
 
 
 @pytest.fixture(scope="session")
 def server(cache_folder: Path) -> Iterator[ServerProcess]:
-    """The shipped pair, served as everybody gets it, but exact to the bit. Leave it as it was."""
+    """The shipped pair as users get it, but exact to the bit. Tests leave it as they found it."""
     with serving(*EXACT) as running:
         yield running
 

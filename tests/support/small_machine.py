@@ -1,7 +1,7 @@
-"""A server of four models, on a machine whose memory two of them fill.
+"""A server of four models on a machine that has memory for two of them.
 
-Run as a process by tests; what it does is what `dflash-local serve` does, but for the memory that
-it is told of: what the machine would have left beside the models that are loaded.
+Tests run it as a process, `COMMAND`. It does what `dflash-local serve` does, except that it is told
+how much memory is free: what such a machine would have left beside the loaded models.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from collections.abc import Sequence
 from dflash_local import demo
 from dflash_local.llama.runtime import Device
 from dflash_local.server import lifecycle
-from dflash_local.server.keep_alive import FOREVER
-from dflash_local.server.model_pool import ModelPool
-from dflash_local.server.model_source import ModelSource
-from dflash_local.server.settings import Settings
+from dflash_local.server.http.settings import ServerSettings
+from dflash_local.server.models.keep_alive import FOREVER
+from dflash_local.server.models.pool import ModelPool
+from dflash_local.server.models.source import ModelSource
 
+COMMAND = (sys.executable, __file__)
 NAMES = ("a", "b", "c", "d")
 OPTIONS = {"n_ctx": 1024, "n_threads": 1, "n_gpu_layers": 0, "n_seq": 2}
 _MIB = 1 << 20
 _MARGIN = 256 * _MIB  # that a plan leaves free
 _NEEDED = 2.5
-"""Models that there would be room for."""
+"""So many models would fit."""
 
 
 def main() -> int:
@@ -34,12 +35,12 @@ def main() -> int:
     total = _MARGIN + int(_NEEDED * needed)
 
     def devices() -> Sequence[Device]:
-        n_loaded = sum(host.model is not None for host in pool.hosts.values())
+        n_loaded = sum(served.model is not None for served in pool.models.values())
         return [Device("CPU", "a CPU", "cpu", total - n_loaded * needed, total)]
 
     pool = ModelPool(sources, keep_alive_s=FOREVER, queue_timeout_s=60, devices=devices)
-    # So little that a client who does not read holds up an answer.
-    settings = Settings(port=0, send_buffer=4096)
+    # Little, so that a client that does not read delays an answer.
+    settings = ServerSettings(port=0, send_buffer=4096)
     with lifecycle.bind(settings) as bound:
         return lifecycle.serve(
             pool, settings, bound, lambda line: print(line, file=sys.stderr, flush=True)

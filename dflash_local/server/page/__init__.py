@@ -9,7 +9,7 @@ from importlib.resources import files
 
 from fastapi import APIRouter, Request, Response
 
-from dflash_local.server.errors import ApiError
+from dflash_local.server.http.errors import ApiError
 
 _TYPES = {
     "html": "text/html; charset=utf-8",

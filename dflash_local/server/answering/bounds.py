@@ -1,0 +1,82 @@
+"""Types of request fields, each with its bounds, for the schemas of all APIs.
+
+Numbers are strict: as with OpenAI, neither a text nor a boolean is a number. Every field has a
+bound: what no model could use is refused before any work. Fields that a schema does not have are
+ignored, as pydantic does by default: clients send what they know from other servers.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Discriminator, Field, Tag
+
+T = TypeVar("T")
+
+MAX_INT = 2**31 - 1
+"""llama.cpp takes its counts as 32-bit integers."""
+
+MAX_TEXT = 8 << 20
+"""Characters of one text, far more than any context holds."""
+
+MAX_CHOICES = 16
+MAX_MESSAGES = 10_000
+MAX_STOPS = 64
+MAX_TOOLS = 512
+
+MaxTokens = Annotated[int, Field(strict=True, ge=1, le=MAX_INT)]
+Predict = Annotated[int, Field(strict=True, ge=-1, le=MAX_INT)]
+"""llama-server's `n_predict`: -1 goes on to the end of text, 0 reads the prompt into the cache."""
+
+Count = Annotated[int, Field(strict=True, ge=0, le=MAX_INT)]
+LastN = Annotated[int, Field(strict=True, ge=-1, le=MAX_INT)]
+"""How many tokens to look back at; -1 is the whole context."""
+
+Milliseconds = Annotated[int, Field(strict=True, ge=0, le=24 * 3600 * 1000)]
+Choices = Annotated[int, Field(strict=True, ge=1, le=MAX_CHOICES)]
+Seed = Annotated[int, Field(strict=True, ge=-(2**63), le=2**64 - 1)]
+Logprobs = Annotated[int, Field(strict=True, ge=0, le=5)]
+TopLogprobs = Annotated[int, Field(strict=True, ge=0, le=20)]
+TokenId = Annotated[int, Field(strict=True, ge=0, le=MAX_INT)]
+
+Temperature = Annotated[float, Field(strict=True, ge=0, le=2, allow_inf_nan=False)]
+Probability = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
+Penalty = Annotated[float, Field(strict=True, ge=-2, le=2, allow_inf_nan=False)]
+Factor = Annotated[float, Field(strict=True, ge=0, le=100, allow_inf_nan=False)]
+"""A factor or exponent of llama-server's samplers."""
+
+Bias = Annotated[float, Field(strict=True, ge=-100, le=100, allow_inf_nan=False)]
+
+Flag = Annotated[bool, Field(strict=True)]
+Text = Annotated[str, Field(strict=True, max_length=MAX_TEXT)]
+JsonText = Annotated[str, Field(strict=True, max_length=1 << 20)]
+"""A text that is parsed, which holds up all other requests meanwhile."""
+
+Name = Annotated[str, Field(strict=True, min_length=1, max_length=256)]
+Label = Annotated[str, Field(strict=True, max_length=1024)]
+"""A text that is passed on or ignored, such as `user`."""
+
+StopText = Annotated[str, Field(strict=True, min_length=1, max_length=1024)]
+StopTexts = Annotated[list[StopText], Field(max_length=MAX_STOPS)]
+TokenIds = Annotated[list[TokenId], Field(max_length=4 << 20)]
+
+LogitBias = Annotated[dict[Annotated[str, Field(max_length=16)], Bias], Field(max_length=1024)]
+"""OpenAI's: token ids, as texts, to what is added to their logits."""
+
+JsonObject = dict[str, Any]
+"""Bounded by the size and depth of the body, which are checked before it is read."""
+
+BY_BEING_A_LIST = Discriminator(lambda value: "list" if isinstance(value, list) else "one")
+"""Tells the member of a union with the tag "list" from the one with the tag "one"."""
+
+TextOr = Annotated[
+    Annotated[Text, Tag("one")] | Annotated[T, Tag("list")],
+    BY_BEING_A_LIST,
+]
+"""A text or a list: `TextOr[list[Part]]`."""
+
+
+def field_of(value: Any, name: str) -> Any:
+    """A field of a JSON object or of a model; None where there is none. For discriminators, which
+    pydantic calls with either."""
+    return value.get(name) if isinstance(value, dict) else getattr(value, name, None)

@@ -1,0 +1,136 @@
+"""Generating the answers of a request: several at once, their seeds, what ended them, and what they
+cost.
+
+Every API makes `GenerationTask`s and reads the chunks of all of them from `stream_all`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dflash_local.errors import ClosedError
+from dflash_local.result import Chunk, Result
+from dflash_local.server.answering.sampling_fields import N_SEEDS
+from dflash_local.server.http.access_log import record_result
+from dflash_local.server.models.served_model import LoadedModel
+from dflash_local.target.vocabulary import Vocabulary
+from dflash_local.worker.job import AsyncChunks
+
+
+@dataclass(frozen=True)
+class GenerationTask:
+    """One answer to generate: token ids of the prompt, keyword arguments of `Model.astream`."""
+
+    prompt: list[int]
+    options: dict[str, Any]
+
+
+def tasks_for(prompt: list[int], options: dict[str, Any], n: int) -> list[GenerationTask]:
+    """`n` answers to one prompt. A seed is the first one's; the others count on from it."""
+    seed = options.get("seed")
+    if seed is None:
+        return [GenerationTask(prompt, options)] * n
+    return [GenerationTask(prompt, {**options, "seed": (seed + i) % N_SEEDS}) for i in range(n)]
+
+
+async def stream_all(
+    loaded: LoadedModel, tasks: Sequence[GenerationTask]
+) -> AsyncIterator[tuple[int, Chunk]]:
+    """The chunks of all tasks as they come, each with the number of its task.
+
+    What is wrong with any task is raised before the first chunk. Closing the iterator, or an error
+    of one task, ends them all within one round. Raises ClosedError where the model is closed
+    meanwhile.
+    """
+    items: asyncio.Queue[tuple[int, Chunk | Exception | None]] = asyncio.Queue()
+
+    async def pump(index: int, chunks: AsyncChunks) -> None:
+        try:
+            async for chunk in chunks:
+                if chunk.result is not None:
+                    record_result(loaded.name, chunk.result)
+                    _check_end(tasks[index], chunk.result)
+                items.put_nowait((index, chunk))
+            items.put_nowait((index, None))
+        except Exception as error:
+            items.put_nowait((index, error))
+
+    streams: list[AsyncChunks] = []
+    pumps: list[asyncio.Future[None]] = []
+    try:
+        for task in tasks:
+            options = {"queue_timeout": loaded.queue_timeout_s, **task.options}
+            streams.append(await loaded.model.asubmit(task.prompt, **options))
+        pumps = [asyncio.ensure_future(pump(i, chunks)) for i, chunks in enumerate(streams)]
+        left = len(pumps)
+        while left:
+            index, item = await items.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                left -= 1
+            else:
+                yield index, item
+    finally:
+        for chunks in streams:
+            chunks.cancel()
+        for running in pumps:
+            running.cancel()
+        if pumps:
+            await asyncio.wait(pumps)
+
+
+def _check_end(task: GenerationTask, result: Result) -> None:
+    """Raises ClosedError for an answer that was cancelled by nobody who waits for it."""
+    cancel = task.options.get("cancel")
+    if result.finish_reason == "cancelled" and not (cancel and cancel.is_set()):
+        raise ClosedError("the model was closed in the middle of this answer")
+
+
+def stop_text(
+    vocabulary: Vocabulary, result: Result, stops: Iterable[str], *, special: bool = False
+) -> str | None:
+    """The one of `stops` that ended a result with the finish reason "stop"; None where the model
+    ended it by itself. `special`: its text includes the names of control tokens."""
+    if result.tokens and vocabulary.ends_text(result.tokens[-1]):
+        return None
+    after = vocabulary.detokenize(result.tokens, special=special)[len(result.text) :]
+    return min(filter(after.startswith, stops), key=len, default=None)
+
+
+def timings(results: Sequence[Result]) -> dict[str, Any]:
+    """Counts and milliseconds under llama-server's names, summed over `results`.
+
+    `cache_n` and `prompt_n` together are the prompt. Of `draft_n` drafted tokens that were
+    verified, `draft_n_accepted` became part of the answer; both are left out where nothing was
+    drafted.
+    """
+    stats = [result.stats for result in results]
+    cached = sum(s.cached_tokens for s in stats)
+    prompt_n = sum(s.prompt_tokens for s in stats) - cached
+    predicted_n = sum(len(result.tokens) for result in results)
+    prompt_ms = 1e3 * sum(s.prompt_s for s in stats)
+    predicted_ms = 1e3 * sum(s.decode_s for s in stats)
+    fields: dict[str, Any] = {
+        "cache_n": cached,
+        "prompt_n": prompt_n,
+        "prompt_ms": round(prompt_ms, 3),
+        "prompt_per_token_ms": _ratio(prompt_ms, prompt_n),
+        "prompt_per_second": _ratio(1e3 * prompt_n, prompt_ms),
+        "predicted_n": predicted_n,
+        "predicted_ms": round(predicted_ms, 3),
+        "predicted_per_token_ms": _ratio(predicted_ms, predicted_n),
+        "predicted_per_second": _ratio(1e3 * predicted_n, predicted_ms),
+    }
+    drafted = sum(s.drafted for s in stats)
+    if drafted:
+        fields["draft_n"] = drafted
+        fields["draft_n_accepted"] = sum(s.accepted for s in stats)
+    return fields
+
+
+def _ratio(a: float, b: float) -> float:
+    return round(a / b, 4) if b > 0 else 0.0

@@ -1,0 +1,129 @@
+"""The fields that all generating requests have, and what they ask of the model."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Discriminator, Field, Tag
+
+from dflash_local.server.answering import bounds
+from dflash_local.server.http.errors import ApiError
+
+DEFAULTS: dict[str, float | int] = {
+    "temperature": 0.8,
+    "top_k": 40,
+    "top_p": 0.95,
+    "min_p": 0.05,
+}
+"""How to sample where a request does not say: as llama-server does.
+
+OpenAI's defaults (temperature 1, top_p 1) draw from the whole vocabulary. Large models bear that;
+from a small quantised one they draw a misplaced token every few sentences, and drafts are worth
+least. A field that a request does set is used as it is, and the others stay: temperature 0 is
+greedy whatever else is set.
+"""
+
+N_SEEDS = 2**32 - 1
+_LEAST_TOP_P = 1e-6
+_BAN = -100
+
+_TopK = Annotated[int, Field(strict=True, ge=-1, le=bounds.MAX_INT)]
+_Grammar = Annotated[str, Field(strict=True, max_length=1 << 20)]
+
+Stop = Annotated[
+    Annotated[bounds.StopText, Tag("one")] | Annotated[bounds.StopTexts, Tag("list")],
+    bounds.BY_BEING_A_LIST,
+]
+"""One text or several. OpenAI takes at most 4, but editors send more."""
+
+DraftWidth = Annotated[
+    Annotated[Literal["auto"], Tag("auto")] | Annotated[bounds.Count, Tag("rows")],
+    Discriminator(lambda value: "auto" if isinstance(value, str) else "rows"),
+]
+
+
+class SamplingFields(BaseModel):
+    """Which token to take and where to end: OpenAI's fields, and llama-server's that editors send.
+
+    `seed` -1 draws one, as leaving it out does. `repetition_penalty` is `repeat_penalty`. This
+    project's own `draft_width` is the verify width: the tokens that a verify pass checks, 0 for
+    plain decoding, "auto" for what pays best; by default the server's. Unknown fields are ignored.
+    """
+
+    temperature: bounds.Temperature | None = None
+    top_p: bounds.Probability | None = None
+    top_k: _TopK | None = None
+    min_p: bounds.Probability | None = None
+    seed: bounds.Seed | None = None
+    presence_penalty: bounds.Penalty | None = None
+    frequency_penalty: bounds.Penalty | None = None
+    repeat_penalty: bounds.Factor | None = None
+    repetition_penalty: bounds.Factor | None = None
+    repeat_last_n: bounds.LastN | None = None
+    logit_bias: bounds.LogitBias | None = None
+    stop: Stop | None = None
+    ignore_eos: bounds.Flag | None = None
+    cache_prompt: bounds.Flag | None = None
+    t_max_predict_ms: bounds.Milliseconds | None = None
+    grammar: _Grammar | None = None
+    draft_width: DraftWidth | None = None
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+def sampling_options(fields: SamplingFields) -> dict[str, Any]:
+    """`fields` as keyword arguments of `Model.astream`. Raises ApiError for a bad token id."""
+    options: dict[str, Any] = dict(DEFAULTS)
+    for name in ("temperature", "min_p", "presence_penalty", "frequency_penalty", "repeat_last_n"):
+        if (value := getattr(fields, name)) is not None:
+            options[name] = value
+    if fields.top_k is not None:
+        options["top_k"] = max(fields.top_k, 0)
+    if fields.top_p is not None:
+        options["top_p"] = max(fields.top_p, _LEAST_TOP_P)  # OpenAI's 0 is the likeliest token only
+    penalty = fields.repeat_penalty if fields.repeat_penalty else fields.repetition_penalty
+    if penalty:
+        options["repeat_penalty"] = penalty
+    if fields.seed is not None and fields.seed != -1:
+        options["seed"] = fields.seed % N_SEEDS
+    if fields.logit_bias:
+        options["logit_bias"] = _biases(fields.logit_bias)
+    if fields.stop is not None:
+        options["stop"] = fields.stop_texts
+    if fields.ignore_eos:
+        options["ignore_eos"] = True
+    if fields.cache_prompt is False:
+        options["cache_prompt"] = False
+    if fields.t_max_predict_ms:
+        options["deadline_s"] = fields.t_max_predict_ms / 1000
+    if fields.draft_width is not None:
+        options["draft_width"] = fields.draft_width
+    if fields.grammar:
+        options["grammar"] = fields.grammar
+    return options
+
+
+def token_limit(name: str, given: int | None) -> int | None:
+    """`max_tokens` as the model takes it: -1, as clients of local servers send, is no limit."""
+    if given == 0:
+        raise ApiError(400, f"{name} is 0; give at least 1, or leave it out", param=name)
+    return None if given == -1 else given
+
+
+def _biases(given: dict[str, float]) -> dict[int, float]:
+    """-100 forbids a token, as with OpenAI; any other value is added to its logit."""
+    biases = {}
+    for key, bias in given.items():
+        if not (key.isascii() and key.isdigit()):
+            raise ApiError(
+                400,
+                f"logit_bias has the key {key!r}; give token ids, as /tokenize returns them",
+                param="logit_bias",
+            )
+        biases[int(key)] = -math.inf if bias <= _BAN else bias
+    return biases

@@ -1,0 +1,117 @@
+"""Log-probabilities of an answer's tokens, in step with its text, in OpenAI's two forms."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dflash_local.result import Chunk
+from dflash_local.sampling.params import TokenLogprob
+from dflash_local.target.vocabulary import Vocabulary
+
+_UNLIKELY = -9999.0
+"""OpenAI's logarithm of almost nothing; JSON has no infinity."""
+
+
+class TokenSpans:
+    """Where tokens stand in the text that they make."""
+
+    def __init__(self, vocabulary: Vocabulary, *, special: bool = False) -> None:
+        self._vocabulary = vocabulary
+        self._special = special
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._end = 0
+
+    def push(self, token: int) -> range:
+        """The characters that `token` completes. One that completes none has an empty range, where
+        its character begins."""
+        piece = self._vocabulary.piece(token, special=self._special)
+        start, self._end = self._end, self._end + len(self._decoder.decode(piece))
+        return range(start, self._end)
+
+
+@dataclass(frozen=True)
+class PlacedLogprob:
+    """A token's log-probability, and the character of the answer's text where the token begins."""
+
+    offset: int
+    logprob: TokenLogprob
+
+
+class LogprobStream:
+    """Gives tokens only after the text that they begin with has been shown: so neither a stop text
+    nor an end of text is among them."""
+
+    def __init__(self, vocabulary: Vocabulary, *, special: bool = False) -> None:
+        self._spans = TokenSpans(vocabulary, special=special)
+        self._logprobs: list[PlacedLogprob] = []
+        self._n_characters = 0
+        self._n_shown = 0
+        self._n_taken = 0
+
+    def push(self, chunk: Chunk) -> None:
+        self._n_characters += len(chunk.text)
+        for logprob in chunk.logprobs:
+            self._logprobs.append(PlacedLogprob(self._spans.push(logprob.token).start, logprob))
+        for placed in self._logprobs[self._n_shown :]:
+            if placed.offset >= self._n_characters:
+                break
+            self._n_shown += 1
+
+    @property
+    def shown(self) -> list[PlacedLogprob]:
+        """All tokens whose text has begun."""
+        return self._logprobs[: self._n_shown]
+
+    def take(self) -> list[PlacedLogprob]:
+        """Those of them that are new since the last call."""
+        new = self._logprobs[self._n_taken : self._n_shown]
+        self._n_taken = self._n_shown
+        return new
+
+
+def chat_logprobs(vocabulary: Vocabulary, placed: Sequence[PlacedLogprob]) -> dict[str, Any]:
+    """`logprobs` of a chat's choice."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        piece = vocabulary.piece(token, special=True)
+        return {
+            "token": _text(piece),
+            "logprob": max(logprob, _UNLIKELY),
+            "bytes": list(piece),
+        }
+
+    content = [
+        entry(each.logprob.token, each.logprob.logprob)
+        | {"top_logprobs": [entry(token, logprob) for token, logprob in each.logprob.top]}
+        for each in placed
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(vocabulary: Vocabulary, placed: Sequence[PlacedLogprob]) -> dict[str, Any]:
+    """`logprobs` of a completion's choice. Each token is among the likeliest of its place, whether
+    it is one of them or not."""
+    tops: list[dict[str, float]] = []
+    for each in placed:
+        top: dict[str, float] = {}
+        for token, logprob in (*each.logprob.top, (each.logprob.token, each.logprob.logprob)):
+            text = _text(vocabulary.piece(token, special=True))
+            top[text] = max(logprob, top.get(text, _UNLIKELY))
+        tops.append(top)
+    return {
+        "tokens": [_text(vocabulary.piece(each.logprob.token, special=True)) for each in placed],
+        "token_logprobs": [max(each.logprob.logprob, _UNLIKELY) for each in placed],
+        "top_logprobs": tops,
+        "text_offset": [each.offset for each in placed],
+    }
+
+
+def _text(piece: bytes) -> str:
+    """A token's text; its bytes as OpenAI writes them where it is only a part of a character."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)

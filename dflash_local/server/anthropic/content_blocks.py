@@ -1,0 +1,86 @@
+"""The content blocks of a message and their events, while the answer arrives.
+
+Deltas of a chat's answer come in. Each run of reasoning, each run of text and each call becomes a
+block: it starts, grows, and stops before the next one starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic_core import from_json
+
+from dflash_local.server.http.event_stream import NamedEvent
+
+
+def event(kind: str, **data: Any) -> NamedEvent:
+    """An event, which is named as its type is."""
+    return NamedEvent(kind, {"type": kind, **data})
+
+
+class ContentBlocks:
+    """`content` has the blocks so far, as the whole message has them. Without `thinking`, reasoning
+    is left out."""
+
+    def __init__(self, *, thinking: bool) -> None:
+        self.content: list[dict[str, Any]] = []
+        self._thinking = thinking
+        self._is_open = False
+        self._input = ""
+
+    def take(self, delta: Mapping[str, Any]) -> Iterator[NamedEvent]:
+        """The events of one delta of a chat's message."""
+        if self._thinking and delta.get("reasoning_content"):
+            yield from self._text("thinking", delta["reasoning_content"])
+        if delta.get("content"):
+            yield from self._text("text", delta["content"])
+        for call in delta.get("tool_calls", ()):
+            yield from self._call(call)
+
+    def close(self) -> Iterator[NamedEvent]:
+        """The event that ends the open block, if there is one."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        block = self.content[-1]
+        if block["type"] == "tool_use":
+            block["input"] = _object(self._input)
+        yield self._event("content_block_stop")
+
+    def _text(self, kind: str, text: str) -> Iterator[NamedEvent]:
+        if not self._is_open or self.content[-1]["type"] != kind:
+            # Anthropic signs reasoning; here nothing does, and nothing asks for the signature.
+            unsigned = {"signature": ""} if kind == "thinking" else {}
+            yield from self._start({"type": kind, kind: "", **unsigned})
+        self.content[-1][kind] += text
+        yield self._event("content_block_delta", delta={"type": f"{kind}_delta", kind: text})
+
+    def _call(self, call: Mapping[str, Any]) -> Iterator[NamedEvent]:
+        function = call["function"]
+        if "name" in function:
+            block = {"type": "tool_use", "id": call["id"], "name": function["name"], "input": {}}
+            yield from self._start(block)
+            self._input = ""
+        if function["arguments"]:
+            self._input += function["arguments"]
+            delta = {"type": "input_json_delta", "partial_json": function["arguments"]}
+            yield self._event("content_block_delta", delta=delta)
+
+    def _start(self, block: dict[str, Any]) -> Iterator[NamedEvent]:
+        yield from self.close()
+        self._is_open = True
+        self.content.append(block)
+        yield self._event("content_block_start", content_block=dict(block))
+
+    def _event(self, kind: str, **data: Any) -> NamedEvent:
+        return event(kind, index=len(self.content) - 1, **data)
+
+
+def _object(text: str) -> dict[str, Any]:
+    """The fields of a JSON object; of one that was cut off those that are complete."""
+    try:
+        found = from_json(text, allow_inf_nan=False, allow_partial=True)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

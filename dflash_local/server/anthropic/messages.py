@@ -1,0 +1,147 @@
+"""`/v1/messages`: https://platform.claude.com/docs/en/api/messages."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
+
+from dflash_local.model import Model
+from dflash_local.server.answering.api_answer import pool_of, respond
+from dflash_local.server.answering.chat_answer import ChatAnswer
+from dflash_local.server.answering.generation import (
+    GenerationTask,
+    stop_text,
+    stream_all,
+    timings,
+)
+from dflash_local.server.answering.prepared_chat import PreparedChat, prepare_chat
+from dflash_local.server.answering.tools import tool_use
+from dflash_local.server.anthropic.content_blocks import ContentBlocks, event
+from dflash_local.server.anthropic.errors import RESPONSES
+from dflash_local.server.anthropic.schema import CountRequest, MessagesRequest
+from dflash_local.server.http.event_stream import NamedEvent, event_form
+from dflash_local.server.models.served_model import LoadedModel
+
+router = APIRouter(responses=RESPONSES)
+
+_EVENTS = event_form(done=None, keep_alive=event("ping"), name_error=True)
+
+
+@router.post("/v1/messages")
+async def create_message(request: Request, body: MessagesRequest) -> Response:
+    """Answer a conversation, in one piece or as a stream of named events."""
+
+    async def begin(loaded: LoadedModel) -> _MessageAnswer:
+        return _MessageAnswer(loaded, body, await run_in_threadpool(_prepare, loaded.model, body))
+
+    return await respond(request, body.model, begin, _EVENTS if body.stream else None)
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_tokens(request: Request, body: CountRequest) -> dict[str, int]:
+    """How many tokens the prompt of a conversation has. Nothing is generated."""
+    async with pool_of(request).use(body.model) as loaded:
+        chat = await run_in_threadpool(_prepare, loaded.model, body)
+    return {"input_tokens": len(chat.prompt)}
+
+
+def _prepare(model: Model, body: CountRequest) -> PreparedChat:
+    messages = body.chat_messages()
+    begun = ""
+    if len(messages) > 1 and messages[-1]["role"] == "assistant":
+        last = messages[-1]
+        if "tool_calls" not in last:
+            begun = "".join(part["text"] for part in messages.pop()["content"])
+    return prepare_chat(
+        model,
+        messages,
+        tools=tool_use(body.functions, body.choice, parallel=body.parallel),
+        schema=body.schema_of_answer,
+        reasoning_effort=body.effort,
+        template_kwargs={"enable_thinking": body.thinks},
+        begun=begun,
+    )
+
+
+class _MessageAnswer:
+    """The answer to one request."""
+
+    def __init__(self, loaded: LoadedModel, body: MessagesRequest, chat: PreparedChat) -> None:
+        self._loaded = loaded
+        self._body = body
+        self._dialect = chat.dialect
+        self._task = GenerationTask(chat.prompt, chat.options(body, max_tokens=body.max_tokens))
+        self._answer = ChatAnswer(loaded.model, chat)
+        is_shown = body.thinking is not None and body.thinking.display != "omitted"
+        self._blocks = ContentBlocks(thinking=body.thinks and is_shown)
+        self._id = f"msg_{secrets.token_hex(12)}"
+
+    async def whole(self) -> Response:
+        async for _ in self.events():
+            pass
+        message = {**self._message(), **self._end(), "usage": self._usage()}
+        return JSONResponse({**message, "timings": timings([self._answer.result])})
+
+    async def events(self) -> AsyncIterator[NamedEvent]:
+        blocks = self._blocks
+        begun = False
+        async for _, chunk in stream_all(self._loaded, [self._task]):
+            if not begun:
+                begun = True
+                yield event("message_start", message=self._message())
+            for delta in self._answer.take(chunk):
+                for made in blocks.take(delta):
+                    yield made
+        for made in blocks.close():
+            yield made
+        costs = {"usage": self._usage(), "timings": timings([self._answer.result])}
+        yield event("message_delta", delta=self._end(), **costs)
+        yield event("message_stop")
+
+    def _message(self) -> dict[str, Any]:
+        """The message without its end, which says how much of the prompt was in a cache."""
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._loaded.name,
+            "content": list(self._blocks.content),
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _usage(len(self._task.prompt), cached=0, output=0),
+        }
+
+    def _end(self) -> dict[str, Any]:
+        """What ended the message."""
+        result = self._answer.result
+        if self._answer.finish_reason == "tool_calls":
+            return {"stop_reason": "tool_use", "stop_sequence": None}
+        if self._answer.finish_reason == "length":
+            is_full = len(result.tokens) < self._body.max_tokens
+            reason = "model_context_window_exceeded" if is_full else "max_tokens"
+            return {"stop_reason": reason, "stop_sequence": None}
+        vocabulary = self._loaded.model.target.vocabulary
+        text = stop_text(vocabulary, result, self._body.stop_texts, special=self._dialect.special)
+        return {"stop_reason": "stop_sequence" if text else "end_turn", "stop_sequence": text}
+
+    def _usage(self) -> dict[str, Any]:
+        result = self._answer.result
+        stats = result.stats
+        usage = _usage(stats.prompt_tokens, cached=stats.cached_tokens, output=len(result.tokens))
+        details = {"thinking_tokens": self._answer.n_reasoning_tokens}
+        return {**usage, "output_tokens_details": details}
+
+
+def _usage(n_prompt: int, *, cached: int, output: int) -> dict[str, Any]:
+    """`input_tokens` are those that were not in the cache."""
+    return {
+        "input_tokens": n_prompt - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": output,
+    }

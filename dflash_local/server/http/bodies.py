@@ -1,0 +1,121 @@
+"""Request bodies, checked before anything else reads them: their size, the time that they take,
+whether they are JSON, and how many values that JSON holds."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pydantic_core import from_json
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dflash_local.server.http.errors import ApiError
+from dflash_local.server.http.settings import ServerSettings
+
+_MOST_VALUES = 300_000
+"""More than a prompt of the longest context as token ids. Python reads as many in 0.1 s, during
+which all other clients wait; eight megabytes of `[],[],` would take seconds."""
+
+
+class BodyCheck:
+    """Middleware that reads each request's body to its end, and passes it on or refuses it."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        self._app = app
+        self._max = settings.max_body
+        self._seconds = settings.body_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        declared = headers.get("content-length", "0")
+        if declared.isdecimal() and int(declared) > self._max:
+            raise self._too_large()
+        try:
+            body = await asyncio.wait_for(self._read(receive), self._seconds)
+        except asyncio.TimeoutError:
+            raise ApiError(
+                408,
+                f"the body did not arrive within {self._seconds:g} seconds",
+                headers={"Connection": "close"},
+            ) from None
+        if body is None:  # the client has left
+            return
+        if body:
+            _check(headers.get("content-type", ""), body)
+        await self._app(scope, _replayed(body, receive), send)
+
+    async def _read(self, receive: Receive) -> bytes | None:
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            body += message.get("body", b"")
+            if len(body) > self._max:
+                raise self._too_large()
+            if not message.get("more_body", False):
+                return bytes(body)
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            413,
+            f"the body is larger than {self._max} bytes; send less text",
+            code="body_too_large",
+            headers={"Connection": "close"},
+        )
+
+
+def _check(content_type: str, body: bytes) -> None:
+    """Refuse what is not JSON, or what FastAPI's own parser would accept or recurse into too
+    deeply."""
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(
+            415,
+            f"the content type is {kind[:100] or 'missing'!r}; send JSON, with "
+            "'Content-Type: application/json'",
+            code="unsupported_media_type",
+        )
+    if _n_values(body) > _MOST_VALUES:
+        raise ApiError(
+            413,
+            f"the body holds more than {_MOST_VALUES} values; send a prompt as a text, or less",
+            code="body_too_large",
+        )
+    try:
+        from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}") from None
+
+
+def _n_values(body: bytes) -> int:
+    """How many values a JSON text has, or a few more: each follows a comma, or is the first inside
+    of brackets. The first, quick count includes marks inside of texts, and is mostly low enough."""
+    n = _n_marks(body)
+    if n > _MOST_VALUES:
+        bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+        n = bare.count(b'"') // 2
+        if n <= _MOST_VALUES:
+            n = _n_marks(b"".join(bare.split(b'"')[::2]))
+    return n
+
+
+def _n_marks(text: bytes) -> int:
+    return sum(map(text.count, (b",", b"[", b"{")))
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """A channel that gives the body, and then what comes after it: the client's disconnect."""
+    unread = True
+
+    async def replay() -> Message:
+        nonlocal unread
+        if unread:
+            unread = False
+            return {"type": "http.request", "body": body, "more_body": False}
+        return await receive()
+
+    return replay

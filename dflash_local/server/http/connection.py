@@ -1,0 +1,117 @@
+"""One client's connection: uvicorn's, with limits where uvicorn has none."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from asyncio import TimerHandle
+from http import HTTPStatus
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from dflash_local.server.http.errors import ApiError, unavailable
+from dflash_local.server.http.settings import ServerSettings
+
+
+def connection_class(settings: ServerSettings) -> type[H11Protocol]:
+    """The protocol for uvicorn's `http` option."""
+
+    class Connection(BoundedConnection):
+        limits = settings
+
+    return Connection
+
+
+class BoundedConnection(H11Protocol):
+    """Is closed when a client does not finish a request's head, or does not read its answer.
+
+    A slow reader does not stop the model: the answer waits in memory until the connection is cut.
+    """
+
+    limits: ServerSettings
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._head_timer: TimerHandle | None = None
+        self._unread_timer: TimerHandle | None = None
+        self._abort_timer: TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.max_connections:
+            transport.write(_raw(unavailable("too many connections", code="too_many_connections")))
+            self._close()
+        else:
+            self._head_timer = self.loop.call_later(self.limits.head_s, self._close)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        # After a request was refused, the rest of its body may still arrive.
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if answering:
+            self._stop(self._head_timer)
+            self._head_timer = None
+        elif self._head_timer is None and self.timeout_keep_alive_task is None:
+            self._head_timer = self.loop.call_later(self.limits.head_s, self._close)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._unread_timer is None:
+            self._unread_timer = self.loop.call_later(self.limits.read_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop(self._unread_timer)
+        self._unread_timer = None
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._abort_later()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._abort_later()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        for timer in (self._head_timer, self._unread_timer, self._abort_timer):
+            self._stop(timer)
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn calls this for anything that is not HTTP."""
+        try:
+            self.conn.send(h11.Response(status_code=400, headers=[("connection", "close")]))
+        except h11.LocalProtocolError:  # an answer has already begun
+            self.transport.close()
+            return
+        self.transport.write(_raw(ApiError(400, "this is not a valid HTTP request")))
+        self._close()
+
+    def _close(self) -> None:
+        self.transport.close()
+        self._abort_later()
+
+    def _abort_later(self) -> None:
+        """`close` alone waits for the client to read the rest, however long that takes."""
+        if self._abort_timer is None:
+            self._abort_timer = self.loop.call_later(self.limits.read_s, self.transport.abort)
+
+    @staticmethod
+    def _stop(timer: TimerHandle | None) -> None:
+        if timer is not None:
+            timer.cancel()
+
+
+def _raw(error: ApiError) -> bytes:
+    body = json.dumps(error.body()).encode()
+    head = [
+        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+        *(f"{name}: {value}" for name, value in error.headers.items()),
+        "connection: close",
+    ]
+    return "\r\n".join(head).encode() + b"\r\n\r\n" + body

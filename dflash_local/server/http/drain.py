@@ -1,0 +1,71 @@
+"""Draining: which requests run, and whether new ones are still accepted. `/health` says so."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from dflash_local.server.http.errors import unavailable
+
+HEALTH_PATHS = frozenset({"/health", "/v1/health"})
+"""These are always answered, and without a key."""
+
+router = APIRouter()
+
+
+class Drain:
+    """Counts running requests; while draining, no new one begins. One event loop owns it."""
+
+    def __init__(self) -> None:
+        self.draining = False
+        self.n_running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def idle(self) -> None:
+        """Wait until no request runs."""
+        await self._idle.wait()
+
+    def begin(self) -> None:
+        self.n_running += 1
+        self._idle.clear()
+
+    def end(self) -> None:
+        self.n_running -= 1
+        if not self.n_running:
+            self._idle.set()
+
+
+class DrainCheck:
+    """Middleware that refuses requests while the server drains, except to `HEALTH_PATHS`."""
+
+    def __init__(self, app: ASGIApp, drain: Drain) -> None:
+        self._app = app
+        self._drain = drain
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in HEALTH_PATHS:
+            await self._app(scope, receive, send)
+            return
+        if self._drain.draining:
+            raise unavailable(
+                "the server is shutting down and takes no new requests", code="shutting_down"
+            )
+        self._drain.begin()
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._drain.end()
+
+
+@router.get("/health")
+@router.head("/health", include_in_schema=False)
+@router.get("/v1/health", include_in_schema=False)
+async def health(request: Request) -> JSONResponse:
+    """`{"status": "ok"}`; while the server drains, 503 and "draining"."""
+    if request.app.state.drain.draining:
+        return JSONResponse({"status": "draining"}, 503, headers={"Retry-After": "5"})
+    return JSONResponse({"status": "ok"})

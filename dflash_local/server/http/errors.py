@@ -1,0 +1,266 @@
+"""Errors: whatever goes wrong becomes one line in the form of the API that the request went to.
+
+No client ever sees a traceback.
+"""
+
+from __future__ import annotations
+
+import logging
+import reprlib
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dflash_local.errors import (
+    ClosedError,
+    ContextFullError,
+    InputError,
+    QueueFullError,
+    QueueTimeoutError,
+)
+
+log = logging.getLogger("dflash_local.server")
+
+REFUSED = "refused"
+"""The type of a `PydanticCustomError` whose message says everything."""
+
+_SHOWN = reprlib.Repr()
+_SHOWN.maxstring = _SHOWN.maxother = 60
+
+
+class ErrorDetail(BaseModel):
+    """What is wrong, of which kind, in which field, and a code for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer that is an error."""
+
+    error: ErrorDetail
+
+
+class ApiError(Exception):
+    """An answer that is an error: `{"error": {"message", "type", "param", "code"}}`."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """The JSON of the answer, in OpenAI's form."""
+        fields = {
+            "message": self.message,
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+        }
+        return {"error": fields}
+
+    def response(self, scope: Scope) -> JSONResponse:
+        """The answer to the request of `scope`, in the form of its API."""
+        status, body = form_of(scope)(self)
+        return JSONResponse(body, status, headers=self.headers)
+
+
+ErrorForm = Callable[[ApiError], tuple[int, dict[str, Any]]]
+"""Status and body of an error in one API."""
+
+_FORMS_OF_PATHS: dict[str, ErrorForm] = {}
+_FORMS_OF_HEADERS: dict[str, ErrorForm] = {}
+
+
+def error_form(*paths: str, header: str | None = None) -> Callable[[ErrorForm], ErrorForm]:
+    """A decorator: the function writes the errors of requests to `paths` and to everything below
+    them, and those of requests with `header`, whatever their path."""
+
+    def register(form: ErrorForm) -> ErrorForm:
+        _FORMS_OF_PATHS.update(dict.fromkeys(paths, form))
+        if header is not None:
+            _FORMS_OF_HEADERS[header] = form
+        return form
+
+    return register
+
+
+def form_of(scope: Scope) -> ErrorForm:
+    """How to write errors of the request of `scope`."""
+    path = scope["path"]
+    for prefix, form in _FORMS_OF_PATHS.items():
+        if path == prefix or path.startswith(f"{prefix}/"):
+            return form
+    headers = Headers(scope=scope)
+    return next((form for name, form in _FORMS_OF_HEADERS.items() if name in headers), _openai)
+
+
+def _openai(error: ApiError) -> tuple[int, dict[str, Any]]:
+    return error.status, error.body()
+
+
+def error_responses(body: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """What /openapi.json says of errors that have such a body."""
+    return {
+        "4XX": {"model": body, "description": "The request is refused, and why."},
+        "5XX": {"model": body, "description": "The server cannot answer now, or failed."},
+    }
+
+
+def api_error(error: BaseException) -> ApiError:
+    """What a client is told of `error`. Of an unexpected one the details go to the log alone."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestValidationError):
+        return _invalid(error)
+    if isinstance(error, HTTPException):
+        return _http(error)
+    if isinstance(error, ContextFullError):
+        return ApiError(400, str(error), code="context_length_exceeded")
+    if isinstance(error, InputError):
+        return ApiError(400, str(error))
+    if isinstance(error, QueueFullError):
+        return ApiError(
+            429,
+            str(error),
+            type="rate_limit_error",
+            code="queue_full",
+            headers={"Retry-After": str(error.retry_after)},
+        )
+    if isinstance(error, QueueTimeoutError):
+        return unavailable(str(error), code="queue_timeout")
+    if isinstance(error, ClosedError):
+        return unavailable("the server is shutting down", code="shutting_down")
+    log_crash(error)
+    return ApiError(
+        500,
+        "the server failed at this request; its log says more",
+        type="server_error",
+        code="internal_error",
+    )
+
+
+def unavailable(message: str, *, code: str, retry_after_s: int = 5) -> ApiError:
+    """503, and when to try again."""
+    return ApiError(
+        503,
+        message,
+        type="unavailable_error",
+        code=code,
+        headers={"Retry-After": str(retry_after_s)},
+    )
+
+
+def log_crash(error: BaseException) -> None:
+    """Log where an error came from, but not its message, which may hold a piece of a prompt."""
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    log.error("a request failed with %s\n%s", type(error).__name__, frames.rstrip())
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Write the errors that FastAPI would answer by itself in our form. `ErrorHandling` does so
+    with all others."""
+
+    async def handle(request: Request, error: Exception) -> JSONResponse:
+        return api_error(error).response(request.scope)
+
+    for kind in (RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, handle)
+
+
+class ErrorHandling:
+    """Middleware that answers errors raised inside of it. Where an answer has already begun, it is
+    broken off."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def watch(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        except Exception as error:
+            answer = api_error(error)
+            if not started:
+                await answer.response(scope)(scope, receive, send)
+
+
+def _http(error: HTTPException) -> ApiError:
+    messages = {
+        404: "there is no such route; /openapi.json lists the routes",
+        405: "this route does not take this method; /openapi.json lists the methods of each",
+    }
+    is_default = error.detail == HTTPStatus(error.status_code).phrase
+    message = messages.get(error.status_code) if is_default else None
+    return ApiError(
+        error.status_code,
+        message or str(error.detail),
+        code={404: "not_found", 405: "method_not_allowed"}.get(error.status_code),
+        headers=error.headers,
+    )
+
+
+def _invalid(error: RequestValidationError) -> ApiError:
+    """The first fault of a body: where it is, what is wrong, and what was given."""
+    fault = error.errors()[0]
+    source, *location = fault["loc"]
+    param = _path(error.body, location) if source == "body" else ".".join(map(str, location))
+    return ApiError(400, f"{param or 'the body'}: {_message(fault, param)}", param=param)
+
+
+def _message(fault: ErrorDetails, param: str | None) -> str:
+    kind, message = fault["type"], fault["msg"].removeprefix("Value error, ")
+    if kind == "union_tag_invalid":
+        given = fault["ctx"]
+        expected = given["expected_tags"].replace("'", "")
+        name = given["discriminator"].strip("'")
+        return f"the {name} is {str(given['tag'])[:60]!r}; expected one of {expected}"
+    if kind == "union_tag_not_found":
+        return f"expected an object with a {fault['ctx']['discriminator'].strip(chr(39))}"
+    if kind in ("missing", "value_error", REFUSED) or not param:
+        return message
+    return f"{message}, not {_SHOWN.repr(fault['input'])}"
+
+
+def _path(body: Any, location: Sequence[Any]) -> str | None:
+    """`messages[0].content`: a location without the parts that name only types of ours."""
+    path = ""
+    for i, part in enumerate(location):
+        if isinstance(body, dict) and isinstance(part, str) and part in body:
+            body, path = body[part], f"{path}.{part}"
+        elif isinstance(body, list) and isinstance(part, int) and part < len(body):
+            body, path = body[part], f"{path}[{part}]"
+        elif i == len(location) - 1 and isinstance(body, dict) and isinstance(part, str):
+            path = f"{path}.{part}"  # a field that is missing
+    return path.removeprefix(".")[:200] or None

@@ -1,0 +1,214 @@
+"""Answers as streams: server-sent events, or Ollama's lines of JSON.
+
+The model never waits for a client: how long one may leave its answer unread is up to the connection
+(`connection.py`), and the slot is free as soon as the answer is complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from dflash_local.server.http.errors import api_error, form_of
+
+T = TypeVar("T")
+
+KEEP_ALIVE_S = 5.0
+"""After this time without an event a comment is sent, so that no proxy closes the connection."""
+
+_COMMENT = b": \n\n"
+
+
+@dataclass(frozen=True)
+class NamedEvent:
+    """An event with an `event:` line, as `/v1/responses` and `/v1/messages` have them."""
+
+    name: str
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Comment:
+    """One line for people who look at the stream. Programs skip it."""
+
+    text: str
+
+
+ServerEvent = str | Mapping[str, Any] | NamedEvent | Comment
+"""A JSON text, an object to write as JSON, the same with a name, or a comment."""
+
+
+@dataclass(frozen=True)
+class StreamForm:
+    """How one API writes a stream.
+
+    `keep_alive` is sent while there is nothing else to send, and after a comment. `has_comments`:
+    the form can have comments.
+    """
+
+    media_type: str
+    encode: Callable[[Any], bytes]
+    encode_error: Callable[[Any], bytes]
+    keep_alive: bytes
+    end: bytes
+    has_comments: bool
+
+    def item(self, item: Any) -> bytes:
+        """The bytes of an item; none for a comment where there can be none."""
+        if not isinstance(item, Comment):
+            return self.encode(item)
+        if not self.has_comments:
+            return b""
+        return self.encode(item) + (b"" if self.keep_alive == _COMMENT else self.keep_alive)
+
+
+def event_form(
+    *, done: str | None = "[DONE]", keep_alive: ServerEvent | None = None, name_error: bool = False
+) -> StreamForm:
+    """Server-sent events, with `done` after the last one.
+
+    `keep_alive` is an event; without it a comment is sent. `name_error` gives the event of an error
+    the name "error".
+    """
+    return StreamForm(
+        media_type="text/event-stream",
+        encode=_event,
+        encode_error=(lambda body: _event(NamedEvent("error", body))) if name_error else _event,
+        keep_alive=_COMMENT if keep_alive is None else _event(keep_alive),
+        end=b"" if done is None else _event(done),
+        has_comments=True,
+    )
+
+
+def _event(event: ServerEvent) -> bytes:
+    """Raises ValueError for NaN and infinity, which JSON does not have."""
+    head, data = "", event
+    if isinstance(event, Comment):
+        return f": {event.text}\n\n".encode()
+    if isinstance(event, NamedEvent):
+        head, data = f"event: {event.name}\n", event.data
+    text = data if isinstance(data, str) else _json(data)
+    return f"{head}data: {text}\n\n".encode()
+
+
+def _line(data: Any) -> bytes:
+    return f"{_json(data)}\n".encode()
+
+
+def _json(data: Any) -> str:
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+LINES = StreamForm(
+    media_type="application/x-ndjson",
+    encode=_line,
+    encode_error=_line,
+    keep_alive=b"",
+    end=b"",
+    has_comments=False,
+)
+"""A line of JSON for each item. Nothing is sent while there are none: clients would take any line
+for a part of the answer."""
+
+
+class AnswerStream(Response):
+    """A response of `events`, written in `form`.
+
+    An error before the first event is raised, so that it gets a status of its own; a later one
+    becomes the last event. `events` is closed however the stream ends, so that a client that leaves
+    frees its slot within one round.
+    """
+
+    def __init__(self, events: AsyncIterator[Any], form: StreamForm) -> None:
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(headers=headers, media_type=form.media_type)
+        del self.headers["content-length"]
+        self._events = events
+        self._form = form
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await unless_gone(self._send_all(scope, send), receive)
+
+    async def _send_all(self, scope: Scope, send: Send) -> None:
+        try:
+            await self._send_events(send)
+        except Exception as error:
+            if not self._started:
+                raise
+            _, body = form_of(scope)(api_error(error))
+            await self._write(send, self._form.encode_error(body))
+        else:
+            await self._write(send, self._form.end)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_events(self, send: Send) -> None:
+        coming: asyncio.Future[Any] = asyncio.ensure_future(_next(self._events))
+        try:
+            while True:
+                await asyncio.wait({coming}, timeout=KEEP_ALIVE_S)
+                if not coming.done():
+                    if self._form.keep_alive:
+                        await self._write(send, self._form.keep_alive)
+                    continue
+                try:
+                    event = coming.result()
+                except StopAsyncIteration:
+                    return
+                if data := self._form.item(event):
+                    await self._write(send, data)
+                coming = asyncio.ensure_future(_next(self._events))
+        finally:
+            coming.cancel()
+            await asyncio.wait({coming})
+            await _close(self._events)
+
+    async def _write(self, send: Send, data: bytes) -> None:
+        if not self._started:
+            self._started = True
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                }
+            )
+        if data:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
+    """The result of `work`, or None where the client leaves before there is one: `work` is
+    cancelled then."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        gone.cancel()
+        working.cancel()
+        await asyncio.wait({gone, working})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _next(events: AsyncIterator[Any]) -> Any:
+    return await events.__anext__()
+
+
+async def _close(events: AsyncIterator[Any]) -> None:
+    close = getattr(events, "aclose", None)
+    if close is not None:
+        with suppress(Exception):
+            await close()

@@ -1,0 +1,162 @@
+"""Who is answered: pages and programs of this machine, and everybody who has a key.
+
+A page of any website can send requests to a server on its visitor's machine. Two headers give them
+away: Origin; and Host, where the website's own name was made to point to this machine (DNS
+rebinding). Both are refused before any work is done. The checks are plain ASGI, so that streams and
+a client's disconnect pass through unchanged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable, Set
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from dflash_local.errors import InputError
+from dflash_local.server.http.errors import ApiError
+from dflash_local.server.http.settings import ServerSettings
+
+LOOPBACK_ORIGIN = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?"
+"""The Origin header of this machine's own pages, from whatever port."""
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:]+)(:\d{1,5})?")
+
+
+def check_exposure(settings: ServerSettings) -> None:
+    """Refuse to serve other machines, or all websites, without a key. Raises InputError."""
+    if settings.api_keys:
+        return
+    if not is_loopback(settings.host):
+        raise InputError(
+            f"--host {settings.host} lets other machines in, and no key is set: add --api-key-file "
+            "FILE (or --api-key, or DFLASH_LOCAL_API_KEY), or leave out --host to serve this "
+            "machine alone"
+        )
+    if "*" in settings.cors_origins:
+        raise InputError(
+            "--cors-origin '*' lets any website use this server, and no key is set: name the "
+            "origins, or add --api-key-file FILE"
+        )
+
+
+class HostCheck:
+    """Middleware that refuses requests that call the server by a name that is not its own."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        self._app = app
+        self._names = frozenset(
+            name.lower().strip("[]")
+            for name in (*_LOOPBACK, settings.host, *settings.allowed_hosts)
+        )
+        # A website's name is never an address: where other machines may call, any address will do.
+        self._any_address = not is_loopback(settings.host)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self._is_ours(Headers(scope=scope).getlist("host")):
+            error = ApiError(
+                403,
+                "the Host header is missing or names another host; call this server by its own "
+                "name, or start it with --allowed-host NAME",
+                code="host_not_allowed",
+            )
+            await error.response(scope)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _is_ours(self, given: list[str]) -> bool:
+        match = _HOST.fullmatch(given[0].lower()) if len(given) == 1 else None
+        if match is None:
+            return False
+        name = match[1].strip("[]")
+        return name in self._names or (self._any_address and _is_address(name))
+
+
+class OriginCheck:
+    """Middleware that refuses requests from pages of other origins than this machine's, the
+    server's own and the allowed ones. `HostCheck` comes before it, and has checked the name of the
+    server's own origin."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        self._app = app
+        self._allowed = frozenset(settings.cors_origins)
+        self._loopback = re.compile(LOOPBACK_ORIGIN)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
+        origins, own = headers.getlist("origin"), headers.get("host", "").lower()
+        if all(self._is_allowed(origin, own) for origin in origins):
+            await self._app(scope, receive, send)
+            return
+        error = ApiError(
+            403,
+            "pages of this origin may not use this server; start it with --cors-origin ORIGIN to "
+            "allow one",
+            code="origin_not_allowed",
+        )
+        await error.response(scope)(scope, receive, send)
+
+    def _is_allowed(self, origin: str, own: str) -> bool:
+        known = origin in self._allowed or "*" in self._allowed
+        known = known or origin in (f"http://{own}", f"https://{own}")
+        return known or self._loopback.fullmatch(origin) is not None
+
+
+class KeyCheck:
+    """Middleware that asks for one of the keys, as `Authorization: Bearer KEY` or `x-api-key: KEY`,
+    except for `open_paths`."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings, open_paths: Set[str]) -> None:
+        self._app = app
+        self._open_paths = open_paths
+        self._keys = [_digest(key) for key in settings.api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        needed = scope["type"] == "http" and self._keys and scope["path"] not in self._open_paths
+        if needed and not self._knows(_given_keys(Headers(scope=scope))):
+            raise ApiError(
+                401,
+                "a key is needed, and none or a wrong one was given; send it as "
+                "'Authorization: Bearer KEY'",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        await self._app(scope, receive, send)
+
+    def _knows(self, given: Iterable[str]) -> bool:
+        # Each is compared with all, so that the time tells nothing about how much was right.
+        digests = [_digest(key) for key in given]
+        return any([hmac.compare_digest(a, b) for a in digests for b in self._keys])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether other machines cannot reach a server that listens on `host`."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(entry[4][0]).is_loopback for entry in found)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _given_keys(headers: Headers) -> list[str]:
+    bearers = [value.partition(" ") for value in headers.getlist("authorization")]
+    keys = [key.strip() for scheme, _, key in bearers if scheme.lower() == "bearer"]
+    return keys + headers.getlist("x-api-key")
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()

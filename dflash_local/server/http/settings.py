@@ -1,0 +1,35 @@
+"""What a server is set up with, apart from its models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Where a server listens, whom it answers, and its limits.
+
+    `api_keys`: any of them opens everything; where there are none, no key is needed.
+    `cors_origins`: the web origins that may send requests, besides those of this machine.
+    `allowed_hosts`: the names by which the server may be called, besides `host` and this machine's.
+    `drain_s`: seconds that running answers get to finish after SIGTERM.
+    `max_body`: bytes of a request's body.
+    `send_buffer`: bytes that the kernel may hold for a client that does not read; its own default
+    would be megabytes.
+    A client gets `head_s` seconds to send a request's head, `body_s` to send its body, `read_s` to
+    read what is written to it, and `keep_alive_s` to send another request.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    api_keys: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    drain_s: float = 60.0
+    max_body: int = 8 << 20
+    max_connections: int = 512
+    send_buffer: int = 256 << 10
+    head_s: float = 20.0
+    body_s: float = 60.0
+    read_s: float = 60.0
+    keep_alive_s: float = 30.0

@@ -1,0 +1,264 @@
+"""Answers in the form of llama-server's own API."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fastapi import Response
+from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
+
+from dflash_local.result import Chunk, Result
+from dflash_local.sampling.params import TokenLogprob
+from dflash_local.server.answering.generation import (
+    GenerationTask,
+    stop_text,
+    stream_all,
+    timings,
+)
+from dflash_local.server.answering.sampling_fields import sampling_options
+from dflash_local.server.http.event_stream import event_form
+from dflash_local.server.llama.schema import LlamaRequest
+from dflash_local.server.models.served_model import LoadedModel
+
+EVENTS = event_form(done=None)
+
+
+def llama_options(body: LlamaRequest) -> dict[str, Any]:
+    """Keyword arguments of `Model.astream`, without the time limit, which `LineLimits` applies."""
+    options = sampling_options(body)
+    options.pop("deadline_s", None)
+    # Where the prompt is only read into the cache, one token is generated and not shown.
+    options["max_tokens"] = None if body.n_predict < 0 else max(body.n_predict, 1)
+    if body.json_schema is not None:
+        options["json_schema"] = body.json_schema
+    if body.n_probs:
+        options["logprobs"] = body.n_probs
+    return options
+
+
+class LlamaAnswers:
+    """The answers to all tasks of a request: one as an object, several as a list."""
+
+    def __init__(
+        self, loaded: LoadedModel, body: LlamaRequest, tasks: Sequence[GenerationTask]
+    ) -> None:
+        self._loaded = loaded
+        self._answers = [_LlamaAnswer(loaded, body, task, i) for i, task in enumerate(tasks)]
+
+    async def events(self) -> AsyncIterator[Mapping[str, Any]]:
+        """The events of all answers, as they come."""
+        tasks = [answer.task for answer in self._answers]
+        async for index, chunk in stream_all(self._loaded, tasks):
+            for event in self._answers[index].take(chunk):
+                yield event
+
+    async def whole(self) -> Response:
+        async for _ in self.events():
+            pass
+        return await run_in_threadpool(self._response)
+
+    def _response(self) -> Response:
+        """All of them. With log-probabilities they are long, and take a while to write."""
+        bodies = [answer.whole() for answer in self._answers]
+        return JSONResponse(bodies[0] if len(bodies) == 1 else bodies)
+
+
+class LineLimits:
+    """Ends an answer in an editor between two lines, as llama-server does: before a line that is
+    indented too little, and after the line during which its time is over.
+
+    `n_indent`: the least blanks and tabs at the beginning of every line but the first, also of an
+    empty one; 0 for any. `limit_s`: seconds since the first text after which the next line break
+    ends the answer; 0 for no limit. What is shown is never taken back.
+    """
+
+    def __init__(
+        self, n_indent: int, limit_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._n_indent = n_indent
+        self._limit_s = limit_s
+        self._clock = clock
+        self._began: float | None = None
+        self._held = ""
+        self._indenting = False
+        self.ended = False
+
+    def take(self, text: str) -> str:
+        """What of the answer can be shown now; indentation is held back until its line goes on."""
+        if self._began is None:
+            self._began = self._clock()
+        late = self._limit_s > 0 and self._clock() - self._began > self._limit_s
+        left, shown = self._held + text, ""
+        while left and not self.ended:
+            line, newline, rest = left.partition("\n")
+            if self._indenting:
+                body = line.lstrip(" \t")
+                if not body and not newline:
+                    break
+                self.ended = len(line) - len(body) < self._n_indent
+                if self.ended:
+                    break
+            shown += line + newline
+            left = rest
+            self._indenting = bool(newline) and self._n_indent > 0
+            self.ended = bool(newline) and late
+        self._held = "" if self.ended else left
+        return shown
+
+    def rest(self) -> str:
+        """What was held back, when no more text comes."""
+        held, self._held = self._held, ""
+        return held
+
+
+class _LlamaAnswer:
+    """One answer while it arrives: the engine's chunks in, events out, at the end the whole."""
+
+    def __init__(
+        self, loaded: LoadedModel, body: LlamaRequest, task: GenerationTask, index: int
+    ) -> None:
+        self._cancel = threading.Event()
+        self.task = GenerationTask(task.prompt, {**task.options, "cancel": self._cancel})
+        self._body = body
+        self._index = index
+        self._model = loaded.model
+        self._name = loaded.name
+        self._limits = LineLimits(body.n_indent, (body.t_max_predict_ms or 0) / 1000)
+        self._text: list[str] = []
+        self._n_tokens = 0
+        self._unsent: list[int] = []
+        self._unsent_logprobs: list[TokenLogprob] = []
+        self._result: Result | None = None
+
+    def take(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
+        """The events of a chunk: one if there is text to show, and the last one at the end."""
+        self._n_tokens += len(chunk.tokens)
+        self._unsent += chunk.tokens
+        self._unsent_logprobs += chunk.logprobs
+        text = self._limits.take(chunk.text)
+        if chunk.result is not None:
+            text += self._limits.rest()
+        elif self._limits.ended:
+            self._cancel.set()
+        if self._body.n_predict == 0:
+            text = ""
+        if text:
+            self._text.append(text)
+            yield self._partial(text)
+        if chunk.result is not None:
+            self._result = self._shown(chunk.result)
+            yield self._chosen({**self._last(), "content": "", "tokens": []})
+
+    def whole(self) -> dict[str, Any]:
+        """The answer to a request that does not stream."""
+        last = self._last()
+        if self._body.n_probs:
+            last["completion_probabilities"] = self._probabilities(self._complete.logprobs)
+        return self._chosen(last)
+
+    @property
+    def _complete(self) -> Result:
+        if self._result is None:
+            raise RuntimeError("the stream ended without its result")
+        return self._result
+
+    def _shown(self, result: Result) -> Result:
+        if self._body.n_predict:
+            return result
+        return replace(result, text="", tokens=[], logprobs=[], finish_reason="length")
+
+    def _partial(self, text: str) -> dict[str, Any]:
+        event: dict[str, Any] = {
+            "index": self._index,
+            "content": text,
+            "tokens": self._unsent,
+            "stop": False,
+            "tokens_predicted": self._n_tokens,
+            "tokens_evaluated": len(self.task.prompt),
+        }
+        if self._body.n_probs:
+            event["completion_probabilities"] = self._probabilities(self._unsent_logprobs)
+        self._unsent, self._unsent_logprobs = [], []
+        return event
+
+    def _last(self) -> dict[str, Any]:
+        result = self._complete
+        text = "".join(self._text)
+        stop_type, stopping_word = self._stop(result)
+        n = len(result.tokens)
+        return {
+            "index": self._index,
+            "content": text,
+            "tokens": result.tokens if self._body.return_tokens else [],
+            "stop": True,
+            "model": self._name,
+            "tokens_predicted": n,
+            "tokens_evaluated": result.stats.prompt_tokens,
+            "tokens_cached": result.stats.cached_tokens,
+            "generation_settings": self._settings(result),
+            "prompt": self._model.target.vocabulary.detokenize(self.task.prompt, special=True),
+            "has_new_line": "\n" in text,
+            "truncated": result.finish_reason == "length" and n != max(self._body.n_predict, 0),
+            "stop_type": stop_type,
+            "stopping_word": stopping_word,
+            "timings": timings([result]),
+        }
+
+    def _stop(self, result: Result) -> tuple[str, str]:
+        """What ended the answer, and the stop text if that did."""
+        if self._limits.ended or result.finish_reason != "stop":
+            return "limit", ""
+        text = stop_text(self._model.target.vocabulary, result, self._body.stop_texts)
+        return ("eos", "") if text is None else ("word", text)
+
+    def _settings(self, result: Result) -> dict[str, Any]:
+        options = {k: v for k, v in self.task.options.items() if k not in ("cancel", "logprobs")}
+        biases = options.pop("logit_bias", {})
+        options["max_tokens"] = self._body.n_predict
+        return {
+            **options,
+            "seed": result.seed,
+            "stop": list(self._body.stop_texts),
+            "n_predict": self._body.n_predict,
+            "n_probs": self._body.n_probs,
+            "n_ctx": self._model.n_ctx,
+            "logit_bias": [{"token": t, "bias": max(b, -1e30)} for t, b in biases.items()],
+            "stream": self._body.stream,
+        }
+
+    def _chosen(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """The fields that were asked for; a field of an inner object has its path as its name."""
+        paths = self._body.response_fields
+        if not paths:
+            return answer
+        chosen = {}
+        for path in paths:
+            found: Any = answer
+            for key in path.split("/"):
+                found = found.get(key) if isinstance(found, dict) else None
+            if found is not None:
+                chosen[path] = found
+        return chosen
+
+    def _probabilities(self, logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+        return [
+            {
+                **self._token(entry.token, entry.logprob),
+                "top_logprobs": [self._token(token, logprob) for token, logprob in entry.top],
+            }
+            for entry in logprobs
+        ]
+
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        piece = self._model.target.vocabulary.piece(token, special=True)
+        return {
+            "id": token,
+            "token": piece.decode("utf-8", "replace"),
+            "bytes": list(piece),
+            "logprob": max(logprob, -1e30),  # JSON has no infinity
+        }

@@ -1,0 +1,70 @@
+"""`/completion` and `/infill`: llama-server's own completions, and what editors send at every key
+press."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from fastapi import APIRouter, Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from dflash_local.model import Model
+from dflash_local.server.answering.api_answer import respond
+from dflash_local.server.answering.generation import GenerationTask, tasks_for
+from dflash_local.server.answering.infill_prompt import Gap, infill_prompt, infill_room
+from dflash_local.server.llama.answers import EVENTS, LlamaAnswers, llama_options
+from dflash_local.server.llama.schema import CompletionRequest, InfillRequest
+from dflash_local.server.llama.tokenize import mixed_tokens
+from dflash_local.server.models.served_model import LoadedModel
+
+router = APIRouter()
+log = logging.getLogger("dflash_local.server")
+
+
+@router.post("/completion")
+@router.post("/completions", include_in_schema=False)
+async def completion(request: Request, body: CompletionRequest) -> Response:
+    """Go on from each prompt. `tokens_cached` of its tokens needed no computing."""
+    options = llama_options(body)
+
+    async def begin(loaded: LoadedModel) -> LlamaAnswers:
+        prompts = await run_in_threadpool(_token_ids, loaded.model, body.prompts)
+        tasks = [task for prompt in prompts for task in tasks_for(prompt, options, body.n_cmpl)]
+        return LlamaAnswers(loaded, body, tasks)
+
+    return await respond(request, body.model, begin, EVENTS if body.stream else None)
+
+
+@router.post("/infill")
+async def infill(request: Request, body: InfillRequest) -> Response:
+    """Fill a gap. A model that has no tokens for it goes on from the text before the gap."""
+    warned: set[str] = request.app.state.warned_of_infill
+
+    async def begin(loaded: LoadedModel) -> LlamaAnswers:
+        model, vocabulary = loaded.model, loaded.model.target.vocabulary
+        if vocabulary.infill is None and loaded.name not in warned:
+            warned.add(loaded.name)
+            log.warning(
+                "%s has no tokens to fill a gap with; /infill goes on from the text before it",
+                loaded.name,
+            )
+        gap = Gap(body.input_prefix, body.input_suffix, body.prompt, body.input_extra)
+        room = infill_room(model.n_ctx, body.n_predict)
+        prompt = await run_in_threadpool(infill_prompt, vocabulary, gap, room=room)
+        return LlamaAnswers(loaded, body, _infill_tasks(body, prompt))
+
+    return await respond(request, body.model, begin, EVENTS if body.stream else None)
+
+
+def _token_ids(model: Model, prompts: Sequence[Sequence[str | int]]) -> list[list[int]]:
+    vocabulary = model.target.vocabulary
+    return [mixed_tokens(vocabulary, prompt, n_ctx=model.n_ctx) for prompt in prompts]
+
+
+def _infill_tasks(body: InfillRequest, prompt: list[int]) -> list[GenerationTask]:
+    """The first of several answers is the likeliest, unless the request has a temperature."""
+    tasks = tasks_for(prompt, llama_options(body), body.n_cmpl)
+    if body.temperature is None:
+        tasks[0] = GenerationTask(prompt, {**tasks[0].options, "temperature": 0.0})
+    return tasks

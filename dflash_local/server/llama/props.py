@@ -1,0 +1,67 @@
+"""`/props` and `/slots`: what is served and how, in llama-server's form.
+
+They tell no path of this machine and nothing of a prompt.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from dflash_local.llama import runtime
+from dflash_local.server.answering.api_answer import pool_of
+from dflash_local.server.answering.sampling_fields import DEFAULTS
+from dflash_local.server.models.served_model import LoadedModel
+
+router = APIRouter()
+
+
+@router.get("/props")
+async def props(request: Request, model: str | None = None) -> dict[str, Any]:
+    """A model's name, its context, its slots and its chat template; how it drafts for requests that
+    do not say. The model is loaded if it is not."""
+    async with pool_of(request).use(model) as loaded:
+        return _props(loaded, request.app.version)
+
+
+@router.get("/slots")
+async def slots(request: Request, model: str | None = None) -> list[dict[str, Any]]:
+    """For each slot of a model whether it is busy, and how many tokens its caches hold; nothing
+    where the model is not loaded."""
+    loaded = pool_of(request).find(model).model
+    if loaded is None:
+        return []
+    status = loaded.status()
+    return [
+        {
+            "id": slot.id,
+            "n_ctx": status.n_ctx,
+            "speculative": loaded.drafter is not None,
+            "is_processing": slot.busy,
+            "n_cached_tokens": slot.n_cached_tokens,
+        }
+        for slot in status.slots
+    ]
+
+
+def _props(loaded: LoadedModel, version: str) -> dict[str, Any]:
+    model = loaded.model
+    vocabulary = model.target.vocabulary
+    return {
+        "default_generation_settings": {
+            "n_ctx": model.n_ctx,
+            "speculative": model.drafter is not None,
+            "params": DEFAULTS,
+        },
+        "draft_width": model.draft_width,
+        "max_draft_width": model.engine.max_width,
+        "total_slots": model.target.options.n_seq,
+        "model_alias": loaded.name,
+        "model_path": model.target.path.name,
+        "modalities": {"vision": False, "audio": False},
+        "chat_template": model.target.chat_template or "",
+        "bos_token": vocabulary.bos or "",
+        "eos_token": vocabulary.eos or "",
+        "build_info": f"dflash-local {version}, {runtime.llama_build()}",
+    }

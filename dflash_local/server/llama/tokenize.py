@@ -1,0 +1,103 @@
+"""`/tokenize`, `/detokenize`, `/apply-template`: llama-server's ways to see tokens and prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
+
+from dflash_local.model import Model
+from dflash_local.server.answering.api_answer import pool_of
+from dflash_local.server.answering.prepared_chat import prepare_chat
+from dflash_local.server.answering.tools import tool_use
+from dflash_local.server.http.errors import ApiError
+from dflash_local.server.llama.schema import DetokenizeRequest, TokenizeRequest
+from dflash_local.server.openai.chat_schema import ChatRequest
+from dflash_local.target.vocabulary import Vocabulary
+
+router = APIRouter()
+
+_MOST_PIECES = 100_000
+
+
+@router.post("/tokenize")
+async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, Any]:
+    """Token ids of a text. With `with_pieces` also their texts, or the bytes of those that are not
+    a text by themselves."""
+    async with pool_of(request).use(body.model) as loaded:
+        return {"tokens": await run_in_threadpool(_tokens, loaded.model.target.vocabulary, body)}
+
+
+@router.post("/detokenize")
+async def detokenize(request: Request, body: DetokenizeRequest) -> dict[str, Any]:
+    """The text of token ids, control tokens by their names."""
+    async with pool_of(request).use(body.model) as loaded:
+        vocabulary = loaded.model.target.vocabulary
+        return {
+            "content": await run_in_threadpool(vocabulary.detokenize, body.tokens, special=True)
+        }
+
+
+@router.post("/apply-template")
+async def apply_template(request: Request, body: ChatRequest) -> dict[str, str]:
+    """The prompt of a chat as text, control tokens by their names. Nothing is generated."""
+    async with pool_of(request).use(body.model) as loaded:
+        return {"prompt": await run_in_threadpool(_chat_prompt, loaded.model, body)}
+
+
+def mixed_tokens(
+    vocabulary: Vocabulary,
+    pieces: Sequence[str | int],
+    *,
+    special: bool = True,
+    add_special: bool = True,
+    n_ctx: int | None = None,
+) -> list[int]:
+    """Token ids of texts and ids in a row; a text in front begins as the model wants it.
+
+    Raises what `Vocabulary.tokenize` raises.
+    """
+    tokens: list[int] = []
+    for index, piece in enumerate(pieces):
+        if isinstance(piece, int):
+            tokens.append(piece)
+        else:
+            first = add_special and not index
+            tokens += vocabulary.tokenize(piece, special=special, add_special=first, n_ctx=n_ctx)
+    return tokens
+
+
+def _tokens(vocabulary: Vocabulary, body: TokenizeRequest) -> list[Any]:
+    tokens = mixed_tokens(
+        vocabulary, body.pieces, special=body.parse_special, add_special=body.add_special
+    )
+    if not body.with_pieces:
+        return tokens
+    if len(tokens) > _MOST_PIECES:
+        raise ApiError(
+            400,
+            f"the text has {len(tokens)} tokens; with_pieces takes at most {_MOST_PIECES}",
+            param="with_pieces",
+        )
+    return [{"id": token, "piece": _piece(vocabulary, token)} for token in tokens]
+
+
+def _piece(vocabulary: Vocabulary, token: int) -> str | list[int]:
+    piece = vocabulary.piece(token, special=True)
+    try:
+        return piece.decode("utf-8")
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+def _chat_prompt(model: Model, body: ChatRequest) -> str:
+    chat = prepare_chat(
+        model,
+        [message.for_template() for message in body.messages],
+        tools=tool_use(body.tools, body.tool_choice, parallel=body.parallel_tool_calls),
+        reasoning_effort=body.reasoning_effort,
+        template_kwargs=body.chat_template_kwargs,
+    )
+    return model.target.vocabulary.detokenize(chat.prompt, special=True)

@@ -1,0 +1,276 @@
+"""The models of one server: loaded when they are first asked for, unloaded when they are idle.
+
+A model is unloaded after `keep_alive_s` without requests, or earlier where another one needs its
+memory, but never while requests run on it. Models are loaded one at a time, in the order of the
+requests. All methods but `close` belong to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from asyncio import Task
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from dflash_local.errors import QueueFullError
+from dflash_local.fit.plan import Plan
+from dflash_local.llama import runtime
+from dflash_local.llama.runtime import Device
+from dflash_local.loading import Pair
+from dflash_local.model import Model
+from dflash_local.server.http.errors import ApiError, log_crash
+from dflash_local.server.models.eviction import first_to_evict, fits
+from dflash_local.server.models.keep_alive import FOREVER
+from dflash_local.server.models.load import LoadFailure, ModelLoad
+from dflash_local.server.models.served_model import Claim, LoadedModel, ServedModel
+from dflash_local.server.models.source import ModelSource
+
+log = logging.getLogger("dflash_local.server")
+
+_RETRY_S = 5
+
+
+class ModelPool:
+    """`models` by their names. Requests that name no model get the first."""
+
+    def __init__(
+        self,
+        sources: Sequence[ModelSource],
+        *,
+        keep_alive_s: float | None = None,
+        queue_timeout_s: float | None = None,
+        devices: Callable[[], Sequence[Device]] = runtime.devices,
+    ) -> None:
+        """`sources`: each has another name.
+        `keep_alive_s`: how long idle models stay; with None for ever, whatever requests say.
+        `queue_timeout_s`: how long a request may wait for its model, and again for its turn.
+        `devices`: tells what memory the machine has left."""
+        self.is_pinned = keep_alive_s is None
+        usual_s = FOREVER if keep_alive_s is None else keep_alive_s
+        self._queue_timeout_s = queue_timeout_s
+        self._devices = devices
+        self.models = {source.name: ServedModel(source, usual_s) for source in sources}
+        self._load_lock = asyncio.Lock()
+        self._claim_ended = asyncio.Event()
+        self._tasks: set[Task[None]] = set()
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.models)
+
+    def find(self, name: str | None) -> ServedModel:
+        """The model for a request: where there is only one, requests may name any; where there are
+        several, one that names none gets the first. Raises ApiError for an unknown name."""
+        first = next(iter(self.models.values()))
+        return first if len(self.models) == 1 or not name else self.named(name)
+
+    def named(self, name: str) -> ServedModel:
+        """The model of exactly that name. Raises ApiError."""
+        if name in self.models:
+            return self.models[name]
+        names = ", ".join(map(repr, self.models))
+        are = "are" if len(self.models) > 1 else "is"
+        raise ApiError(
+            404,
+            f"model {name[:256]!r} not found; {names[:1000]} {are} served here",
+            param="model",
+            code="model_not_found",
+        )
+
+    def adopt(self, model: Model) -> None:
+        """Serve `model`, which is loaded already, as the first of the models."""
+        next(iter(self.models.values())).model = model
+
+    def start(self) -> None:
+        """Begin to count the time that models are idle, on the running event loop."""
+        for served in self.models.values():
+            self._start_idle_timer(served)
+
+    # Using them
+
+    @contextmanager
+    def claim(self, name: str | None, keep_alive_s: float | None = None) -> Iterator[Claim]:
+        """A hold on a model, which is loaded if it is not. `keep_alive_s`: how long it stays loaded
+        afterwards.
+
+        Raises ApiError for an unknown name, QueueFullError where too many requests wait for it.
+        """
+        served = self.find(name)
+        claim = Claim(served, self._queue_timeout_s)
+        self._begin_claim(served, claim)
+        if not self.is_pinned:
+            usual = served.usual_keep_alive_s
+            served.keep_alive_s = usual if keep_alive_s is None else keep_alive_s
+        try:
+            yield claim
+        finally:
+            served.running.discard(claim)
+            served.waiting.discard(claim)
+            self._claim_ended.set()
+            self._start_idle_timer(served)
+
+    @asynccontextmanager
+    async def use(
+        self, name: str | None, keep_alive_s: float | None = None
+    ) -> AsyncIterator[LoadedModel]:
+        """A model, once it is loaded. Raises what `claim` and `Claim.loaded` raise."""
+        with self.claim(name, keep_alive_s) as claim:
+            yield await claim.loaded()
+
+    def unload(self, name: str) -> None:
+        """Unload the model of that name as soon as no request uses it. Raises ApiError."""
+        served = self.named(name)
+        served.keep_alive_s = 0
+        self._start_idle_timer(served)
+
+    def close(self, limit_s: float = 5.0) -> bool:
+        """Close all models, also one that is being loaded: False where that takes longer than
+        `limit_s`. The event loop must have ended."""
+        served_models = self.models.values()
+        loads = [served.load for served in served_models if served.load is not None]
+        for load in loads:
+            load.stop()
+        for served in served_models:
+            if served.model is not None:
+                served.model.close()
+                served.model = None
+        return all([load.end(limit_s) for load in loads])  # a list: each of them is to end
+
+    def _begin_claim(self, served: ServedModel, claim: Claim) -> None:
+        self._cancel_idle_timer(served)
+        if served.takes_requests:
+            served.running.add(claim)
+            claim.settled.set()
+            return
+        most = served.source.max_queue
+        if most is not None and len(served.waiting) > most:
+            raise QueueFullError(
+                f"{len(served.waiting)} requests wait for {served.name} to be loaded; try again "
+                "later",
+                _RETRY_S,
+            )
+        served.waiting.add(claim)
+        if served.load_task is None or served.load_task.done():
+            served.load_task = self._start(self._load_in_turn(served))
+
+    # Loading
+
+    async def _load_in_turn(self, served: ServedModel) -> None:
+        """Load a model for the requests that wait for it, once no other one is being loaded."""
+        async with self._load_lock:
+            try:
+                if served.close_task is not None:
+                    await served.close_task
+                if served.model is None and served.waiting:
+                    await self._make_room(served)
+                if served.model is None and served.waiting:
+                    await self._load(served)
+            except Exception as error:
+                failure = LoadFailure.of(error, served.source)
+                log.error("%s cannot be loaded: %s", served.name, failure.reason)
+                served.refuse(failure)
+                return
+            if served.model is not None:
+                served.admit()
+                self._start_idle_timer(served)
+
+    async def _load(self, served: ServedModel) -> None:
+        log.info("loading %s", served.name)
+        start = time.monotonic()
+        served.load = ModelLoad(served.source, self._is_idle)
+        try:
+            served.model = await served.load.model()
+        except Exception:
+            served.load = None
+            raise
+        served.load = served.failure = None
+        log.info("loaded %s in %.1f s", served.name, time.monotonic() - start)
+
+    def _is_idle(self) -> bool:
+        return not any(served.running for served in self.models.values())
+
+    async def _make_room(self, served: ServedModel) -> None:
+        """Evict others until the model fits, or no request waits for it any more."""
+        pair = None
+        while served.waiting:
+            await self._wait_until_closed()
+            loaded = [other for other in self.models.values() if other.model is not None]
+            if not loaded:
+                return
+            if pair is None:
+                pair = await run_in_threadpool(served.source.open)
+            plans = [other.model.plan for other in loaded if other.model and other.model.plan]
+            if await run_in_threadpool(self._fits, served.source, pair, plans):
+                return
+            await self._evict(first_to_evict(loaded), served)
+
+    def _fits(self, source: ModelSource, pair: Pair, loaded: Sequence[Plan]) -> bool:
+        return fits(partial(source.plan, pair), self._devices(), beside=loaded)
+
+    async def _evict(self, other: ServedModel, served: ServedModel) -> None:
+        """Unload `other` once its requests have ended, for the requests that wait for `served`."""
+        other.leaving = True
+        try:
+            while other.running and served.waiting:
+                self._claim_ended.clear()
+                await self._claim_ended.wait()
+            if not other.running:
+                self._unload(other, f"to make room for {served.name}")
+        finally:
+            other.leaving = False
+            if other.waiting and other.takes_requests:
+                other.admit()
+
+    # Unloading
+
+    def _start_idle_timer(self, served: ServedModel) -> None:
+        """Unload it in time, if it is loaded and no request uses it."""
+        if served.running or served.waiting or served.model is None:
+            return
+        served.last_used = time.monotonic()
+        self._cancel_idle_timer(served)
+        if served.keep_alive_s <= 0:
+            self._unload(served, "as no request uses it")
+        elif served.keep_alive_s < math.inf:
+            reason = f"idle for {served.keep_alive_s:g} s"
+            loop = asyncio.get_running_loop()
+            served.idle_timer = loop.call_later(served.keep_alive_s, self._unload, served, reason)
+
+    @staticmethod
+    def _cancel_idle_timer(served: ServedModel) -> None:
+        if served.idle_timer is not None:
+            served.idle_timer.cancel()
+            served.idle_timer = None
+
+    def _unload(self, served: ServedModel, reason: str) -> None:
+        model, served.model = served.model, None
+        if model is not None:
+            log.info("unloading %s, %s", served.name, reason)
+            served.close_task = self._start(self._close(served, model))
+
+    async def _close(self, served: ServedModel, model: Model) -> None:
+        try:
+            await asyncio.to_thread(model.close)
+        except Exception as error:  # no request is there to be told
+            log_crash(error)
+        finally:
+            served.close_task = None
+
+    async def _wait_until_closed(self) -> None:
+        """Until every model that was unloaded has given back its memory."""
+        while closing := [s.close_task for s in self.models.values() if s.close_task]:
+            await asyncio.wait(closing)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> Task[None]:
+        """A task that is kept until it is done: the event loop alone would not keep it."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

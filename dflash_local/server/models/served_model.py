@@ -1,0 +1,151 @@
+"""A model that the server offers, by its name: whether it is loaded, which requests use it, and
+which wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from asyncio import Task, TimerHandle
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dflash_local.errors import QueueTimeoutError
+from dflash_local.model import Model
+from dflash_local.server.models.keep_alive import FOREVER
+from dflash_local.server.models.load import LoadFailure, ModelLoad
+from dflash_local.server.models.source import ModelSource
+
+PROGRESS_S = 1.0
+"""Time between two lines of progress to a request that waits for a model, and before the first."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model as requests get it. `name` is what answers call it. `queue_timeout_s`: how long a
+    request may wait for its turn; None is without limit."""
+
+    name: str
+    model: Model
+    queue_timeout_s: float | None = None
+
+
+@dataclass(eq=False)
+class ServedModel:
+    """What is known of one model. The pool changes it, on its event loop; others only read."""
+
+    source: ModelSource
+    server_keep_alive_s: float = FOREVER
+    """Seconds that models stay loaded without requests, unless they or the requests differ."""
+    model: Model | None = None
+    running: set[Claim] = field(default_factory=set)
+    waiting: set[Claim] = field(default_factory=set)
+    leaving: bool = False
+    """It takes no new requests: it is unloaded as soon as the running ones have ended."""
+    load: ModelLoad | None = None
+    load_task: Task[None] | None = None
+    close_task: Task[None] | None = None
+    failure: LoadFailure | None = None
+    """Why the last attempt to load it failed."""
+    keep_alive_s: float = field(init=False)
+    """As the last request wanted it."""
+    last_used: float = -math.inf
+    idle_timer: TimerHandle | None = None
+
+    def __post_init__(self) -> None:
+        self.keep_alive_s = self.usual_keep_alive_s
+
+    @property
+    def usual_keep_alive_s(self) -> float:
+        """Seconds that it stays loaded after a request that does not say."""
+        own = self.source.keep_alive_s
+        return self.server_keep_alive_s if own is None else own
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    @property
+    def n_running(self) -> int:
+        return len(self.running)
+
+    @property
+    def takes_requests(self) -> bool:
+        return self.model is not None and not self.leaving
+
+    @property
+    def state(self) -> Literal["unloaded", "loading", "loaded"]:
+        if self.waiting:
+            return "loading"
+        return "unloaded" if self.model is None else "loaded"
+
+    @property
+    def expires_in_s(self) -> float:
+        """Seconds until it is unloaded, unless another request comes."""
+        if self.running:
+            return self.keep_alive_s
+        return max(0.0, self.last_used + self.keep_alive_s - time.monotonic())
+
+    def admit(self) -> None:
+        """It is loaded: the requests that have waited may run."""
+        self.running |= self.waiting
+        self.waiting.clear()
+        for claim in self.running:
+            claim.settled.set()
+
+    def refuse(self, failure: LoadFailure) -> None:
+        """It cannot be loaded: the requests that have waited fail."""
+        self.failure = failure
+        for claim in self.waiting:
+            claim.failure = failure
+            claim.settled.set()
+        self.waiting.clear()
+
+    def progress(self) -> str:
+        """A line on how far it is, for requests that wait."""
+        if self.load is None:
+            return f"waiting to load {self.name}"
+        return f"loading {self.name} {100 * self.load.part:.0f} %"
+
+
+class Claim:
+    """One request's hold on a model. While there is one, the model stays loaded, or is going to be
+    loaded."""
+
+    def __init__(self, served: ServedModel, timeout_s: float | None) -> None:
+        self.settled = asyncio.Event()
+        """Set once the model is loaded or has failed to."""
+        self.failure: LoadFailure | None = None
+        self._served = served
+        self._timeout_s = timeout_s
+        self._end = math.inf if timeout_s is None else time.monotonic() + timeout_s
+
+    async def progress(self) -> AsyncIterator[str]:
+        """A line every second until the model is loaded or has failed to; none in the first."""
+        while not await self._settles(PROGRESS_S):
+            yield self._served.progress()
+
+    async def loaded(self) -> LoadedModel:
+        """The model, once it is loaded. Raises ApiError where that fails, QueueTimeoutError where
+        it takes too long."""
+        await self._settles(math.inf)
+        if self.failure is not None:
+            raise self.failure.api_error(self._served.name)
+        model = self._served.model
+        assert model is not None, "a claimed model stays loaded"
+        return LoadedModel(self._served.name, model, self._timeout_s)
+
+    async def _settles(self, within_s: float) -> bool:
+        if self.settled.is_set():
+            return True
+        limit = min(within_s, self._end - time.monotonic())
+        try:
+            await asyncio.wait_for(self.settled.wait(), None if limit == math.inf else limit)
+        except asyncio.TimeoutError:
+            if limit < within_s:
+                raise QueueTimeoutError(
+                    f"{self._served.name} was not loaded within {self._timeout_s:g} seconds; try "
+                    "again later"
+                ) from None
+        return self.settled.is_set()

@@ -1,0 +1,73 @@
+"""A model that can be served: its name, its files, and how to load them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from dflash_local.errors import InputError
+from dflash_local.fit.options import LoadOptions
+from dflash_local.fit.plan import Plan
+from dflash_local.llama.runtime import Device
+from dflash_local.loading import Pair, Progress, load, open_pair
+from dflash_local.model import Model
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """What to load, and how.
+
+    `options`: keyword arguments of `dflash_local.load`.
+    `draft_width`: for requests that do not name one; None is the model's own.
+    `max_queue`: how many requests may wait for a slot.
+    `keep_alive_s`: seconds that the model stays loaded without requests; None is the server's.
+    """
+
+    name: str
+    target: Path
+    draft: Path | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    draft_width: int | Literal["auto"] | None = None
+    max_queue: int | None = None
+    keep_alive_s: float | None = None
+
+    def load(
+        self, progress: Progress | None = None, is_alone: Callable[[], bool] = lambda: True
+    ) -> Model:
+        """Load it, ready for requests.
+
+        `is_alone` tells whether no other request runs, so that a pause of the whole process would
+        delay nobody. Raises what `dflash_local.load` raises.
+        """
+        model = load(self.target, self.draft, progress=progress, **self.options)
+        try:
+            model.max_queue = self.max_queue
+            if self.draft_width is not None:
+                self._set_width(model, self.draft_width)
+            # It holds up every running request, half a second for a large vocabulary. Where some
+            # run, it is left to the first request that needs it.
+            if is_alone():
+                model.engine.grammars.prepare()
+        except BaseException:
+            model.close()
+            raise
+        return model
+
+    def open(self) -> Pair:
+        """Its files, checked. Raises FileError, PairError."""
+        return open_pair(self.target, self.draft)
+
+    def plan(self, pair: Pair, devices: Sequence[Device]) -> Plan:
+        """What loading it on a machine with `devices` would take. Raises InputError."""
+        return pair.plan(devices, LoadOptions(**self.options))
+
+    @staticmethod
+    def _set_width(model: Model, width: int | Literal["auto"]) -> None:
+        most = model.engine.widest(model.draft_shape)
+        if width != "auto" and width > most:
+            raise InputError(
+                f"--draft-width {width} is more than this model can check at once: {most} at most"
+            )
+        model.draft_width = width

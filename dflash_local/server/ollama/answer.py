@@ -1,0 +1,133 @@
+"""Answers in the form of Ollama's API: a line of JSON for each piece, or one for the whole."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from datetime import datetime, timezone
+from typing import Any, Literal
+
+from fastapi import Response
+from fastapi.responses import JSONResponse
+from pydantic_core import from_json
+
+from dflash_local.server.answering.chat_answer import ChatAnswer
+from dflash_local.server.answering.generation import GenerationTask, stream_all
+from dflash_local.server.answering.prepared_chat import PreparedChat
+from dflash_local.server.models.served_model import LoadedModel
+from dflash_local.server.ollama.model_list import tagged
+from dflash_local.server.ollama.schema import OllamaRequest
+
+OllamaShape = Callable[[Mapping[str, Any]], dict[str, Any]]
+"""From `content`, `thinking` and `tool_calls` to the fields of a route that hold them."""
+
+
+def in_message(piece: Mapping[str, Any]) -> dict[str, Any]:
+    return {"message": {"role": "assistant", "content": "", **piece}}
+
+
+def in_response(piece: Mapping[str, Any]) -> dict[str, Any]:
+    thinking = {"thinking": piece["thinking"]} if "thinking" in piece else {}
+    return {"response": piece.get("content", ""), **thinking}
+
+
+def no_answer(name: str, shape: OllamaShape, reason: Literal["load", "unload"]) -> Response:
+    """To a request that only wants the model of that name to be loaded or unloaded."""
+    return JSONResponse({**_head(name), **shape({}), "done_reason": reason, "done": True})
+
+
+class OllamaAnswer:
+    """The answer to one request, which arrived at `arrived`, by `time.monotonic`."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        body: OllamaRequest,
+        chat: PreparedChat,
+        shape: OllamaShape,
+        arrived: float,
+    ) -> None:
+        self._arrived = arrived
+        self._loaded_at = time.monotonic()
+        self._loaded = loaded
+        self._shape = shape
+        sampling = body.sampling
+        self._task = GenerationTask(chat.prompt, chat.options(sampling, max_tokens=sampling.limit))
+        self._answer = ChatAnswer(loaded.model, chat)
+        self._thinking = body.think is not False
+        self._call: dict[str, Any] | None = None
+        self._n_calls = 0
+
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
+        """A line for each piece, and one with the costs."""
+        async for piece in self._pieces():
+            yield {**_head(self._loaded.name), **self._shape(piece), "done": False}
+        yield {**_head(self._loaded.name), **self._shape({}), **self._end()}
+
+    async def whole(self) -> Response:
+        joined: dict[str, Any] = {}
+        async for piece in self._pieces():
+            for name, value in piece.items():
+                joined[name] = joined[name] + value if name in joined else value
+        return JSONResponse({**_head(self._loaded.name), **self._shape(joined), **self._end()})
+
+    async def _pieces(self) -> AsyncIterator[dict[str, Any]]:
+        async for _, chunk in stream_all(self._loaded, [self._task]):
+            for delta in self._answer.take(chunk):
+                for piece in self._pieces_of(delta):
+                    yield piece
+        for piece in self._close_call():
+            yield piece
+
+    def _pieces_of(self, delta: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """What a delta of a chat's message adds. A call comes once it is complete."""
+        if self._thinking and delta.get("reasoning_content"):
+            yield {"thinking": delta["reasoning_content"]}
+        if delta.get("content"):
+            yield from self._close_call()
+            yield {"content": delta["content"]}
+        for call in delta.get("tool_calls", ()):
+            function = call["function"]
+            if "name" in function:
+                yield from self._close_call()
+                self._call = {"id": call["id"], "name": function["name"], "arguments": ""}
+            if self._call is not None:
+                self._call["arguments"] += function["arguments"]
+
+    def _close_call(self) -> Iterator[dict[str, Any]]:
+        """The open call, if there is one. A call that was cut off is left out."""
+        call, self._call = self._call, None
+        if call is None:
+            return
+        try:
+            arguments = from_json(call["arguments"], allow_inf_nan=False)
+        except ValueError:
+            return
+        function = {"index": self._n_calls, "name": call["name"], "arguments": arguments}
+        self._n_calls += 1
+        yield {"tool_calls": [{"id": call["id"], "function": function}]}
+
+    def _end(self) -> dict[str, Any]:
+        """Why the answer ended, and its costs: times in nanoseconds. `load_duration` is the time
+        until the model was loaded and had a slot for the request."""
+        result = self._answer.result
+        stats = result.stats
+        return {
+            "done": True,
+            "done_reason": result.finish_reason,
+            "total_duration": _ns(time.monotonic() - self._arrived),
+            "load_duration": _ns(self._loaded_at - self._arrived + stats.queue_s),
+            "prompt_eval_count": stats.prompt_tokens,
+            "prompt_eval_duration": _ns(stats.prompt_s),
+            "eval_count": len(result.tokens),
+            "eval_duration": _ns(stats.decode_s),
+        }
+
+
+def _head(name: str) -> dict[str, Any]:
+    now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
+    return {"model": tagged(name), "created_at": now.replace("+00:00", "Z")}
+
+
+def _ns(seconds: float) -> int:
+    return round(1e9 * seconds)

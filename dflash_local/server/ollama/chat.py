@@ -1,0 +1,125 @@
+"""`/api/chat` and `/api/generate`: https://github.com/ollama/ollama/blob/main/docs/api.md."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from dflash_local.chat.plain import Plain
+from dflash_local.model import Model
+from dflash_local.server.answering.api_answer import CLIENT_LEFT, pool_of, respond
+from dflash_local.server.answering.infill_prompt import (
+    Gap,
+    infill_prompt,
+    infill_room,
+    infill_tokens,
+)
+from dflash_local.server.answering.prepared_chat import PreparedChat, prepare_chat
+from dflash_local.server.answering.tools import ToolUse, tool_use
+from dflash_local.server.http.event_stream import LINES, unless_gone
+from dflash_local.server.models.served_model import LoadedModel
+from dflash_local.server.ollama.answer import (
+    OllamaAnswer,
+    OllamaShape,
+    in_message,
+    in_response,
+    no_answer,
+)
+from dflash_local.server.ollama.errors import RESPONSES
+from dflash_local.server.ollama.model_list import untagged
+from dflash_local.server.ollama.schema import GenerateRequest, OllamaChatRequest, OllamaRequest
+
+router = APIRouter(responses=RESPONSES)
+
+R = TypeVar("R", bound=OllamaRequest)
+
+
+@router.post("/api/chat")
+async def chat(request: Request, body: OllamaChatRequest) -> Response:
+    """Answer a conversation, as a stream of lines or in one piece."""
+    if not body.messages:
+        return await _only_load(request, body, in_message)
+    return await _respond(request, body, _prepare_chat, in_message)
+
+
+@router.post("/api/generate")
+async def generate(request: Request, body: GenerateRequest) -> Response:
+    """Answer a message, go on from a text, or fill a gap; as a stream of lines or in one piece."""
+    if not body.prompt and not body.suffix:
+        return await _only_load(request, body, in_response)
+    prepare = _prepare_text if body.raw or body.suffix else _prepare_question
+    return await _respond(request, body, prepare, in_response)
+
+
+async def _respond(
+    request: Request, body: R, prepare: Callable[[Model, R], PreparedChat], shape: OllamaShape
+) -> Response:
+    """The answer to `body`, a stream unless it asks for one piece."""
+    arrived = time.monotonic()
+
+    async def begin(loaded: LoadedModel) -> OllamaAnswer:
+        chat = await run_in_threadpool(prepare, loaded.model, body)
+        return OllamaAnswer(loaded, body, chat, shape, arrived)
+
+    form = None if body.stream is False else LINES
+    name = untagged(request, body.model)
+    return await respond(request, name, begin, form, body.keep_alive_s)
+
+
+async def _only_load(request: Request, body: OllamaRequest, shape: OllamaShape) -> Response:
+    """The answer to a request without a question: it loads the model, or with a `keep_alive` of 0
+    unloads it."""
+    pool = pool_of(request)
+    served = pool.find(untagged(request, body.model))
+    if body.keep_alive_s == 0 and not pool.is_pinned:
+        pool.unload(served.name)
+        return no_answer(served.name, shape, "unload")
+
+    async def load() -> Response:
+        async with pool.use(served.name, body.keep_alive_s) as loaded:
+            return no_answer(loaded.name, shape, "load")
+
+    response = await unless_gone(load(), request.receive)
+    return response or Response(status_code=CLIENT_LEFT)
+
+
+def _prepare_chat(model: Model, body: OllamaChatRequest) -> PreparedChat:
+    return prepare_chat(
+        model,
+        [message.for_template() for message in body.messages],
+        tools=tool_use(body.tools, None, parallel=None),
+        schema=body.schema_of_answer,
+        reasoning_effort=body.effort,
+        template_kwargs=body.template_kwargs,
+    )
+
+
+def _prepare_question(model: Model, body: GenerateRequest) -> PreparedChat:
+    messages = [{"role": "user", "content": body.prompt or ""}]
+    if body.system:
+        messages.insert(0, {"role": "system", "content": body.system})
+    return prepare_chat(
+        model,
+        messages,
+        schema=body.schema_of_answer,
+        reasoning_effort=body.effort,
+        template_kwargs=body.template_kwargs,
+    )
+
+
+def _prepare_text(model: Model, body: GenerateRequest) -> PreparedChat:
+    """A prompt without a chat around it: all of the answer is content."""
+    vocabulary, prompt = model.target.vocabulary, body.prompt or ""
+    if body.suffix:
+        infill_tokens(vocabulary)  # raises ApiError for a model that cannot fill gaps
+        room = infill_room(model.n_ctx, body.sampling.limit or 0)
+        tokens = infill_prompt(vocabulary, Gap(prompt, body.suffix), room=room)
+    else:
+        tokens = vocabulary.tokenize(prompt, n_ctx=model.n_ctx)
+    schema = body.schema_of_answer
+    bindings: dict[str, Any] = {} if schema is None else {"json_schema": schema}
+    return PreparedChat(tokens, bindings, Plain(), ToolUse(), False)

@@ -1,0 +1,232 @@
+"""The served models as Ollama lists and shows them: `/api/tags`, `/api/ps`, `/api/show`,
+`/api/version`."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request
+from gguf import LlamaFileType
+from starlette.concurrency import run_in_threadpool
+
+from dflash_local.chat.families import dialect_of
+from dflash_local.errors import FileError
+from dflash_local.gguf.file import GgufFile
+from dflash_local.server.answering.api_answer import pool_of
+from dflash_local.server.http.errors import ApiError
+from dflash_local.server.models.load import LoadFailure
+from dflash_local.server.models.served_model import ServedModel
+from dflash_local.server.models.source import ModelSource
+from dflash_local.server.ollama.errors import RESPONSES
+from dflash_local.server.ollama.schema import ShowRequest
+
+router = APIRouter(responses=RESPONSES)
+
+API_VERSION = "0.12.6"
+"""The release of Ollama whose API this is. Clients refuse servers that are too old for them."""
+
+_LATEST = ":latest"
+_NEVER = "9999-12-31T23:59:59Z"
+_UNKNOWN = "1970-01-01T00:00:00Z"
+_LONGEST_S = 1e9  # longer is never: dates end with the year 9999
+_MIDDLE_KEYS = ("tokenizer.ggml.fim_mid_token_id", "tokenizer.ggml.middle_token_id")
+_MIDDLES = frozenset(
+    (
+        "<|fim_middle|>",
+        "<fim-middle>",
+        "<fim_middle>",
+        "<｜fim▁end｜>",  # noqa: RUF001  (DeepSeek's)
+        "<MID>",
+        "▁<MID>",
+        "<|code_middle|>",
+        "<|middle|>",
+    )
+)
+"""Names by which llama.cpp's `src/llama-vocab.cpp` knows the token after which a gap is filled."""
+
+
+@router.get("/api/version")
+async def version() -> dict[str, str]:
+    """The release of Ollama whose API this is."""
+    return {"version": API_VERSION}
+
+
+@router.get("/api/tags")
+async def tags(request: Request) -> dict[str, Any]:
+    """The models that are served, loaded or not."""
+    served_models = pool_of(request).models.values()
+    return {"models": [await run_in_threadpool(_entry, served) for served in served_models]}
+
+
+@router.get("/api/ps")
+async def running(request: Request) -> dict[str, Any]:
+    """The models that are loaded, and until when they stay loaded."""
+    entries = []
+    for served in pool_of(request).models.values():
+        if (model := served.model) is not None:
+            entry = await run_in_threadpool(_entry, served)
+            del entry["modified_at"]
+            on_gpu = model.target.options.n_gpu_layers != 0
+            entry |= {
+                "expires_at": _expires_at(served),
+                "size_vram": entry["size"] if on_gpu else 0,
+            }
+            entries.append({**entry, "context_length": model.n_ctx})
+    return {"models": entries}
+
+
+@router.post("/api/show")
+async def show(request: Request, body: ShowRequest) -> dict[str, Any]:
+    """What the model of that name is, loaded or not."""
+    pool = pool_of(request)
+    served = pool.named(untagged(request, body.model or body.name) or "")
+    card = await run_in_threadpool(_card_of, served.source)
+    architecture = card.details["family"]
+    info = dict(card.info)
+    if served.model is not None:
+        info[f"{architecture}.context_length"] = served.model.n_ctx
+    return {
+        "modelfile": f"FROM {served.source.target.name}\n",
+        "parameters": "",
+        "template": card.template,
+        "modified_at": card.modified_at,
+        "details": card.details,
+        "model_info": info,
+        "capabilities": card.capabilities,
+    }
+
+
+def tagged(name: str) -> str:
+    """A model's name with a tag, which Ollama's names always have."""
+    return name if ":" in name else name + _LATEST
+
+
+def untagged(request: Request, name: str | None) -> str | None:
+    """The server's name of the model that an Ollama client calls `name`."""
+    known = pool_of(request).models
+    return name if name is None or name in known else name.removesuffix(_LATEST)
+
+
+def _expires_at(served: ServedModel) -> str:
+    left = served.expires_in_s
+    if left > _LONGEST_S:
+        return _NEVER
+    end = datetime.now(timezone.utc) + timedelta(seconds=left)
+    return end.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+@dataclass(frozen=True)
+class _ModelCard:
+    """What a file says about its model."""
+
+    n_bytes: int
+    modified_at: str
+    digest: str
+    details: dict[str, Any]
+    info: dict[str, Any]
+    template: str
+    capabilities: list[str]
+
+
+def _card_of(source: ModelSource) -> _ModelCard:
+    """Raises ApiError for a file that cannot be read."""
+    try:
+        stat = source.target.stat()
+        return _card(source.target, stat.st_size, stat.st_mtime_ns)
+    except (FileError, OSError) as error:
+        raise LoadFailure.of(error, source).api_error(source.name) from None
+
+
+@lru_cache(maxsize=64)
+def _card(path: Path, n_bytes: int, time_ns: int) -> _ModelCard:
+    """Kept for this size and time: with others it is another file."""
+    file = GgufFile.open(path)
+    architecture = file.architecture
+    template = str(file.metadata.get("tokenizer.chat_template") or "")
+    n_parameters = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
+    details = {
+        "parent_model": "",
+        "format": "gguf",
+        "family": architecture,
+        "families": [architecture],
+        "parameter_size": _size(n_parameters),
+        "quantization_level": _quantization(file),
+    }
+    # Lists are left out: vocabularies are long, and clients have no use for the others.
+    info = {
+        key: value
+        for key, value in file.metadata.items()
+        if not isinstance(value, list) and key != "tokenizer.chat_template" and _is_json(value)
+    }
+    modified = datetime.fromtimestamp(time_ns / 1e9, timezone.utc)
+    # It stands for this file; hashing its content would take minutes.
+    names = f"{path.name} {n_bytes} {time_ns}"
+    return _ModelCard(
+        file.n_bytes,
+        modified.isoformat(timespec="seconds").replace("+00:00", "Z"),
+        hashlib.sha256(names.encode()).hexdigest(),
+        details,
+        {**info, "general.parameter_count": n_parameters},
+        template,
+        _capabilities(file, template),
+    )
+
+
+def _capabilities(file: GgufFile, template: str) -> list[str]:
+    found = {
+        "completion": True,
+        "tools": dialect_of(template).name != "plain",
+        "thinking": any(mark in template for mark in ("<think>", "enable_thinking", "<|channel|>")),
+        "insert": _fills_gaps(file),
+    }
+    return [name for name, has in found.items() if has]
+
+
+def _fills_gaps(file: GgufFile) -> bool:
+    """As llama.cpp finds out: from the file's keys, or from the names of its tokens."""
+    if any(key in file.metadata for key in _MIDDLE_KEYS):
+        return True
+    return not _MIDDLES.isdisjoint(file.metadata.get("tokenizer.ggml.tokens") or ())
+
+
+def _entry(served: ServedModel) -> dict[str, Any]:
+    name = tagged(served.name)
+    names: dict[str, Any] = {"name": name, "model": name}
+    try:
+        card = _card_of(served.source)
+    except ApiError:  # it is listed, and requests for it are told why it fails
+        details = {"parent_model": "", "format": "gguf", "family": "", "families": []}
+        details |= {"parameter_size": "", "quantization_level": "unknown"}
+        return {**names, "modified_at": _UNKNOWN, "size": 0, "digest": "", "details": details}
+    return {
+        **names,
+        "modified_at": card.modified_at,
+        "size": card.n_bytes,
+        "digest": card.digest,
+        "details": card.details,
+    }
+
+
+def _quantization(file: GgufFile) -> str:
+    with suppress(ValueError):
+        return LlamaFileType(file.get("general.file_type")).name.removeprefix("MOSTLY_")
+    return "unknown"
+
+
+def _is_json(value: Any) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _size(n: int) -> str:
+    """As Ollama writes it: 7.6B, 494.03M."""
+    for unit, divisor, digits in (("B", 10**9, 1), ("M", 10**6, 2), ("K", 10**3, 2)):
+        if n >= divisor:
+            return f"{n / divisor:.{digits}f}{unit}"
+    return str(n)

@@ -1,0 +1,179 @@
+"""What Ollama's API is sent: https://github.com/ollama/ollama/blob/main/docs/api.md.
+
+How a model is loaded is up to whoever starts the server: options such as `num_ctx` are ignored, and
+so is `keep_alive` where the server keeps its only model loaded.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from dflash_local.server.answering import bounds
+from dflash_local.server.answering.sampling_fields import SamplingFields, token_limit
+from dflash_local.server.answering.tools import FunctionTool
+from dflash_local.server.http.errors import REFUSED, ApiError
+from dflash_local.server.models.keep_alive import keep_alive_s
+
+_NO_LOGPROBS = "log-probabilities are at /v1/chat/completions; leave {} out"
+_REFUSED = {
+    "template": "the model's own chat template is used; leave template out, or give raw",
+    "context": "nothing is kept here; leave context out, and send the conversation to /api/chat",
+    "images": "this model reads text only; it takes no images",
+    "logprobs": _NO_LOGPROBS.format("logprobs"),
+    "top_logprobs": _NO_LOGPROBS.format("top_logprobs"),
+}
+
+_Predict = Annotated[int, Field(strict=True, ge=-2, le=bounds.MAX_INT)]
+
+
+class OllamaOptions(SamplingFields):
+    """`num_predict` -1 and -2 are without limit but the context's."""
+
+    num_predict: _Predict | None = None
+
+    @property
+    def limit(self) -> int | None:
+        given = self.num_predict
+        return None if given == -2 else token_limit("options.num_predict", given)
+
+
+Format = Annotated[
+    Annotated[Literal["", "json"], Tag("word")] | Annotated[bounds.JsonObject, Tag("schema")],
+    Discriminator(lambda value: "schema" if isinstance(value, dict) else "word"),
+]
+
+Think = Annotated[
+    Annotated[bounds.Flag, Tag("flag")]
+    | Annotated[Literal["low", "medium", "high"], Tag("effort")],
+    Discriminator(lambda value: "effort" if isinstance(value, str) else "flag"),
+]
+
+
+def _check_time(given: Any) -> Any:
+    if given not in (None, ""):
+        keep_alive_s(given)
+    return given
+
+
+KeepAlive = Annotated[Any, BeforeValidator(_check_time)]
+"""Seconds, or a text such as 5m."""
+
+
+class OllamaRequest(BaseModel):
+    """What chats and completions have in common. Answers are streams unless `stream` is false."""
+
+    model: bounds.Label | None = None
+    stream: bounds.Flag | None = None
+    format: Format | None = None
+    think: Think | None = None
+    keep_alive: KeepAlive | None = None
+    options: OllamaOptions | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, given: Any) -> Any:
+        if isinstance(given, dict):
+            for name, line in _REFUSED.items():
+                if given.get(name) not in (None, False, 0, "", []):
+                    raise ApiError(400, line, param=name)
+        return given
+
+    @property
+    def keep_alive_s(self) -> float | None:
+        """Seconds that the model stays loaded after this request; None: the server's own."""
+        return None if self.keep_alive in (None, "") else keep_alive_s(self.keep_alive)
+
+    @property
+    def sampling(self) -> OllamaOptions:
+        return self.options or OllamaOptions()
+
+    @property
+    def schema_of_answer(self) -> Any:
+        """True for any JSON object, None for free text."""
+        return True if self.format == "json" else self.format or None
+
+    @property
+    def effort(self) -> str | None:
+        return self.think if isinstance(self.think, str) else None
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """Without `think`, models think as their templates have it."""
+        return {} if self.think is None else {"enable_thinking": self.think is not False}
+
+
+class OllamaCalledFunction(BaseModel):
+    """`arguments` is an object, not a text as with OpenAI."""
+
+    name: bounds.Name
+    arguments: bounds.JsonObject = Field(default_factory=dict)
+
+
+class OllamaToolCall(BaseModel):
+    """A call that an earlier answer made."""
+
+    id: bounds.Label | None = None
+    function: OllamaCalledFunction
+
+
+class OllamaMessage(BaseModel):
+    """`thinking`: the reasoning of an earlier answer. `tool_name`: whose result this is."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: bounds.Text | None = None
+    thinking: bounds.Text | None = None
+    tool_calls: Annotated[list[OllamaToolCall], Field(max_length=bounds.MAX_TOOLS)] | None = None
+    tool_name: bounds.Label | None = None
+    tool_call_id: bounds.Label | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_images(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("images"):
+            raise PydanticCustomError(REFUSED, "this model reads text only; it takes no images")
+        return given
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates read it."""
+        message: dict[str, Any] = {"role": self.role, "content": self.content or ""}
+        if self.thinking:
+            message["reasoning_content"] = self.thinking
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"type": "function", **call.model_dump(exclude_none=True)}
+                for call in self.tool_calls
+            ]
+        if self.tool_name:
+            message["name"] = self.tool_name
+        if self.tool_call_id:
+            message["tool_call_id"] = self.tool_call_id
+        return message
+
+
+class OllamaChatRequest(OllamaRequest):
+    """A conversation to answer. Without messages the model is only loaded, or unloaded."""
+
+    messages: Annotated[list[OllamaMessage], Field(max_length=bounds.MAX_MESSAGES)] = Field(
+        default_factory=list
+    )
+    tools: Annotated[list[FunctionTool], Field(max_length=bounds.MAX_TOOLS)] | None = None
+
+
+class GenerateRequest(OllamaRequest):
+    """A message to answer, or with `raw` a text to go on from, or with `suffix` a gap to fill.
+    Without any of them the model is only loaded, or unloaded."""
+
+    prompt: bounds.Text | None = None
+    suffix: bounds.Text | None = None
+    system: bounds.Text | None = None
+    raw: bounds.Flag | None = None
+
+
+class ShowRequest(BaseModel):
+    """`name` is the old name of `model`."""
+
+    model: bounds.Label | None = None
+    name: bounds.Label | None = None

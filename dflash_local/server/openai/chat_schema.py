@@ -1,0 +1,154 @@
+"""What `/v1/chat/completions` is sent.
+
+https://platform.openai.com/docs/api-reference/chat/create, without what a text model cannot do:
+such fields are refused where ignoring them would change what the answer means.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from dflash_local.server.answering import bounds
+from dflash_local.server.answering.sampling_fields import token_limit
+from dflash_local.server.answering.tools import FunctionTool, ToolCall, ToolChoice
+from dflash_local.server.http.errors import REFUSED, ApiError
+from dflash_local.server.openai.choices_schema import ChoicesRequest
+
+_REFUSED = {
+    "functions": "functions are OpenAI's old way to give tools; give `tools`",
+    "function_call": "function_call is OpenAI's old way to ask for a tool; give `tool_choice`",
+    "audio": "this server makes no audio; leave it out",
+    "web_search_options": "this server does not search the web; leave web_search_options out",
+}
+
+
+class TextPart(BaseModel):
+    """A piece of a message's content."""
+
+    type: Literal["text"]
+    text: bounds.Text
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, given: Any) -> Any:
+        kind = given.get("type") if isinstance(given, dict) else None
+        if kind == "refusal":
+            return {"type": "text", "text": given.get("refusal")}
+        if isinstance(kind, str) and kind not in ("text", "input_text", "output_text"):
+            raise PydanticCustomError(
+                REFUSED,
+                "this model reads text only; it takes no part of type {kind}",
+                {"kind": kind[:64]},
+            )
+        if isinstance(kind, str):
+            return {**given, "type": "text"}
+        return given
+
+
+Contents = bounds.TextOr[
+    Annotated[list[TextPart], Field(min_length=1, max_length=bounds.MAX_MESSAGES)]
+]
+
+
+class ChatMessage(BaseModel):
+    """What all messages have in common."""
+
+    name: bounds.Label | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates read it."""
+        return {"content": None, **self.model_dump(exclude_none=True)}
+
+
+class InstructionMessage(ChatMessage):
+    role: Literal["system", "developer"]
+    content: Contents
+
+
+class UserMessage(ChatMessage):
+    role: Literal["user"]
+    content: Contents
+
+
+class AssistantMessage(ChatMessage):
+    """`reasoning_content` is that of an earlier answer; templates that know it show it."""
+
+    role: Literal["assistant"]
+    content: Contents | None = None
+    reasoning_content: bounds.Text | None = None
+    reasoning: bounds.Text | None = None
+    refusal: bounds.Text | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=bounds.MAX_TOOLS)] | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> AssistantMessage:
+        if self.content is None and not self.tool_calls:
+            self.content = self.refusal or ""
+        return self
+
+
+class ToolMessage(ChatMessage):
+    role: Literal["tool"]
+    content: Contents
+    tool_call_id: bounds.Label | None = None
+
+
+AnyMessage = Annotated[
+    InstructionMessage | UserMessage | AssistantMessage | ToolMessage,
+    Field(discriminator="role"),
+]
+
+
+class ChatRequest(ChoicesRequest):
+    """A conversation to answer. A server of one model takes any model name; the answer has the
+    server's own.
+
+    `draft_detail` adds a field of that name to each chunk of a stream: which pieces of its text
+    were accepted drafts, what each verify pass emitted, and why the controller drafts or does not.
+    """
+
+    messages: Annotated[list[AnyMessage], Field(min_length=1, max_length=bounds.MAX_MESSAGES)]
+    draft_detail: bounds.Flag | None = None
+    max_completion_tokens: bounds.Predict | None = None
+    n_predict: bounds.Predict | None = None
+    logprobs: bounds.Flag | None = None
+    top_logprobs: bounds.TopLogprobs | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=bounds.MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bounds.Flag | None = None
+    reasoning_effort: bounds.Label | None = None
+    chat_template_kwargs: bounds.JsonObject | None = None
+    modalities: list[bounds.Label] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, given: Any) -> Any:
+        if isinstance(given, dict):
+            for name, line in _REFUSED.items():
+                if given.get(name) not in (None, [], "none", "auto"):
+                    raise ApiError(400, line, param=name)
+        return given
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens of an answer; None: to the end of text or of the context."""
+        if self.max_completion_tokens is not None:
+            return token_limit("max_completion_tokens", self.max_completion_tokens)
+        if self.max_tokens is not None or self.n_predict is None:
+            return token_limit("max_tokens", self.max_tokens)
+        # With 0 llama.vim has a prompt read into the cache.
+        return token_limit("n_predict", self.n_predict or 1)
+
+    def check(self) -> None:
+        super().check()
+        if self.draft_detail and not self.stream:
+            raise ApiError(400, "draft_detail is for streams; set stream", param="draft_detail")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs; set it to true", param="top_logprobs")
+        if self.modalities is not None and self.modalities != ["text"]:
+            raise ApiError(
+                400, 'this model writes text; modalities can only be ["text"]', param="modalities"
+            )

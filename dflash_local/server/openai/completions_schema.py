@@ -1,0 +1,89 @@
+"""What `/v1/completions` is sent: https://platform.openai.com/docs/api-reference/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Field, Tag
+
+from dflash_local.server.answering import bounds
+from dflash_local.server.answering.sampling_fields import token_limit
+from dflash_local.server.http.errors import ApiError
+from dflash_local.server.openai.choices_schema import ChoicesRequest
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's, for this route only."""
+
+MAX_ANSWERS = 32
+"""To one request; each needs a slot."""
+
+
+def _kind(value: Any) -> str:
+    if not isinstance(value, list):
+        return "text"
+    return "ids" if value and isinstance(value[0], int) else "several"
+
+
+PromptField = Annotated[
+    Annotated[bounds.Text, Tag("text")]
+    | Annotated[bounds.TokenIds, Tag("ids")]
+    | Annotated[
+        list[bounds.TextOr[bounds.TokenIds]],
+        Field(min_length=1, max_length=bounds.MAX_CHOICES),
+        Tag("several"),
+    ],
+    Discriminator(_kind),
+]
+"""A text, token ids, or several of either."""
+
+
+class CompletionsRequest(ChoicesRequest):
+    """Prompts to go on from. `suffix` is what comes after the answer: models that were taught to
+    fill a gap write what is between. A server of one model takes any model name."""
+
+    prompt: PromptField
+    suffix: bounds.Text | None = None
+    echo: bounds.Flag | None = None
+    best_of: bounds.Choices | None = None
+    logprobs: bounds.Logprobs | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        given = self.prompt
+        if isinstance(given, str):
+            return [given]
+        ids = [piece for piece in given if isinstance(piece, int)]
+        return [ids] if ids else [piece for piece in given if not isinstance(piece, int)]
+
+    @property
+    def limit(self) -> int | None:
+        given = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        return token_limit("max_tokens", given)
+
+    def check(self) -> None:
+        super().check()
+        n = self.n or 1
+        if len(self.prompts) * n > MAX_ANSWERS:
+            raise ApiError(
+                400,
+                f"{len(self.prompts)} prompts with n {n} ask for {len(self.prompts) * n} answers; "
+                f"one request can have at most {MAX_ANSWERS}",
+                param="n",
+            )
+        if self.best_of is not None and self.best_of != n:
+            raise ApiError(
+                400,
+                f"best_of is {self.best_of} with n {n}; answers are not ranked here, leave it out",
+                param="best_of",
+            )
+        if self.echo and self.logprobs is not None:
+            raise ApiError(
+                400,
+                "echo with logprobs is not supported: a prompt's own are not computed; "
+                "leave out one of the two",
+                param="logprobs",
+            )
+        if self.echo and self.suffix:
+            raise ApiError(
+                400, "echo with suffix is not supported; leave out one of the two", param="echo"
+            )

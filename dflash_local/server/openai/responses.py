@@ -1,0 +1,166 @@
+"""`/v1/responses`: https://platform.openai.com/docs/api-reference/responses."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
+
+from dflash_local.model import Model
+from dflash_local.server.answering.api_answer import respond
+from dflash_local.server.answering.chat_answer import ChatAnswer
+from dflash_local.server.answering.generation import GenerationTask, stream_all, timings
+from dflash_local.server.answering.prepared_chat import PreparedChat, prepare_chat
+from dflash_local.server.answering.sampling_fields import DEFAULTS
+from dflash_local.server.answering.tools import tool_use
+from dflash_local.server.http.errors import api_error
+from dflash_local.server.http.event_stream import NamedEvent, event_form
+from dflash_local.server.models.served_model import LoadedModel
+from dflash_local.server.openai.response_items import ResponseItems
+from dflash_local.server.openai.responses_schema import NamedChoice, ResponsesRequest
+
+router = APIRouter()
+
+_EVENTS = event_form(done=None)
+
+
+@router.post("/v1/responses")
+@router.post("/responses", include_in_schema=False)
+async def create_response(request: Request, body: ResponsesRequest) -> Response:
+    """Answer a text or a conversation, in one piece or as a stream of named events."""
+
+    async def begin(loaded: LoadedModel) -> _ResponseAnswer:
+        return _ResponseAnswer(loaded, body, await run_in_threadpool(_prepare, loaded.model, body))
+
+    return await respond(request, body.model, begin, _EVENTS if body.stream else None)
+
+
+def _prepare(model: Model, body: ResponsesRequest) -> PreparedChat:
+    return prepare_chat(
+        model,
+        body.messages(),
+        tools=tool_use(body.functions, body.choice, parallel=body.parallel_tool_calls),
+        schema=body.text.schema_of_answer if body.text else None,
+        reasoning_effort=body.effort,
+        template_kwargs=body.chat_template_kwargs,
+    )
+
+
+class _ResponseAnswer:
+    """The answer to one request."""
+
+    def __init__(self, loaded: LoadedModel, body: ResponsesRequest, chat: PreparedChat) -> None:
+        self._loaded = loaded
+        self._body = body
+        n_alternatives = (body.top_logprobs or 0) if body.wants_logprobs else None
+        options = chat.options(body, max_tokens=body.max_output_tokens, logprobs=n_alternatives)
+        self._task = GenerationTask(chat.prompt, options)
+        self._answer = ChatAnswer(loaded.model, chat, logprobs=body.wants_logprobs)
+        self._items = ResponseItems()
+        self._id = f"resp_{secrets.token_hex(16)}"
+        self._created = int(time.time())
+
+    async def whole(self) -> Response:
+        async for _ in self._all_events():
+            pass
+        return JSONResponse(self._response())
+
+    async def events(self) -> AsyncIterator[NamedEvent]:
+        """All events. An error after the first of them becomes the last one."""
+        begun = False
+        try:
+            async for event in self._all_events():
+                begun = True
+                yield event
+        except Exception as error:
+            if not begun:
+                raise
+            fault = api_error(error)
+            yield self._items.event(
+                "error", code=fault.code, message=fault.message, param=fault.param
+            )
+
+    async def _all_events(self) -> AsyncIterator[NamedEvent]:
+        items = self._items
+        begun = False
+        async for _, chunk in stream_all(self._loaded, [self._task]):
+            if not begun:
+                begun = True
+                for name in ("created", "in_progress"):
+                    yield items.event(f"response.{name}", response=self._response("in_progress"))
+            for delta in self._answer.take(chunk):
+                for event in items.take(delta, self._logprobs()):
+                    yield event
+        for event in items.close(self._status):
+            yield event
+        yield items.event(f"response.{self._status}", response=self._response())
+
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self._answer.finish_reason == "length" else "completed"
+
+    def _logprobs(self) -> list[dict[str, Any]] | None:
+        logprobs = self._answer.take_logprobs()
+        return logprobs["content"] if logprobs else None
+
+    def _response(self, status: str | None = None) -> dict[str, Any]:
+        """The response: whole, or with the `status` "in_progress" without output and costs."""
+        body, options = self._body, self._task.options
+        done = status is None
+        status = status or self._status
+        cut_off = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        fields: dict[str, Any] = {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "background": False,
+            "error": None,
+            "incomplete_details": cut_off,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "model": self._loaded.name,
+            "output": self._items.output if done else [],
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": body.effort, "summary": None},
+            "store": False,
+            "temperature": options["temperature"],
+            "text": {"format": self._format()},
+            "tool_choice": self._choice(),
+            "tools": [
+                {"type": "function", **tool.function.model_dump(), "strict": True}
+                for tool in body.functions
+            ],
+            "top_logprobs": body.top_logprobs or 0,
+            "top_p": options.get("top_p", DEFAULTS["top_p"]),
+            "truncation": "disabled",
+            "usage": self._usage() if done else None,
+        }
+        return {**fields, "timings": timings([self._answer.result])} if done else fields
+
+    def _format(self) -> dict[str, Any]:
+        given = self._body.text.format if self._body.text else None
+        return given.model_dump(by_alias=True, exclude_none=True) if given else {"type": "text"}
+
+    def _choice(self) -> Any:
+        given = self._body.tool_choice
+        return given.model_dump() if isinstance(given, NamedChoice) else given or "auto"
+
+    def _usage(self) -> dict[str, Any]:
+        result = self._answer.result
+        n_input, n_output = result.stats.prompt_tokens, len(result.tokens)
+        return {
+            "input_tokens": n_input,
+            "input_tokens_details": {"cached_tokens": result.stats.cached_tokens},
+            "output_tokens": n_output,
+            "output_tokens_details": {"reasoning_tokens": self._answer.n_reasoning_tokens},
+            "total_tokens": n_input + n_output,
+        }

@@ -1,0 +1,249 @@
+"""What `/v1/responses` is sent: https://platform.openai.com/docs/api-reference/responses/create.
+
+Nothing is stored: the answer says `store: false`, and requests that need a stored response are
+refused. Tools that OpenAI runs itself, such as its web search, are left out of what the model is
+told, and of the tools that the answer lists.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+
+from dflash_local.server.answering import bounds
+from dflash_local.server.answering.sampling_fields import SamplingFields
+from dflash_local.server.answering.tools import (
+    Function,
+    FunctionTool,
+    HostedTool,
+    NamedTool,
+    ToolName,
+)
+from dflash_local.server.http.errors import REFUSED, ApiError
+from dflash_local.server.openai.chat_schema import Contents
+from dflash_local.server.openai.choices_schema import JsonObjectFormat, TextFormat
+
+_STORED = "nothing is stored here; send the whole conversation as input, and leave {} out"
+_REFUSED = {
+    "previous_response_id": (_STORED, "previous_response_not_found"),
+    "conversation": (_STORED, None),
+    "prompt": (_STORED, None),
+    "background": ("there are no background answers here; leave {} out", None),
+}
+
+
+class InputMessage(BaseModel):
+    """A message; one of the assistant is an earlier answer."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Contents
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_parts(cls, given: Any) -> Any:
+        """An earlier answer without any text."""
+        if isinstance(given, dict) and given.get("content") == []:
+            return {**given, "content": ""}
+        return given
+
+
+class FunctionCall(BaseModel):
+    """A call that an earlier answer made; `arguments` is a JSON text."""
+
+    type: Literal["function_call"]
+    call_id: bounds.Label
+    name: bounds.Name
+    arguments: bounds.JsonText
+
+
+class FunctionCallOutput(BaseModel):
+    """What the called function returned."""
+
+    type: Literal["function_call_output"]
+    call_id: bounds.Label
+    output: Contents
+
+
+class ReasoningText(BaseModel):
+    text: bounds.Text
+
+
+class ReasoningItem(BaseModel):
+    """The reasoning of an earlier answer; templates that know it show it."""
+
+    type: Literal["reasoning"]
+    content: Annotated[list[ReasoningText], Field(max_length=bounds.MAX_MESSAGES)] | None = None
+
+
+_KINDS = ("message", "function_call", "function_call_output", "reasoning")
+
+
+def _kind(value: Any) -> str | None:
+    kind = bounds.field_of(value, "type")
+    if kind is None and isinstance(value, dict) and "type" not in value:
+        return "message"
+    return kind if kind in _KINDS else None
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[FunctionCall, Tag("function_call")]
+    | Annotated[FunctionCallOutput, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(
+        _kind,
+        custom_error_type=REFUSED,
+        custom_error_message=f"an item is an object with a type, one of {', '.join(_KINDS)}",
+    ),
+]
+
+
+class FunctionOfResponses(Function):
+    type: Literal["function"]
+
+
+ToolOfResponses = Annotated[
+    Annotated[FunctionOfResponses, Tag("function")] | Annotated[HostedTool, Tag("hosted")],
+    Discriminator(
+        lambda value: "function" if bounds.field_of(value, "type") == "function" else "hosted"
+    ),
+]
+
+
+class NamedChoice(BaseModel):
+    type: Literal["function"]
+    name: ToolName
+
+
+class NamedSchemaFormat(BaseModel):
+    """JSON of a schema: always strictly, whatever `strict` says."""
+
+    type: Literal["json_schema"]
+    name: bounds.Label | None = None
+    json_schema: bounds.JsonObject = Field(default_factory=dict, alias="schema")
+
+
+class TextSettings(BaseModel):
+    format: (
+        Annotated[TextFormat | JsonObjectFormat | NamedSchemaFormat, Field(discriminator="type")]
+        | None
+    ) = None
+
+    @property
+    def schema_of_answer(self) -> Any:
+        """True for any JSON object, None for free text."""
+        given = self.format
+        if given is None or isinstance(given, TextFormat):
+            return None
+        return given.json_schema or True
+
+
+class ReasoningSettings(BaseModel):
+    effort: bounds.Label | None = None
+
+
+_Metadata = Annotated[dict[bounds.Label, bounds.Label], Field(max_length=16)]
+
+
+class ResponsesRequest(SamplingFields):
+    """A text or a conversation to answer. A server of one model takes any model name; the answer
+    has the server's own."""
+
+    input: bounds.TextOr[
+        Annotated[list[InputItem], Field(min_length=1, max_length=bounds.MAX_MESSAGES)]
+    ]
+    instructions: bounds.Text | None = None
+    model: bounds.Label | None = None
+    stream: bounds.Flag | None = None
+    max_output_tokens: bounds.MaxTokens | None = None
+    tools: Annotated[list[ToolOfResponses], Field(max_length=bounds.MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bounds.Flag | None = None
+    text: TextSettings | None = None
+    reasoning: ReasoningSettings | None = None
+    include: Annotated[list[bounds.Label], Field(max_length=64)] | None = None
+    top_logprobs: bounds.TopLogprobs | None = None
+    metadata: _Metadata | None = None
+    chat_template_kwargs: bounds.JsonObject | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, given: Any) -> Any:
+        if isinstance(given, dict):
+            for name, (line, code) in _REFUSED.items():
+                if given.get(name) not in (None, False):
+                    raise ApiError(400, line.format(name), param=name, code=code)
+        return given
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return bool(self.top_logprobs) or "message.output_text.logprobs" in (self.include or ())
+
+    @property
+    def effort(self) -> str | None:
+        return self.reasoning.effort if self.reasoning else None
+
+    @property
+    def functions(self) -> list[FunctionTool]:
+        """The tools that the model can call."""
+        return [
+            FunctionTool(function=Function(**tool.model_dump(exclude={"type"})))
+            for tool in self.tools or ()
+            if isinstance(tool, FunctionOfResponses)
+        ]
+
+    @property
+    def choice(self) -> Any:
+        """`tool_choice` in the form of chats."""
+        given = self.tool_choice
+        return NamedTool.of(given.name) if isinstance(given, NamedChoice) else given
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation as chat templates read it: one message for each turn of the
+        assistant."""
+        messages: list[dict[str, Any]] = []
+        if self.instructions:
+            messages.append({"role": "system", "content": self.instructions})
+        if isinstance(self.input, str):
+            return [*messages, {"role": "user", "content": self.input}]
+        for item in self.input:
+            if isinstance(item, FunctionCallOutput):
+                content = _for_template(item.output)
+                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
+            elif isinstance(item, FunctionCall):
+                function = {"name": item.name, "arguments": item.arguments}
+                call = {"id": item.call_id, "type": "function", "function": function}
+                _turn(messages).setdefault("tool_calls", []).append(call)
+            elif isinstance(item, ReasoningItem):
+                if item.content:
+                    thought = "".join(part.text for part in item.content)
+                    _turn(messages, "reasoning_content")["reasoning_content"] = thought
+            elif item.role == "assistant":
+                _turn(messages, "content")["content"] = _for_template(item.content)
+            else:
+                messages.append({"role": item.role, "content": _for_template(item.content)})
+        for message in messages:
+            if message["content"] is None and "tool_calls" not in message:
+                message["content"] = ""
+        return messages
+
+
+def _turn(messages: list[dict[str, Any]], field: str | None = None) -> dict[str, Any]:
+    """The assistant's message that can still get `field`, or a new one.
+
+    Reasoning comes before content, content before calls.
+    """
+    order = ("reasoning_content", "content", "tool_calls")
+    last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
+    if last is not None:
+        later = order[order.index(field) :] if field else ()
+        if all(last.get(name) is None for name in later):
+            return last
+    messages.append({"role": "assistant", "content": None})
+    return messages[-1]
+
+
+def _for_template(content: Any) -> Any:
+    return content if isinstance(content, str) else [part.model_dump() for part in content]

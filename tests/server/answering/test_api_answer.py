@@ -1,0 +1,41 @@
+"""What becomes of an answer when its client leaves."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import httpx
+import pytest
+
+from openai_api import CHAT, user
+from server_process import ServerProcess, n_busy, until
+
+LONG = {"prompt": "def f(x):", "max_tokens": 3000, "ignore_eos": True}
+SHORT = {"prompt": "def f(x):", "max_tokens": 4}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_slot(server: ServerProcess, stream: bool) -> None:
+    body = json.dumps({**LONG, "stream": stream}).encode()
+    head = [
+        "POST /v1/completions HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+    ]
+    with server.client() as client:
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.sendall("\r\n".join([*head, "", ""]).encode() + body)
+            until(lambda: n_busy(client) == 1)
+        until(lambda: n_busy(client) == 0)
+        assert client.post("/v1/completions", json=SHORT).status_code == 200
+
+
+def test_a_client_that_leaves_frees_its_slots(client: httpx.Client) -> None:
+    body = {"messages": user("Count"), "n": 3, "stream": True, "ignore_eos": True}
+    with client.stream("POST", CHAT, json=body) as answer:
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: ")
+        until(lambda: n_busy(client) == 3)
+    until(lambda: n_busy(client) == 0)

@@ -1,0 +1,78 @@
+"""What `/v1/messages` refuses: 400, the field, and a line that says why."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from chat_models import WEATHER
+from openai_api import user
+
+PATH = "/v1/messages"
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("max_tokens", None, "max_tokens"),
+        ("max_tokens", 0, "max_tokens"),
+        ("max_tokens", "5", "max_tokens"),
+        ("messages", None, "messages"),
+        ("messages", [], "messages"),
+        ("messages", [{"role": "robot", "content": "x"}], "user, assistant, system"),
+        ("messages", [{"role": "user", "content": 5}], "messages[0].content"),
+        ("messages", [{"role": "user", "content": [IMAGE]}], "type image"),
+        ("messages", [{"role": "user", "content": [{"type": "document"}]}], "type document"),
+        ("messages", [{"role": "user", "content": [{"text": "x"}]}], "messages[0].content[0]"),
+        (
+            "messages",
+            [
+                {
+                    "role": "user",
+                    "content": [{"type": "tool_result", "tool_use_id": "a", "content": [IMAGE]}],
+                }
+            ],
+            "messages[0].content[0].content[0]",
+        ),
+        ("messages", [{"role": "assistant", "content": [IMAGE]}], "type image"),
+        ("system", [IMAGE], "type image"),
+        ("temperature", 3, "temperature"),
+        ("top_p", 2, "top_p"),
+        ("top_k", 1.5, "top_k"),
+        ("stop_sequences", "END", "stop_sequences"),
+        ("stop_sequences", ["x"] * 1000, "stop_sequences"),
+        ("tools", [{"name": "a b", "input_schema": {}}], "tools[0].name"),
+        ("tools", [{"name": "a"}], "tools[0].input_schema"),
+        ("tool_choice", {"type": "any"}, "tools"),
+        ("tool_choice", {"type": "tool"}, "name"),
+        ("tool_choice", {"type": "tool", "name": "a"}, "tools"),
+        ("tool_choice", {"type": "some"}, "tool_choice"),
+        ("thinking", {"type": "perhaps"}, "thinking"),
+        ("output_config", {"effort": "most"}, "output_config"),
+        ("stream", "yes", "stream"),
+    ],
+)
+def test_what_is_refused_is_named(
+    client: httpx.Client, field: str, value: object, named: str
+) -> None:
+    body: dict[str, object] = {"messages": user("Hi"), "max_tokens": 4, field: value}
+    if value is None:
+        del body[field]
+    answer = client.post(PATH, json=body)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    message = answer.json()["error"]["message"]
+    assert named in message
+    assert len(message) < 400
+
+
+def test_only_free_text_can_be_begun(tool_client: httpx.Client) -> None:
+    begun = [*user("Hi"), {"role": "assistant", "content": "{"}]
+    forced = {
+        "tools": [{"name": "a", "input_schema": WEATHER["function"]["parameters"]}],
+        "tool_choice": {"type": "any"},
+    }
+    answer = tool_client.post(PATH, json={"messages": begun, "max_tokens": 4, **forced})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"

@@ -1,0 +1,141 @@
+"""Bodies of careless and hostile clients are refused at once, in one line, and delay nobody."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from typing import Any
+
+import httpx
+import pytest
+
+from raw_http import exchange, message
+from server_process import ServerProcess
+
+MEGABYTE = 1 << 20
+JSON = {"Content-Type": "application/json"}
+
+
+def refused(answer: httpx.Response, status: int, said: str) -> None:
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert said in error["message"] and "\n" not in error["message"]
+    assert len(error["message"]) < 400
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" + b"[]," * MEGABYTE + b"[]]",
+        b'{"prompt": "a", "x": [' + b"{}," * MEGABYTE + b"{}]}",
+        b'{"prompt": [' + b"0," * MEGABYTE + b"0]}",
+        b'{"prompt": "a", "x": [' + b'"",' * MEGABYTE + b'""]}',
+        b'{"prompt": "\\"", "x": [' + b'"\\\\",' * MEGABYTE + b'""]}',
+    ],
+    ids=["lists", "objects", "ids", "texts", "escapes"],
+)
+def test_more_values_than_any_request_has(client: httpx.Client, body: bytes) -> None:
+    for path in ("/v1/completions", "/v1/chat/completions", "/completion"):
+        refused(client.post(path, content=body, headers=JSON), 413, "values")
+
+
+def test_marks_within_a_text_are_no_values(client: httpx.Client) -> None:
+    text = '[{,"\\' * 100_000
+    answer = client.post("/tokenize", content=json.dumps({"content": text}), headers=JSON)
+    assert len(answer.json()["tokens"]) > 1000
+
+
+def test_arguments_too_long_to_be_parsed(client: httpx.Client) -> None:
+    call = {"function": {"name": "f", "arguments": "[" + "[]," * MEGABYTE + "[]]"}}
+    messages = [{"role": "assistant", "tool_calls": [call]}]
+    answer = client.post("/v1/chat/completions", json={"messages": messages})
+    refused(answer, 400, "arguments")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a" * 7 * MEGABYTE}),
+        ("/v1/completions", {"prompt": "a", "suffix": "a" * 7 * MEGABYTE}),
+        ("/completion", {"prompt": ["a" * 7 * MEGABYTE, 5]}),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a" * 7 * MEGABYTE}], "stream": True},
+        ),
+        ("/v1/responses", {"input": "a" * 7 * MEGABYTE}),
+    ],
+    ids=["prompt", "suffix", "mixed", "chat", "responses"],
+)
+def test_a_text_that_cannot_fit_is_not_tokenised(
+    client: httpx.Client, path: str, body: dict[str, Any]
+) -> None:
+    answer = client.post(path, json=body)
+    refused(answer, 400, "at least")
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_large_bodies_are_refused_before_they_are_read(server: ServerProcess) -> None:
+    head = ["Host: localhost", "Content-Type: application/json"]
+    lines = ["POST /v1/completions HTTP/1.1", *head, "Content-Length: 99999999999", "", ""]
+    status, body = exchange(server, "\r\n".join(lines).encode())
+    assert status == 413
+    assert "bytes" in message(body)
+
+
+def test_large_bodies_of_unknown_length_are_refused(server: ServerProcess) -> None:
+    head = ["Host: localhost", "Content-Type: application/json", "Transfer-Encoding: chunked"]
+    start = "\r\n".join(["POST /v1/completions HTTP/1.1", *head, "", ""]).encode()
+    megabyte = b"100000\r\n" + b" " * (1 << 20) + b"\r\n"
+    answer = b""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        with contextlib.suppress(ConnectionError):  # the server stops reading
+            connection.sendall(start)
+            for _ in range(64):
+                connection.sendall(megabyte)
+        with contextlib.suppress(ConnectionError):
+            answer = connection.recv(65536)
+    # What comes after a connection was closed may overtake the answer.
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"[" * 100_000, "recursion"),
+        (b'{"prompt": ' * 5000 + b"1" + b"}" * 5000, "recursion"),
+        (b'{"temperature": NaN}', "JSON"),
+        (b'{"temperature": -Infinity}', "JSON"),
+        (b'{"prompt": "\\ud800"}', "JSON"),
+        (b'{"prompt": "\xff"}', "JSON"),
+        (b'{"max_tokens": ' + b"9" * 5000 + b"}", "JSON"),
+        (b'{"prompt": "x"', "JSON"),
+        (b"prompt=x", "JSON"),
+    ],
+    ids=range(9),
+)
+def test_bodies_that_are_no_json(client: httpx.Client, body: bytes, said: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/models"):
+        answer = client.post(path, content=body, headers=headers)
+        assert answer.status_code == 400
+        assert said in message(answer.content)
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
+def test_other_content_types_are_refused(client: httpx.Client, kind: str | None) -> None:
+    # A page of another origin could send these without being asked about first.
+    headers = {"Content-Type": kind} if kind else {}
+    answer = client.post("/v1/completions", content=b'{"prompt": "x"}', headers=headers)
+    assert answer.status_code == 415
+    assert "application/json" in message(answer.content)
+
+
+def test_the_server_is_as_before_after_all_of_this(
+    client: httpx.Client, server: ServerProcess
+) -> None:
+    answer = client.post("/v1/completions", json={"prompt": "def f(x):", "max_tokens": 4})
+    assert answer.status_code == 200
+    assert not any(slot["is_processing"] for slot in client.get("/slots").json())
+    assert not any("Traceback" in line for line in server.log)

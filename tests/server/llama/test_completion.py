@@ -1,0 +1,221 @@
+"""`/completion` and its like, as llama-server's clients use them, against a real server."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from dflash_local import Model
+
+PROMPT = "def fibonacci(n):\n"
+
+
+def complete(client: httpx.Client, **body: Any) -> Any:
+    answer = client.post("/completion", json={"prompt": PROMPT, "n_predict": 16, **body})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def refused(client: httpx.Client, path: str = "/completion", **body: Any) -> dict[str, Any]:
+    answer = client.post(path, json=body)
+    assert answer.status_code == 400, answer.text
+    error: dict[str, Any] = answer.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    return error
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    blocks = [block for block in text.split("\n\n") if block and not block.startswith(":")]
+    assert all(block.startswith("data: ") for block in blocks)
+    return [json.loads(block.removeprefix("data: ")) for block in blocks]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.8, "seed": 7},
+        {"temperature": 1.2, "seed": 3, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+        {"temperature": 0.7, "seed": 5, "repeat_penalty": 1.3, "repeat_last_n": 32},
+        {"temperature": 0.0, "presence_penalty": 0.5, "frequency_penalty": 0.7},
+    ],
+)
+def test_an_answer_is_the_model_s_own(
+    client: httpx.Client, model: Model, options: dict[str, Any]
+) -> None:
+    told = complete(client, n_predict=32, return_tokens=True, **options)
+    own = model.generate(PROMPT, max_tokens=32, **options)
+    assert told["tokens"] == own.tokens
+    assert told["content"] == own.text
+    assert told["tokens_predicted"] == len(own.tokens)
+    assert told["tokens_evaluated"] == len(model.tokenize(PROMPT))
+
+
+def test_an_answer_says_what_it_cost(client: httpx.Client) -> None:
+    told = complete(client, temperature=0, n_predict=48)
+    timings = told["timings"]
+    assert timings["cache_n"] + timings["prompt_n"] == told["tokens_evaluated"]
+    assert timings["cache_n"] == told["tokens_cached"]
+    assert timings["predicted_n"] == told["tokens_predicted"] == 48
+    assert 0 < timings["draft_n_accepted"] <= timings["draft_n"]
+    assert timings["predicted_per_second"] > 0
+    assert told["prompt"] == PROMPT
+    assert told["stop"] is True
+
+
+def test_a_stream_is_the_whole_answer_in_pieces(client: httpx.Client) -> None:
+    whole = complete(client, temperature=0, return_tokens=True)
+    with client.stream(
+        "POST",
+        "/completion",
+        json={"prompt": PROMPT, "n_predict": 16, "temperature": 0, "stream": True},
+    ) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        told = events(answer.read().decode())
+    *parts, last = told
+    assert len(parts) > 1
+    assert "".join(part["content"] for part in parts) == whole["content"]
+    assert [token for part in parts for token in part["tokens"]] == whole["tokens"]
+    assert [part["stop"] for part in parts] == [False] * len(parts)
+    assert last["stop"] is True
+    assert last["content"] == ""
+    same = ("stop_type", "stopping_word", "tokens_predicted", "tokens_evaluated", "truncated")
+    assert {key: last[key] for key in same} == {key: whole[key] for key in same}
+
+
+def test_a_prompt_may_be_ids_or_mixed(client: httpx.Client, model: Model) -> None:
+    ids = model.tokenize(PROMPT)
+    whole = complete(client, temperature=0)["content"]
+    assert complete(client, prompt=ids, temperature=0)["content"] == whole
+    mixed = [PROMPT[:3], *model.tokenize(PROMPT[3:])]
+    assert complete(client, prompt=mixed, temperature=0)["content"] == whole
+
+
+def test_several_prompts_are_answered_in_a_list(client: httpx.Client) -> None:
+    prompts = [PROMPT, "import os\n", "class A:\n"]
+    options = {"temperature": 0, "n_predict": 4}
+    together = complete(client, prompt=prompts, **options)
+    alone = [complete(client, prompt=prompt, **options)["content"] for prompt in prompts]
+    assert [answer["index"] for answer in together] == [0, 1, 2]
+    assert [answer["content"] for answer in together] == alone
+
+
+def test_several_answers_count_on_from_the_seed(client: httpx.Client) -> None:
+    together = complete(client, n_cmpl=3, seed=11, n_predict=4)
+    alone = [complete(client, seed=seed, n_predict=4)["content"] for seed in (11, 12, 13)]
+    assert [answer["content"] for answer in together] == alone
+    assert [answer["generation_settings"]["seed"] for answer in together] == [11, 12, 13]
+
+
+def test_only_the_fields_asked_for_are_answered(client: httpx.Client) -> None:
+    fields = ["content", "timings/predicted_n", "generation_settings/n_predict", "no/such"]
+    told = complete(client, response_fields=fields)
+    assert list(told) == fields[:3]
+    assert told["timings/predicted_n"] == 16
+    assert told["generation_settings/n_predict"] == 16
+    assert complete(client, response_fields=[""]) == {}
+
+
+def test_no_tokens_reads_the_prompt_into_the_cache(client: httpx.Client) -> None:
+    prompt = "".join(f"registered_{i} = register({i * i})\n" for i in range(20))
+    told = complete(client, prompt=prompt, n_predict=0)
+    assert (told["content"], told["tokens_predicted"]) == ("", 0)
+    again = complete(client, prompt=prompt, n_predict=1)
+    assert again["tokens_cached"] == again["tokens_evaluated"] - 1
+    assert complete(client, prompt=prompt, n_predict=1, cache_prompt=False)["tokens_cached"] == 0
+
+
+def test_an_answer_says_what_ended_it(client: httpx.Client, model: Model) -> None:
+    text = model.generate(PROMPT, max_tokens=16).text
+    stop = text[len(text) // 2 :][:3]
+    told = complete(client, temperature=0, stop=["nowhere to be found", stop])
+    assert (told["stop_type"], told["stopping_word"]) == ("word", stop)
+    assert told["content"] == text[: text.index(stop)]
+    assert complete(client, temperature=0)["stop_type"] == "limit"
+    end = model.tokenize("<|im_end|>")
+    bias = [[end[0], 100.0]]
+    told = complete(client, temperature=0, logit_bias=bias)
+    assert (told["stop_type"], told["stopping_word"], told["content"]) == ("eos", "", "")
+    told = complete(client, temperature=0, logit_bias=bias, ignore_eos=True, n_predict=4)
+    assert (told["stop_type"], told["tokens_predicted"]) == ("limit", 4)
+
+
+def test_a_forbidden_token_is_not_taken(client: httpx.Client, model: Model) -> None:
+    first = complete(client, temperature=0, n_predict=1, return_tokens=True)["tokens"][0]
+    for bias in ([[first, False]], {str(first): False}, [[first, -100]]):
+        told = complete(client, temperature=0, n_predict=1, return_tokens=True, logit_bias=bias)
+        own = model.generate(PROMPT, max_tokens=1, logit_bias={first: float("-inf")})
+        assert told["tokens"] == own.tokens != [first]
+
+
+def test_a_grammar_binds_the_answer(client: httpx.Client) -> None:
+    assert complete(client, grammar='root ::= "yes" | "no"')["content"] in ("yes", "no")
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    told = complete(client, json_schema=schema, n_predict=64, seed=1)
+    assert told["stop_type"] == "eos"
+    assert list(json.loads(told["content"])) == ["n"]
+
+
+def test_probabilities_are_the_model_s(client: httpx.Client, model: Model) -> None:
+    told = complete(client, temperature=0, n_probs=3, n_predict=6)["completion_probabilities"]
+    own = model.generate(PROMPT, max_tokens=6, logprobs=3)
+    assert [entry["id"] for entry in told] == own.tokens
+    for entry, expected in zip(told, own.logprobs, strict=True):
+        assert entry["logprob"] == pytest.approx(expected.logprob)
+        assert [top["id"] for top in entry["top_logprobs"]] == [id for id, _ in expected.top]
+        assert bytes(entry["bytes"]).decode() == entry["token"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": "a", "n_predict": -2}, "n_predict"),
+        ({"prompt": "a", "n_predict": 1.5}, "n_predict"),
+        ({"prompt": "a", "temperature": "hot"}, "temperature"),
+        ({"prompt": "a", "n_cmpl": 1000}, "n_cmpl"),
+        ({"prompt": "a", "mirostat": 2}, "mirostat"),
+        ({"prompt": "a", "dry_multiplier": 0.8}, "dry_multiplier"),
+        ({"prompt": "a", "stop": [""]}, "stop"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[1], 2]}, "prompt"),
+        ({"prompt": ["a"] * 17}, "prompt"),
+    ],
+)
+def test_a_bad_field_is_named(client: httpx.Client, body: dict[str, Any], param: str) -> None:
+    error = refused(client, **body)
+    assert str(error["param"]).startswith(param)
+    assert param in error["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": ""},
+        {"prompt": [10**6]},
+        {"prompt": "a", "grammar": "root = 'a'"},
+        {"prompt": "a", "logit_bias": [["word", 1.0]]},
+        {"prompt": "a", "grammar": 'root ::= "a"', "json_schema": {}},
+    ],
+)
+def test_what_the_model_cannot_take_is_refused(client: httpx.Client, body: dict[str, Any]) -> None:
+    assert refused(client, **body)["message"]
+
+
+def test_a_prompt_that_does_not_fit_is_refused_with_the_numbers(client: httpx.Client) -> None:
+    error = refused(client, prompt="a b c " * 50_000)
+    assert error["code"] == "context_length_exceeded"
+    assert any(part.isdigit() for part in error["message"].split())
+
+
+def test_null_is_a_field_left_out(client: httpx.Client) -> None:
+    nulls = dict.fromkeys(("stop", "seed", "mirostat", "grammar", "min_p", "logit_bias", "n_probs"))
+    assert complete(client, temperature=0, **nulls) is not None

@@ -1,0 +1,198 @@
+"""Ollama's own Python client against a real server: what it takes for granted holds."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import ollama
+import pytest
+
+from chat_models import NOW, WEATHER
+from dflash_local import Model
+from openai_api import CERTAIN, QUESTION, user
+from server_process import ServerProcess
+
+NAME = "tiny-coder-q8_0:latest"
+SAMPLER = {"top_k": 40, "top_p": 0.95, "min_p": 0.05}
+GREEDY = {"temperature": 0, "num_predict": CERTAIN, "cache_prompt": False}
+
+
+def connect(server: ServerProcess) -> ollama.Client:
+    return ollama.Client(host=server.url, trust_env=False, timeout=120)
+
+
+@pytest.fixture
+def api(server: ServerProcess) -> ollama.Client:
+    return connect(server)
+
+
+@pytest.fixture
+def tool_api(tool_server: ServerProcess) -> ollama.Client:
+    return connect(tool_server)
+
+
+def wrote(text: str) -> dict[str, Any]:
+    """What binds the model to write `text`."""
+    return {**GREEDY, "num_predict": 64, "grammar": f"root ::= {json.dumps(text)}"}
+
+
+def test_a_drawn_answer_is_the_model_s_own(api: ollama.Client, model: Model) -> None:
+    options = {"seed": 7, "temperature": 0.8, "num_predict": 24, "cache_prompt": False}
+    told = api.chat(NAME, messages=user(QUESTION), options=options)
+    own = model.chat(user(QUESTION), max_tokens=24, temperature=0.8, seed=7, **SAMPLER)
+    assert told.message.role == "assistant"
+    assert told.message.content == own.text
+    assert (told.model, told.done, told.done_reason) == (NAME, True, "length")
+    assert told.prompt_eval_count == len(model.chat_prompt(user(QUESTION)))
+    assert told.eval_count == len(own.tokens)
+    parts = (told.load_duration, told.prompt_eval_duration, told.eval_duration)
+    assert all(part is not None and part > 0 for part in parts)
+    assert told.total_duration is not None
+    assert told.total_duration >= sum(part for part in parts if part is not None)
+
+
+def test_the_likeliest_answer_is_the_model_s_own(api: ollama.Client, model: Model) -> None:
+    own = model.chat(user(QUESTION), max_tokens=CERTAIN, temperature=0)
+    assert api.chat(NAME, messages=user(QUESTION), options=GREEDY).message.content == own.text
+    assert api.generate(NAME, QUESTION, options=GREEDY).response == own.text
+    raw = api.generate(NAME, "def f(", raw=True, options={**GREEDY, "num_predict": 8})
+    assert raw.response == model.generate("def f(", max_tokens=8, temperature=0).text
+
+
+def test_a_stream_is_the_whole_answer_in_pieces(api: ollama.Client) -> None:
+    whole = api.chat(NAME, messages=user(QUESTION), options=GREEDY)
+    *pieces, last = api.chat(NAME, messages=user(QUESTION), options=GREEDY, stream=True)
+    assert "".join(piece.message.content or "" for piece in pieces) == whole.message.content
+    assert not any(piece.done for piece in pieces)
+    assert (last.done, last.done_reason, last.message.content) == (True, "length", "")
+    assert last.eval_count == whole.eval_count
+    *told, end = api.generate(NAME, QUESTION, options=GREEDY, stream=True)
+    assert "".join(piece.response or "" for piece in told) == whole.message.content
+    assert (end.done, end.response) == (True, "")
+
+
+def test_a_stop_text_ends_the_answer(api: ollama.Client) -> None:
+    options = {**wrote("one END two"), "stop": ["END"]}
+    told = api.chat(NAME, messages=user(QUESTION), options=options)
+    assert (told.message.content, told.done_reason) == ("one ", "stop")
+
+
+def test_system_and_prompt_are_a_chat(api: ollama.Client, model: Model) -> None:
+    told = api.generate(NAME, QUESTION, system="Be brief.", options=GREEDY)
+    spoken = [{"role": "system", "content": "Be brief."}, *user(QUESTION)]
+    assert told.prompt_eval_count == len(model.chat_prompt(spoken))
+
+
+def test_a_gap_is_filled(api: ollama.Client) -> None:
+    options = {**GREEDY, "num_predict": 8}
+    told = api.generate(NAME, "def add(a, b):\n", suffix="\n\nprint(add(1, 2))", options=options)
+    assert (told.response or "").strip()
+
+
+def test_the_format_binds_the_answer(api: ollama.Client) -> None:
+    options = {**GREEDY, "num_predict": 100}
+    schema = {
+        "type": "object",
+        "properties": {"word": {"const": "two"}},
+        "required": ["word"],
+        "additionalProperties": False,
+    }
+    for told in (
+        api.chat(NAME, messages=user("Go"), format=schema, options=options).message.content,
+        api.generate(NAME, "Go", format=schema, options=options).response,
+        api.generate(NAME, "Go", format=schema, raw=True, options=options).response,
+    ):
+        assert json.loads(told or "")["word"] == "two"
+    few = {**options, "num_predict": 8}
+    free = api.chat(NAME, messages=user("Go"), format="json", options=few).message.content
+    assert (free or "").startswith("{")
+
+
+def test_without_a_question_the_model_is_there(api: ollama.Client) -> None:
+    assert api.chat(NAME).done_reason == "load"
+    assert api.generate(NAME, keep_alive=0).done_reason == "load"
+
+
+# Tools and reasoning.
+
+CALLS = "\n".join(
+    f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+    for name, arguments in (("get_weather", {"city": "Rome"}), ("now", {}))
+)
+
+
+def test_tools_are_called_and_their_results_go_back_in(tool_api: ollama.Client) -> None:
+    asked: dict[str, Any] = {"messages": user("What is the weather?"), "tools": [WEATHER, NOW]}
+    told = tool_api.chat(NAME, **asked, options={**wrote(CALLS), "num_predict": 100})
+    made = [(call.function.name, call.function.arguments) for call in told.message.tool_calls or ()]
+    assert made == [("get_weather", {"city": "Rome"}), ("now", {})]
+    assert (told.message.content, told.done_reason) == ("", "stop")
+    pieces = tool_api.chat(NAME, **asked, options={**wrote(CALLS), "num_predict": 100}, stream=True)
+    streamed = [call for piece in pieces for call in piece.message.tool_calls or ()]
+    assert streamed == told.message.tool_calls
+    before = tool_api.chat(NAME, **asked, options=GREEDY).prompt_eval_count or 0
+    result = {"role": "tool", "tool_name": "get_weather", "content": "It rains."}
+    turn = [*asked["messages"], told.message, result]
+    after = tool_api.chat(NAME, messages=turn, tools=asked["tools"], options=GREEDY)
+    assert (after.prompt_eval_count or 0) > before
+
+
+def test_a_call_that_is_cut_off_is_nobody_s_to_make(tool_api: ollama.Client) -> None:
+    options = {**wrote(CALLS), "num_predict": 20}
+    told = tool_api.chat(
+        NAME, messages=user("What is the weather?"), tools=[WEATHER], options=options
+    )
+    assert told.done_reason == "length"
+    assert not told.message.tool_calls
+
+
+def test_what_the_model_thinks_is_told_apart(tool_api: ollama.Client) -> None:
+    options = wrote("<think>\nOh\n</think>\n\nTwo")
+    told = tool_api.chat(NAME, messages=user(QUESTION), think=True, options=options)
+    assert (told.message.thinking, told.message.content) == ("Oh", "Two")
+    pieces = list(tool_api.generate(NAME, QUESTION, think="low", options=options, stream=True))
+    assert "".join(piece.thinking or "" for piece in pieces) == "Oh"
+    assert "".join(piece.response or "" for piece in pieces) == "Two"
+    unasked = tool_api.chat(NAME, messages=user(QUESTION), think=False, options=options)
+    assert (unasked.message.thinking, unasked.message.content) == (None, "Two")
+    assert (unasked.prompt_eval_count or 0) > (told.prompt_eval_count or 0)  # an empty part
+
+
+# Models, and what goes wrong.
+
+
+def test_the_model_is_listed_and_shown(
+    api: ollama.Client, tool_api: ollama.Client, model: Model
+) -> None:
+    [listed] = api.list().models
+    [running] = api.ps().models
+    assert listed.model == running.model == running.name == NAME
+    assert listed.digest == running.digest
+    assert listed.size == model.target.path.stat().st_size
+    assert listed.details is not None
+    assert (listed.details.family, listed.details.quantization_level) == ("qwen3", "Q8_0")
+    assert running.context_length == model.n_ctx * 2  # served as everybody gets it
+    for name in (NAME, NAME.removesuffix(":latest")):
+        shown = api.show(name)
+        assert shown.template == model.target.chat_template
+        assert shown.modelinfo is not None
+        architecture = shown.modelinfo["general.architecture"]
+        assert shown.modelinfo[f"{architecture}.context_length"] == running.context_length
+        assert shown.capabilities == ["completion", "insert"]
+    [tools] = tool_api.list().models
+    assert tools.model is not None
+    assert {"tools", "thinking"} <= set(tool_api.show(tools.model).capabilities or ())
+
+
+def test_what_goes_wrong_is_an_exception(api: ollama.Client) -> None:
+    with pytest.raises(ollama.ResponseError, match="is served here") as missing:
+        api.show("another")
+    assert missing.value.status_code == 404
+    with pytest.raises(ollama.ResponseError, match=r"options\.temperature") as bad:
+        api.chat(NAME, messages=user("Hi"), options={"temperature": 3})
+    assert bad.value.status_code == 400
+    with pytest.raises(ollama.ResponseError, match="the context holds"):
+        list(api.chat(NAME, messages=user("a b c d " * 100_000), stream=True))
+    with pytest.raises(ollama.ResponseError):
+        api.embed(NAME, "Hi")

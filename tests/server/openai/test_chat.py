@@ -1,0 +1,333 @@
+"""`/v1/chat/completions` as OpenAI's clients use it, against a real server."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from dflash_local import Model
+from dflash_local.engine.engine import Engine
+from gap_rule import equal_by_gap_rule, joint_noise
+from openai_api import CHAT, QUESTION, ask, post, streamed, user
+from pair_engine import open_engine
+
+# As the server samples where a request says nothing.
+SAMPLER = {"top_k": 40, "top_p": 0.95, "min_p": 0.05}
+
+
+def content(answer: dict[str, Any], index: int = 0) -> str:
+    text = answer["choices"][index]["message"]["content"]
+    assert isinstance(text, str)
+    return text
+
+
+@pytest.mark.parametrize(
+    ("body", "options"),
+    [
+        ({"temperature": 0}, {}),
+        ({"seed": 7}, {"temperature": 0.8, "seed": 7}),
+        ({"temperature": 1.1, "seed": 3, "top_p": 1}, {"temperature": 1.1, "seed": 3, "top_p": 1}),
+        ({"seed": 2**40 + 5}, {"temperature": 0.8, "seed": (2**40 + 5) % (2**32 - 1)}),
+        (
+            {"temperature": 0, "presence_penalty": 0.5, "frequency_penalty": 0.7},
+            {"presence_penalty": 0.5, "frequency_penalty": 0.7},
+        ),
+        (
+            {"temperature": 0.7, "seed": 5, "top_k": 0, "min_p": 0.1, "repetition_penalty": 1.3},
+            {"temperature": 0.7, "seed": 5, "top_k": 0, "min_p": 0.1, "repeat_penalty": 1.3},
+        ),
+    ],
+)
+def test_an_answer_is_the_model_s_own(
+    client: httpx.Client, model: Model, body: dict[str, Any], options: dict[str, Any]
+) -> None:
+    told = ask(client, max_tokens=32, **body)
+    model.forget()
+    own = model.chat(user(QUESTION), max_tokens=32, **{**SAMPLER, **options})
+    assert content(told) == own.text
+    assert told["choices"][0]["finish_reason"] == own.finish_reason
+    assert told["usage"]["completion_tokens"] == len(own.tokens)
+    assert told["usage"]["prompt_tokens"] == len(model.chat_prompt(user(QUESTION)))
+
+
+def test_answers_at_once_are_each_what_they_are_alone(client: httpx.Client) -> None:
+    """Where they part, the target was undecided: by more than that, slots would be mixed up."""
+    questions = [QUESTION, "What is a list?", "Hi", "Explain how to sort " + "a, b, c, " * 30]
+    lengths = [40, 24, 12, 32]
+
+    def bytes_of(question: str, n: int) -> list[tuple[int, ...]]:
+        told = ask(client, question, max_tokens=n, temperature=0, logprobs=True)
+        return [tuple(e["bytes"]) for e in told["choices"][0]["logprobs"]["content"]]
+
+    with ThreadPoolExecutor(len(questions)) as pool:
+        together = list(pool.map(bytes_of, questions, lengths))
+    with (
+        open_engine(n_ctx=1024, n_seq=len(questions)) as engine,
+        Model(Engine(engine.target, None, len(questions))) as plain,
+    ):
+        prompts = [plain.chat_prompt(user(question)) for question in questions]
+        alone = [
+            plain.generate(prompt, max_tokens=n, logprobs=2)
+            for prompt, n in zip(prompts, lengths, strict=True)
+        ]
+        plain.forget()
+        noise = joint_noise(engine.target, prompts, [a.tokens for a in alone], [8, 8, 8, 8])
+        piece = engine.target.vocabulary.piece
+        for own, told in zip(alone, together, strict=True):
+            expected = [tuple(piece(token)) for token in own.tokens if piece(token)]
+            ids = {text: n for n, text in enumerate({*expected, *told})}
+            equal_by_gap_rule(
+                [ids[text] for text in expected],
+                own.logprobs,
+                [ids[text] for text in told],
+                noise,
+            )
+
+
+def test_a_stream_is_the_whole_answer_in_pieces(client: httpx.Client) -> None:
+    whole = ask(client, max_tokens=24, temperature=0)
+    first, *chunks, last = streamed(
+        client, CHAT, messages=user(QUESTION), max_tokens=24, temperature=0
+    )
+    delta = {"role": "assistant", "content": "", "refusal": None}
+    assert first["choices"] == [
+        {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+    ]
+    pieces = [chunk["choices"][0]["delta"].pop("content") for chunk in chunks]
+    assert len(pieces) > 1
+    assert all(pieces)
+    assert "".join(pieces) == content(whole)
+    assert all(chunk["choices"][0]["delta"] == {} for chunk in [*chunks, last])
+    assert last["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"] == "length"
+    assert {chunk["object"] for chunk in (first, *chunks, last)} == {"chat.completion.chunk"}
+    assert len({(chunk["id"], chunk["created"]) for chunk in (first, *chunks, last)}) == 1
+    assert all("usage" not in chunk for chunk in (first, *chunks, last))
+    assert last["timings"]["predicted_n"] == 24
+    assert all("timings" not in chunk for chunk in (first, *chunks))
+
+
+def test_the_usage_of_a_stream_comes_in_a_chunk_without_choices(client: httpx.Client) -> None:
+    *chunks, last = streamed(
+        client,
+        CHAT,
+        messages=user(QUESTION),
+        max_tokens=8,
+        n=2,
+        stream_options={"include_usage": True},
+    )
+    assert all(chunk["usage"] is None and len(chunk["choices"]) == 1 for chunk in chunks)
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == last["timings"]["predicted_n"]
+    assert last["usage"]["total_tokens"] == (
+        last["usage"]["prompt_tokens"] + last["usage"]["completion_tokens"]
+    )
+    ended = [c for c in chunks if c["choices"][0]["finish_reason"]]
+    assert sorted(c["choices"][0]["index"] for c in ended) == [0, 1]
+
+
+def test_several_choices_count_on_from_the_seed(client: httpx.Client, model: Model) -> None:
+    """Of a few words that the model is left, each choice draws one, far from the next."""
+    words = [model.tokenize(word) for word in (" while", " return", " import")]
+    body = {"max_tokens": 1, "logit_bias": {str(token): 100 for [token] in words}}
+    together = ask(client, n=3, seed=0, **body)
+    alone = [content(ask(client, seed=i, **body)) for i in range(3)]
+    assert [content(together, i) for i in range(3)] == alone
+    assert [choice["index"] for choice in together["choices"]] == [0, 1, 2]
+    assert len(set(alone)) > 1
+
+
+def test_a_seed_gives_the_same_answer_and_no_seed_another(client: httpx.Client) -> None:
+    def told(**body: Any) -> tuple[str, str]:
+        answer = ask(client, temperature=2, top_k=0, min_p=0, top_p=1, max_tokens=16, **body)
+        return content(answer), answer["system_fingerprint"]
+
+    assert told(seed=1) == told(seed=1)
+    assert len({told(), told(), told(seed=-1), told(seed=-1)}) == 4
+
+
+def test_costs(client: httpx.Client) -> None:
+    body = {
+        "messages": user("Name the parts of a bicycle, one after the other, please."),
+        "max_tokens": 40,
+        "temperature": 0,
+        "cache_prompt": True,
+    }
+    first, again = (post(client, CHAT, **body) for _ in range(2))
+    for told in (first, again):
+        usage, timings = told["usage"], told["timings"]
+        assert timings["cache_n"] + timings["prompt_n"] == usage["prompt_tokens"]
+        assert timings["cache_n"] == usage["prompt_tokens_details"]["cached_tokens"]
+        assert timings["predicted_n"] == usage["completion_tokens"]
+        assert usage["completion_tokens_details"] == {"reasoning_tokens": 0}
+        assert 0 < timings["draft_n_accepted"] <= timings["draft_n"]
+        assert timings["predicted_per_second"] > 0
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == (
+        again["usage"]["prompt_tokens"] - 1
+    )
+    anew = post(client, CHAT, **{**body, "cache_prompt": False})
+    assert anew["timings"]["cache_n"] == 0
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_stop_texts_end_the_answer_before_them(client: httpx.Client, several: bool) -> None:
+    text = content(ask(client, max_tokens=24, temperature=0))
+    stop = text[len(text) // 2 :][:4]
+    given = ["nowhere", "to be", "found", "at all", stop] if several else stop
+    told = ask(client, max_tokens=24, temperature=0, stop=given)
+    assert content(told) == text[: text.index(stop)]
+    assert told["choices"][0]["finish_reason"] == "stop"
+
+
+def test_logprobs_are_the_model_s(client: httpx.Client, model: Model) -> None:
+    told = ask(client, max_tokens=8, temperature=0, logprobs=True, top_logprobs=3)
+    model.forget()
+    own = model.chat(user(QUESTION), max_tokens=8, logprobs=3)
+    entries = told["choices"][0]["logprobs"]["content"]
+    assert len(entries) == len(own.logprobs)
+
+    def piece(token: int) -> bytes:
+        return model.target.vocabulary.piece(token, special=True)
+
+    for entry, expected in zip(entries, own.logprobs, strict=True):
+        assert bytes(entry["bytes"]) == piece(expected.token) == entry["token"].encode()
+        assert entry["logprob"] == pytest.approx(expected.logprob, abs=1e-6)
+        tops = [(bytes(top["bytes"]), top["logprob"]) for top in entry["top_logprobs"]]
+        assert [text for text, _ in tops] == [piece(token) for token, _ in expected.top]
+        assert [lp for _, lp in tops] == pytest.approx([lp for _, lp in expected.top], abs=1e-6)
+
+
+def test_logprobs_of_a_stream_are_those_of_the_answer(client: httpx.Client) -> None:
+    text = content(ask(client, max_tokens=24, temperature=0))
+    body = {
+        "messages": user(QUESTION),
+        "max_tokens": 24,
+        "temperature": 0,
+        "logprobs": True,
+        "stop": text[len(text) // 2 :][:4],
+    }
+    whole = post(client, CHAT, **body)["choices"][0]
+    chunks = [chunk["choices"][0] for chunk in streamed(client, CHAT, **body)]
+    found = [e for chunk in chunks if chunk["logprobs"] for e in chunk["logprobs"]["content"]]
+    assert found == whole["logprobs"]["content"]
+    told = b"".join(bytes(entry["bytes"]) for entry in found).decode()
+    assert told.startswith(whole["message"]["content"])
+    assert not told[: -len(found[-1]["bytes"])].startswith(whole["message"]["content"])
+
+
+def test_logit_bias_bans_and_forces(client: httpx.Client, model: Model) -> None:
+    [first, *_] = model.chat(user(QUESTION), max_tokens=1).tokens
+    [other] = model.tokenize(" while")
+    text = model.detokenize([first])
+    banned = ask(client, max_tokens=4, temperature=0, logit_bias={str(first): -100})
+    assert not content(banned).startswith(text)
+    forced = ask(client, max_tokens=4, temperature=0, logit_bias={str(other): 100})
+    assert content(forced) == " while" * 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_json_of_a_schema(client: httpx.Client, stream: bool) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 8},
+            "n": {"type": "integer", "minimum": 0, "maximum": 99},
+        },
+        "required": ["name", "n"],
+        "additionalProperties": False,
+    }
+    body = {
+        "messages": user("Tell me a name and a number"),
+        "max_tokens": 64,
+        "seed": 1,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "pair", "strict": True, "schema": schema},
+        },
+    }
+    if stream:
+        deltas = [c["choices"][0]["delta"] for c in streamed(client, CHAT, **body)]
+        told = json.loads("".join(delta.get("content", "") for delta in deltas))
+    else:
+        told = json.loads(content(post(client, CHAT, **body)))
+    assert set(told) == {"name", "n"}
+    assert isinstance(told["name"], str)
+    assert len(told["name"]) <= 8
+    assert 0 <= told["n"] <= 99
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"response_format": {"type": "json_object", "schema": {"const": {"a": [1]}}}},
+        {"json_schema": {"const": {"a": [1]}}},
+        {"grammar": 'root ::= "{\\"a\\": [1]}"'},
+    ],
+)
+def test_llama_server_s_ways_to_bind_an_answer(client: httpx.Client, body: dict[str, Any]) -> None:
+    assert json.loads(content(ask(client, max_tokens=96, temperature=0, **body))) == {"a": [1]}
+
+
+def test_a_json_object_is_one(client: httpx.Client) -> None:
+    told = ask(client, response_format={"type": "json_object"}, max_tokens=64, temperature=0)
+    assert told["choices"][0]["finish_reason"] == "length" or isinstance(
+        json.loads(content(told)), dict
+    )
+    assert content(told).startswith("{")
+
+
+@pytest.mark.parametrize(
+    ("body", "n"),
+    [
+        ({"max_tokens": 3}, 3),
+        ({"max_completion_tokens": 5, "max_tokens": 3}, 5),
+        ({"max_tokens": None, "max_completion_tokens": 4}, 4),
+        ({"max_tokens": -1, "stop": "("}, None),
+    ],
+)
+def test_how_long_an_answer_may_be(
+    client: httpx.Client, body: dict[str, Any], n: int | None
+) -> None:
+    told = ask(client, temperature=0, **body)
+    if n is None:
+        assert told["choices"][0]["finish_reason"] == "stop"
+    else:
+        assert told["usage"]["completion_tokens"] == n
+        assert told["choices"][0]["finish_reason"] == "length"
+
+
+def test_an_end_of_text_can_be_ignored(client: httpx.Client, model: Model) -> None:
+    [end] = model.tokenize("<|im_end|>")
+    bias = {str(end): 50}
+    ended = ask(client, temperature=0, max_tokens=8, logit_bias=bias)
+    assert (content(ended), ended["choices"][0]["finish_reason"]) == ("", "stop")
+    told = ask(client, temperature=0, max_tokens=8, logit_bias=bias, ignore_eos=True)
+    assert told["usage"]["completion_tokens"] == 8
+
+
+def test_what_a_message_may_be(client: httpx.Client) -> None:
+    """Parts of text are its lines; what changes no answer is ignored; any model is taken."""
+    expected = content(ask(client, "Hello\n" + QUESTION, max_tokens=8, temperature=0))
+    parts = [{"type": "text", "text": "Hello"}, {"type": "text", "text": QUESTION}]
+    told = post(
+        client,
+        CHAT,
+        model="gpt-4o",
+        messages=[{"role": "user", "content": parts, "name": "anna"}],
+        max_tokens=8,
+        temperature=0,
+        user="someone",
+        metadata={"a": "b"},
+        store=True,
+        service_tier="auto",
+        reasoning_effort="low",
+        no_such_field=[1, 2],
+        stop=None,
+        tools=None,
+        top_p=None,
+    )
+    assert content(told) == expected
+    assert told["model"] == "tiny-coder-q8_0"

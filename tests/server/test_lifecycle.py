@@ -1,0 +1,90 @@
+"""How a server begins and ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from impatient_server import COMMAND
+from server_process import ServerProcess, serving
+
+LONG = {"prompt": "def f(x):", "max_tokens": 3000, "stream": True, "ignore_eos": True}
+SHORT = {"prompt": "def f(x):", "max_tokens": 4}
+
+
+@contextmanager
+def streaming(client: httpx.Client, body: dict[str, object]) -> Iterator[Iterator[str]]:
+    """The lines of a stream of which the first event has come."""
+    with client.stream("POST", "/v1/completions", json=body) as answer:
+        assert answer.status_code == 200, answer.read()
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: ")
+        yield lines
+
+
+def test_what_a_server_says_as_it_starts(server: ServerProcess) -> None:
+    assert server.wait_for("^serving tiny-coder-q8_0 at ")[0]
+    assert f"base URL http://127.0.0.1:{server.port}/v1" in server.wait_for("^editors: ").string
+    assert server.port > 0
+
+
+def test_sigterm_lets_running_answers_finish(cache_folder: Path) -> None:
+    with serving("--threads", "1") as server, server.client() as client:
+        with streaming(client, {**LONG, "max_tokens": 600}) as lines:
+            server.send(signal.SIGTERM)
+            server.wait_for("finishing 1 running request")
+            with server.client() as other:
+                health = other.get("/health")
+                assert (health.status_code, health.json()) == (503, {"status": "draining"})
+                refused = other.post("/v1/completions", json=SHORT)
+                assert refused.status_code == 503
+                assert refused.json()["error"]["code"] == "shutting_down"
+                assert int(refused.headers["retry-after"]) > 0
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"]
+        assert server.wait() == 0
+        assert "Traceback" not in "\n".join(server.log)
+
+
+@pytest.mark.parametrize(
+    ("signals", "exit_code"),
+    [((signal.SIGTERM, signal.SIGTERM), 143), ((signal.SIGINT,), 130)],
+    ids=["SIGTERM twice", "Ctrl-C"],
+)
+def test_ends_at_once(
+    cache_folder: Path, signals: tuple[signal.Signals, ...], exit_code: int
+) -> None:
+    with serving("--threads", "1") as server, server.client() as client:
+        with pytest.raises(httpx.TransportError), streaming(client, LONG) as lines:
+            for number in signals[:-1]:
+                server.send(number)
+                server.wait_for("finishing 1 running request")
+            server.send(signals[-1])
+            for _ in lines:
+                pass
+        assert server.wait() == exit_code
+        assert "Traceback" not in "\n".join(server.log)
+
+
+def test_what_does_not_finish_in_time_is_cut_off(cache_folder: Path) -> None:
+    with serving(command=COMMAND) as server, server.client() as client:
+        with pytest.raises(httpx.TransportError), streaming(client, LONG) as lines:
+            server.send(signal.SIGTERM)
+            for _ in lines:
+                pass
+        server.wait_for("had to be cut off")
+        assert server.wait() == 0
+
+
+def test_health(client: httpx.Client) -> None:
+    for path in ("/health", "/v1/health"):
+        answer = client.get(path)
+        assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+    assert client.head("/health").status_code == 200

@@ -1,0 +1,32 @@
+"""`/v1/models`, and the names that requests may give."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+
+def test_the_model_is_listed_and_found(client: httpx.Client) -> None:
+    listed = client.get("/v1/models").json()
+    assert listed["object"] == "list"
+    (entry,) = listed["data"]
+    assert entry["id"] == "tiny-coder-q8_0"
+    assert (entry["object"], entry["owned_by"]) == ("model", "dflash-local")
+    assert client.get("/v1/models/tiny-coder-q8_0").json() == entry
+
+
+@pytest.mark.parametrize("name", ["gpt-4", "a/b", "../secrets", "x" * 5000, "%2e%2e%2f", "\u00e9"])
+def test_another_model_is_not_found(client: httpx.Client, name: str) -> None:
+    answer = client.get(f"/v1/models/{name}")
+    assert answer.status_code == 404
+    told = answer.json()["error"]
+    assert told["code"] in ("model_not_found", "not_found")
+    assert len(told["message"]) < 400
+
+
+def test_the_model_may_have_any_name(client: httpx.Client) -> None:
+    for name in ("gpt-4o", "", "no such model"):
+        body = {"model": name, "prompt": "def f(", "max_tokens": 1}
+        answer = client.post("/v1/completions", json=body)
+        assert answer.status_code == 200
+        assert answer.json()["model"] == "tiny-coder-q8_0"

@@ -1,0 +1,109 @@
+"""/openapi.json describes every route, and no request, whether it fits or not, makes the server
+fail."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from server_process import EXACT, ServerProcess, serving
+
+ERROR_FIELDS = {"message", "type", "param", "code"}
+LENGTHS = {
+    "/v1/chat/completions": ("max_tokens", "max_completion_tokens", "n_predict"),
+    "/v1/completions": ("max_tokens",),
+    "/v1/responses": ("max_output_tokens",),
+    "/v1/messages": ("max_tokens",),
+    "/completion": ("n_predict",),
+    "/infill": ("n_predict",),
+}
+SHORT = 4  # tokens
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[ServerProcess]:
+    # The context is what bounds answers that ask for no end.
+    with serving(*EXACT, "--parallel", "2", "--ctx", "256") as running:
+        yield running
+
+
+def assert_worded(path: str, body: Any) -> None:
+    """As the API has it that `path` belongs to."""
+    if path.startswith("/v1/messages"):
+        assert set(body) == {"type", "error"}
+        assert set(body["error"]) == {"type", "message"}
+    elif path.startswith("/api/"):
+        assert set(body) == {"error"}
+        assert isinstance(body["error"], str)
+    else:
+        assert set(body["error"]) == ERROR_FIELDS
+
+
+def shortened(path: str, body: Any) -> Any:
+    """The request for a few tokens, in which all shows that the server makes of it; but -1, to the
+    end of the text, stays."""
+    if path in ("/api/chat", "/api/generate"):
+        return {**body, "options": {**(body.get("options") or {}), "num_predict": SHORT}}
+    names = LENGTHS.get(path, ())
+    given = {name: min(body[name], SHORT) for name in names if body.get(name) is not None}
+    return {**body, **given} if given or not names else {**body, names[0]: SHORT}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["positive", "negative"])
+def test_no_request_makes_the_server_fail(mode: str, served: ServerProcess) -> None:
+    import schemathesis  # takes seconds
+    from hypothesis import HealthCheck, given, settings
+    from schemathesis.checks import not_a_server_error
+
+    api = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
+    for found in api.get_all_operations():
+        operation = found.ok()
+        if mode == "negative" and not operation.body:
+            continue  # nothing to get wrong: any text is a path
+
+        @settings(
+            max_examples=15,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(operation.as_strategy(generation_mode=schemathesis.GenerationMode(mode)))
+        def check(case: schemathesis.Case) -> None:
+            if mode == "positive" and isinstance(case.body, dict):
+                case.body = shortened(case.path, case.body)
+            response = case.call(timeout=120)
+            case.validate_response(response, checks=[not_a_server_error])
+            assert served.process.poll() is None
+            if response.status_code >= 400:
+                assert_worded(case.path, response.json())
+
+        check()
+
+
+def test_every_route_is_described(client: httpx.Client) -> None:
+    described = client.get("/openapi.json").json()
+    assert described["openapi"].startswith("3.")
+    assert "http" not in json.dumps(described.get("servers", []))
+    assert {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/api/chat",
+        "/api/generate",
+        "/api/show",
+        "/api/tags",
+        "/v1/models",
+        "/infill",
+        "/completion",
+        "/health",
+        "/metrics",
+        "/props",
+    } <= set(described["paths"])
