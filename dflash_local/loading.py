@@ -233,6 +233,7 @@ def open_drafter(
         return FusedDrafter(
             path,
             target,
+            spec,
             n_seq=n_seq,
             n_ctx=n_ctx,
             draft_window=draft_window,

@@ -23,6 +23,7 @@ from dflash_local.gguf.file import GgufFile
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
 MAX_BLOCK_SIZE = 256
 MAX_EXTENT = 1 << 20
+_LARGEST_FLOAT = 3.4e38  # of 32 bits
 LLAMA_CPP_ROWS = 128
 """Rows of one batch of llama.cpp's drafter, which makes logits for all of them."""
 
@@ -51,9 +52,9 @@ class ScaleSpec:
     """Constants of the forward pass; 0 means that the step is not there."""
 
     rms_eps: float
-    embedding: float = 0.0
-    attention: float = 0.0
-    """Scale of query times key; 0 = 1 / sqrt(head_dim)."""
+    attention: float
+    """Scale of query times key."""
+    embedding: float = 1.0
     value: float = 0.0
     """Scale of the attention's output."""
     logit: float = 0.0
@@ -119,6 +120,11 @@ class DrafterSpec:
     @property
     def n_taps(self) -> int:
         return len(self.target_layers)
+
+    @property
+    def n_features(self) -> int:
+        """Width of a context feature: the hidden states of all taps side by side."""
+        return self.n_taps * self.n_embd
 
     @property
     def n_draft(self) -> int:
@@ -193,7 +199,7 @@ def _from_keys(file: GgufFile, kind: Kind, n_vocab: int | None) -> DrafterSpec:
         sliding_layers=sliding_layers,
         context_length=_count(file, "dflash.context_length", 1, 1 << 31),
         rope=_rope(file, head_dim),
-        scales=_scales(file),
+        scales=_scales(file, head_dim),
         n_vocab_draft=_rows(file, D2T, n_vocab),
         causal=causal,
         attention_bias=first_bias(file) is not None,
@@ -326,7 +332,7 @@ def _rope(file: GgufFile, head_dim: int) -> RopeSpec:
     )
 
 
-def _scales(file: GgufFile) -> ScaleSpec:
+def _scales(file: GgufFile, head_dim: int) -> ScaleSpec:
     activation = file.optional("dflash.hidden_activation", str, "silu")
     names = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu"}
     if activation not in names:
@@ -336,8 +342,9 @@ def _scales(file: GgufFile) -> ScaleSpec:
         file.fail(f"dflash.attention.layer_norm_rms_epsilon is {eps}, expected 0 < eps < 1")
     return ScaleSpec(
         rms_eps=eps,
-        embedding=_number(file, "dflash.embedding_scale", 0.0),
-        attention=_number(file, "dflash.attention.scale", 0.0),
+        # to llama.cpp, a 0 is no scale
+        attention=_number(file, "dflash.attention.scale", 0.0) or head_dim**-0.5,
+        embedding=_number(file, "dflash.embedding_scale", 0.0) or 1.0,
         value=_number(file, "dflash.attention.value_scale", 0.0),
         logit=_number(file, "dflash.logit_scale", 0.0),
         logit_softcap=_number(file, "dflash.final_logit_softcapping", 0.0),
@@ -346,7 +353,10 @@ def _scales(file: GgufFile) -> ScaleSpec:
 
 
 def _number(file: GgufFile, key: str, default: float) -> float:
-    return file.optional(key, float, default)
+    value = file.optional(key, float, default)
+    if abs(value) > _LARGEST_FLOAT:
+        file.fail(f"{key} is {value}, expected a number that fits 32 bits")
+    return value
 
 
 def _integers(file: GgufFile, key: str) -> tuple[int, ...]:

@@ -63,9 +63,11 @@ def open_target(
 def fused_drafter(target: Target) -> FusedDrafter:
     """The shipped drafter on an open target, which closes it; with candidates for trees where the
     target takes them."""
+    drafter = demo.pair()[1]
     return FusedDrafter(
-        demo.pair()[1],
+        drafter,
         target,
+        DrafterSpec.read(GgufFile.open(drafter)),
         n_seq=target.options.n_seq,
         n_ctx=target.options.n_ctx,
         top_k=TREE_TOP_K if target.options.n_branches > 1 else 1,
