@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from dflash_local.errors import FileError, InputError
 from dflash_local.fit.pairing import check_target
-from dflash_local.gguf.drafter_spec import DrafterSpec
-from dflash_local.gguf.drafter_tensors import D2T, Runner
+from dflash_local.gguf.drafter_keys import read_drafter
+from dflash_local.gguf.drafter_spec import Runner
+from dflash_local.gguf.drafter_tensors import D2T
 from dflash_local.gguf.file import GgufFile
 
 from .checkpoint import Checkpoint
@@ -141,7 +142,7 @@ def convert(
     runs_on: Runner = "llama.cpp"
     # what d2t maps rows to is read from the file itself: that is checked once it is written
     if D2T not in planned.tensors:
-        runs_on = DrafterSpec.read(planned).runs_on
+        runs_on = read_drafter(planned).runs_on
         found = check_fit(plan.target, planned)
     n_bytes = planned.n_bytes
     if not dry_run:

@@ -5,21 +5,17 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from gguf import LlamaFileType
 
-from dflash_local.fit.pairing import (
-    RECURRENT_ARCHITECTURES,
-    TAPPED_ARCHITECTURES,
-    DrafterSpec,
-    RopeSpec,
-    check_target,
-)
-from dflash_local.gguf.drafter_tensors import D2T, Kind, Runner
+from dflash_local.fit.architectures import RECURRENT_ARCHITECTURES, TAPPED_ARCHITECTURES
+from dflash_local.fit.pairing import check_target
+from dflash_local.gguf.drafter_keys import read_drafter
+from dflash_local.gguf.drafter_spec import Kind, RopeSpec, Runner
 from dflash_local.gguf.file import GgufFile
 
 _DRAFTER = "dflash"
@@ -54,7 +50,6 @@ _ORDER = (
     "other",
 )
 _BLOCK = re.compile(r"^blk\.\d+\.")
-_BIAS = re.compile(r"^blk\.\d+\.attn_.*\.bias$")
 
 # of `general.*`: what describes the file rather than where it comes from
 _NO_PROVENANCE = frozenset({"architecture", "type", "alignment", "file_type"})
@@ -187,7 +182,7 @@ def inspect_drafter(file: GgufFile, *, target: GgufFile | None = None) -> Drafte
 
     Raises FileError for a file that is no drafter, or one that contradicts itself.
     """
-    spec = DrafterSpec.read(file, n_vocab=target.n_vocab if target else None)
+    spec = read_drafter(file, n_vocab=target.n_vocab if target else None)
     tokens = file.get("tokenizer.ggml.tokens") or (
         target.get("tokenizer.ggml.tokens") if target else None
     )
@@ -195,8 +190,8 @@ def inspect_drafter(file: GgufFile, *, target: GgufFile | None = None) -> Drafte
         file=_facts(file),
         family=spec.kind,
         runs_on=spec.runs_on,
-        because=() if spec.runs_on == "fused" else tuple(_beyond_fused(file, spec)),
-        llama_cpp_loads=not any(_BIAS.match(name) for name in file.tensors),
+        because=spec.beyond_fused,
+        llama_cpp_loads=not spec.attention_bias,
         block_size=spec.block_size,
         n_draft=spec.n_draft,
         target_layers=spec.target_layers,
@@ -221,24 +216,6 @@ def inspect_drafter(file: GgufFile, *, target: GgufFile | None = None) -> Drafte
 
 def _outputs(inputs: Sequence[int]) -> tuple[int, ...]:
     return tuple(layer - 1 for layer in inputs)
-
-
-def _beyond_fused(file: GgufFile, spec: DrafterSpec) -> Iterator[str]:
-    """What the fused graph does not know about a drafter, in words."""
-    if spec.kind == "dflash2":
-        yield "the path selector and convolutions of DFlash 2"
-    if spec.kind == "dspark":
-        yield "the Markov head of DSpark"
-    if D2T in file.tensors:
-        yield f"a reduced vocabulary of {spec.n_vocab_draft} tokens"
-    if any(name.endswith("attn_sinks.weight") for name in file.tensors):
-        yield "attention sinks"
-    if not any(name.endswith(".attn_v.weight") for name in file.tensors):
-        yield "values that are made from the keys"
-    if any(name.endswith(".scale") for name in file.tensors):
-        yield "weights with a scale beside them"
-    if spec.causal:
-        yield "blocks whose positions do not see those after them"
 
 
 def _facts(file: GgufFile) -> FileFacts:

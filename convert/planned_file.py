@@ -10,7 +10,7 @@ import numpy as np
 from gguf import GGMLQuantizationType
 
 from dflash_local.gguf.file import GgufFile, TensorInfo
-from dflash_local.gguf.types import TENSOR_TYPES
+from dflash_local.gguf.header import TENSOR_TYPES
 
 from .key import Key
 from .quantize import n_bytes

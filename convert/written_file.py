@@ -7,8 +7,9 @@ from pathlib import Path
 
 from dflash_local.draft.trial import try_drafter
 from dflash_local.errors import FileError, InputError
-from dflash_local.fit.pairing import RECURRENT_ARCHITECTURES, TAPPED_ARCHITECTURES, check_pair
-from dflash_local.gguf.drafter_spec import DrafterSpec
+from dflash_local.fit.architectures import RECURRENT_ARCHITECTURES, TAPPED_ARCHITECTURES
+from dflash_local.fit.pairing import check_pair
+from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
 
 from .planned_file import difference
@@ -46,7 +47,7 @@ def check_written(part: Path, planned: GgufFile, target: GgufFile | Source) -> F
         written = GgufFile.open(part)
         if fault := difference(planned, written):
             raise FileError(f"{part}: {fault} is not what was to be written")
-        spec = DrafterSpec.read(written)
+        spec = read_drafter(written)
         found = check_fit(target, written)
         found.checks.append("keys, tensors and shapes read back")
         tried = try_drafter(part, spec, target.path if isinstance(target, GgufFile) else None)

@@ -15,6 +15,7 @@ import torch
 from dflash_local import load
 from dflash_local.draft.fused import FusedDrafter
 from dflash_local.errors import FileError
+from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.drafter_spec import DrafterSpec
 from dflash_local.gguf.file import GgufFile
 from dflash_local.loading import open_drafter
@@ -35,7 +36,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 
 def read(path: Path) -> DrafterSpec:
-    return DrafterSpec.read(GgufFile.open(path))
+    return read_drafter(GgufFile.open(path))
 
 
 @pytest.mark.parametrize("biases", [ALL, ALL[:3], ("output",)])

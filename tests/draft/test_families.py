@@ -18,6 +18,7 @@ from dflash_local.errors import FileError, InputError, PairError
 from dflash_local.fit.footprint import cells
 from dflash_local.fit.options import LoadOptions
 from dflash_local.fit.plan import make_plan
+from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.drafter_spec import DrafterSpec
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama.runtime import Device
@@ -57,7 +58,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 
 def read(path: Path) -> DrafterSpec:
-    return DrafterSpec.read(GgufFile.open(path))
+    return read_drafter(GgufFile.open(path))
 
 
 @pytest.mark.parametrize("options", [*FUSED.values(), *FAMILIES.values()], ids=[*FUSED, *FAMILIES])

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.draft.fused import FusedDrafter
-from dflash_local.gguf.drafter_spec import DrafterSpec
+from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
 from dflash_local.target.target import Target
 from reference import Reference
@@ -58,7 +58,7 @@ class Twin:
         self.native = FusedDrafter(
             drafter,
             target,
-            DrafterSpec.read(GgufFile.open(drafter)),
+            read_drafter(GgufFile.open(drafter)),
             n_seq=n_seq,
             n_ctx=n_ctx,
             draft_window=draft_window,
