@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
-
 from gguf import GGML_QUANT_SIZES
 
 from dflash_local.errors import FileError

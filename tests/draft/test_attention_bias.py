@@ -69,12 +69,15 @@ def test_llama_cpp_does_not_load_it(target: Target, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "beyond"),
     [
-        ({"sinks": True}, "tensor blk.0.attn_sinks.weight"),
-        ({"selector": Selector()}, "tensor selector_predecessor.weight"),
-        ({"markov": Markov()}, "tensor markov_w1.weight"),
-        ({"reduced_vocabulary": 100}, "tensor d2t"),
-        ({"shared_kv": True}, "values made from the keys (no attn_v)"),
-        ({"extra": {"attention.causal": True}}, "dflash.attention.causal"),
+        ({"sinks": True}, "attention sinks"),
+        ({"selector": Selector()}, "the path selector and convolutions of DFlash 2"),
+        ({"markov": Markov()}, "the Markov head of DSpark"),
+        ({"reduced_vocabulary": 100}, "a reduced vocabulary of 100 tokens"),
+        ({"shared_kv": True}, "values that are made from the keys"),
+        (
+            {"extra": {"attention.causal": True}},
+            "blocks whose positions do not see those after them",
+        ),
     ],
 )
 def test_what_only_llama_cpp_knows_is_refused_beside_biases(
@@ -83,8 +86,10 @@ def test_what_only_llama_cpp_knows_is_refused_beside_biases(
     path = write_drafter(tmp_path / "drafter.gguf", target.path, biases=ALL, **options)
     with pytest.raises(FileError) as caught:
         load(target.path, path, quiet=True)
-    assert f"{path}: tensor blk.0.attn_q.bias is one that only the fused" in str(caught.value)
-    assert f"{beyond} only llama.cpp" in str(caught.value)
+    assert f"{path}: tensor blk.0.attn_q.bias is known to the fused draft graph alone" in str(
+        caught.value
+    )
+    assert f"{beyond} to llama.cpp alone" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -59,9 +59,3 @@ def test_a_bad_tensor(
     with pytest.raises(FileError) as caught:
         read_drafter(edited(shipped, tensors={name: tensor}))
     assert reason in str(caught.value) and name in str(caught.value)
-
-
-def test_nothing_runs_biases_beside_what_only_llama_cpp_knows(shipped: GgufFile) -> None:
-    more = {"blk.0.attn_q.bias": ("F32", (512,)), "blk.0.attn_sinks.weight": ("F32", (8,))}
-    with pytest.raises(FileError, match=r"blk\.0\.attn_q\.bias .*attention sinks"):
-        read_drafter(edited(shipped, tensors=more))
