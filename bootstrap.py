@@ -338,13 +338,19 @@ def logged(command: list, label: str, env: dict | None = None) -> None:
 
 
 def fingerprint() -> str:
-    """Changes with what makes a new installation necessary; Python sources are used in place."""
+    """Changes with what makes a new installation necessary.
+
+    Python sources are used in place, but the installation lists where each module lies.
+    """
     files = [ROOT / "bootstrap.py", ROOT / "pyproject.toml", ROOT / "CMakeLists.txt"]
     for folder in ("cmake", "tools", "native"):
         files += sorted(p for p in (ROOT / folder).rglob("*") if p.is_file())
     digest = hashlib.sha256(str(ROOT).encode())
     for path in files:
         digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
+    for folder in ("dflash_local", "convert", "cli"):
+        for module in sorted((ROOT / folder).rglob("*.py")):
+            digest.update(f"{module.relative_to(ROOT)}\0".encode())
     return digest.hexdigest()
 
 

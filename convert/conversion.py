@@ -12,30 +12,28 @@ import numpy as np
 from gguf import GGML_QUANT_VERSION, GGMLQuantizationType, Keys
 from numpy.typing import NDArray
 
-from dflash_local.errors import FileError, InputError
+from dflash_local.errors import InputError
 from dflash_local.fit.pairing import check_target
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.drafter_spec import Runner
 from dflash_local.gguf.drafter_tensors import D2T
 from dflash_local.gguf.file import GgufFile
 
-from .checkpoint import Checkpoint
-from .config import ARCHITECTURE, DraftConfig, read_config, target_facts
-from .families import Family, tell_kind
+from .checks import Findings, check_fit, check_written, planned_file
+from .config.drafter_config import ARCHITECTURE, DraftConfig, read_config
+from .config.families import Family, tell_kind
+from .config.target_link import target_facts, target_fields
+from .files.checkpoint import Checkpoint
+from .files.reading import read_json
+from .files.source import CONFIG, Source, fetch_drafter, fetch_target, target_hint
 from .key import Key
-from .masked_embedding import masked_tensors
-from .own_tokenizer import check_own_tokenizer
-from .planned_file import planned_file
 from .provenance import model_name, provenance_keys
 from .quantize import file_type, tensor_type
-from .rows import RowSource, planned_rows
-from .safetensors_header import read_limited, strict_json
-from .source import CONFIG, Source, fetch_drafter, fetch_target, target_hint
-from .target_link import target_fields
-from .tensors import TensorPlan, absolute_ids, left_out, plan_tensors
-from .vocabulary import tokenizer_keys
+from .tensors.masked_embedding import masked_tensors
+from .tensors.names import absolute_ids, left_out, plan_tensors
+from .tensors.plan import RowSource, TensorPlan, planned_rows
+from .tokenizer.vocabulary import check_own_tokenizer, tokenizer_keys
 from .writer import check_place, write_gguf
-from .written_file import Findings, check_fit, check_written
 
 Say = Callable[[str], None]
 Progress = Callable[[int, int], None]
@@ -125,7 +123,7 @@ def convert(
     not at all. The same input gives the same bytes. Raises InputError, FileError among them, for
     what cannot be fetched, is no drafter, does not fit the target, or cannot be written.
     """
-    say = say or _silent
+    say = say or (lambda line: None)
     number = file_type(outtype)  # before anything is fetched
     if output is not None:
         check_place(Path(output), force)
@@ -180,12 +178,10 @@ def convert(
 def _planned(
     drafter: Source, target: StrPath | None, outtype: str, output: StrPath | None, say: Say
 ) -> _Plan:
-    raw = _read_json(drafter.folder / CONFIG)
+    raw = _read_config(drafter.folder)
     tell_kind(raw)
     found = _find_target(drafter, raw, target, say)
-    facts = (
-        target_facts(found) if isinstance(found, GgufFile) else _read_json(found.folder / CONFIG)
-    )
+    facts = target_facts(found) if isinstance(found, GgufFile) else _read_config(found.folder)
     config = read_config(raw, target=facts)
     _check_target_link(config, facts, _shown_target(found))
     weights = Checkpoint.open(drafter.folder)
@@ -284,20 +280,8 @@ def _shown_target(target: GgufFile | Source) -> str:
 
 
 def _check_kind(config: Path) -> None:
-    tell_kind(_read_json(config))
+    tell_kind(read_json(config, _CONFIG_LIMIT))
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        raw = strict_json(read_limited(path, _CONFIG_LIMIT))
-    except ValueError as error:
-        if isinstance(error, FileError):
-            raise
-        raise FileError(f"{path}: not JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise FileError(f"{path}: holds a {type(raw).__name__}, expected a JSON object")
-    return raw
-
-
-def _silent(line: str) -> None:
-    """Nobody asked."""
+def _read_config(folder: Path) -> dict[str, Any]:
+    return read_json(folder / CONFIG, _CONFIG_LIMIT)

@@ -1,4 +1,4 @@
-"""What a converted file tells of where it comes from. No times: the same input, the same bytes."""
+"""The keys that say where a converted file comes from. The same input gives the same keys."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from gguf import Keys
 import dflash_local
 from dflash_local.gguf.file import GgufFile
 
+from .files.source import Source
 from .key import Key
-from .source import Source
 
 # stock llama.cpp passes over keys that it does not know
 SOURCE = "dflash_local.source"

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, LlamaFileType, quants
@@ -25,8 +25,7 @@ from dflash_local.errors import InputError
 from dflash_local.llama import runtime
 from dflash_local.llama.host import default_threads
 
-if TYPE_CHECKING:
-    from .tensors import TensorPlan
+from .tensors.plan import TensorPlan
 
 _SMALL = 4096  # elements; fewer are not worth rounding
 _PLAIN = (Type.F32, Type.F16, Type.BF16)

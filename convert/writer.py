@@ -13,7 +13,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import gguf
 import numpy as np
@@ -24,14 +24,12 @@ from dflash_local.errors import InputError
 
 from .key import Key
 from .quantize import encode, n_bytes
-
-if TYPE_CHECKING:
-    from .tensors import TensorPlan
+from .tensors.plan import TensorPlan
 
 _PIECE = 1 << 21  # values that are in memory at once, as f32
 _ARCHITECTURE = "general.architecture"
 
-Rows = Callable[["TensorPlan", int, int], NDArray[np.float32]]
+Rows = Callable[[TensorPlan, int, int], NDArray[np.float32]]
 Progress = Callable[[int, int], None]
 
 

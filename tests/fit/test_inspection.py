@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from dflash_local import demo
-from dflash_local.convert.inspection import (
+from dflash_local.errors import FileError
+from dflash_local.fit.architectures import RECURRENT_ARCHITECTURES, TAPPED_ARCHITECTURES
+from dflash_local.fit.inspection import (
     DrafterReport,
     TargetReport,
     inspect_drafter,
     inspect_file,
 )
-from dflash_local.errors import FileError
-from dflash_local.fit.architectures import RECURRENT_ARCHITECTURES, TAPPED_ARCHITECTURES
 from dflash_local.fit.pairing import compare
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
@@ -242,7 +242,7 @@ def test_llama_cpp_stays_out() -> None:
         "import sys\n"
         "from dflash_local import demo\n"
         "from dflash_local.fit.pairing import compare\n"
-        "from dflash_local.convert.inspection import inspect_file\n"
+        "from dflash_local.fit.inspection import inspect_file\n"
         "from dflash_local.gguf.file import GgufFile\n"
         "target, drafter = map(GgufFile.open, demo.pair())\n"
         "inspect_file(target), inspect_file(drafter), compare(target, drafter)\n"

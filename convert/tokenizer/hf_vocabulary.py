@@ -7,7 +7,6 @@ and to its caller.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,9 +20,13 @@ from gguf.vocab import bytes_to_unicode
 from dflash_local.errors import FileError
 from dflash_local.gguf.vocabulary import vocabulary_fault
 
+from ..files.reading import read_json
+from ..key import KINDS, Key
 from . import tiktoken_ranks
-from .key import KINDS, Key
 from .pretokenizers import Family, check_pattern, family_of
+
+TOKENIZER_LIMIT = 1 << 27
+"""Bytes of a tokenizer's file."""
 
 _RESERVED_TOKENS = 256  # after the ranks of tiktoken.model, in Kimi's tokenization
 _SCORE = -1000.0  # of every token without a score of its own
@@ -125,19 +128,9 @@ def _key(name: str, value: Any, kind: GGUFValueType) -> Key:
 
 
 def _json(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        if missing_ok:
-            return {}
-        raise FileError(f"{path}: no such file, and the target's tokenizer needs it") from None
-    except OSError as error:
-        raise FileError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise FileError(f"{path}: not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise FileError(f"{path}: holds a {type(found).__name__}, expected a JSON object")
-    return found
+    if missing_ok and not path.exists():
+        return {}
+    return read_json(path, TOKENIZER_LIMIT, strict=False)
 
 
 def _add_bpe(writer: gguf.GGUFWriter, files: _Files, family: Family) -> None:

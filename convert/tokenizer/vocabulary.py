@@ -6,6 +6,8 @@ converter builds them (`conversion/base.py`), so that drafter and target agree t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gguf import GGUFValueType
@@ -13,11 +15,12 @@ from gguf import GGUFValueType
 from dflash_local.errors import InputError
 from dflash_local.gguf.file import GgufFile
 
-from .hf_vocabulary import read_vocabulary
-from .key import KINDS, Key
+from ..files.reading import read_json
+from ..key import KINDS, Key
+from .hf_vocabulary import TOKENIZER_LIMIT, read_vocabulary
 
 if TYPE_CHECKING:
-    from .source import Source
+    from ..files.source import Source
 
 _PREFIX = "tokenizer."
 _TOKENS = "tokenizer.ggml.tokens"
@@ -63,3 +66,31 @@ def _copy(name: str, target: GgufFile) -> Key:
     is_array = isinstance(value, list)
     element = GGUFValueType[stored.removeprefix("array of ").upper()]
     return Key(name, tuple(value) if is_array else value, KINDS[element][is_array])
+
+
+def check_own_tokenizer(folder: Path, keys: Sequence[Key], target: str) -> None:
+    """Raise InputError, naming the first id, where a tokenizer.json in `folder` differs from the
+    target's `keys`.
+
+    Tokens that were added to the vocabulary are not compared: GGUF files may have them under other
+    texts.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return
+    try:
+        stated = read_json(path, TOKENIZER_LIMIT)
+        vocabulary = dict(stated["model"]["vocab"])
+        added = {entry["id"] for entry in stated.get("added_tokens") or []}
+    except (ValueError, TypeError, LookupError):
+        return  # another kind of tokenizer, or none
+    tokens = next(key.value for key in keys if key.name == _TOKENS)
+    assert isinstance(tokens, Sequence)
+    ids = sorted((number, text) for text, number in vocabulary.items() if number not in added)
+    for number, text in ids:
+        other = tokens[number] if number < len(tokens) else None
+        if other != text:
+            raise InputError(
+                f"token {number} is {text!r} in the drafter's {path} and {other!r} in the target"
+                f" {target}; give the target that the drafter was trained for"
+            )

@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from dflash_local.convert.source import fetch_drafter, fetch_target, fetch_tensors, target_hint
+from dflash_local.convert.files.source import (
+    fetch_drafter,
+    fetch_target,
+    fetch_tensors,
+    target_hint,
+)
 from dflash_local.errors import FileError, InputError
 from hub_drafter import CARD, DRAFTER, drafter_files
 

@@ -11,9 +11,9 @@ import pytest
 from gguf import TokenType
 
 from dflash_local.convert.key import Key
-from dflash_local.convert.pretokenizers import FAMILIES
-from dflash_local.convert.tiktoken_ranks import as_text
-from dflash_local.convert.vocabulary import tokenizer_keys
+from dflash_local.convert.tokenizer.pretokenizers import FAMILIES
+from dflash_local.convert.tokenizer.tiktoken_ranks import as_text
+from dflash_local.convert.tokenizer.vocabulary import tokenizer_keys
 from dflash_local.convert.writer import write_gguf
 from dflash_local.errors import FileError, InputError
 from dflash_local.gguf.file import GgufFile

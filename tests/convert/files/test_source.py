@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from dflash_local.convert.checkpoint import Checkpoint
+from dflash_local.convert.files.checkpoint import Checkpoint
 from hub_client import Client
 from hub_drafter import DRAFTER, WEIGHTS, drafter_files
 from hub_stand_in import Hub, Request, running
@@ -286,7 +286,7 @@ def test_a_target_comes_without_its_weights(hub: Hub, client: Client) -> None:
 
 TENSORS = """
 import json, sys
-from dflash_local.convert.source import fetch_target, fetch_tensors
+from dflash_local.convert.files.source import fetch_target, fetch_tensors
 from dflash_local.errors import InputError
 try:
     checkpoint = fetch_tensors(fetch_target(sys.argv[1]), sys.argv[2:])

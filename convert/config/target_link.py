@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_local.errors import FileError
+from dflash_local.gguf.drafter_keys import MAX_LAYERS
 from dflash_local.gguf.file import GgufFile
 
 from .families import Kind
 from .fields import Fields
-
-_MAX_TAPS = 512  # LLAMA_MAX_LAYERS
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def _vocabulary(kind: Kind, target: Fields) -> tuple[int, int | None]:
     reduced = kind.top.integer("draft_vocab_size")
     if reduced is not None and reduced > n_vocab:
         kind.top.refuse("draft_vocab_size", f"at most vocab_size, {n_vocab}")
-    if reduced not in (None, n_vocab) and kind.layout in ("gemma4", "muse-glimmer"):
+    if reduced not in (None, n_vocab) and not kind.layout.reduces_vocabulary:
         kind.top.refuse("draft_vocab_size", f"vocab_size, {n_vocab}, or none")
     if kind.nested.integer("selector_vocab_size") not in (None, n_vocab):
         kind.nested.refuse("selector_vocab_size", f"vocab_size, {n_vocab}, or none")
@@ -111,6 +110,6 @@ def _taps(kind: Kind, target: Fields) -> tuple[tuple[int, ...], int | None]:
     n_layer = n_layer or target.integer("num_hidden_layers")
     if n_layer is not None and max(ids) - 1 + step >= n_layer:
         owner.refuse(name, f"layers of a target that has {n_layer}")
-    if len(ids) > _MAX_TAPS or len(set(ids)) < len(ids):
+    if len(ids) > MAX_LAYERS or len(set(ids)) < len(ids):
         owner.refuse(name, "every layer once")
     return tuple(layer + step for layer in ids), n_layer

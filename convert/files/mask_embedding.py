@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .safetensors_header import fail, read_limited, shown
+from .reading import fail, read_limited, shown
 
 _FILE_LIMIT = 1 << 24  # bytes; the vector has some 20,000
 _PICKLE_LIMIT = 1 << 16

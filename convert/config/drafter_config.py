@@ -10,55 +10,31 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dflash_local.gguf.drafter_keys import MAX_LAYERS
+
+from ..key import Key, KeyKind, Value
 from .attention import Attention, read_attention
-from .families import Family, Kind, Layout, tell_kind
+from .families import Z_LAB, Family, Kind, Layout, tell_kind
 from .fields import Fields
 from .heads import Markov, Selector, read_markov, read_selector
-from .key import Key, KeyKind, Value
 from .rope import Rope, read_gemma4_rope, read_rope
-from .target_link import TargetLink, read_target_link, target_facts, target_fields, uses_mrope
-
-__all__ = ["ARCHITECTURE", "DraftConfig", "Key", "read_config", "target_facts"]
+from .target_link import TargetLink, read_target_link, target_fields, uses_mrope
 
 ARCHITECTURE = "dflash"
 _BLOCK = 16  # of a config that states none, as in llama.cpp
 _MAX_BLOCK = 1 << 15
-_MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
 _ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")  # llama.cpp's names; its default is silu
-_NESTED = frozenset(
-    {
-        "block_size",
-        "runtime_block_size",
-        "mask_token",
-        "mask_token_id",
-        "target_layer_ids",
-        "num_target_layers",
-        "causal",
-        "use_swa",
-        "swa_window_size",
-        "attention_value_scale",
-        "attention_sink_bias",
-        "output_multiplier",
-        "final_logit_softcapping",
-        "input_embedding_scale",
-        "conv_kernel_size",
-        "conv_group_size",
-        "selector_rank",
-        "selector_top_k",
-        "selector_vocab_size",
-        "sample_from_anchor",
-        "markov_rank",
-        "markov_head_type",
-        "enable_confidence_head",
-        "confidence_head_with_markov",
-        "use_aux_hidden_state",
-        "projector_type",
-        # of the training
-        "num_anchors",
-        "loss_decay_gamma",
-        "backbone_rotary_base",
-    }
-)
+# fields of dflash_config that are read, that do not matter, or that are only for training
+_NESTED = frozenset({
+    "block_size", "runtime_block_size", "mask_token", "mask_token_id", "target_layer_ids",
+    "num_target_layers", "causal", "use_swa", "swa_window_size", "attention_value_scale",
+    "attention_sink_bias", "output_multiplier", "final_logit_softcapping",
+    "input_embedding_scale", "conv_kernel_size", "conv_group_size", "selector_rank",
+    "selector_top_k", "selector_vocab_size", "sample_from_anchor", "markov_rank",
+    "markov_head_type", "enable_confidence_head", "confidence_head_with_markov",
+    "use_aux_hidden_state", "projector_type", "num_anchors", "loss_decay_gamma",
+    "backbone_rotary_base",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -145,11 +121,11 @@ def read_config(raw: object, *, target: Mapping[str, Any] | None) -> DraftConfig
     kind = tell_kind(raw)
     kind.nested.only(_NESTED, "dflash_config")
     told = target_fields(target)
-    top, gemma4 = kind.top, kind.layout == "gemma4"
+    top, gemma4 = kind.top, kind.layout.gemma4
     if gemma4:
         _check_gemma4(top)
     n_embd = top.need_integer("hidden_size")
-    n_layer = top.need_integer("num_hidden_layers", 1, _MAX_LAYERS)
+    n_layer = top.need_integer("num_hidden_layers", 1, MAX_LAYERS)
     n_ff = top.need_integer("intermediate_size")
     context_length = top.need_integer("max_position_embeddings")
     attention = read_attention(kind, n_embd, n_layer)
@@ -222,13 +198,13 @@ def _check_bias(kind: Kind, attention: Attention, link: TargetLink) -> None:
 
 
 def _rope(kind: Kind, attention: Attention, target: Fields) -> Rope:
-    if kind.layout == "gemma4":
+    if kind.layout.gemma4:
         return read_gemma4_rope(kind.top, attention.head_dim)
     return read_rope(
         kind.top,
         attention.head_dim,
         sliding=attention.window > 0,
-        mrope_target=kind.layout != "muse-glimmer" and uses_mrope(target),
+        mrope_target=kind.layout.follows_mrope and uses_mrope(target),
     )
 
 
@@ -301,12 +277,12 @@ def _scale_keys(kind: Kind, target: Fields, n_embd: int) -> Iterator[Key]:
     if softcap is not None and softcap > 0:
         yield _key("final_logit_softcapping", softcap, "f32")
     scale = _either_number(kind, "input_embedding_scale")
-    if kind.layout == "gemma4":
+    if kind.layout.gemma4:
         scale = n_embd**0.5
         yield _key("attention.scale", 1.0, "f32")
-    elif scale is None and kind.layout == "z-lab" and kind.family != "dspark":
+    elif scale is None and kind.layout == Z_LAB and kind.family != "dspark":
         # Not in llama.cpp's converter. These drafters were trained on what the target's embedding
-        # module gives: Gemma's scales its rows, and the tensor in the target's GGUF does not.
+        # module gives: Gemma's scales its rows, and the tensor in the target's GGUF is not scaled.
         model_type = target.string("model_type") or ""
         scale = n_embd**0.5 if model_type.startswith("gemma") else None
     if scale is not None:
@@ -314,7 +290,7 @@ def _scale_keys(kind: Kind, target: Fields, n_embd: int) -> Iterator[Key]:
 
 
 def _activation_keys(kind: Kind) -> Iterator[Key]:
-    if kind.layout == "gemma4":
+    if kind.layout.gemma4:
         value = kind.top.string("hidden_activation") or "gelu_pytorch_tanh"
         if value != "gelu_pytorch_tanh":
             kind.top.refuse("hidden_activation", "'gelu_pytorch_tanh' for a Gemma 4 drafter")

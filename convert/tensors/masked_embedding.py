@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from dflash_local.errors import FileError, InputError
 from dflash_local.gguf.file import GgufFile, TensorInfo
 
-from .checkpoint import Checkpoint, read_mask_embedding
-from .config import DraftConfig
-from .rows import RowSource
-from .source import MASK_EMBEDDING, Source, fetch_tensors
-from .tensors import Role, TensorPlan
+from ..config.drafter_config import DraftConfig
+from ..files.checkpoint import Checkpoint
+from ..files.mask_embedding import read_mask_embedding
+from ..files.source import MASK_EMBEDDING, Source, fetch_tensors
+from .plan import Role, RowSource, TensorPlan
 
 Origins = dict[str, tuple[TensorPlan, RowSource]]
 

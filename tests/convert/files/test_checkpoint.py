@@ -19,7 +19,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import fuzz_safetensors
-from dflash_local.convert.checkpoint import Checkpoint, read_mask_embedding
+from dflash_local.convert.files.checkpoint import Checkpoint
+from dflash_local.convert.files.mask_embedding import read_mask_embedding
 from dflash_local.errors import FileError
 from peak_memory import PEAK
 
@@ -172,7 +173,7 @@ def test_memory_stays_small_whatever_the_tensor(tmp_path: Path) -> None:
         file.truncate((tmp_path / SINGLE).stat().st_size + 2 * n_bytes)
     script = (
         f"{PEAK}\n"
-        "from dflash_local.convert.checkpoint import Checkpoint\n"
+        "from dflash_local.convert.files.checkpoint import Checkpoint\n"
         "checkpoint, before = Checkpoint.open(sys.argv[1]), peak()\n"
         "for name in checkpoint.tensors:\n"
         f"    for row in range(0, {rows}, 1000):\n"

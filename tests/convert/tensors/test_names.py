@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import hf_drafters
-from dflash_local.convert.config import DraftConfig, read_config
-from dflash_local.convert.safetensors_header import TensorEntry
-from dflash_local.convert.tensors import TensorPlan, left_out, plan_tensors
+from dflash_local.convert.config.drafter_config import DraftConfig, read_config
+from dflash_local.convert.files.safetensors_header import TensorEntry
+from dflash_local.convert.tensors.names import left_out, plan_tensors
+from dflash_local.convert.tensors.plan import TensorPlan
 from dflash_local.errors import FileError
 
 # name in the GGUF file: name in the checkpoint, shape with the row length first, role

@@ -1,13 +1,38 @@
-"""Rows of a planned tensor, as they will stand in the GGUF file."""
+"""A planned tensor of the GGUF file, and its rows as they come from the checkpoint."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .tensors import TensorPlan
+Role = Literal[
+    "norm", "bias", "matrix", "fc", "head", "embedding", "selector", "markov", "confidence",
+    "conv", "sinks", "scale", "rope", "ids",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """One tensor of the GGUF file and how it comes from the checkpoint.
+
+    `shape` is in ggml's order: ne0, the length of a row, first. A checkpoint's rows (along its
+    first axis) stay as they are, except where one of the fields below says so.
+    """
+
+    name: str
+    source: str  # as the checkpoint names it; empty for a tensor that is computed
+    shape: tuple[int, ...]
+    role: Role
+    permute_heads: int = 0  # rows are pairs of interleaved RoPE, in so many heads
+    values: tuple[float, ...] = ()  # of a tensor that is computed
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of ne0 elements."""
+        return int(np.prod(self.shape[1:], dtype=np.int64))
 
 
 class RowSource(Protocol):

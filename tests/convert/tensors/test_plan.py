@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import hf_drafters
-from dflash_local.convert.checkpoint import Checkpoint
-from dflash_local.convert.config import read_config
+from dflash_local.convert.config.drafter_config import read_config
+from dflash_local.convert.files.checkpoint import Checkpoint
+from dflash_local.convert.files.safetensors_header import TensorEntry
 from dflash_local.convert.quantize import tensor_type
-from dflash_local.convert.rows import planned_rows
-from dflash_local.convert.safetensors_header import TensorEntry
-from dflash_local.convert.tensors import TensorPlan, absolute_ids, plan_tensors
+from dflash_local.convert.tensors.names import absolute_ids, plan_tensors
+from dflash_local.convert.tensors.plan import TensorPlan, planned_rows
 from dflash_local.errors import FileError
 
 
@@ -170,7 +170,6 @@ def test_dimensions_that_gemma4_does_not_rotate(tmp_path: Path) -> None:
 def test_ids_of_a_reduced_head(tmp_path: Path) -> None:
     source, plans = checkpoint(tmp_path, "speculators")
     plan = next(plan for plan in plans if plan.role == "ids")
-    assert plan.add_index
     ids = absolute_ids(source.integers(plan.source), 256)
     assert np.array_equal(np.flatnonzero(hf_drafters.weights("speculators")["t2d"]), ids)
 

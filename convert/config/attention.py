@@ -26,11 +26,11 @@ class Attention:
 
 def read_attention(kind: Kind, n_embd: int, n_layer: int) -> Attention:
     """The attention that the config states. Raises FileError naming the field."""
-    gemma4, top = kind.layout == "gemma4", kind.top
+    layout, top = kind.layout, kind.top
     n_head = top.need_integer("num_attention_heads", 1, _MAX_HEADS)
-    field = "num_global_key_value_heads" if gemma4 else "num_key_value_heads"
+    field = layout.n_head_kv
     n_head_kv = top.integer(field, 1, _MAX_HEADS)
-    if n_head_kv is None and gemma4:
+    if n_head_kv is None and layout.gemma4:
         top.missing(field, "a whole number")
     if n_head % (n_head_kv or n_head):
         top.refuse(field, f"a divisor of num_attention_heads, {n_head}")
@@ -51,9 +51,9 @@ def read_attention(kind: Kind, n_embd: int, n_layer: int) -> Attention:
 
 def _head_dim(kind: Kind, n_embd: int, n_head: int) -> tuple[int, bool]:
     """The size of a head, and whether the config states it."""
-    name = "global_head_dim" if kind.layout == "gemma4" else "head_dim"
+    name = kind.layout.head_dim
     value = kind.top.integer(name, 2, 1 << 16)
-    if value is None and name == "global_head_dim":
+    if value is None and kind.layout.gemma4:
         kind.top.missing(name, "a whole number")
     head_dim = n_embd // n_head if value is None else value
     if head_dim < 2 or head_dim % 2 or (value is None and n_embd % n_head):
@@ -71,7 +71,7 @@ def _sliding(kind: Kind, n_layer: int) -> tuple[int, tuple[bool, ...]]:
         _check_layer_types(kind, types, n_layer)
     everywhere = nested.boolean("use_swa") is True
     window = nested.integer("swa_window_size", 0) or top.integer("sliding_window", 0) or 0
-    if kind.layout == "muse-glimmer":
+    if kind.layout.types_set_window:
         used = types is not None
     else:
         used = everywhere or top.boolean("use_sliding_window") is True
@@ -92,7 +92,7 @@ def _sliding(kind: Kind, n_layer: int) -> tuple[int, tuple[bool, ...]]:
 
 def _check_layer_types(kind: Kind, types: list[str], n_layer: int) -> None:
     known = {"full_attention"}
-    if kind.layout != "gemma4":
+    if not kind.layout.gemma4:
         known.add("sliding_attention")
     if len(types) != n_layer or not known.issuperset(types):
         names = " or ".join(sorted(known))

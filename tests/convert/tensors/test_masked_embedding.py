@@ -17,7 +17,7 @@ import shipped_drafter
 import tokenizer_files
 from dflash_local import demo, load
 from dflash_local.convert import convert
-from dflash_local.convert.masked_embedding import GgufRows
+from dflash_local.convert.tensors.masked_embedding import GgufRows
 from dflash_local.errors import FileError, InputError
 from dflash_local.gguf.file import GgufFile
 from hf_drafters import as_bfloat16, write_safetensors

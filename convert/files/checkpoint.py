@@ -12,20 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .mask_embedding import read_mask_embedding
-from .safetensors_header import (
-    HEADER_LIMIT,
-    TensorEntry,
-    fail,
-    read_entries,
-    read_limited,
-    regular_size,
-    shown,
-    strict_json,
-    unreadable,
-)
-
-__all__ = ["INDEX_NAME", "Checkpoint", "TensorEntry", "read_index", "read_mask_embedding"]
+from .reading import fail, read_json, regular_size, shown, unreadable
+from .safetensors_header import HEADER_LIMIT, TensorEntry, read_entries
 
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
@@ -130,11 +118,7 @@ class Checkpoint:
 
 def read_index(path: Path) -> dict[str, str]:
     """Tensor name to file name, from a model.safetensors.index.json. Raises FileError."""
-    try:
-        index = strict_json(read_limited(path, HEADER_LIMIT))
-    except ValueError as error:
-        raise unreadable(path, error) from None
-    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    weight_map = read_json(path, HEADER_LIMIT).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         fail(path, "holds no weight_map, expected one from tensor names to file names")
     for name in weight_map.values():

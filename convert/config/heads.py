@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .families import Kind
+from .families import SPECULATORS, Kind
 from .fields import refuse
 
 
@@ -66,5 +66,5 @@ def read_markov(kind: Kind) -> Markov | None:
         stated = not bonus
     if stated is None:
         counts_inputs = kind.top.raw("aux_hidden_state_layer_ids") is not None
-        stated = not counts_inputs and kind.layout != "speculators"
+        stated = not counts_inputs and kind.layout != SPECULATORS
     return Markov(rank, stated)

@@ -4,56 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local.errors import FileError
 
-from .config import DraftConfig
-from .safetensors_header import TensorEntry
+from ..config.drafter_config import DraftConfig
+from ..files.safetensors_header import TensorEntry
+from .plan import Role, TensorPlan
 
-Role = Literal[
-    "norm",
-    "bias",
-    "matrix",
-    "fc",
-    "head",
-    "embedding",
-    "selector",
-    "markov",
-    "confidence",
-    "conv",
-    "sinks",
-    "scale",
-    "rope",
-    "ids",
-]
 _LISTED = 8  # names that a message repeats
 _SINKS = ("attention_sink_bias", "sinks", "learnable_sink_param")
-
-
-@dataclass(frozen=True)
-class TensorPlan:
-    """One tensor of the GGUF file and how it comes from the checkpoint.
-
-    `shape` is in ggml's order: ne0, the length of a row, first. A checkpoint's rows (along its
-    first axis) stay as they are, except where one of the fields below says so.
-    """
-
-    name: str
-    source: str  # as the checkpoint names it; empty for a tensor that is computed
-    shape: tuple[int, ...]
-    role: Role
-    permute_heads: int = 0  # rows are pairs of interleaved RoPE, in so many heads
-    values: tuple[float, ...] = ()  # of a tensor that is computed
-    add_index: bool = False  # integers: entry i is stored as itself plus i
-
-    @property
-    def n_rows(self) -> int:
-        """Rows of ne0 elements."""
-        return int(np.prod(self.shape[1:], dtype=np.int64))
 
 
 @dataclass(frozen=True)
@@ -93,7 +55,7 @@ def plan_tensors(config: DraftConfig, tensors: Mapping[str, TensorEntry]) -> lis
         plan = TensorPlan(wanted.name, entry.name, shape, wanted.role, wanted.permute_heads)
         plans.append(plan)
     _check_names(config, missing, [name for name in tensors if name not in used | skipped.keys()])
-    return [_with_index(plan) for plan in plans]
+    return plans
 
 
 def left_out(config: DraftConfig, tensors: Mapping[str, TensorEntry]) -> dict[str, str]:
@@ -102,9 +64,7 @@ def left_out(config: DraftConfig, tensors: Mapping[str, TensorEntry]) -> dict[st
     reasons: dict[str, str] = {}
     if config.family == "dspark" or config.n_vocab_draft is not None:
         reasons["t2d"] = "the reverse of d2t"
-    if config.layout == "speculators":
-        for name in ("verifier_lm_head.weight", "verifier_norm.weight"):
-            reasons[name] = "a copy of the target's, for training"
+    reasons |= dict.fromkeys(config.layout.target_copies, "a copy of the target's, for training")
     reasons |= {
         name: "computed from the config" for name in found if name.endswith("rotary_emb.inv_freq")
     }
@@ -147,7 +107,7 @@ def _shared_with_target(config: DraftConfig, found: Mapping[str, TensorEntry]) -
     why = "the target's own is used"
     if config.n_vocab_draft is not None:
         return {} if config.own_embeddings else {embeddings: why}
-    shared = config.family == "dspark" and config.layout != "gemma4"  # the head is the target's
+    shared = config.family == "dspark" and not config.layout.gemma4  # the head is the target's
     if not config.own_embeddings or (shared and config.trained_embeddings is False):
         return {embeddings: why, head: why} if shared else {embeddings: why}
     if embeddings not in found:
@@ -170,19 +130,10 @@ def _computed(config: DraftConfig) -> list[TensorPlan]:
     return [TensorPlan("rope_freqs.weight", "", (len(factors),), "rope", values=factors)]
 
 
-def _with_index(plan: TensorPlan) -> TensorPlan:
-    if plan.role != "ids":
-        return plan
-    return TensorPlan(plan.name, plan.source, plan.shape, plan.role, add_index=True)
-
-
 def _wanted(config: DraftConfig, found: Mapping[str, TensorEntry]) -> Iterator[_Wanted]:
     n, n_taps = config.n_embd, len(config.target_layers)
-    muse = config.layout == "muse-glimmer"
-    norm = "encoder.output_norm_enc.weight" if muse else "hidden_norm.weight"
-    yield _Wanted("enc.output_norm.weight", (norm,), (n,), "norm")
-    fc = "encoder.fc.weight" if muse else "fc.weight"
-    yield _Wanted("fc.weight", (fc,), (n, n_taps * n), "fc")
+    yield _Wanted("enc.output_norm.weight", (config.layout.fc_norm,), (n,), "norm")
+    yield _Wanted("fc.weight", (config.layout.fc,), (n, n_taps * n), "fc")
     yield _Wanted("output_norm.weight", ("norm.weight",), (n,), "norm")
     yield from _vocabulary(config)
     if config.selector is not None:
@@ -204,7 +155,7 @@ def _vocabulary(config: DraftConfig) -> Iterator[_Wanted]:
         optional=True,
     )
     # a Gemma 4 drafter is made with a head of its own, or one that is its embeddings
-    needed = reduced is not None or (config.layout == "gemma4" and not config.tied_embeddings)
+    needed = reduced is not None or (config.layout.gemma4 and not config.tied_embeddings)
     yield _Wanted("output.weight", ("lm_head.weight",), (rows, n), "head", optional=not needed)
     yield _Wanted("d2t", ("d2t",), (rows,), "ids", optional=reduced is None)
 
@@ -233,7 +184,7 @@ def _markov(config: DraftConfig, found: Mapping[str, TensorEntry]) -> Iterator[_
     yield _Wanted("markov_w2.weight", (second,), (rows, rank), "markov")
     optional = config.states_confidence is not True
     heads = ["confidence_head.proj", "confidence_proj"]
-    if config.layout == "gemma4":
+    if config.layout.gemma4:
         heads.reverse()
     for part, shape in (("weight", (1, config.n_embd + rank)), ("bias", (1,))):
         sources = tuple(f"{head}.{part}" for head in heads)
@@ -244,7 +195,7 @@ def _markov(config: DraftConfig, found: Mapping[str, TensorEntry]) -> Iterator[_
 def _layer(config: DraftConfig, source: str, name: str) -> Iterator[_Wanted]:
     n, n_ff, head_dim = config.n_embd, config.n_ff, config.head_dim
     n_q, n_kv = config.n_head * head_dim, config.n_head_kv * head_dim
-    gemma4 = config.layout == "gemma4"
+    gemma4 = config.layout.gemma4
     q_heads, kv_heads, one = (
         (config.n_head, config.n_head_kv, 1) if config.rope.interleaved else (0, 0, 0)
     )

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hf_configs
-from dflash_local.convert.config import DraftConfig, read_config, target_facts
+from dflash_local.convert.config.drafter_config import DraftConfig, read_config
+from dflash_local.convert.config.target_link import target_facts
 from dflash_local.errors import InputError
 from dflash_local.gguf.file import GgufFile
 from hf_keys import EXPECTED, FAMILIES, QWEN38_DFLASH2

@@ -6,15 +6,12 @@ header in JSON, the tensors' bytes without a gap to the end of the file.
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeGuard
+from typing import TypeGuard
 
-from dflash_local.errors import FileError
+from .reading import fail, regular_size, shown, strict_json, unreadable
 
 HEADER_LIMIT = 25_000_000
 """Bytes. The hub refuses longer headers; a drafter's has some 20,000."""
@@ -83,88 +80,6 @@ def read_entries(path: Path) -> dict[str, TensorEntry]:
     return entries
 
 
-def strict_json(text: bytes) -> Any:
-    """`text` parsed as UTF-8 JSON. Raises ValueError; two equal keys and NaN are faults too."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            keys = [key for key, _ in pairs]
-            twice = next(key for key in found if keys.count(key) > 1)
-            raise ValueError(f"{shown(twice)} occurs twice")
-        for text in (*found, *found.values()):
-            if isinstance(text, str) and not _is_text(text):
-                raise ValueError(f"{shown(text)} is no valid text")
-        return found
-
-    def integer(digits: str) -> int:
-        # Python takes quadratic time over long ones
-        if len(digits) > 20:
-            raise ValueError("an integer has more than 20 digits")
-        return int(digits)
-
-    def constant(name: str) -> NoReturn:
-        raise ValueError(f"{name} is no JSON")
-
-    try:
-        return json.loads(
-            text.decode("utf-8"),
-            object_pairs_hook=unique,
-            parse_int=integer,
-            parse_constant=constant,
-        )
-    except UnicodeDecodeError:
-        raise ValueError("it is not UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{error.msg} at character {error.pos}") from None
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-def read_limited(path: Path, limit: int) -> bytes:
-    """All of a regular file of at most `limit` bytes. Raises FileError."""
-    try:
-        size = regular_size(path)
-        if size > limit:
-            fail(path, f"{size} bytes, expected at most {limit}")
-        return path.read_bytes()
-    except (OSError, ValueError) as error:
-        raise unreadable(path, error) from None
-
-
-def regular_size(path: Path) -> int:
-    """Bytes of the file at `path`. Raises FileError unless it is a regular file."""
-    try:
-        status = path.stat()
-    except (OSError, ValueError) as error:
-        raise unreadable(path, error) from None
-    # a pipe would block when opened
-    if not stat.S_ISREG(status.st_mode):
-        kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-        fail(path, f"{kind}, expected a file")
-    return status.st_size
-
-
-def unreadable(path: Path, error: Exception) -> FileError:
-    """The FileError for `error`, met while reading `path`."""
-    if isinstance(error, FileError):
-        return error
-    if isinstance(error, FileNotFoundError):
-        return FileError(f"{path}: no such file")
-    return FileError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}")
-
-
-def fail(path: str | os.PathLike[str], message: str) -> NoReturn:
-    """Raise a FileError about `path`."""
-    raise FileError(f"{path}: {message}")
-
-
-def shown(name: object) -> str:
-    """`name` from a file as a message may show it: quoted, one line, not long."""
-    text = ascii(name)
-    return text if len(text) <= 100 else f"{text[:97]}..."
-
-
 def _read_text(path: Path) -> tuple[bytes, int, int]:
     """The header's JSON, the first byte of the data, and the bytes of data."""
     size = regular_size(path)
@@ -218,14 +133,6 @@ def _entry(path: Path, name: str, raw: object, data_start: int) -> TensorEntry:
             f" data_offsets {offsets} give {end - begin}",
         )
     return TensorEntry(name, dtype, tuple(shape), path, data_start + begin, end - begin)
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:  # half of a surrogate pair
-        return False
-    return True
 
 
 def _are_sizes(values: object) -> TypeGuard[list[int]]:

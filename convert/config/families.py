@@ -1,4 +1,8 @@
-"""Which drafter a `config.json` describes, and its fields in one layout."""
+"""Which drafter a `config.json` describes: its family, and the layout of its fields and tensors.
+
+A drafter of a known layout is added by a line in `_ARCHITECTURES`. A layout with other names is a
+`Layout`; what its layers compute beside that is in `drafter_config` (keys) and `tensors.names`.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +15,65 @@ from dflash_local.errors import FileError
 from .fields import Fields, shown
 
 Family = Literal["dflash", "dflash2", "dspark"]
-Layout = Literal["z-lab", "speculators", "muse-glimmer", "gemma4"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a maker publishes drafters. The defaults are z-lab's."""
+
+    name: str
+    layer_fields: str = ""
+    """The object in config.json that has the fields of the layers; empty: they are at the top."""
+    n_head_kv: str = "num_key_value_heads"
+    head_dim: str = "head_dim"
+    gemma4: bool = False
+    """The layers are Gemma 4's. Other layouts have Qwen3's."""
+    types_set_window: bool = False
+    """`layer_types` give layers a window without `use_sliding_window`."""
+    follows_mrope: bool = True
+    """For a target with M-RoPE, it rotates by the temporal position."""
+    reduces_vocabulary: bool = True
+    """Its output head may know fewer tokens than the target."""
+    fc: str = "fc.weight"
+    fc_norm: str = "hidden_norm.weight"
+    target_copies: tuple[str, ...] = ()
+    """Tensors that are the target's, kept for training."""
+
+
+Z_LAB = Layout("z-lab")
+SPECULATORS = Layout(
+    "speculators",
+    layer_fields="transformer_layer_config",
+    target_copies=("verifier_lm_head.weight", "verifier_norm.weight"),
+)
+MUSE_GLIMMER = Layout(
+    "muse-glimmer",
+    types_set_window=True,
+    follows_mrope=False,
+    reduces_vocabulary=False,
+    fc="encoder.fc.weight",
+    fc_norm="encoder.output_norm_enc.weight",
+)
+GEMMA4 = Layout(
+    "gemma4",
+    layer_fields="text_config",
+    n_head_kv="num_global_key_value_heads",
+    head_dim="global_head_dim",
+    gemma4=True,
+    reduces_vocabulary=False,
+)
 
 # The names of llama.cpp's converter, and those under which the same models were published.
 _ARCHITECTURES: dict[str, tuple[Family, Layout]] = {
-    "DFlashDraftModel": ("dflash", "z-lab"),
-    "DFlash2DraftModel": ("dflash2", "z-lab"),
-    "MuseGlimmerAssistantModel": ("dflash", "muse-glimmer"),
-    "Qwen3DSparkModel": ("dspark", "z-lab"),
-    "DSparkDraftModel": ("dspark", "z-lab"),
-    "DSparkSpeculator": ("dspark", "z-lab"),
-    "Lfm2DSparkDraftModel": ("dspark", "z-lab"),
-    "LingDSparkModel": ("dspark", "z-lab"),
-    "Gemma4DSparkModel": ("dspark", "gemma4"),
+    "DFlashDraftModel": ("dflash", Z_LAB),
+    "DFlash2DraftModel": ("dflash2", Z_LAB),
+    "MuseGlimmerAssistantModel": ("dflash", MUSE_GLIMMER),
+    "Qwen3DSparkModel": ("dspark", Z_LAB),
+    "DSparkDraftModel": ("dspark", Z_LAB),
+    "DSparkSpeculator": ("dspark", Z_LAB),
+    "Lfm2DSparkDraftModel": ("dspark", Z_LAB),
+    "LingDSparkModel": ("dspark", Z_LAB),
+    "Gemma4DSparkModel": ("dspark", GEMMA4),
 }
 
 _ACCEPTED = (
@@ -36,8 +86,8 @@ _DEEPSEEK4 = (
     "target's checkpoint; llama.cpp's convert_hf_to_gguf.py --dspark converts it"
 )
 
-# A value other than these changes what a layer computes, in ways that llama.cpp's graph of these
-# drafters has no place for.
+# Any other value changes what a layer computes, in a way that llama.cpp's graph of these drafters
+# does not know.
 _INERT: dict[str, tuple[Any, ...]] = {
     "mlp_bias": (False,),
     "use_bias": (False,),
@@ -74,7 +124,7 @@ _MOE = (
 
 @dataclass(frozen=True)
 class Kind:
-    """A drafter's config, told apart and brought into one layout."""
+    """A drafter's config with its family and layout."""
 
     family: Family
     layout: Layout
@@ -103,18 +153,14 @@ def tell_kind(raw: object) -> Kind:
     family, layout = _ARCHITECTURES[architecture]
     if speculators is not None and family != "dspark":
         fields.refuse("speculators_model_type", f"nothing beside the architecture {architecture}")
-    if family == "dspark" and layout == "z-lab" and (layers := fields.object(_LAYERS)):
-        layout = "speculators"
+    if family == "dspark" and layout == Z_LAB and fields.object(SPECULATORS.layer_fields):
+        layout = SPECULATORS
+    if layout.layer_fields and (layers := fields.object(layout.layer_fields)):
         fields = Fields({**raw, **layers.values})
-    elif layout == "gemma4" and (text := fields.object("text_config")):
-        fields = Fields({**raw, **text.values})
     nested = fields.object("dflash_config") or Fields({}, "dflash_config.")
     kind = Kind(family, layout, architecture, fields, nested)
     _check_inert(kind)
     return kind
-
-
-_LAYERS = "transformer_layer_config"
 
 
 def _refuse_speculators(name: str) -> NoReturn:
