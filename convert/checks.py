@@ -28,7 +28,7 @@ _VERSION = 3  # of GGUF
 
 
 @dataclass
-class Findings:
+class CheckResult:
     """In words: what is right, and what could not be checked or may surprise."""
 
     checks: list[str] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Findings:
 
 
 def planned_file(path: Path, keys: Sequence[Key], tensors: Tensors) -> GgufFile:
-    """The file at `path` as it will be; offsets of tensors are counted from 0."""
+    """The header that the file at `path` will have. Offsets of tensors count from 0."""
     infos: dict[str, TensorInfo] = {}
     offset = 0
     for plan, kind in tensors:
@@ -54,23 +54,23 @@ def planned_file(path: Path, keys: Sequence[Key], tensors: Tensors) -> GgufFile:
     )
 
 
-def check_fit(target: GgufFile | Source, drafter: GgufFile) -> Findings:
-    """Do the two belong together? Decided from their headers.
+def check_fit(target: GgufFile | Source, drafter: GgufFile) -> CheckResult:
+    """Whether the two belong together, by their headers.
 
     Raises FileError or PairError when they do not. When the target cannot be drafted for here,
     as llama.cpp offers no taps of it or it cannot be rolled back, a note says so.
     """
     if isinstance(target, Source):
-        return Findings([f"sizes and taps fit the config of {target.name}"])
+        return CheckResult([f"sizes and taps fit the config of {target.name}"])
     name = target.architecture
     if name in RECURRENT_ARCHITECTURES or name not in TAPPED_ARCHITECTURES:
         why = "has recurrent layers" if name in RECURRENT_ARCHITECTURES else "offers no taps"
-        return Findings(notes=[f"dflash-local cannot draft for this target: {name!r} {why}"])
+        return CheckResult(notes=[f"dflash-local cannot draft for this target: {name!r} {why}"])
     check_pair(target, drafter)
-    return Findings([f"fits the target {target.path.name}"])
+    return CheckResult([f"fits the target {target.path.name}"])
 
 
-def check_written(part: Path, planned: GgufFile, target: GgufFile | Source) -> Findings:
+def check_written(part: Path, planned: GgufFile, target: GgufFile | Source) -> CheckResult:
     """Check the file `part`, which will get the name `planned.path`.
 
     Raises FileError for a bad one, and PairError for one that does not fit the target.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .families import Kind
+from .families import ConfigFields
 
 _MAX_HEADS = 1 << 16
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention of every layer; `windowed[i]` says whether layer i has the sliding window."""
+    """The attention of every layer; `windowed[i]`: layer i has the sliding window."""
 
     n_head: int
     n_head_kv: int
@@ -21,12 +21,22 @@ class Attention:
     window: int  # tokens, 0 = none
     windowed: tuple[bool, ...]
     causal: bool | None
-    bias: bool  # the projections of queries, keys, values and the output have biases
+    bias: bool  # of the projections of queries, keys, values and the output
+
+    @property
+    def n_q(self) -> int:
+        """Width of the queries of all heads."""
+        return self.n_head * self.head_dim
+
+    @property
+    def n_kv(self) -> int:
+        """Width of the keys, and of the values, of all heads."""
+        return self.n_head_kv * self.head_dim
 
 
-def read_attention(kind: Kind, n_embd: int, n_layer: int) -> Attention:
+def read_attention(config: ConfigFields, n_embd: int, n_layer: int) -> Attention:
     """The attention that the config states. Raises FileError naming the field."""
-    layout, top = kind.layout, kind.top
+    layout, top = config.layout, config.top
     n_head = top.need_integer("num_attention_heads", 1, _MAX_HEADS)
     field = layout.n_head_kv
     n_head_kv = top.integer(field, 1, _MAX_HEADS)
@@ -34,8 +44,8 @@ def read_attention(kind: Kind, n_embd: int, n_layer: int) -> Attention:
         top.missing(field, "a whole number")
     if n_head % (n_head_kv or n_head):
         top.refuse(field, f"a divisor of num_attention_heads, {n_head}")
-    head_dim, states_dim = _head_dim(kind, n_embd, n_head)
-    window, windowed = _sliding(kind, n_layer)
+    head_dim, states_dim = _head_dim(config, n_embd, n_head)
+    window, windowed = _sliding(config, n_layer)
     return Attention(
         n_head=n_head,
         n_head_kv=n_head_kv or n_head,
@@ -44,34 +54,34 @@ def read_attention(kind: Kind, n_embd: int, n_layer: int) -> Attention:
         states_dim=states_dim,
         window=window,
         windowed=windowed,
-        causal=_causal(kind),
+        causal=_causal(config),
         bias=top.boolean("attention_bias") is True,
     )
 
 
-def _head_dim(kind: Kind, n_embd: int, n_head: int) -> tuple[int, bool]:
+def _head_dim(config: ConfigFields, n_embd: int, n_head: int) -> tuple[int, bool]:
     """The size of a head, and whether the config states it."""
-    name = kind.layout.head_dim
-    value = kind.top.integer(name, 2, 1 << 16)
-    if value is None and kind.layout.gemma4:
-        kind.top.missing(name, "a whole number")
+    name = config.layout.head_dim
+    value = config.top.integer(name, 2, 1 << 16)
+    if value is None and config.layout.gemma4:
+        config.top.missing(name, "a whole number")
     head_dim = n_embd // n_head if value is None else value
     if head_dim < 2 or head_dim % 2 or (value is None and n_embd % n_head):
-        kind.top.refuse(name, "an even number")
-    if kind.top.integer("v_head_dim") not in (None, head_dim):
-        kind.top.refuse("v_head_dim", f"{name}, {head_dim}")
+        config.top.refuse(name, "an even number")
+    if config.top.integer("v_head_dim") not in (None, head_dim):
+        config.top.refuse("v_head_dim", f"{name}, {head_dim}")
     return head_dim, value is not None
 
 
-def _sliding(kind: Kind, n_layer: int) -> tuple[int, tuple[bool, ...]]:
+def _sliding(config: ConfigFields, n_layer: int) -> tuple[int, tuple[bool, ...]]:
     """The window in tokens (0 = none) and the layers that have it."""
-    top, nested = kind.top, kind.nested
+    top, nested = config.top, config.nested
     types = top.strings("layer_types")
     if types is not None:
-        _check_layer_types(kind, types, n_layer)
+        _check_layer_types(config, types, n_layer)
     everywhere = nested.boolean("use_swa") is True
     window = nested.integer("swa_window_size", 0) or top.integer("sliding_window", 0) or 0
-    if kind.layout.types_set_window:
+    if config.layout.types_set_window:
         used = types is not None
     else:
         used = everywhere or top.boolean("use_sliding_window") is True
@@ -82,23 +92,23 @@ def _sliding(kind: Kind, n_layer: int) -> tuple[int, tuple[bool, ...]]:
     if everywhere:
         return window, (True,) * n_layer
     if types is None:
-        # as `transformers` derives the types
+        # the types that `transformers` derives
         first = top.integer("max_window_layers", 0)
         if first is None:
-            top.missing("layer_types", "the layers that use_sliding_window is for")
+            top.missing("layer_types", "the layers that have the sliding window")
         return window, tuple(layer >= first for layer in range(n_layer))
     return window, tuple(name == "sliding_attention" for name in types)
 
 
-def _check_layer_types(kind: Kind, types: list[str], n_layer: int) -> None:
+def _check_layer_types(config: ConfigFields, types: list[str], n_layer: int) -> None:
     known = {"full_attention"}
-    if not kind.layout.gemma4:
+    if not config.layout.gemma4:
         known.add("sliding_attention")
     if len(types) != n_layer or not known.issuperset(types):
         names = " or ".join(sorted(known))
-        kind.top.refuse("layer_types", f"{n_layer} times {names}")
+        config.top.refuse("layer_types", f"{n_layer} times {names}")
 
 
-def _causal(kind: Kind) -> bool | None:
-    value = kind.top.boolean("is_causal")
-    return kind.nested.boolean("causal") if value is None else value
+def _causal(config: ConfigFields) -> bool | None:
+    value = config.top.boolean("is_causal")
+    return config.nested.boolean("causal") if value is None else value

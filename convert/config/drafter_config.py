@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_local.gguf.drafter_keys import MAX_LAYERS
+from dflash_local.gguf.drafter_spec import Family
 
 from ..key import Key, KeyKind, Value
 from .attention import Attention, read_attention
-from .families import Z_LAB, Family, Kind, Layout, tell_kind
+from .families import Z_LAB, ConfigFields, Layout, identify
 from .fields import Fields
 from .heads import Markov, Selector, read_markov, read_selector
 from .rope import Rope, read_gemma4_rope, read_rope
@@ -39,11 +40,11 @@ _NESTED = frozenset({
 
 @dataclass(frozen=True)
 class DraftConfig:
-    """A drafter, as its config states it. Sizes in elements, layers as GGUF counts them."""
+    """A drafter as its config states it. Sizes are in elements."""
 
     family: Family
     layout: Layout
-    architecture: str  # as config.json names it
+    architecture: str  # the name in config.json
     n_embd: int
     n_layer: int
     n_ff: int
@@ -54,24 +55,12 @@ class DraftConfig:
     target: TargetLink
     selector: Selector | None  # DFlash 2
     markov: Markov | None  # DSpark
-    own_embeddings: bool  # token embeddings of the checkpoint are the drafter's own
+    own_embeddings: bool  # token embeddings in the checkpoint are the drafter's own
     trained_embeddings: bool | None
     tied_embeddings: bool
     states_sinks: bool | None  # attention_sink_bias
     states_confidence: bool | None  # enable_confidence_head
     keys: tuple[Key, ...]
-
-    @property
-    def n_head(self) -> int:
-        return self.attention.n_head
-
-    @property
-    def n_head_kv(self) -> int:
-        return self.attention.n_head_kv
-
-    @property
-    def head_dim(self) -> int:
-        return self.attention.head_dim
 
     @property
     def n_vocab(self) -> int:
@@ -89,7 +78,7 @@ class DraftConfig:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user has to know about the GGUF file, a line each."""
+        """What the user should know about the GGUF file, in lines."""
         if not self.attention.bias:
             return ()
         return (
@@ -99,11 +88,11 @@ class DraftConfig:
 
     @property
     def target_layers(self) -> tuple[int, ...]:
-        """Layer INPUTS: tap k is what enters the target's layer k."""
+        """Tap k is the INPUT of this layer of the target."""
         return self.target.layers
 
     def keys_for(self, tensor_names: Collection[str]) -> tuple[Key, ...]:
-        """`keys`, and those that depend on which GGUF tensors there are."""
+        """`keys`, and the one that depends on which GGUF tensors there are."""
         if self.family != "dspark":
             return self.keys
         has_head = "conf_proj.weight" in tensor_names
@@ -111,29 +100,29 @@ class DraftConfig:
 
 
 def read_config(raw: object, *, target: Mapping[str, Any] | None) -> DraftConfig:
-    """The drafter that the parsed config.json `raw` describes.
+    """The drafter that `raw`, a parsed config.json, describes.
 
-    `target`: the target's config.json (or `target_facts` of its GGUF file); it says whether the
-    target uses M-RoPE and scaled embeddings, and how many layers it has. Raises FileError for a
-    config that is no drafter's (and says what it is), or that names the field which is missing,
-    wrong, or of a kind that llama.cpp's drafters do not know.
+    `target`: the target's config.json (or `target_facts` of its GGUF file), which says whether the
+    target uses M-RoPE and scaled embeddings, and how many layers it has. Raises FileError for the
+    config of something else, and says what it is; or names the field that is missing, wrong, or of
+    a kind that llama.cpp's drafters do not know.
     """
-    kind = tell_kind(raw)
-    kind.nested.only(_NESTED, "dflash_config")
+    config = identify(raw)
+    config.nested.only(_NESTED, "dflash_config")
     told = target_fields(target)
-    top, gemma4 = kind.top, kind.layout.gemma4
+    top, gemma4 = config.top, config.layout.gemma4
     if gemma4:
         _check_gemma4(top)
     n_embd = top.need_integer("hidden_size")
     n_layer = top.need_integer("num_hidden_layers", 1, MAX_LAYERS)
     n_ff = top.need_integer("intermediate_size")
     context_length = top.need_integer("max_position_embeddings")
-    attention = read_attention(kind, n_embd, n_layer)
-    rope = _rope(kind, attention, told)
-    link = read_target_link(kind, told, n_embd)
-    _check_bias(kind, attention, link)
-    selector, markov = read_selector(kind, n_embd), read_markov(kind)
-    block_size = _block_size(kind)
+    attention = read_attention(config, n_embd, n_layer)
+    rope = _rope(config, attention, told)
+    link = read_target_link(config, told, n_embd)
+    _check_bias(config, attention, link)
+    selector, markov = read_selector(config, n_embd), read_markov(config)
+    block_size = _block_size(config)
     keys = [
         _key("block_count", n_layer, "u32"),
         _key("context_length", context_length, "u32"),
@@ -144,16 +133,16 @@ def read_config(raw: object, *, target: Mapping[str, Any] | None) -> DraftConfig
         *_norm_keys(top),
         _key("block_size", block_size, "u32"),
         *_selector_keys(selector),
-        *_scale_keys(kind, told, n_embd),
-        *_activation_keys(kind),
+        *_scale_keys(config, told, n_embd),
+        *_activation_keys(config),
         _key("target_layers", link.layers, "arr_i32"),
     ]
     if markov is not None:
         keys.append(_key("sample_from_anchor", markov.sample_from_anchor, "bool"))
     return DraftConfig(
-        family=kind.family,
-        layout=kind.layout,
-        architecture=kind.architecture,
+        family=config.family,
+        layout=config.layout,
+        architecture=config.architecture,
         n_embd=n_embd,
         n_layer=n_layer,
         n_ff=n_ff,
@@ -167,8 +156,8 @@ def read_config(raw: object, *, target: Mapping[str, Any] | None) -> DraftConfig
         own_embeddings=top.boolean("has_embed_tokens") is not False,
         trained_embeddings=top.boolean("train_embed_tokens"),
         tied_embeddings=top.boolean("tie_word_embeddings") is True,
-        states_sinks=_either_boolean(kind, "attention_sink_bias"),
-        states_confidence=_either_boolean(kind, "enable_confidence_head"),
+        states_sinks=_either_boolean(config, "attention_sink_bias"),
+        states_confidence=_either_boolean(config, "enable_confidence_head"),
         keys=tuple(keys),
     )
 
@@ -184,32 +173,32 @@ def _check_gemma4(top: Fields) -> None:
         top.refuse("final_logit_softcapping", "none for a Gemma 4 drafter")
 
 
-def _check_bias(kind: Kind, attention: Attention, link: TargetLink) -> None:
-    """Only our own draft graph knows biases, and only llama.cpp these."""
+def _check_bias(config: ConfigFields, attention: Attention, link: TargetLink) -> None:
+    """Only our own draft graph knows biases; the following, only llama.cpp knows."""
     beside = {
-        f"the architecture {kind.architecture}": kind.family != "dflash",
+        f"the architecture {config.architecture}": config.family != "dflash",
         "blocks that are causal": attention.causal is True,
         "a reduced draft_vocab_size": link.n_vocab_draft is not None,
-        "an attention_sink_bias": _either_boolean(kind, "attention_sink_bias") is True,
+        "an attention_sink_bias": _either_boolean(config, "attention_sink_bias") is True,
     }
     for what, there in beside.items():
         if attention.bias and there:
-            kind.top.refuse("attention_bias", f"false beside {what}: nothing runs both")
+            config.top.refuse("attention_bias", f"false beside {what}: nothing runs both")
 
 
-def _rope(kind: Kind, attention: Attention, target: Fields) -> Rope:
-    if kind.layout.gemma4:
-        return read_gemma4_rope(kind.top, attention.head_dim)
+def _rope(config: ConfigFields, attention: Attention, target: Fields) -> Rope:
+    if config.layout.gemma4:
+        return read_gemma4_rope(config.top, attention.head_dim)
     return read_rope(
-        kind.top,
+        config.top,
         attention.head_dim,
         sliding=attention.window > 0,
-        mrope_target=kind.layout.follows_mrope and uses_mrope(target),
+        mrope_target=config.layout.follows_mrope and uses_mrope(target),
     )
 
 
-def _block_size(kind: Kind) -> int:
-    for fields in (kind.nested, kind.top):
+def _block_size(config: ConfigFields) -> int:
+    for fields in (config.nested, config.top):
         size = fields.integer("block_size", 2, _MAX_BLOCK)
         if size is not None:
             return size
@@ -239,12 +228,12 @@ def _rope_keys(rope: Rope, gemma4: bool) -> Iterator[Key]:
         for name, value in rope.stated.items():
             yield _key(f"rope.scaling.{name}", value, "f32")
         if (amplitude := rope.amplitude()) is not None:
-            # llama.cpp does not apply the amplitude that its converter writes, but applies this
+            # llama.cpp ignores the amplitude that its own converter writes, but reads this key
             yield _key("rope.scaling.attn_factor", amplitude, "f32")
     if rope.theta is not None:
         yield _key("rope.freq_base", rope.theta, "f32")
     if gemma4 or rope.partial:
-        # the proportional kind rotates by factors, in all dimensions
+        # proportional RoPE rotates all dimensions, by factors
         n_rot = rope.head_dim if gemma4 else rope.n_rot
         yield _key("rope.dimension_count", n_rot, "u32")
     if rope.sections:
@@ -266,21 +255,21 @@ def _selector_keys(selector: Selector | None) -> Iterator[Key]:
         yield _key("selector_top_k", selector.top_k, "u32")
 
 
-def _scale_keys(kind: Kind, target: Fields, n_embd: int) -> Iterator[Key]:
-    value_scale = kind.nested.number("attention_value_scale")
+def _scale_keys(config: ConfigFields, target: Fields, n_embd: int) -> Iterator[Key]:
+    value_scale = config.nested.number("attention_value_scale")
     if value_scale is not None:
         yield _key("attention.value_scale", value_scale, "f32")
-    logit_scale = _either_number(kind, "output_multiplier")
+    logit_scale = _either_number(config, "output_multiplier")
     if logit_scale is not None:
         yield _key("logit_scale", logit_scale, "f32")
-    softcap = _either_number(kind, "final_logit_softcapping", positive=False)
+    softcap = _either_number(config, "final_logit_softcapping", positive=False)
     if softcap is not None and softcap > 0:
         yield _key("final_logit_softcapping", softcap, "f32")
-    scale = _either_number(kind, "input_embedding_scale")
-    if kind.layout.gemma4:
+    scale = _either_number(config, "input_embedding_scale")
+    if config.layout.gemma4:
         scale = n_embd**0.5
         yield _key("attention.scale", 1.0, "f32")
-    elif scale is None and kind.layout == Z_LAB and kind.family != "dspark":
+    elif scale is None and config.layout == Z_LAB and config.family != "dspark":
         # Not in llama.cpp's converter. These drafters were trained on what the target's embedding
         # module gives: Gemma's scales its rows, and the tensor in the target's GGUF is not scaled.
         model_type = target.string("model_type") or ""
@@ -289,25 +278,25 @@ def _scale_keys(kind: Kind, target: Fields, n_embd: int) -> Iterator[Key]:
         yield _key("embedding_scale", scale, "f32")
 
 
-def _activation_keys(kind: Kind) -> Iterator[Key]:
-    if kind.layout.gemma4:
-        value = kind.top.string("hidden_activation") or "gelu_pytorch_tanh"
+def _activation_keys(config: ConfigFields) -> Iterator[Key]:
+    if config.layout.gemma4:
+        value = config.top.string("hidden_activation") or "gelu_pytorch_tanh"
         if value != "gelu_pytorch_tanh":
-            kind.top.refuse("hidden_activation", "'gelu_pytorch_tanh' for a Gemma 4 drafter")
+            config.top.refuse("hidden_activation", "'gelu_pytorch_tanh' for a Gemma 4 drafter")
     else:
-        name = "hidden_activation" if kind.top.raw("hidden_act") is None else "hidden_act"
-        value = kind.top.string(name) or "silu"
+        name = "hidden_activation" if config.top.raw("hidden_act") is None else "hidden_act"
+        value = config.top.string(name) or "silu"
         if value not in _ACTIVATIONS:
-            kind.top.refuse(name, " or ".join(map(repr, _ACTIVATIONS)))
+            config.top.refuse(name, " or ".join(map(repr, _ACTIVATIONS)))
     if value != "silu":
         yield _key("hidden_activation", value, "str")
 
 
-def _either_number(kind: Kind, name: str, *, positive: bool = True) -> float | None:
-    value = kind.nested.number(name, positive=positive)
-    return kind.top.number(name, positive=positive) if value is None else value
+def _either_number(config: ConfigFields, name: str, *, positive: bool = True) -> float | None:
+    value = config.nested.number(name, positive=positive)
+    return config.top.number(name, positive=positive) if value is None else value
 
 
-def _either_boolean(kind: Kind, name: str) -> bool | None:
-    value = kind.top.boolean(name)
-    return kind.nested.boolean(name) if value is None else value
+def _either_boolean(config: ConfigFields, name: str) -> bool | None:
+    value = config.top.boolean(name)
+    return config.nested.boolean(name) if value is None else value

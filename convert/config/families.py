@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 from dflash_local.errors import FileError
+from dflash_local.gguf.drafter_spec import Family
 
 from .fields import Fields, shown
-
-Family = Literal["dflash", "dflash2", "dspark"]
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ _DEEPSEEK4 = (
 
 # Any other value changes what a layer computes, in a way that llama.cpp's graph of these drafters
 # does not know.
-_INERT: dict[str, tuple[Any, ...]] = {
+_WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "mlp_bias": (False,),
     "use_bias": (False,),
     "qkv_bias": (False,),
@@ -110,31 +109,34 @@ _INERT: dict[str, tuple[Any, ...]] = {
     "aux_hidden_state_scales": (),
     "quantization_config": (),
 }
-_WHY = {
-    "quantization_config": "no quantised weights: give the drafter in BF16, F16 or F32",
-}
-_MOE = (
+_EXPERTS = (
     "num_experts",
     "num_local_experts",
     "n_routed_experts",
     "moe_intermediate_size",
     "enable_moe_block",
 )
+_EXPECTED = {
+    "quantization_config": "no quantised weights: give the drafter in BF16, F16 or F32",
+    **dict.fromkeys(_EXPERTS, "none: layers with a mixture of experts are not known"),
+}
 
 
 @dataclass(frozen=True)
-class Kind:
+class ConfigFields:
     """A drafter's config with its family and layout."""
 
     family: Family
     layout: Layout
     architecture: str
-    top: Fields  # the layers' fields, of whatever layout, at the top level
-    nested: Fields  # `dflash_config`, or nothing
+    top: Fields
+    """The fields of config.json and those of the layers, wherever the layout has them."""
+    nested: Fields
+    """Those of `dflash_config`, if there is one."""
 
 
-def tell_kind(raw: object) -> Kind:
-    """The kind of drafter that the parsed config.json `raw` describes.
+def identify(raw: object) -> ConfigFields:
+    """Which drafter `raw`, a parsed config.json, describes.
 
     Raises FileError for anything else: the message says what it is, or names the field.
     """
@@ -158,9 +160,9 @@ def tell_kind(raw: object) -> Kind:
     if layout.layer_fields and (layers := fields.object(layout.layer_fields)):
         fields = Fields({**raw, **layers.values})
     nested = fields.object("dflash_config") or Fields({}, "dflash_config.")
-    kind = Kind(family, layout, architecture, fields, nested)
-    _check_inert(kind)
-    return kind
+    config = ConfigFields(family, layout, architecture, fields, nested)
+    _check_without_effect(config)
+    return config
 
 
 def _refuse_speculators(name: str) -> NoReturn:
@@ -192,13 +194,12 @@ def _refuse_architecture(architecture: str, fields: Fields) -> NoReturn:
     raise FileError(f"config.json: {what}; expected {_ACCEPTED}")
 
 
-def _check_inert(kind: Kind) -> None:
-    for fields in (kind.top, kind.nested):
-        for name, inert in _INERT.items():
+def _check_without_effect(config: ConfigFields) -> None:
+    for fields in (config.top, config.nested):
+        for name, known in _WITHOUT_EFFECT.items():
             value = fields.raw(name)
-            # `in` alone would take 0 for False
-            if value is None or any(value == item for item in inert):
+            # in Python, 0 == False
+            if value is None or any(value == item for item in known):
                 continue
-            if name in _MOE:
-                fields.refuse(name, "none: layers with a mixture of experts are not known")
-            fields.refuse(name, _WHY.get(name, f"{inert[0]!r} or none" if inert else "none"))
+            expected = f"{known[0]!r} or none" if known else "none"
+            fields.refuse(name, _EXPECTED.get(name, expected))

@@ -13,7 +13,7 @@ _SHOWN = 60  # characters of a wrong value that a message repeats
 
 
 def shown(value: object) -> str:
-    """`value` as a message repeats it: JSON-like, in one line, cut short."""
+    """`value` for a message: in one line, not long."""
     text = repr(value)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
@@ -25,7 +25,7 @@ def refuse(field: str, value: object, expected: str) -> NoReturn:
 
 @dataclass(frozen=True)
 class Fields:
-    """One JSON object of the config; null counts as left out, as in `transformers`."""
+    """One JSON object of the config. A null counts as left out, as in `transformers`."""
 
     values: Mapping[str, Any]
     prefix: str = ""  # "dflash_config." for the nested object

@@ -1,4 +1,4 @@
-"""A drafter's rotary position embedding: what of it llama.cpp can be told, and how."""
+"""A drafter's rotary position embedding (RoPE), and how to state it for llama.cpp."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _KNOWN = frozenset(
         "attn_factor",
         "extrapolation_factor",
         "truncate",
-        # Deliberately without effect. The Kimi drafters state both of these as 1, but were trained
+        # These two have no effect, on purpose. The Kimi drafters state both as 1, but were trained
         # with the usual amplitude 1 + 0.1 ln(factor), which llama.cpp uses.
         "mscale",
         "mscale_all_dim",
@@ -44,7 +44,7 @@ _TYPES: dict[str, RopeType] = {
     "yarn": "yarn",
     "llama3": "llama3",
 }
-# llama.cpp reads these of no drafter's file, and computes with these values
+# llama.cpp computes with these values and does not read them from a drafter's file
 _YARN_FIXED = {"beta_fast": 32.0, "beta_slow": 1.0, "extrapolation_factor": 1.0}
 
 
@@ -56,31 +56,31 @@ class Rope:
     theta: float | None
     head_dim: int
     n_rot: int
-    partial: bool  # a partial_rotary_factor is stated, be it 1
-    interleaved: bool  # pairs are (0, 1), (2, 3), ... and must be permuted to halves
-    sections: tuple[int, ...] = ()  # of M-RoPE, four numbers
+    partial: bool  # there is a partial_rotary_factor, even if it is 1
+    interleaved: bool  # pairs are (0, 1), (2, 3), ...: their rows are permuted to halves
+    sections: tuple[int, ...] = ()  # M-RoPE's four numbers
     factor: float | None = None
     original_context: int | None = None
     attention_factor: float | None = None
-    truncate: bool = True  # the ends of YaRN's ramp are whole dimensions
-    stated: dict[str, float] = field(default_factory=dict)  # YaRN's fields that were written down
+    truncate: bool = True  # the ends of YaRN's ramp are rounded to whole dimensions
+    stated: dict[str, float] = field(default_factory=dict)  # YaRN's fields in the config
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
 
     def frequency_factors(self) -> tuple[float, ...]:
-        """Divisors of the `head_dim / 2` frequencies (tensor `rope_freqs`), or none of them."""
+        """Divisors of the `head_dim / 2` frequencies, for the tensor `rope_freqs`; or empty."""
         if self.type == "llama3":
             return _llama3_factors(self)
         if self.type == "yarn" and not self.truncate:
             return _untruncated_factors(self)
         if self.type == "proportional":
             rotated, half = self.n_rot // 2, self.head_dim // 2
-            # so large that the angle of a dimension that is not rotated stays 0
+            # so large that the angle stays 0 in the dimensions that are not rotated
             return (1.0,) * rotated + (float(np.float32(1e30)),) * (half - rotated)
         return ()
 
     def amplitude(self) -> float | None:
-        """What llama.cpp must scale YaRN's cosines and sines by, beside 1 + 0.1 ln(factor)."""
+        """The scale of YaRN's cosines and sines on top of llama.cpp's own, 1 + 0.1 ln(factor)."""
         if self.type != "yarn" or self.attention_factor is None or self.factor is None:
             return None
         usual = 1.0 + 0.1 * math.log(self.factor) if self.factor > 1.0 else 1.0
@@ -92,7 +92,7 @@ def read_rope(top: Fields, head_dim: int, *, sliding: bool, mrope_target: bool) 
     """The RoPE that `top` (the layers' fields) states.
 
     `sliding`: some layers have a sliding window. `mrope_target`: the target uses M-RoPE, so the
-    drafter is told to rotate by the temporal position alone. Raises FileError naming the field.
+    drafter has to rotate by the temporal position alone. Raises FileError naming the field.
     """
     name = "rope_parameters" if top.raw("rope_parameters") is not None else "rope_scaling"
     fields = top.object(name) or Fields({}, f"{name}.")
@@ -123,7 +123,7 @@ def read_rope(top: Fields, head_dim: int, *, sliding: bool, mrope_target: bool) 
     truncate = rope_type != "yarn" or fields.boolean("truncate") is not False
     if not truncate and (sections or n_rot != head_dim):
         beside = "M-RoPE" if sections else "partial_rotary_factor"
-        fields.refuse("truncate", f"true or none beside {beside}: factors cannot make up for it")
+        fields.refuse("truncate", f"true or none beside {beside}: llama.cpp cannot be told")
     if not truncate and theta is not None and theta <= 1.0:
         refuse("rope_theta", theta, "more than 1 where truncate is false")
     stated = _yarn_fields(fields) if rope_type == "yarn" else {}
@@ -176,7 +176,7 @@ def read_gemma4_rope(top: Fields, head_dim: int) -> Rope:
 
 
 def _of_all_layers(fields: Fields, top: Fields, *, sliding: bool) -> Fields:
-    """The one RoPE of every layer; a drafter's file has no room for two."""
+    """The RoPE of every layer: a drafter's file can state only one."""
     full, local = fields.object("full_attention"), fields.object("sliding_attention")
     if full is None and local is None:
         name, theta = "rope_local_base_freq", top.number("rope_local_base_freq")
@@ -238,7 +238,7 @@ def _yarn_fields(fields: Fields) -> dict[str, float]:
     for name, fixed in _YARN_FIXED.items():
         value = fields.number(name, positive=False)
         if value is not None and value != fixed:
-            fields.refuse(name, f"{fixed:g} or none: llama.cpp takes no other of a drafter")
+            fields.refuse(name, f"{fixed:g} or none: llama.cpp uses that value for drafters")
     amplitude = "attention_factor" if "attention_factor" in fields.values else "attn_factor"
     names = {
         "yarn_ext_factor": "extrapolation_factor",
@@ -251,19 +251,19 @@ def _yarn_fields(fields: Fields) -> dict[str, float]:
 
 
 def _untruncated_factors(rope: Rope) -> tuple[float, ...]:
-    """What makes up for the ends of YaRN's ramp, which llama.cpp always rounds."""
+    """Factors that undo the rounding of YaRN's ramp, which llama.cpp always does."""
     rounded, exact = _yarn_shares(rope, truncate=True), _yarn_shares(rope, truncate=False)
     return tuple(float(factor) for factor in (rounded / exact).astype(np.float32))
 
 
 def _yarn_shares(rope: Rope, *, truncate: bool) -> NDArray[np.float64]:
-    """By what YaRN multiplies each of the `head_dim / 2` frequencies."""
+    """The factor by which YaRN multiplies each of the `head_dim / 2` frequencies."""
     context, theta = rope.original_context, 10000.0 if rope.theta is None else rope.theta
     if rope.factor is None or context is None:
         refuse("rope_scaling", None, "factor and original_max_position_embeddings")
 
     def dimension(rotations: float) -> float:
-        """The one that makes so many rotations within the context of the training."""
+        """The dimension that makes so many rotations within the trained context."""
         turns = context / (rotations * 2 * math.pi)
         return rope.head_dim * math.log(turns) / (2 * math.log(theta))
 

@@ -1,4 +1,4 @@
-"""What ties a drafter to its target: vocabulary, mask token, tapped layers, hidden size."""
+"""What a drafter has in common with its target: vocabulary, mask token, taps, hidden size."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dflash_local.errors import FileError
 from dflash_local.gguf.drafter_keys import MAX_LAYERS
 from dflash_local.gguf.file import GgufFile
 
-from .families import Kind
+from .families import ConfigFields
 from .fields import Fields
 
 
 @dataclass(frozen=True)
 class TargetLink:
-    """The target as the drafter's config (or, where that is silent, the target's) states it."""
+    """The target as the drafter's config states it, or else the target's own config."""
 
     n_vocab: int
     n_vocab_draft: int | None  # rows of a reduced output head
@@ -26,7 +26,7 @@ class TargetLink:
 
 
 def target_fields(target: Mapping[str, Any] | None) -> Fields:
-    """The fields of the target's language model; none where the target is not known."""
+    """The fields of the target's language model; empty if the target is not known."""
     if target is None:
         return Fields({}, "of the target: ")
     if not isinstance(target, Mapping):
@@ -37,7 +37,7 @@ def target_fields(target: Mapping[str, Any] | None) -> Fields:
 
 
 def target_facts(file: GgufFile) -> dict[str, Any]:
-    """What `read_config` asks of a target's config.json, from the target's GGUF file."""
+    """The fields of a config.json that `read_config` needs, from the target's GGUF file."""
     name = file.architecture
     facts: dict[str, Any] = {
         "model_type": name,
@@ -52,7 +52,7 @@ def target_facts(file: GgufFile) -> dict[str, Any]:
 
 
 def uses_mrope(target: Fields) -> bool:
-    """Whether positions of the target have several parts (time, height, width)."""
+    """Whether a position of the target has several parts (time, height, width)."""
     for name in ("rope_parameters", "rope_scaling"):
         rope = target.raw(name)
         if isinstance(rope, Mapping) and rope:
@@ -60,53 +60,53 @@ def uses_mrope(target: Fields) -> bool:
     return False
 
 
-def read_target_link(kind: Kind, target: Fields, n_embd: int) -> TargetLink:
+def read_target_link(config: ConfigFields, target: Fields, n_embd: int) -> TargetLink:
     """What the config states of the target. Raises FileError naming the field."""
-    for fields, name in ((kind.top, "target_hidden_size"), (target, "hidden_size")):
+    for fields, name in ((config.top, "target_hidden_size"), (target, "hidden_size")):
         if fields.integer(name) not in (None, n_embd):
             fields.refuse(name, f"the drafter's hidden_size, {n_embd}")
-    n_vocab, n_draft = _vocabulary(kind, target)
-    layers, n_layer = _taps(kind, target)
-    return TargetLink(n_vocab, n_draft, _mask_token(kind, n_vocab), layers, n_layer)
+    n_vocab, n_draft = _vocabulary(config, target)
+    layers, n_layer = _taps(config, target)
+    return TargetLink(n_vocab, n_draft, _mask_token(config, n_vocab), layers, n_layer)
 
 
-def _vocabulary(kind: Kind, target: Fields) -> tuple[int, int | None]:
-    n_vocab = kind.top.integer("vocab_size") or target.integer("vocab_size")
+def _vocabulary(config: ConfigFields, target: Fields) -> tuple[int, int | None]:
+    n_vocab = config.top.integer("vocab_size") or target.integer("vocab_size")
     if n_vocab is None:
-        kind.top.missing("vocab_size", "a whole number, here or in the target's config")
-    reduced = kind.top.integer("draft_vocab_size")
+        config.top.missing("vocab_size", "a whole number, here or in the target's config")
+    reduced = config.top.integer("draft_vocab_size")
     if reduced is not None and reduced > n_vocab:
-        kind.top.refuse("draft_vocab_size", f"at most vocab_size, {n_vocab}")
-    if reduced not in (None, n_vocab) and not kind.layout.reduces_vocabulary:
-        kind.top.refuse("draft_vocab_size", f"vocab_size, {n_vocab}, or none")
-    if kind.nested.integer("selector_vocab_size") not in (None, n_vocab):
-        kind.nested.refuse("selector_vocab_size", f"vocab_size, {n_vocab}, or none")
+        config.top.refuse("draft_vocab_size", f"at most vocab_size, {n_vocab}")
+    if reduced not in (None, n_vocab) and not config.layout.reduces_vocabulary:
+        config.top.refuse("draft_vocab_size", f"vocab_size, {n_vocab}, or none")
+    if config.nested.integer("selector_vocab_size") not in (None, n_vocab):
+        config.nested.refuse("selector_vocab_size", f"vocab_size, {n_vocab}, or none")
     return n_vocab, None if reduced == n_vocab else reduced
 
 
-def _mask_token(kind: Kind, n_vocab: int) -> int:
-    owner = kind.nested if kind.nested.raw("mask_token_id") is not None else kind.top
+def _mask_token(config: ConfigFields, n_vocab: int) -> int:
+    owner = config.nested if config.nested.raw("mask_token_id") is not None else config.top
     token = owner.integer("mask_token_id", 0)
     if token is None:
-        kind.nested.missing("mask_token_id", "the id of the mask token")
+        config.nested.missing("mask_token_id", "the id of the mask token")
     if token >= n_vocab:
         owner.refuse("mask_token_id", f"less than vocab_size, {n_vocab}")
     return token
 
 
-def _taps(kind: Kind, target: Fields) -> tuple[tuple[int, ...], int | None]:
+def _taps(config: ConfigFields, target: Fields) -> tuple[tuple[int, ...], int | None]:
     """The layers whose inputs are tapped, and how many layers the target has."""
-    # the config names the layer whose output is tapped, which is the input of the next
-    owner, name, step = kind.nested, "target_layer_ids", 1
+    # the config names the layer whose output is tapped: that is the input of the next layer
+    owner, name, step = config.nested, "target_layer_ids", 1
     if owner.raw(name) is None:
-        owner = kind.top
-        if kind.family == "dspark" and owner.raw("aux_hidden_state_layer_ids") is not None:
-            # already counted as the inputs of layers
+        owner = config.top
+        if config.family == "dspark" and owner.raw("aux_hidden_state_layer_ids") is not None:
+            # these are inputs already
             name, step = "aux_hidden_state_layer_ids", 0
     ids = owner.integers(name, 1 - step)
     if not ids:
         owner.missing(name, "the layers of the target that the drafter reads")
-    n_layer = kind.top.integer("num_target_layers") or kind.nested.integer("num_target_layers")
+    n_layer = config.top.integer("num_target_layers") or config.nested.integer("num_target_layers")
     n_layer = n_layer or target.integer("num_hidden_layers")
     if n_layer is not None and max(ids) - 1 + step >= n_layer:
         owner.refuse(name, f"layers of a target that has {n_layer}")

@@ -25,7 +25,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The tensors of a folder. Files are read when asked for, and only the bytes asked for."""
+    """The tensors of a folder. Only the bytes that are asked for are read."""
 
     folder: Path
     tensors: Mapping[str, TensorEntry] = field(repr=False)
@@ -38,8 +38,8 @@ class Checkpoint:
     ) -> Checkpoint:
         """Read and check the headers of the checkpoint in `folder`.
 
-        With `only`, the tensors of these names, and only the shards that hold them need be there.
-        Raises FileError: no safetensors, a shard missing, a malformed header, an index that lies.
+        With `only`, these tensors; the shards without them may be missing. Raises FileError: no
+        safetensors, a shard missing, a malformed header, an index that contradicts the files.
         """
         folder = Path(folder)
         names, index = _layout(folder, only)
@@ -60,7 +60,7 @@ class Checkpoint:
     def rows(self, name: str, start: int, stop: int) -> NDArray[np.float32]:
         """Rows `start` to `stop` along the first dimension, [stop - start, ...] in float32.
 
-        Of a vector these are elements, and a scalar counts as a vector of one. Raises FileError
+        The rows of a vector are its elements, and a scalar is a vector of one. Raises FileError
         when there is no such tensor, when its dtype is not F32, F16 or BF16, or on a failed read.
         """
         entry = self._entry(name)
@@ -139,7 +139,7 @@ def _layout(folder: Path, only: Collection[str] | None) -> tuple[list[str], dict
         raise unreadable(folder, error) from None
     files = [name for name in present if name.endswith(".safetensors")]
     index = read_index(folder / INDEX_NAME) if INDEX_NAME in present else None
-    # as transformers does: one whole file comes before an index of others
+    # as in transformers, one whole file comes before an index of others
     if SINGLE_NAME in files and (index is None or SINGLE_NAME not in index.values()):
         return [SINGLE_NAME], None
     if index is not None:
@@ -153,7 +153,7 @@ def _layout(folder: Path, only: Collection[str] | None) -> tuple[list[str], dict
 
 
 def _numbered(folder: Path, files: list[str], present: list[str]) -> list[str]:
-    """Shards without an index, which their names make up for."""
+    """Shards without an index: their names say how many there are."""
     if not files:
         pickles = [name for name in present if name.endswith(_PICKLES)]
         if pickles:
@@ -196,7 +196,7 @@ def _read(
     entry: TensorEntry, stored: np.dtype[np.generic], span: tuple[int, int]
 ) -> NDArray[np.generic]:
     """Elements `span[0]` to `span[1]`, as stored."""
-    # no mmap: the pages it has read count as this process's memory
+    # not by mmap, whose pages would count as this process's memory
     values = np.empty(span[1] - span[0], stored)
     room = values.view(np.uint8).data
     done = 0

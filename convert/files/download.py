@@ -1,7 +1,7 @@
-"""One file of a hub repository, in the hub client's cache. A transfer that broke goes on.
+"""One file of a hub repository, in the hub client's cache; an interrupted transfer is resumed.
 
-The client itself goes on within a call only: what it has when it is interrupted, it throws away.
-So weights are first brought to the place where it looks for finished ones, by its own transfer.
+The client resumes within one call only, and throws a part away when it is interrupted. So weights
+are first transferred, by the client's own function, to where it looks for finished files.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _CHUNK = 1 << 20
 
 
 def fetch(repo: str, name: str, commit: str) -> Path:
-    """The file `name` of `repo` at `commit`, downloaded where it is not yet.
+    """The file `name` of `repo` at `commit`, downloaded if it is not in the cache.
 
-    Raises InputError when the disk is too full or what came is not what the hub announced, and
-    the client's own errors.
+    Raises InputError when the disk is too full or the bytes are not those that the hub announced,
+    and the client's own errors.
     """
     import huggingface_hub as hub
 
@@ -40,8 +40,7 @@ def fetch(repo: str, name: str, commit: str) -> Path:
 
 
 def _fill_blob(repo: str, name: str, commit: str) -> None:
-    """Put the bytes of `name` where the client keeps them; files not named by sha256 are its own
-    business."""
+    """Put the bytes of `name` where the client keeps them, if it names the file by its sha256."""
     import huggingface_hub as hub
     from huggingface_hub import constants, file_download
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
@@ -64,7 +63,7 @@ def _fill_blob(repo: str, name: str, commit: str) -> None:
 
 
 def _complete(part: Path, url: str, repo: str, name: str, metadata: HfFileMetadata) -> None:
-    """Bring the rest of the file to `part`, and check the whole."""
+    """Transfer the rest of the file to `part`, and check all of it."""
     from huggingface_hub import file_download
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
@@ -92,14 +91,14 @@ def _complete(part: Path, url: str, repo: str, name: str, metadata: HfFileMetada
                 )
             except transfer_errors():
                 file.flush()
-                # as long as something comes, going on will get there
+                # try again as long as something arrives
                 if file.tell() <= done:
                     raise
             done = file.tell()
     if _sha256(part) != metadata.etag:
         part.unlink()
         raise InputError(
-            f"{repo}: {name} came damaged (its sha256 is not the hub's) and was removed;"
+            f"{repo}: {name} arrived damaged (its sha256 is not the hub's) and was removed;"
             " run the same command again"
         )
 
@@ -108,7 +107,7 @@ def transfer_errors() -> tuple[type[Exception], ...]:
     """What the client raises when a transfer fails: those of its HTTP library, and OSError."""
     from huggingface_hub.errors import HfHubHTTPError
 
-    # its HTTP library, which differs between versions, comes with the base class
+    # versions of the client have different HTTP libraries: this base class is the library's
     return (OSError, HfHubHTTPError.__bases__[0])
 
 

@@ -1,8 +1,9 @@
-"""`mask_embedding.pt`: the vector that some drafters put in the place of the target's mask token.
+"""`mask_embedding.pt`: the vector that some drafters use for the target's mask token.
 
 It is what `torch.save({"mask_token_id": int, "embedding": vector})` writes: a zip of a pickle and
-the bytes of the vector. A pickle is a program; here the few operations that such a file needs are
-interpreted, on plain values, and any other is refused. Nothing of the pickle is ever executed.
+the bytes of the vector. A pickle is a program. The few operations that such a file needs are
+interpreted here, on plain values, and every other is refused: nothing of the pickle is executed.
+(Python's own Unpickler, even with restricted imports, lets 9 bytes claim gigabytes.)
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def read_mask_embedding(path: Path, *, mask_token_id: int | None = None) -> NDAr
     """The vector in `path`, [hidden size], in float32.
 
     With `mask_token_id`, the file must be for this token. Raises FileError when the file is of
-    another form, and names what it would have had Python do.
+    another form, and says what it would have made Python do.
     """
     data = read_limited(path, _FILE_LIMIT)
     if not data.startswith(b"PK"):
@@ -114,7 +115,7 @@ def _members(archive: zipfile.ZipFile) -> tuple[bytes, dict[str, zipfile.ZipInfo
 
 
 def _stored(archive: zipfile.ZipFile, member: zipfile.ZipInfo, limit: int) -> bytes:
-    # torch does not compress; what is compressed may grow without end
+    # torch does not compress, and compressed data may unpack to any size
     if member.compress_type != zipfile.ZIP_STORED or member.file_size > limit:
         raise _Refused(f"{shown(member.filename)} is compressed or larger than {limit} bytes")
     return archive.read(member)
@@ -181,7 +182,7 @@ def _last(stack: list[Any], count: int) -> list[Any]:
 
 
 def _since_mark(stack: list[Any]) -> list[Any]:
-    """Take what was pushed after the last mark, and the mark, off the stack."""
+    """Pop the last mark and all that was pushed after it."""
     items: list[Any] = []
     while (item := stack.pop()) is not _MARK:
         items.append(item)

@@ -1,4 +1,4 @@
-"""Files of other people's making, read with care: bounded, and every fault in one line."""
+"""Files that others have made: reads of bounded size, and one line for each fault."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def strict_json(text: bytes) -> Any:
         return found
 
     def integer(digits: str) -> int:
-        # Python takes quadratic time over long ones
+        # Python takes quadratic time for long ones
         if len(digits) > 20:
             raise ValueError("an integer has more than 20 digits")
         return int(digits)

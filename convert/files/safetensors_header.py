@@ -1,7 +1,8 @@
-"""The header of a safetensors file, checked against the file before any of it is believed.
+"""The header of a safetensors file, checked against the file before it is used.
 
 Layout (https://huggingface.co/docs/safetensors): the header's length as 8 little-endian bytes, the
-header in JSON, the tensors' bytes without a gap to the end of the file.
+header in JSON, then the bytes of the tensors without gaps, up to the end of the file. The
+safetensors package itself gives no BF16 without torch.
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ class TensorEntry:
 
 
 def read_entries(path: Path) -> dict[str, TensorEntry]:
-    """The tensors of the safetensors file at `path`. Raises FileError, whatever the bytes are.
+    """The tensors of the safetensors file at `path`. Raises FileError for a malformed one.
 
-    Every tensor's bytes are those of its dtype and shape, and together they fill the file.
+    Each tensor has as many bytes as its dtype and shape say, and together they fill the file.
     """
     text, data_start, n_data = _read_text(path)
     try:
@@ -119,7 +120,7 @@ def _entry(path: Path, name: str, raw: object, data_start: int) -> TensorEntry:
     dtype, shape, offsets = raw.get("dtype"), raw.get("shape"), raw.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in BITS:
         fail(path, f"{tensor}: dtype {shown(dtype)} is not supported")
-    # an empty tensor's other dimensions are limited by no bytes
+    # no bytes limit the other dimensions of an empty tensor
     if not _are_sizes(shape) or math.prod(size or 1 for size in shape) >= 1 << 60:
         fail(path, f"{tensor}: shape {shown(shape)}, expected whole numbers")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
@@ -136,7 +137,7 @@ def _entry(path: Path, name: str, raw: object, data_start: int) -> TensorEntry:
 
 
 def _are_sizes(values: object) -> TypeGuard[list[int]]:
-    # more dimensions than 8 no tensor has; their product would take time without end
+    # no tensor has more than 8 dimensions, and the product of very many takes too long
     return (
         isinstance(values, list)
         and len(values) <= 8

@@ -58,12 +58,12 @@ def fetch_drafter(
     revision: str | None = None,
     accept: Callable[[Path], None] | None = None,
 ) -> Source:
-    """A drafter's config, weights, card and mask embedding, and nothing else.
+    """A drafter's config, weights, card and mask embedding.
 
-    `source` is a local folder, which comes first, or a hub id; `revision` a branch, tag or commit
-    of the latter. `accept` is given the path of a hub's config before weights are fetched, and may
-    refuse it by an InputError. Raises InputError: nothing there, no access, no network and nothing
-    cached.
+    `source` is a local folder, if there is one of that name, or a hub id; `revision` a branch, tag
+    or commit of the latter. `accept` gets the path of the config before weights are fetched from
+    the hub, and may refuse it by an InputError. Raises InputError: nothing there, no access, or no
+    network and nothing cached.
     """
     folder = _local_folder(source, revision)
     if folder is not None:
@@ -74,9 +74,9 @@ def fetch_drafter(
 
 
 def fetch_target(target: str | os.PathLike[str], *, revision: str | None = None) -> Path | Source:
-    """The path of a GGUF target as it is, or a Source with a target's config and tokenizer.
+    """The path of a GGUF target, or a Source with a target's config and tokenizer.
 
-    Weights are not fetched: `fetch_tensors` does. Raises InputError as `fetch_drafter` does.
+    Its weights are fetched by `fetch_tensors`. Raises InputError as `fetch_drafter` does.
     """
     path = Path(target)
     if path.is_file() or str(target).endswith(".gguf"):
@@ -94,7 +94,7 @@ def fetch_target(target: str | os.PathLike[str], *, revision: str | None = None)
 
 
 def fetch_tensors(source: Source, names: Collection[str]) -> Checkpoint:
-    """The tensors `names` of `source`; of a hub's, only the files that hold them are fetched.
+    """The tensors `names` of `source`; from the hub, only the files that hold them are fetched.
 
     Raises FileError when a tensor is not there, and InputError as `fetch_drafter` does.
     """
@@ -127,7 +127,7 @@ def target_hint(source: Source, config: dict[str, Any]) -> str | None:
     candidates += _CARD_TARGET.findall(_card_text(source.folder))
     base = source.card.get("base_model")
     bases = base if isinstance(base, list) else [base]
-    # a drafter trained on from another drafter names that one; of several bases none is the target
+    # a base may be another drafter, and of several bases nothing says which is the target
     bases = [name for name in bases if not re.search("dflash|dspark", str(name), re.IGNORECASE)]
     candidates += bases if len(bases) == 1 else []
     for name in candidates:
@@ -182,7 +182,7 @@ def _from_hub(
     check: Callable[[Path], object] | None,
     accept: Callable[[Path], None] | None = None,
 ) -> Source:
-    """The files that `select` yields of `repo`; `check` tells whether cached ones are complete."""
+    """The files of `repo` that `select` yields; `check` says whether cached ones are complete."""
     import huggingface_hub as hub
     from huggingface_hub import errors
 
@@ -198,7 +198,7 @@ def _from_hub(
         else:
             if CONFIG not in listed:
                 raise InputError(_no_config(repo, listed))
-            # by its branch, so that the client knows the commit when it is offline
+            # by the branch's name, so that the client finds the commit when it is offline
             config = hub.hf_hub_download(repo, CONFIG, revision=revision)
             if Path(config).parent.name != commit:
                 config = str(fetch(repo, CONFIG, commit))
@@ -232,7 +232,7 @@ def _drafter_files(repo: str, listed: list[str], commit: str) -> Iterator[str]:
     yield from (name for name in (CARD, MASK_EMBEDDING) if name in listed)
     if INDEX_NAME in listed:
         yield INDEX_NAME
-        # a repository may hold the weights of other models too
+        # the repository may hold weights of other models
         named = set(read_index(fetch(repo, INDEX_NAME, commit)).values())
         weights = [name for name in weights if name in named]
     if SINGLE_NAME in listed:
@@ -273,7 +273,7 @@ def _cached(
             check(folder)
         except FileError as incomplete:
             raise InputError(
-                f"{repo}: {_why_unreachable(error)}, and what is cached is not whole: {incomplete}"
+                f"{repo}: {_why_unreachable(error)}, and the cache is not complete: {incomplete}"
             ) from None
     return folder
 
@@ -314,17 +314,17 @@ def _one_line(repo: str, revision: str | None) -> Iterator[None]:
         if status in (401, 403):
             message = f"the hub refused the token in use ({status}): {log_in}"
         elif status == 429:
-            message = f"the hub takes no more requests for now (429): wait, or {log_in}"
+            message = f"the hub takes no more requests now (429): wait, or {log_in}"
         else:
             message = f"the hub answered {status}: try again later ({_first_line(error)})"
     except transfer_errors() as error:
         if constants.HF_HUB_OFFLINE:
-            message = f"{_why_unreachable(error)}, and not all that is needed is cached"
+            message = f"{_why_unreachable(error)}, and not everything that is needed is cached"
         elif isinstance(error, OSError) and error.errno and not isinstance(error, ConnectionError):
             cache = constants.HF_HUB_CACHE
             message = f"{error.strerror} in the cache {cache}: make room, or set HF_HOME elsewhere"
         else:
-            message = f"the transfer failed ({_first_line(error)}): run it again, and it goes on"
+            message = f"the transfer failed ({_first_line(error)}): run it again to resume it"
     else:
         return
     raise InputError(f"{repo}: {message}")
@@ -336,7 +336,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _read_card(folder: Path) -> dict[str, Any]:
-    """Front matter that cannot be read counts as none: nothing of it is needed."""
+    """The front matter, empty if it cannot be read: nothing needs it."""
     import yaml  # type: ignore[import-untyped]
 
     text = _card_text(folder)

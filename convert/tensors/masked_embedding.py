@@ -1,7 +1,7 @@
-"""The embeddings of a drafter that brings a vector for the mask token (`mask_embedding.pt`).
+"""The embeddings of a drafter with a vector of its own for the mask token (`mask_embedding.pt`).
 
-Such a drafter takes the target's embeddings with that one row replaced, as in llama.cpp's
-converter (`conversion/qwen.py`), and an output head of its own, which is the target's.
+As in llama.cpp's converter (`conversion/qwen.py`), its file gets the target's embeddings with that
+one row replaced, and the target's output head.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ROLES: dict[str, Role] = {_EMBEDDINGS: "embedding", _HEAD: "head"}
 
 @dataclass(frozen=True)
 class ReplacedRow:
-    """Rows of another source, with `vector` in the place of row `row`."""
+    """The rows of `origin`, with `vector` in place of row `row`."""
 
     origin: RowSource
     row: int
@@ -55,7 +55,7 @@ class ReplacedRow:
 
 @dataclass(frozen=True)
 class GgufRows:
-    """Rows of the matrices in a GGUF file, as f32. Only the bytes of these rows are read."""
+    """Rows of matrices in a GGUF file, as f32. Only the bytes of these rows are read."""
 
     file: GgufFile
 
@@ -76,9 +76,9 @@ class GgufRows:
 def masked_tensors(
     folder: Path, config: DraftConfig, weights: Checkpoint, target: GgufFile | Source
 ) -> Origins:
-    """Embeddings and, unless the drafter has its own, output head, for a mask embedding in
-    `folder`; nothing without one. Maps GGUF names to plans and to where their rows come from.
+    """Embeddings, and the output head unless the drafter has one, for a mask embedding in `folder`.
 
+    Maps GGUF names to plans and to where their rows come from; empty without a mask embedding.
     Raises FileError for a mask embedding or target tensors of another shape, InputError as
     `fetch_tensors` does.
     """
@@ -112,7 +112,7 @@ def _of_target(
     config: DraftConfig, target: GgufFile | Source, name: str
 ) -> tuple[TensorPlan, RowSource]:
     if isinstance(target, GgufFile):
-        # without a head of its own, the target uses its embeddings
+        # a target without an output head uses its embeddings
         stored = name if name in target.tensors else _EMBEDDINGS
         plan = _plan(config, name, stored, target.tensors[stored].shape)
         return plan, GgufRows(target)
@@ -131,7 +131,7 @@ def _of_checkpoint(config: DraftConfig, target: Source, name: str) -> tuple[Tens
             shape = tuple(reversed(weights.tensors[source].shape))
             return _plan(config, name, source, shape), weights
     raise InputError(
-        f"{MASK_EMBEDDING} replaces a row of the target's embeddings, and these cannot be had:"
+        f"{MASK_EMBEDDING} replaces a row of the target's embeddings, which cannot be read:"
         f" {faults[0]}; give the target as a GGUF file"
     )
 

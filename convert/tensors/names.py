@@ -1,4 +1,4 @@
-"""A drafter's tensors: their names and shapes in the checkpoint and in GGUF."""
+"""The names and shapes of a drafter's tensors, in the checkpoint and in GGUF."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _SINKS = ("attention_sink_bias", "sinks", "learnable_sink_param")
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """A tensor as the checkpoint should have it; `shape` with the rows' axis first."""
+class _Expected:
+    """A tensor that the checkpoint should have; in `shape` the axis of rows is first."""
 
     name: str
-    sources: tuple[str, ...]  # the names it goes by, without "model."
+    sources: tuple[str, ...]  # its possible names, without "model."
     shape: tuple[int, ...]
     role: Role
     permute_heads: int = 0
@@ -33,33 +33,33 @@ class _Wanted:
 def plan_tensors(config: DraftConfig, tensors: Mapping[str, TensorEntry]) -> list[TensorPlan]:
     """The tensors of the GGUF file, in the order in which they are written.
 
-    Raises FileError that lists the names: tensors missing or not known, shapes that are not those
-    of the config.
+    Raises FileError, with the names, for tensors that are missing or unknown, or whose shape is not
+    that of the config.
     """
     found = _by_plain_name(tensors)
     skipped = left_out(config, tensors)
     plans, missing = _computed(config), []
     used: set[str] = set()
-    for wanted in _wanted(config, found):
-        names = [source for source in wanted.sources if source in found]
+    for expected in _expected(config, found):
+        names = [source for source in expected.sources if source in found]
         if not names:
-            if not wanted.optional:
-                missing.append(wanted.sources[0])
+            if not expected.optional:
+                missing.append(expected.sources[0])
             continue
         entry = found[names[0]]
         used.add(entry.name)
         if entry.name in skipped:
             continue
-        _check_shape(entry, wanted)
-        shape = tuple(reversed(wanted.shape))
-        plan = TensorPlan(wanted.name, entry.name, shape, wanted.role, wanted.permute_heads)
+        _check_shape(entry, expected)
+        shape = tuple(reversed(expected.shape))
+        plan = TensorPlan(expected.name, entry.name, shape, expected.role, expected.permute_heads)
         plans.append(plan)
     _check_names(config, missing, [name for name in tensors if name not in used | skipped.keys()])
     return plans
 
 
 def left_out(config: DraftConfig, tensors: Mapping[str, TensorEntry]) -> dict[str, str]:
-    """Tensors of the checkpoint that the GGUF file does not hold, and why, in plain words."""
+    """The tensors of the checkpoint that the GGUF file does not hold, and why, in words."""
     found = _by_plain_name(tensors)
     reasons: dict[str, str] = {}
     if config.family == "dspark" or config.n_vocab_draft is not None:
@@ -73,9 +73,9 @@ def left_out(config: DraftConfig, tensors: Mapping[str, TensorEntry]) -> dict[st
 
 
 def absolute_ids(offsets: NDArray[np.int64], n_vocab: int) -> NDArray[np.int64]:
-    """The target's token of every row of a reduced head, from `d2t`: [rows], int64.
+    """The target's token for each row of a reduced head, from `d2t`: [rows], int64.
 
-    Raises FileError where one is outside the vocabulary, or stands twice.
+    Raises FileError when one is outside the vocabulary, or occurs twice.
     """
     ids = offsets.astype(np.int64) + np.arange(offsets.size, dtype=np.int64)
     outside = np.flatnonzero((ids < 0) | (ids >= n_vocab))
@@ -91,7 +91,7 @@ def absolute_ids(offsets: NDArray[np.int64], n_vocab: int) -> NDArray[np.int64]:
 
 
 def _by_plain_name(tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
-    """The tensors by their names without `model.`, which some checkpoints have and some not."""
+    """The tensors by their names without `model.`, with which some checkpoints begin them."""
     found: dict[str, TensorEntry] = {}
     for name, entry in tensors.items():
         plain = name.removeprefix("model.")
@@ -102,7 +102,7 @@ def _by_plain_name(tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]
 
 
 def _shared_with_target(config: DraftConfig, found: Mapping[str, TensorEntry]) -> dict[str, str]:
-    """Embeddings and output head that are taken from the target instead."""
+    """Embeddings and output head of the checkpoint, if those of the target are used instead."""
     embeddings, head = "embed_tokens.weight", "lm_head.weight"
     why = "the target's own is used"
     if config.n_vocab_draft is not None:
@@ -114,7 +114,7 @@ def _shared_with_target(config: DraftConfig, found: Mapping[str, TensorEntry]) -
         return {head: why} if shared else {}
     if head in found or config.tied_embeddings:
         return {}
-    # llama.cpp would take the embeddings for the output head, too
+    # llama.cpp would use these embeddings as the output head, too
     if config.trained_embeddings:
         raise FileError(
             "tensor lm_head.weight is missing: the drafter has embeddings of its own, which "
@@ -130,11 +130,11 @@ def _computed(config: DraftConfig) -> list[TensorPlan]:
     return [TensorPlan("rope_freqs.weight", "", (len(factors),), "rope", values=factors)]
 
 
-def _wanted(config: DraftConfig, found: Mapping[str, TensorEntry]) -> Iterator[_Wanted]:
+def _expected(config: DraftConfig, found: Mapping[str, TensorEntry]) -> Iterator[_Expected]:
     n, n_taps = config.n_embd, len(config.target_layers)
-    yield _Wanted("enc.output_norm.weight", (config.layout.fc_norm,), (n,), "norm")
-    yield _Wanted("fc.weight", (config.layout.fc,), (n, n_taps * n), "fc")
-    yield _Wanted("output_norm.weight", ("norm.weight",), (n,), "norm")
+    yield _Expected("enc.output_norm.weight", (config.layout.fc_norm,), (n,), "norm")
+    yield _Expected("fc.weight", (config.layout.fc,), (n, n_taps * n), "fc")
+    yield _Expected("output_norm.weight", ("norm.weight",), (n,), "norm")
     yield from _vocabulary(config)
     if config.selector is not None:
         yield from _selector(config, config.selector.rank)
@@ -144,35 +144,35 @@ def _wanted(config: DraftConfig, found: Mapping[str, TensorEntry]) -> Iterator[_
         yield from _layer(config, f"layers.{layer}.", f"blk.{layer}.")
 
 
-def _vocabulary(config: DraftConfig) -> Iterator[_Wanted]:
+def _vocabulary(config: DraftConfig) -> Iterator[_Expected]:
     reduced, n = config.n_vocab_draft, config.n_embd
     rows = config.n_vocab if reduced is None else reduced
-    yield _Wanted(
+    yield _Expected(
         "token_embd.weight",
         ("embed_tokens.weight",),
         (config.n_vocab, n),
         "embedding",
         optional=True,
     )
-    # a Gemma 4 drafter is made with a head of its own, or one that is its embeddings
+    # a Gemma 4 drafter has its own head, or its embeddings are the head
     needed = reduced is not None or (config.layout.gemma4 and not config.tied_embeddings)
-    yield _Wanted("output.weight", ("lm_head.weight",), (rows, n), "head", optional=not needed)
-    yield _Wanted("d2t", ("d2t",), (rows,), "ids", optional=reduced is None)
+    yield _Expected("output.weight", ("lm_head.weight",), (rows, n), "head", optional=not needed)
+    yield _Expected("d2t", ("d2t",), (rows,), "ids", optional=reduced is None)
 
 
-def _selector(config: DraftConfig, rank: int) -> Iterator[_Wanted]:
+def _selector(config: DraftConfig, rank: int) -> Iterator[_Expected]:
     prefix, shape = "candidate_selector.", (config.n_vocab, rank)
     for name, source in (
         ("selector_predecessor.weight", "predecessor_codebook"),
         ("selector_successor.weight", "successor_codebook"),
     ):
         sources = (prefix + source, f"{prefix}{source}.weight")
-        yield _Wanted(name, sources, shape, "selector")
+        yield _Expected(name, sources, shape, "selector")
     source = f"{prefix}hidden_projection.weight"
-    yield _Wanted("selector_hidden.weight", (source,), (rank, config.n_embd), "selector")
+    yield _Expected("selector_hidden.weight", (source,), (rank, config.n_embd), "selector")
 
 
-def _markov(config: DraftConfig, found: Mapping[str, TensorEntry]) -> Iterator[_Wanted]:
+def _markov(config: DraftConfig, found: Mapping[str, TensorEntry]) -> Iterator[_Expected]:
     first, second = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
     rank = config.markov.rank if config.markov is not None else None
     if rank is None:
@@ -180,8 +180,8 @@ def _markov(config: DraftConfig, found: Mapping[str, TensorEntry]) -> Iterator[_
         rank = entry.shape[1] if entry is not None and len(entry.shape) == 2 else 1
     reduced = config.n_vocab_draft
     rows = config.n_vocab if reduced is None else reduced
-    yield _Wanted("markov_w1.weight", (first,), (config.n_vocab, rank), "markov")
-    yield _Wanted("markov_w2.weight", (second,), (rows, rank), "markov")
+    yield _Expected("markov_w1.weight", (first,), (config.n_vocab, rank), "markov")
+    yield _Expected("markov_w2.weight", (second,), (rows, rank), "markov")
     optional = config.states_confidence is not True
     heads = ["confidence_head.proj", "confidence_proj"]
     if config.layout.gemma4:
@@ -189,21 +189,21 @@ def _markov(config: DraftConfig, found: Mapping[str, TensorEntry]) -> Iterator[_
     for part, shape in (("weight", (1, config.n_embd + rank)), ("bias", (1,))):
         sources = tuple(f"{head}.{part}" for head in heads)
         missable = optional or part == "bias"
-        yield _Wanted(f"conf_proj.{part}", sources, shape, "confidence", optional=missable)
+        yield _Expected(f"conf_proj.{part}", sources, shape, "confidence", optional=missable)
 
 
-def _layer(config: DraftConfig, source: str, name: str) -> Iterator[_Wanted]:
-    n, n_ff, head_dim = config.n_embd, config.n_ff, config.head_dim
-    n_q, n_kv = config.n_head * head_dim, config.n_head_kv * head_dim
+def _layer(config: DraftConfig, source: str, name: str) -> Iterator[_Expected]:
+    n, n_ff, attention = config.n_embd, config.n_ff, config.attention
+    n_q, n_kv, head_dim = attention.n_q, attention.n_kv, attention.head_dim
     gemma4 = config.layout.gemma4
     q_heads, kv_heads, one = (
-        (config.n_head, config.n_head_kv, 1) if config.rope.interleaved else (0, 0, 0)
+        (attention.n_head, attention.n_head_kv, 1) if config.rope.interleaved else (0, 0, 0)
     )
 
     def want(
         target: str, origin: str, shape: tuple[int, ...], role: Role, permute: int = 0
-    ) -> _Wanted:
-        return _Wanted(
+    ) -> _Expected:
+        return _Expected(
             f"{name}{target}.weight", (f"{source}{origin}.weight",), shape, role, permute
         )
 
@@ -215,16 +215,16 @@ def _layer(config: DraftConfig, source: str, name: str) -> Iterator[_Wanted]:
     yield want("attn_output", "self_attn.o_proj", (n, n_q), "matrix")
     yield want("attn_q_norm", "self_attn.q_norm", (head_dim,), "norm", one)
     yield want("attn_k_norm", "self_attn.k_norm", (head_dim,), "norm", one)
-    if config.attention.bias:
+    if attention.bias:
         yield from _biases(config, source, name, (q_heads, kv_heads))
     else:
-        yield _sinks(config, source, name)  # nothing runs both
+        yield _sinks(config, source, name)  # nothing runs sinks and biases
     if gemma4:
         yield want("post_attention_norm", "post_attention_layernorm", (n,), "norm")
         yield want("ffn_norm", "pre_feedforward_layernorm", (n,), "norm")
         yield want("post_ffw_norm", "post_feedforward_layernorm", (n,), "norm")
         scalar = (f"{source}layer_scalar", f"{source}layer_scalar.weight")
-        yield _Wanted(f"{name}layer_output_scale.weight", scalar, (1,), "scale")
+        yield _Expected(f"{name}layer_output_scale.weight", scalar, (1,), "scale")
     else:
         yield want("ffn_norm", "post_attention_layernorm", (n,), "norm")
     yield want("ffn_gate", "mlp.gate_proj", (n_ff, n), "matrix")
@@ -236,9 +236,9 @@ def _layer(config: DraftConfig, source: str, name: str) -> Iterator[_Wanted]:
 
 def _biases(
     config: DraftConfig, source: str, name: str, heads: tuple[int, int]
-) -> Iterator[_Wanted]:
-    """`heads` of queries and of keys whose rows are permuted, as those of the weights are."""
-    n_q, n_kv = config.n_head * config.head_dim, config.n_head_kv * config.head_dim
+) -> Iterator[_Expected]:
+    """`heads`: of queries and of keys, whose rows are permuted like those of the weights."""
+    n_q, n_kv = config.attention.n_q, config.attention.n_kv
     for target, origin, width, permute in (
         ("attn_q", "q_proj", n_q, heads[0]),
         ("attn_k", "k_proj", n_kv, heads[1]),
@@ -246,21 +246,21 @@ def _biases(
         ("attn_output", "o_proj", config.n_embd, 0),
     ):
         sources = (f"{source}self_attn.{origin}.bias",)
-        yield _Wanted(f"{name}{target}.bias", sources, (width,), "bias", permute)
+        yield _Expected(f"{name}{target}.bias", sources, (width,), "bias", permute)
 
 
-def _sinks(config: DraftConfig, source: str, name: str) -> _Wanted:
+def _sinks(config: DraftConfig, source: str, name: str) -> _Expected:
     stems = [f"{source}self_attn.{stem}" for stem in _SINKS]
-    return _Wanted(
+    return _Expected(
         f"{name}attn_sinks.weight",
         tuple(stem + end for stem in stems for end in ("", ".weight")),
-        (config.n_head,),
+        (config.attention.n_head,),
         "sinks",
         optional=config.states_sinks is not True,
     )
 
 
-def _convolutions(config: DraftConfig, source: str, name: str) -> Iterator[_Wanted]:
+def _convolutions(config: DraftConfig, source: str, name: str) -> Iterator[_Expected]:
     selector = config.selector
     if selector is None:
         return
@@ -269,17 +269,17 @@ def _convolutions(config: DraftConfig, source: str, name: str) -> Iterator[_Want
     for target, origin in (("attn_conv", "attention_conv"), ("ffn_conv", "mlp_conv")):
         base = f"{source}{origin}.base_kernel"
         shape = (2, kernel, config.n_embd)
-        yield _Wanted(f"{name}{target}_base", (base,), shape, "conv")
+        yield _Expected(f"{name}{target}_base", (base,), shape, "conv")
         projection = f"{source}{origin}.kernel_projection.weight"
-        yield _Wanted(f"{name}{target}_proj.weight", (projection,), projected, "conv")
+        yield _Expected(f"{name}{target}_proj.weight", (projection,), projected, "conv")
 
 
-def _check_shape(entry: TensorEntry, wanted: _Wanted) -> None:
-    scalar = wanted.role == "scale" and entry.n_elements == 1
-    if entry.shape != wanted.shape and not scalar:
+def _check_shape(entry: TensorEntry, expected: _Expected) -> None:
+    scalar = expected.role == "scale" and entry.n_elements == 1
+    if entry.shape != expected.shape and not scalar:
         raise FileError(
             f"tensor {entry.name!r} has the shape {list(entry.shape)}, expected "
-            f"{list(wanted.shape)} from config.json"
+            f"{list(expected.shape)} from config.json"
         )
 
 

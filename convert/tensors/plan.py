@@ -16,17 +16,17 @@ Role = Literal[
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """One tensor of the GGUF file and how it comes from the checkpoint.
+    """One tensor of the GGUF file, and how it is made from the checkpoint.
 
-    `shape` is in ggml's order: ne0, the length of a row, first. A checkpoint's rows (along its
-    first axis) stay as they are, except where one of the fields below says so.
+    `shape` is in ggml's order: ne0, the length of a row, first. The checkpoint's rows (along its
+    first axis) stay as they are, unless one of the fields below says otherwise.
     """
 
     name: str
-    source: str  # as the checkpoint names it; empty for a tensor that is computed
+    source: str  # its name in the checkpoint; empty for a tensor that is computed
     shape: tuple[int, ...]
     role: Role
-    permute_heads: int = 0  # rows are pairs of interleaved RoPE, in so many heads
+    permute_heads: int = 0  # so many heads, whose rows are interleaved pairs of RoPE
     values: tuple[float, ...] = ()  # of a tensor that is computed
 
     @property
@@ -36,7 +36,7 @@ class TensorPlan:
 
 
 class RowSource(Protocol):
-    """What is asked of a checkpoint: rows along a tensor's first axis (elements of a vector)."""
+    """Gives rows along a tensor's first axis; of a vector, its elements."""
 
     def rows(self, name: str, start: int, stop: int) -> NDArray[np.float32]: ...
 
@@ -44,8 +44,7 @@ class RowSource(Protocol):
 def planned_rows(source: RowSource, plan: TensorPlan, start: int, stop: int) -> NDArray[np.float32]:
     """Rows `start` to `stop` of the GGUF tensor: [stop - start, ne0], float32.
 
-    A vector is one row. Reads only the rows asked for, and the rest of the heads that they lie in
-    where heads are permuted.
+    A vector is one row. Only these rows are read; if heads are permuted, all rows of their heads.
     """
     width = plan.shape[0]
     if plan.values:
@@ -57,7 +56,7 @@ def planned_rows(source: RowSource, plan: TensorPlan, start: int, stop: int) -> 
         return vector[np.newaxis][start:stop]
     if len(plan.shape) == 2:
         return _matrix_rows(source, plan, start, stop)
-    # an outer index of the checkpoint holds several rows
+    # one index of the checkpoint's first axis holds several rows
     inner = plan.n_rows // plan.shape[-1]
     first, last = start // inner, -(-stop // inner)
     block = source.rows(plan.source, first, last).reshape(-1, width)
@@ -75,6 +74,6 @@ def _matrix_rows(source: RowSource, plan: TensorPlan, start: int, stop: int) -> 
 
 
 def _halves(head: int, n_heads: int) -> NDArray[np.intp]:
-    """Of every head, the even rows and then the odd ones: interleaved pairs become halves."""
+    """For every head the even rows, then the odd ones: interleaved pairs become halves."""
     rows: NDArray[np.intp] = np.arange(head * n_heads, dtype=np.intp)
     return np.ascontiguousarray(rows.reshape(n_heads, head // 2, 2).transpose(0, 2, 1)).ravel()

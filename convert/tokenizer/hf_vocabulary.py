@@ -1,8 +1,7 @@
 """A target's vocabulary from its Hugging Face files, as llama.cpp's converter stores it.
 
-The `gguf` package reads special tokens, merges and the chat template; the tokens, their types and
-the pre-tokenizer's name are read here, since that package leaves them to the `transformers` library
-and to its caller.
+The `gguf` package reads special tokens, merges and the chat template. The tokens, their types and
+the name of the pre-tokenizer are read here: that package leaves them to its caller.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from dflash_local.gguf.vocabulary import vocabulary_fault
 from ..files.reading import read_json
 from ..key import KINDS, Key
 from . import tiktoken_ranks
-from .pretokenizers import Family, check_pattern, family_of
+from .pretokenizers import TokenizerFamily, check_pattern, family_of
 
 TOKENIZER_LIMIT = 1 << 27
 """Bytes of a tokenizer's file."""
 
-_RESERVED_TOKENS = 256  # after the ranks of tiktoken.model, in Kimi's tokenization
-_SCORE = -1000.0  # of every token without a score of its own
+_RESERVED_TOKENS = 256  # after the ranks of Kimi's tiktoken.model
+_SCORE = -1000.0  # of a token without a score
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-# Gemma 4's control tokens that a chat parser must see in the output
+# Gemma 4's control tokens that a chat parser needs in the output
 _VISIBLE = frozenset(
     (
         "<|channel>",
@@ -55,13 +54,13 @@ class _Added:
 
 @dataclass(frozen=True)
 class _Files:
-    """The parsed files of a tokenizer; `tokenizer` is empty where there is no tokenizer.json."""
+    """The parsed files of a tokenizer; `tokenizer` is empty if there is no tokenizer.json."""
 
     folder: Path
     n_vocab: int
     tokenizer: dict[str, Any]
     settings: dict[str, Any]
-    """tokenizer_config.json; empty where there is none."""
+    """tokenizer_config.json; empty if there is none."""
 
     def fail(self, file: str, message: str) -> FileError:
         return FileError(f"{self.folder / file}: {message}")
@@ -70,8 +69,8 @@ class _Files:
 def read_vocabulary(folder: Path, n_vocab: int) -> list[Key]:
     """The `tokenizer.*` keys of the model in `folder`, with `n_vocab` tokens.
 
-    Ids that no token has are filled with unused ones. Raises FileError for files that are missing
-    or wrong, and for families that are not in the table.
+    Ids without a token are filled with unused tokens. Raises FileError for files that are missing
+    or wrong, and for unknown families.
     """
     config = _json(folder / "config.json")
     family = family_of(config, str(folder / "config.json"))
@@ -104,7 +103,7 @@ def read_vocabulary(folder: Path, n_vocab: int) -> list[Key]:
 
 
 def _check(keys: list[Key], folder: Path) -> None:
-    """Refuse what GGUF cannot hold, or llama.cpp would abort on."""
+    """Refuse what GGUF cannot hold, and what llama.cpp would abort on."""
     for key in keys:
         values = key.value if isinstance(key.value, (list, tuple)) else [key.value]
         try:
@@ -133,7 +132,7 @@ def _json(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
     return read_json(path, TOKENIZER_LIMIT, strict=False)
 
 
-def _add_bpe(writer: gguf.GGUFWriter, files: _Files, family: Family) -> None:
+def _add_bpe(writer: gguf.GGUFWriter, files: _Files, family: TokenizerFamily) -> None:
     check_pattern(
         family, files.tokenizer.get("pre_tokenizer"), str(files.folder / "tokenizer.json")
     )
@@ -167,7 +166,7 @@ def _add_bpe(writer: gguf.GGUFWriter, files: _Files, family: Family) -> None:
     special.add_to_gguf(writer, quiet=True)
 
 
-def _add_ranks(writer: gguf.GGUFWriter, files: _Files, family: Family) -> None:
+def _add_ranks(writer: gguf.GGUFWriter, files: _Files, family: TokenizerFamily) -> None:
     ranks = tiktoken_ranks.read_ranks(files.folder / "tiktoken.model")
     named = {number: token.text for number, token in _configured_tokens(files)}
     texts = [""] * len(ranks)
@@ -243,7 +242,7 @@ def _model_vocabulary(files: _Files) -> dict[str, int]:
 
 
 def _added_tokens(files: _Files, vocabulary: dict[str, int]) -> dict[int, _Added]:
-    """Id to added token: tokenizer.json's, then what tokenizer_config.json says of them."""
+    """Id to added token, by tokenizer.json and then by tokenizer_config.json."""
     ids = dict(vocabulary)
     texts = {token: text for text, token in vocabulary.items()}
     added: dict[int, _Added] = {}
@@ -323,7 +322,7 @@ def _added_token(token: _Added, letters: dict[str, int] | None) -> tuple[str, To
 
 
 def _looks_special(text: str) -> bool:
-    """Some models mark control tokens as not special."""
+    """Some models do not mark their control tokens as special."""
     return (
         text in _LOOK_SPECIAL
         or (text.startswith("<|") and text.endswith("|>"))
@@ -364,7 +363,7 @@ def _special_tokens(files: _Files, *, load_merges: bool) -> gguf.SpecialVocab:
     except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise FileError(f"{files.folder}: its tokenizer files cannot be read: {error!r}") from None
     if any(step.get("type") == "ByteLevel" for step in _post_processors(files)):
-        # adds nothing by itself, which newer versions of the package than ours also say
+        # this step adds no tokens, which our version of the package does not know
         special.add_special_token.setdefault("bos", False)
         special.add_special_token.setdefault("eos", False)
     return special

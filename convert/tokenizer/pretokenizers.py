@@ -1,8 +1,8 @@
 """Which tokenizer a target has, by the model family that its config names.
 
-GGUF names the pattern that splits a text before its words are merged (`tokenizer.ggml.pre`); HF
-files hold the pattern itself. The names and patterns are those of `src/llama-vocab.cpp`, the roles
-of special tokens those that llama.cpp's converter gives each family.
+A text is split by a pattern before its parts are merged to tokens. GGUF stores a name of the
+pattern (`tokenizer.ggml.pre`), HF files the pattern itself. Names and patterns are those of
+`src/llama-vocab.cpp`, the roles of special tokens those of llama.cpp's converter.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _GPT_4O = (
 
 
 @dataclass(frozen=True)
-class Family:
-    """How the tokenizer of a family of models is stored."""
+class TokenizerFamily:
+    """How the tokenizers of a family of models are stored."""
 
     layout: Literal["bpe", "ranks", "gemma4"]
     """tokenizer.json over bytes; tiktoken.model; tokenizer.json over characters."""
     pre: str = ""
     pattern: str = ""
-    """The only pattern that `pre` stands for; empty where tokenizer.json has none."""
+    """The pattern that `pre` names; empty if tokenizer.json has none."""
     roles: Mapping[str, str] = field(default_factory=dict)
-    """Tokens that take a role (`bos`, `eot`, ...) which the files leave open."""
+    """Tokens for the roles (`bos`, `eot`, ...) that the files leave open."""
 
 
 _GLM_ROLES = {
@@ -55,14 +55,14 @@ _GLM_ROLES = {
     "eom": "<|observation|>",
 }
 
-_QWEN2_FAMILY = Family("bpe", "qwen2", _QWEN2)
-_QWEN35_FAMILY = Family("bpe", "qwen35", _QWEN35)
-_GLM4_FAMILY = Family("bpe", "glm4", _LLAMA3, _GLM_ROLES)
-_KIMI_FAMILY = Family("ranks", "kimi-k2")
-_GEMMA4_FAMILY = Family("gemma4")
+_QWEN2_FAMILY = TokenizerFamily("bpe", "qwen2", _QWEN2)
+_QWEN35_FAMILY = TokenizerFamily("bpe", "qwen35", _QWEN35)
+_GLM4_FAMILY = TokenizerFamily("bpe", "glm4", _LLAMA3, _GLM_ROLES)
+_KIMI_FAMILY = TokenizerFamily("ranks", "kimi-k2")
+_GEMMA4_FAMILY = TokenizerFamily("gemma4")
 
 # by `model_type` of config.json
-FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, TokenizerFamily] = {
     "qwen2": _QWEN2_FAMILY,
     "qwen3": _QWEN2_FAMILY,
     "qwen3_moe": _QWEN2_FAMILY,
@@ -71,8 +71,8 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5_text": _QWEN35_FAMILY,
     "qwen3_5_moe": _QWEN35_FAMILY,
     "qwen3_5_moe_text": _QWEN35_FAMILY,
-    "llama": Family("bpe", "llama-bpe", _LLAMA3),
-    "gpt_oss": Family("bpe", "gpt-4o", _GPT_4O),
+    "llama": TokenizerFamily("bpe", "llama-bpe", _LLAMA3),
+    "gpt_oss": TokenizerFamily("bpe", "gpt-4o", _GPT_4O),
     "glm4_moe": _GLM4_FAMILY,
     "glm4_moe_lite": _GLM4_FAMILY,
     "kimi_k2": _KIMI_FAMILY,
@@ -83,11 +83,11 @@ FAMILIES: dict[str, Family] = {
     "gemma4_unified_text": _GEMMA4_FAMILY,
 }
 
-_INSTEAD = "give the target as a GGUF file, whose tokenizer is copied as it is"
+_INSTEAD = "give the target as a GGUF file, whose tokenizer is copied"
 
 
-def family_of(config: Mapping[str, Any], where: str) -> Family:
-    """The family of a target's config.json, at `where`. Raises FileError if it is not known."""
+def family_of(config: Mapping[str, Any], where: str) -> TokenizerFamily:
+    """The family of a target by its config.json, at `where`. Raises FileError if it is unknown."""
     text_config = config.get("text_config")
     names = [config.get("model_type")]
     if isinstance(text_config, dict):
@@ -101,11 +101,8 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
     )
 
 
-def check_pattern(family: Family, pre_tokenizer: object, where: str) -> None:
-    """Refuse a tokenizer.json, at `where`, that splits texts in another way than its family.
-
-    Raises FileError.
-    """
+def check_pattern(family: TokenizerFamily, pre_tokenizer: object, where: str) -> None:
+    """Raise FileError if a tokenizer.json, at `where`, does not split texts as its family does."""
     if not family.pattern:
         return
     patterns = _patterns(pre_tokenizer)

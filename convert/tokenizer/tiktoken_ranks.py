@@ -1,7 +1,7 @@
 """Vocabularies that are stored as ranks of byte strings (`tiktoken.model`), without merges.
 
-What follows from the ranks is the same as in llama.cpp's converter: `QwenModel.bpe` of
-`conversion/qwen.py`, and `set_vocab` of `conversion/deepseek.py`.
+The merges are made from the ranks as in llama.cpp's converter (`QwenModel.bpe` of
+`conversion/qwen.py`, `set_vocab` of `conversion/deepseek.py`).
 """
 
 from __future__ import annotations

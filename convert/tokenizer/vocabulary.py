@@ -1,7 +1,7 @@
 """The tokenizer keys of a drafter's GGUF file: those of its target.
 
-A GGUF target's are copied as they are. From Hugging Face files they are built as llama.cpp's
-converter builds them (`conversion/base.py`), so that drafter and target agree to the last token.
+Those of a GGUF target are copied. From Hugging Face files they are made as in llama.cpp's converter
+(`conversion/base.py`), so that drafter and target agree in every token.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _MASK = "tokenizer.ggml.mask_token_id"
 
 
 def tokenizer_keys(target: GgufFile | Source, *, n_vocab: int, mask_token_id: int) -> list[Key]:
-    """All `tokenizer.*` keys for a drafter of `target`, the mask token's among them.
+    """All `tokenizer.*` keys for a drafter of `target`, with that of the mask token.
 
-    `n_vocab`: tokens that the drafter is for. From HF files the vocabulary is filled up to it;
-    raises InputError if a GGUF target has another number of tokens, or if the mask token is none
-    of them, and FileError if the files cannot be read or are of a family that is not known.
+    `n_vocab`: how many tokens the drafter is for; a vocabulary from HF files is filled up to it.
+    Raises InputError if a GGUF target has another number of tokens, or if the mask token is not one
+    of them, and FileError if the files cannot be read or are of an unknown family.
     """
     if not 0 <= mask_token_id < n_vocab:
         raise InputError(
-            f"the mask token has id {mask_token_id}, and the vocabulary ends at {n_vocab - 1}; "
-            "the drafter's config.json is at odds with itself"
+            f"the mask token has id {mask_token_id}, and the vocabulary ends at {n_vocab - 1}: "
+            "the drafter's config.json contradicts itself"
         )
     if isinstance(target, GgufFile):
         keys = _copied(target, n_vocab)
@@ -56,7 +56,7 @@ def _copied(target: GgufFile, n_vocab: int) -> list[Key]:
     return [
         _copy(name, target)
         for name, value in target.metadata.items()
-        # an empty array says nothing, and GGUF writers refuse it
+        # GGUF writers refuse an empty array, which says nothing
         if name.startswith(_PREFIX) and value != []
     ]
 

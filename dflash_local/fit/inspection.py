@@ -15,7 +15,7 @@ from gguf import LlamaFileType
 from dflash_local.fit.architectures import RECURRENT_ARCHITECTURES, TAPPED_ARCHITECTURES
 from dflash_local.fit.pairing import check_target
 from dflash_local.gguf.drafter_keys import read_drafter
-from dflash_local.gguf.drafter_spec import Kind, RopeSpec, Runner
+from dflash_local.gguf.drafter_spec import Family, RopeSpec, Runner
 from dflash_local.gguf.file import GgufFile
 
 _DRAFTER = "dflash"
@@ -100,7 +100,7 @@ class DrafterReport:
     """A drafter, as its own file describes it."""
 
     file: FileFacts
-    family: Kind
+    family: Family
     runs_on: Runner
     because: tuple[str, ...]
     """What the fused graph does not know; empty for a drafter that it runs."""
@@ -188,7 +188,7 @@ def inspect_drafter(file: GgufFile, *, target: GgufFile | None = None) -> Drafte
     )
     return DrafterReport(
         file=_facts(file),
-        family=spec.kind,
+        family=spec.family,
         runs_on=spec.runs_on,
         because=spec.beyond_fused,
         llama_cpp_loads=not spec.attention_bias,

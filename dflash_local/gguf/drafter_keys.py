@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from dflash_local.gguf.drafter_spec import DrafterSpec, Kind, RopeSpec, ScaleSpec, SelectorSpec
+from dflash_local.gguf.drafter_spec import DrafterSpec, Family, RopeSpec, ScaleSpec, SelectorSpec
 from dflash_local.gguf.drafter_tensors import (
     D2T,
     MARKOV,
     beyond_fused,
     check_tensors,
+    family_of,
     first_bias,
-    kind_of,
 )
 from dflash_local.gguf.file import GgufFile
 
@@ -37,12 +37,12 @@ def read_drafter(file: GgufFile, *, n_vocab: int | None = None) -> DrafterSpec:
             f"general.architecture is {file.architecture!r}, expected 'dflash'; "
             "give a DFlash drafter as the draft model, the model itself as the target"
         )
-    spec = _from_keys(file, kind_of(file), file.n_vocab or n_vocab)
+    spec = _from_keys(file, family_of(file), file.n_vocab or n_vocab)
     check_tensors(file, spec)
     return spec
 
 
-def _from_keys(file: GgufFile, kind: Kind, n_vocab: int | None) -> DrafterSpec:
+def _from_keys(file: GgufFile, family: Family, n_vocab: int | None) -> DrafterSpec:
     n_layer = _count(file, "dflash.block_count", 1, MAX_LAYERS)
     n_embd = _count(file, "dflash.embedding_length", 1, MAX_EXTENT)
     n_head = _count(file, "dflash.attention.head_count", 1, MAX_EXTENT)
@@ -66,14 +66,14 @@ def _from_keys(file: GgufFile, kind: Kind, n_vocab: int | None) -> DrafterSpec:
         )
     causal = file.optional("dflash.attention.causal", bool, False)
     window, sliding_layers = _sliding(file, n_layer)
-    beyond, bias = tuple(beyond_fused(file, kind, causal=causal)), first_bias(file)
+    beyond, bias = tuple(beyond_fused(file, family, causal=causal)), first_bias(file)
     if beyond and bias is not None:
         file.fail(
             f"tensor {bias} is known to the fused draft graph alone, and {beyond[0]} to llama.cpp "
             "alone, so nothing runs this drafter; use another one, or none"
         )
     return DrafterSpec(
-        kind=kind,
+        family=family,
         beyond_fused=beyond,
         block_size=_block_size(file),
         target_layers=_target_layers(file),
@@ -93,11 +93,11 @@ def _from_keys(file: GgufFile, kind: Kind, n_vocab: int | None) -> DrafterSpec:
         n_vocab_draft=_rows(file, D2T, n_vocab),
         causal=causal,
         attention_bias=bias is not None,
-        selector=_selector(file, n_embd, n_vocab) if kind == "dflash2" else None,
-        markov_rank=_rows(file, MARKOV, 0) if kind == "dspark" else 0,
+        selector=_selector(file, n_embd, n_vocab) if family == "dflash2" else None,
+        markov_rank=_rows(file, MARKOV, 0) if family == "dspark" else 0,
         # as llama.cpp reads a missing key
         sample_from_anchor=file.optional("dflash.sample_from_anchor", bool, True)
-        if kind == "dspark"
+        if family == "dspark"
         else False,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["dflash", "dflash2", "dspark"]
+Family = Literal["dflash", "dflash2", "dspark"]
 Runner = Literal["fused", "llama.cpp"]
 
 LLAMA_CPP_ROWS = 128
@@ -64,7 +64,7 @@ class SelectorSpec:
 class DrafterSpec:
     """The shape of a drafter, from which that of each of its tensors follows."""
 
-    kind: Kind
+    family: Family
     beyond_fused: tuple[str, ...]
     """What the fused graph does not know of it, in words; empty for a drafter that it runs."""
     block_size: int

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from dflash_local.errors import FileError
-from dflash_local.gguf.drafter_spec import DrafterSpec, Kind
+from dflash_local.gguf.drafter_spec import DrafterSpec, Family
 from dflash_local.gguf.file import GgufFile, TensorInfo
 
 Shape = tuple[int, ...]
@@ -38,7 +38,7 @@ _HYPER_CONNECTIONS = re.compile(r"^output_hc_|\.hc_")
 _NOT_MULTIPLIED = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
 
 
-def kind_of(file: GgufFile) -> Kind:
+def family_of(file: GgufFile) -> Family:
     """The family, by the heads on top. Raises FileError for tensors of none that we know."""
     unknown = [name for name in file.tensors if not _KNOWN.fullmatch(name)]
     if unknown:
@@ -65,11 +65,11 @@ def first_bias(file: GgufFile) -> str | None:
     return next((name for name in file.tensors if _BIAS.fullmatch(name)), None)
 
 
-def beyond_fused(file: GgufFile, kind: Kind, *, causal: bool) -> Iterator[str]:
+def beyond_fused(file: GgufFile, family: Family, *, causal: bool) -> Iterator[str]:
     """What the fused graph does not know of this drafter and llama.cpp does, in words."""
-    if kind == "dflash2":
+    if family == "dflash2":
         yield "the path selector and convolutions of DFlash 2"
-    if kind == "dspark":
+    if family == "dspark":
         yield "the Markov head of DSpark"
     if D2T in file.tensors:
         yield f"a reduced vocabulary of {file.tensors[D2T].shape[0]} tokens"
@@ -94,9 +94,9 @@ def check_tensors(file: GgufFile, spec: DrafterSpec) -> None:
     if _lacks_values(file):
         for layer in range(spec.n_layer):
             del required[f"blk.{layer}.attn_v.weight"]
-    if spec.kind == "dflash2":
+    if spec.family == "dflash2":
         required |= _selector_shapes(spec)
-    if spec.kind == "dspark":
+    if spec.family == "dspark":
         markov, confidence = _markov_shapes(spec)
         required |= markov
         optional |= confidence
@@ -124,10 +124,10 @@ def check_tensors(file: GgufFile, spec: DrafterSpec) -> None:
 
 def _misplaced(name: str, spec: DrafterSpec) -> str:
     if re.match(rf"blk\.({'|'.join(map(str, range(spec.n_layer)))})\.", name):
-        return f"tensor {name} belongs to another family than the rest, {spec.kind}"
+        return f"tensor {name} belongs to another family than the rest, {spec.family}"
     if name.startswith("blk."):
         return f"tensor {name} is beyond dflash.block_count {spec.n_layer}"
-    return f"tensor {name} has no place in a drafter of the family {spec.kind}"
+    return f"tensor {name} has no place in a drafter of the family {spec.family}"
 
 
 def _type_fault(tensor: TensorInfo) -> str:

@@ -12,6 +12,7 @@ from server_process import EXACT, ServerProcess, serving
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+
     from visit import Visit
 
 CHROMIUM = os.environ.get("DFLASH_LOCAL_BROWSER")

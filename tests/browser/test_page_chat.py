@@ -6,9 +6,9 @@ import time
 
 import httpx
 from playwright.sync_api import Browser, expect
-from visit import CHAT, KEY, Visit, visiting
 
 from server_process import ServerProcess
+from visit import CHAT, KEY, Visit, visiting
 
 LONG = {"ignore_eos": True, "max_tokens": None}
 

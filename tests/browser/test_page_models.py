@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, expect
-from visit import Visit, visiting
 
 from server_process import ServerProcess, serving
+from visit import Visit, visiting
 
 BRIEF = {"max_tokens": 32, "temperature": 0}
 LOADING = "this model is loaded with the first message to it"

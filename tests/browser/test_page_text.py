@@ -7,6 +7,7 @@ import re
 
 import pytest
 from playwright.sync_api import expect
+
 from visit import Visit
 
 HOSTILE = """<img src=x onerror="window.hit=1"> <script>window.hit=2</script>

@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 from playwright.sync_api import Browser, expect
-from visit import Visit, visiting
 
 from server_process import ServerProcess
+from visit import Visit, visiting
 
 WIDE = "Look:\n\n```text\n" + "x" * 300 + "\n```\n\n|" + "|".join(["column"] * 20) + "|\n|"
 WIDE += "|".join(["---"] * 20) + "|\n\n" + "y" * 300

@@ -44,7 +44,7 @@ def test_the_fused_graph_runs_it(biases: tuple[str, ...], target: Target, tmp_pa
     path = write_drafter(tmp_path / "drafter.gguf", target.path, biases=biases)
     for file in (path, changed(path, tmp_path / "some.gguf", tensors=_without_those_of_layer_1)):
         spec = read(file)
-        assert (spec.kind, spec.runs_on, spec.attention_bias) == ("dflash", "fused", True)
+        assert (spec.family, spec.runs_on, spec.attention_bias) == ("dflash", "fused", True)
         drafter = open_drafter(file, target, spec, n_seq=1, n_ctx=64)
         assert isinstance(drafter, FusedDrafter)
         drafter.close()

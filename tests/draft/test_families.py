@@ -72,9 +72,9 @@ def test_the_file_decides_what_runs_it(
     assert spec.runs_on == ("fused" if fused else "llama.cpp")
     assert isinstance(drafter, FusedDrafter if fused else LlamaDrafter)
     kind = "dspark" if "markov" in options else "dflash2" if "selector" in options else "dflash"
-    assert spec.kind == kind
+    assert spec.family == kind
     assert drafter.block_size == spec.n_draft + 1
-    from_anchor = spec.kind == "dspark" and options["markov"].sample_from_anchor is not False
+    from_anchor = spec.family == "dspark" and options["markov"].sample_from_anchor is not False
     assert spec.n_draft == (8 if from_anchor else 7)
     assert spec.n_vocab_draft == options.get("reduced_vocabulary", 320)
     drafter.close()

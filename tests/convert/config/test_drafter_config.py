@@ -52,7 +52,8 @@ def test_a_published_config() -> None:
 def test_sizes() -> None:
     config = read("speculators")
     assert (config.n_embd, config.n_layer, config.n_ff) == (64, 2, 96)
-    assert (config.n_head, config.n_head_kv, config.head_dim) == (4, 2, 16)
+    attention = config.attention
+    assert (attention.n_head, attention.n_head_kv, attention.head_dim) == (4, 2, 16)
     assert (config.n_vocab, config.n_vocab_draft) == (256, 64)
     assert config.markov is not None and config.markov.rank == 8
     assert read("plain").n_vocab_draft is None
@@ -60,7 +61,8 @@ def test_sizes() -> None:
 
 def test_a_size_that_is_left_out_is_derived_and_not_written() -> None:
     config = read("plain", head_dim=None, num_key_value_heads=None, block_size=None)
-    assert (config.head_dim, config.n_head_kv, config.block_size) == (16, 4, 16)
+    attention = config.attention
+    assert (attention.head_dim, attention.n_head_kv, config.block_size) == (16, 4, 16)
     assert "attention.key_length" not in keys(config)
     assert "attention.head_count_kv" not in keys(config)
 

@@ -152,7 +152,7 @@ def test_after_a_network_that_stayed_away_the_rest_is_fetched(hub: Hub, client: 
     hub.breaks = [25_000_000] + [0] * 20
     message = client.refusal("fetch_drafter", DRAFTER)
     assert message.startswith(f"{DRAFTER}: the transfer failed (")
-    assert message.endswith("run it again, and it goes on")
+    assert message.endswith("run it again to resume it")
     hub.breaks = []
     source = client.fetch("fetch_drafter", DRAFTER)
     assert (source.folder / "model.safetensors").read_bytes() == LARGE
@@ -191,7 +191,7 @@ def test_damaged_weights_are_not_kept(hub: Hub, client: Client) -> None:
     hub.add(DRAFTER, drafter_files())
     hub.corrupts = True
     message = client.refusal("fetch_drafter", DRAFTER)
-    assert message.startswith(f"{DRAFTER}: model.safetensors came damaged")
+    assert message.startswith(f"{DRAFTER}: model.safetensors arrived damaged")
     hub.corrupts = False
     source = client.fetch("fetch_drafter", DRAFTER)
     assert (source.folder / "model.safetensors").read_bytes() == WEIGHTS
@@ -259,7 +259,7 @@ def test_without_a_network_the_cache_serves(hub: Hub, client: Client) -> None:
         assert len(hub.requests) == count
     (online.folder / "model-00002-of-00002.safetensors").unlink()
     message = client.refusal("fetch_drafter", DRAFTER)
-    assert "what is cached is not whole" in message
+    assert "the cache is not complete" in message
     assert "1 of 2 safetensors files are missing: model-00002" in message
 
 
@@ -281,7 +281,7 @@ def test_a_target_comes_without_its_weights(hub: Hub, client: Client) -> None:
     assert hub.served("storage") == []
     client.environment["HF_HUB_OFFLINE"] = "1"
     assert client.fetch("fetch_target", TARGET) == source
-    assert "not whole" in client.refusal("fetch_drafter", TARGET)
+    assert "not complete" in client.refusal("fetch_drafter", TARGET)
 
 
 TENSORS = """
@@ -315,6 +315,6 @@ def test_of_a_targets_weights_only_the_shards_asked_for_come(hub: Hub, client: C
     assert tensors("norm.weight") == {"norm.weight": [1.0, 1.0]}
     assert tensors("fc.weight") == (
         f"{TARGET}: offline, as HF_HUB_OFFLINE asks (unset it to download),"
-        " and not all that is needed is cached"
+        " and not everything that is needed is cached"
     )
     assert hub.served("storage") == [len(sharded_files()["model-00001-of-00002.safetensors"])]
