@@ -13,8 +13,8 @@ from .options import READABLE, SectionedCommand, option
 from .report import byte_size
 
 if TYPE_CHECKING:
-    from dflash_local.convert.fit import Fit
-    from dflash_local.convert.inspection import DrafterReport, FileFacts, TargetReport
+    from dflash_local.fit.inspection import DrafterReport, FileFacts, TargetReport
+    from dflash_local.fit.pairing import Fit
 
 _FAMILIES = {"dflash": "DFlash", "dflash2": "DFlash 2", "dspark": "DSpark"}
 _WIDE = 72
@@ -44,9 +44,9 @@ def inspect(ctx: click.Context, /, file: str, target: str | None, as_json: bool)
 
     With --target the exit code is 0 when the two fit and 2 when they do not.
     """
-    from dflash_local.convert.fit import compare
-    from dflash_local.convert.inspection import inspect_drafter, inspect_file
     from dflash_local.errors import PairError
+    from dflash_local.fit.inspection import inspect_drafter, inspect_file
+    from dflash_local.fit.pairing import compare
     from dflash_local.gguf.file import GgufFile
 
     opened = GgufFile.open(file)
@@ -77,7 +77,7 @@ def _print(report: DrafterReport | TargetReport, fit: Fit | None, as_json: bool)
 
 
 def _report_lines(report: DrafterReport | TargetReport) -> list[str]:
-    from dflash_local.convert.inspection import TargetReport
+    from dflash_local.fit.inspection import TargetReport
 
     facts = report.file
     if isinstance(report, TargetReport):

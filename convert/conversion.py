@@ -1,4 +1,4 @@
-"""From a published drafter to a GGUF file that is known to load."""
+"""From a published drafter to a GGUF file that has been seen to load."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ import numpy as np
 from gguf import GGML_QUANT_VERSION, GGMLQuantizationType, Keys
 from numpy.typing import NDArray
 
-from dflash_local.errors import FileError, InputError
+from dflash_local.errors import InputError
 from dflash_local.fit.pairing import check_target
-from dflash_local.gguf.drafter_spec import DrafterSpec
-from dflash_local.gguf.drafter_tensors import D2T, Runner
+from dflash_local.gguf.drafter_keys import read_drafter
+from dflash_local.gguf.drafter_spec import Family, Runner
+from dflash_local.gguf.drafter_tensors import D2T
 from dflash_local.gguf.file import GgufFile
 
-from .checkpoint import Checkpoint
-from .config import ARCHITECTURE, DraftConfig, read_config, target_facts
-from .families import Family, tell_kind
+from .checks import CheckResult, check_fit, check_written, planned_file
+from .config.drafter_config import ARCHITECTURE, DraftConfig, read_config
+from .config.families import identify
+from .config.target_link import target_facts, target_fields
+from .files.checkpoint import Checkpoint
+from .files.reading import read_json
+from .files.source import CONFIG, Source, fetch_drafter, fetch_target, target_hint
 from .key import Key
-from .masked_embedding import masked_tensors
-from .own_tokenizer import check_own_tokenizer
-from .planned_file import planned_file
 from .provenance import model_name, provenance_keys
 from .quantize import file_type, tensor_type
-from .rows import RowSource, planned_rows
-from .safetensors_header import read_limited, strict_json
-from .source import CONFIG, Source, fetch_drafter, fetch_target, target_hint
-from .target_link import target_fields
-from .tensors import TensorPlan, absolute_ids, left_out, plan_tensors
-from .vocabulary import tokenizer_keys
+from .tensors.masked_embedding import masked_tensors
+from .tensors.names import absolute_ids, left_out, plan_tensors
+from .tensors.plan import RowSource, TensorPlan, planned_rows
+from .tokenizer.vocabulary import check_own_tokenizer, tokenizer_keys
 from .writer import check_place, write_gguf
-from .written_file import Findings, check_fit, check_written
 
 Say = Callable[[str], None]
 Progress = Callable[[int, int], None]
@@ -45,21 +44,21 @@ _CONFIG_LIMIT = 1 << 24  # bytes
 
 @dataclass(frozen=True)
 class ConvertResult:
-    """What was written; or, after a dry run, what would be."""
+    """What was written; after a dry run, what would be."""
 
     path: Path
     source: str
     """Hub id, or the folder's name."""
     revision: str | None
-    """The commit, of a hub's drafter."""
+    """The commit, if the drafter comes from the hub."""
     sha256: str | None
-    """Of the weights that were read; None after a dry run."""
+    """Of the weights; None after a dry run."""
     target: str | None
     family: Family
     runs_on: Runner
     outtype: str
     n_bytes: int
-    """Size of the file; after a dry run, of its tensors."""
+    """Bytes of the file; after a dry run, of its tensors."""
     n_tensors: int
     block_size: int
     target_layers: tuple[int, ...]
@@ -67,18 +66,18 @@ class ConvertResult:
     left_out: dict[str, str]
     """Tensors of the checkpoint that the file does not hold, and why."""
     checks: list[str]
-    """What was found to be right, in words."""
+    """What was checked and is right, in words."""
     notes: list[str] = field(default_factory=list)
-    """What could not be checked, or may surprise."""
+    """What could not be checked, or may surprise, in words."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Values that JSON knows."""
+        """The result for JSON."""
         values = asdict(self)
         return values | {"path": str(self.path), "target_layers": list(self.target_layers)}
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _Conversion:
     """Everything but the bytes."""
 
     path: Path
@@ -88,7 +87,7 @@ class _Plan:
     weights: Checkpoint
     tensors: list[tuple[TensorPlan, GGMLQuantizationType]]
     origins: dict[str, RowSource]
-    """Where rows come from that the checkpoint does not have, by GGUF name."""
+    """Where the rows of a tensor come from that is not in the checkpoint, by GGUF name."""
     left_out: dict[str, str]
     tokenizer: list[Key]
 
@@ -113,18 +112,18 @@ def convert(
 ) -> ConvertResult:
     """Write the drafter `source`, a hub id or a local folder, as a GGUF file.
 
-    `target`: a GGUF file, a local folder or a hub id of the model that it drafts for; left out, the
-    one that the drafter names. `outtype`: one of `quantize.OUTTYPES`. `output`: left out,
+    `target`: the model that it drafts for, as a GGUF file, a local folder or a hub id; by default
+    the one that the drafter names. `outtype`: one of `quantize.OUTTYPES`. `output`: by default
     `<drafter>-<outtype>.gguf` in the working folder; an existing file is only replaced with
-    `force`. `revision`: branch, tag or commit of a hub's drafter. With `dry_run`, all is fetched
-    and planned, and nothing written. `say` is told what is decided on the way, a line each;
-    `progress(done, total)` the bytes of tensors written.
+    `force`. `revision`: branch, tag or commit of a drafter on the hub. With `dry_run`, everything
+    is fetched and planned, and nothing is written. `say` is called with a line for each decision,
+    `progress` with the bytes of tensors written so far and in all.
 
     The file is checked before it gets its name (see `ConvertResult.checks`), and appears whole or
-    not at all. The same input gives the same bytes. Raises InputError, FileError among them, for
-    what cannot be fetched, is no drafter, does not fit the target, or cannot be written.
+    not at all. The same input gives the same bytes. Raises InputError (FileError is one) for what
+    cannot be fetched, is no drafter, does not fit the target, or cannot be written.
     """
-    say = say or _silent
+    say = say or (lambda line: None)
     number = file_type(outtype)  # before anything is fetched
     if output is not None:
         check_place(Path(output), force)
@@ -137,11 +136,11 @@ def convert(
     sha256 = "" if dry_run else plan.weights.sha256()
     keys = _keys(plan, number, sha256)
     planned = planned_file(plan.path, keys, plan.tensors)
-    found = Findings()
+    found = CheckResult()
     runs_on: Runner = "llama.cpp"
-    # what d2t maps rows to is read from the file itself: that is checked once it is written
+    # d2t is checked by its values, which are only there once the file is written
     if D2T not in planned.tensors:
-        runs_on = DrafterSpec.read(planned).runs_on
+        runs_on = read_drafter(planned).runs_on
         found = check_fit(plan.target, planned)
     n_bytes = planned.n_bytes
     if not dry_run:
@@ -178,13 +177,11 @@ def convert(
 
 def _planned(
     drafter: Source, target: StrPath | None, outtype: str, output: StrPath | None, say: Say
-) -> _Plan:
-    raw = _read_json(drafter.folder / CONFIG)
-    tell_kind(raw)
+) -> _Conversion:
+    raw = _read_config(drafter.folder)
+    identify(raw)
     found = _find_target(drafter, raw, target, say)
-    facts = (
-        target_facts(found) if isinstance(found, GgufFile) else _read_json(found.folder / CONFIG)
-    )
+    facts = target_facts(found) if isinstance(found, GgufFile) else _read_config(found.folder)
     config = read_config(raw, target=facts)
     _check_target_link(config, facts, _shown_target(found))
     weights = Checkpoint.open(drafter.folder)
@@ -199,7 +196,7 @@ def _planned(
     tokenizer = tokenizer_keys(found, n_vocab=config.n_vocab, mask_token_id=config.mask_token_id)
     check_own_tokenizer(drafter.folder, tokenizer, _shown_target(found))
     name = f"{model_name(drafter).lower()}-{outtype}.gguf"
-    return _Plan(
+    return _Conversion(
         path=Path(name) if output is None else Path(output),
         drafter=drafter,
         target=found,
@@ -227,7 +224,7 @@ def _find_target(
             found = fetch_target(named)
         except InputError as error:
             raise InputError(
-                f"the target that {drafter.name} names cannot be had: {error}; or give it with"
+                f"the target that {drafter.name} names cannot be fetched: {error}; or give one with"
                 " --target: a GGUF file, a folder or a hub id"
             ) from None
     else:
@@ -240,7 +237,7 @@ def _find_target(
 
 
 def _check_target_link(config: DraftConfig, facts: dict[str, Any], target: str) -> None:
-    """What the drafter's config says for itself, against the target's."""
+    """The drafter's config against the target's."""
     fields = target_fields(facts)
     n_vocab, n_layer = fields.integer("vocab_size"), fields.integer("num_hidden_layers")
     if n_vocab not in (None, config.n_vocab):
@@ -257,14 +254,14 @@ def _check_target_link(config: DraftConfig, facts: dict[str, Any], target: str) 
         )
 
 
-def _check_not_the_target(plan: _Plan) -> None:
+def _check_not_the_target(plan: _Conversion) -> None:
     if not isinstance(plan.target, GgufFile) or not plan.path.exists():
         return
     if any(plan.path.samefile(shard) for shard in plan.target.shards):
         raise InputError(f"{plan.path}: is the target; choose another name for the drafter")
 
 
-def _keys(plan: _Plan, number: int, sha256: str) -> list[Key]:
+def _keys(plan: _Conversion, number: int, sha256: str) -> list[Key]:
     general = Keys.General
     return [
         Key(general.ARCHITECTURE, ARCHITECTURE, "str"),
@@ -283,20 +280,8 @@ def _shown_target(target: GgufFile | Source) -> str:
 
 
 def _check_kind(config: Path) -> None:
-    tell_kind(_read_json(config))
+    identify(read_json(config, _CONFIG_LIMIT))
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        raw = strict_json(read_limited(path, _CONFIG_LIMIT))
-    except ValueError as error:
-        if isinstance(error, FileError):
-            raise
-        raise FileError(f"{path}: not JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise FileError(f"{path}: holds a {type(raw).__name__}, expected a JSON object")
-    return raw
-
-
-def _silent(line: str) -> None:
-    """Nobody asked."""
+def _read_config(folder: Path) -> dict[str, Any]:
+    return read_json(folder / CONFIG, _CONFIG_LIMIT)

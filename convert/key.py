@@ -40,7 +40,7 @@ _STORED: dict[KeyKind, tuple[GGUFValueType, GGUFValueType | None]] = {
 
 @dataclass(frozen=True)
 class Key:
-    """`value` under `name`; strings may hold bytes that are no UTF-8, as surrogates."""
+    """One key. Bytes of a string that are not UTF-8 are surrogates, as `surrogateescape` does."""
 
     name: str
     value: Value
@@ -48,7 +48,7 @@ class Key:
 
     @property
     def types(self) -> tuple[GGUFValueType, GGUFValueType | None]:
-        """GGUF's type of the value, and of an array's elements (None: no array)."""
+        """GGUF's type of the value, and that of an array's elements (None: no array)."""
         return _STORED[self.kind]
 
     @property

@@ -1,4 +1,4 @@
-"""What a converted file tells of where it comes from. No times: the same input, the same bytes."""
+"""The keys that say where a converted file comes from. The same input gives the same keys."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from gguf import Keys
 import dflash_local
 from dflash_local.gguf.file import GgufFile
 
+from .files.source import Source
 from .key import Key
-from .source import Source
 
-# stock llama.cpp passes over keys that it does not know
+# llama.cpp ignores keys that it does not know
 SOURCE = "dflash_local.source"
 REVISION = "dflash_local.source.revision"
 SHA256 = "dflash_local.source.sha256"
@@ -27,9 +27,9 @@ def model_name(source: Source) -> str:
 
 
 def provenance_keys(drafter: Source, target: GgufFile | Source, sha256: str) -> list[Key]:
-    """Source, revision and `sha256` of the weights, the target, and the version of this tool.
+    """Where the drafter comes from, its target, the `sha256` of its weights, our own version.
 
-    Of a local folder, only its own name; of a GGUF target, the name that it has inside.
+    A local folder is told by its name alone, a GGUF target by the name inside the file.
     """
     keys = [
         Key(SOURCE, drafter.name, "str"),

@@ -1,8 +1,7 @@
 """Which type a tensor is stored as, and rows of floats as bytes of that type.
 
-The mixtures are those of llama.cpp's quantizer (`src/llama-quant.cpp`), except that the tensors
-which a draft hangs on keep at least 8 bits. The bytes come from the loaded ggml itself, so there is
-one quantizer, and none of ours.
+The mixtures are those of llama.cpp's quantizer (`src/llama-quant.cpp`), but the tensors that every
+draft passes through keep at least 8 bits. ggml itself, as it is loaded, does the rounding.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, LlamaFileType, quants
@@ -25,14 +24,13 @@ from dflash_local.errors import InputError
 from dflash_local.llama import runtime
 from dflash_local.llama.host import default_threads
 
-if TYPE_CHECKING:
-    from .tensors import TensorPlan
+from .tensors.plan import TensorPlan
 
-_SMALL = 4096  # elements; fewer are not worth rounding
+_SMALL = 4096  # elements; a smaller tensor is kept in F32
 _PLAIN = (Type.F32, Type.F16, Type.BF16)
 _CRITICAL = frozenset(("fc", "head", "selector", "markov"))
 _LAYER = re.compile(r"^blk\.(\d+)\.")
-# where the length of a row is no multiple of the block: as llama.cpp falls back
+# where a row is not a whole number of blocks; as in llama.cpp
 _FALLBACK = {
     Type.Q3_K: Type.Q4_0,
     Type.Q4_K: Type.Q5_0,
@@ -76,9 +74,9 @@ def tensor_type(
 ) -> Type:
     """The type that `plan`'s tensor is stored as in a file of `outtype`, one of OUTTYPES.
 
-    `n_layer`: layers of the drafter, which the mixtures depend on. `keep_critical`: what every
-    draft passes through (fc, selector, Markov heads, output head) gets at least Q8_0. Raises
-    InputError for an outtype that is not known.
+    `n_layer`: layers of the drafter, on which the mixtures depend. `keep_critical`: tensors that
+    every draft passes through (fc, selector, Markov heads, output head) get at least Q8_0. Raises
+    InputError for an unknown outtype.
     """
     base = _outtype(outtype).base
     if plan.role == "ids":
@@ -190,7 +188,7 @@ def _plain(rows: NDArray[np.float32], kind: Type) -> bytes:
 
 @cache
 def _quantizer() -> Callable[..., int]:
-    """`ggml_quantize_chunk` of ggml.h. It keeps no state for the types in use here."""
+    """`ggml_quantize_chunk` of ggml.h, which keeps no state for the types used here."""
     pointer, count = ctypes.c_void_p, ctypes.c_int64
     return runtime.function(
         "ggml_quantize_chunk",

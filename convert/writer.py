@@ -1,7 +1,7 @@
-"""A GGUF file written tensor by tensor: whole or not at all, and in little memory.
+"""A GGUF file, written in pieces: it appears whole or not at all, and takes little memory.
 
-The `gguf` package encodes the metadata and the tensor infos; tensors are read, encoded and written
-in pieces, since that package wants each of them whole.
+The `gguf` package writes the header. It would need each tensor whole, so tensors are read, encoded
+and written here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import gguf
 import numpy as np
@@ -24,14 +24,12 @@ from dflash_local.errors import InputError
 
 from .key import Key
 from .quantize import encode, n_bytes
-
-if TYPE_CHECKING:
-    from .tensors import TensorPlan
+from .tensors.plan import TensorPlan
 
 _PIECE = 1 << 21  # values that are in memory at once, as f32
 _ARCHITECTURE = "general.architecture"
 
-Rows = Callable[["TensorPlan", int, int], NDArray[np.float32]]
+Rows = Callable[[TensorPlan, int, int], NDArray[np.float32]]
 Progress = Callable[[int, int], None]
 
 
@@ -45,22 +43,22 @@ def write_gguf(
     progress: Progress | None = None,
     check: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write `path` anew, or over an existing file with `force`.
+    """Write the file `path`, which must not exist unless `force` is given.
 
     `keys` hold `general.architecture`. `read_rows(plan, start, stop)` gives rows of a tensor, f32
-    [stop - start, ne0]; a vector is one row. `progress(done, total)` is told bytes of tensor data.
+    [stop - start, ne0]; a vector is one row. `progress` is called with the bytes of tensor data
+    written so far and in all. `check` gets the complete file under another name, and may refuse it
+    by an exception.
 
-    `check` is given the complete file under another name, and may refuse it by an exception.
-
-    The file appears at the end, complete; on any exception nothing is left of it. The same
-    arguments give the same bytes. Raises InputError where the file cannot be written: it exists,
+    The file appears at the end, complete; after an exception nothing of it is left. The same
+    arguments give the same bytes. Raises InputError when the file cannot be written: it exists,
     there is no such folder, no permission, not enough room.
     """
     total = sum(_padded(n_bytes(plan.shape, kind)) for plan, kind in tensors)
     check_place(path, force)
     with _writing(path, total):
         _check_room(path, total)
-    # in the same folder, so that the last step is a rename
+    # in the same folder, so that the last step is only a rename
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
         with _writing(path, total):
@@ -85,7 +83,7 @@ def write_gguf(
 
 
 def check_place(path: Path, force: bool) -> None:
-    """Raise InputError where `write_gguf` would, but for the room."""
+    """Raise InputError as `write_gguf` does, except for lack of room."""
     with _writing(path, 0):
         if path.is_dir():
             raise InputError(f"{path}: a folder, expected the name of the file to write")
@@ -122,7 +120,7 @@ def _size(count: int) -> str:
 
 @contextlib.contextmanager
 def _writing(path: Path, needed: int) -> Iterator[None]:
-    """Turn the errors of writing into one line. Reading happens outside, with its own messages."""
+    """Turn errors of writing into one line. Reading has messages of its own: keep it outside."""
     try:
         yield
     except OSError as error:
@@ -194,7 +192,7 @@ def _write_tensors(
 
 
 def _encoded(plan: TensorPlan, kind: GGMLQuantizationType, read_rows: Rows) -> Iterator[bytes]:
-    """The tensor's data in pieces of at most _PIECE values, if its rows are no longer."""
+    """The tensor's data in pieces of whole rows, of at most _PIECE values if a row has fewer."""
     length, n_rows = plan.shape[0], plan.n_rows
     step = max(1, _PIECE // length)
     for start in range(0, n_rows, step):
@@ -209,7 +207,7 @@ def _encoded(plan: TensorPlan, kind: GGMLQuantizationType, read_rows: Rows) -> I
 
 
 def _pad(file: BinaryIO) -> int:
-    """Fill up to the alignment of GGUF; the bytes that it took."""
+    """Fill up to GGUF's alignment; returns the number of bytes added."""
     missing = _padded(file.tell()) - file.tell()
     file.write(bytes(missing))
     return missing

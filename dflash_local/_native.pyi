@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from dflash_local.gguf.drafter_spec import DrafterSpec
+
 def llama_decode_address() -> int: ...
 def edit_cells(
     context: int,
@@ -67,6 +69,7 @@ class FusedDrafter:
         model: int,
         target_pass: TargetPass | None,
         path: str,
+        spec: DrafterSpec,
         n_seq: int,
         n_ctx: int,
         top_k: int,
@@ -74,14 +77,6 @@ class FusedDrafter:
         draft_window: int = 0,
         threads: ThreadPool | None = None,
     ) -> None: ...
-    @property
-    def n_vocab(self) -> int: ...
-    @property
-    def n_features(self) -> int: ...
-    @property
-    def block_size(self) -> int: ...
-    @property
-    def target_layers(self) -> list[int]: ...
     @property
     def n_builds(self) -> int: ...
     @property

@@ -22,8 +22,8 @@ from dflash_local.errors import DflashError, FileError
 from dflash_local.fit.options import LoadOptions
 from dflash_local.fit.pairing import check_pair, check_target
 from dflash_local.fit.plan import Plan, make_plan
-from dflash_local.gguf.drafter_spec import DrafterSpec
-from dflash_local.gguf.drafter_tensors import Runner
+from dflash_local.gguf.drafter_keys import read_drafter
+from dflash_local.gguf.drafter_spec import DrafterSpec, Runner
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama import runtime
 from dflash_local.llama.runtime import Device
@@ -228,11 +228,12 @@ def open_drafter(
     drafter can. Raises FileError for a bad file, BackendError without room.
     """
     if spec is None:
-        spec = DrafterSpec.read(GgufFile.open(path), n_vocab=target.n_vocab)
+        spec = read_drafter(GgufFile.open(path), n_vocab=target.n_vocab)
     if (runs_on or spec.runs_on) == "fused":
         return FusedDrafter(
             path,
             target,
+            spec,
             n_seq=n_seq,
             n_ctx=n_ctx,
             draft_window=draft_window,

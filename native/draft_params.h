@@ -3,11 +3,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "gguf.h"
-
 namespace dflash {
 
-// RoPE of the drafter as ggml_rope_ext takes it; the same reading of the keys as llama.cpp's.
+// RoPE of the drafter, as ggml_rope_ext takes it.
 struct rope_params {
     int n_dims = 0;
     int n_ctx_orig = 0;
@@ -19,7 +17,7 @@ struct rope_params {
     float beta_slow = 1.0f;
 };
 
-// Hyperparameters of a drafter file (architecture `dflash`).
+// Hyperparameters of a drafter. Python reads them from the keys of its file and checks them.
 struct draft_params {
     int n_embd = 0;
     int n_layer = 0;
@@ -28,24 +26,24 @@ struct draft_params {
     int head_dim = 0;
     int block_size = 0;
     int mask_token = 0;
-    int sliding_window = 0;              // 0: no layer has a window
-    std::vector<bool> is_sliding;        // per layer
-    std::vector<int32_t> target_layers;  // tap k is the input of this target layer
+    int n_taps = 0;
+    int sliding_window = 0;        // 0: no layer has a window
+    std::vector<bool> is_sliding;  // per layer
     float rms_eps = 1e-6f;
-    float attention_scale = 0.0f;  // already resolved: never 0 after reading
-    float value_scale = 0.0f;      // of what attention puts out; 0: none
+    float attention_scale = 1.0f;
+    float value_scale = 0.0f;  // of what attention puts out; 0: none
     float embedding_scale = 1.0f;
     float logit_scale = 0.0f;  // 0: none
     float logit_cap = 0.0f;    // no logit exceeds it; 0: none
-    bool gelu = false;
+    bool gelu = false;         // else silu
     rope_params rope;
 
-    int n_taps() const { return static_cast<int>(target_layers.size()); }
-    int n_features() const { return n_taps() * n_embd; }
+    int n_features() const { return n_taps * n_embd; }
     int n_embd_kv() const { return n_head_kv * head_dim; }
 
-    // Throws file_error naming the key that is missing or has another type.
-    static draft_params read(const gguf_context * gguf);
+    // Throws std::invalid_argument for numbers that no graph can be built with. The tensors of the
+    // file tell whether the rest is right.
+    void check() const;
 };
 
 }  // namespace dflash

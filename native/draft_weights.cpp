@@ -52,14 +52,16 @@ ggml_backend_buffer_ptr allocate(ggml_context * tensors, ggml_backend_buffer_typ
 
 }  // namespace
 
-draft_weights::draft_weights(const std::string & path, ggml_backend_dev_t device) {
+draft_weights::draft_weights(const std::string & path, const draft_params & of_file,
+                             ggml_backend_dev_t device)
+    : params(of_file) {
+    params.check();
     ggml_context * raw = nullptr;
     const gguf_context_ptr gguf(gguf_init_from_file(path.c_str(), {/*no_alloc=*/true, &raw}));
     const ggml_context_ptr file(raw);
     if (!gguf) {
         throw file_error(path + " is not a GGUF file that ggml can read");
     }
-    params = draft_params::read(gguf.get());
     create(file.get(), gguf.get());
     bind();
     check_data(path, gguf.get());

@@ -39,11 +39,11 @@ struct draft_layer {
 class draft_weights {
   public:
     // Throws file_error for a file that lacks tensors, holds tensors that the draft graph does not
-    // know, has one of another shape or type, or ends too early; backend_error when the device has
-    // no room.
-    draft_weights(const std::string & path, ggml_backend_dev_t device);
+    // know, has one of another shape or type than `params` say, or ends too early; backend_error
+    // when the device has no room; std::invalid_argument as draft_params::check.
+    draft_weights(const std::string & path, const draft_params & params, ggml_backend_dev_t device);
 
-    draft_params params;
+    const draft_params params;
     ggml_tensor * fc = nullptr;        // [n_taps * n_embd, n_embd]
     ggml_tensor * fc_norm = nullptr;   // RMSNorm after fc
     ggml_tensor * out_norm = nullptr;  // RMSNorm before the head

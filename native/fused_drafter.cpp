@@ -38,14 +38,15 @@ class length_guard {
 }  // namespace
 
 fused_drafter::fused_drafter(const llama_model * model, const tap_store * store,
-                             const std::string & path, int n_seq, int n_ctx, int top_k,
-                             int n_threads, const draft_capabilities & allowed, int draft_window,
+                             const std::string & path, const draft_params & params, int n_seq,
+                             int n_ctx, int top_k, int n_threads,
+                             const draft_capabilities & allowed, int draft_window,
                              std::shared_ptr<const thread_pool> threads)
     : target_(target_tensors::find(model)),
       store_(store),
       threads_(std::move(threads)),
       backend_(open_draft_backend(target_.device(), n_threads)),
-      weights_(path, target_.device()),
+      weights_(path, params, target_.device()),
       cache_(weights_.params, target_.device(), n_seq, n_ctx, draft_window),
       top_k_(top_k),
       allowed_(allowed) {
@@ -303,8 +304,7 @@ void fused_drafter::begin(const std::vector<draft_request> & requests, int n_dra
     for (int s = 0; s < wanted.n_streams; s++) {
         longest = std::max<int64_t>(longest, cache_.length(s));
     }
-    const int n_kv =
-        std::min(kv_bucket(longest + weights_.params.block_size), cache_.n_cells());
+    const int n_kv = std::min(kv_bucket(longest + weights_.params.block_size), cache_.n_cells());
     // A graph without new rows is the one for the place that they come from.
     const bool from_store = wanted.stored || (n_rows == 0 && store_ != nullptr);
     graph_slot & slot = graph({wanted.n_streams, rows_bucket(static_cast<int>(n_rows)), n_kv,

@@ -31,13 +31,14 @@ struct draft_request {
 // The model whose embedding and head it shares must outlive it.
 class fused_drafter {
   public:
+    // params: what the keys of the file at `path` say.
     // Throws file_error for a file that the draft graph cannot run or that does not fit the target,
     // backend_error without room for it, std::invalid_argument for a number out of its range.
     // store: of the target, on the same device; null where features only come from the host.
     // draft_window: of a sequence's rows, how many drafts look at: the last ones; 0: all.
     // threads: on the CPU, the target's; made anew for each graph where there are none, or too few.
     fused_drafter(const llama_model * model, const tap_store * store, const std::string & path,
-                  int n_seq, int n_ctx, int top_k, int n_threads,
+                  const draft_params & params, int n_seq, int n_ctx, int top_k, int n_threads,
                   const draft_capabilities & allowed = {}, int draft_window = 0,
                   std::shared_ptr<const thread_pool> threads = nullptr);
 

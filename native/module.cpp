@@ -83,14 +83,57 @@ feature_rows in_store(std::vector<int64_t> && rows) {
     return features;
 }
 
+template <typename T>
+T field(const nb::handle & object, const char * name) {
+    return nb::cast<T>(object.attr(name));
+}
+
+rope_params rope_of(const nb::handle & spec) {
+    rope_params rope;
+    rope.n_dims = field<int>(spec, "n_dims");
+    rope.n_ctx_orig = field<int>(spec, "original_context");
+    rope.freq_base = field<float>(spec, "freq_base");
+    rope.freq_scale = 1.0f / field<float>(spec, "factor");
+    rope.ext_factor = field<std::string>(spec, "scaling") == "yarn" ? 1.0f : 0.0f;
+    rope.attn_factor = field<float>(spec, "attn_factor");
+    return rope;
+}
+
+// The numbers of a `gguf.drafter_spec.DrafterSpec`.
+draft_params params_of(const nb::handle & spec) {
+    draft_params params;
+    params.n_embd = field<int>(spec, "n_embd");
+    params.n_layer = field<int>(spec, "n_layer");
+    params.n_head = field<int>(spec, "n_head");
+    params.n_head_kv = field<int>(spec, "n_head_kv");
+    params.head_dim = field<int>(spec, "head_dim");
+    params.block_size = field<int>(spec, "block_size");
+    params.mask_token = field<int>(spec, "mask_token_id");
+    params.n_taps = field<int>(spec, "n_taps");
+    params.sliding_window = field<int>(spec, "sliding_window");
+    params.is_sliding = field<std::vector<bool>>(spec, "sliding_layers");
+    const nb::object scales = spec.attr("scales");
+    params.rms_eps = field<float>(scales, "rms_eps");
+    params.attention_scale = field<float>(scales, "attention");
+    params.value_scale = field<float>(scales, "value");
+    params.embedding_scale = field<float>(scales, "embedding");
+    params.logit_scale = field<float>(scales, "logit");
+    params.logit_cap = field<float>(scales, "logit_softcap");
+    params.gelu = field<std::string>(scales, "activation") == "gelu";
+    params.rope = rope_of(spec.attr("rope"));
+    return params;
+}
+
 std::unique_ptr<fused_drafter> open_drafter(uintptr_t model, const target_pass * pass,
-                                            const std::string & path, int n_seq, int n_ctx,
-                                            int top_k, int n_threads, int draft_window,
+                                            const std::string & path, const nb::handle & spec,
+                                            int n_seq, int n_ctx, int top_k, int n_threads,
+                                            int draft_window,
                                             std::shared_ptr<thread_pool> threads) {
+    const draft_params params = params_of(spec);
     const nb::gil_scoped_release release;
     return std::make_unique<fused_drafter>(reinterpret_cast<const llama_model *>(model),
-                                           pass != nullptr ? pass->store() : nullptr, path, n_seq,
-                                           n_ctx, top_k, n_threads, draft_capabilities{},
+                                           pass != nullptr ? pass->store() : nullptr, path, params,
+                                           n_seq, n_ctx, top_k, n_threads, draft_capabilities{},
                                            draft_window, std::move(threads));
 }
 
@@ -127,8 +170,8 @@ void check_counts(size_t n_seqs, size_t n_features, size_t n_anchors) {
 }
 
 void begin_draft(fused_drafter & self, const std::vector<int> & seqs,
-           const std::vector<float_rows> & features, const std::vector<int32_t> & anchors,
-           int n_draft) {
+                 const std::vector<float_rows> & features, const std::vector<int32_t> & anchors,
+                 int n_draft) {
     check_counts(seqs.size(), features.size(), anchors.size());
     std::vector<draft_request> requests;
     for (size_t i = 0; i < seqs.size(); i++) {
@@ -139,8 +182,8 @@ void begin_draft(fused_drafter & self, const std::vector<int> & seqs,
 }
 
 void begin_stored_draft(fused_drafter & self, const std::vector<int> & seqs,
-                  std::vector<std::vector<int64_t>> rows, const std::vector<int32_t> & anchors,
-                  int n_draft) {
+                        std::vector<std::vector<int64_t>> rows,
+                        const std::vector<int32_t> & anchors, int n_draft) {
     check_counts(seqs.size(), rows.size(), anchors.size());
     std::vector<draft_request> requests;
     for (size_t i = 0; i < seqs.size(); i++) {
@@ -290,9 +333,10 @@ NB_MODULE(_native, m) {
     m.def("edit_cells", &edit_cells, nb::arg("context"), nb::arg("cuts"), nb::arg("copies"),
           "In a llama_context's cache: ids lose what they have from a position on, then take over "
           "positions of others, from and to.");
-    m.def("grow_tree", &grow_nodes, nb::arg("ids"), nb::arg("logprobs"), nb::arg("n_vocab"),
-          nb::arg("n_nodes"), nb::arg("n_leaves"), nb::arg("n_depth"), nb::arg("n_children"),
-          "Tokens, parents and log-probabilities of the best tree. See dflash_local/draft/tree.py.");
+    m.def(
+        "grow_tree", &grow_nodes, nb::arg("ids"), nb::arg("logprobs"), nb::arg("n_vocab"),
+        nb::arg("n_nodes"), nb::arg("n_leaves"), nb::arg("n_depth"), nb::arg("n_children"),
+        "Tokens, parents and log-probabilities of the best tree. See dflash_local/draft/tree.py.");
 
     nb::class_<thread_pool>(m, "ThreadPool",
                             "Threads that compute on the CPU. See native/thread_pool.h.")
@@ -331,14 +375,10 @@ NB_MODULE(_native, m) {
     nb::class_<fused_drafter>(
         m, "FusedDrafter", "A drafter file at work on a llama_model. See native/fused_drafter.h.")
         .def(nb::new_(&open_drafter), nb::arg("model"), nb::arg("target_pass").none(),
-             nb::arg("path"), nb::arg("n_seq"), nb::arg("n_ctx"), nb::arg("top_k"),
+             nb::arg("path"), nb::arg("spec"), nb::arg("n_seq"), nb::arg("n_ctx"), nb::arg("top_k"),
              nb::arg("n_threads"), nb::arg("draft_window") = 0,
-             nb::arg("threads").none() = nb::none())
-        .def_prop_ro("n_vocab", &fused_drafter::n_vocab)
-        .def_prop_ro("n_features", [](const fused_drafter & d) { return d.params().n_features(); })
-        .def_prop_ro("block_size", [](const fused_drafter & d) { return d.params().block_size; })
-        .def_prop_ro("target_layers",
-                     [](const fused_drafter & d) { return d.params().target_layers; })
+             nb::arg("threads").none() = nb::none(),
+             "`spec`: the numbers that Python has read from the keys of the file at `path`.")
         .def_prop_ro("n_builds", &fused_drafter::n_builds, "Draft graphs made so far.")
         .def_prop_ro("n_weight_bytes", &fused_drafter::n_weight_bytes)
         .def_prop_ro("n_cache_bytes", &fused_drafter::n_cache_bytes)
@@ -348,8 +388,9 @@ NB_MODULE(_native, m) {
         .def("inject_stored", &inject_stored, nb::arg("seq"), nb::arg("rows"))
         .def("begin", &begin_draft, nb::arg("seqs"), nb::arg("features"), nb::arg("anchors"),
              nb::arg("n_draft"), "Start a draft; `read` waits for it.")
-        .def("begin_stored", &begin_stored_draft, nb::arg("seqs"), nb::arg("rows"), nb::arg("anchors"),
-             nb::arg("n_draft"), "As `begin`, with features by their numbers in the store.")
+        .def("begin_stored", &begin_stored_draft, nb::arg("seqs"), nb::arg("rows"),
+             nb::arg("anchors"), nb::arg("n_draft"),
+             "As `begin`, with features by their numbers in the store.")
         .def("read", &read_draft,
              "ids int32 and log-probabilities float32, both [n_seqs, n_draft, top_k], best first.")
         .def("truncate", &fused_drafter::truncate, nb::arg("seq"), nb::arg("length"))

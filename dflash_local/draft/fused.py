@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.drafter import Drafter, DraftRequest
 from dflash_local.errors import ClosedError, InputError
+from dflash_local.gguf.drafter_spec import DrafterSpec
 from dflash_local.gguf.file import file_key
 from dflash_local.llama import native
 from dflash_local.target.taps import Features, StoredFeatures
@@ -31,6 +32,7 @@ class FusedDrafter(Drafter):
         self,
         path: str | os.PathLike[str],
         target: Target,
+        spec: DrafterSpec,
         *,
         n_seq: int,
         n_ctx: int,
@@ -38,19 +40,22 @@ class FusedDrafter(Drafter):
         top_k: int = 1,
         n_threads: int | None = None,
     ) -> None:
-        """`draft_window`: of a sequence's rows, how many drafts look at: the last ones; 0: all. No
-        others are kept, but some to roll back to. Raises FileError for a file that the graph cannot
-        run, InputError for numbers out of range, BackendError without room.
+        """`spec`: of the file at `path`. `draft_window`: of a sequence's rows, how many drafts look
+        at: the last ones; 0: all. No others are kept, but some to roll back to. Raises FileError
+        for a file that the graph cannot run, InputError for numbers out of range, BackendError
+        without room.
         """
         self.path = Path(path)
         self.file_key = file_key(self.path)
         self.draft_window = draft_window
+        self.spec = spec
         self.top_k = top_k
         self._target = target  # keeps the shared tensors alive
         self._native: native.FusedDrafter | None = native.FusedDrafter(
             target.address,
             target.native,
             os.fspath(path),
+            spec,
             n_seq,
             n_ctx,
             top_k,
@@ -68,12 +73,12 @@ class FusedDrafter(Drafter):
 
     @property
     def block_size(self) -> int:
-        return self._open.block_size
+        return self.spec.block_size
 
     @property
     def n_features(self) -> int:
         """Width of a context feature: taps times hidden size."""
-        return self._open.n_features
+        return self.spec.n_features
 
     @property
     def device(self) -> str:

@@ -242,7 +242,7 @@ class LlamaDrafter(Drafter):
         logprobs = self._log_softmax(logits)
         ids = top_ids(logprobs, 1)
         best = np.take_along_axis(logprobs, ids, axis=1)
-        candidates = Candidates(ids, best) if self.spec.kind == "dflash" else None
+        candidates = Candidates(ids, best) if self.spec.family == "dflash" else None
         return Draft.chain(ids[:, 0].tolist(), best[:, 0].tolist(), candidates)
 
     def _log_softmax(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dflash_local import disk_cache
@@ -38,14 +38,7 @@ def try_drafter(
     request = {
         "drafter": str(path),
         "target": str(target) if target else None,
-        "fused": spec.runs_on == "fused",
-        "llama_cpp": not spec.attention_bias,
-        "block_size": spec.block_size,
-        "n_draft": spec.n_draft,
-        "n_features": spec.n_taps * spec.n_embd,
-        "mask_token_id": spec.mask_token_id,
-        "causal": spec.causal,
-        "lattice": spec.selector is not None,
+        "spec": asdict(spec),
     }
     for file in (path, *([target] if target else [])):
         limit_s += file.stat().st_size / _SLOWEST_BYTES_PER_S

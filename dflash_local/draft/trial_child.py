@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dflash_local.trial.child import die_quietly, say
+
+if TYPE_CHECKING:
+    from dflash_local.gguf.drafter_spec import DrafterSpec
 
 TARGET_STAGE = "loading the target"
 
@@ -31,19 +34,28 @@ def _stages(request: dict[str, Any]) -> None:
     from dflash_local.llama import runtime
 
     runtime.init()
-    if request["llama_cpp"]:
+    spec = _spec(request["spec"])
+    if not spec.attention_bias:
         with _stage("loading by llama.cpp", "llama.cpp takes its keys, vocabulary and tensors"):
             _model(request["drafter"], no_alloc=True)
     if request["target"] is None:
         return
     say(stage=TARGET_STAGE)
     model = _model(request["target"])
-    if request["fused"]:
+    if spec.runs_on == "fused":
         with _stage("drafting in the fused graph", "the fused graph drafts a block"):
-            _draft_fused(request, model)
-    if request["llama_cpp"]:
+            _draft_fused(request["drafter"], spec, model)
+    if not spec.attention_bias:
         with _stage("drafting in llama.cpp", "llama.cpp drafts a block"):
-            _draft_in_llama_cpp(request, model)
+            _draft_in_llama_cpp(request["drafter"], spec, model)
+
+
+def _spec(fields: dict[str, Any]) -> DrafterSpec:
+    from dflash_local.gguf.drafter_spec import DrafterSpec, RopeSpec, ScaleSpec, SelectorSpec
+
+    selector = fields["selector"] and SelectorSpec(**fields["selector"])
+    rope, scales = RopeSpec(**fields["rope"]), ScaleSpec(**fields["scales"])
+    return DrafterSpec(**{**fields, "rope": rope, "scales": scales, "selector": selector})
 
 
 def _model(path: str, *, no_alloc: bool = False) -> Any:
@@ -67,18 +79,18 @@ def _model(path: str, *, no_alloc: bool = False) -> Any:
     return model
 
 
-def _draft_fused(request: dict[str, Any], model: Any) -> None:
+def _draft_fused(path: str, spec: DrafterSpec, model: Any) -> None:
     import numpy as np
 
     from dflash_local.llama import native
 
-    drafter = native.FusedDrafter(model, None, request["drafter"], 1, _N_CELLS, 1, _n_threads())
-    features = np.zeros((_N_ROWS, request["n_features"]), np.float32)
-    drafter.begin([0], [features], [0], request["n_draft"])
+    drafter = native.FusedDrafter(model, None, path, spec, 1, _N_CELLS, 1, _n_threads())
+    features = np.zeros((_N_ROWS, spec.n_features), np.float32)
+    drafter.begin([0], [features], [0], spec.n_draft)
     drafter.read()
 
 
-def _draft_in_llama_cpp(request: dict[str, Any], model: Any) -> None:
+def _draft_in_llama_cpp(path: str, spec: DrafterSpec, model: Any) -> None:
     import llama_cpp
     import numpy as np
 
@@ -94,21 +106,22 @@ def _draft_in_llama_cpp(request: dict[str, Any], model: Any) -> None:
     target = llama_cpp.llama_init_from_model(model, params)
     if not target:
         raise BackendError(runtime.first_error_line() or "no context of the target")
-    size = request["block_size"]
+    size = spec.block_size
+    lattice = spec.selector is not None
     options = ContextOptions(
         n_seq=1,
         n_cells=_N_CELLS + size,
         n_rows=max(_N_ROWS, size),
         n_threads=_n_threads(),
-        causal=request["causal"],
-        lattice=request["lattice"],
+        causal=spec.causal,
+        lattice=lattice,
     )
-    context = DraftContext(request["drafter"], target, Placement(), options)
-    features = np.zeros((_N_ROWS, request["n_features"]), np.float32)
+    context = DraftContext(path, target, Placement(), options)
+    features = np.zeros((_N_ROWS, spec.n_features), np.float32)
     context.inject(features, list(range(_N_ROWS)), [0] * _N_ROWS)
-    tokens = [0] + [request["mask_token_id"]] * (size - 1)
+    tokens = [0] + [spec.mask_token_id] * (size - 1)
     context.draft(tokens, range(_N_ROWS, _N_ROWS + size), [0] * size)
-    context.lattice(size) if request["lattice"] else context.logits(size)
+    context.lattice(size) if lattice else context.logits(size)
 
 
 def _n_threads() -> int:

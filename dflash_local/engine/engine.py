@@ -1,4 +1,4 @@
-"""From requests to sequences in slots, and these step by step to their end. Knows token ids only."""
+"""Takes requests into slots and runs their rounds to the end. It knows token ids only."""
 
 from __future__ import annotations
 

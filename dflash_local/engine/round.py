@@ -1,9 +1,9 @@
 """A round over N sequences: draft, verify, accept, inject.
 
-The method is DFlash's (Chen, Liang, Liu 2026, arXiv 2602.06036). A drafter proposes a block of tokens after each sequence's anchor. The target decodes anchors and
-drafts in one batch. Of each draft the target's own tokens are accepted, and one more token is the
-next anchor. The hidden states of the accepted rows are injected into the drafter with its next
-draft.
+The method is DFlash's (Chen, Liang, Liu 2026, arXiv 2602.06036). A drafter proposes a block of
+tokens after each sequence's anchor. The target decodes anchors and drafts in one batch. Of each
+draft, what equals the target's own tokens is accepted; one more token of the target's is the next
+anchor. The hidden states of the accepted rows are injected into the drafter with its next draft.
 """
 
 from __future__ import annotations

@@ -2,154 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from dflash_local.errors import InputError, PairError
-from dflash_local.gguf.drafter_spec import DrafterSpec, RopeSpec, ScaleSpec
+from dflash_local.fit.architectures import (
+    NOT_GENERATIVE_ARCHITECTURES,
+    RECURRENT_ARCHITECTURES,
+    TAPPED_ARCHITECTURES,
+)
+from dflash_local.gguf.drafter_keys import MAX_LAYERS, read_drafter
+from dflash_local.gguf.drafter_spec import DrafterSpec
 from dflash_local.gguf.file import GgufFile
 
-__all__ = [
-    "RECURRENT_ARCHITECTURES",
-    "TAPPED_ARCHITECTURES",
-    "DrafterSpec",
-    "RopeSpec",
-    "ScaleSpec",
-    "check_pair",
-    "check_taps",
-    "check_target",
-]
-
-# Architectures whose graph in llama.cpp's src/models calls the output of each layer `l_out`, keeps
-# that name and hands it on, as it is, as the input of the next layer: what is tapped. Names as in
-# src/llama-arch.cpp. Not so in others: several streams side by side (gemma3n, hy_v4, deepseek4), a
-# norm between loops (nanbeige), layers without an output (deci), another name in the end (step35,
-# nemotron_h).
-TAPPED_ARCHITECTURES = frozenset(
-    {
-        "afmoe",
-        "apertus",
-        "arcee",
-        "bailingmoe",
-        "bailingmoe2",
-        "bailingmoe3",
-        "chatglm",
-        "cohere2",
-        "cohere2moe",
-        "command-r",
-        "dbrx",
-        "deepseek",
-        "deepseek2",
-        "dots1",
-        "ernie4_5",
-        "ernie4_5-moe",
-        "exaone",
-        "exaone-moe",
-        "exaone4",
-        "falcon",
-        "gemma",
-        "gemma2",
-        "gemma3",
-        "gemma4",
-        "glm4",
-        "glm4moe",
-        "gpt-oss",
-        "granite",
-        "granitemoe",
-        "grok",
-        "hunyuan-dense",
-        "hunyuan-moe",
-        "hunyuan_vl",
-        "internlm2",
-        "lfm2",
-        "lfm2moe",
-        "llama",
-        "llama4",
-        "mimo2",
-        "minicpm",
-        "minicpm3",
-        "minimax-01",
-        "minimax-m2",
-        "mistral3",
-        "mistral4",
-        "muse-glimmer",
-        "nemotron",
-        "olmo",
-        "olmo2",
-        "olmoe",
-        "phi2",
-        "phi3",
-        "phimoe",
-        "qwen2",
-        "qwen2moe",
-        "qwen3",
-        "qwen35",
-        "qwen35moe",
-        "qwen3moe",
-        "qwen3next",
-        "seed_oss",
-        "smollm3",
-        "stablelm",
-        "starcoder2",
-    }
-)
-
-# llm_arch_is_recurrent and llm_arch_is_hybrid: their state cannot be rolled back row by row
-RECURRENT_ARCHITECTURES = frozenset(
-    {
-        "arwkv7",
-        "bailingmoe3",
-        "deepseek4",
-        "falcon-h1",
-        "glm5-next",
-        "granitehybrid",
-        "jamba",
-        "kimi-k3",
-        "kimi-linear",
-        "lfm2",
-        "lfm2moe",
-        "mamba",
-        "mamba2",
-        "minimax-01",
-        "nemotron_h",
-        "nemotron_h_moe",
-        "plamo2",
-        "qwen35",
-        "qwen35moe",
-        "qwen3next",
-        "qwen4exp",
-        "rwkv6",
-        "rwkv6qwen2",
-        "rwkv7",
-    }
-)
-
-# llama.cpp knows these, but they do not write text one token after the other
-_NOT_GENERATIVE = frozenset(
-    {
-        "bert",
-        "clip",
-        "eagle3",
-        "eurobert",
-        "gemma-embedding",
-        "gemma4-assistant",
-        "jina-bert-v2",
-        "jina-bert-v3",
-        "llama-embed",
-        "modern-bert",
-        "neo-bert",
-        "nomic-bert",
-        "nomic-bert-moe",
-        "pockettts",
-        "qwen3tts",
-        "t5",
-        "t5encoder",
-        "wavtokenizer-dec",
-    }
-)
-_DIFFUSION = frozenset({"dream", "llada", "llada-moe", "rnd1"})
-_MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
+_TOKENS = "tokenizer.ggml.tokens"
 _PLAIN = "or leave the drafter out for plain decoding"
+
+
+@dataclass(frozen=True)
+class FieldFit:
+    """One thing that target and drafter have to agree on."""
+
+    name: str
+    target: Any
+    drafter: Any
+    fault: str | None = None
+    """What does not fit, with both values and the remedy."""
+
+    @property
+    def fits(self) -> bool:
+        return self.fault is None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A target and a drafter, compared field by field."""
+
+    target: Path
+    drafter: Path
+    fields: tuple[FieldFit, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the two belong together."""
+        return self.error is None
+
+    @property
+    def error(self) -> str | None:
+        """The first thing that does not fit, as `check_pair` says it."""
+        return next((field.fault for field in self.fields if field.fault), None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The comparison for JSON."""
+        return {
+            "fits": self.fits,
+            "target": str(self.target),
+            "drafter": str(self.drafter),
+            "fields": [
+                {"name": f.name, "target": f.target, "drafter": f.drafter, "fits": f.fits}
+                for f in self.fields
+            ],
+            "error": self.error,
+        }
 
 
 def check_target(file: GgufFile) -> None:
@@ -160,7 +76,7 @@ def check_target(file: GgufFile) -> None:
             "a DFlash drafter (general.architecture 'dflash') given as the target; give it as the "
             "draft model, and the model that it was trained for as the target"
         )
-    if architecture in _NOT_GENERATIVE | _DIFFUSION:
+    if architecture in NOT_GENERATIVE_ARCHITECTURES:
         file.fail(
             f"general.architecture is {architecture!r}, expected a language model that writes text "
             "from left to right"
@@ -169,15 +85,15 @@ def check_target(file: GgufFile) -> None:
     if kind != "model":
         file.fail(f"general.type is {kind!r}, expected 'model'; give the model itself")
     for key, high in (
-        ("block_count", _MAX_LAYERS),
+        ("block_count", MAX_LAYERS),
         ("embedding_length", 1 << 31),
         ("context_length", 1 << 31),
     ):
         value = file.require(f"{architecture}.{key}", int)
         if not 1 <= value <= high:
             file.fail(f"{architecture}.{key} is {value}, expected 1 to {high}")
-    if not file.require("tokenizer.ggml.tokens", list):
-        file.fail("key 'tokenizer.ggml.tokens' is empty, expected the vocabulary")
+    if not file.require(_TOKENS, list):
+        file.fail(f"key '{_TOKENS}' is empty, expected the vocabulary")
     embeddings = file.tensors.get("token_embd.weight")
     if embeddings is None:
         file.fail("tensor token_embd.weight is missing: a vocabulary without a model")
@@ -196,22 +112,31 @@ def check_pair(target: GgufFile, drafter: GgufFile) -> DrafterSpec:
     do not belong together: the message names the field, both values and the remedy.
     """
     check_target(target)
-    _check_architecture(target)
-    spec = DrafterSpec.read(drafter, n_vocab=target.n_vocab)
-    architecture = target.architecture
-    n_embd = target.require(f"{architecture}.embedding_length", int)
-    if spec.n_embd != n_embd:
-        _mismatch(target, drafter, "embedding_length (hidden size)", n_embd, spec.n_embd)
-    _check_layers(target, drafter, spec)
-    _check_vocabulary(target, drafter, spec)
+    if fault := _roll_back(target).fault or _taps(target).fault:
+        raise PairError(fault)
+    spec = read_drafter(drafter, n_vocab=target.n_vocab)
+    for field in _fields(target, drafter, spec):
+        if field.fault:
+            raise PairError(field.fault)
     return spec
+
+
+def compare(target: GgufFile, drafter: GgufFile) -> Fit:
+    """The same checks for people to read, with what fits.
+
+    Raises FileError when one of the two is no target or no drafter by itself.
+    """
+    check_target(target)
+    spec = read_drafter(drafter, n_vocab=target.n_vocab)
+    return Fit(target.path, drafter.path, tuple(_fields(target, drafter, spec)))
 
 
 def check_taps(target: GgufFile, layers: Sequence[int]) -> None:
     """Raise InputError unless llama.cpp can tap the inputs of these layers of `target`."""
     if not layers:
         return
-    _check_tapped(target)
+    if fault := _taps(target).fault:
+        raise PairError(fault)
     n_layer = _tappable_layers(target)
     for layer in layers:
         if not 1 <= layer < n_layer:
@@ -220,65 +145,95 @@ def check_taps(target: GgufFile, layers: Sequence[int]) -> None:
             )
 
 
-def _check_architecture(target: GgufFile) -> None:
+def _fields(target: GgufFile, drafter: GgufFile, spec: DrafterSpec) -> Iterator[FieldFit]:
+    yield _roll_back(target)
+    yield _taps(target)
+    n_embd = target.require(f"{target.architecture}.embedding_length", int)
+    yield _equal(target, drafter, "hidden size", "embedding_length", n_embd, spec.n_embd)
+    yield _tapped_layers(target, drafter, spec)
+    yield _equal(target, drafter, "vocabulary size", "", target.n_vocab, spec.n_vocab)
+    if _TOKENS not in drafter.metadata:
+        return
+    for name, key in (
+        ("tokenizer model", "tokenizer.ggml.model"),
+        ("pre-tokenizer", "tokenizer.ggml.pre"),
+    ):
+        ours, theirs = target.get(key), drafter.get(key)
+        # files converted before there were pre-tokenizer names have none
+        if name == "pre-tokenizer" and None in (ours, theirs):
+            yield FieldFit(name, ours, theirs)
+        else:
+            yield _equal(target, drafter, name, key, ours, theirs)
+    yield _tokens(target, drafter)
+
+
+def _roll_back(target: GgufFile) -> FieldFit:
     name = target.architecture
-    if name in RECURRENT_ARCHITECTURES:
-        raise PairError(
-            f"{target.path}: general.architecture is {name!r}, which has recurrent layers whose "
-            f"state cannot be rolled back; choose a target without, {_PLAIN}"
-        )
-    _check_tapped(target)
+    if name not in RECURRENT_ARCHITECTURES:
+        return FieldFit("roll back", f"{name}: yes", "needed")
+    fault = (
+        f"{target.path}: general.architecture is {name!r}, which has recurrent layers whose "
+        f"state cannot be rolled back; choose a target without, {_PLAIN}"
+    )
+    return FieldFit("roll back", f"{name}: no", "needed", fault)
 
 
-def _check_tapped(target: GgufFile) -> None:
+def _taps(target: GgufFile) -> FieldFit:
     name = target.architecture
-    if name not in TAPPED_ARCHITECTURES:
-        raise PairError(
-            f"{target.path}: general.architecture is {name!r}, whose hidden states cannot be had "
-            "from llama.cpp's graph; choose a target of another, such as qwen3, llama, gemma3 or "
-            f"gpt-oss, {_PLAIN}"
-        )
+    if name in TAPPED_ARCHITECTURES:
+        return FieldFit("taps", f"{name}: yes", "needed")
+    fault = (
+        f"{target.path}: general.architecture is {name!r}, whose hidden states llama.cpp's graph "
+        "does not give; choose a target of another, such as qwen3, llama, gemma3 or gpt-oss, "
+        + _PLAIN
+    )
+    return FieldFit("taps", f"{name}: no", "needed", fault)
 
 
-def _check_layers(target: GgufFile, drafter: GgufFile, spec: DrafterSpec) -> None:
+def _tapped_layers(target: GgufFile, drafter: GgufFile, spec: DrafterSpec) -> FieldFit:
     n_layer = _tappable_layers(target)
     beyond = [layer for layer in spec.target_layers if layer >= n_layer]
-    if beyond:
-        raise PairError(
-            f"{drafter.path}: dflash.target_layers {list(spec.target_layers)} taps the input of "
-            f"layer {beyond[0]}, and the target {target.path} has the layers 0 to {n_layer - 1}; "
-            "use the target that this drafter was trained for"
-        )
+    fault = (
+        f"{drafter.path}: dflash.target_layers {list(spec.target_layers)} taps the input of "
+        f"layer {beyond[0]}, and the target {target.path} has the layers 0 to {n_layer - 1}; "
+        "use the target that this drafter was trained for"
+        if beyond
+        else None
+    )
+    inputs = f"inputs of layers {', '.join(map(str, spec.target_layers))}"
+    return FieldFit("tapped layers", f"layers 0 to {n_layer - 1}", inputs, fault)
 
 
 def _tappable_layers(target: GgufFile) -> int:
     n_layer = target.require(f"{target.architecture}.block_count", int)
-    # trailing layers that predict further tokens are no layers of the graph that is tapped
+    # the last layers, which predict further tokens, are not in the graph that is tapped
     return n_layer - target.optional(f"{target.architecture}.nextn_predict_layers", int, 0)
 
 
-def _check_vocabulary(target: GgufFile, drafter: GgufFile, spec: DrafterSpec) -> None:
-    if spec.n_vocab != target.n_vocab:
-        _mismatch(target, drafter, "vocabulary size", target.n_vocab, spec.n_vocab)
-    if "tokenizer.ggml.tokens" not in drafter.metadata:
-        return
-    for key in ("tokenizer.ggml.model", "tokenizer.ggml.pre"):
-        ours, theirs = target.get(key), drafter.get(key)
-        # files converted before there were pre-tokenizer names have none
-        if ours != theirs and not (key.endswith("pre") and None in (ours, theirs)):
-            _mismatch(target, drafter, key, ours, theirs)
-    ours, theirs = target.get("tokenizer.ggml.tokens"), drafter.get("tokenizer.ggml.tokens")
-    if ours != theirs:
-        index = next(
-            i for i, pair in enumerate(zip(ours, theirs, strict=True)) if len(set(pair)) > 1
-        )
-        _mismatch(target, drafter, f"token {index}", ours[index], theirs[index])
+def _tokens(target: GgufFile, drafter: GgufFile) -> FieldFit:
+    ours, theirs = target.get(_TOKENS), drafter.get(_TOKENS)
+    if ours == theirs:
+        return FieldFit("tokens", len(ours), len(theirs))
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    index = next((i for i, pair in pairs if pair[0] != pair[1]), None)
+    if index is None:  # the vocabulary size says it already
+        return FieldFit("tokens", len(ours), len(theirs), "numbers of tokens differ")
+    fault = _mismatch(target, drafter, f"token {index}", ours[index], theirs[index])
+    return FieldFit("tokens", f"{ours[index]!r} is {index}", f"{theirs[index]!r} is {index}", fault)
 
 
-def _mismatch(
-    target: GgufFile, drafter: GgufFile, name: str, ours: object, theirs: object
-) -> NoReturn:
-    raise PairError(
+def _equal(
+    target: GgufFile, drafter: GgufFile, name: str, key: str, ours: object, theirs: object
+) -> FieldFit:
+    """Fits when both values are the same; `key` is where they stand, if in one key."""
+    if ours == theirs:
+        return FieldFit(name, ours, theirs)
+    where = f"{name} ({key})" if key else name
+    return FieldFit(name, ours, theirs, _mismatch(target, drafter, where, ours, theirs))
+
+
+def _mismatch(target: GgufFile, drafter: GgufFile, name: str, ours: object, theirs: object) -> str:
+    return (
         f"{name} is {theirs!r} in the drafter {drafter.path} and {ours!r} in the target "
         f"{target.path}; use the drafter that was trained for this target, {_PLAIN}"
     )

@@ -20,7 +20,7 @@ SMALL_CONTEXT = 4096
 _PIPELINE_COPIES = 4  # GGML_SCHED_MAX_COPIES, in force with several GPUs
 
 
-class Machine:
+class Devices:
     """The host and the GPUs, in llama.cpp's order, as places for one model's layers."""
 
     def __init__(self, model: Footprint, devices: Sequence[Device], options: LoadOptions) -> None:

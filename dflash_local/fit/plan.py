@@ -16,7 +16,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from dflash_local.errors import InputError
 from dflash_local.fit.footprint import Footprint, Use, cells, size_text
 from dflash_local.fit.options import LoadOptions, check_whole
-from dflash_local.fit.placement import Machine, tensor_split_of, usable_gpus
+from dflash_local.fit.placement import Devices, tensor_split_of, usable_gpus
 
 if TYPE_CHECKING:
     from dflash_local.gguf.drafter_spec import DrafterSpec
@@ -111,17 +111,17 @@ def make_plan(
     _check_kv_type(target, options.kv_type, options.flash_attn)
     model = Footprint(target, drafter, spec, options, n_branches)
     check_whole("main_gpu", options.main_gpu, 0, max(0, len(usable_gpus(devices)) - 1))
-    machine = Machine(model, devices, options)
-    most = model.n_blocks + 1 if machine.gpus else 0
+    places = Devices(model, devices, options)
+    most = model.n_blocks + 1 if places.gpus else 0
     if n_gpu_layers is None:
         layers = list(range(most, -1, -1))
     else:
         layers = [most if n_gpu_layers < 0 else min(n_gpu_layers, most)]
     contexts = [n_ctx] if n_ctx else _contexts(model.trained, on_gpu=layers[0] > 0)
-    context, count, host, gpus = machine.choose(contexts, layers, fixed=n_ctx is not None)
+    context, count, host, gpus = places.choose(contexts, layers, fixed=n_ctx is not None)
 
     notes = []
-    if n_gpu_layers and not machine.gpus:
+    if n_gpu_layers and not places.gpus:
         notes.append(f"n_gpu_layers is {n_gpu_layers}, but llama.cpp found no GPU")
     if context > model.trained:
         notes.append(f"the target was trained on {model.trained} tokens, fewer than {context}")
@@ -145,7 +145,7 @@ def make_plan(
         kv_bytes=model.kv(context, range(model.n_blocks)),
         drafter_kv_bytes=model.drafter_kv(context),
         draft_window=options.draft_window,
-        mapped_bytes=machine.mapped(count),
+        mapped_bytes=places.mapped(count),
     )
     if plan.reads_disk:
         notes.append("the weights exceed the free memory of the host: decoding may read the disk")

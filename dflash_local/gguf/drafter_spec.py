@@ -1,28 +1,13 @@
-"""The shape of a DFlash drafter, read from the keys and tensors of its GGUF (arch `dflash`).
-
-Keys and tensor names are those of llama.cpp's `src/models/dflash.cpp`.
-"""
+"""The shape of a DFlash drafter, as its GGUF file (architecture `dflash`) states it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
-from dflash_local.gguf.drafter_tensors import (
-    D2T,
-    MARKOV,
-    Kind,
-    Runner,
-    check_tensors,
-    first_bias,
-    kind_of,
-    runner_of,
-)
-from dflash_local.gguf.file import GgufFile
+Family = Literal["dflash", "dflash2", "dspark"]
+Runner = Literal["fused", "llama.cpp"]
 
-MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
-MAX_BLOCK_SIZE = 256
-MAX_EXTENT = 1 << 20
 LLAMA_CPP_ROWS = 128
 """Rows of one batch of llama.cpp's drafter, which makes logits for all of them."""
 
@@ -51,9 +36,9 @@ class ScaleSpec:
     """Constants of the forward pass; 0 means that the step is not there."""
 
     rms_eps: float
-    embedding: float = 0.0
-    attention: float = 0.0
-    """Scale of query times key; 0 = 1 / sqrt(head_dim)."""
+    attention: float
+    """Scale of query times key."""
+    embedding: float = 1.0
     value: float = 0.0
     """Scale of the attention's output."""
     logit: float = 0.0
@@ -79,11 +64,9 @@ class SelectorSpec:
 class DrafterSpec:
     """The shape of a drafter, from which that of each of its tensors follows."""
 
-    kind: Kind
-    runs_on: Runner
-    """The fused graph for plain DFlash; llama.cpp for what that graph does not know: DFlash 2,
-    DSpark, a reduced vocabulary, attention sinks, values made from keys, causal blocks."""
-
+    family: Family
+    beyond_fused: tuple[str, ...]
+    """What the fused graph does not know of it, in words; empty for a drafter that it runs."""
     block_size: int
     """Anchor and mask tokens of one block."""
     target_layers: tuple[int, ...]
@@ -117,8 +100,18 @@ class DrafterSpec:
     """The output at the anchor is a draft, too (DSpark)."""
 
     @property
+    def runs_on(self) -> Runner:
+        """The fused graph where it knows all of the drafter, else llama.cpp's own context."""
+        return "llama.cpp" if self.beyond_fused else "fused"
+
+    @property
     def n_taps(self) -> int:
         return len(self.target_layers)
+
+    @property
+    def n_features(self) -> int:
+        """Width of a context feature: the hidden states of all taps side by side."""
+        return self.n_taps * self.n_embd
 
     @property
     def n_draft(self) -> int:
@@ -133,228 +126,3 @@ class DrafterSpec:
     def llama_cpp_cells(self, n_ctx: int, n_seq: int) -> int:
         """Cells of that context: of all sequences, and of the blocks that are denoised at once."""
         return n_ctx * n_seq + self.llama_cpp_rows
-
-    @classmethod
-    def read(cls, file: GgufFile, *, n_vocab: int | None = None) -> DrafterSpec:
-        """The spec of `file`.
-
-        `n_vocab` is used where the file itself tells none. Raises FileError, naming key or tensor,
-        when `file` is no `dflash` drafter, lacks a key, contradicts itself, or is of a family that
-        nothing here runs.
-        """
-        if file.architecture != "dflash":
-            file.fail(
-                f"general.architecture is {file.architecture!r}, expected 'dflash'; "
-                "give a DFlash drafter as the draft model, the model itself as the target"
-            )
-        spec = _from_keys(file, kind_of(file), file.n_vocab or n_vocab)
-        check_tensors(file, spec)
-        return spec
-
-
-def _from_keys(file: GgufFile, kind: Kind, n_vocab: int | None) -> DrafterSpec:
-    n_layer = _count(file, "dflash.block_count", 1, MAX_LAYERS)
-    n_embd = _count(file, "dflash.embedding_length", 1, MAX_EXTENT)
-    n_head = _count(file, "dflash.attention.head_count", 1, MAX_EXTENT)
-    n_head_kv = _count(file, "dflash.attention.head_count_kv", 1, n_head, default=n_head)
-    if n_head % n_head_kv:
-        file.fail(
-            f"dflash.attention.head_count is {n_head}, expected a multiple of "
-            f"dflash.attention.head_count_kv, {n_head_kv}"
-        )
-    head_dim = _count(file, "dflash.attention.key_length", 1, 1024, default=n_embd // n_head)
-    if head_dim < 2 or head_dim % 2:
-        file.fail(f"dflash.attention.key_length is {head_dim}, expected an even number")
-    value_dim = file.optional("dflash.attention.value_length", int, head_dim)
-    if value_dim != head_dim:
-        file.fail(
-            f"dflash.attention.value_length is {value_dim}, key_length {head_dim}: must agree"
-        )
-    if n_vocab is None:
-        file.fail(
-            "no tokenizer.ggml.tokens, dflash.vocab_size or token_embd.weight: n_vocab unknown"
-        )
-    causal = file.optional("dflash.attention.causal", bool, False)
-    window, sliding_layers = _sliding(file, n_layer)
-    return DrafterSpec(
-        kind=kind,
-        runs_on=runner_of(file, n_layer, causal=causal),
-        block_size=_block_size(file),
-        target_layers=_target_layers(file),
-        n_embd=n_embd,
-        n_layer=n_layer,
-        n_head=n_head,
-        n_head_kv=n_head_kv,
-        head_dim=head_dim,
-        n_ff=_count(file, "dflash.feed_forward_length", 1, MAX_EXTENT),
-        n_vocab=n_vocab,
-        mask_token_id=_mask_token_id(file, n_vocab),
-        sliding_window=window,
-        sliding_layers=sliding_layers,
-        context_length=_count(file, "dflash.context_length", 1, 1 << 31),
-        rope=_rope(file, head_dim),
-        scales=_scales(file),
-        n_vocab_draft=_rows(file, D2T, n_vocab),
-        causal=causal,
-        attention_bias=first_bias(file) is not None,
-        selector=_selector(file, n_embd, n_vocab) if kind == "dflash2" else None,
-        markov_rank=_rows(file, MARKOV, 0) if kind == "dspark" else 0,
-        # what llama.cpp takes a missing key for
-        sample_from_anchor=file.optional("dflash.sample_from_anchor", bool, True)
-        if kind == "dspark"
-        else False,
-    )
-
-
-def _selector(file: GgufFile, n_embd: int, n_vocab: int) -> SelectorSpec:
-    """As llama.cpp does, packs candidates and the scores between them into a row of `n_embd`."""
-    top_k = _count(file, "dflash.selector_top_k", 1, n_vocab)
-    if top_k * (top_k + 1) > n_embd:
-        file.fail(
-            f"dflash.selector_top_k is {top_k}: candidates and scores, {top_k * (top_k + 1)} "
-            f"values, exceed dflash.embedding_length, {n_embd}"
-        )
-    group_size = _count(file, "dflash.conv_group_size", 1, n_embd)
-    if n_embd % group_size:
-        file.fail(
-            f"dflash.conv_group_size is {group_size}, expected a divisor of "
-            f"dflash.embedding_length, {n_embd}"
-        )
-    return SelectorSpec(
-        rank=_count(file, "dflash.selector_rank", 1, MAX_EXTENT),
-        top_k=top_k,
-        kernel_size=_count(file, "dflash.conv_kernel_size", 1, MAX_BLOCK_SIZE),
-        group_size=group_size,
-    )
-
-
-def _rows(file: GgufFile, name: str, default: int) -> int:
-    """The first extent of a tensor, `default` without it."""
-    tensor = file.tensors.get(name)
-    return tensor.shape[0] if tensor else default
-
-
-def _count(file: GgufFile, key: str, low: int, high: int, *, default: int | None = None) -> int:
-    value = file.require(key, int) if default is None else file.optional(key, int, default)
-    if not low <= value <= high:
-        file.fail(f"{key} is {value}, expected {low} to {high}")
-    return value
-
-
-def _block_size(file: GgufFile) -> int:
-    size = file.require("dflash.block_size", int)
-    if size < 2:
-        file.fail(
-            f"dflash.block_size is {size}, expected at least 2: the anchor and one mask token"
-        )
-    return _count(file, "dflash.block_size", 2, MAX_BLOCK_SIZE)
-
-
-def _target_layers(file: GgufFile) -> tuple[int, ...]:
-    key = "dflash.target_layers"
-    layers = _integers(file, key)
-    if not layers:
-        file.fail(f"{key} is empty, expected the target's layers to tap")
-    if min(layers) < 1 or max(layers) > MAX_LAYERS:
-        file.fail(f"{key} is {_listed(layers)}, expected layer inputs from 1 to {MAX_LAYERS}")
-    if len(set(layers)) != len(layers):
-        file.fail(f"{key} is {_listed(layers)}, expected different layers")
-    return layers
-
-
-def _mask_token_id(file: GgufFile, n_vocab: int) -> int:
-    key = "tokenizer.ggml.mask_token_id"
-    mask = file.require(key, int)
-    if not 0 <= mask < n_vocab:
-        file.fail(f"{key} is {mask}, expected 0 to {n_vocab - 1}, the drafter's vocabulary")
-    return mask
-
-
-def _sliding(file: GgufFile, n_layer: int) -> tuple[int, tuple[bool, ...]]:
-    window = file.optional("dflash.attention.sliding_window", int, 0)
-    if window < 0 or window >= 1 << 31:
-        file.fail(f"dflash.attention.sliding_window is {window}, expected 0 or more tokens")
-    if window == 0:
-        return 0, (False,) * n_layer
-    key = "dflash.attention.sliding_window_pattern"
-    pattern = file.require(key, list)
-    if len(pattern) != n_layer or not all(isinstance(value, int) for value in pattern):
-        file.fail(f"{key} has {len(pattern)} values, expected {n_layer} bools, one a layer")
-    return window, tuple(bool(value) for value in pattern)
-
-
-def _rope(file: GgufFile, head_dim: int) -> RopeSpec:
-    sections: tuple[int, ...] = ()
-    if "dflash.rope.dimension_sections" in file.metadata:
-        sections = _integers(file, "dflash.rope.dimension_sections")
-        if len(sections) > 4 or any(sections[1:]) or min(sections, default=0) < 0:
-            file.fail(
-                f"dflash.rope.dimension_sections is {_listed(sections)}, expected [n, 0, 0, 0]: "
-                "a drafter rotates by the token position alone"
-            )
-    n_dims = _count(file, "dflash.rope.dimension_count", 2, head_dim, default=head_dim)
-    if n_dims % 2:
-        file.fail(f"dflash.rope.dimension_count is {n_dims}, expected an even number")
-    # llama.cpp takes a missing type for linear, and a missing factor for 1
-    scaling = file.optional("dflash.rope.scaling.type", str, "linear")
-    if scaling not in ("none", "linear", "yarn"):
-        file.fail(f"dflash.rope.scaling.type is {scaling!r}, expected none, linear or yarn")
-    factor = _number(file, "dflash.rope.scaling.factor", 0.0)
-    factor = factor or _number(file, "dflash.rope.scale_linear", 0.0) or 1.0
-    if factor < 0.0:
-        file.fail(f"dflash.rope.scaling.factor is {factor}, expected a positive number")
-    freq_base = _number(file, "dflash.rope.freq_base", RopeSpec.freq_base)
-    if freq_base <= 0.0:
-        file.fail(f"dflash.rope.freq_base is {freq_base}, expected a positive number")
-    original_context = _count(
-        file,
-        "dflash.rope.scaling.original_context_length",
-        1,
-        1 << 31,
-        default=file.require("dflash.context_length", int),
-    )
-    if scaling == "none" or (scaling == "linear" and factor == 1.0):
-        scaling, factor = "none", 1.0
-    return RopeSpec(
-        freq_base=freq_base,
-        n_dims=n_dims,
-        sections=sections,
-        scaling=scaling,
-        factor=factor,
-        original_context=original_context,
-        attn_factor=_number(file, "dflash.rope.scaling.attn_factor", 1.0),
-    )
-
-
-def _scales(file: GgufFile) -> ScaleSpec:
-    activation = file.optional("dflash.hidden_activation", str, "silu")
-    names = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu"}
-    if activation not in names:
-        file.fail(f"dflash.hidden_activation is {activation!r}, expected one of {', '.join(names)}")
-    eps = file.require("dflash.attention.layer_norm_rms_epsilon", float)
-    if not 0.0 < eps < 1.0:
-        file.fail(f"dflash.attention.layer_norm_rms_epsilon is {eps}, expected 0 < eps < 1")
-    return ScaleSpec(
-        rms_eps=eps,
-        embedding=_number(file, "dflash.embedding_scale", 0.0),
-        attention=_number(file, "dflash.attention.scale", 0.0),
-        value=_number(file, "dflash.attention.value_scale", 0.0),
-        logit=_number(file, "dflash.logit_scale", 0.0),
-        logit_softcap=_number(file, "dflash.final_logit_softcapping", 0.0),
-        activation=names[activation],
-    )
-
-
-def _number(file: GgufFile, key: str, default: float) -> float:
-    return file.optional(key, float, default)
-
-
-def _integers(file: GgufFile, key: str) -> tuple[int, ...]:
-    values: list[Any] = file.require(key, list)
-    if not all(type(value) is int for value in values):
-        file.fail(f"{key} is {file.value_types[key]}, expected an array of integers")
-    return tuple(values)
-
-
-def _listed(values: tuple[int, ...]) -> str:
-    return f"{list(values)}" if len(values) <= 16 else f"{list(values[:16])} and more"

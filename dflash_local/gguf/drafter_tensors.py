@@ -6,53 +6,31 @@ Names and shapes are those of llama.cpp's `src/models/dflash.cpp`.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterator
 
 import numpy as np
 
 from dflash_local.errors import FileError
+from dflash_local.gguf.drafter_spec import DrafterSpec, Family
 from dflash_local.gguf.file import GgufFile, TensorInfo
 
-if TYPE_CHECKING:
-    from dflash_local.gguf.drafter_spec import DrafterSpec
-
-Kind = Literal["dflash", "dflash2", "dspark"]
-Runner = Literal["fused", "llama.cpp"]
 Shape = tuple[int, ...]
 
 SELECTOR = "selector_hidden.weight"
 MARKOV = "markov_w1.weight"
 D2T = "d2t"
 
-_LAYER_WEIGHTS = (
-    "attn_norm",
-    "attn_q",
-    "attn_k",
-    "attn_v",
-    "attn_output",
-    "attn_q_norm",
-    "attn_k_norm",
-    "ffn_norm",
-    "ffn_gate",
-    "ffn_up",
-    "ffn_down",
-)
 # llama.cpp knows these biases of other architectures, by these names, but of no drafter
 _BIASED = ("attn_q", "attn_k", "attn_v", "attn_output")
-_OPTIONAL_LAYER_WEIGHTS = ("post_attention_norm", "post_ffw_norm", "layer_output_scale")
-_WEIGHTS = ("fc", "enc.output_norm", "output_norm", "token_embd", "output", "rope_freqs")
-_FUSED = re.compile(
-    rf"({'|'.join(re.escape(name) for name in _WEIGHTS)})\.weight"
-    rf"|blk\.\d+\.({'|'.join(_LAYER_WEIGHTS + _OPTIONAL_LAYER_WEIGHTS)})\.weight"
-    rf"|blk\.\d+\.({'|'.join(_BIASED)})\.bias"
-)
 _BIAS = re.compile(r"blk\.\d+\..*\.bias")
-_LLAMA_CPP = re.compile(
-    r"d2t|markov_w[12]\.weight|conf_proj\.(weight|bias)"
+_KNOWN = re.compile(
+    r"(fc|enc\.output_norm|output_norm|token_embd|output|rope_freqs|markov_w[12])\.weight"
     r"|selector_(predecessor|successor|hidden)\.weight"
-    r"|(fc|output|markov_w2)\.scale"
-    r"|blk\.\d+\.(attn_sinks\.weight|(attn|ffn)_conv_(base|proj\.weight)"
-    r"|(attn_(q|k|v|output)|ffn_(gate|up|down))\.scale)"
+    r"|d2t|conf_proj\.(weight|bias)|(fc|output|markov_w2)\.scale"
+    r"|blk\.\d+\.(attn_(norm|q|k|v|output|q_norm|k_norm|sinks)\.weight"
+    r"|(post_attention_norm|post_ffw_norm|layer_output_scale)\.weight"
+    r"|ffn_(norm|gate|up|down)\.weight|(attn|ffn)_conv_(base|proj\.weight)"
+    r"|attn_(q|k|v|output)\.(bias|scale)|ffn_(gate|up|down)\.scale)"
 )
 _HYPER_CONNECTIONS = re.compile(r"^output_hc_|\.hc_")
 
@@ -60,11 +38,9 @@ _HYPER_CONNECTIONS = re.compile(r"^output_hc_|\.hc_")
 _NOT_MULTIPLIED = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
 
 
-def kind_of(file: GgufFile) -> Kind:
+def family_of(file: GgufFile) -> Family:
     """The family, by the heads on top. Raises FileError for tensors of none that we know."""
-    unknown = [
-        name for name in file.tensors if not (_FUSED.fullmatch(name) or _LLAMA_CPP.fullmatch(name))
-    ]
+    unknown = [name for name in file.tensors if not _KNOWN.fullmatch(name)]
     if unknown:
         deepseek = any(_HYPER_CONNECTIONS.search(name) for name in unknown)
         kind = "DSpark on DeepSeek-V4 (hyper-connections)" if deepseek else "unknown to us"
@@ -89,45 +65,38 @@ def first_bias(file: GgufFile) -> str | None:
     return next((name for name in file.tensors if _BIAS.fullmatch(name)), None)
 
 
-def runner_of(file: GgufFile, n_layer: int, *, causal: bool) -> Runner:
-    """What can run it: the fused graph where it knows all of it, else llama.cpp.
-
-    Raises FileError where neither does.
-    """
-    beyond = _beyond_the_fused_graph(file, n_layer, causal=causal)
-    if beyond is None:
-        return "fused"
-    bias = first_bias(file)
-    if bias is not None:
-        file.fail(
-            f"tensor {bias} is one that only the fused draft graph knows, {beyond} only llama.cpp: "
-            "nothing runs a drafter with both; use another drafter, or none"
-        )
-    return "llama.cpp"
-
-
-def _beyond_the_fused_graph(file: GgufFile, n_layer: int, *, causal: bool) -> str | None:
+def beyond_fused(file: GgufFile, family: Family, *, causal: bool) -> Iterator[str]:
+    """What the fused graph does not know of this drafter and llama.cpp does, in words."""
+    if family == "dflash2":
+        yield "the path selector and convolutions of DFlash 2"
+    if family == "dspark":
+        yield "the Markov head of DSpark"
+    if D2T in file.tensors:
+        yield f"a reduced vocabulary of {file.tensors[D2T].shape[0]} tokens"
+    if any(name.endswith("attn_sinks.weight") for name in file.tensors):
+        yield "attention sinks"
+    if _lacks_values(file):
+        yield "values that are made from the keys"
+    if any(name.endswith(".scale") for name in file.tensors):
+        yield "weights with a scale beside them"
     if causal:
-        return "dflash.attention.causal"
-    if _lacks_values(file, n_layer):
-        return "values made from the keys (no attn_v)"
-    return next((f"tensor {name}" for name in file.tensors if not _FUSED.fullmatch(name)), None)
+        yield "blocks whose positions do not see those after them"
 
 
-def _lacks_values(file: GgufFile, n_layer: int) -> bool:
-    """Values are made from the keys in every layer; in some layers only, they are missing."""
-    return not any(f"blk.{layer}.attn_v.weight" in file.tensors for layer in range(n_layer))
+def _lacks_values(file: GgufFile) -> bool:
+    """No layer has `attn_v`: values are made from the keys. In some layers only, it is missing."""
+    return not any(name.endswith(".attn_v.weight") for name in file.tensors)
 
 
 def check_tensors(file: GgufFile, spec: DrafterSpec) -> None:
     """Raise FileError, a line per fault, where a tensor is missing or not as `spec` says."""
     required, optional = _expected_shapes(spec)
-    if _lacks_values(file, spec.n_layer):
+    if _lacks_values(file):
         for layer in range(spec.n_layer):
             del required[f"blk.{layer}.attn_v.weight"]
-    if spec.kind == "dflash2":
+    if spec.family == "dflash2":
         required |= _selector_shapes(spec)
-    if spec.kind == "dspark":
+    if spec.family == "dspark":
         markov, confidence = _markov_shapes(spec)
         required |= markov
         optional |= confidence
@@ -155,10 +124,10 @@ def check_tensors(file: GgufFile, spec: DrafterSpec) -> None:
 
 def _misplaced(name: str, spec: DrafterSpec) -> str:
     if re.match(rf"blk\.({'|'.join(map(str, range(spec.n_layer)))})\.", name):
-        return f"tensor {name} belongs to another family than the rest, {spec.kind}"
+        return f"tensor {name} belongs to another family than the rest, {spec.family}"
     if name.startswith("blk."):
         return f"tensor {name} is beyond dflash.block_count {spec.n_layer}"
-    return f"tensor {name} has no place in a drafter of the family {spec.kind}"
+    return f"tensor {name} has no place in a drafter of the family {spec.family}"
 
 
 def _type_fault(tensor: TensorInfo) -> str:
@@ -190,32 +159,33 @@ def _expected_shapes(spec: DrafterSpec) -> tuple[dict[str, Shape], dict[str, Sha
         "fc.scale": (1,),
         "output.scale": (1,),
     }
-    shapes = (
-        (n_embd,),
-        (n_embd, n_q),
-        (n_embd, n_kv),
-        (n_embd, n_kv),
-        (n_q, n_embd),
-        (head,),
-        (head,),
-        (n_embd,),
-        (n_embd, n_ff),
-        (n_embd, n_ff),
-        (n_ff, n_embd),
-    )
+    layer_weights: dict[str, Shape] = {
+        "attn_norm": (n_embd,),
+        "attn_q": (n_embd, n_q),
+        "attn_k": (n_embd, n_kv),
+        "attn_v": (n_embd, n_kv),
+        "attn_output": (n_q, n_embd),
+        "attn_q_norm": (head,),
+        "attn_k_norm": (head,),
+        "ffn_norm": (n_embd,),
+        "ffn_gate": (n_embd, n_ff),
+        "ffn_up": (n_embd, n_ff),
+        "ffn_down": (n_ff, n_embd),
+    }
     for layer in range(spec.n_layer):
         block = f"blk.{layer}."
-        for weight, shape in zip(_LAYER_WEIGHTS, shapes, strict=True):
+        for weight, shape in layer_weights.items():
             required[f"{block}{weight}.weight"] = shape
             if len(shape) == 2:
                 optional[f"{block}{weight}.scale"] = (1,)
-        for weight, shape in zip(
-            _OPTIONAL_LAYER_WEIGHTS, ((n_embd,), (n_embd,), (1,)), strict=True
-        ):
-            optional[f"{block}{weight}.weight"] = shape
+        optional |= {
+            f"{block}post_attention_norm.weight": (n_embd,),
+            f"{block}post_ffw_norm.weight": (n_embd,),
+            f"{block}layer_output_scale.weight": (1,),
+            f"{block}attn_sinks.weight": (spec.n_head,),
+        }
         for weight in _BIASED:
-            optional[f"{block}{weight}.bias"] = required[f"{block}{weight}.weight"][1:]
-        optional[f"{block}attn_sinks.weight"] = (spec.n_head,)
+            optional[f"{block}{weight}.bias"] = layer_weights[weight][1:]
     return required, optional
 
 

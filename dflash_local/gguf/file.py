@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from dflash_local.errors import FileError
-from dflash_local.gguf.header import Header, read_header
-from dflash_local.gguf.types import TENSOR_TYPES
+from dflash_local.gguf.header import TENSOR_TYPES, Header, read_header
 from dflash_local.gguf.vocabulary import vocabulary_fault
 
 T = TypeVar("T", bool, int, float, str, "list[Any]")

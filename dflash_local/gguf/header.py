@@ -12,16 +12,9 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
+from gguf import GGML_QUANT_SIZES
 
 from dflash_local.errors import FileError
-from dflash_local.gguf.types import (
-    ARRAY,
-    BOOL,
-    SCALAR_TYPES,
-    STRING,
-    TENSOR_TYPES,
-    known_tensor_types,
-)
 
 MAX_HEADER_BYTES = 1 << 27
 MAX_ARRAY_VALUES = 1 << 22  # of all arrays together; the largest vocabularies need 1.3 million
@@ -37,6 +30,40 @@ BUFFER_ALIGNMENT = 32
 _FIRST_READ = 1 << 20
 _LONGEST_MESSAGE = 1000
 _LENGTH = struct.Struct("<Q")
+
+
+# ggml/include/gguf.h, enum gguf_type: number -> (name, numpy dtype of one value)
+SCALAR_TYPES: dict[int, tuple[str, np.dtype[np.generic]]] = {
+    0: ("uint8", np.dtype("<u1")),
+    1: ("int8", np.dtype("<i1")),
+    2: ("uint16", np.dtype("<u2")),
+    3: ("int16", np.dtype("<i2")),
+    4: ("uint32", np.dtype("<u4")),
+    5: ("int32", np.dtype("<i4")),
+    6: ("float32", np.dtype("<f4")),
+    7: ("bool", np.dtype("<u1")),
+    10: ("uint64", np.dtype("<u8")),
+    11: ("int64", np.dtype("<i8")),
+    12: ("float64", np.dtype("<f8")),
+}
+BOOL, STRING, ARRAY = 7, 8, 9
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """A ggml type: `block` values of a row are stored in `bytes` bytes."""
+
+    name: str
+    block: int
+    bytes: int
+
+
+TENSOR_TYPES: dict[int, TensorType] = {
+    int(kind): TensorType(kind.name, block, size)
+    for kind, (block, size) in GGML_QUANT_SIZES.items()
+}
+# llama.cpp reads this type, the gguf package of the same time does not know it
+TENSOR_TYPES.setdefault(42, TensorType("Q2_0", 64, 18))
 
 
 @dataclass(frozen=True)
@@ -201,10 +228,8 @@ class _HeaderReader:
         type_number = self._int32(f"the type of tensor {name!r}")
         kind = TENSOR_TYPES.get(type_number)
         if kind is None:
-            self._fail(
-                f"tensor {name!r} has the type number {type_number}, "
-                f"known are {known_tensor_types()}"
-            )
+            known = ", ".join(f"{number} {kind.name}" for number, kind in TENSOR_TYPES.items())
+            self._fail(f"tensor {name!r} has the type number {type_number}, known are {known}")
         if shape[0] % kind.block:
             self._fail(
                 f"tensor {name!r} has rows of {shape[0]} values, and its type {kind.name} "

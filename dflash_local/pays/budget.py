@@ -17,7 +17,7 @@ comes back too often."""
 
 
 class Budget:
-    """Two accounts: `amount` pays for probes, and a credit covers drafting that was thought to pay."""
+    """Two accounts: `amount` pays for probes; a credit covers drafting that was thought to pay."""
 
     def __init__(self) -> None:
         self.amount = _AT_FIRST

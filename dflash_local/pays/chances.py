@@ -97,7 +97,7 @@ class TreeChances(Chances):
             self.survival.notice(draft.candidates.logprobs[:, 0].tolist())
         self._notice_curve(path_chances(draft))
 
-    def notice_candidates(self, candidates: Candidates) -> None:  # noqa: B027
+    def notice_candidates(self, candidates: Candidates) -> None:
         tree = grow(self.rate(candidates), self._prior.trees.n_nodes, _ANY_TOKEN)
         self._notice_curve(path_chances(tree))
 

@@ -33,7 +33,7 @@ _PREFIXES = re.compile(r"^(\w+: )?(error loading model( vocabulary)?: )+")
 
 
 @dataclass(frozen=True)
-class Verdict:
+class LoadVerdict:
     """How far the child came. `stage` is the one that failed, empty if none did."""
 
     stage: str = ""
@@ -84,7 +84,7 @@ def ensure_loadable(
     _raise(verdict, target, draft)
 
 
-def _raise(verdict: Verdict, target: Path, draft: Path | None) -> None:
+def _raise(verdict: LoadVerdict, target: Path, draft: Path | None) -> None:
     if not verdict.stage:
         return
     why = ", ".join(part for part in (verdict.death, verdict.fault) if part)
@@ -117,7 +117,7 @@ def _raise(verdict: Verdict, target: Path, draft: Path | None) -> None:
 
 def _tried(
     target: Path, request: dict[str, Any], limit_s: float, files: tuple[Path, ...]
-) -> Verdict:
+) -> LoadVerdict:
     limit_s += sum(path.stat().st_size for path in files) / _SLOWEST_BYTES_PER_S
 
     def on_wait() -> None:
@@ -132,9 +132,9 @@ def _tried(
         without_gpu=request["n_gpu_layers"] == 0,
     )
     if outcome.done:
-        return Verdict()
+        return LoadVerdict()
     fault = _PREFIXES.sub("", outcome.fault)
-    return Verdict(outcome.stage, fault, outcome.death, lasting=not outcome.short)
+    return LoadVerdict(outcome.stage, fault, outcome.death, lasting=not outcome.short)
 
 
 def libraries() -> tuple[Path, ...]:
@@ -164,9 +164,9 @@ def _cpu() -> str:
     return f"{platform.machine()} {platform.processor()}"
 
 
-def _kept(key: dict[str, Any]) -> Verdict | None:
+def _kept(key: dict[str, Any]) -> LoadVerdict | None:
     try:
-        verdict = Verdict(**disk_cache.read("probe", key)["verdict"])
+        verdict = LoadVerdict(**disk_cache.read("probe", key)["verdict"])
     except (TypeError, LookupError):  # not tried yet, or damaged
         return None
     texts = (verdict.stage, verdict.fault, verdict.death)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dflash_local import demo
-from dflash_local.convert.fit import compare
+from dflash_local.fit.pairing import compare
 from dflash_local.gguf.file import GgufFile
 from gguf_files import STRING, UINT32, changed
 from synthetic import Markov, Selector, write_drafter, write_target
@@ -144,7 +144,7 @@ def test_a_pair_that_does_not_fit(tmp_path: Path) -> None:
     done = inspect(DRAFTER, "--target", other)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert line.startswith("dflash-local: error: embedding_length (hidden size) is 512")
+    assert line.startswith("dflash-local: error: hidden size (embedding_length) is 512")
     assert "they do not fit" in done.stdout
     assert row(done.stdout, "hidden size").split() == ["64", "512", "differs"]
     assert row(done.stdout, "vocabulary size").split() == ["320", "8192", "differs"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from dflash_local.fit.pairing import RECURRENT_ARCHITECTURES, TAPPED_ARCHITECTURES
+from dflash_local.fit.architectures import RECURRENT_ARCHITECTURES, TAPPED_ARCHITECTURES
 
 PAGE = Path(__file__).parents[2] / "docs" / "drafters.md"
 COMMAND = re.compile(r"`dflash-local convert ([\w.-]+/[\w.-]+) --target TARGET`")

@@ -20,7 +20,7 @@ import shipped_drafter
 import tokenizer_files
 from dflash_local import Model, demo, load
 from dflash_local.convert import convert
-from dflash_local.convert.pretokenizers import FAMILIES
+from dflash_local.convert.tokenizer.pretokenizers import FAMILIES
 from dflash_local.gguf.file import GgufFile
 from gguf_files import ARRAY, INT32, STRING, Value, changed, parts
 

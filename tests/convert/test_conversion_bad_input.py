@@ -162,8 +162,8 @@ def test_the_target_that_a_drafter_names_is_fetched_without_its_weights(
     assert file.get("dflash_local.target.revision") == commit
     hub.add("lab/Other-DFlash", files_of(drafter) | {"README.md": card.replace(b"Tiny", b"Gone")})
     message = fetched("lab/Other-DFlash", target=None, output=tmp_path / "2.gguf")
-    assert "the target that lab/Other-DFlash names cannot be had: lab/Gone: no such" in message
-    assert message.endswith("or give it with --target: a GGUF file, a folder or a hub id")
+    assert "the target that lab/Other-DFlash names cannot be fetched: lab/Gone: no such" in message
+    assert message.endswith("or give one with --target: a GGUF file, a folder or a hub id")
 
 
 def test_of_what_is_no_drafter_no_weights_are_fetched(

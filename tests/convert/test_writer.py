@@ -19,7 +19,7 @@ from gguf import GGMLQuantizationType as Type
 from gguf import GGUFValueType, quants
 
 from dflash_local.convert.key import KINDS, Key
-from dflash_local.convert.tensors import TensorPlan
+from dflash_local.convert.tensors.plan import TensorPlan
 from dflash_local.convert.writer import write_gguf
 from dflash_local.errors import InputError
 from dflash_local.gguf.file import GgufFile
@@ -33,7 +33,7 @@ from pathlib import Path
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 from dflash_local.convert.key import Key
-from dflash_local.convert.tensors import TensorPlan
+from dflash_local.convert.tensors.plan import TensorPlan
 from dflash_local.convert.writer import write_gguf
 from dflash_local.errors import InputError
 

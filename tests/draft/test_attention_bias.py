@@ -15,6 +15,7 @@ import torch
 from dflash_local import load
 from dflash_local.draft.fused import FusedDrafter
 from dflash_local.errors import FileError
+from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.drafter_spec import DrafterSpec
 from dflash_local.gguf.file import GgufFile
 from dflash_local.loading import open_drafter
@@ -35,7 +36,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 
 def read(path: Path) -> DrafterSpec:
-    return DrafterSpec.read(GgufFile.open(path))
+    return read_drafter(GgufFile.open(path))
 
 
 @pytest.mark.parametrize("biases", [ALL, ALL[:3], ("output",)])
@@ -43,7 +44,7 @@ def test_the_fused_graph_runs_it(biases: tuple[str, ...], target: Target, tmp_pa
     path = write_drafter(tmp_path / "drafter.gguf", target.path, biases=biases)
     for file in (path, changed(path, tmp_path / "some.gguf", tensors=_without_those_of_layer_1)):
         spec = read(file)
-        assert (spec.kind, spec.runs_on, spec.attention_bias) == ("dflash", "fused", True)
+        assert (spec.family, spec.runs_on, spec.attention_bias) == ("dflash", "fused", True)
         drafter = open_drafter(file, target, spec, n_seq=1, n_ctx=64)
         assert isinstance(drafter, FusedDrafter)
         drafter.close()
@@ -68,12 +69,15 @@ def test_llama_cpp_does_not_load_it(target: Target, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "beyond"),
     [
-        ({"sinks": True}, "tensor blk.0.attn_sinks.weight"),
-        ({"selector": Selector()}, "tensor selector_predecessor.weight"),
-        ({"markov": Markov()}, "tensor markov_w1.weight"),
-        ({"reduced_vocabulary": 100}, "tensor d2t"),
-        ({"shared_kv": True}, "values made from the keys (no attn_v)"),
-        ({"extra": {"attention.causal": True}}, "dflash.attention.causal"),
+        ({"sinks": True}, "attention sinks"),
+        ({"selector": Selector()}, "the path selector and convolutions of DFlash 2"),
+        ({"markov": Markov()}, "the Markov head of DSpark"),
+        ({"reduced_vocabulary": 100}, "a reduced vocabulary of 100 tokens"),
+        ({"shared_kv": True}, "values that are made from the keys"),
+        (
+            {"extra": {"attention.causal": True}},
+            "blocks whose positions do not see those after them",
+        ),
     ],
 )
 def test_what_only_llama_cpp_knows_is_refused_beside_biases(
@@ -82,8 +86,10 @@ def test_what_only_llama_cpp_knows_is_refused_beside_biases(
     path = write_drafter(tmp_path / "drafter.gguf", target.path, biases=ALL, **options)
     with pytest.raises(FileError) as caught:
         load(target.path, path, quiet=True)
-    assert f"{path}: tensor blk.0.attn_q.bias is one that only the fused" in str(caught.value)
-    assert f"{beyond} only llama.cpp" in str(caught.value)
+    assert f"{path}: tensor blk.0.attn_q.bias is known to the fused draft graph alone" in str(
+        caught.value
+    )
+    assert f"{beyond} to llama.cpp alone" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from dflash_local import demo
 from dflash_local.draft.drafter import DraftRequest
-from dflash_local.draft.fused import FusedDrafter
 from dflash_local.errors import ClosedError, ContextFullError, FileError
+from dflash_local.loading import open_drafter
 from dflash_local.target.target import Target
 from draft_twin import GPU_LAYERS, ROUNDING, Twin, TwinMaker, twin_maker
 from reference import Reference
@@ -38,7 +38,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 32,
     },
     "3 taps, block of 16, 8 heads over 1": {
-        "target_layers": (0, 2, 3),
+        "target_layers": (1, 2, 3),
         "block_size": 16,
         "n_head": 8,
         "n_head_kv": 1,
@@ -310,7 +310,7 @@ def test_hidden_states_of_the_shipped_pair_draft_as_in_the_reference() -> None:
     text = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a"
     options = {"n_ctx": 256, "n_threads": 1, "n_gpu_layers": GPU_LAYERS}
     with Target.load(target_path, tapped_layers=(2, 4, 6), **options) as target:
-        drafter = FusedDrafter(drafter_path, target, n_seq=1, n_ctx=256, n_threads=1)
+        drafter = open_drafter(drafter_path, target, n_seq=1, n_ctx=256, n_threads=1)
         tokens = target.vocabulary.tokenize(text)
         n = len(tokens) - 1
         target.decode(tokens[:n], range(n), [0] * n, [False] * n)

@@ -20,7 +20,7 @@ from dflash_local.draft.shape import DraftShape
 from dflash_local.errors import InputError
 from dflash_local.fit.footprint import Footprint
 from dflash_local.fit.options import LoadOptions
-from dflash_local.gguf.drafter_spec import DrafterSpec
+from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
 from dflash_local.loading import open_drafter
 from dflash_local.target.target import Target
@@ -247,7 +247,7 @@ def planned(path: Path, window: int, n_ctx: int, n_seq: int) -> int:
     target = GgufFile.open(demo.pair()[0])
     file = GgufFile.open(path)
     options = LoadOptions(n_seq=n_seq, draft_window=window)
-    footprint = Footprint(target, file, DrafterSpec.read(file), options)
+    footprint = Footprint(target, file, read_drafter(file), options)
     assert footprint.drafter(n_ctx) <= footprint.drafter(2 * n_ctx)
     return footprint.drafter_kv(n_ctx)
 

@@ -18,6 +18,7 @@ from dflash_local.errors import FileError, InputError, PairError
 from dflash_local.fit.footprint import cells
 from dflash_local.fit.options import LoadOptions
 from dflash_local.fit.plan import make_plan
+from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.drafter_spec import DrafterSpec
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama.runtime import Device
@@ -57,7 +58,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 
 def read(path: Path) -> DrafterSpec:
-    return DrafterSpec.read(GgufFile.open(path))
+    return read_drafter(GgufFile.open(path))
 
 
 @pytest.mark.parametrize("options", [*FUSED.values(), *FAMILIES.values()], ids=[*FUSED, *FAMILIES])
@@ -71,9 +72,9 @@ def test_the_file_decides_what_runs_it(
     assert spec.runs_on == ("fused" if fused else "llama.cpp")
     assert isinstance(drafter, FusedDrafter if fused else LlamaDrafter)
     kind = "dspark" if "markov" in options else "dflash2" if "selector" in options else "dflash"
-    assert spec.kind == kind
+    assert spec.family == kind
     assert drafter.block_size == spec.n_draft + 1
-    from_anchor = spec.kind == "dspark" and options["markov"].sample_from_anchor is not False
+    from_anchor = spec.family == "dspark" and options["markov"].sample_from_anchor is not False
     assert spec.n_draft == (8 if from_anchor else 7)
     assert spec.n_vocab_draft == options.get("reduced_vocabulary", 320)
     drafter.close()

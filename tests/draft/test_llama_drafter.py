@@ -131,7 +131,7 @@ def test_the_chain_of_dspark_equals_the_reference(
 ) -> None:
     drafter = opened(tmp_path, target, options)
     reference = Reference(drafter.path, target.path, cache_dtype=torch.float16)
-    assert drafter.spec.kind == "dspark"
+    assert drafter.spec.family == "dspark"
     markov = options["markov"]
     from_anchor = markov.sample_from_anchor is not False
     assert drafter.block_size == reference.block_size + from_anchor
@@ -155,7 +155,7 @@ def test_the_path_of_dflash2_equals_the_reference(
 ) -> None:
     drafter = opened(tmp_path, target, options)
     reference = Reference(drafter.path, target.path, cache_dtype=torch.float16)
-    assert drafter.spec.kind == "dflash2"
+    assert drafter.spec.family == "dflash2"
     top_k = options["selector"].top_k
     rows = features(40, drafter)
     reference.inject(0, rows)

@@ -10,6 +10,7 @@ import shipped_drafter
 from dflash_local.convert import convert
 from dflash_local.draft.trial import try_drafter
 from dflash_local.errors import FileError
+from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.drafter_spec import DrafterSpec
 from dflash_local.gguf.file import GgufFile
 from gguf_files import ARRAY, STRING, UINT32, changed
@@ -22,7 +23,7 @@ BOTH = ("the fused graph drafts a block", "llama.cpp drafts a block")
 
 @pytest.fixture(scope="module")
 def spec(pair: Pair) -> DrafterSpec:
-    return DrafterSpec.read(GgufFile.open(pair[1]))
+    return read_drafter(GgufFile.open(pair[1]))
 
 
 def test_the_shipped_pair_passes(pair: Pair, spec: DrafterSpec) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from dflash_local import demo
-from dflash_local.draft.fused import FusedDrafter
 from dflash_local.draft.llama_drafter import LlamaDrafter
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.prefix_files import PrefixFiles
@@ -253,7 +252,7 @@ def test_saved_bytes_that_do_not_fit_are_refused(engine: Engine, text: list[int]
 def test_a_window_that_has_moved_on_is_decoded_again(engine: Engine, text: list[int]) -> None:
     """Of a text that is cut far back the drafter has no rows left that it would look at."""
     with open_target(n_ctx=2048, n_seq=2) as target:
-        drafter = FusedDrafter(demo.pair()[1], target, n_seq=2, n_ctx=2048, draft_window=64)
+        drafter = open_drafter(demo.pair()[1], target, n_seq=2, n_ctx=2048, draft_window=64)
         windowed = Engine(target, drafter, n_seq=2)
         prompt = text[:300] + target.vocabulary.tokenize(demo.prompts()["code"][0])
         expected = cold(windowed, prompt, 8)

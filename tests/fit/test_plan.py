@@ -18,6 +18,7 @@ from dflash_local.errors import InputError
 from dflash_local.fit.footprint import Footprint
 from dflash_local.fit.options import LoadOptions
 from dflash_local.fit.plan import Plan, make_plan
+from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.drafter_spec import DrafterSpec
 from dflash_local.gguf.file import GgufFile, TensorInfo
 from dflash_local.llama import runtime
@@ -334,7 +335,7 @@ def test_more_host_memory_never_gives_a_smaller_context(size, more):
 def shipped() -> tuple[GgufFile, GgufFile, DrafterSpec]:
     target_path, draft_path = pair()
     drafter = GgufFile.open(draft_path)
-    return GgufFile.open(target_path), drafter, DrafterSpec.read(drafter)
+    return GgufFile.open(target_path), drafter, read_drafter(drafter)
 
 
 def logged_mib(pattern: str) -> float:

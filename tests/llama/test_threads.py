@@ -9,9 +9,9 @@ import pytest
 
 from dflash_local import InputError, Target, demo
 from dflash_local.draft.drafter import DraftRequest
-from dflash_local.draft.fused import FusedDrafter
 from dflash_local.llama import native
 from dflash_local.llama.host import default_threads
+from dflash_local.loading import open_drafter
 from dflash_local.target.taps import StoredFeatures
 
 TEXT = "def add(a, b):\n    return a"
@@ -22,7 +22,7 @@ def drafted(n_threads: int, drafter_threads: int | None = None) -> tuple[list[in
     target_path, drafter_path = demo.pair()
     options = {"n_ctx": 256, "kv_type": "q8_0", "tapped_layers": (2, 4, 6)}
     with Target.load(target_path, n_threads=n_threads, **options) as target:
-        drafter = FusedDrafter(drafter_path, target, n_seq=1, n_ctx=256, n_threads=drafter_threads)
+        drafter = open_drafter(drafter_path, target, n_seq=1, n_ctx=256, n_threads=drafter_threads)
         tokens = target.vocabulary.tokenize(TEXT)
         n = len(tokens)
         target.decode(tokens, range(n), [0] * n, [False] * (n - 1) + [True])

@@ -6,6 +6,8 @@
 #include <random>
 #include <stdexcept>
 
+#include "gguf.h"
+
 namespace {
 
 std::vector<int64_t> shape_of(const ggml_tensor * tensor) {
@@ -25,36 +27,39 @@ std::vector<float> floats_of(const ggml_tensor * tensor) {
 
 }  // namespace
 
-drafter_file::drafter_file(int64_t n_embd) : keys_(gguf_init_empty()) {
-    constexpr int64_t n_head = 4;
-    constexpr int64_t n_head_kv = 2;
-    constexpr int64_t head_dim = 32;
+dflash::draft_params small_params(int n_embd) {
+    dflash::draft_params params;
+    params.n_embd = n_embd;
+    params.n_layer = 1;
+    params.n_head = 4;
+    params.n_head_kv = 2;
+    params.head_dim = 32;
+    params.block_size = 4;
+    params.mask_token = 3;
+    params.n_taps = 1;
+    params.is_sliding = {false};
+    params.attention_scale = 1.0f / std::sqrt(32.0f);
+    params.rope.n_dims = params.head_dim;
+    params.rope.freq_base = 1e6f;
+    return params;
+}
+
+drafter_file::drafter_file(const dflash::draft_params & params) {
     constexpr int64_t n_ff = 64;
     constexpr ggml_type f32 = GGML_TYPE_F32;
     constexpr ggml_type q8_0 = GGML_TYPE_Q8_0;
-    gguf_context * k = keys();
-    gguf_set_val_str(k, "general.architecture", "dflash");
-    gguf_set_val_u32(k, "dflash.embedding_length", static_cast<uint32_t>(n_embd));
-    gguf_set_val_u32(k, "dflash.block_count", 1);
-    gguf_set_val_u32(k, "dflash.context_length", 4096);
-    gguf_set_val_u32(k, "dflash.attention.head_count", n_head);
-    gguf_set_val_u32(k, "dflash.attention.head_count_kv", n_head_kv);
-    gguf_set_val_u32(k, "dflash.attention.key_length", head_dim);
-    gguf_set_val_u32(k, "dflash.block_size", 4);
-    gguf_set_val_u32(k, "tokenizer.ggml.mask_token_id", 3);
-    gguf_set_val_f32(k, "dflash.attention.layer_norm_rms_epsilon", 1e-6f);
-    gguf_set_val_f32(k, "dflash.rope.freq_base", 1e6f);
-    const int32_t layers[] = {1};
-    gguf_set_arr_data(k, "dflash.target_layers", GGUF_TYPE_INT32, layers, 1);
-
+    const int64_t n_embd = params.n_embd;
+    const int64_t head_dim = params.head_dim;
+    const int64_t n_q = params.n_head * head_dim;
+    const int64_t n_kv = params.n_embd_kv();
     set("fc.weight", q8_0, {n_embd, n_embd});
     set("enc.output_norm.weight", f32, {n_embd});
     set("output_norm.weight", f32, {n_embd});
     set("blk.0.attn_norm.weight", f32, {n_embd});
-    set("blk.0.attn_q.weight", q8_0, {n_embd, n_head * head_dim});
-    set("blk.0.attn_k.weight", q8_0, {n_embd, n_head_kv * head_dim});
-    set("blk.0.attn_v.weight", q8_0, {n_embd, n_head_kv * head_dim});
-    set("blk.0.attn_output.weight", q8_0, {n_head * head_dim, n_embd});
+    set("blk.0.attn_q.weight", q8_0, {n_embd, n_q});
+    set("blk.0.attn_k.weight", q8_0, {n_embd, n_kv});
+    set("blk.0.attn_v.weight", q8_0, {n_embd, n_kv});
+    set("blk.0.attn_output.weight", q8_0, {n_q, n_embd});
     set("blk.0.attn_q_norm.weight", f32, {head_dim});
     set("blk.0.attn_k_norm.weight", f32, {head_dim});
     set("blk.0.ffn_norm.weight", f32, {n_embd});
@@ -65,13 +70,13 @@ drafter_file::drafter_file(int64_t n_embd) : keys_(gguf_init_empty()) {
 
 drafter_file::drafter_file(const std::string & path) {
     ggml_context * raw = nullptr;
-    keys_.reset(gguf_init_from_file(path.c_str(), {/*no_alloc=*/false, &raw}));
-    if (!keys_) {
+    const gguf_context_ptr gguf(gguf_init_from_file(path.c_str(), {/*no_alloc=*/false, &raw}));
+    if (!gguf) {
         throw std::runtime_error("cannot read " + path);
     }
     contexts_.emplace_back(raw);
-    for (int64_t i = 0; i < gguf_get_n_tensors(keys()); i++) {
-        tensors_.push_back(ggml_get_tensor(raw, gguf_get_tensor_name(keys(), i)));
+    for (int64_t i = 0; i < gguf_get_n_tensors(gguf.get()); i++) {
+        tensors_.push_back(ggml_get_tensor(raw, gguf_get_tensor_name(gguf.get(), i)));
     }
 }
 
@@ -146,7 +151,6 @@ void drafter_file::add_widened(const std::string & path, const std::string & fro
 
 void drafter_file::write(const std::string & path) const {
     const gguf_context_ptr out(gguf_init_empty());
-    gguf_set_kv(out.get(), keys_.get());
     for (const ggml_tensor * tensor : tensors_) {
         gguf_add_tensor(out.get(), tensor);
     }

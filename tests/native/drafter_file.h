@@ -4,19 +4,20 @@
 #include <string>
 #include <vector>
 
+#include "draft_params.h"
 #include "ggml-cpp.h"
-#include "gguf.h"
 
-// A drafter file in memory, to be changed and written.
+// The numbers of a small drafter: one layer, with taps of one target layer.
+dflash::draft_params small_params(int n_embd);
+
+// The tensors of a drafter file in memory, to be changed and written.
 class drafter_file {
   public:
-    // One layer of random weights, n_embd wide, with taps of one target layer.
-    explicit drafter_file(int64_t n_embd);
+    // Random weights of that shape.
+    explicit drafter_file(const dflash::draft_params & params);
 
-    // An existing file.
+    // Those of an existing file.
     explicit drafter_file(const std::string & path);
-
-    gguf_context * keys() { return keys_.get(); }
 
     // A tensor of random weights, or of zeros for types that have none; takes the place of one of
     // the same name.
@@ -38,7 +39,6 @@ class drafter_file {
     ggml_tensor * create(const std::string & name, ggml_type type,
                          const std::vector<int64_t> & shape);
 
-    gguf_context_ptr keys_;
     std::vector<ggml_context_ptr> contexts_;
     std::vector<ggml_tensor *> tensors_;
     uint32_t seed_ = 1;

@@ -36,6 +36,24 @@ std::vector<int32_t> tokenize(const llama_model * model) {
 
 }  // namespace
 
+dflash::draft_params shipped_params() {
+    dflash::draft_params params;
+    params.n_embd = 512;
+    params.n_layer = 3;
+    params.n_head = 8;
+    params.n_head_kv = 2;
+    params.head_dim = 64;
+    params.block_size = 16;
+    params.mask_token = 8191;
+    params.n_taps = 3;
+    params.is_sliding = {false, false, false};
+    params.attention_scale = 0.125f;
+    params.rope.n_dims = 64;
+    params.rope.n_ctx_orig = 4096;
+    params.rope.freq_base = 1e6f;
+    return params;
+}
+
 shipped_pair::shipped_pair(const std::string & target, std::string drafter)
     : target_path_(target), drafter_path_(std::move(drafter)) {
     llama_model_params params = llama_model_default_params();
@@ -44,11 +62,10 @@ shipped_pair::shipped_pair(const std::string & target, std::string drafter)
     if (!model_) {
         throw std::runtime_error("cannot load " + target);
     }
-    layers_ = open_drafter()->params().target_layers;
     prompt_ = tokenize(model_.get());
 
     const int n = static_cast<int>(prompt_.size());
-    const opened_target opened = open_target(layers_);
+    const opened_target opened = open_target(layers());
     if (opened.pass->decode(rows(n)) != 0) {
         throw std::runtime_error("llama_decode failed");
     }
@@ -97,17 +114,19 @@ std::vector<float> shipped_pair::features(int n, int first) const {
 
 std::unique_ptr<dflash::fused_drafter> shipped_pair::open_drafter(
     int n_seq, int n_ctx, const dflash::draft_capabilities & allowed, int draft_window) const {
-    return std::make_unique<dflash::fused_drafter>(model(), nullptr, drafter_path_, n_seq, n_ctx,
-                                                   top_k, n_threads, allowed, draft_window);
+    return std::make_unique<dflash::fused_drafter>(model(), nullptr, drafter_path_,
+                                                   shipped_params(), n_seq, n_ctx, top_k, n_threads,
+                                                   allowed, draft_window);
 }
 
-std::unique_ptr<dflash::fused_drafter> shipped_pair::open_drafter(const std::string & path) const {
-    return std::make_unique<dflash::fused_drafter>(model(), nullptr, path, 1, 1024, top_k,
+std::unique_ptr<dflash::fused_drafter> shipped_pair::open_drafter(
+    const std::string & path, const dflash::draft_params & params) const {
+    return std::make_unique<dflash::fused_drafter>(model(), nullptr, path, params, 1, 1024, top_k,
                                                    n_threads);
 }
 
 std::unique_ptr<dflash::fused_drafter> shipped_pair::open_drafter(const dflash::tap_store & store,
                                                                   int n_seq) const {
-    return std::make_unique<dflash::fused_drafter>(model(), &store, drafter_path_, n_seq, 1024,
-                                                   top_k, n_threads);
+    return std::make_unique<dflash::fused_drafter>(model(), &store, drafter_path_, shipped_params(),
+                                                   n_seq, 1024, top_k, n_threads);
 }

@@ -8,6 +8,9 @@
 #include "llama-cpp.h"
 #include "target_pass.h"
 
+// The numbers of the shipped drafter.
+dflash::draft_params shipped_params();
+
 // A context of the shipped target, and the passes through it.
 struct opened_target {
     std::unique_ptr<dflash::target_pass> pass;
@@ -22,7 +25,7 @@ class shipped_pair {
     const llama_model * model() const { return model_.get(); }
     const std::string & target_path() const { return target_path_; }
     const std::string & drafter_path() const { return drafter_path_; }
-    const std::vector<int32_t> & layers() const { return layers_; }
+    static std::vector<int32_t> layers() { return {2, 4, 6}; }  // that the drafter wants tapped
     const std::vector<int32_t> & prompt() const { return prompt_; }
 
     // The most rows of one pass.
@@ -42,7 +45,8 @@ class shipped_pair {
     std::unique_ptr<dflash::fused_drafter> open_drafter(
         int n_seq = 1, int n_ctx = 1024, const dflash::draft_capabilities & allowed = {},
         int draft_window = 0) const;
-    std::unique_ptr<dflash::fused_drafter> open_drafter(const std::string & path) const;
+    std::unique_ptr<dflash::fused_drafter> open_drafter(const std::string & path,
+                                                        const dflash::draft_params & params) const;
     std::unique_ptr<dflash::fused_drafter> open_drafter(const dflash::tap_store & store,
                                                         int n_seq = 1) const;
 
@@ -50,7 +54,6 @@ class shipped_pair {
     std::string target_path_;
     std::string drafter_path_;
     llama_model_ptr model_;
-    std::vector<int32_t> layers_;
     std::vector<int32_t> prompt_;
     std::vector<float> features_;
 };

@@ -193,11 +193,20 @@ void bad_arguments_are_refused(const shipped_pair & pair) {
         {"n_ctx 0", [&] { pair.open_drafter(1, 0); }},
         {"n_ctx 2147483647", [&] { pair.open_drafter(1, std::numeric_limits<int>::max()); }},
         {"top_k 0",
-         [&] { fused_drafter(pair.model(), nullptr, pair.drafter_path(), 1, 64, 0, 1); }},
+         [&] {
+             fused_drafter(pair.model(), nullptr, pair.drafter_path(), shipped_params(), 1, 64, 0,
+                           1);
+         }},
         {"top_k 8193",
-         [&] { fused_drafter(pair.model(), nullptr, pair.drafter_path(), 1, 64, 8193, 1); }},
+         [&] {
+             fused_drafter(pair.model(), nullptr, pair.drafter_path(), shipped_params(), 1, 64,
+                           8193, 1);
+         }},
         {"n_threads 0",
-         [&] { fused_drafter(pair.model(), nullptr, pair.drafter_path(), 1, 64, 1, 0); }},
+         [&] {
+             fused_drafter(pair.model(), nullptr, pair.drafter_path(), shipped_params(), 1, 64, 1,
+                           0);
+         }},
     };
     for (const auto & [part, call] : calls) {
         check::throws<std::invalid_argument>(call, part, part);
@@ -232,19 +241,18 @@ void fallbacks_equal_the_fast_operations(const shipped_pair & pair) {
     wide.widen();
     wide.add_widened(pair.target_path(), "token_embd.weight", "token_embd.weight");
     wide.add_widened(pair.target_path(), "token_embd.weight", "output.weight");
-    gguf_set_val_u32(wide.keys(), "dflash.attention.sliding_window", 50);
-    const bool pattern[] = {true, false, true};
-    gguf_set_arr_data(wide.keys(), "dflash.attention.sliding_window_pattern", GGUF_TYPE_BOOL,
-                      pattern, 3);
+    dflash::draft_params params = shipped_params();
+    params.sliding_window = 50;
+    params.is_sliding = {true, false, true};
+    params.logit_scale = 0.8f;
+    params.logit_cap = 20.0f;
     for (const char * layer : {"blk.0.", "blk.2."}) {
         wide.set(std::string(layer) + "attn_q.bias", GGML_TYPE_F32, {512});
         wide.set(std::string(layer) + "attn_output.bias", GGML_TYPE_F32, {512});
     }
-    gguf_set_val_f32(wide.keys(), "dflash.logit_scale", 0.8f);
-    gguf_set_val_f32(wide.keys(), "dflash.final_logit_softcapping", 20.0f);
     wide.write(file.path());
     const auto run = [&](const dflash::draft_capabilities & allowed) {
-        fused_drafter d(pair.model(), nullptr, file.path(), 2, 1024, 8, 1, allowed);
+        fused_drafter d(pair.model(), nullptr, file.path(), params, 2, 1024, 8, 1, allowed);
         inject(pair, d, 0, 300);
         inject(pair, d, 1, 20, 7);
         const std::vector<float> rows = pair.features(5);
@@ -265,7 +273,8 @@ void a_failed_draft_changes_nothing(const shipped_pair & pair) {
     damaged.set("output_norm.weight", {512}, std::vector<float>(512, NAN));
     damaged.write(file.path());
     for (const bool top_k : {true, false}) {
-        fused_drafter d(pair.model(), nullptr, file.path(), 2, 1024, 8, 2, {true, top_k});
+        fused_drafter d(pair.model(), nullptr, file.path(), shipped_params(), 2, 1024, 8, 2,
+                        {true, top_k});
         inject(pair, d, 0, 20);
         for (const int n : {3, 100}) {  // fused with the block, or before it
             const std::vector<float> rows = pair.features(n);
@@ -282,8 +291,8 @@ void a_failed_draft_changes_nothing(const shipped_pair & pair) {
 void the_best_is_the_first_of_several(const shipped_pair & pair) {
     for (const bool on_device : {true, false}) {
         const auto run = [&](int top_k) {
-            fused_drafter d(pair.model(), nullptr, pair.drafter_path(), 1, 1024, top_k, 2,
-                            {/*flash_attention=*/true, on_device});
+            fused_drafter d(pair.model(), nullptr, pair.drafter_path(), shipped_params(), 1, 1024,
+                            top_k, 2, {/*flash_attention=*/true, on_device});
             inject(pair, d, 0, 40);
             return draft_after(pair, d, 0, 3, 40);
         };

@@ -194,7 +194,7 @@ void stored_rows_that_are_not_finite_leave_no_trace(const shipped_pair & pair) {
     const opened_target target = pair.open_target(pair.layers());
     check::equal(target.pass->decode(pair.rows(110)), 0, "status");
     const tap_store & store = *target.pass->store();
-    fused_drafter d(pair.model(), &store, file.path(), 2, 1024, 1, 2);
+    fused_drafter d(pair.model(), &store, file.path(), shipped_params(), 2, 1024, 1, 2);
     const auto draft_anew = [&] {
         d.inject(0, stored(numbers(0, 60)));
         return draft(d, {{0, {}, 5}}, 15);

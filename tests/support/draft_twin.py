@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.draft.fused import FusedDrafter
+from dflash_local.gguf.drafter_keys import read_drafter
+from dflash_local.gguf.file import GgufFile
 from dflash_local.target.target import Target
 from reference import Reference
 from synthetic import LOGIT_STD, write_drafter, write_target
@@ -56,6 +58,7 @@ class Twin:
         self.native = FusedDrafter(
             drafter,
             target,
+            read_drafter(GgufFile.open(drafter)),
             n_seq=n_seq,
             n_ctx=n_ctx,
             draft_window=draft_window,

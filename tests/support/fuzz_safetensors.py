@@ -20,7 +20,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from dflash_local.convert.checkpoint import Checkpoint, read_mask_embedding
+from dflash_local.convert.files.checkpoint import Checkpoint
+from dflash_local.convert.files.mask_embedding import read_mask_embedding
 from dflash_local.errors import FileError
 
 HOSTILE = [

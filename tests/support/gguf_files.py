@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+
+from dflash_local.gguf.file import GgufFile, TensorInfo
 
 Value = tuple[Any, gguf.GGUFValueType, gguf.GGUFValueType | None]
 Tensor = tuple[np.ndarray, gguf.GGMLQuantizationType]
@@ -69,6 +73,45 @@ def changed(
     if tensors is not None:
         tensors(all_tensors)
     return write(path, all_keys, all_tensors)
+
+
+def edited(
+    file: GgufFile,
+    *,
+    keys: Mapping[str, Value | None] | None = None,
+    tensors: Mapping[str, tuple[str, tuple[int, ...]] | None] | None = None,
+) -> GgufFile:
+    """`file` as if its header had these keys, and tensors of these types and shapes (None: left
+    out). Nothing is written."""
+    metadata, types, infos = dict(file.metadata), dict(file.value_types), dict(file.tensors)
+    for name, value in (keys or {}).items():
+        metadata.pop(name, None)
+        if value is not None:
+            metadata[name], kind, element = value
+            array = f"array of {element.name.lower()}" if element is not None else ""
+            types[name] = array or kind.name.lower()
+    for name, tensor in (tensors or {}).items():
+        infos.pop(name, None)
+        if tensor is not None:
+            infos[name] = info(name, *tensor)
+    return replace(file, metadata=metadata, value_types=types, tensors=infos)
+
+
+def of_architecture(file: GgufFile, name: str) -> GgufFile:
+    """`file` as if it were of another architecture."""
+    old = f"{file.architecture}."
+    mine = [key for key in file.metadata if key.startswith(old)]
+    renamed = {key.replace(old, f"{name}.", 1): file.metadata[key] for key in mine}
+    kinds = {key.replace(old, f"{name}.", 1): file.value_types[key] for key in mine}
+    metadata = {**file.metadata, **renamed, "general.architecture": name}
+    return replace(file, metadata=metadata, value_types={**file.value_types, **kinds})
+
+
+def info(name: str, kind: str, shape: tuple[int, ...]) -> TensorInfo:
+    """A tensor of a ggml type and a shape in ggml's order."""
+    number = gguf.GGMLQuantizationType[kind]
+    block, size = gguf.GGML_QUANT_SIZES[number]
+    return TensorInfo(name, shape, int(number), kind, 0, math.prod(shape) // block * size)
 
 
 def dequantised(source: Path, path: Path) -> Path:

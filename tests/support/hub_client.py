@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dflash_local.convert.source import Source
+from dflash_local.convert.files.source import Source
 from hub_stand_in import Hub
 
 # The client reads its settings when it is imported, so each fetch is a process of its own.
 SCRIPT = """
 import json, sys
-from dflash_local.convert import source
+from dflash_local.convert.files import source
 from dflash_local.errors import InputError
 name, arguments, options = json.load(sys.stdin)
 try:

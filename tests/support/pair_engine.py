@@ -17,7 +17,7 @@ from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.request import Request
 from dflash_local.engine.sequence import Sequence as Answer
-from dflash_local.gguf.drafter_spec import DrafterSpec
+from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
 from dflash_local.sampling.params import SamplingParams
 from dflash_local.target.options import TargetOptions
@@ -45,7 +45,7 @@ def open_target(
     many times slower, and any number of them computes the same in a q8_0 cache.
     """
     shipped, drafter = demo.pair()
-    layers = DrafterSpec.read(GgufFile.open(drafter)).target_layers
+    layers = read_drafter(GgufFile.open(drafter)).target_layers
     options = TargetOptions(
         n_ctx=n_ctx,
         n_seq=n_seq,
@@ -63,9 +63,11 @@ def open_target(
 def fused_drafter(target: Target) -> FusedDrafter:
     """The shipped drafter on an open target, which closes it; with candidates for trees where the
     target takes them."""
+    drafter = demo.pair()[1]
     return FusedDrafter(
-        demo.pair()[1],
+        drafter,
         target,
+        read_drafter(GgufFile.open(drafter)),
         n_seq=target.options.n_seq,
         n_ctx=target.options.n_ctx,
         top_k=TREE_TOP_K if target.options.n_branches > 1 else 1,

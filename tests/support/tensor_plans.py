@@ -6,7 +6,7 @@ from typing import Any
 
 import gguf
 
-from dflash_local.convert.tensors import TensorPlan
+from dflash_local.convert.tensors.plan import TensorPlan
 
 
 def plans(name: str, shape: tuple[int, ...], role: Any = "matrix") -> TensorPlan:

@@ -9,8 +9,8 @@ from typing import Any
 
 from gguf import TokenType
 
-from dflash_local.convert.pretokenizers import FAMILIES
-from dflash_local.convert.source import Source
+from dflash_local.convert.files.source import Source
+from dflash_local.convert.tokenizer.pretokenizers import FAMILIES
 from dflash_local.gguf.file import GgufFile
 
 # name to content: bytes as they are, the rest as JSON

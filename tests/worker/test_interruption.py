@@ -279,14 +279,14 @@ HANDLES = """
 import gc, sys
 from dflash_local import demo
 from dflash_local.draft.drafter import DraftRequest
-from dflash_local.draft.fused import FusedDrafter
+from dflash_local.loading import open_drafter
 from dflash_local.target.target import Target
 from dflash_local.target.options import TargetOptions
 import numpy as np
 def handles():
     options = TargetOptions(n_ctx=256, n_threads=1, tapped_layers=(2, 4, 6))
     target = Target(demo.pair()[0], options)
-    drafter = FusedDrafter(demo.pair()[1], target, n_seq=1, n_ctx=256)
+    drafter = open_drafter(demo.pair()[1], target, n_seq=1, n_ctx=256)
     target.decode([5, 6], [0, 1], [0, 0], [False, True])
     drafter.inject(0, target.hidden_states().reshape(2, -1))
     return target, drafter

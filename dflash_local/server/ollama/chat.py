@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from dflash_local.chat.plain import Plain
+from dflash_local.chat.dialects.plain import Plain
 from dflash_local.model import Model
 from dflash_local.server.answering.api_answer import CLIENT_LEFT, pool_of, respond
 from dflash_local.server.answering.infill_prompt import (

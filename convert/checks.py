@@ -1,0 +1,117 @@
+"""Is the file right? Its header is checked before writing, the file before it gets its name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType
+
+from dflash_local.draft.trial import try_drafter
+from dflash_local.errors import FileError, InputError
+from dflash_local.fit.architectures import RECURRENT_ARCHITECTURES, TAPPED_ARCHITECTURES
+from dflash_local.fit.pairing import check_pair
+from dflash_local.gguf.drafter_keys import read_drafter
+from dflash_local.gguf.file import GgufFile, TensorInfo
+
+from .files.source import Source
+from .key import Key
+from .quantize import n_bytes
+from .tensors.plan import TensorPlan
+
+Tensors = Sequence[tuple[TensorPlan, GGMLQuantizationType]]
+
+_VERSION = 3  # of GGUF
+
+
+@dataclass
+class CheckResult:
+    """In words: what is right, and what could not be checked or may surprise."""
+
+    checks: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def planned_file(path: Path, keys: Sequence[Key], tensors: Tensors) -> GgufFile:
+    """The header that the file at `path` will have. Offsets of tensors count from 0."""
+    infos: dict[str, TensorInfo] = {}
+    offset = 0
+    for plan, kind in tensors:
+        size = n_bytes(plan.shape, kind)
+        infos[plan.name] = TensorInfo(plan.name, plan.shape, int(kind), kind.name, offset, size)
+        offset += size
+    return GgufFile(
+        path,
+        _VERSION,
+        {key.name: _stored(key) for key in keys},
+        {key.name: key.type_name for key in keys},
+        infos,
+        offset,
+        (path,),
+    )
+
+
+def check_fit(target: GgufFile | Source, drafter: GgufFile) -> CheckResult:
+    """Whether the two belong together, by their headers.
+
+    Raises FileError or PairError when they do not. When the target cannot be drafted for here,
+    as llama.cpp offers no taps of it or it cannot be rolled back, a note says so.
+    """
+    if isinstance(target, Source):
+        return CheckResult([f"sizes and taps fit the config of {target.name}"])
+    name = target.architecture
+    if name in RECURRENT_ARCHITECTURES or name not in TAPPED_ARCHITECTURES:
+        why = "has recurrent layers" if name in RECURRENT_ARCHITECTURES else "offers no taps"
+        return CheckResult(notes=[f"dflash-local cannot draft for this target: {name!r} {why}"])
+    check_pair(target, drafter)
+    return CheckResult([f"fits the target {target.path.name}"])
+
+
+def check_written(part: Path, planned: GgufFile, target: GgufFile | Source) -> CheckResult:
+    """Check the file `part`, which will get the name `planned.path`.
+
+    Raises FileError for a bad one, and PairError for one that does not fit the target.
+    """
+    try:
+        written = GgufFile.open(part)
+        if fault := _difference(planned, written):
+            raise FileError(f"{part}: {fault} is not what was to be written")
+        spec = read_drafter(written)
+        found = check_fit(target, written)
+        found.checks.append("keys, tensors and shapes read back")
+        tried = try_drafter(part, spec, target.path if isinstance(target, GgufFile) else None)
+    except InputError as error:
+        told = str(error).replace(str(part), str(planned.path))
+        raise type(error)(f"{told}; the file was removed") from None
+    found.checks.extend(tried.passed)
+    if tried.not_tried:
+        found.notes.append(f"not tried in llama.cpp: {tried.not_tried}")
+    return found
+
+
+def _difference(planned: GgufFile, written: GgufFile) -> str:
+    """What differs first, in words; empty when `written` is what was planned."""
+    for what, ours, theirs in (
+        ("type of key", planned.value_types, written.value_types),
+        ("key", planned.metadata, written.metadata),
+        ("tensor", _shapes(planned), _shapes(written)),
+    ):
+        for name in {**ours, **theirs}:
+            if ours.get(name) != theirs.get(name):
+                return f"{what} {name!r}"
+    return ""
+
+
+def _shapes(file: GgufFile) -> dict[str, tuple[tuple[int, ...], int, int]]:
+    return {name: (info.shape, info.type, info.n_bytes) for name, info in file.tensors.items()}
+
+
+def _stored(key: Key) -> Any:
+    """The value as it will be read back."""
+    if isinstance(key.value, Sequence) and not isinstance(key.value, str):
+        single = key.kind == "arr_f32"
+        return [float(np.float32(item)) if single else item for item in key.value]
+    return float(np.float32(key.value)) if key.kind == "f32" else key.value

@@ -1,0 +1,1 @@
+"""A drafter's config.json, as the keys of its GGUF file."""

@@ -1,0 +1,112 @@
+"""The fields of a drafter's `config.json`, read with their types checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from dflash_local.errors import FileError
+
+_SHOWN = 60  # characters of a wrong value that a message repeats
+
+
+def shown(value: object) -> str:
+    """`value` for a message: in one line, not long."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def refuse(field: str, value: object, expected: str) -> NoReturn:
+    """Raise FileError: `field` of config.json is `value`, expected `expected`."""
+    raise FileError(f"config.json: {field} is {shown(value)}, expected {expected}")
+
+
+@dataclass(frozen=True)
+class Fields:
+    """One JSON object of the config. A null counts as left out, as in `transformers`."""
+
+    values: Mapping[str, Any]
+    prefix: str = ""  # "dflash_config." for the nested object
+
+    def raw(self, name: str) -> Any:
+        return self.values.get(name)
+
+    def refuse(self, name: str, expected: str) -> NoReturn:
+        refuse(self.prefix + name, self.raw(name), expected)
+
+    def missing(self, name: str, expected: str) -> NoReturn:
+        raise FileError(f"config.json: {self.prefix}{name} is missing, expected {expected}")
+
+    def integer(self, name: str, low: int = 1, high: int = (1 << 31) - 1) -> int | None:
+        value = self.raw(name)
+        if value is None:
+            return None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            self.refuse(name, f"a whole number from {low} to {high}")
+        return value
+
+    def need_integer(self, name: str, low: int = 1, high: int = (1 << 31) - 1) -> int:
+        value = self.integer(name, low, high)
+        if value is None:
+            self.missing(name, f"a whole number from {low} to {high}")
+        return value
+
+    def number(self, name: str, *, positive: bool = True) -> float | None:
+        """A finite number that a 32-bit float can hold."""
+        value = self.raw(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            self.refuse(name, "a number")
+        if abs(value) > 1e38 or not math.isfinite(value) or (positive and value < 1e-38):
+            self.refuse(name, "a finite number" + (" above 0" if positive else ""))
+        return float(value)
+
+    def boolean(self, name: str) -> bool | None:
+        value = self.raw(name)
+        if value is not None and not isinstance(value, bool):
+            self.refuse(name, "true or false")
+        return value
+
+    def string(self, name: str) -> str | None:
+        value = self.raw(name)
+        if value is not None and not isinstance(value, str):
+            self.refuse(name, "a string")
+        return value
+
+    def strings(self, name: str) -> list[str] | None:
+        value = self.raw(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            self.refuse(name, "a list of strings")
+        return list(value)
+
+    def integers(self, name: str, low: int = 0) -> list[int] | None:
+        value = self.raw(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(
+            isinstance(item, int) and not isinstance(item, bool) and low <= item < 1 << 31
+            for item in value
+        ):
+            self.refuse(name, f"a list of whole numbers from {low}")
+        return list(value)
+
+    def object(self, name: str) -> Fields | None:
+        value = self.raw(name)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            self.refuse(name, "a JSON object")
+        return Fields(value, f"{self.prefix}{name}.")
+
+    def only(self, known: Sequence[str] | frozenset[str], what: str) -> None:
+        """Raise FileError at the first field that is set and not in `known`."""
+        for name, value in self.values.items():
+            if name not in known and value is not None:
+                self.refuse(name, f"only fields of {what} that llama.cpp's drafters know")

@@ -1,0 +1,115 @@
+"""What a drafter has in common with its target: vocabulary, mask token, taps, hidden size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dflash_local.errors import FileError
+from dflash_local.gguf.drafter_keys import MAX_LAYERS
+from dflash_local.gguf.file import GgufFile
+
+from .families import ConfigFields
+from .fields import Fields
+
+
+@dataclass(frozen=True)
+class TargetLink:
+    """The target as the drafter's config states it, or else the target's own config."""
+
+    n_vocab: int
+    n_vocab_draft: int | None  # rows of a reduced output head
+    mask_token_id: int
+    layers: tuple[int, ...]  # layer INPUTS
+    n_layer: int | None
+
+
+def target_fields(target: Mapping[str, Any] | None) -> Fields:
+    """The fields of the target's language model; empty if the target is not known."""
+    if target is None:
+        return Fields({}, "of the target: ")
+    if not isinstance(target, Mapping):
+        raise FileError("config.json of the target: expected a JSON object")
+    fields = Fields(target, "of the target: ")
+    text = fields.object("text_config")
+    return fields if text is None else Fields(text.values, "of the target: ")
+
+
+def target_facts(file: GgufFile) -> dict[str, Any]:
+    """The fields of a config.json that `read_config` needs, from the target's GGUF file."""
+    name = file.architecture
+    facts: dict[str, Any] = {
+        "model_type": name,
+        "num_hidden_layers": file.get(f"{name}.block_count"),
+        "hidden_size": file.get(f"{name}.embedding_length"),
+        "vocab_size": file.n_vocab,
+    }
+    sections = file.get(f"{name}.rope.dimension_sections")
+    if isinstance(sections, list) and any(sections):
+        facts["rope_parameters"] = {"mrope_section": sections}
+    return facts
+
+
+def uses_mrope(target: Fields) -> bool:
+    """Whether a position of the target has several parts (time, height, width)."""
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = target.raw(name)
+        if isinstance(rope, Mapping) and rope:
+            return "mrope_section" in rope
+    return False
+
+
+def read_target_link(config: ConfigFields, target: Fields, n_embd: int) -> TargetLink:
+    """What the config states of the target. Raises FileError naming the field."""
+    for fields, name in ((config.top, "target_hidden_size"), (target, "hidden_size")):
+        if fields.integer(name) not in (None, n_embd):
+            fields.refuse(name, f"the drafter's hidden_size, {n_embd}")
+    n_vocab, n_draft = _vocabulary(config, target)
+    layers, n_layer = _taps(config, target)
+    return TargetLink(n_vocab, n_draft, _mask_token(config, n_vocab), layers, n_layer)
+
+
+def _vocabulary(config: ConfigFields, target: Fields) -> tuple[int, int | None]:
+    n_vocab = config.top.integer("vocab_size") or target.integer("vocab_size")
+    if n_vocab is None:
+        config.top.missing("vocab_size", "a whole number, here or in the target's config")
+    reduced = config.top.integer("draft_vocab_size")
+    if reduced is not None and reduced > n_vocab:
+        config.top.refuse("draft_vocab_size", f"at most vocab_size, {n_vocab}")
+    if reduced not in (None, n_vocab) and not config.layout.reduces_vocabulary:
+        config.top.refuse("draft_vocab_size", f"vocab_size, {n_vocab}, or none")
+    if config.nested.integer("selector_vocab_size") not in (None, n_vocab):
+        config.nested.refuse("selector_vocab_size", f"vocab_size, {n_vocab}, or none")
+    return n_vocab, None if reduced == n_vocab else reduced
+
+
+def _mask_token(config: ConfigFields, n_vocab: int) -> int:
+    owner = config.nested if config.nested.raw("mask_token_id") is not None else config.top
+    token = owner.integer("mask_token_id", 0)
+    if token is None:
+        config.nested.missing("mask_token_id", "the id of the mask token")
+    if token >= n_vocab:
+        owner.refuse("mask_token_id", f"less than vocab_size, {n_vocab}")
+    return token
+
+
+def _taps(config: ConfigFields, target: Fields) -> tuple[tuple[int, ...], int | None]:
+    """The layers whose inputs are tapped, and how many layers the target has."""
+    # the config names the layer whose output is tapped: that is the input of the next layer
+    owner, name, step = config.nested, "target_layer_ids", 1
+    if owner.raw(name) is None:
+        owner = config.top
+        if config.family == "dspark" and owner.raw("aux_hidden_state_layer_ids") is not None:
+            # these are inputs already
+            name, step = "aux_hidden_state_layer_ids", 0
+    ids = owner.integers(name, 1 - step)
+    if not ids:
+        owner.missing(name, "the layers of the target that the drafter reads")
+    n_layer = config.top.integer("num_target_layers") or config.nested.integer("num_target_layers")
+    n_layer = n_layer or target.integer("num_hidden_layers")
+    if n_layer is not None and max(ids) - 1 + step >= n_layer:
+        owner.refuse(name, f"layers of a target that has {n_layer}")
+    if len(ids) > MAX_LAYERS or len(set(ids)) < len(ids):
+        owner.refuse(name, "every layer once")
+    return tuple(layer + step for layer in ids), n_layer

@@ -1,0 +1,1 @@
+"""The files to convert: found on the hub or in a folder, and read with care."""

@@ -1,0 +1,214 @@
+"""The weights of a Hugging Face checkpoint: safetensors, in one file or several, read in pieces."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .reading import fail, read_json, regular_size, shown, unreadable
+from .safetensors_header import HEADER_LIMIT, TensorEntry, read_entries
+
+SINGLE_NAME = "model.safetensors"
+INDEX_NAME = "model.safetensors.index.json"
+
+_NUMBERED = re.compile(r"^(.+)-(\d{5})-of-(\d{5})\.safetensors$")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The tensors of a folder. Only the bytes that are asked for are read."""
+
+    folder: Path
+    tensors: Mapping[str, TensorEntry] = field(repr=False)
+    paths: tuple[Path, ...]
+    """The safetensors files, in the order of their names."""
+
+    @classmethod
+    def open(
+        cls, folder: str | os.PathLike[str], *, only: Collection[str] | None = None
+    ) -> Checkpoint:
+        """Read and check the headers of the checkpoint in `folder`.
+
+        With `only`, these tensors; the shards without them may be missing. Raises FileError: no
+        safetensors, a shard missing, a malformed header, an index that contradicts the files.
+        """
+        folder = Path(folder)
+        names, index = _layout(folder, only)
+        tensors: dict[str, TensorEntry] = {}
+        for name in names:
+            entries = read_entries(folder / name)
+            for tensor in entries.keys() & tensors.keys():
+                fail(folder / name, f"tensor {shown(tensor)} is in {tensors[tensor].path.name} too")
+            tensors |= entries
+        if index is not None:
+            _check_index(folder, index, tensors, names)
+        if only is not None:
+            for tensor in sorted(set(only) - tensors.keys()):
+                fail(folder, f"holds no tensor {shown(tensor)}")
+            tensors = {tensor: tensors[tensor] for tensor in tensors if tensor in only}
+        return cls(folder, tensors, tuple(folder / name for name in names))
+
+    def rows(self, name: str, start: int, stop: int) -> NDArray[np.float32]:
+        """Rows `start` to `stop` along the first dimension, [stop - start, ...] in float32.
+
+        The rows of a vector are its elements, and a scalar is a vector of one. Raises FileError
+        when there is no such tensor, when its dtype is not F32, F16 or BF16, or on a failed read.
+        """
+        entry = self._entry(name)
+        shape = entry.shape or (1,)
+        if not 0 <= start <= stop <= shape[0]:
+            raise IndexError(f"rows {start} to {stop} of {shape[0]} of tensor {shown(name)}")
+        per_row = entry.n_elements // shape[0] if shape[0] else 0
+        span = (start * per_row, stop * per_row)
+        if entry.dtype == "F32":
+            values = _read(entry, np.dtype("<f4"), span).astype(np.float32, copy=False)
+        elif entry.dtype == "F16":
+            values = _read(entry, np.dtype("<f2"), span).astype(np.float32)
+        elif entry.dtype == "BF16":
+            # the upper half of a float32
+            wide = _read(entry, np.dtype("<u2"), span).astype(np.uint32)
+            wide <<= 16
+            values = wide.view(np.float32)
+        else:
+            self._refuse_dtype(entry, "F32, F16 or BF16")
+        return values.reshape(stop - start, *shape[1:])
+
+    def integers(self, name: str) -> NDArray[np.int64]:
+        """The whole of an I64 or I32 tensor, in its shape. Raises FileError as `rows` does."""
+        entry = self._entry(name)
+        if entry.dtype not in ("I64", "I32"):
+            self._refuse_dtype(entry, "I64 or I32")
+        stored = np.dtype("<i8" if entry.dtype == "I64" else "<i4")
+        values = _read(entry, stored, (0, entry.n_elements)).astype(np.int64, copy=False)
+        return values.reshape(entry.shape)
+
+    def sha256(self) -> str:
+        """Of the bytes of all safetensors files, one after the other in the order of `paths`."""
+        digest = hashlib.sha256()
+        for path in self.paths:
+            try:
+                with path.open("rb") as file:
+                    while chunk := file.read(_CHUNK):
+                        digest.update(chunk)
+            except OSError as error:
+                raise unreadable(path, error) from None
+        return digest.hexdigest()
+
+    def _entry(self, name: str) -> TensorEntry:
+        if name not in self.tensors:
+            fail(self.folder, f"holds no tensor {shown(name)}")
+        return self.tensors[name]
+
+    def _refuse_dtype(self, entry: TensorEntry, expected: str) -> None:
+        fail(
+            entry.path,
+            f"tensor {shown(entry.name)}: dtype {entry.dtype} is not supported here,"
+            f" expected {expected}",
+        )
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """Tensor name to file name, from a model.safetensors.index.json. Raises FileError."""
+    weight_map = read_json(path, HEADER_LIMIT).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        fail(path, "holds no weight_map, expected one from tensor names to file names")
+    for name in weight_map.values():
+        if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+\.safetensors", name):
+            fail(path, f"weight_map names {shown(name)}, expected a safetensors file beside it")
+    return weight_map
+
+
+def _layout(folder: Path, only: Collection[str] | None) -> tuple[list[str], dict[str, str] | None]:
+    """The files that make up the checkpoint, by name, and the index where there is one."""
+    try:
+        present = sorted(os.listdir(folder))
+    except FileNotFoundError:
+        fail(folder, "no such folder")
+    except NotADirectoryError:
+        fail(folder, "a file, expected the folder that holds the checkpoint")
+    except (OSError, ValueError) as error:
+        raise unreadable(folder, error) from None
+    files = [name for name in present if name.endswith(".safetensors")]
+    index = read_index(folder / INDEX_NAME) if INDEX_NAME in present else None
+    # as in transformers, one whole file comes before an index of others
+    if SINGLE_NAME in files and (index is None or SINGLE_NAME not in index.values()):
+        return [SINGLE_NAME], None
+    if index is not None:
+        wanted = index.items() if only is None else [(k, v) for k, v in index.items() if k in only]
+        names = sorted({name for _, name in wanted})
+        _require(folder, names, present)
+        return names, index
+    if len(files) == 1 and not _NUMBERED.match(files[0]):
+        return files, None
+    return _numbered(folder, files, present), None
+
+
+def _numbered(folder: Path, files: list[str], present: list[str]) -> list[str]:
+    """Shards without an index: their names say how many there are."""
+    if not files:
+        pickles = [name for name in present if name.endswith(_PICKLES)]
+        if pickles:
+            fail(
+                folder,
+                f"holds no safetensors; {pickles[0]} is a pickle, which may run code and is not"
+                " read: save the model with safe_serialization=True",
+            )
+        fail(folder, "holds no safetensors file, expected model.safetensors or its shards")
+    matches = [_NUMBERED.match(name) for name in files]
+    kinds = {(match[1], match[3]) for match in matches if match}
+    if len(kinds) != 1 or not all(matches):
+        fail(folder, f"which of {', '.join(files[:4])} make the model? {INDEX_NAME} is missing")
+    stem, count = kinds.pop()
+    names = [f"{stem}-{number:05d}-of-{count}.safetensors" for number in range(1, int(count) + 1)]
+    _require(folder, names, present)
+    return names
+
+
+def _require(folder: Path, names: list[str], present: list[str]) -> None:
+    missing = [name for name in names if name not in present]
+    if missing:
+        some = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        fail(folder, f"{len(missing)} of {len(names)} safetensors files are missing: {some}")
+
+
+def _check_index(
+    folder: Path, index: dict[str, str], tensors: dict[str, TensorEntry], names: list[str]
+) -> None:
+    path = folder / INDEX_NAME
+    for tensor, name in index.items():
+        if name in names and (tensor not in tensors or tensors[tensor].path.name != name):
+            fail(path, f"lists tensor {shown(tensor)} in {name}, which does not hold it")
+    for tensor, entry in tensors.items():
+        if tensor not in index:
+            fail(path, f"does not list tensor {shown(tensor)} of {entry.path.name}")
+
+
+def _read(
+    entry: TensorEntry, stored: np.dtype[np.generic], span: tuple[int, int]
+) -> NDArray[np.generic]:
+    """Elements `span[0]` to `span[1]`, as stored."""
+    # not by mmap, whose pages would count as this process's memory
+    values = np.empty(span[1] - span[0], stored)
+    room = values.view(np.uint8).data
+    done = 0
+    try:
+        with entry.path.open("rb", buffering=0) as file:
+            file.seek(entry.offset + span[0] * stored.itemsize)
+            while done < len(room):
+                count = file.readinto(room[done:])
+                if not count:
+                    size = regular_size(entry.path)
+                    fail(entry.path, f"became shorter while it was read, now {size} bytes")
+                done += count
+    except OSError as error:
+        raise unreadable(entry.path, error) from None
+    return values

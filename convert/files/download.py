@@ -1,0 +1,119 @@
+"""One file of a hub repository, in the hub client's cache; an interrupted transfer is resumed.
+
+The client resumes within one call only, and throws a part away when it is interrupted. So weights
+are first transferred, by the client's own function, to where it looks for finished files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dflash_local.errors import InputError
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfFileMetadata
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_HTTP_LIMIT = 50_000_000_000  # bytes; the hub gives larger files by Xet only
+_CHUNK = 1 << 20
+
+
+def fetch(repo: str, name: str, commit: str) -> Path:
+    """The file `name` of `repo` at `commit`, downloaded if it is not in the cache.
+
+    Raises InputError when the disk is too full or the bytes are not those that the hub announced,
+    and the client's own errors.
+    """
+    import huggingface_hub as hub
+
+    cached = hub.try_to_load_from_cache(repo, name, revision=commit)
+    if isinstance(cached, str):
+        return Path(cached)
+    if name.endswith(".safetensors"):
+        _fill_blob(repo, name, commit)
+    return Path(hub.hf_hub_download(repo, name, revision=commit))
+
+
+def _fill_blob(repo: str, name: str, commit: str) -> None:
+    """Put the bytes of `name` where the client keeps them, if it names the file by its sha256."""
+    import huggingface_hub as hub
+    from huggingface_hub import constants, file_download
+    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
+
+    url = hub.hf_hub_url(repo, name, revision=commit)
+    metadata = hub.get_hf_file_metadata(url)
+    etag, size = metadata.etag, metadata.size
+    if etag is None or size is None or not _SHA256.fullmatch(etag) or size > _HTTP_LIMIT:
+        return
+    cache = Path(constants.HF_HUB_CACHE)
+    folder = file_download.repo_folder_name(repo_id=repo, repo_type="model")
+    blob = cache / folder / "blobs" / etag
+    lock = cache / ".locks" / folder / f"{etag}.lock"
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with WeakFileLock(lock):
+        if not blob.exists():
+            _complete(blob.with_name(f"{etag}.incomplete"), url, repo, name, metadata)
+            os.replace(blob.with_name(f"{etag}.incomplete"), blob)
+
+
+def _complete(part: Path, url: str, repo: str, name: str, metadata: HfFileMetadata) -> None:
+    """Transfer the rest of the file to `part`, and check all of it."""
+    from huggingface_hub import file_download
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+    size = metadata.size or 0
+    done = part.stat().st_size if part.exists() else 0
+    if done > size:
+        part.unlink()
+        done = 0
+    free = shutil.disk_usage(part.parent).free
+    if free < size - done:
+        raise InputError(
+            f"{repo}: {name} needs {size - done} bytes, {part.parent} has {free} left;"
+            " make room, or set HF_HOME to a folder on another disk"
+        )
+    while done < size:
+        with part.open("ab") as file:
+            try:
+                file_download.http_get(
+                    url,
+                    file,
+                    resume_size=done,
+                    headers=build_hf_headers(),
+                    expected_size=size,
+                    displayed_filename=name,
+                )
+            except transfer_errors():
+                file.flush()
+                # try again as long as something arrives
+                if file.tell() <= done:
+                    raise
+            done = file.tell()
+    if _sha256(part) != metadata.etag:
+        part.unlink()
+        raise InputError(
+            f"{repo}: {name} arrived damaged (its sha256 is not the hub's) and was removed;"
+            " run the same command again"
+        )
+
+
+def transfer_errors() -> tuple[type[Exception], ...]:
+    """What the client raises when a transfer fails: those of its HTTP library, and OSError."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    # versions of the client have different HTTP libraries: this base class is the library's
+    return (OSError, HfHubHTTPError.__bases__[0])
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

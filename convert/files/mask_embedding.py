@@ -1,0 +1,254 @@
+"""`mask_embedding.pt`: the vector that some drafters use for the target's mask token.
+
+It is what `torch.save({"mask_token_id": int, "embedding": vector})` writes: a zip of a pickle and
+the bytes of the vector. A pickle is a program. The few operations that such a file needs are
+interpreted here, on plain values, and every other is refused: nothing of the pickle is executed.
+(Python's own Unpickler, even with restricted imports, lets 9 bytes claim gigabytes.)
+"""
+
+from __future__ import annotations
+
+import io
+import pickletools
+import struct
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .reading import fail, read_limited, shown
+
+_FILE_LIMIT = 1 << 24  # bytes; the vector has some 20,000
+_PICKLE_LIMIT = 1 << 16
+_EXPECTED = "expected what torch.save({'mask_token_id': int, 'embedding': vector}) writes"
+
+_STORAGES: dict[str, np.dtype[Any]] = {
+    "FloatStorage": np.dtype("f4"),
+    "HalfStorage": np.dtype("f2"),
+    "BFloat16Storage": np.dtype("u2"),
+}
+_GLOBALS = {
+    ("torch._utils", "_rebuild_tensor_v2"),
+    ("torch._utils", "_rebuild_parameter"),
+    ("collections", "OrderedDict"),
+    *(("torch", storage) for storage in _STORAGES),
+}
+
+
+@dataclass(frozen=True)
+class _Global:
+    module: str
+    name: str
+
+
+@dataclass(frozen=True)
+class _Storage:
+    kind: str
+    key: str
+    n_elements: int
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    storage: _Storage
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+_MARK = object()
+
+
+def read_mask_embedding(path: Path, *, mask_token_id: int | None = None) -> NDArray[np.float32]:
+    """The vector in `path`, [hidden size], in float32.
+
+    With `mask_token_id`, the file must be for this token. Raises FileError when the file is of
+    another form, and says what it would have made Python do.
+    """
+    data = read_limited(path, _FILE_LIMIT)
+    if not data.startswith(b"PK"):
+        fail(path, f"no zip archive; torch's format before 1.6 is not read; {_EXPECTED}")
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            saved, storages = _members(archive)
+            token_id, tensor = _contents(_interpret(saved))
+            if mask_token_id is not None and token_id != mask_token_id:
+                fail(path, f"is for token {token_id}, the drafter's mask token is {mask_token_id}")
+            return _values(tensor, storages, archive)
+    except _FAULTS as error:
+        fail(path, f"is not read: {error or type(error).__name__}; {_EXPECTED}")
+
+
+class _Refused(Exception):
+    """The archive or its pickle is not of the one form that is read."""
+
+
+_FAULTS = (
+    _Refused,
+    zipfile.BadZipFile,
+    zipfile.LargeZipFile,
+    ValueError,
+    LookupError,
+    TypeError,
+    EOFError,
+    OSError,
+    struct.error,
+    OverflowError,
+    RuntimeError,  # an encrypted member; NotImplementedError, an unknown compression
+)
+
+
+def _members(archive: zipfile.ZipFile) -> tuple[bytes, dict[str, zipfile.ZipInfo]]:
+    """The pickle, and the members beside it by their name in the archive's folder."""
+    found: dict[str, zipfile.ZipInfo] = {}
+    for member in archive.infolist():
+        _, _, name = member.filename.partition("/")
+        if name in found:
+            raise _Refused(f"{shown(name)} occurs twice")
+        found[name] = member
+    if "data.pkl" not in found:
+        raise _Refused("the archive holds no data.pkl")
+    return _stored(archive, found["data.pkl"], _PICKLE_LIMIT), found
+
+
+def _stored(archive: zipfile.ZipFile, member: zipfile.ZipInfo, limit: int) -> bytes:
+    # torch does not compress, and compressed data may unpack to any size
+    if member.compress_type != zipfile.ZIP_STORED or member.file_size > limit:
+        raise _Refused(f"{shown(member.filename)} is compressed or larger than {limit} bytes")
+    return archive.read(member)
+
+
+def _interpret(saved: bytes) -> Any:
+    """The value that the pickle `saved` describes: dicts, tuples, numbers, text and tensors."""
+    stack: list[Any] = []
+    memo: dict[int, Any] = {}
+    argument: Any
+    for operation, argument, _ in pickletools.genops(saved):
+        name = operation.name
+        if name == "STOP":
+            return stack.pop()
+        if name in ("PROTO", "FRAME"):
+            continue
+        if name == "MARK":
+            stack.append(_MARK)
+        elif name in _LITERALS:
+            stack.append(argument)
+        elif name in _CONSTANTS:
+            stack.append(_CONSTANTS[name])
+        elif name == "EMPTY_DICT":
+            stack.append({})
+        elif name in ("PUT", "BINPUT", "LONG_BINPUT"):
+            memo[argument] = stack[-1]
+        elif name == "MEMOIZE":
+            memo[len(memo)] = stack[-1]
+        elif name in ("GET", "BINGET", "LONG_BINGET"):
+            stack.append(memo[argument])
+        elif name in _TUPLES:
+            stack[len(stack) - _TUPLES[name] :] = [tuple(_last(stack, _TUPLES[name]))]
+        elif name == "TUPLE":
+            stack.append(tuple(_since_mark(stack)))
+        elif name == "SETITEM":
+            _set_items(stack, [stack.pop(-2), stack.pop()])
+        elif name == "SETITEMS":
+            _set_items(stack, _since_mark(stack))
+        elif name == "GLOBAL":
+            stack.append(_global(*argument.split(" ", 1)))
+        elif name == "STACK_GLOBAL":
+            stack.append(_global(stack.pop(-2), stack.pop()))
+        elif name == "BINPERSID":
+            stack.append(_storage(stack.pop()))
+        elif name == "REDUCE":
+            stack.append(_call(stack.pop(-2), stack.pop()))
+        else:
+            raise _Refused(f"its pickle uses the operation {name}")
+    raise _Refused("its pickle has no end")
+
+
+_LITERALS = {
+    *("BININT", "BININT1", "BININT2", "LONG1", "INT"),
+    *("BINUNICODE", "SHORT_BINUNICODE"),
+}
+_CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+
+
+def _last(stack: list[Any], count: int) -> list[Any]:
+    if len(stack) < count:
+        raise _Refused("its pickle is malformed")
+    return stack[len(stack) - count :]
+
+
+def _since_mark(stack: list[Any]) -> list[Any]:
+    """Pop the last mark and all that was pushed after it."""
+    items: list[Any] = []
+    while (item := stack.pop()) is not _MARK:
+        items.append(item)
+    return items[::-1]
+
+
+def _set_items(stack: list[Any], items: list[Any]) -> None:
+    if not isinstance(stack[-1], dict) or len(items) % 2:
+        raise _Refused("its pickle is malformed")
+    for key, value in zip(items[::2], items[1::2], strict=True):
+        if not isinstance(key, str):
+            raise _Refused("a key of its dictionary is no text")
+        stack[-1][key] = value
+
+
+def _global(module: object, name: object) -> _Global:
+    if (module, name) not in _GLOBALS:
+        raise _Refused(f"its pickle would have Python import {shown(f'{module}.{name}')}")
+    return _Global(str(module), str(name))
+
+
+def _storage(reference: object) -> _Storage:
+    match reference:
+        case ("storage", _Global(module="torch", name=kind), str(key), str(), int(n_elements)):
+            if kind in _STORAGES and n_elements >= 0:
+                return _Storage(kind, key, n_elements)
+    raise _Refused("its pickle refers to something that is no tensor's storage")
+
+
+def _call(function: object, arguments: object) -> Any:
+    match function, arguments:
+        case _Global(name="OrderedDict"), ():
+            return {}
+        case _Global(name="_rebuild_parameter"), (_Tensor() as tensor, *_):
+            return tensor
+        case (
+            _Global(name="_rebuild_tensor_v2"),
+            (_Storage() as storage, int(offset), tuple(shape), tuple(strides), *_),
+        ):
+            sizes = (offset, *shape, *strides)
+            if all(type(size) is int and size >= 0 for size in sizes):
+                return _Tensor(storage, offset, shape, strides)
+    raise _Refused("its pickle would have Python call something that rebuilds no tensor")
+
+
+def _contents(value: object) -> tuple[int, _Tensor]:
+    match value:
+        case {"mask_token_id": int(token_id), "embedding": _Tensor() as tensor}:
+            if len(tensor.shape) != 1 or tensor.strides != (1,):
+                raise _Refused(f"its embedding has the shape {tensor.shape}, expected a vector")
+            return token_id, tensor
+    raise _Refused("it holds something else")
+
+
+def _values(
+    tensor: _Tensor, members: dict[str, zipfile.ZipInfo], archive: zipfile.ZipFile
+) -> NDArray[np.float32]:
+    storage, n_values = tensor.storage, tensor.shape[0]
+    big = "byteorder" in members and _stored(archive, members["byteorder"], 16) == b"big"
+    stored = _STORAGES[storage.kind].newbyteorder(">" if big else "<")
+    data = _stored(archive, members[f"data/{storage.key}"], _FILE_LIMIT)
+    if len(data) != storage.n_elements * stored.itemsize:
+        raise _Refused(f"its storage has {len(data)} bytes for {storage.n_elements} values")
+    if tensor.offset + n_values > storage.n_elements:
+        raise _Refused(f"its embedding of {n_values} values is longer than its storage")
+    values = np.frombuffer(data, stored)[tensor.offset : tensor.offset + n_values]
+    if storage.kind == "BFloat16Storage":
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32)

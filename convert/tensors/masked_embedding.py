@@ -1,0 +1,157 @@
+"""The embeddings of a drafter with a vector of its own for the mask token (`mask_embedding.pt`).
+
+As in llama.cpp's converter (`conversion/qwen.py`), its file gets the target's embeddings with that
+one row replaced, and the target's output head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from gguf import GGMLQuantizationType, quants
+from numpy.typing import NDArray
+
+from dflash_local.errors import FileError, InputError
+from dflash_local.gguf.file import GgufFile, TensorInfo
+
+from ..config.drafter_config import DraftConfig
+from ..files.checkpoint import Checkpoint
+from ..files.mask_embedding import read_mask_embedding
+from ..files.source import MASK_EMBEDDING, Source, fetch_tensors
+from .plan import Role, RowSource, TensorPlan
+
+Origins = dict[str, tuple[TensorPlan, RowSource]]
+
+_EMBEDDINGS, _HEAD = "token_embd.weight", "output.weight"
+# text models, and those in which the text model is one part
+_NAMES: dict[str, tuple[str, ...]] = {
+    _EMBEDDINGS: (
+        "model.embed_tokens.weight",
+        "model.language_model.embed_tokens.weight",
+        "language_model.model.embed_tokens.weight",
+    ),
+    _HEAD: ("lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight"),
+}
+_ROLES: dict[str, Role] = {_EMBEDDINGS: "embedding", _HEAD: "head"}
+
+
+@dataclass(frozen=True)
+class ReplacedRow:
+    """The rows of `origin`, with `vector` in place of row `row`."""
+
+    origin: RowSource
+    row: int
+    vector: NDArray[np.float32]
+
+    def rows(self, name: str, start: int, stop: int) -> NDArray[np.float32]:
+        rows = self.origin.rows(name, start, stop)
+        if start <= self.row < stop:
+            rows = rows.copy()
+            rows[self.row - start] = self.vector
+        return rows
+
+
+@dataclass(frozen=True)
+class GgufRows:
+    """Rows of matrices in a GGUF file, as f32. Only the bytes of these rows are read."""
+
+    file: GgufFile
+
+    def rows(self, name: str, start: int, stop: int) -> NDArray[np.float32]:
+        """Raises FileError when the type of the tensor is not known, or on a failed read."""
+        tensor = self.file.tensors[name]
+        per_row = tensor.n_bytes // tensor.shape[1]
+        stored = _read(self.file.shards[tensor.shard], tensor, start * per_row, stop * per_row)
+        try:
+            values = quants.dequantize(
+                stored.reshape(stop - start, per_row), GGMLQuantizationType(tensor.type)
+            )
+        except (NotImplementedError, ValueError):
+            self.file.fail(f"tensor {name!r} is in {tensor.type_name}, which cannot be read here")
+        return np.asarray(values, np.float32).reshape(stop - start, tensor.shape[0])
+
+
+def masked_tensors(
+    folder: Path, config: DraftConfig, weights: Checkpoint, target: GgufFile | Source
+) -> Origins:
+    """Embeddings, and the output head unless the drafter has one, for a mask embedding in `folder`.
+
+    Maps GGUF names to plans and to where their rows come from; empty without a mask embedding.
+    Raises FileError for a mask embedding or target tensors of another shape, InputError as
+    `fetch_tensors` does.
+    """
+    path = folder / MASK_EMBEDDING
+    if not path.is_file():
+        return {}
+    vector = read_mask_embedding(path, mask_token_id=config.mask_token_id)
+    if vector.shape != (config.n_embd,):
+        raise FileError(f"{path}: a vector of {vector.size}, expected hidden_size {config.n_embd}")
+    found: Origins = {}
+    plan, origin = _own(config, weights, "embed_tokens.weight") or _of_target(
+        config, target, _EMBEDDINGS
+    )
+    found[_EMBEDDINGS] = plan, ReplacedRow(origin, config.mask_token_id, vector)
+    if not any(name in weights.tensors for name in ("lm_head.weight", "model.lm_head.weight")):
+        found[_HEAD] = _of_target(config, target, _HEAD)
+    return found
+
+
+def _own(
+    config: DraftConfig, weights: Checkpoint, name: str
+) -> tuple[TensorPlan, RowSource] | None:
+    for source in (name, f"model.{name}"):
+        if source in weights.tensors:
+            shape = tuple(reversed(weights.tensors[source].shape))
+            return _plan(config, _EMBEDDINGS, source, shape), weights
+    return None
+
+
+def _of_target(
+    config: DraftConfig, target: GgufFile | Source, name: str
+) -> tuple[TensorPlan, RowSource]:
+    if isinstance(target, GgufFile):
+        # a target without an output head uses its embeddings
+        stored = name if name in target.tensors else _EMBEDDINGS
+        plan = _plan(config, name, stored, target.tensors[stored].shape)
+        return plan, GgufRows(target)
+    return _of_checkpoint(config, target, name)
+
+
+def _of_checkpoint(config: DraftConfig, target: Source, name: str) -> tuple[TensorPlan, RowSource]:
+    faults: list[str] = []
+    for kind in (name, _EMBEDDINGS) if name == _HEAD else (name,):
+        for source in _NAMES[kind]:
+            try:
+                weights = fetch_tensors(target, [source])
+            except FileError as error:
+                faults.append(str(error))
+                continue
+            shape = tuple(reversed(weights.tensors[source].shape))
+            return _plan(config, name, source, shape), weights
+    raise InputError(
+        f"{MASK_EMBEDDING} replaces a row of the target's embeddings, which cannot be read:"
+        f" {faults[0]}; give the target as a GGUF file"
+    )
+
+
+def _plan(config: DraftConfig, name: str, source: str, shape: tuple[int, ...]) -> TensorPlan:
+    if shape != (config.n_embd, config.n_vocab):
+        raise FileError(
+            f"tensor {source!r} has the shape {list(reversed(shape))}, expected"
+            f" {[config.n_vocab, config.n_embd]} from the drafter's config.json"
+        )
+    return TensorPlan(name, source, shape, _ROLES[name])
+
+
+def _read(path: Path, tensor: TensorInfo, start: int, stop: int) -> NDArray[np.uint8]:
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(tensor.offset + start)
+            stored = file.read(stop - start)
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if len(stored) < stop - start:
+        raise FileError(f"{path}: became shorter while it was read")
+    return np.frombuffer(stored, np.uint8)

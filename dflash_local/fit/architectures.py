@@ -1,0 +1,35 @@
+"""What llama.cpp can do with a target, by its architecture. Names are those of `llama-arch.cpp`."""
+
+from __future__ import annotations
+
+# The graph of each of these (in llama.cpp's src/models) calls the output of a layer `l_out` and
+# hands it on, under that name and unchanged, as the input of the next layer: this is what is
+# tapped. The others differ: several streams side by side (gemma3n, hy_v4, deepseek4), a norm
+# between loops (nanbeige), layers without an output (deci), another name (step35, nemotron_h).
+TAPPED_ARCHITECTURES = frozenset({
+    "afmoe", "apertus", "arcee", "bailingmoe", "bailingmoe2", "bailingmoe3", "chatglm",
+    "cohere2", "cohere2moe", "command-r", "dbrx", "deepseek", "deepseek2", "dots1", "ernie4_5",
+    "ernie4_5-moe", "exaone", "exaone-moe", "exaone4", "falcon", "gemma", "gemma2", "gemma3",
+    "gemma4", "glm4", "glm4moe", "gpt-oss", "granite", "granitemoe", "grok", "hunyuan-dense",
+    "hunyuan-moe", "hunyuan_vl", "internlm2", "lfm2", "lfm2moe", "llama", "llama4", "mimo2",
+    "minicpm", "minicpm3", "minimax-01", "minimax-m2", "mistral3", "mistral4", "muse-glimmer",
+    "nemotron", "olmo", "olmo2", "olmoe", "phi2", "phi3", "phimoe", "qwen2", "qwen2moe", "qwen3",
+    "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "seed_oss", "smollm3", "stablelm",
+    "starcoder2",
+})  # fmt: skip
+
+# llm_arch_is_recurrent and llm_arch_is_hybrid: their state cannot be rolled back row by row
+RECURRENT_ARCHITECTURES = frozenset({
+    "arwkv7", "bailingmoe3", "deepseek4", "falcon-h1", "glm5-next", "granitehybrid", "jamba",
+    "kimi-k3", "kimi-linear", "lfm2", "lfm2moe", "mamba", "mamba2", "minimax-01", "nemotron_h",
+    "nemotron_h_moe", "plamo2", "qwen35", "qwen35moe", "qwen3next", "qwen4exp", "rwkv6",
+    "rwkv6qwen2", "rwkv7",
+})  # fmt: skip
+
+# They do not write text one token after the other.
+NOT_GENERATIVE_ARCHITECTURES = frozenset({
+    "bert", "clip", "eagle3", "eurobert", "gemma-embedding", "gemma4-assistant", "jina-bert-v2",
+    "jina-bert-v3", "llama-embed", "modern-bert", "neo-bert", "nomic-bert", "nomic-bert-moe",
+    "pockettts", "qwen3tts", "t5", "t5encoder", "wavtokenizer-dec", "dream", "llada",
+    "llada-moe", "rnd1",
+})  # fmt: skip

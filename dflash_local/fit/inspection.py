@@ -1,0 +1,311 @@
+"""What a GGUF file is, a drafter or a target: told from its header alone."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from gguf import LlamaFileType
+
+from dflash_local.fit.architectures import RECURRENT_ARCHITECTURES, TAPPED_ARCHITECTURES
+from dflash_local.fit.pairing import check_target
+from dflash_local.gguf.drafter_keys import read_drafter
+from dflash_local.gguf.drafter_spec import Family, RopeSpec, Runner
+from dflash_local.gguf.file import GgufFile
+
+_DRAFTER = "dflash"
+
+# Tried in this order on a tensor's name without its block; the first that matches is its class.
+_CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (name, re.compile(pattern))
+    for name, pattern in (
+        ("convolutions", r"(attn|ffn)_conv_"),
+        ("norms", r".*norm"),
+        ("embeddings", r".*_embd\b|token_types"),
+        ("fc", r"fc\."),
+        ("attention", r".*attn"),
+        ("ffn", r"ffn|exp_probs"),
+        ("recurrent", r"ssm_|shortconv|time_mix|channel_mix"),
+        ("selector", r"selector_"),
+        ("markov", r"markov_|conf_proj"),
+        ("head", r"output\.|d2t$"),
+    )
+)
+_ORDER = (
+    "embeddings",
+    "fc",
+    "attention",
+    "recurrent",
+    "ffn",
+    "convolutions",
+    "norms",
+    "selector",
+    "markov",
+    "head",
+    "other",
+)
+_BLOCK = re.compile(r"^blk\.\d+\.")
+
+# of `general.*`: what describes the file rather than where it comes from
+_NO_PROVENANCE = frozenset({"architecture", "type", "alignment", "file_type"})
+
+
+@dataclass(frozen=True)
+class WeightClass:
+    """The tensors of one purpose: how many, and the bytes that each type of theirs takes."""
+
+    name: str
+    n_tensors: int
+    n_bytes: int
+    types: dict[str, int]
+    """Bytes by ggml type, the type that takes most first."""
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """The vocabulary of a file. Two files with the same hash have the same tokens and merges."""
+
+    model: str | None
+    pre: str | None
+    n_tokens: int
+    n_merges: int
+    sha256: str
+    """The first 16 hexadecimal digits, over tokens and merges in their order."""
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """What is told of any model file."""
+
+    path: Path
+    n_bytes: int
+    """On disk, all shards together."""
+    n_shards: int
+    name: str | None
+    quantization: str | None
+    """The file's own word for its mixture of types, such as Q4_K_M."""
+    tokenizer: Tokenizer | None
+    weights: tuple[WeightClass, ...]
+    provenance: dict[str, Any]
+    """Keys that say where the file comes from, as they are stored."""
+
+
+@dataclass(frozen=True)
+class DrafterReport:
+    """A drafter, as its own file describes it."""
+
+    file: FileFacts
+    family: Family
+    runs_on: Runner
+    because: tuple[str, ...]
+    """What the fused graph does not know; empty for a drafter that it runs."""
+    llama_cpp_loads: bool
+    """Stock llama.cpp reads the file: the attention has no biases."""
+    block_size: int
+    n_draft: int
+    target_layers: tuple[int, ...]
+    """Taps as the file stores them: inputs of these layers of the target."""
+    taps_after: tuple[int, ...]
+    """The same taps, by the layers whose output they are."""
+    n_layer: int
+    n_embd: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    n_ff: int
+    context_length: int
+    sliding_window: int
+    sliding_layers: tuple[int, ...]
+    """The drafter's layers that have the window."""
+    causal: bool
+    rope: RopeSpec
+    n_vocab: int
+    n_vocab_draft: int
+    mask_token_id: int
+    mask_token: str | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report for JSON."""
+        return {"role": "drafter", "architecture": _DRAFTER, **_plain(self)}
+
+
+@dataclass(frozen=True)
+class TargetReport:
+    """A language model, and what llama.cpp lets a drafter do with it."""
+
+    file: FileFacts
+    architecture: str
+    n_layer: int
+    n_embd: int
+    n_vocab: int
+    context_length: int
+    offers_taps: bool
+    """llama.cpp hands out the hidden states of this architecture's layers."""
+    rolls_back: bool
+    """Rejected tokens can be taken back: no recurrent layers."""
+
+    @property
+    def takes_drafters(self) -> bool:
+        """Whether any drafter can work with it here."""
+        return self.offers_taps and self.rolls_back
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report for JSON."""
+        return {"role": "target", **_plain(self), "takes_drafters": self.takes_drafters}
+
+
+def inspect_file(file: GgufFile) -> DrafterReport | TargetReport:
+    """What `file` is. Raises FileError for what is neither a drafter nor a language model."""
+    if file.architecture == _DRAFTER:
+        return inspect_drafter(file)
+    check_target(file)
+    name = file.architecture
+    return TargetReport(
+        file=_facts(file),
+        architecture=name,
+        n_layer=file.require(f"{name}.block_count", int),
+        n_embd=file.require(f"{name}.embedding_length", int),
+        n_vocab=file.n_vocab or 0,
+        context_length=file.require(f"{name}.context_length", int),
+        offers_taps=name in TAPPED_ARCHITECTURES,
+        rolls_back=name not in RECURRENT_ARCHITECTURES,
+    )
+
+
+def inspect_drafter(file: GgufFile, *, target: GgufFile | None = None) -> DrafterReport:
+    """What the drafter `file` is; a vocabulary that it does not have is taken from `target`.
+
+    Raises FileError for a file that is no drafter, or one that contradicts itself.
+    """
+    spec = read_drafter(file, n_vocab=target.n_vocab if target else None)
+    tokens = file.get("tokenizer.ggml.tokens") or (
+        target.get("tokenizer.ggml.tokens") if target else None
+    )
+    return DrafterReport(
+        file=_facts(file),
+        family=spec.family,
+        runs_on=spec.runs_on,
+        because=spec.beyond_fused,
+        llama_cpp_loads=not spec.attention_bias,
+        block_size=spec.block_size,
+        n_draft=spec.n_draft,
+        target_layers=spec.target_layers,
+        taps_after=_outputs(spec.target_layers),
+        n_layer=spec.n_layer,
+        n_embd=spec.n_embd,
+        n_head=spec.n_head,
+        n_head_kv=spec.n_head_kv,
+        head_dim=spec.head_dim,
+        n_ff=spec.n_ff,
+        context_length=spec.context_length,
+        sliding_window=spec.sliding_window,
+        sliding_layers=tuple(i for i, windowed in enumerate(spec.sliding_layers) if windowed),
+        causal=spec.causal,
+        rope=spec.rope,
+        n_vocab=spec.n_vocab,
+        n_vocab_draft=spec.n_vocab_draft,
+        mask_token_id=spec.mask_token_id,
+        mask_token=tokens[spec.mask_token_id] if tokens else None,
+    )
+
+
+def _outputs(inputs: Sequence[int]) -> tuple[int, ...]:
+    return tuple(layer - 1 for layer in inputs)
+
+
+def _facts(file: GgufFile) -> FileFacts:
+    name = file.get("general.name")
+    return FileFacts(
+        path=file.path,
+        n_bytes=file.n_bytes,
+        n_shards=len(file.shards),
+        name=name if isinstance(name, str) else None,
+        quantization=_quantization(file),
+        tokenizer=_tokenizer(file),
+        weights=_weights(file),
+        provenance=_provenance(file),
+    )
+
+
+def _quantization(file: GgufFile) -> str | None:
+    try:
+        name = LlamaFileType(file.get("general.file_type")).name
+    except ValueError:
+        return None
+    return name.removeprefix("MOSTLY_").removeprefix("ALL_")
+
+
+def _tokenizer(file: GgufFile) -> Tokenizer | None:
+    tokens, merges = file.get("tokenizer.ggml.tokens"), file.get("tokenizer.ggml.merges", [])
+    if not isinstance(tokens, list):
+        return None
+    return Tokenizer(
+        model=file.get("tokenizer.ggml.model"),
+        pre=file.get("tokenizer.ggml.pre"),
+        n_tokens=len(tokens),
+        n_merges=len(merges),
+        sha256=_hash(tokens, merges),
+    )
+
+
+def _hash(*lists: Sequence[str]) -> str:
+    digest = hashlib.sha256()
+    for texts in lists:
+        # lengths go in, so that no two vocabularies give the same bytes
+        digest.update(len(texts).to_bytes(8, "little"))
+        for text in texts:
+            raw = text.encode("utf-8", "surrogateescape")
+            digest.update(len(raw).to_bytes(8, "little") + raw)
+    return digest.hexdigest()[:16]
+
+
+def _weights(file: GgufFile) -> tuple[WeightClass, ...]:
+    counts: dict[str, int] = {}
+    types: dict[str, dict[str, int]] = {}
+    for tensor in file.tensors.values():
+        name = _class_of(tensor.name)
+        counts[name] = counts.get(name, 0) + 1
+        found = types.setdefault(name, {})
+        found[tensor.type_name] = found.get(tensor.type_name, 0) + tensor.n_bytes
+    return tuple(
+        WeightClass(name, counts[name], sum(types[name].values()), _largest_first(types[name]))
+        for name in _ORDER
+        if name in counts
+    )
+
+
+def _class_of(name: str) -> str:
+    plain = _BLOCK.sub("", name)
+    return next((title for title, pattern in _CLASSES if pattern.match(plain)), "other")
+
+
+def _largest_first(types: dict[str, int]) -> dict[str, int]:
+    return dict(sorted(types.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _provenance(file: GgufFile) -> dict[str, Any]:
+    found = {}
+    for key, value in file.metadata.items():
+        group, _, rest = key.partition(".")
+        told = group == "general" and rest not in _NO_PROVENANCE and "quantization" not in rest
+        if told or group == "dflash_local":
+            found[key] = value
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses as dictionaries, tuples as lists, what JSON has no word for as text."""
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, Path) or (isinstance(value, float) and not math.isfinite(value)):
+        return str(value)
+    return value

@@ -1,0 +1,260 @@
+"""A drafter's GGUF file as a `DrafterSpec`: every key is read here, and checked.
+
+The keys are those of llama.cpp's `src/models/dflash.cpp`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dflash_local.gguf.drafter_spec import DrafterSpec, Family, RopeSpec, ScaleSpec, SelectorSpec
+from dflash_local.gguf.drafter_tensors import (
+    D2T,
+    MARKOV,
+    beyond_fused,
+    check_tensors,
+    family_of,
+    first_bias,
+)
+from dflash_local.gguf.file import GgufFile
+
+MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
+MAX_BLOCK_SIZE = 256
+MAX_EXTENT = 1 << 20
+_MAX_CONTEXT = (1 << 31) - 1
+_LARGEST_FLOAT = 3.4e38  # of 32 bits
+
+
+def read_drafter(file: GgufFile, *, n_vocab: int | None = None) -> DrafterSpec:
+    """The spec of `file`.
+
+    `n_vocab` is used where the file does not say how many tokens there are. Raises FileError,
+    naming the key or the tensor, when `file` is no `dflash` drafter, lacks a key, contradicts
+    itself, or is of a family that nothing here runs.
+    """
+    if file.architecture != "dflash":
+        file.fail(
+            f"general.architecture is {file.architecture!r}, expected 'dflash'; "
+            "give a DFlash drafter as the draft model, the model itself as the target"
+        )
+    spec = _from_keys(file, family_of(file), file.n_vocab or n_vocab)
+    check_tensors(file, spec)
+    return spec
+
+
+def _from_keys(file: GgufFile, family: Family, n_vocab: int | None) -> DrafterSpec:
+    n_layer = _count(file, "dflash.block_count", 1, MAX_LAYERS)
+    n_embd = _count(file, "dflash.embedding_length", 1, MAX_EXTENT)
+    n_head = _count(file, "dflash.attention.head_count", 1, MAX_EXTENT)
+    n_head_kv = _count(file, "dflash.attention.head_count_kv", 1, n_head, default=n_head)
+    if n_head % n_head_kv:
+        file.fail(
+            f"dflash.attention.head_count is {n_head}, expected a multiple of "
+            f"dflash.attention.head_count_kv, {n_head_kv}"
+        )
+    head_dim = _count(file, "dflash.attention.key_length", 1, 1024, default=n_embd // n_head)
+    if head_dim < 2 or head_dim % 2:
+        file.fail(f"dflash.attention.key_length is {head_dim}, expected an even number")
+    value_dim = file.optional("dflash.attention.value_length", int, head_dim)
+    if value_dim != head_dim:
+        file.fail(
+            f"dflash.attention.value_length is {value_dim}, key_length {head_dim}: must agree"
+        )
+    if n_vocab is None:
+        file.fail(
+            "no tokenizer.ggml.tokens, dflash.vocab_size or token_embd.weight: n_vocab unknown"
+        )
+    causal = file.optional("dflash.attention.causal", bool, False)
+    window, sliding_layers = _sliding(file, n_layer)
+    beyond, bias = tuple(beyond_fused(file, family, causal=causal)), first_bias(file)
+    if beyond and bias is not None:
+        file.fail(
+            f"tensor {bias} is known to the fused draft graph alone, and {beyond[0]} to llama.cpp "
+            "alone, so nothing runs this drafter; use another one, or none"
+        )
+    return DrafterSpec(
+        family=family,
+        beyond_fused=beyond,
+        block_size=_block_size(file),
+        target_layers=_target_layers(file),
+        n_embd=n_embd,
+        n_layer=n_layer,
+        n_head=n_head,
+        n_head_kv=n_head_kv,
+        head_dim=head_dim,
+        n_ff=_count(file, "dflash.feed_forward_length", 1, MAX_EXTENT),
+        n_vocab=n_vocab,
+        mask_token_id=_mask_token_id(file, n_vocab),
+        sliding_window=window,
+        sliding_layers=sliding_layers,
+        context_length=_count(file, "dflash.context_length", 1, _MAX_CONTEXT),
+        rope=_rope(file, head_dim),
+        scales=_scales(file, head_dim),
+        n_vocab_draft=_rows(file, D2T, n_vocab),
+        causal=causal,
+        attention_bias=bias is not None,
+        selector=_selector(file, n_embd, n_vocab) if family == "dflash2" else None,
+        markov_rank=_rows(file, MARKOV, 0) if family == "dspark" else 0,
+        # as llama.cpp reads a missing key
+        sample_from_anchor=file.optional("dflash.sample_from_anchor", bool, True)
+        if family == "dspark"
+        else False,
+    )
+
+
+def _selector(file: GgufFile, n_embd: int, n_vocab: int) -> SelectorSpec:
+    """llama.cpp packs candidates, and the scores between them, into a row of `n_embd` values."""
+    top_k = _count(file, "dflash.selector_top_k", 1, n_vocab)
+    if top_k * (top_k + 1) > n_embd:
+        file.fail(
+            f"dflash.selector_top_k is {top_k}: candidates and scores, {top_k * (top_k + 1)} "
+            f"values, exceed dflash.embedding_length, {n_embd}"
+        )
+    group_size = _count(file, "dflash.conv_group_size", 1, n_embd)
+    if n_embd % group_size:
+        file.fail(
+            f"dflash.conv_group_size is {group_size}, expected a divisor of "
+            f"dflash.embedding_length, {n_embd}"
+        )
+    return SelectorSpec(
+        rank=_count(file, "dflash.selector_rank", 1, MAX_EXTENT),
+        top_k=top_k,
+        kernel_size=_count(file, "dflash.conv_kernel_size", 1, MAX_BLOCK_SIZE),
+        group_size=group_size,
+    )
+
+
+def _rows(file: GgufFile, name: str, default: int) -> int:
+    """The first extent of a tensor, `default` without it."""
+    tensor = file.tensors.get(name)
+    return tensor.shape[0] if tensor else default
+
+
+def _count(file: GgufFile, key: str, low: int, high: int, *, default: int | None = None) -> int:
+    value = file.require(key, int) if default is None else file.optional(key, int, default)
+    if not low <= value <= high:
+        file.fail(f"{key} is {value}, expected {low} to {high}")
+    return value
+
+
+def _block_size(file: GgufFile) -> int:
+    size = file.require("dflash.block_size", int)
+    if size < 2:
+        file.fail(
+            f"dflash.block_size is {size}, expected at least 2: the anchor and one mask token"
+        )
+    return _count(file, "dflash.block_size", 2, MAX_BLOCK_SIZE)
+
+
+def _target_layers(file: GgufFile) -> tuple[int, ...]:
+    key = "dflash.target_layers"
+    layers = _integers(file, key)
+    if not layers:
+        file.fail(f"{key} is empty, expected the target's layers to tap")
+    if min(layers) < 1 or max(layers) > MAX_LAYERS:
+        file.fail(f"{key} is {_listed(layers)}, expected layer inputs from 1 to {MAX_LAYERS}")
+    if len(set(layers)) != len(layers):
+        file.fail(f"{key} is {_listed(layers)}, expected different layers")
+    return layers
+
+
+def _mask_token_id(file: GgufFile, n_vocab: int) -> int:
+    key = "tokenizer.ggml.mask_token_id"
+    mask = file.require(key, int)
+    if not 0 <= mask < n_vocab:
+        file.fail(f"{key} is {mask}, expected 0 to {n_vocab - 1}, the drafter's vocabulary")
+    return mask
+
+
+def _sliding(file: GgufFile, n_layer: int) -> tuple[int, tuple[bool, ...]]:
+    window = file.optional("dflash.attention.sliding_window", int, 0)
+    if window < 0 or window >= 1 << 31:
+        file.fail(f"dflash.attention.sliding_window is {window}, expected 0 or more tokens")
+    if window == 0:
+        return 0, (False,) * n_layer
+    key = "dflash.attention.sliding_window_pattern"
+    pattern = file.require(key, list)
+    if len(pattern) != n_layer or not all(isinstance(value, int) for value in pattern):
+        file.fail(f"{key} has {len(pattern)} values, expected {n_layer} bools, one a layer")
+    return window, tuple(bool(value) for value in pattern)
+
+
+def _rope(file: GgufFile, head_dim: int) -> RopeSpec:
+    sections: tuple[int, ...] = ()
+    if "dflash.rope.dimension_sections" in file.metadata:
+        sections = _integers(file, "dflash.rope.dimension_sections")
+        if len(sections) > 4 or any(sections[1:]) or min(sections, default=0) < 0:
+            file.fail(
+                f"dflash.rope.dimension_sections is {_listed(sections)}, expected [n, 0, 0, 0]: "
+                "a drafter rotates by the token position alone"
+            )
+    n_dims = _count(file, "dflash.rope.dimension_count", 2, head_dim, default=head_dim)
+    if n_dims % 2:
+        file.fail(f"dflash.rope.dimension_count is {n_dims}, expected an even number")
+    # llama.cpp reads a missing type as linear, and a missing factor as 1
+    scaling = file.optional("dflash.rope.scaling.type", str, "linear")
+    if scaling not in ("none", "linear", "yarn"):
+        file.fail(f"dflash.rope.scaling.type is {scaling!r}, expected none, linear or yarn")
+    factor = _number(file, "dflash.rope.scaling.factor", 0.0)
+    factor = factor or _number(file, "dflash.rope.scale_linear", 0.0) or 1.0
+    if factor < 0.0:
+        file.fail(f"dflash.rope.scaling.factor is {factor}, expected a positive number")
+    freq_base = _number(file, "dflash.rope.freq_base", RopeSpec.freq_base)
+    if freq_base <= 0.0:
+        file.fail(f"dflash.rope.freq_base is {freq_base}, expected a positive number")
+    original_context = _count(
+        file,
+        "dflash.rope.scaling.original_context_length",
+        1,
+        _MAX_CONTEXT,
+        default=file.require("dflash.context_length", int),
+    )
+    if scaling == "none" or (scaling == "linear" and factor == 1.0):
+        scaling, factor = "none", 1.0
+    return RopeSpec(
+        freq_base=freq_base,
+        n_dims=n_dims,
+        sections=sections,
+        scaling=scaling,
+        factor=factor,
+        original_context=original_context,
+        attn_factor=_number(file, "dflash.rope.scaling.attn_factor", 1.0),
+    )
+
+
+def _scales(file: GgufFile, head_dim: int) -> ScaleSpec:
+    activation = file.optional("dflash.hidden_activation", str, "silu")
+    names = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu"}
+    if activation not in names:
+        file.fail(f"dflash.hidden_activation is {activation!r}, expected one of {', '.join(names)}")
+    eps = file.require("dflash.attention.layer_norm_rms_epsilon", float)
+    if not 0.0 < eps < 1.0:
+        file.fail(f"dflash.attention.layer_norm_rms_epsilon is {eps}, expected 0 < eps < 1")
+    return ScaleSpec(
+        rms_eps=eps,
+        # to llama.cpp, a 0 is no scale
+        attention=_number(file, "dflash.attention.scale", 0.0) or head_dim**-0.5,
+        embedding=_number(file, "dflash.embedding_scale", 0.0) or 1.0,
+        value=_number(file, "dflash.attention.value_scale", 0.0),
+        logit=_number(file, "dflash.logit_scale", 0.0),
+        logit_softcap=_number(file, "dflash.final_logit_softcapping", 0.0),
+        activation=names[activation],
+    )
+
+
+def _number(file: GgufFile, key: str, default: float) -> float:
+    value = file.optional(key, float, default)
+    if abs(value) > _LARGEST_FLOAT:
+        file.fail(f"{key} is {value}, expected a number that fits 32 bits")
+    return value
+
+
+def _integers(file: GgufFile, key: str) -> tuple[int, ...]:
+    values: list[Any] = file.require(key, list)
+    if not all(type(value) is int for value in values):
+        file.fail(f"{key} is {file.value_types[key]}, expected an array of integers")
+    return tuple(values)
+
+
+def _listed(values: tuple[int, ...]) -> str:
+    return f"{list(values)}" if len(values) <= 16 else f"{list(values[:16])} and more"

@@ -1,0 +1,320 @@
+"""Files come from the hub, by its real client, or one line says why not."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from dflash_local.convert.files.checkpoint import Checkpoint
+from hub_client import Client
+from hub_drafter import DRAFTER, WEIGHTS, drafter_files
+from hub_stand_in import Hub, Request, running
+
+TARGET = "lab/Tiny"
+# The client writes 10 MB at a time: of what a broken transfer brought, it keeps whole pieces.
+LARGE = save({"fc.weight": torch.arange(10_000_000, dtype=torch.float32)})
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with running() as hub:
+        yield hub
+
+
+@pytest.fixture
+def client(hub: Hub, tmp_path: Path) -> Client:
+    home = tmp_path / "home"
+    home.mkdir()
+    return Client(hub, home)
+
+
+def sharded_files() -> dict[str, bytes]:
+    """Two shards; `fc.weight` is in the second, which is WEIGHTS."""
+    first, second = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+    index = {"weight_map": {"norm.weight": first, "fc.weight": second}}
+    files = drafter_files()
+    del files["model.safetensors"]
+    return files | {
+        "model.safetensors.index.json": json.dumps(index).encode(),
+        first: save({"norm.weight": torch.ones(8)}),
+        second: WEIGHTS,
+        "adapter.safetensors": save({"other": torch.ones(8)}),
+    }
+
+
+def target_files() -> dict[str, bytes]:
+    return {
+        "config.json": b'{"model_type": "qwen3"}',
+        "tokenizer.json": b"{}",
+        "tokenizer_config.json": b"{}",
+        "chat_template.jinja": b"{{ messages }}",
+        "model.safetensors": WEIGHTS,
+    }
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_a_drafter_comes_with_what_is_needed_and_nothing_else(hub: Hub, client: Client) -> None:
+    commit = hub.add(DRAFTER, drafter_files())
+    client.environment["TQDM_POSITION"] = "-1"  # progress bars even without a terminal
+    source = client.fetch("fetch_drafter", DRAFTER)
+    assert (source.name, source.revision, source.folder.name) == (DRAFTER, commit, commit)
+    assert names(source.folder) == {"README.md", "config.json", "model.safetensors"}
+    assert source.card["base_model"] == "lab/Tiny-Base"
+    assert (source.folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert "model.safetensors" in client.stderr
+    served = hub.served("storage")
+    assert served == [len(WEIGHTS)]
+    # the second time, nothing is transferred
+    assert client.fetch("fetch_drafter", DRAFTER) == source
+    assert hub.served("storage") == served
+
+
+def test_shards_come_by_the_index_and_a_mask_embedding_with_them(hub: Hub, client: Client) -> None:
+    hub.add(DRAFTER, sharded_files() | {"mask_embedding.pt": b"zip"})
+    source = client.fetch("fetch_drafter", DRAFTER)
+    assert names(source.folder) == {
+        "README.md",
+        "config.json",
+        "mask_embedding.pt",
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "model.safetensors.index.json",
+    }
+    assert Checkpoint.open(source.folder).tensors.keys() == {"norm.weight", "fc.weight"}
+
+
+def test_a_revision_is_pinned(hub: Hub, client: Client) -> None:
+    old = hub.add(DRAFTER, drafter_files())
+    new = hub.add(DRAFTER, drafter_files() | {"config.json": b'{"new": 1}'})
+    hub.repositories[DRAFTER].refs["v1"] = old
+    for revision, commit in ((None, new), ("main", new), ("v1", old), (old, old)):
+        source = client.fetch("fetch_drafter", DRAFTER, revision=revision)
+        assert source.revision == source.folder.name == commit
+        files = hub.repositories[DRAFTER].commits[commit]
+        assert (source.folder / "config.json").read_bytes() == files["config.json"]
+    message = client.refusal("fetch_drafter", DRAFTER, revision="v2")
+    assert message.startswith(f"{DRAFTER}: has no revision v2")
+
+
+def test_a_transfer_that_breaks_goes_on(hub: Hub, client: Client) -> None:
+    hub.add(DRAFTER, drafter_files() | {"model.safetensors": LARGE})
+    hub.breaks = [25_000_000, 12_000_000]
+    source = client.fetch("fetch_drafter", DRAFTER)
+    assert (source.folder / "model.safetensors").read_bytes() == LARGE
+    first, second, third = (request for request in hub.requests if request.server == "storage")
+    assert first.range is None and first.n_bytes == 25_000_000
+    assert 20_000_000 <= start(second) <= 25_000_000 and second.n_bytes == 12_000_000
+    assert start(second) + 10_000_000 <= start(third)
+    assert third.n_bytes == len(LARGE) - start(third)
+
+
+def start(request: Request) -> int:
+    """The first byte asked for."""
+    assert request.range is not None
+    return int(request.range.removeprefix("bytes=").removesuffix("-"))
+
+
+@pytest.mark.parametrize("on_xet", [False, True])
+def test_after_an_interrupt_the_rest_is_fetched(hub: Hub, client: Client, on_xet: bool) -> None:
+    hub.add(DRAFTER, drafter_files() | {"model.safetensors": LARGE}, on_xet=on_xet)
+    hub.stalls = threading.Event()
+    process = client.start("fetch_drafter", DRAFTER)
+    assert hub.stalls.wait(60)
+    half = len(LARGE) // 2
+    part = wait_for_part(client.home)
+    process.send_signal(signal.SIGINT)
+    assert client.finish(process) == {"interrupted": True}
+    kept = part.stat().st_size
+    assert 10_000_000 <= kept <= half
+    hub.stalls = None
+    source = client.fetch("fetch_drafter", DRAFTER)
+    assert (source.folder / "model.safetensors").read_bytes() == LARGE
+    assert hub.served("storage") == [half, len(LARGE) - kept]
+    assert not list(client.home.rglob("*.incomplete"))
+
+
+@pytest.mark.slow
+def test_after_a_network_that_stayed_away_the_rest_is_fetched(hub: Hub, client: Client) -> None:
+    hub.add(DRAFTER, drafter_files() | {"model.safetensors": LARGE})
+    hub.breaks = [25_000_000] + [0] * 20
+    message = client.refusal("fetch_drafter", DRAFTER)
+    assert message.startswith(f"{DRAFTER}: the transfer failed (")
+    assert message.endswith("run it again to resume it")
+    hub.breaks = []
+    source = client.fetch("fetch_drafter", DRAFTER)
+    assert (source.folder / "model.safetensors").read_bytes() == LARGE
+    assert hub.served("storage")[-1] <= len(LARGE) - 20_000_000
+
+
+def test_a_cache_that_cannot_be_written_is_said(hub: Hub, client: Client) -> None:
+    hub.add(DRAFTER, drafter_files())
+    (client.home / "file").write_bytes(b"")
+    client.environment["HF_HUB_CACHE"] = str(client.home / "file" / "hub")
+    message = client.refusal("fetch_drafter", DRAFTER)
+    assert f"Not a directory in the cache {client.home}/file/hub" in message
+    assert "set HF_HOME elsewhere" in message
+
+
+def wait_for_part(home: Path) -> Path:
+    """The file that the transfer fills, once something is in it."""
+    pause = threading.Event()
+    for _ in range(600):
+        for path in home.rglob("*.incomplete"):
+            if path.stat().st_size:
+                return path
+        pause.wait(0.1)
+    raise AssertionError("nothing arrived")
+
+
+def test_a_server_that_knows_no_ranges_does_no_harm(hub: Hub, client: Client) -> None:
+    hub.add(DRAFTER, drafter_files() | {"model.safetensors": LARGE})
+    hub.breaks, hub.ignores_ranges = [25_000_000], True
+    source = client.fetch("fetch_drafter", DRAFTER)
+    assert (source.folder / "model.safetensors").read_bytes() == LARGE
+    assert hub.served("storage") == [25_000_000, len(LARGE)]
+
+
+def test_damaged_weights_are_not_kept(hub: Hub, client: Client) -> None:
+    hub.add(DRAFTER, drafter_files())
+    hub.corrupts = True
+    message = client.refusal("fetch_drafter", DRAFTER)
+    assert message.startswith(f"{DRAFTER}: model.safetensors arrived damaged")
+    hub.corrupts = False
+    source = client.fetch("fetch_drafter", DRAFTER)
+    assert (source.folder / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_repository_that_moved_is_found(hub: Hub, client: Client) -> None:
+    hub.add(DRAFTER, drafter_files())
+    hub.moved["old/Tiny-DFlash"] = DRAFTER
+    source = client.fetch("fetch_drafter", "old/Tiny-DFlash")
+    assert (source.folder / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_the_token_of_the_usual_places_opens_gated_repositories(hub: Hub, client: Client) -> None:
+    hub.add(DRAFTER, drafter_files(), gated=True)
+    hub.tokens = {"member": True, "guest": False}
+    terms = f"accept its terms at {hub.endpoint}/{DRAFTER}"
+    assert client.refusal("fetch_drafter", DRAFTER) == (
+        f"{DRAFTER}: gated: {terms}, then log in with `hf auth login` or set HF_TOKEN"
+    )
+    client.environment["HF_TOKEN"] = "guest"
+    message = client.refusal("fetch_drafter", DRAFTER)
+    assert message == f"{DRAFTER}: gated, and the token in use has no access: {terms}"
+    client.environment["HF_TOKEN"] = "unknown"
+    assert "refused the token in use (401)" in client.refusal("fetch_drafter", DRAFTER)
+    del client.environment["HF_TOKEN"]
+    (client.home / "token").write_text("member")
+    source = client.fetch("fetch_drafter", DRAFTER)
+    assert (source.folder / "model.safetensors").read_bytes() == WEIGHTS
+    # the token stays with the hub
+    assert {request.token for request in hub.requests if request.server == "storage"} == {None}
+
+
+def test_what_is_not_there_is_said(hub: Hub, client: Client) -> None:
+    hub.add("lab/private", drafter_files(), private=True)
+    for name in ("lab/nothing", "lab/private"):
+        message = client.refusal("fetch_drafter", name)
+        assert message.startswith(f"{name}: no such repository at {hub.endpoint}/{name}")
+        assert "private" in message and "hf auth login" in message
+    hub.add("lab/empty", {"README.md": b""})
+    assert "holds no config.json" in client.refusal("fetch_drafter", "lab/empty")
+    hub.add("lab/gguf", {"README.md": b"", "tiny.gguf": b"GGUF"})
+    message = client.refusal("fetch_target", "lab/gguf")
+    assert "holds tiny.gguf and no config.json" in message
+    hub.add("lab/pickle", {"config.json": b"{}", "pytorch_model.bin": b""})
+    message = client.refusal("fetch_drafter", "lab/pickle")
+    assert "holds no safetensors file; pytorch_model.bin is a pickle" in message
+
+
+def test_without_a_network_the_cache_serves(hub: Hub, client: Client) -> None:
+    commit = hub.add(DRAFTER, sharded_files())
+    message = client.refusal("fetch_drafter", TARGET)
+    online = client.fetch("fetch_drafter", DRAFTER)
+    for environment in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}):
+        client.environment = environment
+        count = len(hub.requests)
+        for revision in (None, commit):
+            assert client.fetch("fetch_drafter", DRAFTER, revision=revision) == online
+        message = client.refusal("fetch_drafter", TARGET)
+        assert message.endswith("and it is not cached")
+        if "HF_ENDPOINT" in environment:
+            assert "http://127.0.0.1:9 cannot be reached" in message
+        else:
+            assert "offline, as HF_HUB_OFFLINE asks" in message
+        assert "v7" in client.refusal("fetch_drafter", DRAFTER, revision="v7")
+        assert len(hub.requests) == count
+    (online.folder / "model-00002-of-00002.safetensors").unlink()
+    message = client.refusal("fetch_drafter", DRAFTER)
+    assert "the cache is not complete" in message
+    assert "1 of 2 safetensors files are missing: model-00002" in message
+
+
+def test_a_hub_in_trouble_is_said(hub: Hub, client: Client) -> None:
+    hub.add(DRAFTER, drafter_files())
+    hub.status = 503
+    assert "503" in client.refusal("fetch_drafter", DRAFTER)
+    hub.status = None
+    online = client.fetch("fetch_drafter", DRAFTER)
+    for hub.status in (503, 429):
+        assert client.fetch("fetch_drafter", DRAFTER) == online
+
+
+def test_a_target_comes_without_its_weights(hub: Hub, client: Client) -> None:
+    commit = hub.add(TARGET, target_files())
+    source = client.fetch("fetch_target", TARGET)
+    assert (source.name, source.revision) == (TARGET, commit)
+    assert names(source.folder) == target_files().keys() - {"model.safetensors"}
+    assert hub.served("storage") == []
+    client.environment["HF_HUB_OFFLINE"] = "1"
+    assert client.fetch("fetch_target", TARGET) == source
+    assert "not complete" in client.refusal("fetch_drafter", TARGET)
+
+
+TENSORS = """
+import json, sys
+from dflash_local.convert.files.source import fetch_target, fetch_tensors
+from dflash_local.errors import InputError
+try:
+    checkpoint = fetch_tensors(fetch_target(sys.argv[1]), sys.argv[2:])
+    print(json.dumps({name: checkpoint.rows(name, 0, 2).tolist() for name in checkpoint.tensors}))
+except InputError as error:
+    print(json.dumps(str(error)))
+"""
+
+
+def test_of_a_targets_weights_only_the_shards_asked_for_come(hub: Hub, client: Client) -> None:
+    def tensors(*names: str) -> Any:
+        done = subprocess.run(
+            [sys.executable, "-c", TENSORS, TARGET, *names],
+            cwd=client.home,
+            env=client.settings(),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return json.loads(done.stdout)
+
+    hub.add(TARGET, sharded_files())
+    assert tensors("norm.weight") == {"norm.weight": [1.0, 1.0]}
+    assert "holds no tensor 'lm_head.weight'" in tensors("lm_head.weight")
+    client.environment["HF_HUB_OFFLINE"] = "1"
+    assert tensors("norm.weight") == {"norm.weight": [1.0, 1.0]}
+    assert tensors("fc.weight") == (
+        f"{TARGET}: offline, as HF_HUB_OFFLINE asks (unset it to download),"
+        " and not everything that is needed is cached"
+    )
+    assert hub.served("storage") == [len(sharded_files()["model-00001-of-00002.safetensors"])]

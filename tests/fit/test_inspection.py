@@ -1,0 +1,252 @@
+"""What is told of a file: the truth about its headers, and about whether two of them fit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from dflash_local import demo
+from dflash_local.errors import FileError
+from dflash_local.fit.architectures import RECURRENT_ARCHITECTURES, TAPPED_ARCHITECTURES
+from dflash_local.fit.inspection import (
+    DrafterReport,
+    TargetReport,
+    inspect_drafter,
+    inspect_file,
+)
+from dflash_local.fit.pairing import compare
+from dflash_local.gguf.drafter_keys import read_drafter
+from dflash_local.gguf.file import GgufFile
+from gguf_files import ARRAY, STRING, UINT32, Value, changed, edited, of_architecture, parts
+from synthetic import Markov, Selector, write_drafter, write_target
+
+TARGET, DRAFTER = demo.pair()
+F16 = gguf.GGMLQuantizationType.F16
+Keys = dict[str, Value | None]
+
+# What the fused graph does not know, and a word that the reason has to hold.
+LLAMA_CPP: dict[str, tuple[Mapping[str, Any], str]] = {
+    "DFlash 2": ({"selector": Selector()}, "DFlash 2"),
+    "DSpark": ({"markov": Markov()}, "DSpark"),
+    "reduced": ({"reduced_vocabulary": 100}, "100"),
+    "sinks": ({"sinks": True}, "sinks"),
+    "values from keys": ({"shared_kv": True}, "keys"),
+    "causal": ({"extra": {"attention.causal": True}}, "positions"),
+}
+
+
+@pytest.fixture(scope="module")
+def small_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_target(tmp_path_factory.mktemp("target") / "target.gguf", n_layer=4)
+
+
+def of_drafter(path: Path) -> DrafterReport:
+    report = inspect_file(GgufFile.open(path))
+    assert isinstance(report, DrafterReport)
+    return report
+
+
+def of_target(path: Path) -> TargetReport:
+    report = inspect_file(GgufFile.open(path))
+    assert isinstance(report, TargetReport)
+    return report
+
+
+# Drafters.
+
+
+def test_the_shipped_drafter() -> None:
+    report = of_drafter(DRAFTER)
+    assert (report.family, report.runs_on, report.because) == ("dflash", "fused", ())
+    assert (report.block_size, report.n_draft) == (16, 15)
+    assert (report.target_layers, report.taps_after) == ((2, 4, 6), (1, 3, 5))
+    assert (report.n_layer, report.n_embd, report.n_ff) == (3, 512, 1536)
+    assert (report.n_head, report.n_head_kv, report.head_dim) == (8, 2, 64)
+    assert (report.sliding_window, report.sliding_layers) == (0, ())
+    assert (report.n_vocab, report.n_vocab_draft) == (8192, 8192)
+    assert (report.mask_token_id, report.mask_token) == (8191, "<|mask|>")
+    assert report.file.quantization == "Q8_0"
+    assert report.file.n_bytes == DRAFTER.stat().st_size
+    assert report.file.provenance["general.name"] == "Drafter"
+
+
+def test_a_report_repeats_the_spec_that_the_engine_reads(
+    small_target: Path, tmp_path: Path
+) -> None:
+    path = write_drafter(
+        tmp_path / "drafter.gguf",
+        small_target,
+        n_layer=3,
+        target_layers=(1, 3),
+        sliding_window=24,
+        pattern=(True, False, True),
+        rope_dimensions=8,
+    )
+    report, spec = of_drafter(path), read_drafter(GgufFile.open(path))
+    told, known = asdict(report), asdict(spec)
+    same = told.keys() & known.keys() - {"sliding_layers"}
+    assert {name: told[name] for name in same} == {name: known[name] for name in same}
+    assert report.sliding_layers == (0, 2)
+    assert report.taps_after == (0, 2)
+    assert report.rope.n_dims == 8
+
+
+@pytest.mark.parametrize("name", LLAMA_CPP)
+def test_a_drafter_for_llama_cpp_says_why(name: str, small_target: Path, tmp_path: Path) -> None:
+    options, word = LLAMA_CPP[name]
+    report = of_drafter(write_drafter(tmp_path / "drafter.gguf", small_target, **options))
+    assert report.runs_on == "llama.cpp"
+    assert len(report.because) == 1 and word in report.because[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"own_head": True, "own_embeddings": True}, {"post_norms": True, "layer_scale": True}],
+)
+def test_only_llama_cpp_needs_a_reason(
+    options: dict[str, Any], small_target: Path, tmp_path: Path
+) -> None:
+    report = of_drafter(write_drafter(tmp_path / "drafter.gguf", small_target, **options))
+    assert (report.runs_on, report.because) == ("fused", ())
+
+
+def test_biases_keep_llama_cpp_from_the_file(small_target: Path, tmp_path: Path) -> None:
+    plain = of_drafter(write_drafter(tmp_path / "plain.gguf", small_target))
+    biased = of_drafter(write_drafter(tmp_path / "b.gguf", small_target, biases=("q", "output")))
+    assert plain.llama_cpp_loads and not biased.llama_cpp_loads
+    assert (biased.runs_on, biased.because) == ("fused", ())
+
+
+def test_families_have_their_tensors_in_classes_of_their_own(
+    small_target: Path, tmp_path: Path
+) -> None:
+    two = of_drafter(write_drafter(tmp_path / "2.gguf", small_target, selector=Selector()))
+    spark = of_drafter(write_drafter(tmp_path / "s.gguf", small_target, markov=Markov()))
+    assert {"selector", "convolutions"} <= {part.name for part in two.file.weights}
+    assert {part.name: part.n_tensors for part in spark.file.weights}["markov"] == 4
+
+
+def test_a_vocabulary_may_come_from_the_target(small_target: Path, tmp_path: Path) -> None:
+    whole = write_drafter(tmp_path / "whole.gguf", small_target)
+    tokenizer = {name: None for name in parts(whole)[0] if name.startswith("tokenizer.")}
+    tokenizer.pop("tokenizer.ggml.mask_token_id")
+    bare = edited(GgufFile.open(whole), keys=tokenizer)
+    with pytest.raises(FileError, match="n_vocab"):
+        inspect_file(bare)
+    target = GgufFile.open(small_target)
+    report = inspect_drafter(bare, target=target)
+    assert (report.n_vocab, report.mask_token) == (target.n_vocab, "<|mask|>")
+    assert report.file.tokenizer is None
+    assert compare(target, bare).fits
+
+
+# Targets.
+
+
+def test_the_shipped_target() -> None:
+    report = of_target(TARGET)
+    assert (report.architecture, report.n_layer, report.n_embd) == ("qwen3", 8, 512)
+    assert (report.n_vocab, report.context_length) == (8192, 4096)
+    assert report.offers_taps and report.rolls_back and report.takes_drafters
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama", "deepseek2", "gemma3n", "qwen35", "mamba"])
+def test_what_llama_cpp_lets_a_drafter_do(name: str) -> None:
+    target = of_architecture(GgufFile.open(TARGET), name)
+    report = inspect_file(target)
+    assert isinstance(report, TargetReport)
+    assert report.offers_taps == (name in TAPPED_ARCHITECTURES)
+    assert report.rolls_back == (name not in RECURRENT_ARCHITECTURES)
+    assert compare(target, GgufFile.open(DRAFTER)).fits == report.takes_drafters
+
+
+# Weights and tokenizers.
+
+
+@pytest.mark.parametrize("path", [TARGET, DRAFTER])
+def test_every_tensor_is_in_one_class(path: Path) -> None:
+    file = GgufFile.open(path)
+    weights = inspect_file(file).file.weights
+    assert sum(part.n_tensors for part in weights) == len(file.tensors)
+    assert sum(part.n_bytes for part in weights) == sum(t.n_bytes for t in file.tensors.values())
+    assert all(sum(part.types.values()) == part.n_bytes for part in weights)
+    assert "other" not in {part.name for part in weights}
+
+
+def test_types_are_those_of_their_class(small_target: Path, tmp_path: Path) -> None:
+    def halve(tensors: dict[str, Any]) -> None:
+        values, _ = tensors["fc.weight"]
+        tensors["fc.weight"] = (values.astype(np.float16), F16)
+
+    path = write_drafter(tmp_path / "drafter.gguf", small_target)
+    report = of_drafter(changed(path, tmp_path / "half.gguf", tensors=halve))
+    types = {part.name: set(part.types) for part in report.file.weights}
+    assert types == {"fc": {"F16"}, "attention": {"F32"}, "ffn": {"F32"}, "norms": {"F32"}}
+
+
+def test_one_vocabulary_has_one_hash() -> None:
+    ours, theirs = of_target(TARGET).file.tokenizer, of_drafter(DRAFTER).file.tokenizer
+    assert ours is not None and ours == theirs
+    assert len(ours.sha256) == 16 and int(ours.sha256, 16) >= 0
+    tokens, kind, element = parts(TARGET)[0]["tokenizer.ggml.tokens"]
+    merges = parts(TARGET)[0]["tokenizer.ggml.merges"][0]
+    file = GgufFile.open(TARGET)
+    for keys in (
+        {"tokenizer.ggml.tokens": ([*tokens[:-1], "no such token"], kind, element)},
+        {"tokenizer.ggml.tokens": ([tokens[1], tokens[0], *tokens[2:]], kind, element)},
+        {"tokenizer.ggml.merges": (merges[:-1], kind, element)},
+    ):
+        other = inspect_file(edited(file, keys=keys)).file.tokenizer
+        assert other is not None and other.sha256 != ours.sha256
+
+
+def test_provenance_is_what_the_file_says() -> None:
+    keys: Keys = {
+        "dflash_local.source": ("z-lab/Some-DFlash", STRING, None),
+        "general.source.repo_url": ("https://example.org/z-lab/Some-DFlash", STRING, None),
+        "general.tags": (["a", "b"], ARRAY, STRING),
+    }
+    found = inspect_file(edited(GgufFile.open(DRAFTER), keys=keys)).file.provenance
+    assert found["dflash_local.source"] == "z-lab/Some-DFlash"
+    assert found["general.source.repo_url"].endswith("Some-DFlash")
+    assert found["general.tags"] == ["a", "b"]
+    assert not [key for key in found if key.startswith(("tokenizer.", "dflash."))]
+    assert "general.architecture" not in found and "general.file_type" not in found
+
+
+# What is neither.
+
+
+def test_files_that_are_neither() -> None:
+    no_block: Keys = {"dflash.block_size": (1, UINT32, None)}
+    vision: Keys = {"general.architecture": ("clip", STRING, None)}
+    cases = {
+        "block_size": edited(GgufFile.open(DRAFTER), keys=no_block),
+        "clip": edited(GgufFile.open(TARGET), keys=vision),
+    }
+    for words, file in cases.items():
+        with pytest.raises(FileError, match=words):
+            inspect_file(file)
+
+
+def test_llama_cpp_stays_out() -> None:
+    code = (
+        "import sys\n"
+        "from dflash_local import demo\n"
+        "from dflash_local.fit.pairing import compare\n"
+        "from dflash_local.fit.inspection import inspect_file\n"
+        "from dflash_local.gguf.file import GgufFile\n"
+        "target, drafter = map(GgufFile.open, demo.pair())\n"
+        "inspect_file(target), inspect_file(drafter), compare(target, drafter)\n"
+        "print([name for name in sys.modules if name.startswith('llama_cpp')])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert done.stdout.strip() == "[]"
