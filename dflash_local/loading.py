@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -370,7 +371,8 @@ class _Progress:
 
 def _to_stderr(line: str) -> None:
     if sys.stderr is not None:  # else print would take stdout
-        print(line, file=sys.stderr, flush=True)
+        with suppress(OSError, ValueError):  # it may have been closed
+            print(line, file=sys.stderr, flush=True)
 
 
 def _silent(_line: str) -> None:

@@ -8,6 +8,7 @@ import math
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -262,11 +263,14 @@ class Model:
     def close(self) -> None:
         """End what runs and free everything. Safe to call again."""
         self._worker.close()
-        self._engine.slots.close()
-        self._keep_costs()
-        if self.drafter:
-            self.drafter.close()
-        self.target.close()
+        if not self._worker.is_here:
+            return  # a fork has the memory, but neither the threads nor the device
+        with ExitStack() as stack:  # what fails keeps nothing else from being freed
+            stack.callback(self.target.close)
+            if self.drafter:
+                stack.callback(self.drafter.close)
+            stack.callback(self._keep_costs)
+            stack.callback(self._engine.slots.close)
 
     def _keep_costs(self) -> None:
         """What was learnt while decoding, unless something else than the target judged drafts."""

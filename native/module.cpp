@@ -324,6 +324,8 @@ nb::tuple grow_nodes(const id_rows & ids, const float_rows & logprobs, int n_voc
 
 NB_MODULE(_native, m) {
     using namespace dflash;
+    // A fork of a process that has a model leaves it as it is: its threads are not there.
+    nb::set_leak_warnings(false);
     nb::register_exception_translator(translate);
 
     m.def(

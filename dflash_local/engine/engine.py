@@ -140,15 +140,14 @@ class Engine:
             for_drafts=request.drafts and hopeful,
             unless_gave_up=policy is not None,
         )
-        if policy is not None and self.drafter is not None:
-            policy.off = policy.off or self.drafter.length(slot.seq) < n_cached
+        drafter = self.slots.drafter
+        if policy is not None and drafter is not None:
+            policy.off = policy.off or drafter.length(slot.seq) < n_cached
         return slot
 
     def end(self, sequence: Sequence) -> None:
-        """Give the slot back, its caches at the same token, if need be empty. Safe to call again.
-
-        Raises what the drafter raises.
-        """
+        """Give the slot back, its caches at the same token, if need be empty. Safe to call
+        again."""
         sequence.sampler.close()
         if sequence.finish_reason is None:
             sequence.finish_reason = "cancelled"
@@ -156,14 +155,16 @@ class Engine:
             sequence.stats.drafting = sequence.policy.reason
             sequence.stats.warning = sequence.policy.warning
         request, chains = sequence.request, self.chains_because
+        slots = self.slots
+        if request.drafts and (sequence.behind or (self.drafter and slots.drafter is None)):
+            sequence.stats.warning = f"drafting is off for a while: {slots.failure}"
         if chains and request.drafts and request.draft_shape == "tree":
             parts = sequence.stats.drafting, chains
             sequence.stats.drafting = "; ".join(part for part in parts if part)
         self.suspend(sequence)
 
     def suspend(self, sequence: Sequence) -> None:
-        """Give the slot back for now; nothing of the answer is lost. Raises what the drafter
-        raises."""
+        """Give the slot back for now; nothing of the answer is lost."""
         if not sequence.has_slot:
             return
         sequence.has_slot = False
@@ -175,7 +176,7 @@ class Engine:
         like a prompt, then it goes on. Raises InputError when no slot is free."""
         request = sequence.request
         sequence.slot = self._take(request, sequence.text, sequence.policy)
-        sequence.has_slot = True
+        sequence.has_slot, sequence.behind = True, False
         sequence.turn = self._n_steps
 
     # Steps of all sequences

@@ -76,6 +76,8 @@ class Lap:
 
     def verifying(self) -> None:
         self._drafted = time.perf_counter()
+        if self._slots.drafter is None:  # it has failed, which says nothing of what a draft takes
+            self._n_drafting = 0
         if self._n_drafting:
             seconds = self._drafted - self._began
             self._draft_s = self._meter.usual_draft_s(seconds, self._n_drafting)

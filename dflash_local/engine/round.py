@@ -39,7 +39,6 @@ class Round:
     def __init__(self, slots: Slots, widths: Widths, meter: Meter, verify: Verify) -> None:
         self._slots = slots
         self._target = slots.target
-        self._drafter = slots.drafter
         self._widths = widths
         self._meter = meter
         self._verify_draft = verify
@@ -47,8 +46,7 @@ class Round:
     def run(self, sequences: list[Sequence]) -> None:
         """One round of all of these, or some plain steps at once.
 
-        Raises as `Target.decode`, and what the drafter raises. What goes wrong with one sequence
-        alone is its `error`.
+        Raises as `Target.decode`. What goes wrong with one sequence alone is its `error`.
         """
         sequences = self._with_room(sequences)
         if not sequences:
@@ -91,17 +89,25 @@ class Round:
                 self._slots.inject(sequence.slot)
 
     def _draft(self, sequences: list[Sequence], choice: Choice) -> list[Draft]:
-        """A draft per sequence, as far as it is to be verified; empty for those without."""
-        assert self._drafter is not None
+        """A draft per sequence, as far as it is to be verified; empty for those without, and for
+        all when the drafter fails."""
+        drafts = [_NO_DRAFT] * len(sequences)
+        drafter = self._slots.drafter
+        if drafter is None:
+            return drafts
         drafting = [(i, n) for i, n in enumerate(choice.n_drafts) if n]
         requests = [
             DraftRequest(s.slot.seq, s.anchor, self._slots.take_features(s.slot), n, s.slot.cached)
             for s, n in ((sequences[i], n) for i, n in drafting)
         ]
-        self._drafter.begin(requests)
-        self._target.tidy()  # host work while the device drafts
-        drafts = [_NO_DRAFT] * len(sequences)
-        for (i, _), proposal in zip(drafting, self._drafter.read(), strict=True):
+        try:
+            drafter.begin(requests)
+            self._target.tidy()  # host work while the device drafts
+            proposals = drafter.read()
+        except Exception as error:
+            self._slots.put_aside(error)
+            return drafts
+        for (i, _), proposal in zip(drafting, proposals, strict=True):
             drafts[i] = self._cut(sequences[i], proposal, choice.limits[i])
         return self._widths.clip(sequences, drafts, choice)
 

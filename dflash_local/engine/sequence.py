@@ -42,6 +42,8 @@ class Sequence:
     cancelled: threading.Event = field(default_factory=threading.Event)
     has_slot: bool = True
     """False at its end and while it is suspended: `slot` then belongs to others."""
+    behind: bool = False
+    """The drafter has failed and lost the text, so the rest of the answer is decoded plainly."""
     turn: int = 0
     """The engine's step in which its prompt had rows last."""
     begun_at: float = 0.0
@@ -58,6 +60,8 @@ class Sequence:
     @property
     def wants_features(self) -> bool:
         """Whether it may still draft, so that the drafter will need what the target sees."""
+        if self.behind:
+            return False
         if self.policy is not None:
             return not self.policy.off
         return self.request.drafts

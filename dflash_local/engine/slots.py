@@ -6,7 +6,9 @@ states. `Slots.commit` is the only place that adds to what a slot has cached.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,11 +18,15 @@ from dflash_local.draft.drafter import Drafter
 from dflash_local.engine.prefix import Entry, Prefix
 from dflash_local.engine.prefixes import Found, PrefixStore
 from dflash_local.engine.reuse import LEAST_GAIN, Holder, choose, common_prefix, worth_keeping
-from dflash_local.errors import DflashError, InputError
+from dflash_local.errors import InputError
 from dflash_local.target import saved
 from dflash_local.target.batch import Batch
 from dflash_local.target.taps import StoredFeatures
 from dflash_local.target.target import Target
+
+_ASIDE_S = 60.0
+"""How long to do without a drafter that has failed. Without a pause, what fails at some length of
+the text is tried again with each request, and takes its time."""
 
 Origin = Literal["slot", "shared", "memory", "disk", "none"]
 """Where the beginning of a prompt came from: its slot, another slot, the store, or nowhere."""
@@ -69,7 +75,12 @@ class Slots:
         """`store` takes in what leaves its slot."""
         self.target = target
         self.drafter = drafter
+        """None while it is put aside."""
+        self.failure: str | None = None
+        """Why the drafter was put aside last, if it ever was."""
         self.store = store
+        self._aside: Drafter | None = None
+        self._back_at = 0.0
         self._slots = [Slot(seq) for seq in range(n_seq)]
         self.reused: dict[Origin, int] = {"slot": 0, "shared": 0, "memory": 0, "disk": 0, "none": 0}
         """How many prompts began with what came from where."""
@@ -111,6 +122,7 @@ class Slots:
         """
         if all(slot.busy for slot in self._slots):
             raise InputError(f"all {len(self._slots)} slots are busy; wait for one to end")
+        self._try_drafter_again()
         for_drafts = for_drafts and self.drafter is not None
         wanted = _Wanted(list(prompt), for_drafts, unless_gave_up)
         holders = [self._holder(slot, wanted) for slot in self._slots]
@@ -159,21 +171,14 @@ class Slots:
 
     def give_back(self, slot: Slot, *, gave_up: bool = False) -> None:
         """Free a slot whose sequence has ended, with both caches at the same token, if need be
-        empty. `gave_up`: without what the drafter has not seen yet, which it will not need.
-
-        Raises what the drafter raises.
-        """
+        empty. `gave_up`: without what the drafter has not seen yet, which it will not need."""
         if gave_up:
             slot.gave_up = True
             slot.pending = []
         slot.busy = False
         self._clock += 1
         slot.last_use = self._clock
-        try:
-            self.inject(slot)
-        except BaseException:
-            self.forget(slot)
-            raise
+        self.inject(slot)
 
     def forget(self, slot: Slot) -> None:
         """Empty a slot."""
@@ -237,15 +242,15 @@ class Slots:
     ) -> None:
         """Rows of the last pass stay in the cache of a slot, as these tokens.
 
-        `features`: the drafter will want their hidden states. Without, what it has not seen yet is
-        dropped, too, as it could not go on behind a gap.
+        `features`: the drafter will want their hidden states. Without, or when it has lost what
+        was before them, what it has not seen yet is dropped: it cannot go on behind a gap.
         """
-        slot.cached += tokens
-        if self.drafter and features:
+        if features and self.can_draft(slot):
             first = self.target.first_stored
             slot.pending += [first + row for row in rows]
         else:
             slot.pending = []
+        slot.cached += tokens
 
     def _keep_stored(self, n_rows: int) -> None:
         """Before so many rows: inject what they would overwrite in the target's store."""
@@ -256,15 +261,46 @@ class Slots:
 
     # What the drafter knows
 
+    def can_draft(self, slot: Slot) -> bool:
+        """Whether the drafter has all that the target has of a slot, or can still get it."""
+        if self.drafter is None:
+            return False
+        return self.drafter.length(slot.seq) + len(slot.pending) == len(slot.cached)
+
+    @contextmanager
+    def _drafter_may_fail(self) -> Iterator[None]:
+        """What the drafter raises in here puts it aside."""
+        try:
+            yield
+        except Exception as error:
+            self.put_aside(error)
+
+    def put_aside(self, error: Exception) -> None:
+        """The drafter has failed: drop its rows, and let all answers go on plainly. A later
+        request tries it again."""
+        drafter, self.drafter = self.drafter, None
+        if drafter is None:
+            raise error
+        self._aside, self._back_at = drafter, time.monotonic() + _ASIDE_S
+        self.failure = f"the drafter failed: {str(error) or type(error).__name__}"
+        for slot in self._slots:
+            slot.pending = []
+            drafter.truncate(slot.seq, 0)
+
+    def _try_drafter_again(self) -> None:
+        if self._aside is not None and time.monotonic() >= self._back_at:
+            self.drafter, self._aside = self._aside, None
+
     def take_features(self, slot: Slot) -> StoredFeatures:
         """The hidden states that the drafter lacks, for a draft that injects them."""
         pending, slot.pending = slot.pending, []
         return StoredFeatures(self.target, pending)
 
     def inject(self, slot: Slot) -> None:
-        """Give the drafter what it lacks of a slot. Raises what the drafter raises."""
+        """Give the drafter what it lacks of a slot."""
         if slot.pending and self.drafter:
-            self.drafter.inject(slot.seq, self.take_features(slot))
+            with self._drafter_may_fail():
+                self.drafter.inject(slot.seq, self.take_features(slot))
 
     def roll_back(self, slot: Slot, length: int, *, for_drafts: bool) -> None:
         """Cut both caches to a common length, at most `length`."""
@@ -318,14 +354,11 @@ class Slots:
         self._shared.share(source.seq, slot.seq, length)
         slot.cached = source.cached[:length]
         slot.gave_up = source.gave_up
+        self.inject(source)
         if self.drafter:
-            pending = source.pending
-            try:
-                self.inject(source)
-            except DflashError:  # the source will meet it, too, when it drafts
-                source.pending = pending
-            n = min(length, self.drafter.length(source.seq))
-            self.drafter.copy(source.seq, slot.seq, n)
+            with self._drafter_may_fail():
+                n = min(length, self.drafter.length(source.seq))
+                self.drafter.copy(source.seq, slot.seq, n)
 
     def _find(self, wanted: _Wanted) -> Found | None:
         """What the store has of a prompt, if there is room for it."""
@@ -348,10 +381,8 @@ class Slots:
         slot.cached = list(entry.tokens)
         slot.gave_up = entry.gave_up
         if self.drafter and len(entry.drafter):
-            try:
+            with self._drafter_may_fail():
                 self.drafter.restore(slot.seq, entry.drafter)
-            except DflashError:
-                self.drafter.truncate(slot.seq, 0)
 
     def _save(self, slot: Slot, n_kept: int = 0) -> None:
         """Save a slot that is about to lose all but its first tokens, if that is worth it."""

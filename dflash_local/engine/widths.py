@@ -50,7 +50,9 @@ class Widths:
         if drafter is None:
             return Choice(n_drafts, limits)
         for i, (sequence, limit) in enumerate(zip(sequences, limits, strict=True)):
-            if limit and sequence.request.draft_width != "auto":
+            if sequence.wants_features and not self._slots.can_draft(sequence.slot):
+                sequence.behind = True
+            elif limit and sequence.request.draft_width != "auto":
                 n_drafts[i] = min(self.most_nodes(sequence), drafter.block_size - 1)
         if self._controller and (left := _left_to_controller(sequences)):
             policies = [policy for _, policy in left]
@@ -80,7 +82,7 @@ class Widths:
         by_time = int(_AHEAD_S / self._meter.step_s) + 1
         most = _MOST_AHEAD if n == self._meter.last_rows else TO_WARM_UP
         n_steps = min([*left, self._slots.free_cells // n, by_time, most])
-        if self._controller and _left_to_controller(sequences):
+        if self._controller and self._slots.drafter and _left_to_controller(sequences):
             n_steps = min(n_steps, self._controller.idle + 1)
         return max(n_steps, 1)
 
@@ -98,4 +100,4 @@ class Widths:
 
 def _left_to_controller(sequences: list[Sequence]) -> list[tuple[int, Policy]]:
     """The places of the sequences of width "auto", and their policies."""
-    return [(i, s.policy) for i, s in enumerate(sequences) if s.policy is not None]
+    return [(i, s.policy) for i, s in enumerate(sequences) if s.policy and not s.behind]

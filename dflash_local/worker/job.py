@@ -55,7 +55,7 @@ class Job:
 
     def finish(self, error: BaseException | None = None) -> None:
         """The job has ended."""
-        self.error = error
+        self.error = error or self.error
         self._done.set()
         self.put(self)
 
@@ -104,7 +104,12 @@ class Generation(Job):
     @property
     def given_up(self) -> bool:
         cancel = self.wanted.cancel
-        return self.cancelled.is_set() or (cancel is not None and cancel.is_set())
+        try:
+            return self.cancelled.is_set() or (cancel is not None and cancel.is_set())
+        except Exception as error:  # the caller's object may end its own request, no other
+            self.error = error
+            self.cancelled.set()
+            return True
 
     @property
     def running(self) -> Sequence:

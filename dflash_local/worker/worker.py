@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -23,8 +24,8 @@ class Worker:
     """Continuous batching: requests join and leave between rounds.
 
     Each step of its loop takes in new jobs, begins those that fit, takes the engine a step further
-    for all sequences at once, and hands out what is new. `scheduler` decides who begins. The thread
-    takes no lock, so that no caller can block it, nor a finalizer that runs in a caller.
+    for all sequences at once, and hands out what is new. `scheduler` decides who begins. Until its
+    end the thread takes no lock, so no caller can block it, nor a finalizer that runs in a caller.
     """
 
     def __init__(self, engine: Engine, name: str) -> None:
@@ -43,6 +44,7 @@ class Worker:
         self._n_ended = 0
         self._books: tuple[int, Stats, tuple[Stats, ...]] = (0, Stats(), ())
         self._durations: tuple[float, ...] = ()
+        self._pid = os.getpid()
         # A daemon, since Python joins other threads before the exit handler that ends this one.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -78,8 +80,15 @@ class Worker:
         n, ended, at_work = self._books
         return n, Stats.sum([ended, *at_work])
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the process of the thread, and not one that was forked from it."""
+        return os.getpid() == self._pid
+
     def close(self) -> None:
         """Cancel what runs, refuse what waits, end the thread. Safe to call again."""
+        if not self.is_here:
+            return
         with self._lock:
             self._closed = True
         self._inbox.put(None)
@@ -94,6 +103,11 @@ class Worker:
         self._inbox.put(None)
 
     def _put(self, job: Job, max_queue: int | None) -> None:
+        if not self.is_here:  # where the lock may be held by a thread that does not exist
+            raise ClosedError(
+                f"this model was loaded by process {self._pid}, of which this one is a fork; "
+                "load a model in each process, or start processes by spawn"
+            )
         with self._lock:
             if self._closed:
                 raise ClosedError("this model is closed; load it again")
@@ -128,7 +142,8 @@ class Worker:
                 self._enter()
                 self._step()
         finally:
-            self._closed = True
+            with self._lock:  # who finds it open has put its job into the inbox by then
+                self._closed = True
             self._end_all()
 
     def _receive(self) -> bool:

@@ -16,7 +16,11 @@ from typing import Any
 
 import pytest
 
+from adversarial import ScriptedDrafter
 from dflash_local import ClosedError, InputError, Model, Result, demo, load
+from dflash_local.draft.draft import Draft
+from dflash_local.engine.engine import Engine
+from pair_engine import open_target
 from shapes import of_both_shapes
 
 N = 32
@@ -272,6 +276,17 @@ asyncio.run(main())
     "with the model dropped, its stream kept": """
 chunks = model.stream(prompt, **endless); next(chunks); del model
 """,
+    "in a fork that asks the model, too": """
+model.generate(prompt, max_tokens=4)
+if os.fork() == 0:
+    try:
+        model.generate(prompt, max_tokens=4)
+    except dflash_local.ClosedError as error:
+        model.close()
+        sys.exit("a fork" not in str(error))
+assert os.wait()[1] == 0
+model.generate(prompt, max_tokens=4)
+""",
     "with the drafter never closed": "model.generate(prompt, max_tokens=4); model.target.close()",
 }
 
@@ -348,6 +363,33 @@ def python(code: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+class Sticks(ScriptedDrafter):
+    def close(self) -> None:
+        raise RuntimeError("stuck")
+
+
+def test_close_frees_what_it_can() -> None:
+    target = open_target()
+    model = Model(Engine(target, Sticks(lambda *_: Draft.chain([]))))
+    with pytest.raises(RuntimeError, match="stuck"):
+        model.close()
+    assert not target.is_open
+
+
+class Refuses(threading.Event):
+    """An event of a caller's that cannot be asked."""
+
+    def is_set(self) -> bool:
+        raise RuntimeError("not today")
+
+
+def test_a_cancel_that_raises_ends_its_own_request(model: Model, prompt: str) -> None:
+    expected = cold(model, prompt, max_tokens=N).tokens
+    with pytest.raises(RuntimeError, match="not today"):
+        model.generate(prompt, max_tokens=N, cancel=Refuses())
+    assert model.generate(prompt, max_tokens=N).tokens == expected
 
 
 @pytest.mark.parametrize("way", EXITS)
