@@ -371,11 +371,11 @@ class Sticks(ScriptedDrafter):
 
 
 def test_close_frees_what_it_can() -> None:
-    target = open_target()
-    model = Model(Engine(target, Sticks(lambda *_: Draft.chain([]))))
-    with pytest.raises(RuntimeError, match="stuck"):
-        model.close()
-    assert not target.is_open
+    with open_target() as target:
+        model = Model(Engine(target, Sticks(lambda *_: Draft.chain([]))))
+        with pytest.raises(RuntimeError, match="stuck"):
+            model.close()
+        assert not target.is_open
 
 
 class Refuses(threading.Event):
