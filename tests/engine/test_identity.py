@@ -266,7 +266,7 @@ def test_every_one_of_several_sequences(
 
 @pytest.mark.slow
 def test_all_prompts_of_the_shipped_pair(model: Model, shape: DraftShape) -> None:
-    """As a script (`python tests/test_identity.py`) chains of every width, and 160 tokens each."""
+    """This file as a script checks chains of every width, and 160 tokens each."""
     for _, prompt in every_prompt():
         model.forget()
         plain = model.generate(prompt, max_tokens=64, draft_width=0)
