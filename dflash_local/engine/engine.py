@@ -225,12 +225,6 @@ class Engine:
             if sequence.error is not None:
                 raise sequence.error
 
-    def forget_all(self) -> None:
-        """Empty the caches of all free slots."""
-        for slot in self.slots:
-            if not slot.busy:
-                self.slots.forget(slot)
-
 
 def most_nodes(n_branches: int, block_size: int) -> int:
     """Of a tree: a row each in every branch. A wider one would need a new graph each round."""

@@ -64,7 +64,7 @@ class Prefill:
         n_rows = scheduler.chunk_rows(
             self._target.n_batch, len(reading) < len(sequences), self._rows_per_s, round_s
         )
-        rows = scheduler.share([Prompt(s.n_left, s.turn) for s in reading], n_rows)
+        rows = scheduler.share_rows([Prompt(s.n_left, s.turn) for s in reading], n_rows)
         return [(s, n) for s, n in zip(reading, rows, strict=True) if n]
 
     def _without_repeats(self, sequences: list[Sequence]) -> list[Sequence]:

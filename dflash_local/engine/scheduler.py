@@ -116,7 +116,7 @@ def ahead(texts: Sequence[list[int]], n_cached: Sequence[int], least: int) -> li
     return found
 
 
-def share(prompts: Sequence[Prompt], n_rows: int) -> list[int]:
+def share_rows(prompts: Sequence[Prompt], n_rows: int) -> list[int]:
     """The rows that each prompt may decode in this step, together at most `n_rows`.
 
     Those that were served longest ago come first, and what one leaves goes to the next: a short

@@ -186,10 +186,14 @@ class Slots:
             self.drafter.truncate(slot.seq, 0)
 
     def forget_all(self) -> None:
-        """Empty all free slots, and the store with its files."""
+        """Empty all free slots."""
         for slot in self._slots:
             if not slot.busy:
                 self.forget(slot)
+
+    def clear(self) -> None:
+        """Empty all free slots, and the store with its files."""
+        self.forget_all()
         if self.store is not None:
             self.store.clear()
 
@@ -367,7 +371,7 @@ class Slots:
             slot.gave_up,
         )
         context = self.target.context
-        if store.has(prefix) or saved.n_bytes(context, slot.seq) > store.max_bytes:
+        if store.has(prefix) or saved.size_of(context, slot.seq) > store.max_bytes:
             return
         try:
             state = saved.save(context, slot.seq)

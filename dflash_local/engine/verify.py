@@ -25,7 +25,6 @@ class Verdict:
 
     tokens: list[int]
     path: list[int]
-    finished: bool
 
 
 def verify(draft: Draft, sample: Callable[[int], int], stop: Callable[[int], bool]) -> Verdict:
@@ -48,8 +47,8 @@ def verify(draft: Draft, sample: Callable[[int], int], stop: Callable[[int], boo
         token = sample(row)
         tokens.append(token)
         if stop(token):
-            return Verdict(tokens, path, finished=True)
+            break
         # Accept rule: a draft is kept if and only if it equals the token that the target drew
         # after the same prefix. That token is emitted either way, so a rejection costs no token.
         node = children.get((node, token))
-    return Verdict(tokens, path, finished=False)
+    return Verdict(tokens, path)

@@ -121,7 +121,7 @@ def check_pair(target: GgufFile, drafter: GgufFile) -> DrafterSpec:
     return spec
 
 
-def compare(target: GgufFile, drafter: GgufFile) -> Fit:
+def compare_pair(target: GgufFile, drafter: GgufFile) -> Fit:
     """The same checks for people to read, with what fits.
 
     Raises FileError when one of the two is no target or no drafter by itself.

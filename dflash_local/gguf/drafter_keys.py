@@ -13,7 +13,7 @@ from dflash_local.gguf.drafter_tensors import (
     MARKOV,
     beyond_fused,
     check_tensors,
-    family_of,
+    drafter_family,
     first_bias,
 )
 from dflash_local.gguf.file import GgufFile
@@ -37,7 +37,7 @@ def read_drafter(file: GgufFile, *, n_vocab: int | None = None) -> DrafterSpec:
             f"general.architecture is {file.architecture!r}, expected 'dflash'; "
             "give a DFlash drafter as the draft model, the model itself as the target"
         )
-    spec = _from_keys(file, family_of(file), file.n_vocab or n_vocab)
+    spec = _from_keys(file, drafter_family(file), file.n_vocab or n_vocab)
     check_tensors(file, spec)
     return spec
 

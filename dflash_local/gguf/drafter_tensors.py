@@ -14,7 +14,7 @@ from dflash_local.errors import FileError
 from dflash_local.gguf.drafter_spec import DrafterSpec, Family
 from dflash_local.gguf.file import GgufFile, TensorInfo
 
-Shape = tuple[int, ...]
+_Shape = tuple[int, ...]
 
 SELECTOR = "selector_hidden.weight"
 MARKOV = "markov_w1.weight"
@@ -38,7 +38,7 @@ _HYPER_CONNECTIONS = re.compile(r"^output_hc_|\.hc_")
 _NOT_MULTIPLIED = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
 
 
-def family_of(file: GgufFile) -> Family:
+def drafter_family(file: GgufFile) -> Family:
     """The family, by the heads on top. Raises FileError for tensors of none that we know."""
     unknown = [name for name in file.tensors if not _KNOWN.fullmatch(name)]
     if unknown:
@@ -143,23 +143,23 @@ def _type_fault(tensor: TensorInfo) -> str:
     return ""
 
 
-def _expected_shapes(spec: DrafterSpec) -> tuple[dict[str, Shape], dict[str, Shape]]:
+def _expected_shapes(spec: DrafterSpec) -> tuple[dict[str, _Shape], dict[str, _Shape]]:
     """Shapes in ggml's order of the weights that must and of those that may be there."""
     n_embd, n_ff, head = spec.n_embd, spec.n_ff, spec.head_dim
     n_q, n_kv = spec.n_head * head, spec.n_head_kv * head
-    required: dict[str, Shape] = {
+    required: dict[str, _Shape] = {
         "fc.weight": (spec.n_taps * n_embd, n_embd),
         "enc.output_norm.weight": (n_embd,),
         "output_norm.weight": (n_embd,),
     }
-    optional: dict[str, Shape] = {
+    optional: dict[str, _Shape] = {
         "token_embd.weight": (n_embd, spec.n_vocab),
         "output.weight": (n_embd, spec.n_vocab_draft),
         "rope_freqs.weight": (head // 2,),
         "fc.scale": (1,),
         "output.scale": (1,),
     }
-    layer_weights: dict[str, Shape] = {
+    layer_weights: dict[str, _Shape] = {
         "attn_norm": (n_embd,),
         "attn_q": (n_embd, n_q),
         "attn_k": (n_embd, n_kv),
@@ -189,10 +189,10 @@ def _expected_shapes(spec: DrafterSpec) -> tuple[dict[str, Shape], dict[str, Sha
     return required, optional
 
 
-def _selector_shapes(spec: DrafterSpec) -> dict[str, Shape]:
+def _selector_shapes(spec: DrafterSpec) -> dict[str, _Shape]:
     assert spec.selector is not None
     n_embd, rank, kernel = spec.n_embd, spec.selector.rank, spec.selector.kernel_size
-    shapes: dict[str, Shape] = {
+    shapes: dict[str, _Shape] = {
         "selector_predecessor.weight": (rank, spec.n_vocab),
         "selector_successor.weight": (rank, spec.n_vocab),
         "selector_hidden.weight": (n_embd, rank),
@@ -205,12 +205,12 @@ def _selector_shapes(spec: DrafterSpec) -> dict[str, Shape]:
     return shapes
 
 
-def _markov_shapes(spec: DrafterSpec) -> tuple[dict[str, Shape], dict[str, Shape]]:
-    required: dict[str, Shape] = {
+def _markov_shapes(spec: DrafterSpec) -> tuple[dict[str, _Shape], dict[str, _Shape]]:
+    required: dict[str, _Shape] = {
         "markov_w1.weight": (spec.markov_rank, spec.n_vocab),
         "markov_w2.weight": (spec.markov_rank, spec.n_vocab_draft),
     }
-    optional: dict[str, Shape] = {
+    optional: dict[str, _Shape] = {
         "markov_w2.scale": (1,),
         "conf_proj.weight": (spec.n_embd + spec.markov_rank, 1),
         "conf_proj.bias": (1,),
@@ -241,7 +241,7 @@ def _table_faults(file: GgufFile, spec: DrafterSpec) -> list[str]:
     return []
 
 
-def _trimmed(shape: Shape) -> Shape:
+def _trimmed(shape: _Shape) -> _Shape:
     """`shape` without the ones that ggml pads it with."""
     while len(shape) > 1 and shape[-1] == 1:
         shape = shape[:-1]

@@ -241,19 +241,11 @@ _log = _Log(echo=_ECHO.get(os.environ.get("DFLASH_LOCAL_LOG", "").lower(), _DEBU
 _callback = _api.llama_log_callback(_log.write)
 
 
-def log_lines(level: str | None = None) -> list[str]:
-    """The last lines of llama.cpp's log, oldest first; `level` picks "info", "warning", "error"."""
-    return _log.lines(level)
-
-
-def last_error_line() -> str:
-    """The latest line that llama.cpp logged as an error since `clear_log`; empty if none."""
-    errors = _log.lines("error")
-    return errors[-1].strip() if errors else ""
-
-
 def first_error_line() -> str:
-    """The first such line: of one failed call the cause, which the later ones only pass on."""
+    """The first line that llama.cpp logged as an error since `clear_log`; empty if none.
+
+    It names the cause of a failed call. Later lines only pass it on.
+    """
     errors = _log.lines("error")
     return errors[0].strip() if errors else ""
 

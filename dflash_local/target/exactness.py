@@ -72,7 +72,7 @@ class Exactness:
         }
 
 
-def measure(target: Target, *, before: Callable[[], None]) -> Exactness:
+def measure_exactness(target: Target, *, before: Callable[[], None]) -> Exactness:
     """The exactness of `target`, kept per machine, file, build and settings.
 
     Takes a second, or 32 target steps where these take longer. `before` empties all caches of the

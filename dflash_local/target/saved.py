@@ -18,14 +18,14 @@ import dflash_local.llama.runtime  # noqa: F401  loads llama_cpp
 import llama_cpp.llama_cpp as api
 
 
-def n_bytes(context: Any, seq: int) -> int:
+def size_of(context: Any, seq: int) -> int:
     """What `save` would return."""
     return int(api.llama_state_seq_get_size(context, seq))
 
 
 def save(context: Any, seq: int) -> NDArray[np.uint8]:
     """Keys and values of all cells of a sequence, uint8 [n]; empty where llama.cpp cannot."""
-    state = np.empty(n_bytes(context, seq), np.uint8)
+    state = np.empty(size_of(context, seq), np.uint8)
     n = api.llama_state_seq_get_data(context, _pointer(state), len(state), seq)
     return state[:n]
 

@@ -384,7 +384,7 @@ def test_the_shipped_pair_answers_as_without_and_accepts_as_fused() -> None:
             assert [a.tokens for a in answers] == plain
             stats = [a.stats for a in answers]
             accepted[runner] = sum(s.emitted for s in stats) / sum(s.rounds for s in stats)
-            engine.forget_all()
+            engine.slots.forget_all()
             drafter.close()
     assert accepted["fused"] > 2.8
     assert accepted["llama.cpp"] == pytest.approx(accepted["fused"], rel=0.02)

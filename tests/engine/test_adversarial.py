@@ -66,7 +66,7 @@ class Known:
         self.max_tokens = max_tokens
         bare = Engine(target, None)
         plain = answer(bare, self.prompt, 0, max_tokens, **params)
-        bare.forget_all()
+        bare.slots.forget_all()
         self.tokens, self.finish_reason = plain.tokens, plain.finish_reason
         self.text = self.prompt + self.tokens
 
@@ -87,7 +87,7 @@ class Known:
         assert stats.emitted == 1 + stats.rounds + stats.accepted
         assert stats.accepted <= stats.drafted
         consistent(engine, drafter, len(self.text) - 1)
-        engine.forget_all()
+        engine.slots.forget_all()
         return stats
 
 
@@ -221,7 +221,7 @@ def test_a_tree_is_refused_and_the_engine_goes_on(known: Known) -> None:
         answer(engine, known.prompt, 16, N, **known.params)
     drafter.script = oracle(known.text)
     assert known.ask(engine).tokens == known.tokens
-    engine.forget_all()
+    engine.slots.forget_all()
 
 
 class Fault(Exception):
@@ -270,7 +270,7 @@ def test_a_drafter_that_fails_leaves_the_engine_usable(known: Known, method: str
     assert again.tokens == known.tokens
     assert max(again.stats.accepted_lengths) == 16
     consistent(engine, drafter, len(known.text) - 1)
-    engine.forget_all()
+    engine.slots.forget_all()
 
 
 def test_a_failure_at_the_end_of_an_answer_leaves_the_next_one_right(known: Known) -> None:
@@ -279,14 +279,14 @@ def test_a_failure_at_the_end_of_an_answer_leaves_the_next_one_right(known: Know
     engine = Engine(known.target, drafter)
     sequence = known.ask(engine)
     n_drafts = drafter.drafts
-    engine.forget_all()
+    engine.slots.forget_all()
     # One injection in each draft, with the prompt in the first, comes before the last.
     faulty = FaultyDrafter(oracle(known.text), "inject", n_drafts + 1)
     engine = Engine(known.target, faulty)
     with pytest.raises(Fault):
         known.ask(engine)
     assert known.ask(engine).tokens == sequence.tokens
-    engine.forget_all()
+    engine.slots.forget_all()
 
 
 def test_a_drafter_that_miscounts_is_found_out(known: Known) -> None:
@@ -301,4 +301,4 @@ def test_a_drafter_that_miscounts_is_found_out(known: Known) -> None:
         with pytest.raises(ValueError):
             known.ask(engine)
         assert known.ask(engine, 0).tokens == known.tokens
-        engine.forget_all()
+        engine.slots.forget_all()
