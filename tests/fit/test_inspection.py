@@ -241,7 +241,7 @@ def test_llama_cpp_stays_out() -> None:
     code = (
         "import sys\n"
         "from dflash_local import demo\n"
-        "from dflash_local.fit.pairing import compare\n"
+        "from dflash_local.fit.pairing import compare_pair\n"
         "from dflash_local.fit.inspection import inspect_file\n"
         "from dflash_local.gguf.file import GgufFile\n"
         "target, drafter = map(GgufFile.open, demo.pair())\n"
