@@ -252,7 +252,7 @@ class DraftContext:
         return saved.save(self._context, seq)
 
     def restore(self, seq: int, state: NDArray[np.uint8]) -> bool:
-        """Replace the rows of a sequence by saved ones. False, and it is empty, if they do not fit."""
+        """Replace the rows of a sequence by saved ones. If they do not fit: False, it is empty."""
         return saved.restore(self._context, seq, state)
 
     def close(self) -> None:

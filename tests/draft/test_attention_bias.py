@@ -87,7 +87,7 @@ def test_what_only_llama_cpp_knows_is_refused_beside_biases(
     with pytest.raises(FileError) as caught:
         load(target.path, path, quiet=True)
     assert f"{path}: only the fused draft graph knows tensor blk.0.attn_q.bias" in str(caught.value)
-    assert f"{beyond} to llama.cpp alone" in str(caught.value)
+    assert f"only llama.cpp knows {beyond}, so" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
