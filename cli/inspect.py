@@ -46,7 +46,7 @@ def inspect(ctx: click.Context, /, file: str, target: str | None, as_json: bool)
     """
     from dflash_local.errors import PairError
     from dflash_local.fit.inspection import inspect_drafter, inspect_file
-    from dflash_local.fit.pairing import compare
+    from dflash_local.fit.pairing import compare_pair
     from dflash_local.gguf.file import GgufFile
 
     opened = GgufFile.open(file)
@@ -57,7 +57,7 @@ def inspect(ctx: click.Context, /, file: str, target: str | None, as_json: bool)
         _print(inspect_file(opened), None, as_json)
         return
     other = GgufFile.open(target)
-    fit = compare(other, opened)
+    fit = compare_pair(other, opened)
     _print(inspect_drafter(opened, target=other), fit, as_json)
     if fit.error is not None:
         raise PairError(fit.error)

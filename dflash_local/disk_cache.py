@@ -1,6 +1,6 @@
-"""What is measured once on this machine and kept: verdicts on files, costs, exactness.
+"""Results that are measured once on this machine and kept: verdicts on files, costs, exactness.
 
-All of it can be measured again, so a folder that cannot be used is no error.
+All of them can be measured again, so a folder that cannot be used is not an error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ENVIRONMENT = "DFLASH_LOCAL_CACHE"
 def folder() -> Path:
     """The cache folder of this user, created if it is missing.
 
-    `DFLASH_LOCAL_CACHE` wins, else it is the platform's folder for caches. Raises OSError.
+    `DFLASH_LOCAL_CACHE` if it is set, else the platform's folder for caches. Raises OSError.
     """
     chosen = os.environ.get(ENVIRONMENT)
     found = Path(chosen).expanduser() if chosen else _of_platform() / "dflash-local"
@@ -30,7 +30,7 @@ def folder() -> Path:
 
 
 def read(kind: str, key: Mapping[str, Any]) -> Any:
-    """What `write` kept under `key`; None if there is nothing that can be read."""
+    """What `write` stored under `key`; None if it is missing or cannot be read."""
     try:
         return json.loads(_place(kind, key).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -38,7 +38,7 @@ def read(kind: str, key: Mapping[str, Any]) -> Any:
 
 
 def write(kind: str, key: Mapping[str, Any], content: Any) -> None:
-    """Keep `content`, as JSON, whole or not at all. `key` holds all that it depends on."""
+    """Store `content` as JSON, completely or not at all. `key` names all that it depends on."""
     with contextlib.suppress(OSError):
         place = _place(kind, key)
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What can go wrong, sorted by whose hand it was: the caller's, a file's, the machine's."""
+"""Everything that can go wrong, sorted by its cause: the caller, a file, or the machine."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class InputError(DflashError, ValueError):
 
 
 class FileError(InputError):
-    """A file is missing, unreadable, not GGUF, malformed, or of another kind than asked for."""
+    """A file is missing, unreadable, not GGUF, malformed, or not of the kind that was expected."""
 
 
 class PairError(InputError):
-    """Target and drafter do not fit; the message names the field and both values."""
+    """Target and drafter do not fit each other; the message names the field and both values."""
 
 
 class ContextFullError(InputError):
@@ -32,7 +32,7 @@ class BackendError(DflashError, RuntimeError):
 
 
 class QueueFullError(DflashError, RuntimeError):
-    """As many requests wait for a slot as may; `retry_after` are seconds until one may be free."""
+    """The queue for slots is full. `retry_after`: seconds until a place may be free."""
 
     def __init__(self, message: str, retry_after: int) -> None:
         super().__init__(message)
@@ -40,7 +40,7 @@ class QueueFullError(DflashError, RuntimeError):
 
 
 class QueueTimeoutError(DflashError, TimeoutError):
-    """A request waited for a slot longer than it wanted to."""
+    """A request waited for a slot longer than its `queue_timeout`."""
 
 
 class ClosedError(DflashError, RuntimeError):

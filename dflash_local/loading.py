@@ -1,4 +1,4 @@
-"""From file names to a model at work: check, plan, try, load."""
+"""From file names to a loaded model: check the files, plan, try them, load."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from dflash_local.target.target import Target
 from dflash_local.trial.model import ensure_loadable
 
 Progress = Callable[[float], None]
-"""Called with the part of a target that is loaded."""
+"""Called with the fraction of a target that is loaded, 0 to 1."""
 Say = Callable[[str], None]
 """Called with each line for the user."""
 
@@ -46,30 +46,32 @@ _QUIET_S = 2.0
 
 @dataclass(frozen=True)
 class Pair:
-    """A target and its drafter, if there is one, on disk, which are known to fit each other."""
+    """The files of a target and, if there is one, of a drafter that fits it."""
 
     target: GgufFile
     draft: GgufFile | None
     spec: DrafterSpec | None
 
     def plan(self, devices: Sequence[Device], options: LoadOptions) -> Plan:
-        """What `load` would do on a machine of `devices`. Raises InputError for what does not fit
-        there."""
+        """What `load` would do on a machine with these devices. Raises InputError for what does not
+        fit there."""
         shape = usual_shape(devices, options)
         n_branches = self.n_branches(shape, options.n_seq, options.n_batch)
         return make_plan(self.target, self.draft, self.spec, options, devices, n_branches)
 
     def n_branches(self, shape: DraftShape, n_seq: int, n_batch: int) -> int:
-        """Branches of each of `n_seq` sequences: 1 where drafts are chains, as they are with a
-        drafter that gives no choice of candidates."""
+        """Branches of each of `n_seq` sequences. It is 1 if drafts are chains, as they are for a
+        drafter that gives only one candidate per position."""
         trees = shape != "chain" and self.spec is not None and self.spec.runs_on == "fused"
         return branches_of_each(n_seq, n_batch) if trees else 1
 
 
 def usual_shape(devices: Sequence[Device], options: LoadOptions) -> DraftShape:
-    """The shape of drafts that no request names: as the options say, else "auto" on a GPU, where
-    more rows of a pass cost little. On a CPU each costs nearly as much as a pass, and chains are
-    exact to the bit there."""
+    """The draft shape of requests that name none.
+
+    Without an option it is "auto" on a GPU, where more rows in a pass cost little. On a CPU it is
+    "chain": each row costs nearly as much as a pass, and chains are exact to the bit there.
+    """
     if options.draft_shape is not None:
         return checked_shape(options.draft_shape)
     uses_gpu = options.n_gpu_layers != 0 and any(d.type in ("gpu", "igpu") for d in devices)
@@ -77,7 +79,7 @@ def usual_shape(devices: Sequence[Device], options: LoadOptions) -> DraftShape:
 
 
 def open_pair(target: str | os.PathLike[str], draft: str | os.PathLike[str] | None = None) -> Pair:
-    """Check both files, and that they fit: only headers are read. Raises FileError, PairError."""
+    """Check both files and whether they fit. Only headers are read. Raises FileError, PairError."""
     target_file = GgufFile.open(target)
     check_target(target_file)
     draft_file = GgufFile.open(draft) if draft is not None else None
@@ -107,29 +109,31 @@ def load(
     quiet: bool = False,
     progress: Progress | None = None,
 ) -> Model:
-    """Load a GGUF target and, to draft for it, a DFlash drafter; without one, decode plainly.
+    """Load a GGUF target and, if given, the DFlash drafter that drafts for it.
 
     `n_ctx` (tokens) and `n_gpu_layers` (-1 for all): None takes what fits the free memory. The plan
-    is printed to stderr unless `quiet`. `kv_type` is the type of the target's KV cache, `n_batch`
-    the rows of one prompt batch. `split_mode` ("layer", "row", "none"), `main_gpu` and
-    `tensor_split` are llama.cpp's way to spread a model over GPUs. `n_seq` sequences can be decoded
-    at once, in the one context that they share.
+    is printed to stderr unless `quiet` is set. `kv_type` is the type of the target's KV cache,
+    `n_batch` the rows of one prompt batch. `split_mode` ("layer", "row", "none"), `main_gpu` and
+    `tensor_split` spread a model over GPUs as in llama.cpp. `n_seq` sequences can be decoded at
+    once. They share one context.
 
-    The drafter looks back at `draft_window` tokens of a sequence, and its cache holds hardly more
-    of them; 0, the default, is for all, as no file says how long the texts were that its drafter
-    was trained on. Beyond that length drafts are poor without a window: the shipped pair accepts
-    2.3 tokens a round after 1800 with a window of 512, 1.1 without; after 500 both accept 2.6.
-    `draft_shape`: "chain"; "tree", of which the target checks all branches in one pass, if the
-    drafter gives several candidates for a position and llama.cpp has the sequence ids; "auto",
-    whatever pays best; None is "auto" on a GPU and "chain" on a CPU.
+    `draft_window` is how many tokens of a sequence the drafter looks back at. Its cache then holds
+    little more than that. 0, the default, means all: no file says how long the texts were on which
+    its drafter was trained. Beyond that length drafts are poor without a window. The shipped pair
+    accepts 2.3 tokens a round after 1800 tokens with a window of 512, and 1.1 without one. After
+    500 tokens it accepts 2.6 either way.
+
+    `draft_shape`: "chain"; "tree", whose branches the target checks in one pass; "auto", whichever
+    pays best. None is "auto" on a GPU and "chain" on a CPU. Trees need a drafter that gives several
+    candidates for a position, and enough sequence ids of llama.cpp.
 
     Prompts and answers that leave their slot are kept in `cache_mb` MiB of host memory and, with
-    `cache_dir`, in as many MiB of files in that folder. `recalibrate` measures again what drafting
-    costs on this machine. `progress` is called with the part of the target that is loaded, from 0
-    to 1, and again while other things are done; an exception of it ends the load.
+    `cache_dir`, in as many MiB of files in that folder. `recalibrate` measures the costs of
+    drafting on this machine again. `progress` is called with the fraction of the target that is
+    loaded, from 0 to 1, and again between the later steps. If it raises, the load ends.
 
-    Raises FileError for bad files, PairError if the two do not fit, InputError for what does not
-    fit the memory, with the numbers, BackendError if llama.cpp itself fails.
+    Raises FileError for bad files, PairError if the two do not fit each other, InputError with the
+    numbers if they do not fit the memory, BackendError if llama.cpp itself fails.
     """
     options = LoadOptions(
         n_ctx=n_ctx,
@@ -161,11 +165,11 @@ def open_engine(
     say: Say,
     progress: Progress | None = None,
 ) -> tuple[Engine, Plan]:
-    """The engine of a `load`, and the plan that it follows. Raises what `load` raises."""
+    """The engine that `load` makes a model of, and its plan. Raises what `load` raises."""
     steps = _Steps(progress)
     steps(0.0)
     if draft is not None:
-        calibration.budget_s()  # refused now: it is needed after what may take minutes
+        calibration.budget_s()  # a bad value is refused now, not after minutes of loading
     devices = runtime.devices()
     pair = open_pair(target, draft)
     plan = pair.plan(devices, options)
@@ -221,12 +225,13 @@ def open_drafter(
     runs_on: Runner | None = None,
     for_trees: bool = False,
 ) -> Drafter:
-    """The drafter at `path` for a loaded target, which closes it; `spec` if it was read already.
+    """The drafter at `path` for a loaded target, which closes it.
 
-    It runs in the fused graph if that knows the family, else in llama.cpp's own context; `runs_on`
-    overrides this. `n_ctx` rows for each of `n_seq` sequences, of which drafts look at the last
-    `draft_window`; 0: at all. `for_trees` gives several candidates for each position, if the
-    drafter can. Raises FileError for a bad file, BackendError without room.
+    `spec` is what its file says, if that was read already. The drafter runs in the fused graph if
+    that knows the family, else in llama.cpp's own context; `runs_on` overrides this. It has `n_ctx`
+    rows for each of `n_seq` sequences. Drafts look at the last `draft_window` of them; 0: at all.
+    `for_trees` asks for several candidates for each position. Raises FileError for a bad file,
+    BackendError if the memory does not suffice.
     """
     if spec is None:
         spec = read_drafter(GgufFile.open(path), n_vocab=target.n_vocab)
@@ -292,7 +297,7 @@ def _open_store(
     cache_dir: str | os.PathLike[str] | None,
     say: Say,
 ) -> PrefixStore | None:
-    """A store of `cache_mb` MiB in memory and, with a folder, as many on disk; None for 0.
+    """A store of `cache_mb` MiB in memory and, with a folder, as much on disk; None for 0 MiB.
 
     Raises InputError for a folder that cannot be used.
     """
@@ -308,8 +313,8 @@ def _open_store(
 def state_key(target: Target, drafter: Drafter | None) -> dict[str, Any]:
     """Everything that saved keys, values and drafter rows depend on, for JSON.
 
-    Every option of the target counts unless it is known not to matter, so that a new one cannot be
-    forgotten here. `n_ctx` does matter: llama.cpp chooses RoPE factors by it.
+    It contains every option of the target, except for those that are known not to matter. So no new
+    option can be forgotten here. `n_ctx` matters: llama.cpp chooses RoPE factors by it.
     """
     options = asdict(target.options)
     for name in ("n_seq", "n_branches", "tapped_layers"):
@@ -334,7 +339,7 @@ def _loaded(path: Path, options: TargetOptions, steps: _Steps, say: Say) -> Targ
 
 
 class _Steps:
-    """Tells how far a load is, and keeps what ended it: no exception passes through llama.cpp."""
+    """Reports how far a load is. It keeps an exception, as none may pass through llama.cpp."""
 
     def __init__(self, progress: Progress | None) -> None:
         self._progress = progress
@@ -353,7 +358,7 @@ class _Steps:
 
 
 class _Progress:
-    """Says how much of a file is loaded, every few seconds, once it takes longer than a moment."""
+    """Prints every few seconds how much of a file is loaded."""
 
     def __init__(self, path: Path, steps: _Steps, say: Say) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""A target with its drafter, as users have it: text in, text out."""
+"""A target with its drafter as users see it: text in, text out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dflash_local.errors import DflashError, InputError
 from dflash_local.fit.plan import Plan
 from dflash_local.options import (
     cancel_of,
-    check_names,
+    check_option_names,
     names_a_grammar,
     sampling_of,
     seconds_of,
@@ -36,22 +36,22 @@ from dflash_local.options import (
 from dflash_local.pays import calibration
 from dflash_local.result import Chunk, ModelStatus, Result, SlotStatus
 from dflash_local.stats import Stats
-from dflash_local.target.exactness import Exactness, measure
+from dflash_local.target.exactness import Exactness, measure_exactness
 from dflash_local.worker.job import AsyncChunks, TextRequest
 from dflash_local.worker.text import TextStream
 from dflash_local.worker.worker import Worker
 
 
 class Model:
-    """Generates for callers on any thread, for as many at once as it has slots; others wait.
+    """Generates text for callers on any thread, one request per slot at a time; others wait.
 
-    Close it, or use it as a context manager; what is left open is closed when Python exits.
+    Close it, or use it as a context manager. A model that is left open is closed when Python exits.
     """
 
     def __init__(
         self, engine: Engine, plan: Plan | None = None, *, say: Callable[[str], None] | None = None
     ) -> None:
-        """`say` is called once each with what a user should know of drafting here."""
+        """`say` gets the lines that a user should see about drafting, each of them once."""
         target = engine.target
         self.plan = plan
         self.target = target
@@ -75,12 +75,12 @@ class Model:
 
     @property
     def engine(self) -> Engine:
-        """What runs the requests. It belongs to this model's thread, as long as one is running."""
+        """The engine that runs the requests. During a request it belongs to the model's thread."""
         return self._engine
 
     @property
     def draft_shape(self) -> DraftShape:
-        """Shape of the drafts of requests that name none."""
+        """The draft shape of requests that name none."""
         return self._engine.usual_shape
 
     @draft_shape.setter
@@ -94,7 +94,7 @@ class Model:
 
     @property
     def max_queue(self) -> int | None:
-        """How many requests may wait for a slot; one more is refused with QueueFullError. None, the
+        """How many requests may wait for a slot. One more is refused with QueueFullError. None, the
         default: any number."""
         return self._worker.max_queue
 
@@ -105,7 +105,7 @@ class Model:
         self._worker.max_queue = n
 
     def status(self) -> ModelStatus:
-        """What it is doing, and has done since it was loaded. Never waits for the model."""
+        """What the model is doing, and totals since it was loaded. Never waits for the model."""
         requests, totals = self._worker.totals()
         own = self._engine.slots
         store = own.store
@@ -133,11 +133,11 @@ class Model:
         )
 
     def tokenize(self, text: str, *, special: bool = True) -> list[int]:
-        """Token ids of a prompt; `special` reads the names of special tokens as these tokens."""
+        """Token ids of a prompt. With `special`, names of special tokens become those tokens."""
         return self._vocabulary.tokenize(text, special=special)
 
     def detokenize(self, tokens: Sequence[int]) -> str:
-        """Text of `tokens`, control tokens left out."""
+        """The text of `tokens`, without control tokens."""
         return self._vocabulary.detokenize(tokens)
 
     @property
@@ -146,7 +146,7 @@ class Model:
         return self._dialect
 
     def is_token(self, name: str) -> bool:
-        """Whether `name` is that of one control or user-defined token."""
+        """Whether `name` is the name of a single control or user-defined token."""
         return self._vocabulary.is_token(name)
 
     def thinking_open(self, prompt: Sequence[int]) -> bool:
@@ -181,21 +181,24 @@ class Model:
         return _last(self.stream(prompt, **options))
 
     def stream(self, prompt: str | Sequence[int], **options: Any) -> Iterator[Chunk]:
-        """`generate`, chunk by chunk. It begins when the first is asked for; closing the iterator
-        cancels the request."""
+        """`generate`, chunk by chunk. The request begins with the first `next`. Closing the
+        iterator cancels it."""
         return self._worker.stream(self._text_request(prompt, options))
 
     async def asubmit(self, prompt: str | Sequence[int], **options: Any) -> AsyncChunks:
-        """Queue a request, and return its chunks to come: what is wrong with it is raised here, and
-        QueueFullError. Cancel it to give up on them."""
-        # A grammar may take long to compile, a text to tokenise.
+        """Queue a request and return its chunks, which are still to come.
+
+        Raises here what is wrong with the request, and QueueFullError. Cancel the chunks to give
+        the request up.
+        """
+        # Compiling a grammar or tokenising a text may take long.
         hands = self._compilers if names_a_grammar(options) else None
         loop = asyncio.get_running_loop()
         wanted = await loop.run_in_executor(hands, self._text_request, prompt, options)
         return AsyncChunks(partial(self._worker.submit, wanted))
 
     async def astream(self, prompt: str | Sequence[int], **options: Any) -> AsyncIterator[Chunk]:
-        """`stream` for asynchronous callers; leaving the loop cancels the request."""
+        """`stream` for asynchronous callers. Leaving the loop cancels the request."""
         chunks = await self.asubmit(prompt, **options)
         try:
             async for chunk in chunks:
@@ -217,7 +220,7 @@ class Model:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Result:
-        """Answer a conversation: messages with `role` and `content`, the last by the user.
+        """Answer a conversation: messages with `role` and `content`, the last one from the user.
 
         `chat_template_kwargs` go to the template, as in `{"enable_thinking": False}`. Other keyword
         arguments: see `options.Options`.
@@ -248,20 +251,24 @@ class Model:
         return self.astream(prompt, **options)
 
     def exactness(self) -> Exactness:
-        """Up to which width verifying equals plain decoding to the bit, on this machine.
+        """Up to which width verifying equals plain decoding to the bit on this machine.
 
-        Measured once, in a second or so, then kept; measuring empties the caches.
+        It is measured once, which takes about a second and empties the caches, and then kept.
         """
         found: list[Exactness] = []
-        self._worker.run(lambda: found.append(measure(self.target, before=self._engine.forget_all)))
+
+        def work() -> None:
+            found.append(measure_exactness(self.target, before=self._engine.slots.forget_all))
+
+        self._worker.run(work)
         return found[0]
 
     def forget(self) -> None:
-        """Empty the caches, so that the next request begins cold. Waits for those at work."""
-        self._worker.run(self._engine.slots.forget_all)
+        """Empty the caches, so that the next request begins cold. Waits for running requests."""
+        self._worker.run(self._engine.slots.clear)
 
     def close(self) -> None:
-        """End what runs and free everything. Safe to call again."""
+        """End all requests and free everything. Safe to call again."""
         self._worker.close()
         if not self._worker.is_here:
             return  # a fork has the memory, but neither the threads nor the device
@@ -273,7 +280,7 @@ class Model:
             stack.callback(self._engine.slots.close)
 
     def _keep_costs(self) -> None:
-        """What was learnt while decoding, unless something else than the target judged drafts."""
+        """Keep what was learnt while decoding, unless drafts were verified by other rules."""
         engine = self._engine
         learnt = engine.controller and self.target.is_open and engine.verify is verify
         if engine.controller and self.drafter and learnt:
@@ -295,14 +302,14 @@ class Model:
 
     def _text_request(self, prompt: str | Sequence[int], options: dict[str, Any]) -> TextRequest:
         """Check a request before it is queued, so that bad ones fail at the call."""
-        check_names(options)
+        check_option_names(options)
         if isinstance(prompt, str):
             tokens = self._vocabulary.tokenize(prompt, n_ctx=self.n_ctx)
         else:
             tokens = token_ids(prompt)
         sampling = sampling_of(options)
         sampling.validate(self.target.n_vocab)
-        # Here, since while it is compiled on the model's thread all others would wait.
+        # Compiled here: on the model's thread all other requests would wait for it.
         constraint = self._engine.grammars.constraint(sampling)
         if options.get("ignore_eos"):
             never = dict.fromkeys(self._vocabulary.ends, -math.inf)
@@ -332,7 +339,7 @@ class Model:
         )
 
     def _tell(self, stats: Stats) -> None:
-        """Once each: that drafting does not pay here, and what may be wrong with it."""
+        """Tell the user, once each, that drafting does not pay here and what may be wrong."""
         off = stats.drafting if stats.drafting and not stats.drafted else None
         for kind, line in (("off", off), ("warning", stats.warning)):
             if line and self._say and kind not in self._said:
@@ -358,6 +365,6 @@ _open_models: weakref.WeakSet[Model] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """llama.cpp's devices are gone once Python has unloaded: free before that."""
+    """Free models before Python unloads llama.cpp and its devices."""
     for model in list(_open_models):
         model.close()

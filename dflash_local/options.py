@@ -1,4 +1,4 @@
-"""What every generating method may be asked for, by keyword."""
+"""The keyword arguments of every generating method."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ _GRAMMARS = {"grammar", "json_schema", "lark"}
 
 
 class Options(TypedDict, total=False):
-    """Keyword arguments of every generating method, beside those of `SamplingParams`.
+    """Keyword arguments of every generating method, together with those of `SamplingParams`.
 
-    `max_tokens`: None generates to the end of text or of the context. `stop`: texts that end the
-    answer. `draft_width`: target rows per verify pass; 0 is plain decoding, "auto" what pays best
-    on this machine, None the model's default. `draft_shape`: "chain" or "tree", where the model was
-    loaded for trees; "auto" what pays best.
+    `max_tokens`: None generates up to an end of text or the end of the context. `stop`: texts that
+    end the answer. `draft_width`: target rows per verify pass; 0 is plain decoding, "auto" is what
+    pays best on this machine, None is the model's default. `draft_shape`: "chain", "tree" (if the
+    model was loaded for trees) or "auto", whichever pays best.
+
     `cancel`: an event that, once set, ends the answer within one round. `queue_timeout`: seconds to
-    wait for a slot, after which QueueTimeoutError is raised. `deadline_s`: ends the answer, as
-    `max_tokens` does, so many seconds after its first token. `cache_prompt` False computes the
-    whole prompt anew; `ignore_eos` lets no end of text end the answer; `special` writes the names
-    of control tokens into the text.
+    wait for a slot before QueueTimeoutError is raised. `deadline_s`: seconds after the first token
+    at which the answer ends, as `max_tokens` ends it. `cache_prompt` False computes the whole
+    prompt again. `ignore_eos` forbids the end-of-text tokens. `special` writes the names of control
+    tokens into the text.
     """
 
     max_tokens: int | None
@@ -58,24 +59,24 @@ class Options(TypedDict, total=False):
     logprobs: int | None
 
 
-def check_names(options: Mapping[str, Any]) -> None:
-    """Raises InputError for a name that is no option, with the one that was meant."""
+def check_option_names(options: Mapping[str, Any]) -> None:
+    """Raises InputError for a name that is not an option, and suggests the one that was meant."""
     known = _SAMPLING | Options.__annotations__.keys()
     unknown = options.keys() - known
     if unknown:
         name = min(unknown)
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]!r}?" if near else "see dflash_local.options.Options"
-        raise InputError(f"{name!r} is no option of a request; {hint}")
+        raise InputError(f"{name!r} is not an option of a request; {hint}")
 
 
 def names_a_grammar(options: Mapping[str, Any]) -> bool:
-    """Whether the answer is to follow one, which may take long to compile."""
+    """Whether the answer is to follow a grammar, which may take long to compile."""
     return any(options.get(name) is not None for name in _GRAMMARS)
 
 
 def sampling_of(options: Mapping[str, Any]) -> SamplingParams:
-    """Those of `options` that say how to choose a token, not yet validated."""
+    """The sampling parameters among `options`, not yet validated."""
     return SamplingParams(**{k: v for k, v in options.items() if k in _SAMPLING})
 
 
@@ -96,7 +97,7 @@ def cancel_of(options: Mapping[str, Any]) -> threading.Event | None:
 
 
 def seconds_of(name: str, options: Mapping[str, Any]) -> float | None:
-    """A time, 0 or more; None where there is none. Raises InputError."""
+    """The option `name`, a time of 0 seconds or more, or None. Raises InputError."""
     value = options.get(name)
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if value is not None and not (number and value >= 0):
@@ -105,7 +106,7 @@ def seconds_of(name: str, options: Mapping[str, Any]) -> float | None:
 
 
 def token_ids(prompt: Iterable[int]) -> list[int]:
-    """A prompt of token ids, as a list. Raises InputError for what is none."""
+    """A prompt of token ids as a list. Raises InputError for anything else."""
     try:
         if isinstance(prompt, (bytes, bytearray)):
             raise TypeError("text without its encoding")

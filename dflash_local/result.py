@@ -1,4 +1,4 @@
-"""What a generation hands back: chunks on the way, and the whole at the end."""
+"""What a generation returns: chunks on the way, and the whole result at the end."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dflash_local.stats import Stats
 class Result:
     """A whole answer.
 
-    `tokens` are all that were emitted, an end-of-text token and the tokens of a stop string
-    included; `text` ends before either. `finish_reason`: "stop" (end of text, or a stop string),
-    "length" (`max_tokens`, or the end of the context), "cancelled". `logprobs` has an entry per
-    token if they were asked for. `seed` is the one in use. `from_draft` says of each token whether
+    `tokens` are all emitted tokens, including an end-of-text token and the tokens of a stop string;
+    `text` ends before either. `finish_reason`: "stop" (end of text, or a stop string), "length"
+    (`max_tokens`, or the end of the context), "cancelled". `logprobs` has an entry per token if
+    they were asked for. `seed` is the seed that was used. `from_draft` says for each token whether
     it is an accepted draft.
     """
 
@@ -31,12 +31,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one round added. `text` may be empty while a character or a stop string is open.
+    """What one round added to an answer.
 
-    `from_draft` says of each token whether it is an accepted draft: the target would have written
-    the same, but needed no pass of its own for it. Each other token is what a pass ended with.
-    `drafting` is a line on whether the controller drafts at the moment, and why; None where it has
-    nothing to decide. The last chunk of a stream holds the `result`, the others None.
+    `text` may be empty while a character or a stop string is incomplete. `from_draft` says for each
+    token whether it is an accepted draft: the target would have written the same token, but needed
+    no pass of its own for it. Every pass ends with one token that is not. `drafting` is a line on
+    whether the controller drafts at the moment, and why; None if it has nothing to decide. Only the
+    last chunk of a stream has a `result`.
     """
 
     text: str
@@ -53,7 +54,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class SlotStatus:
-    """One slot: whether a sequence is at work in it, and how many tokens its caches hold."""
+    """One slot: whether a sequence is running in it, and how many tokens its caches hold."""
 
     id: int
     busy: bool
@@ -64,11 +65,12 @@ class SlotStatus:
 class ModelStatus:
     """A model at one moment, and totals since it was loaded.
 
-    `n_busy` sequences are at work and `n_waiting` requests wait for a slot. Of `n_ctx` cells,
-    `cells_used` hold a token, of free slots too. `requests` are those that have ended; tokens,
-    rounds and drafts are counted as in `Stats`, those of running sequences included, and `prompt_s`
-    and `decode_s` are sums over requests, which may have run at once. `cache_bytes` are what the
-    store of prefixes that left their slot holds, `cache_hits` how often one was taken from it.
+    `n_busy` sequences are running and `n_waiting` requests wait for a slot. Of `n_ctx` cells,
+    `cells_used` hold a token, those of free slots included. `requests` is the number of requests
+    that have ended. Tokens, rounds and drafts are counted as in `Stats`, running sequences
+    included. `prompt_s` and `decode_s` are sums over requests, which may have run at once.
+    `cache_bytes` is the size of the store for prefixes that left their slot, `cache_hits` how often
+    a prefix was taken from it.
     """
 
     n_slots: int

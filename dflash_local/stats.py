@@ -1,4 +1,4 @@
-"""What one request cost and what drafting gained it."""
+"""What one request cost, and what it gained by drafting."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from typing import Any
 class Stats:
     """Counts of tokens and seconds of one request.
 
-    `rounds` are verify passes, a plain decoding step being one too; `drafted` and `accepted` count
-    drafted tokens; `emitted` counts all tokens of the answer, also one drawn from the prompt's own
-    last row. `outcomes` maps (drafts verified, tokens emitted) of a round to the number of such
-    rounds; `reaches` does so for (longest branch, tokens emitted), which for chains is the same.
-    Of the `tree_rounds`, that verified a draft tree, `leaves` are the branches and `side_rounds`
-    those whose answer left the chain of the drafter's best. `graph_rebuilds` are passes for which
-    llama.cpp built its graph anew. `drafting` says in
-    a line why the controller drafts or does not, `warning` what seems wrong. `prompt_tokens`
-    include the `cached_tokens`, which were not computed again. `prompt_s` ends and `decode_s`
-    begins with the prompt's last row; `draft_s`, `verify_s` and `sample_s` are parts of `decode_s`.
-    `queue_s` is the time without a slot. `ttft_s` runs from the request to its first token.
+    `rounds` counts verify passes, plain decoding steps included. `drafted` and `accepted` count
+    drafted tokens. `emitted` counts all tokens of the answer, also the first one, which comes from
+    the prompt's last row. `outcomes` maps (drafts verified, tokens emitted) of a round to the
+    number of such rounds. `reaches` does so for (longest branch, tokens emitted), which is the same
+    for chains. `tree_rounds` are rounds that verified a draft tree, `leaves` the branches in them,
+    and `side_rounds` those whose answer left the chain of the drafter's best tokens.
+    `graph_rebuilds` are passes for which llama.cpp built its graph again.
+
+    `drafting` says in a line why the controller drafts or does not, `warning` what seems wrong.
+    `prompt_tokens` include the `cached_tokens`, which were not computed again. `prompt_s` ends and
+    `decode_s` begins with the prompt's last row. `draft_s`, `verify_s` and `sample_s` are parts of
+    `decode_s`. `queue_s` is the time without a slot. `ttft_s` is the time from the request to its
+    first token.
     """
 
     rounds: int = 0
@@ -48,13 +50,13 @@ class Stats:
 
     @classmethod
     def sum(cls, parts: Iterable[Stats]) -> Stats:
-        """The counts and seconds of several requests together. `ttft_s` adds up too; `drafting` and
-        `warning` are nobody's."""
+        """The counts and seconds of several requests added up, `ttft_s` too. `drafting` and
+        `warning` stay None."""
         total = cls()
         for part in parts:
             for name in _SUMMED:
                 setattr(total, name, getattr(total, name) + getattr(part, name))
-            # The whole at once: another thread may be recording a round.
+            # Copied in one step: another thread may be recording a round.
             for outcome, n in dict(part.outcomes).items():
                 _add(total.outcomes, outcome, n)
             for reach, n in dict(part.reaches).items():
@@ -64,7 +66,7 @@ class Stats:
     def record_round(self, *, drafted: int, emitted: int, depth: int | None = None) -> None:
         """Count one verify pass over `drafted` nodes that emitted `emitted` (at least 1) tokens.
 
-        `depth` is the length of the longest branch; None: they were a chain.
+        `depth` is the length of the longest branch; None for a chain.
         """
         self.rounds += 1
         self.drafted += drafted
@@ -74,19 +76,19 @@ class Stats:
         _add(self.reaches, (drafted if depth is None else depth, emitted))
 
     def record_tree(self, *, leaves: int, on_side: bool) -> None:
-        """Say of a counted pass that it verified a tree, and whether it left the first branch."""
+        """Mark a counted pass as one over a tree. `on_side`: the answer left the first branch."""
         self.tree_rounds += 1
         self.leaves += leaves
         self.side_rounds += on_side
 
     @property
     def accepted_lengths(self) -> dict[int, int]:
-        """Rounds by the tokens that they emitted (accepted drafts + 1)."""
+        """Number of rounds by the tokens that they emitted (accepted drafts + 1)."""
         return _summed((emitted, n) for (_, emitted), n in self.outcomes.items())
 
     @property
     def widths(self) -> dict[int, int]:
-        """Rounds by the rows that they verified, the anchor included."""
+        """Number of rounds by the rows that they verified, the anchor included."""
         return _summed((drafted + 1, n) for (drafted, _), n in self.outcomes.items())
 
     @property
@@ -100,7 +102,7 @@ class Stats:
 
     @property
     def position_accepted(self) -> list[int]:
-        """How often it was accepted."""
+        """How often a first, second, ... draft after the anchor was accepted."""
         return [
             sum(n for (_, emitted), n in self.reaches.items() if emitted > position + 1)
             for position in range(len(self.position_drafted))
@@ -117,18 +119,18 @@ class Stats:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of the rounds over the time of the rounds: the prompt and its token left out."""
+        """Tokens that rounds emitted, per second of these rounds. The prompt does not count."""
         return self._round_tokens / self.decode_s if self.decode_s > 0 else 0.0
 
     @property
     def rest_s(self) -> float:
-        """Decoding time spent on none of draft, verify and sample."""
+        """Decoding time that is not spent on draft, verify or sample."""
         return max(0.0, self.decode_s - self.draft_s - self.verify_s - self.sample_s)
 
     @property
     def shares(self) -> dict[str, float]:
-        """Parts of the decoding time: draft, verify, sample, rest. They add up to 1, or all are 0
-        where nothing was decoded."""
+        """Parts of the decoding time: draft, verify, sample, rest. They add up to 1, or are all 0
+        if nothing was decoded."""
         parts = {
             "draft": self.draft_s,
             "verify": self.verify_s,

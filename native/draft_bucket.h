@@ -5,7 +5,7 @@
 
 namespace dflash {
 
-constexpr int smallest_kv_step = 256;  // what attention kernels like lengths to be a multiple of
+constexpr int smallest_kv_step = 256;  // attention kernels prefer multiples of this
 constexpr int smallest_rows = 8;       // row buckets are powers of two from here ...
 constexpr int largest_rows = 512;      // ... to here; more rows go in several graphs
 constexpr int largest_fused_rows = 64;
@@ -14,8 +14,8 @@ constexpr int largest_fused_rows = 64;
 // which record graphs (CUDA) replay them.
 struct draft_bucket {
     int n_streams;  // blocks: one for each of the first n_streams sequences; 0: inject only
-    int n_rows;     // rows of features to inject; what is not used goes to the spare cell
-    int n_kv;       // cells that attention looks at
+    int n_rows;     // rows of features to inject; unused ones go to the spare cell
+    int n_kv;       // cells that attention reads
     int n_draft;    // positions p+1 .. p+n_draft of each block that go through the head
     int top_k;
     bool stored;  // features come from the target's store, not from the host
@@ -28,8 +28,8 @@ struct draft_bucket {
     }
 };
 
-// KV lengths that graphs are made for: an eighth of the context apart at most, as each new one
-// costs more than a draft.
+// KV lengths that graphs are made for. They are at most an eighth of the context apart. There are
+// few of them, as each new graph costs more than a draft.
 inline int kv_bucket(int64_t n) {
     int64_t step = smallest_kv_step;
     while (step * 16 <= n) {

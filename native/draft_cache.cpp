@@ -12,17 +12,18 @@ namespace dflash {
 
 namespace {
 
-constexpr int cell_step = 256;  // what attention kernels like a KV length to be a multiple of
+constexpr int cell_step = 256;  // attention kernels prefer KV lengths that are multiples of this
 constexpr int smallest_cache = 1024;
-// Rows before the window that stay, so that a draft loses nothing to a roll back of as many; no
-// fewer than one draft injects, so that these and its block never meet in a cell.
+// Rows before the window that are kept, so that rolling back this many rows costs no draft
+// anything. They are at least as many as one draft injects, so its rows and its block never share a
+// cell.
 constexpr int spare_rows = 64;
 
 // Well beyond any model, and small enough that no size computed from them overflows.
 constexpr int most_rows = 1 << 28;
 constexpr int most_sequences = 1 << 12;
 
-// What comes before the rows that `save` writes.
+// What `save` writes before the rows.
 struct saved_rows {
     int32_t length;
     int32_t first;
@@ -57,7 +58,7 @@ draft_cache::draft_cache(const draft_params & params, ggml_backend_dev_t device,
     if (window == 0 || window > n_ctx) {
         window_ = n_ctx;
     }
-    // No more than the context needs, with which the ring never comes round.
+    // No more than the context needs: the ring then never wraps around.
     largest_ = round_up(std::min(window_ + spare_rows, n_ctx) + block_size_ + 1, cell_step);
     rows_.resize(n_seq);
 }
@@ -114,7 +115,7 @@ bool draft_cache::reserve(int64_t n_rows) {
     ggml_backend_buffer_clear(buffer.get(), 0);
     for (size_t i = 0; i < n_layer; i++) {
         for (int seq = 0; seq < n_seq(); seq++) {
-            // A ring that can grow has not come round yet.
+            // A ring that can grow has not wrapped around yet.
             const int64_t from = static_cast<int64_t>(seq) * n_cells_;
             const int64_t to = static_cast<int64_t>(seq) * n_cells;
             copy_cells(k[i], from, new_k[i], to, length(seq));
@@ -192,7 +193,7 @@ void draft_cache::copy(int from, int to, int length) {
 
 template <typename Part>
 void draft_cache::for_cells(int seq, int begin, int end, const Part & part) const {
-    while (begin < end) {  // up to where the ring comes round, then on
+    while (begin < end) {  // up to the end of the ring, then on from its start
         const int n = std::min(end - begin, n_ring() - begin % n_ring());
         part(begin, n, cell(seq, begin));
         begin += n;

@@ -11,18 +11,18 @@
 namespace dflash {
 
 // K and V of injected rows, f16, per drafter layer: [n_embd_kv, n_cells * n_seq]. A sequence owns
-// n_cells cells in a row: a ring, but for the last, which takes the rows that only fill a bucket
-// up. Its row at position p is cell p of the ring, modulo its size, so that rolling back is a
-// matter of its length. Cells beyond a length are scratch: the block's own K and V lie there during
-// a draft.
+// n_cells adjacent cells. They form a ring, except for the last one, which takes the rows that only
+// fill up a bucket. The row at position p is in cell p of the ring, modulo its size, so rolling
+// back only changes a length. Cells beyond the length are scratch: the block's own K and V are
+// there during a draft.
 //
-// Without a window the ring is as long as the context and never comes round. With one it holds the
-// window, a block, and some more rows to roll back to; older rows are overwritten.
+// Without a window the ring is as long as the context and never wraps around. With one it holds the
+// window, a block, and a few more rows to roll back to. Older rows are overwritten.
 class draft_cache {
   public:
     // No memory is taken until `reserve`. n_ctx: the most rows that a sequence may have. window:
-    // how many of them, the last, drafts look at; 0: all.
-    // Throws std::invalid_argument for numbers out of their range.
+    // how many of its last rows drafts look at; 0: all.
+    // Throws std::invalid_argument for numbers out of range.
     draft_cache(const draft_params & params, ggml_backend_dev_t device, int n_seq, int n_ctx,
                 int window = 0);
 
@@ -37,35 +37,35 @@ class draft_cache {
     // overwritten.
     int first_visible(int seq, int length) const;
 
-    // Makes room for n_rows per sequence, as far as the window goes, and a block after them. True
-    // when the tensors moved, so that graphs over them are void. Throws context_full_error,
-    // backend_error, and has then changed nothing.
+    // Makes room for n_rows per sequence, or for the window if that is less, and a block after
+    // them. True if the tensors moved, so that graphs over them are invalid. Throws
+    // context_full_error or backend_error, with nothing changed.
     bool reserve(int64_t n_rows);
 
     void set_length(int seq, int length);
 
-    // To be called before cells of positions up to `end` are written, scratch included: the rows
-    // that lay there are gone, whatever becomes of the new ones.
+    // Call this before cells of positions up to `end` are written, scratch included. The rows that
+    // were in them are gone, even if the new ones are dropped.
     void overwrite(int seq, int end);
 
     // Forgets all rows, and what they were.
     void clear();
 
-    // Of all sequences.
+    // The lengths of all sequences.
     std::vector<int> lengths() const;
     void set_lengths(const std::vector<int> & lengths) noexcept;
 
-    // The first `length` rows of one sequence become those of another.
+    // Makes the first `length` rows of one sequence those of another.
     void copy(int from, int to, int length);
 
-    // The rows of a sequence that are still there, as bytes in host memory which `restore` takes,
-    // in a cache of any size: their count and the first one's position, then per layer K and V.
+    // The rows of a sequence that are still there, as bytes in host memory: their count and the
+    // position of the first one, then K and V per layer. `restore` works in a cache of any size.
     size_t n_saved_bytes(int seq) const;
     void save(int seq, uint8_t * out) const;
 
-    // Saved rows take the place of those of a sequence; of more than there are cells for, the last.
-    // Throws std::invalid_argument, with nothing changed, for bytes that `save` did not write for a
-    // drafter of this shape, and what `reserve` throws. True when the tensors moved.
+    // Replaces the rows of a sequence by saved ones. If there are too few cells, it takes the last
+    // rows. Throws std::invalid_argument, with nothing changed, for bytes that `save` did not write
+    // for a drafter of this shape, and what `reserve` throws. True if the tensors moved.
     bool restore(int seq, const uint8_t * saved, size_t n_bytes);
 
     // [head_dim, n_kv, n_head_kv, n_streams], cells 0 .. n_kv-1 of the first sequences
@@ -76,7 +76,7 @@ class draft_cache {
     }
     int64_t spare_cell() const { return n_cells_ - 1; }
 
-    // Cell of a layer's cell in the tensors of all layers.
+    // The number that a layer's cell has in the tensors of all layers.
     int64_t cell_of_all(int layer, int64_t cell) const {
         return static_cast<int64_t>(layer) * n_cells_ * n_seq() + cell;
     }
@@ -88,12 +88,12 @@ class draft_cache {
 
   private:
     struct held_rows {
-        int length = 0;  // rows that it was given: positions 0 .. length-1
-        int first = 0;   // those from here on are still there
+        int length = 0;  // rows that were injected: positions 0 .. length-1
+        int first = 0;   // rows from here on are still there
     };
 
-    // Calls part(position, n, cell) for rows begin .. end-1 of a sequence, in stretches of cells
-    // that lie side by side.
+    // Calls part(position, n, cell) for rows begin .. end-1 of a sequence, once per stretch of
+    // adjacent cells.
     template <typename Part>
     void for_cells(int seq, int begin, int end, const Part & part) const;
 

@@ -48,7 +48,7 @@ void draft_graph::create_inputs() {
     inputs_.place(parts_.backend);
 }
 
-// What the rows of a block after the anchor hold, always.
+// The rows of a block after the anchor, which never change.
 void draft_graph::create_mask_rows() {
     constants_.reset(ggml_init({ggml_tensor_overhead(), nullptr, /*no_alloc=*/true}));
     mask_rows_ = ggml_new_tensor_3d(constants_.get(), GGML_TYPE_F32, p_.n_embd, p_.block_size - 1,
@@ -86,7 +86,7 @@ ggml_tensor * draft_graph::rope(ggml_tensor * x, ggml_tensor * positions) const 
 void draft_graph::store(ggml_tensor * k_cache, ggml_tensor * v_cache, ggml_tensor * k,
                         ggml_tensor * v, ggml_tensor * cells) {
     ggml_context * c = nodes_.get();
-    // A view, not a reshape: backends look for it to rotate and store in one kernel.
+    // A view, not a reshape: backends need it to rotate and store in one kernel.
     k = ggml_view_2d(c, k, p_.n_embd_kv(), k->ne[2], k->nb[2], 0);
     ggml_build_forward_expand(graph_, ggml_set_rows(c, k_cache, k, cells));
     ggml_build_forward_expand(graph_, ggml_set_rows(c, v_cache, v, cells));
@@ -115,7 +115,7 @@ void draft_graph::inject(ggml_tensor * g) {
     }
 }
 
-// The same for all layers at once: a handful of launches instead of a handful per layer.
+// The same for all layers at once: a few kernel launches instead of a few per layer.
 void draft_graph::inject_all(ggml_tensor * g) {
     ggml_context * c = nodes_.get();
     const draft_weights & w = parts_.weights;
@@ -200,7 +200,7 @@ ggml_tensor * draft_graph::feed_forward(int layer, ggml_tensor * x) const {
     return ggml_mul_mat(c, l.ffn_down, h);
 }
 
-// [n_embd, block_size * n_streams]: what the last layer puts out.
+// The output of the last layer, [n_embd, block_size * n_streams].
 ggml_tensor * draft_graph::denoise() {
     ggml_context * c = nodes_.get();
     const int64_t n = static_cast<int64_t>(p_.block_size) * bucket.n_streams;
@@ -228,7 +228,7 @@ ggml_tensor * draft_graph::denoise() {
     return x;
 }
 
-// As the drafter was trained to put them out: scaled, then capped softly. [n_vocab, rows]
+// Logits as in training: scaled, then softly capped. [n_vocab, rows]
 ggml_tensor * draft_graph::logits(ggml_tensor * x) const {
     ggml_context * c = nodes_.get();
     const int64_t rows = static_cast<int64_t>(bucket.n_draft) * bucket.n_streams;
@@ -256,7 +256,7 @@ void draft_graph::build() {
                    nullptr, /*no_alloc=*/true}));
     graph_ = ggml_new_graph_custom(nodes_.get(), n_nodes, false);
     ggml_tensor * g = context_features();
-    // First of all: weights that are views are nodes, too, of all graphs.
+    // This goes first: weights that are views are nodes of all graphs, too.
     ggml_build_forward_expand(graph_, g);
     if (parts_.weights.all_kv != nullptr) {
         inject_all(g);
@@ -278,8 +278,8 @@ selection draft_graph::wanted_selection() const {
                            : selection::on_device;
 }
 
-// CUDA knows the graphs that it has recorded by their first nodes: with one that graphs share, each
-// would be recorded anew whenever another one has run.
+// CUDA identifies the graphs that it has recorded by their first nodes. If two graphs shared one,
+// each would be recorded again whenever the other one has run.
 void draft_graph::check_first_node() const {
     const auto * begin = static_cast<const char *>(ggml_get_mem_buffer(nodes_.get()));
     const auto * node = reinterpret_cast<const char *>(ggml_graph_node(graph_, 0));
@@ -314,7 +314,7 @@ void draft_graph::compute() {
                             " failed on the draft graph: " + ggml_status_to_string(status));
     }
     if (bucket.n_streams == 0) {
-        // The inputs may be written anew, and the target may overwrite what it stored.
+        // From here on the inputs may be written again, and the target may overwrite its store.
         ggml_backend_synchronize(backend);
     }
 }

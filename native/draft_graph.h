@@ -13,7 +13,7 @@
 
 namespace dflash {
 
-// Faster operations that a draft graph may use; it does so only where its backend has them.
+// Faster operations that a draft graph may use, if its backend has them.
 struct draft_capabilities {
     bool flash_attention = true;
     bool top_k = true;
@@ -24,34 +24,34 @@ struct draft_parts {
     const draft_weights & weights;
     const target_tensors & target;
     const draft_cache & cache;
-    const tap_store * store;              // null: features only come from the host
+    const tap_store * store;              // null: all features come from the host
     const std::vector<float> & mask_row;  // the embedding of the mask token
     ggml_backend_t backend;
 };
 
-// One static ggml graph: injects rows of features into the drafter's cache, then denoises a block
-// per sequence over it.
+// One static ggml graph. It injects rows of features into the drafter's cache, then denoises a
+// block per sequence.
 class draft_graph {
   public:
     // Throws backend_error when the backend lacks an operation or the room.
     draft_graph(const draft_parts & parts, const draft_bucket & bucket,
                 const draft_capabilities & allowed = {});
 
-    // The places of the inputs, to be filled before `compute`; what is not written keeps its value.
+    // Where to write the inputs before `compute`. What is not written keeps its value.
     float * features() const { return inputs_.host<float>(features_); }  // [n_rows, n_features]
     int32_t * stored_cells() const { return inputs_.host<int32_t>(stored_cells_); }    // [n_rows]
     int32_t * row_positions() const { return inputs_.host<int32_t>(row_positions_); }  // [n_rows]
-    // [n_layer, n_rows], of the cache of all layers
+    // [n_layer, n_rows], cells in the tensors of all layers
     int64_t * row_cells() const { return inputs_.host<int64_t>(row_cells_); }
     float * anchors() const { return inputs_.host<float>(anchors_); }  // [n_streams, n_embd]
-    // [n_streams, block_size], as the next, whose cells are those of one layer
+    // [n_streams, block_size], like the next one, which has cells of one layer
     int32_t * block_positions() const { return inputs_.host<int32_t>(block_positions_); }
     int64_t * block_cells() const { return inputs_.host<int64_t>(block_cells_); }
-    // [n_streams, block_size, n_kv]; the second only where a layer has a window
+    // [n_streams, block_size, n_kv]; the second only if a layer has a window
     ggml_fp16_t * mask() const { return inputs_.host<ggml_fp16_t>(mask_); }
     ggml_fp16_t * sliding_mask() const { return inputs_.host<ggml_fp16_t>(sliding_mask_); }
 
-    // Uploads the inputs and computes; without blocks it waits for the end.
+    // Uploads the inputs and computes. Without blocks it waits for the end.
     void compute();
 
     // After `compute`, with blocks: rows ordered by stream, then position. See draft_output.

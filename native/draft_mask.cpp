@@ -12,7 +12,7 @@ draft_mask::draft_mask(ggml_fp16_t * mask, int n_kv, int n_rows, int n_ring)
 
 void draft_mask::fill(int row, int first, int end, float value) {
     ggml_fp16_t * cells = mask_ + static_cast<size_t>(row) * n_kv_;
-    while (first < end) {  // up to where the ring comes round, then on
+    while (first < end) {  // up to the end of the ring, then on from its start
         const int cell = first % n_ring_;
         const int n = std::min(end - first, n_ring_ - cell);
         std::fill_n(cells + cell, n, ggml_fp32_to_fp16(value));
@@ -22,8 +22,7 @@ void draft_mask::fill(int row, int first, int end, float value) {
 
 void draft_mask::show(int row, int first, int end) {
     range & shown = shown_[row];
-    // What is shown may lie where something was hidden, not the other way round: ranges are no
-    // longer than the ring.
+    // Hide first, then show: new positions may be in the cells of old ones.
     fill(row, shown.first, std::min(shown.end, first), -INFINITY);
     fill(row, std::max(shown.first, end), shown.end, -INFINITY);
     fill(row, first, std::min(end, shown.first), 0.0f);

@@ -15,7 +15,7 @@ namespace dflash {
 
 namespace {
 
-// Rows of a vocabulary are few for a GPU and long: chunks of this size keep all of it at work.
+// Rows of logits are few and long for a GPU. Chunks of this size keep all of it busy.
 constexpr int64_t wanted_chunk = 128;
 constexpr size_t alignment = 64;
 
@@ -44,7 +44,7 @@ ggml_tensor * peaks_of(ggml_context * c, ggml_tensor * logits, int64_t size) {
         "the drafter's output is not a number; fetch its file again, or load without a drafter");
 }
 
-// Sorting needs numbers, and drafts made of anything else are no drafts.
+// Values that are not numbers cannot be sorted, and give no drafts.
 void check_numbers(const float * values, int64_t n) {
     if (std::any_of(values, values + n, [](float x) { return std::isnan(x); })) {
         refuse();
@@ -77,7 +77,7 @@ void draft_output::build(ggml_context * nodes, ggml_cgraph * graph, ggml_backend
     stage(backend);
 }
 
-// What comes to the host as a whole goes to memory that the device writes to without a detour.
+// Tensors that the host reads as a whole are copied to memory that the device writes to directly.
 void draft_output::stage(ggml_backend_t backend) {
     size_t n_bytes = 0;
     for (const ggml_tensor * result :
@@ -103,8 +103,8 @@ const T * draft_output::staged(const ggml_tensor * tensor) const {
     return reinterpret_cast<const T *>(base + offsets_.at(tensor));
 }
 
-// The peak of each chunk, the best of these, and then its place in its chunk. The best of the row,
-// M, has the probability 1 / sum(exp(x - M)).
+// Finds the peak of each chunk, the best of these, then its place in its chunk. The best of the
+// row, M, has the probability 1 / sum(exp(x - M)).
 bool draft_output::build_best(ggml_context * c, ggml_backend_t backend, ggml_tensor * logits) {
     const int64_t size = chunk_of(n_vocab_);
     const int64_t n = n_vocab_ / size;
@@ -125,8 +125,8 @@ bool draft_output::build_best(ggml_context * c, ggml_backend_t backend, ggml_ten
     return true;
 }
 
-// sum(exp(x - M)) of each row, where M is the peak in this column of its peaks; null where the
-// backend cannot.
+// sum(exp(x - M)) of each row, where M is the peak in this column of its peaks; null if the backend
+// cannot compute it.
 ggml_tensor * draft_output::normalisers(ggml_context * c, ggml_backend_t backend,
                                         ggml_tensor * logits, ggml_tensor * peaks,
                                         ggml_tensor * columns) const {
@@ -139,8 +139,8 @@ ggml_tensor * draft_output::normalisers(ggml_context * c, ggml_backend_t backend
     return supports(backend, {peak, less, e, parts, sums}) ? sums : nullptr;
 }
 
-// On some backends the argmax of what is not a number is -1, and gathering reads what lies before
-// the tensor: that must be memory, too.
+// On some backends the argmax of values that are not numbers is -1. Gathering then reads what is
+// before the tensor, so that must be valid memory.
 void draft_output::guard(ggml_backend_t backend, const std::vector<ggml_tensor *> & gathered) {
     ggml_backend_buffer_type_t type = ggml_backend_get_default_buffer_type(backend);
     const size_t step = ggml_backend_buft_get_alignment(type);
@@ -162,8 +162,8 @@ void draft_output::guard(ggml_backend_t backend, const std::vector<ggml_tensor *
     }
 }
 
-// The k best of a row lie in the k chunks with the largest peaks: only these are looked at, and of
-// the others their peaks. Not by ggml_top_k, for which CUDA takes one row after the other.
+// The k best of a row are in the k chunks with the largest peaks, so only these are searched. Not
+// with ggml_top_k: CUDA computes it one row after the other.
 bool draft_output::build_chunks(ggml_context * c, ggml_backend_t backend, ggml_tensor * logits) {
     const int64_t size = chunk_of(n_vocab_);
     const int64_t n = n_vocab_ / size;
@@ -187,8 +187,8 @@ bool draft_output::build_chunks(ggml_context * c, ggml_backend_t backend, ggml_t
     return true;
 }
 
-// Of these few, too, only the best come to the host, which would take as long over the others as a
-// small drafter takes for a layer.
+// Of these few, only the best come to the host. Reading all of them would take the host as long as
+// a layer of a small drafter.
 void draft_output::build_best_of_few(ggml_context * c, ggml_backend_t backend) {
     ggml_tensor * rows = few_rows_;
     const int64_t n = rows->ne[0] * rows->ne[1];
@@ -273,7 +273,8 @@ void draft_output::read_chunks(int32_t * ids, float * logprobs) const {
     const int k = top_k_;
     const auto size = static_cast<int>(chunk_size_);
     std::vector<int> order(k);
-    std::vector<float> logits(static_cast<size_t>(k) * size);  // lowest ids first, as for equals
+    // Chunks go in by their lowest id, so that equal logits come out by id.
+    std::vector<float> logits(static_cast<size_t>(k) * size);
     for (int64_t i = 0; i < n_rows_; i++, few += k, ids += k, logprobs += k) {
         std::iota(order.begin(), order.end(), 0);
         std::sort(order.begin(), order.end(), [&](int a, int b) { return few[a] < few[b]; });

@@ -9,11 +9,11 @@
 
 namespace dflash {
 
-// Where the likeliest of many are told apart, as far as a backend can.
+// Where the likeliest tokens are selected, depending on what a backend can do.
 enum class selection {
     on_device,
-    among_few,  // on the host, of a few chunks of each row: where the device is the host
-    on_host,    // of whole rows
+    among_few,  // on the host, in a few chunks of each row: if the device is the host
+    on_host,    // on the host, in whole rows
 };
 
 // The end of a draft graph: from rows of logits to the likeliest tokens and their
@@ -23,13 +23,13 @@ class draft_output {
     // The most nodes that `build` adds to a graph.
     static constexpr size_t n_nodes = 48;
 
-    // Throws backend_error without room.
+    // Throws backend_error if the memory does not suffice.
     void build(ggml_context * nodes, ggml_cgraph * graph, ggml_backend_t backend,
                ggml_tensor * logits, int top_k, selection wanted);
 
-    // After the graph: waits for it. ids and logprobs: [rows, top_k], best first; of equals the
-    // lowest id first, and where not all have room always the same ones.
-    // Throws backend_error when the output is not a number.
+    // Waits for the graph. ids and logprobs: [rows, top_k], best first, equal ones by id. If not
+    // all equal ones fit, it is always the same ones. Throws backend_error if the output is not a
+    // number.
     void read(ggml_backend_t backend, int32_t * ids, float * logprobs);
 
   private:
@@ -62,15 +62,15 @@ class draft_output {
     // Top k of a few chunks, with the normaliser
     ggml_tensor * few_ = nullptr;       // i32 [top_k, rows]: the chunks with the largest peaks
     ggml_tensor * few_rows_ = nullptr;  // f32 [chunk_size, top_k, rows]: their logits
-    ggml_tensor * best_ = nullptr;      // i32 [top_k, rows]: where the largest are, and
-    ggml_tensor * values_ = nullptr;    // f32 [1, top_k, rows]: these
+    ggml_tensor * best_ = nullptr;      // i32 [top_k, rows]: where the largest are
+    ggml_tensor * values_ = nullptr;    // f32 [1, top_k, rows]: the largest
     // Top k of whole rows
     ggml_tensor * ids_ = nullptr;       // i32 [top_k, rows]
     ggml_tensor * logprobs_ = nullptr;  // f32 [1, top_k, rows]
     // Neither
     ggml_tensor * logits_ = nullptr;  // f32 [n_vocab, rows]
 
-    ggml_backend_buffer_ptr host_;  // that the device writes to
+    ggml_backend_buffer_ptr host_;  // memory that the device writes to
     std::map<const ggml_tensor *, size_t> offsets_;
 };
 

@@ -31,18 +31,18 @@ struct draft_params {
     std::vector<bool> is_sliding;  // per layer
     float rms_eps = 1e-6f;
     float attention_scale = 1.0f;
-    float value_scale = 0.0f;  // of what attention puts out; 0: none
+    float value_scale = 0.0f;  // of the attention's output; 0: none
     float embedding_scale = 1.0f;
     float logit_scale = 0.0f;  // 0: none
-    float logit_cap = 0.0f;    // no logit exceeds it; 0: none
+    float logit_cap = 0.0f;    // soft limit of the logits; 0: none
     bool gelu = false;         // else silu
     rope_params rope;
 
     int n_features() const { return n_taps * n_embd; }
     int n_embd_kv() const { return n_head_kv * head_dim; }
 
-    // Throws std::invalid_argument for numbers that no graph can be built with. The tensors of the
-    // file tell whether the rest is right.
+    // Throws std::invalid_argument for numbers with which no graph can be built. Whether the others
+    // are right is checked with the tensors of the file.
     void check() const;
 };
 

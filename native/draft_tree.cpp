@@ -23,7 +23,7 @@ std::vector<candidate> usable(const int32_t * ids, const float * logprobs, int k
     for (int i = 0; i < k && static_cast<int>(found.size()) < most; i++) {
         const bool is_known = std::any_of(found.begin(), found.end(),
                                           [&](const candidate & c) { return c.token == ids[i]; });
-        // Not a number counts as none.
+        // A token whose log-probability is not a number is left out.
         if (ids[i] >= 0 && ids[i] < n_vocab && !is_known && logprobs[i] > -INFINITY) {
             least = std::min(least, logprobs[i]);  // never above the one before
             found.push_back({least, ids[i]});
@@ -50,7 +50,7 @@ struct offer {
 draft_tree grow_tree(const int32_t * ids, const float * logprobs, int n_positions, int k,
                      int n_vocab, const tree_bounds & bounds) {
     const int depth = std::min(n_positions, bounds.n_depth);
-    std::vector<std::vector<candidate>> levels;  // as deep as the tree has come to be
+    std::vector<std::vector<candidate>> levels;  // filled as deep as the tree has grown
     std::priority_queue<offer, std::vector<offer>, std::greater<>> waiting;
     const auto add = [&](int level, int parent, int rank, double before) {
         if (level >= depth) {

@@ -91,7 +91,7 @@ void draft_weights::create(const ggml_context * file, const gguf_context * gguf)
             continue;
         }
         const ggml_tensor * shape = ggml_get_tensor(const_cast<ggml_context *>(file), name.c_str());
-        // Of the embedding only single rows are read, on the host.
+        // Only single rows of the embedding are read, on the host.
         const bool on_host = name == embedding_name;
         add(on_host ? host_tensors_.get() : device_tensors_.get(), shape, name);
         sources_[name] = i;
@@ -103,7 +103,7 @@ void draft_weights::create(const ggml_context * file, const gguf_context * gguf)
     }
 }
 
-// What is multiplied by the same columns lies side by side, that of all layers if types allow.
+// Weights that are multiplied by the same columns are adjacent, those of all layers if types allow.
 void draft_weights::stack_all(const ggml_context * file) {
     std::vector<std::string> weights;
     std::vector<std::string> biases;
@@ -126,8 +126,8 @@ void draft_weights::stack_all(const ggml_context * file) {
     }
 }
 
-// One tensor for all, and each as a part of it: matrices by rows, vectors end to end. False, with
-// nothing done, where one is missing or types or widths differ.
+// Makes one tensor of all, and each a part of it: matrices by rows, vectors end to end. False, with
+// nothing done, if one is missing or types or widths differ.
 bool draft_weights::stack(const ggml_context * file, const std::vector<std::string> & names) {
     std::vector<const ggml_tensor *> parts;
     bool vectors = true;
@@ -246,7 +246,7 @@ void draft_weights::bind_stacks() {
         return a != nullptr && b != nullptr && a->view_src != nullptr && a->view_src == b->view_src;
     };
     for (draft_layer & l : layers) {
-        // Matrices of one row each lie end to end.
+        // Matrices of a single row are stacked like vectors, end to end, which does not serve here.
         if (together(l.ffn_gate, l.ffn_up) && l.ffn_gate->view_src->ne[0] == d) {
             l.ffn_gate_up = l.ffn_gate->view_src;
         }
@@ -287,7 +287,7 @@ void draft_weights::bind_stacks() {
     }
 }
 
-// Before memory is taken: a few bytes can claim any size.
+// Checked before memory is taken: a small file can claim any size.
 void draft_weights::check_data(const std::string & path, const gguf_context * gguf) const {
     std::error_code error;
     const std::uintmax_t n_file = std::filesystem::file_size(std::filesystem::u8path(path), error);

@@ -15,7 +15,7 @@ struct draft_layer {
     ggml_tensor * attn_k = nullptr;
     ggml_tensor * attn_v = nullptr;
     ggml_tensor * attn_output = nullptr;
-    ggml_tensor * attn_q_bias = nullptr;  // optional, as the next three
+    ggml_tensor * attn_q_bias = nullptr;  // optional, like the next three
     ggml_tensor * attn_k_bias = nullptr;
     ggml_tensor * attn_v_bias = nullptr;
     ggml_tensor * attn_output_bias = nullptr;
@@ -29,7 +29,7 @@ struct draft_layer {
     ggml_tensor * ffn_post_norm = nullptr;  // optional
     ggml_tensor * output_scale = nullptr;   // optional
 
-    // Several of the above in one, so that one product does for all; null where types differ.
+    // Several of the above in one tensor, so that one product computes all; null if types differ.
     ggml_tensor * attn_qkv = nullptr;       // [n_embd, q + 2 kv]
     ggml_tensor * attn_qkv_bias = nullptr;  // optional
     ggml_tensor * ffn_gate_up = nullptr;    // [n_embd, 2 n_ff]
@@ -38,9 +38,9 @@ struct draft_layer {
 // The weights of one drafter file, in the memory of one device.
 class draft_weights {
   public:
-    // Throws file_error for a file that lacks tensors, holds tensors that the draft graph does not
-    // know, has one of another shape or type than `params` say, or ends too early; backend_error
-    // when the device has no room; std::invalid_argument as draft_params::check.
+    // Throws file_error for a file that lacks tensors, has tensors that the draft graph does not
+    // know or whose shape or type is not as `params` say, or ends too early; backend_error if the
+    // device has no room; std::invalid_argument as draft_params::check.
     draft_weights(const std::string & path, const draft_params & params, ggml_backend_dev_t device);
 
     const draft_params params;
@@ -52,7 +52,7 @@ class draft_weights {
     ggml_tensor * head = nullptr;       // the drafter's own; null: the target's
     std::vector<draft_layer> layers;
 
-    // K and V of all layers in one product, for what is injected; null where types differ.
+    // K and V of all layers in one product, for injected rows; null if types differ.
     ggml_tensor * all_kv = nullptr;       // [n_embd, 2 kv, n_layer]
     ggml_tensor * all_kv_bias = nullptr;  // f32 [2 kv, 1, n_layer], optional
     ggml_tensor * all_k_norm = nullptr;   // f32 [head_dim, 1, 1, n_layer]
@@ -68,7 +68,7 @@ class draft_weights {
     void bind_stacks();
     void check_data(const std::string & path, const gguf_context * gguf) const;
     void read(const std::string & path, const gguf_context * gguf);
-    // A tensor of one dimension is of floats, one of two of any type that products take.
+    // A tensor of one dimension must be of floats, one of two of any type that products take.
     ggml_tensor * take(const std::string & name, std::vector<int64_t> shape, bool required = true);
 
     std::map<std::string, int64_t> sources_;  // index in the file of each tensor's data

@@ -6,7 +6,7 @@
 namespace dflash {
 
 // Context features, n rows of n_taps * n_embd: either on the host, row by row, or in the target's
-// store, by the numbers that these rows have there.
+// store, given by their numbers there.
 struct feature_rows {
     int n = 0;
     const float * host = nullptr;
@@ -14,8 +14,8 @@ struct feature_rows {
 
     feature_rows part(int begin, int end, int width) const;
 
-    // Of rows on the host. Throws backend_error for those that are not finite: they would stay in
-    // the cells, and a masked weight of 0 times NaN is NaN, which would spoil later drafts, too.
+    // For rows on the host. Throws backend_error if they are not finite. They would stay in the
+    // cells, and a masked weight of 0 times NaN is NaN, so later drafts would be spoilt, too.
     void check_finite(int width) const;
 };
 

@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t kept_graphs = 8;
 
-// The lengths of a cache, which return to what they were when the work on it throws.
+// Restores the lengths of a cache if the work on it throws.
 class length_guard {
   public:
     explicit length_guard(draft_cache & cache) : cache_(cache), lengths_(cache.lengths()) {}
@@ -55,7 +55,7 @@ fused_drafter::fused_drafter(const llama_model * model, const tap_store * store,
         threads_->attach(backend_.get());
     }
     if (store_ != nullptr && store_->n_features() != weights_.params.n_features()) {
-        store_ = nullptr;  // of a target that was opened for another drafter
+        store_ = nullptr;  // the target was opened for another drafter
     }
     n_vocab_ = static_cast<int>(std::min(target_.head->ne[1], target_.embedding->ne[1]));
     const int mask_token = weights_.params.mask_token;
@@ -175,7 +175,7 @@ void fused_drafter::inject(int seq, const feature_rows & features) {
 
 void fused_drafter::inject_rows(int seq, const feature_rows & features) {
     const int width = weights_.params.n_features();
-    // Rows whose cells later ones take again are left out, and no graph writes a cell twice.
+    // Rows whose cells later ones take again are left out, so that no graph writes a cell twice.
     const int left_out = std::max(0, features.n - cache_.n_ring());
     cache_.set_length(seq, cache_.length(seq) + left_out);
     for (int done = left_out; done < features.n;) {
@@ -220,7 +220,7 @@ void fused_drafter::fill_rows(draft_graph & g, const std::vector<draft_request> 
 void fused_drafter::fill_blocks(graph_slot & slot, const std::vector<draft_request> & requests) {
     draft_graph & g = *slot.graph;
     const draft_params & p = weights_.params;
-    // A sequence between those that draft denoises a block, too, which nobody reads.
+    // A sequence between those that draft denoises a block, too. It is not read.
     std::vector<int> starts(g.bucket.n_streams);
     for (int s = 0; s < g.bucket.n_streams; s++) {
         starts[s] = cache_.length(s);
@@ -240,8 +240,8 @@ void fused_drafter::fill_blocks(graph_slot & slot, const std::vector<draft_reque
             g.block_cells()[at] = cache_.cell(s, starts[s] + i);
             slot.mask->show(at, visible, starts[s] + p.block_size);
             if (slot.sliding_mask) {
-                // A key is seen when fewer than the window's positions lie between it and the
-                // query; what comes after the query in the block always is.
+                // A key is visible if it is less than a window before the query. Later keys of the
+                // block always are.
                 const int first = std::max(visible, starts[s] + i - p.sliding_window + 1);
                 slot.sliding_mask->show(at, first, starts[s] + p.block_size);
             }
@@ -305,7 +305,7 @@ void fused_drafter::begin(const std::vector<draft_request> & requests, int n_dra
         longest = std::max<int64_t>(longest, cache_.length(s));
     }
     const int n_kv = std::min(kv_bucket(longest + weights_.params.block_size), cache_.n_cells());
-    // A graph without new rows is the one for the place that they come from.
+    // Without new rows, take the graph for rows from where they usually come.
     const bool from_store = wanted.stored || (n_rows == 0 && store_ != nullptr);
     graph_slot & slot = graph({wanted.n_streams, rows_bucket(static_cast<int>(n_rows)), n_kv,
                                n_draft, top_k_, from_store});
@@ -330,8 +330,8 @@ void fused_drafter::read(int32_t * ids, float * logprobs) {
         flown.graph->read(all_ids.data(), all_logprobs.data());
     } catch (const backend_error &) {
         if (store_ != nullptr) {
-            // Stored features that are no numbers, injected now or before, would spoil later drafts
-            // even from a cell that nobody may see: zero times NaN is NaN.
+            // Stored features that are not numbers, injected now or before, would spoil later
+            // drafts even from a hidden cell: zero times NaN is NaN.
             cache_.clear();
         } else {
             cache_.set_lengths(flown.lengths);

@@ -19,24 +19,25 @@
 
 namespace dflash {
 
-// One block to denoise: the rows of features accepted since the last draft of this sequence, then
-// an anchor at the position after them.
+// One block to denoise: the features of the rows accepted since the last draft of this sequence,
+// and the anchor at the position after them.
 struct draft_request {
     int seq = 0;
     feature_rows features;
     int32_t anchor = 0;
 };
 
-// A drafter file at work: weights, cache of N sequences, and the graphs over them. Not thread safe.
-// The model whose embedding and head it shares must outlive it.
+// A loaded drafter: its weights, its cache for N sequences, and the graphs over them. Not thread
+// safe. The model whose embedding and head it shares must outlive it.
 class fused_drafter {
   public:
     // params: what the keys of the file at `path` say.
+    // store: that of the target, on the same device; null if all features come from the host.
+    // draft_window: how many of a sequence's last rows drafts look at; 0: all.
+    // threads: those of the target, for the CPU. Without them, or if they are too few, ggml starts
+    // threads for each graph.
     // Throws file_error for a file that the draft graph cannot run or that does not fit the target,
-    // backend_error without room for it, std::invalid_argument for a number out of its range.
-    // store: of the target, on the same device; null where features only come from the host.
-    // draft_window: of a sequence's rows, how many drafts look at: the last ones; 0: all.
-    // threads: on the CPU, the target's; made anew for each graph where there are none, or too few.
+    // backend_error if there is no room, std::invalid_argument for a number out of range.
     fused_drafter(const llama_model * model, const tap_store * store, const std::string & path,
                   const draft_params & params, int n_seq, int n_ctx, int top_k, int n_threads,
                   const draft_capabilities & allowed = {}, int draft_window = 0,
@@ -54,35 +55,34 @@ class fused_drafter {
     size_t n_cache_bytes() const { return cache_.n_bytes(); }
     std::string device_name() const;
 
-    // Rows of features become K and V at positions length(seq) and on.
-    // Throws context_full_error, and backend_error also for features from the host that are not
-    // finite; the cache is then as it was, but for rows before the window.
+    // Turns rows of features into K and V, from position length(seq) on.
+    // Throws context_full_error, and backend_error, also for features from the host that are not
+    // finite. The cache is then unchanged, except for rows before the window.
     void inject(int seq, const feature_rows & features);
 
-    // Injects and starts to denoise all requests in one graph; all features come from one place.
-    // `read` must follow; any other call that changes the cache gives the draft up first. Throws as
-    // `inject` does.
+    // Injects and starts to denoise all requests in one graph. All features must come from the
+    // host, or all from the store. `read` must follow. Any other call that changes the cache first
+    // gives the draft up. Throws as `inject` does.
     void begin(const std::vector<draft_request> & requests, int n_draft);
 
-    // Of the draft that has begun; 0 for none.
+    // Requests of the draft that has begun; 0 without one.
     size_t n_begun() const { return flight_ ? flight_->requests.size() : 0; }
     int n_draft() const { return flight_ ? flight_->graph->bucket.n_draft : 0; }
 
-    // Waits for the drafts of `begin` and writes, per request, position 1 .. n_draft and rank,
-    // [n_requests, n_draft, top_k] ids and log-probabilities, best first. Throws backend_error when
-    // the drafter's output is not a number; with a store, from where features come unchecked, the
-    // cache is then empty.
+    // Waits for the drafts of `begin`. Writes ids and log-probabilities, [n_requests, n_draft,
+    // top_k], for positions 1 .. n_draft, best first. Throws backend_error if the drafter's output
+    // is not a number. With a store, whose features are not checked, the cache is then empty.
     void read(int32_t * ids, float * logprobs);
 
-    // Both.
+    // `begin`, then `read`.
     void draft(const std::vector<draft_request> & requests, int n_draft, int32_t * ids,
                float * logprobs);
 
     void truncate(int seq, int length);
     void copy(int from, int to, int length);
 
-    // The rows of a sequence as bytes, [n_saved_bytes], and these as the rows of a sequence again.
-    // `restore` throws as draft_cache does.
+    // The rows of a sequence as bytes, [n_saved_bytes], and back. `restore` throws as draft_cache
+    // does.
     size_t n_saved_bytes(int seq) const;
     void save(int seq, uint8_t * out) const;
     void restore(int seq, const uint8_t * saved, size_t n_bytes);
@@ -96,15 +96,15 @@ class fused_drafter {
     void check_token(int32_t token) const;
     struct graph_slot;
 
-    // What the requests of a draft need together.
+    // What all requests of a draft need together.
     struct demand {
         int n_streams = 0;
         int64_t n_rows = 0;
-        int64_t longest = 0;  // rows of a sequence, the new ones included
+        int64_t longest = 0;  // the most rows of a sequence, the new ones included
         bool stored = false;  // features come from the store
     };
 
-    // A draft that the device is working on. `lengths`: of the cache before it.
+    // A draft that the device is working on. `lengths`: those of the cache before it.
     struct flight {
         draft_graph * graph;
         std::vector<draft_request> requests;

@@ -9,16 +9,16 @@
 
 namespace dflash {
 
-// Inputs of a graph, side by side on the device and on the host, so that one upload brings them
-// all. Those on the host keep their values from one upload to the next.
+// The inputs of a graph, adjacent on the device and on the host, so that one upload copies all of
+// them. Those on the host keep their values from one upload to the next.
 class input_pack {
   public:
     input_pack();
 
-    // Before `place`.
+    // Call this before `place`.
     ggml_tensor * add(ggml_type type, std::initializer_list<int64_t> shape);
 
-    // Takes the memory, filled with zeros. Throws backend_error without room.
+    // Takes the memory, filled with zeros. Throws backend_error if there is none.
     void place(ggml_backend_t backend);
 
     // An input's place on the host.
@@ -27,7 +27,7 @@ class input_pack {
         return reinterpret_cast<T *>(host_ + offsets_.at(input));
     }
 
-    // Goes before what the backend is given to compute next.
+    // The upload comes before anything that the backend is given later.
     void upload(ggml_backend_t backend) const;
 
   private:
@@ -37,7 +37,7 @@ class input_pack {
     ggml_tensor * all_ = nullptr;  // i8, over all inputs
     char * host_ = nullptr;
     ggml_backend_buffer_ptr buffer_;
-    ggml_backend_buffer_ptr host_buffer_;  // memory that the device reads without a detour
+    ggml_backend_buffer_ptr host_buffer_;  // memory that the device reads directly
 };
 
 }  // namespace dflash

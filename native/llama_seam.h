@@ -1,7 +1,7 @@
 #pragma once
 
-// What libllama exports but the installed headers do not declare. These are C++ symbols of one
-// version of llama.cpp: the build checks the version of llama-cpp-python, and so does the import.
+// Functions that libllama exports but the installed headers do not declare. These are C++ symbols
+// of one version of llama.cpp. The build and the import check the version of llama-cpp-python.
 
 #include <string>
 #include <utility>

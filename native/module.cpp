@@ -291,7 +291,7 @@ nb::ndarray<nb::numpy, float> hidden_states(const target_pass & self,
     return as_array<float>(std::move(out), {rows.size(), width});
 }
 
-// By id, from where on; and from which id to which, from where to where.
+// Cuts: (id, from position). Copies: (source id, target id, from position, to position).
 using cuts = std::vector<std::pair<int32_t, int32_t>>;
 using copies = std::vector<std::tuple<int32_t, int32_t, int32_t, int32_t>>;
 

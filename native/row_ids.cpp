@@ -10,7 +10,7 @@ namespace {
 using id_set = std::unordered_set<int32_t>;
 
 id_set set_of(const std::vector<int32_t> & ids) {
-    id_set set;  // as llama.cpp fills it: empty at first, then one after the other
+    id_set set;  // filled as in llama.cpp: empty at first, then one id after the other
     for (const int32_t id : ids) {
         set.insert(id);
     }

@@ -5,12 +5,12 @@
 
 namespace dflash {
 
-// A row's ids in an order in which the first of them comes first out of llama.cpp, too.
+// A row's ids, in an order that makes llama.cpp use the first of them as the leading one.
 //
-// llama.cpp puts a row's ids into an unordered set, whose first one says what the row attends to,
-// and keeps its graph for as long as these stay the same for all rows. Which one comes first is up
-// to the C++ library and to the order in which they go in. Where no order is found that does, the
-// answer is the same, but the graph is built anew.
+// llama.cpp puts a row's ids into an unordered set. The set's first id says what the row attends
+// to, and llama.cpp keeps its graph as long as these first ids stay the same for all rows. Which id
+// comes first depends on the C++ library and on the order of insertion. If no order is found, the
+// answer is the same, but the graph is built again.
 std::vector<int32_t> leading_first(const std::vector<int32_t> & ids);
 
 }  // namespace dflash

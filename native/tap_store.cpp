@@ -46,7 +46,7 @@ void tap_store::check(const std::vector<int64_t> & rows) const {
 void tap_store::read(const std::vector<int64_t> & rows, float * out) const {
     check(rows);
     for (size_t i = 0; i < rows.size();) {
-        size_t n = 1;  // rows that lie one after the other come in one piece
+        size_t n = 1;  // adjacent rows are read in one piece
         while (i + n < rows.size() && cell(rows[i + n]) == cell(rows[i]) + static_cast<int>(n)) {
             n++;
         }

@@ -9,11 +9,11 @@
 namespace dflash {
 
 // Context features of a target's last rows, on a device: f32 [n_features, n_rows]. Rows are
-// numbered on and on, and row i lies in cell i modulo n_rows, until a later one takes its place.
-// The target's own graph writes them, so that they come to the host only where somebody asks.
+// numbered consecutively. Row i is in cell i modulo n_rows, until a later one overwrites it. The
+// target's own graph writes them, so they come to the host only on request.
 class tap_store {
   public:
-    // n_batch: the most rows of one pass of the target. Throws backend_error without room.
+    // n_batch: the most rows of one pass of the target. Throws backend_error if there is no room.
     tap_store(ggml_backend_dev_t device, int n_features, int n_rows, int n_batch);
 
     ggml_tensor * states = nullptr;  // f32 [n_features, n_rows]
@@ -25,13 +25,13 @@ class tap_store {
     int64_t n_written() const { return n_written_; }
     size_t n_bytes() const { return ggml_backend_buffer_get_size(buffer_.get()); }
 
-    // The next n rows: names their cells to the graph and returns the number of the first.
+    // Tells the graph the cells of the next n rows. Returns the number of the first row.
     int64_t begin(int n);
 
-    // Throws std::invalid_argument for rows that were never written or lie there no more.
+    // Throws std::invalid_argument for rows that were never written or are overwritten.
     void check(const std::vector<int64_t> & rows) const;
 
-    // To out, [n, n_features].
+    // Reads rows to out, [n, n_features].
     void read(const std::vector<int64_t> & rows, float * out) const;
 
   private:

@@ -12,7 +12,7 @@
 
 namespace dflash {
 
-// What llama.cpp calls. One sampler for each sequence, all with the same pass behind them.
+// The functions that llama.cpp calls. There is a sampler for each sequence, all with the same pass.
 struct target_pass::door {
     static target_pass & pass(const llama_sampler * s) {
         return *static_cast<target_pass *>(s->ctx);
@@ -20,7 +20,7 @@ struct target_pass::door {
 
     static const char * name(const llama_sampler *) { return "dflash"; }
     static void apply(llama_sampler *, llama_token_data_array *) {}
-    static void free(llama_sampler *) {}  // the pass is not the sampler's
+    static void free(llama_sampler *) {}  // the sampler does not own the pass
 
     static bool init(llama_sampler *, ggml_backend_buffer_type_t, uint32_t) { return true; }
 
@@ -28,7 +28,7 @@ struct target_pass::door {
 
     static void build(llama_sampler * s, ggml_context * nodes, ggml_cgraph * graph,
                       llama_sampler_data * data) {
-        // A view of one row of a padded copy of the logits of all output rows, which come first.
+        // A view of one row of a padded copy of the logits. The output rows come first in it.
         const ggml_tensor * padded = data->logits->view_src;
         ggml_tensor * all = padded != nullptr ? padded->src[0] : nullptr;
         data->logits = nullptr;  // nothing for llama.cpp to copy to the host
@@ -82,8 +82,7 @@ target_pass::target_pass(llama_context * ctx, int n_seq, int n_batch, std::vecto
     const ggml_backend_dev_t device = target_tensors::find(llama_get_model(ctx)).device();
     on_host_ = ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
     if (!layers_.empty()) {
-        // The batch for which llama.cpp reserves memory is as large, and a multiple of the number
-        // of ids.
+        // llama.cpp reserves memory for a batch that is rounded up to a multiple of the ids.
         const int most_rows = n_batch + n_ids_ - 1;
         store_ = std::make_unique<tap_store>(device, static_cast<int>(layers_.size()) * n_embd_,
                                              n_stored, most_rows);
@@ -114,7 +113,7 @@ void target_pass::build(ggml_context * nodes, ggml_cgraph * graph, ggml_tensor *
         ggml_build_forward_expand(graph, graph_best_);
     }
     for (size_t k = 0; k < layers_.size(); k++) {
-        // The input of a layer is the output of the one before, under the name llama.cpp gives it.
+        // The input of a layer is the output of the layer before. llama.cpp names it l_out.
         const std::string name = "l_out-" + std::to_string(layers_[k] - 1);
         ggml_tensor * state = ggml_graph_get_tensor(graph, name.c_str());
         const bool fits = state != nullptr && state->ne[0] == n_embd_ &&
@@ -186,7 +185,7 @@ int target_pass::decode(const std::vector<batch_row> & rows) {
         throw backend_error("llama.cpp's graph of this target has no tensor " + missing_ +
                             " to tap, a row for each token; load without a drafter");
     }
-    // Of parts, only the last would have its rows in the graph's tensors.
+    // If the batch is split, only the last part has its rows in the graph's tensors.
     const bool is_split = (n_outputs_ > 0 && in_graph_ && graph_logits_->ne[1] != n_outputs_) ||
                           (store_ && n_tapped_ != n);
     if (is_split) {
@@ -232,7 +231,7 @@ void target_pass::find_best() {
         all = llama_get_logits(ctx_);
     } else if (ggml_backend_buffer_is_host(graph_logits_->buffer)) {
         all = static_cast<const float *>(graph_logits_->data);
-    } else {  // a large product of weights on the host, which llama.cpp took to a GPU
+    } else {  // llama.cpp computed a large product of host weights on a GPU
         copied.resize(static_cast<size_t>(n_outputs_) * n_vocab_);
         ggml_backend_tensor_get(graph_logits_, copied.data(), 0, copied.size() * sizeof(float));
         all = copied.data();

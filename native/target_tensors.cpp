@@ -11,7 +11,7 @@ namespace dflash {
 target_tensors target_tensors::find(const llama_model * model) {
     target_tensors found;
     // A tied model that is offloaded, or repacked for the CPU, has the embedding twice under one
-    // name: rows are read from the plain host copy, logits are computed with the other.
+    // name. Rows are read from the plain copy on the host, logits are computed with the other.
     std::vector<ggml_tensor *> embeddings;
     for (const auto & [name, tensor] : llama_internal_get_tensor_map(model)) {
         if (name == "output.weight") {

@@ -7,7 +7,8 @@
 
 namespace dflash {
 
-// The target's tensors that a drafter shares. They belong to the llama_model and live as long.
+// The target's tensors that a drafter shares. They belong to the llama_model and live as long as
+// it.
 struct target_tensors {
     ggml_tensor * embedding = nullptr;  // [n_embd, n_vocab], rows readable from the host
     ggml_tensor * head = nullptr;       // [n_embd, n_vocab], where the target's logits are computed

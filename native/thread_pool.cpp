@@ -9,7 +9,7 @@
 namespace dflash {
 namespace {
 
-// Functions of the CPU's backend, which may be a library that llama.cpp loads at run time.
+// A function of the CPU's backend, which may be a library that llama.cpp loads at run time.
 template <typename F>
 F function(const char * name) {
     const ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);

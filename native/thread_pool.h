@@ -6,16 +6,16 @@
 
 namespace dflash {
 
-// Threads that compute on the CPU and wait for the next graph awake, for some milliseconds. Without
-// a pool ggml makes threads anew for each graph, which costs a small model a tenth of its speed,
-// and most of it on a busy machine. A ggml that was built with OpenMP takes OpenMP's threads
-// instead.
+// Threads that compute on the CPU. After a graph they wait for the next one by polling for a few
+// milliseconds. Without a pool ggml starts threads for each graph. That costs a small model a tenth
+// of its speed, and on a busy machine most of it. A ggml that was built with OpenMP uses OpenMP's
+// threads instead.
 //
 // One graph at a time: contexts and backends that share a pool belong to one thread.
 class thread_pool {
   public:
-    // Throws std::invalid_argument for a number of threads that ggml does not take, backend_error
-    // where there are no more to be had.
+    // Throws std::invalid_argument for a number of threads that ggml does not accept, backend_error
+    // if the system gives no more threads.
     explicit thread_pool(int n_threads);
     ~thread_pool();
 
@@ -24,8 +24,7 @@ class thread_pool {
 
     int n_threads() const { return n_threads_; }
 
-    // The pool must outlive what it is given to. A backend of another device than the CPU is left
-    // as it is.
+    // The pool must outlive the context or backend. A backend that is not the CPU's is not changed.
     void attach(llama_context * ctx) const;
     void attach(ggml_backend_t backend) const;
 

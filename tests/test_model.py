@@ -179,7 +179,7 @@ def test_text_to_tokens_and_back(model: Model) -> None:
 
 
 BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"max_token": 5}, "'max_token' is no option of a request; did you mean 'max_tokens'?"),
+    ({"max_token": 5}, "'max_token' is not an option of a request; did you mean 'max_tokens'?"),
     ({"max_tokens": 0}, "max_tokens is 0; expected a whole number, 1 or more"),
     ({"max_tokens": -(10**30)}, "max_tokens is -1"),
     ({"max_tokens": "5"}, "max_tokens is '5'"),

@@ -1,0 +1,1 @@
+"""Drafts, the shapes they take, and the drafters that propose them."""

@@ -14,10 +14,10 @@ ANCHOR = -1
 
 @dataclass(frozen=True)
 class Candidates:
-    """What the draft graph returned for each of the n drafted positions, best first.
+    """The k likeliest tokens of each of the n drafted positions, best first.
 
     `ids` int32 [n, k]; `logprobs` float32 [n, k], natural logarithms, descending in each row. Ids
-    are as the drafter gave them and may lie outside the target's vocabulary.
+    are as the drafter gave them and may be outside the target's vocabulary.
     """
 
     ids: NDArray[np.int32]
@@ -33,9 +33,9 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Draft:
-    """Drafted nodes. `parents[i]` is the index of node i's parent, `ANCHOR` or less than i.
+    """Drafted nodes. `parents[i]` is the index of node i's parent: `ANCHOR`, or less than i.
 
-    A chain has `parents[i] = i - 1`. `logprobs` are the drafter's own, natural logarithms, one for
+    In a chain `parents[i]` is i - 1. `logprobs` are the drafter's own, one natural logarithm for
     each node. Raises ValueError for lists of unequal lengths and for a parent that does not precede
     its child.
     """
@@ -69,7 +69,7 @@ class Draft:
 
     @property
     def depths(self) -> list[int]:
-        """Of each node, how many tokens after the anchor it is: 1 for those that follow it."""
+        """How many tokens after the anchor each node is: 1 for those that follow it directly."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 if parent == ANCHOR else depths[parent] + 1)
@@ -82,8 +82,8 @@ class Draft:
         return [node for node in range(len(self)) if node not in inner]
 
     def leaves_first(self, path: Sequence[int]) -> bool:
-        """Whether a path, nodes from the anchor's child on, leaves the first children: the chain
-        of what the drafter likes best."""
+        """Whether a path, given as nodes from the anchor's child on, leaves the chain of first
+        children, which are the drafter's best tokens."""
         firsts = {parent: node for node, parent in reversed(list(enumerate(self.parents)))}
         return any(firsts[self.parents[node]] != node for node in path)
 
@@ -102,12 +102,12 @@ class Draft:
         logprobs: Sequence[float] | None = None,
         candidates: Candidates | None = None,
     ) -> Draft:
-        """Tokens that follow one another. Without log-probabilities, all are taken as certain."""
+        """A chain of these tokens. Without log-probabilities, all count as certain."""
         parents = list(range(ANCHOR, len(tokens) - 1))
         return cls(list(tokens), parents, list(logprobs or ()), candidates)
 
     def clip(self, n: int) -> Draft:
-        """The first `n` nodes, which is a draft too, as parents precede their children."""
+        """The first `n` nodes. They are a draft, too, as parents precede their children."""
         n = max(n, 0)
         if n >= len(self):
             return self
@@ -116,13 +116,13 @@ class Draft:
         )
 
     def valid_prefix(self, n_vocab: int) -> Draft:
-        """Without the nodes whose token is outside 0..n_vocab-1 and all that descend from them."""
+        """The draft without nodes whose token is outside 0..n_vocab-1 and all below these."""
         if not self.tokens or (min(self.tokens) >= 0 and max(self.tokens) < n_vocab):
             return self
         return self.subtree([0 <= token < n_vocab for token in self.tokens])
 
     def subtree(self, keep: Sequence[bool]) -> Draft:
-        """Without the nodes that are not to be kept and all that descend from them."""
+        """The draft without the nodes that `keep` excludes, and without all below these."""
         kept: list[int] = []
         index = {ANCHOR: ANCHOR}
         for node, parent in enumerate(self.parents):

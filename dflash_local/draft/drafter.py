@@ -1,4 +1,4 @@
-"""The drafter protocol: what proposes the tokens that the target then checks."""
+"""The drafter protocol: a drafter proposes the tokens that the target then checks."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from dflash_local.target.taps import Features
 class DraftRequest:
     """One block of one sequence.
 
-    `features`, [n, n_features], are the context features of the rows accepted since the last draft,
-    possibly none; `anchor` is the token after them; `n_draft` is how many tokens to propose. `text`
-    are all tokens of the sequence before the anchor, to be read only.
+    `features`, [n, n_features], are the context features of the rows accepted since the last draft;
+    n may be 0. `anchor` is the token after them. `n_draft` is how many tokens to propose. `text` is
+    all tokens of the sequence before the anchor; do not change it.
     """
 
     seq: int
@@ -31,59 +31,59 @@ class DraftRequest:
 
 
 class Drafter(ABC):
-    """What the engine asks of a drafter. Sequences are 0 .. n_seq-1; positions start at 0.
+    """What the engine needs of a drafter. Sequences are 0 .. n_seq-1; positions start at 0.
 
     The i-th injected row of a sequence belongs to position i. Not thread safe. A drafter of your
-    own implements the abstract methods; the others have defaults for one that does without.
+    own implements the abstract methods; the others have defaults.
     """
 
     top_k: int = 1
     """Candidates per position in `Draft.candidates`; trees need more than one."""
     gives_candidates: bool = False
-    """Whether it can be opened with a `top_k` above 1."""
+    """Whether this kind of drafter can give more than one candidate per position."""
     draft_window: int = 0
-    """How many rows of a sequence drafts look at, the last ones; 0: all."""
+    """How many of a sequence's last rows drafts look at; 0: all rows."""
     saves_rows: bool = False
-    """Whether `save`, `restore` and `n_visible` work. Others read a text again."""
+    """Whether `save`, `restore` and `n_visible` work. If not, saved texts are decoded again."""
     n_builds: int = 0
     """Graphs built so far. A draft that builds one takes longer than usual."""
     file_key: Sequence[Any] = ()
-    """What tells this drafter from others in caches on disk; see `gguf.file.file_key`."""
+    """Identifies this drafter in caches on disk; see `gguf.file.file_key`."""
 
     @property
     @abstractmethod
     def block_size(self) -> int:
-        """Anchor and drafts: at most `block_size - 1` tokens are proposed at once."""
+        """Tokens of a block, anchor included: at most `block_size - 1` are proposed at once."""
 
     @abstractmethod
     def length(self, seq: int) -> int:
-        """Rows injected."""
+        """How many rows of a sequence are injected."""
 
     @abstractmethod
     def inject(self, seq: int, features: Features) -> None:
-        """Context features, [n, n_features], of the next n positions.
+        """Inject the context features, [n, n_features], of the next n positions.
 
-        Raises ContextFullError, with nothing injected, when they do not fit.
+        Raises ContextFullError, with nothing injected, if they do not fit.
         """
 
     @abstractmethod
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Inject the features of each request, then propose its tokens; a draft per request."""
+        """Inject the features of each request, then propose its tokens: one draft per request."""
 
     @abstractmethod
     def truncate(self, seq: int, length: int) -> None:
-        """Forget the rows of positions `length` and up; nothing when there are none."""
+        """Forget the rows of positions `length` and up, if there are any."""
 
     @abstractmethod
     def copy(self, source: int, target: int, length: int) -> None:
-        """The first `length` rows of `source` become those of `target`."""
+        """Make the first `length` rows of sequence `source` those of sequence `target`."""
 
     @abstractmethod
     def close(self) -> None:
         """Free everything. Safe to call again."""
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """Start what `read` returns: the caller has work for the host while a device drafts."""
+        """Start drafts, which `read` returns. The host can work while a device drafts."""
         self._begun = list(requests)
 
     def read(self) -> list[Draft]:
@@ -91,20 +91,20 @@ class Drafter(ABC):
         return self.draft(self._begun)
 
     def save(self, seq: int) -> NDArray[np.uint8]:
-        """The rows of a sequence, for `restore`, in host memory: uint8 [n]."""
+        """The rows of a sequence as bytes for `restore`, uint8 [n] in host memory."""
         raise NotImplementedError(f"{type(self).__name__} does not save rows")
 
     def restore(self, seq: int, saved: NDArray[np.uint8]) -> None:
-        """Put saved rows in place of those of a sequence.
+        """Replace the rows of a sequence by saved ones.
 
-        Raises InputError or ContextFullError for what does not fit; the sequence is then empty or
-        as it was.
+        Raises InputError or ContextFullError if they do not fit. The sequence is then empty or
+        unchanged.
         """
         raise NotImplementedError(f"{type(self).__name__} does not restore rows")
 
     def n_visible(self, seq: int, length: int) -> int:
         """How many of the first `length` rows a draft after them would look at.
 
-        They are fewer than they were at that time if the window has moved on since.
+        With a window these become fewer once it has moved on.
         """
         return length

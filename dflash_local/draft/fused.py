@@ -1,4 +1,4 @@
-"""A DFlash drafter file at work in one static ggml graph, on the device of the target's head."""
+"""Runs a DFlash drafter file in one static ggml graph, on the device of the target's head."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from dflash_local.target.taps import Features, StoredFeatures
 from dflash_local.target.target import Target
 
 TREE_TOP_K = 8
-"""Candidates per position: all that a tree of some dozens of nodes can use."""
+"""Candidates per position: as many as a tree of some dozens of nodes can use."""
 
 
 class FusedDrafter(Drafter):
-    """Shares the target's embeddings and head; each row that attention may see is kept in f16."""
+    """Shares the target's embeddings and head. Its cache keeps each visible row in f16."""
 
     saves_rows = gives_candidates = True
 
@@ -40,10 +40,10 @@ class FusedDrafter(Drafter):
         top_k: int = 1,
         n_threads: int | None = None,
     ) -> None:
-        """`spec`: of the file at `path`. `draft_window`: of a sequence's rows, how many drafts look
-        at: the last ones; 0: all. No others are kept, but some to roll back to. Raises FileError
-        for a file that the graph cannot run, InputError for numbers out of range, BackendError
-        without room.
+        """`spec`: what the file at `path` says. `draft_window`: how many of a sequence's last rows
+        drafts look at; 0: all. Only these are kept, and a few more for rolling back. Raises
+        FileError for a file that the graph cannot run, InputError for numbers out of range,
+        BackendError if the memory does not suffice.
         """
         self.path = Path(path)
         self.file_key = file_key(self.path)
@@ -86,7 +86,7 @@ class FusedDrafter(Drafter):
 
     @property
     def n_builds(self) -> int:  # type: ignore[override]
-        """Draft graphs built so far: one for each length of context and number of rows."""
+        """Draft graphs built so far: one for each size of context and number of rows."""
         return self._open.n_builds
 
     @property
@@ -95,7 +95,7 @@ class FusedDrafter(Drafter):
 
     @property
     def n_cache_bytes(self) -> int:
-        """Of the cache as it is now; it grows with the context in use, as far as the window."""
+        """Size of the cache now. It grows with the context in use, up to the window."""
         return self._open.n_cache_bytes
 
     def length(self, seq: int) -> int:

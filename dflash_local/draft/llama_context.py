@@ -1,6 +1,6 @@
 """llama.cpp's own context of a drafter, beside that of its target: rows in, rows out.
 
-llama.cpp asserts where it is used wrongly. Who calls this keeps to what the docstrings ask.
+llama.cpp aborts if it is used wrongly. So callers must obey what the docstrings ask for.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _GET_LATTICE = (
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the target lies, in the words of `TargetOptions`; its drafter goes to the last GPU."""
+    """Where the target is, as in `TargetOptions`. Its drafter goes to the last GPU."""
 
     n_gpu_layers: int = 0
     split_mode: str = "layer"
@@ -45,7 +45,7 @@ class Placement:
     tensor_split: Sequence[float] | None = None
 
     def apply(self, params: Any) -> Any:
-        """Set `llama_model_params`; keep what is returned until the model is loaded."""
+        """Set `llama_model_params`. The caller keeps the result alive until the model is loaded."""
         params.n_gpu_layers = _ALL_LAYERS if self.n_gpu_layers else 0
         if not self.n_gpu_layers:
             no_devices = (ctypes.c_void_p * 1)(None)
@@ -69,9 +69,9 @@ class Placement:
 
 @dataclass(frozen=True)
 class ContextOptions:
-    """`n_cells` of f16 KV cache are shared by `n_seq` sequences; a batch has `n_rows` at most.
+    """`n_seq` sequences share `n_cells` of f16 KV cache. A batch has at most `n_rows` rows.
 
-    `lattice`: rows of DFlash 2's selector are wanted, not logits.
+    `lattice`: the rows of DFlash 2's selector are wanted instead of logits.
     """
 
     n_seq: int
@@ -86,8 +86,8 @@ class ContextOptions:
 class DraftContext:
     """A model of the architecture `dflash` and its context. Close it before the target's.
 
-    Rows of one sequence stand together in a batch, at the positions after those that it has. In
-    batches of tokens every sequence has equally many rows.
+    The rows of a sequence are adjacent in a batch, at the positions after those that it has. In
+    batches of tokens every sequence has the same number of rows.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class DraftContext:
         placement: Placement,
         options: ContextOptions,
     ) -> None:
-        """Raises FileError when llama.cpp refuses the file, BackendError without room."""
+        """Raises FileError if llama.cpp refuses the file, BackendError if memory is short."""
         runtime.init()
         self.path = Path(path)
         self.options = options
@@ -157,7 +157,7 @@ class DraftContext:
         self.address = ctypes.cast(self._context, ctypes.c_void_p).value
         if options.lattice:
             on = _function(_SET_LATTICE, None, ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool)
-            on(self.address, True, False)  # a row for every token, whether it is output or not
+            on(self.address, True, False)  # a row for every token, even if it is not an output
             self._lattice = _function(_GET_LATTICE, ctypes.c_void_p, ctypes.c_void_p)
 
     @property
@@ -167,9 +167,9 @@ class DraftContext:
     def inject(
         self, features: NDArray[np.float32], positions: Sequence[int], seqs: Sequence[int]
     ) -> None:
-        """Rows of context features, float32 [n, n_features] contiguous, become keys and values.
+        """Turn context features, float32 [n, n_features] contiguous, into keys and values.
 
-        1 to `n_rows` rows of finite numbers. Raises BackendError when llama.cpp fails.
+        1 to `n_rows` rows of finite numbers. Raises BackendError if llama.cpp fails.
         """
         planes = np.zeros((self._n_position, len(features)), np.int32)
         planes[:3] = np.asarray(positions, np.int32)  # M-RoPE: time, height, width; then nothing
@@ -177,11 +177,11 @@ class DraftContext:
         self._decode(len(features), None, features, planes, seqs, output)
 
     def draft(self, tokens: Sequence[int], positions: Sequence[int], seqs: Sequence[int]) -> None:
-        """Blocks of tokens, 1 to `n_rows` rows; their cells stay until `remove`.
+        """Decode blocks of tokens, 1 to `n_rows` rows. Their cells stay until `remove`.
 
-        Raises BackendError when llama.cpp fails.
+        Raises BackendError if llama.cpp fails.
         """
-        # Rows of logits are taken by their place in the batch: all of them, or none.
+        # Rows of logits are read by their place in the batch, so all rows are outputs, or none.
         output = np.full(len(tokens), not self.options.lattice, np.int8)
         ids = np.asarray(tokens, np.int32)
         self._decode(len(ids), ids, None, np.asarray(positions, np.int32), seqs, output)
@@ -218,15 +218,15 @@ class DraftContext:
         api.llama_synchronize(self._context)  # so that a caller's clock sees the work
 
     def logits(self, n: int) -> NDArray[np.float32]:
-        """Of the last draft's n rows, float32 [n, n_vocab]; valid until the next call."""
+        """Logits of the last draft's n rows, float32 [n, n_vocab]; valid until the next call."""
         start = ctypes.cast(api.llama_get_logits(self._context), ctypes.c_void_p).value
         return _rows(start, n, self.n_vocab)
 
     def lattice(self, n: int) -> NDArray[np.float32]:
-        """Of the last draft's n rows, float32 [n, n_embd]; valid until the next call.
+        """Selector rows of the last draft's n rows, float32 [n, n_embd]; valid until the next call.
 
-        A row holds k candidate ids, then k times k scores: of each candidate after each of the
-        position before. The anchor's row is empty.
+        A row holds k candidate ids, then k times k scores: one for each candidate after each
+        candidate of the position before. The anchor's row is empty.
         """
         return _rows(self._lattice(self.address), n, self.n_embd)
 
@@ -240,19 +240,19 @@ class DraftContext:
             raise InputError("llama.cpp keeps all rows of this drafter; load without draft_window")
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Sequence `target`, which is empty, shares the first `length` positions of `source`."""
+        """Let sequence `target`, which is empty, share the first `length` positions of `source`."""
         api.llama_memory_seq_cp(self._memory, source, target, 0, length)
 
     def first(self, seq: int) -> int:
-        """The first position that a sequence has; -1 without any."""
+        """The first position that a sequence has; -1 if it is empty."""
         return int(api.llama_memory_seq_pos_min(self._memory, seq))
 
     def save(self, seq: int) -> NDArray[np.uint8]:
-        """The rows of a sequence as bytes, uint8 [n]. See `target_state`."""
+        """The rows of a sequence as bytes, uint8 [n]. See `target.saved`."""
         return saved.save(self._context, seq)
 
     def restore(self, seq: int, state: NDArray[np.uint8]) -> bool:
-        """Saved rows in place of those of a sequence. False: they do not fit, and it is empty."""
+        """Replace the rows of a sequence by saved ones. If they do not fit: False, it is empty."""
         return saved.restore(self._context, seq, state)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A drafter in llama.cpp's own `dflash` context: for the families that the fused graph lacks."""
+"""A drafter in llama.cpp's own `dflash` context, for families that the fused graph cannot run."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from dflash_local.target.taps import Features
 from dflash_local.target.target import Target
 
 _MAX_ROWS = 1 << 24
-_CHUNK = 128  # tokens; a row's best are looked for in its chunks with the highest peaks
+_CHUNK = 128  # tokens; a row's best are in its chunks with the highest peaks
 
 
 class LlamaDrafter(Drafter):
     """DFlash, DFlash 2 and DSpark, on the target's devices, with a cache in f16.
 
-    Shares the target's embeddings and head where the file has none of its own. A draft is the
-    path that the drafter itself prefers: token by token the best given those before. DFlash alone
+    Shares the target's embeddings and head if the file has none of its own. A draft is the path
+    that the drafter itself prefers: each token is the best one after those before it. Only DFlash
     has candidates, as its positions do not depend on one another.
     """
 
@@ -46,10 +46,10 @@ class LlamaDrafter(Drafter):
         draft_window: int = 0,
         n_threads: int | None = None,
     ) -> None:
-        """`spec` as read from the file at `path`, which the probe has tried: llama.cpp aborts on
-        some bad ones. `draft_window`: of a sequence's rows, how many are kept: the last ones; 0:
-        all. Raises FileError for a file of another target, InputError for numbers out of range,
-        BackendError without room.
+        """`spec`: what the file at `path` says. The file has passed its trial: llama.cpp aborts on
+        some bad ones. `draft_window`: how many of a sequence's last rows are kept; 0: all. Raises
+        FileError for a drafter of another target, InputError for numbers out of range, BackendError
+        if the memory does not suffice.
         """
         if not 1 <= n_seq <= MAX_IDS:
             raise InputError(f"n_seq is {n_seq}, expected 1 to {MAX_IDS}")
@@ -109,8 +109,8 @@ class LlamaDrafter(Drafter):
 
     @property
     def block_size(self) -> int:
-        """One more than the most drafts: DSpark, which also drafts at the anchor, has one more
-        than its file says."""
+        """One more than the most drafts. For DSpark, which also drafts at the anchor, that is one
+        more than its file says."""
         return self.spec.n_draft + 1
 
     @property
@@ -162,7 +162,7 @@ class LlamaDrafter(Drafter):
             self._lengths[target] = length
 
     def save(self, seq: int) -> NDArray[np.uint8]:
-        """Of layers with a sliding window only the window is saved."""
+        """As `Drafter.save`. Of layers with a sliding window only the window is saved."""
         self._check_sequence(seq)
         length = np.array([self._lengths[seq]], "<i4").view(np.uint8)
         return np.concatenate([length, self._context.save(seq)])
@@ -171,7 +171,7 @@ class LlamaDrafter(Drafter):
         self._check_sequence(seq)
         length = int(saved[:4].view("<i4")[0]) if len(saved) >= 4 else -1
         if not 0 <= length <= self._n_ctx:
-            raise InputError(f"{len(saved)} saved bytes are no rows of this drafter")
+            raise InputError(f"{len(saved)} saved bytes are not rows of this drafter")
         self._cut(seq, 0)
         if length and not self._context.restore(seq, saved[4:]):
             raise InputError(f"{length} saved rows do not fit this drafter's cache")
@@ -213,7 +213,7 @@ class LlamaDrafter(Drafter):
             self._lengths[seq] += len(rows)
 
     def _denoise(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """A whole block of each request in one batch: the drafter was trained on whole ones."""
+        """Decode a whole block per request, as the drafter was trained on, all in one batch."""
         size = self.spec.block_size
         tokens: list[int] = []
         positions: list[int] = []
@@ -259,7 +259,7 @@ class LlamaDrafter(Drafter):
         result: NDArray[np.float32] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
         return result
 
-    # What is asked
+    # Checks
 
     @contextmanager
     def _all_or_nothing(self, seqs: Sequence[int]) -> Iterator[None]:
@@ -276,7 +276,7 @@ class LlamaDrafter(Drafter):
         self._lengths[seq] = length
 
     def _check_requests(self, requests: Sequence[DraftRequest]) -> list[NDArray[np.float32]]:
-        """Features of each. Raises with nothing changed."""
+        """The features of each request. Raises before anything is changed."""
         seen: set[int] = set()
         rows = []
         for request in requests:
@@ -316,7 +316,7 @@ class LlamaDrafter(Drafter):
             )
         rows = np.ascontiguousarray(features, np.float32)
         if not np.isfinite(rows).all():
-            # A cell with a NaN would spoil later drafts, too: zero times NaN is NaN.
+            # A NaN in a cell would spoil later drafts, too: zero times NaN is NaN.
             raise BackendError(
                 "hidden states of the target are not finite, nothing can be drafted from them; "
                 "load without a drafter to see what the target puts out"
@@ -327,13 +327,13 @@ class LlamaDrafter(Drafter):
 def best_path(lattice: NDArray[np.float32], top_k: int) -> Draft:
     """The chain that takes, position by position, the best successor of the token before.
 
-    `lattice` float32 [n, >= top_k * (top_k + 1)]: of each position the ids of `top_k` candidates,
-    then their scores after each candidate of the position before. Log-probabilities are among the
-    candidates. Raises BackendError for scores that are not numbers.
+    `lattice`, float32 [n, >= top_k * (top_k + 1)], has for each position the ids of `top_k`
+    candidates, then their scores after each candidate of the position before. Log-probabilities are
+    relative to the candidates. Raises BackendError for scores that are not numbers.
     """
     tokens: list[int] = []
     logprobs: list[float] = []
-    before = 0  # all scores of the first position are those after the anchor
+    before = 0  # the first position has scores after the anchor only
     for row in lattice:
         begin = top_k * (1 + before)
         scores = row[begin : begin + top_k]
@@ -347,9 +347,9 @@ def best_path(lattice: NDArray[np.float32], top_k: int) -> Draft:
 
 
 def top_ids(rows: NDArray[np.float32], k: int) -> NDArray[np.int32]:
-    """Indices of the k largest of each row, largest first, ties by index: int32 [n, k].
+    """Indices of the k largest values of each row, largest first, ties by index: int32 [n, k].
 
-    The k largest lie in the k chunks with the highest peaks, which spares sorting whole rows.
+    They are in the k chunks with the highest peaks, so whole rows need no sorting.
     """
     n, width = rows.shape
     k = min(k, width)

@@ -1,7 +1,7 @@
-"""Chains and trees: the two shapes that a proposal can be verified in. Pure.
+"""Chains and trees: the two shapes in which a proposal can be verified. Pure.
 
-A drafter proposes a chain, with several candidates for each position if it can. A `Shape` makes of
-it what one round verifies: the chain as far as it goes, or the best tree of the candidates.
+A drafter proposes a chain, with several candidates for each position if it can. A `Shape` turns it
+into what one round verifies: the chain itself, or the best tree of the candidates.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DraftShape = Literal["chain", "tree", "auto"]
 
 
 def checked_shape(name: Any) -> DraftShape:
-    """`name`, if it is a draft shape. Raises InputError."""
+    """`name`, if it is a draft shape. Raises InputError if not."""
     check_one_of("draft_shape", name, SHAPES)
     return cast(DraftShape, name)
 
@@ -43,7 +43,7 @@ class Shape(ABC):
 
     @abstractmethod
     def limit(self, n_nodes: int, remaining: int | None) -> int:
-        """At most `n_nodes` nodes, fewer where only `remaining` tokens may still be emitted."""
+        """At most `n_nodes` nodes, fewer if only `remaining` tokens may still be emitted."""
 
     @abstractmethod
     def cut(
@@ -54,9 +54,9 @@ class Shape(ABC):
         remaining: int | None,
         rate: Callable[[Candidates], Candidates] = _as_they_are,
     ) -> Draft:
-        """What of a proposal may be verified: at most `limit` nodes, no token outside the
-        vocabulary. It keeps the proposal's candidates. `rate` gives those that a tree grows from.
-        Raises InputError for a proposal of the wrong shape."""
+        """The part of a proposal that may be verified: at most `limit` nodes, and no token outside
+        the vocabulary. It keeps the proposal's candidates. A tree grows from the candidates that
+        `rate` returns. Raises InputError for a proposal of the wrong shape."""
 
     @abstractmethod
     def place(self, batch: Batch, seq: int, begin: int, anchor: int, draft: Draft) -> Part:
@@ -64,7 +64,7 @@ class Shape(ABC):
 
     @abstractmethod
     def count(self, stats: Stats, draft: Draft, path: Sequence[int]) -> None:
-        """Count a round that accepted the rows of `path`, the anchor's row first."""
+        """Count a round that kept the rows of `path`, the anchor's row first."""
 
 
 class Chain(Shape):
@@ -100,12 +100,12 @@ class Tree(Shape):
     name = "tree"
 
     def __init__(self, n_nodes: int, n_branches: int) -> None:
-        """`n_branches`: of a sequence in the target, which bounds the leaves."""
+        """`n_branches`: branches of a sequence in the target, which limit the leaves."""
         super().__init__(n_nodes)
         self.n_leaves = n_branches - 1
 
     def limit(self, n_nodes: int, remaining: int | None) -> int:
-        # `remaining` bounds the depth alone, but without any depth there is no tree.
+        # `remaining` limits only the depth, but without any depth there is no tree.
         return n_nodes if remaining is None or remaining > 1 else 0
 
     def cut(
@@ -127,7 +127,7 @@ class Tree(Shape):
     def place(self, batch: Batch, seq: int, begin: int, anchor: int, draft: Draft) -> Part:
         if not draft:
             return batch.add(seq, begin, [anchor])
-        # A tree that happens to be a chain is placed like any other, so that graphs stay.
+        # A tree that happens to be a chain is placed like any other, so that the graph is the same.
         return batch.add_tree(seq, begin, anchor, draft.tokens, draft.parents)
 
     def count(self, stats: Stats, draft: Draft, path: Sequence[int]) -> None:
@@ -146,7 +146,7 @@ class _Bounds:
 
 
 def _within(draft: Draft, bounds: _Bounds) -> Draft:
-    """The first nodes that fit; of equal siblings the first one."""
+    """The first nodes that fit. Of equal siblings only the first one is kept."""
     keep: list[bool] = []
     edges: set[tuple[int, int]] = set()
     parents: set[int] = set()
@@ -169,7 +169,7 @@ def _within(draft: Draft, bounds: _Bounds) -> Draft:
 
 
 def allowed(draft: Draft, n_valid: Callable[[Sequence[int]], int]) -> Draft:
-    """Without the nodes that a grammar refuses, and without all below them.
+    """The draft without the nodes that a grammar refuses, and without all below these.
 
     `n_valid` says how many tokens of a path may be emitted one after the other.
     """

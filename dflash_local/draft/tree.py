@@ -1,11 +1,12 @@
 """A draft tree: the likeliest continuations under the product of the drafter's distributions.
 
 The drafter gives a distribution for each position of its block, from one pass. If positions were
-independent, a path had the product of its tokens' probabilities, and the tree of n nodes with the
-greatest expected accepted length is that of the n likeliest paths (DDTree: Ringel and Romano 2026,
-arXiv 2604.12989): a path is never likelier than what it begins with, so these are a tree.
-Best first finds them in order, so that the first m nodes are the best tree of m. It is compiled:
-in Python it took 20 us for 15 nodes, which of a small model's round on a GPU is one part in fifty.
+independent, the probability of a path would be the product of its tokens' probabilities. Then the
+tree of n nodes with the greatest expected accepted length consists of the n likeliest paths
+(DDTree: Ringel and Romano 2026, arXiv 2604.12989). A path is never likelier than its own beginning,
+so these paths form a tree. Best-first search finds them in order: the first m nodes are the best
+tree of m. The search is compiled: in Python it took 20 us for 15 nodes, a fiftieth of a small
+model's round on a GPU.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ def grow(
     max_depth: int | None = None,
     max_children: int | None = None,
 ) -> Draft:
-    """The best tree of at most `n_nodes`, likeliest node first; of equals the shallower, then the
-    one whose parent came first, then the drafter's first.
+    """The best tree of at most `n_nodes`, likeliest node first. Of equals the shallower one comes
+    first, then the one whose parent came first, then the drafter's first.
 
-    Tokens outside 0..n_vocab-1, repeated ones of a position and those of no probability are left
-    out. With `max_leaves`, a node that would be one leaf too many is left out with all that would
-    have come after it. Fewer nodes where the candidates give no more. Log-probabilities of the
-    draft are those of each token at its position.
+    Left out are tokens outside 0..n_vocab-1, repeated tokens of a position, and tokens of
+    probability 0. A node that would be one leaf more than `max_leaves` is left out, and all that
+    would come after it. There are fewer nodes if the candidates give no more. The log-probabilities
+    of the draft are those of each token at its position.
     """
     tokens, parents, logprobs = native.grow_tree(
         np.ascontiguousarray(candidates.ids),

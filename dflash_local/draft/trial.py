@@ -1,4 +1,4 @@
-"""A written drafter, loaded once in a child process: llama.cpp aborts on some bad files."""
+"""Tries a drafter file once in a child process, as llama.cpp aborts on some bad files."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Trial:
 def try_drafter(
     path: Path, spec: DrafterSpec, target: Path | None, *, limit_s: float = _LIMIT_S
 ) -> Trial:
-    """Have llama.cpp, and our own graph where it knows the family, load the drafter at `path`.
+    """Load the drafter at `path` in llama.cpp and, if it knows the family, in our own graph.
 
-    llama.cpp checks keys, vocabulary and tensors; with a GGUF `target` each drafts a block, too.
-    A drafter with biases, which llama.cpp does not load, is tried in our own graph alone. Raises
-    FileError when one of them refuses the file or dies on it. Want of memory or time is no fault of
-    the file's.
+    llama.cpp checks keys, vocabulary and tensors. With a GGUF `target`, each also drafts a block. A
+    drafter with biases, which llama.cpp does not load, is tried only in our own graph. Raises
+    FileError if one of them refuses the file or dies on it. A lack of memory or time is not an
+    error of the file.
     """
     request = {
         "drafter": str(path),
@@ -54,9 +54,9 @@ def try_drafter(
 
 
 def ensure_drafts(path: Path, spec: DrafterSpec, target: Path) -> None:
-    """Return if llama.cpp itself can draft with these, tried once in a child process.
+    """Return if llama.cpp itself can draft with these files. It is tried once in a child process.
 
-    Raises FileError if it cannot, BackendError when memory or time did not suffice.
+    Raises FileError if it cannot, BackendError if memory or time did not suffice.
     """
     key = {
         "format": 1,

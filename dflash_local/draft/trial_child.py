@@ -1,4 +1,4 @@
-"""The child process of `trial`: loads a drafter, and drafts where there is a target."""
+"""The child process of `trial`: loads a drafter and, with a target, drafts a block."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 TARGET_STAGE = "loading the target"
 
 _N_CELLS = 64
-_N_ROWS = 2  # of context that the block sees
+_N_ROWS = 2  # rows of context that the block sees
 
 
 def main(request: dict[str, Any]) -> None:
@@ -59,7 +59,7 @@ def _spec(fields: dict[str, Any]) -> DrafterSpec:
 
 
 def _model(path: str, *, no_alloc: bool = False) -> Any:
-    """Weights stay in the file, or with `no_alloc` are not even looked at."""
+    """A loaded model. Its weights stay in the file; with `no_alloc` they are not read at all."""
     import llama_cpp
 
     from dflash_local.errors import FileError
@@ -67,7 +67,7 @@ def _model(path: str, *, no_alloc: bool = False) -> Any:
 
     params = llama_cpp.llama_model_default_params()
     params.n_gpu_layers = 0
-    # rearranged weights are a copy in memory
+    # rearranged weights would be a copy in memory
     params.use_extra_bufts = False
     if no_alloc:
         params.no_alloc = True

@@ -1,0 +1,1 @@
+"""One engine: slots for sequences, their prompts, and the rounds that draft and verify."""

@@ -1,4 +1,4 @@
-"""Takes requests into slots and runs their rounds to the end. It knows token ids only."""
+"""Takes requests into slots and runs their rounds to the end. It knows only token ids."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Engine:
         verify: Verify = verify,
     ) -> None:
         """`controller` decides for requests of width "auto"; without one they decode plainly.
-        `store` takes in what leaves its slot. `verify` checks drafts."""
+        `store` keeps what leaves its slot. `verify` checks drafts."""
         self.target = target
         self.drafter = drafter
         self.controller = controller if drafter else None
@@ -47,7 +47,7 @@ class Engine:
         self.slots = Slots(target, drafter, n_seq, store)
         self.grammars = Grammars(target.vocabulary)
         self.usual_shape: DraftShape = "chain"
-        """Of the drafts of requests that name none."""
+        """The draft shape of requests that name none."""
         self._chain = Chain(max(self.max_width - 1, 0))
         self._tree: Tree | None = None
         if self.takes_trees:
@@ -65,7 +65,7 @@ class Engine:
         return self.drafter.block_size if self.drafter else 0
 
     def widest(self, shape: DraftShape) -> int:
-        """The widest verify pass of drafts of that shape."""
+        """The widest verify pass for drafts of that shape."""
         return MAX_OUTPUT_ROWS if self.takes_trees and shape != "chain" else self.max_width
 
     @property
@@ -75,26 +75,26 @@ class Engine:
 
     @property
     def chains_because(self) -> str | None:
-        """One line on why all drafts are chains, whatever is asked for; None where they need not
-        be, and without a drafter."""
+        """One line on why all drafts are chains, whatever a request asks for. None if trees are
+        possible, and None without a drafter."""
         if self.drafter is None or self.takes_trees:
             return None
         if not self.drafter.gives_candidates:
-            return "drafts are chains: this drafter gives no choice of tokens for a position"
+            return "drafts are chains: this drafter gives only one token for each position"
         return (
-            "drafts are chains: the model was loaded for them, or for more slots than llama.cpp "
-            "has sequence ids for trees"
+            "drafts are chains: the model was loaded for chains, or for so many slots that "
+            "llama.cpp has too few sequence ids for trees"
         )
 
     def check(self, request: Request) -> None:
-        """Raises InputError, ContextFullError for what cannot be begun."""
+        """Raises InputError or ContextFullError for a request that cannot begin."""
         width = self.widest(request.draft_shape)
         request.check(self.target.n_vocab, self.target.n_ctx, width)
 
     # A sequence's life
 
     def begin(self, request: Request) -> Sequence:
-        """Take the free slot that has most of the prompt in its caches, and keep that part.
+        """Take a free slot, if possible one whose caches have the beginning of the prompt.
 
         Raises what `check` and `Sampler` raise, and InputError when no slot is free.
         """
@@ -127,13 +127,13 @@ class Engine:
         )
 
     def _shapes(self, wanted: DraftShape) -> list[Shape]:
-        """Those that drafts of a request may have; the last one where the width is fixed."""
+        """The shapes that a request's drafts may have. At a fixed width it is the last one."""
         if self._tree is None or wanted == "chain":
             return [self._chain]
         return [self._tree] if wanted == "tree" else [self._chain, self._tree]
 
     def _take(self, request: Request, text: list[int], policy: Policy | None) -> Slot:
-        # Where drafting does not pay, a prompt is not decoded again to give it another try.
+        # If drafting does not pay, a prompt is not decoded again only to try it once more.
         hopeful = self.controller is None or policy is None or self.controller.hopeful
         slot, n_cached = self.slots.take(
             text if request.cache_prompt else text[:1],
@@ -146,8 +146,7 @@ class Engine:
         return slot
 
     def end(self, sequence: Sequence) -> None:
-        """Give the slot back, its caches at the same token, if need be empty. Safe to call
-        again."""
+        """Give the slot back, with both caches at the same token. Safe to call again."""
         sequence.sampler.close()
         if sequence.finish_reason is None:
             sequence.finish_reason = "cancelled"
@@ -164,7 +163,7 @@ class Engine:
         self.suspend(sequence)
 
     def suspend(self, sequence: Sequence) -> None:
-        """Give the slot back for now; nothing of the answer is lost."""
+        """Give the slot back for now; the answer is kept."""
         if not sequence.has_slot:
             return
         sequence.has_slot = False
@@ -173,7 +172,7 @@ class Engine:
 
     def resume(self, sequence: Sequence) -> None:
         """Give a suspended sequence a free slot. What the caches have lost of its text is decoded
-        like a prompt, then it goes on. Raises InputError when no slot is free."""
+        again like a prompt. Raises InputError if no slot is free."""
         request = sequence.request
         sequence.slot = self._take(request, sequence.text, sequence.policy)
         sequence.has_slot, sequence.behind = True, False
@@ -182,9 +181,9 @@ class Engine:
     # Steps of all sequences
 
     def has_room(self, sequences: list[Sequence]) -> bool:
-        """Whether these find the cells that they need before the next token of each.
+        """Whether there are enough cells for the next token of each sequence.
 
-        That is for the rest of the prompts and for the anchors. Empties free slots for it.
+        Each needs the rest of its prompt, or a cell for its anchor. Empties free slots if needed.
         """
         n = sum(sequence.n_left or 1 for sequence in sequences)
         self.slots.make_room(n)
@@ -193,8 +192,8 @@ class Engine:
     def step(self, sequences: list[Sequence]) -> None:
         """One chunk of the prompts that are not yet decoded, then one round of the others.
 
-        What goes wrong with one sequence alone, in its sampler or its `on_token`, is its `error`
-        and ends it. After any exception all are over and their caches empty.
+        An exception in one sequence's sampler or `on_token` ends that sequence alone and becomes
+        its `error`. Any other exception is raised, ends all sequences and empties their caches.
         """
         try:
             for sequence in sequences:
@@ -203,7 +202,7 @@ class Engine:
             unfinished = [s for s in sequences if s.finish_reason is None]
             answering = [s for s in unfinished if not s.in_prompt]
             self._prefill.run(unfinished, self._n_steps, self._round_s)
-            # A first token goes out before its sequence's first round.
+            # A sequence that ends its prompt here has its first round in the next step.
             start = time.perf_counter()
             self._round.run(answering)
             if answering:
@@ -216,7 +215,7 @@ class Engine:
             raise
 
     def run(self, sequences: list[Sequence]) -> None:
-        """Step until all have finished, and give their slots back. Raises the first's error."""
+        """Step until all have finished, and give their slots back. Raises the first error."""
         with ExitStack() as stack:
             for sequence in sequences:
                 stack.callback(self.end, sequence)
@@ -226,13 +225,10 @@ class Engine:
             if sequence.error is not None:
                 raise sequence.error
 
-    def forget_all(self) -> None:
-        """Empty the caches of all free slots."""
-        for slot in self.slots:
-            if not slot.busy:
-                self.slots.forget(slot)
-
 
 def most_nodes(n_branches: int, block_size: int) -> int:
-    """Of a tree: a row each in every branch. A wider one would need a new graph each round."""
+    """The most nodes of a tree: each row needs a branch of its own.
+
+    A wider tree would need a new graph in each round.
+    """
     return max(n_branches, block_size) - 1

@@ -1,4 +1,4 @@
-"""What rounds take and bring: clocks and counts, for the statistics and for the controller."""
+"""Clocks and counts of rounds, for the statistics and for the controller."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from dflash_local.engine.verify import Verdict
 from dflash_local.pays.controller import Controller
 
 TO_WARM_UP = 2
-"""Passes after a change of graphs until they are at their speed: a GPU's graph is recorded with the
-second one. Their times are not those of a step."""
+"""Passes after a change of graphs that are slower than usual: a GPU records its graph in the second
+one. Their times are not counted as those of a step."""
 
 
 class Meter:
@@ -24,19 +24,19 @@ class Meter:
     def __init__(self, slots: Slots, controller: Controller | None) -> None:
         self.controller = controller
         self.step_s = 1.0
-        """Of a plain step, lately."""
+        """Seconds of a plain step, averaged over the last ones."""
         self.last_rows = 0
-        """Of the target's last pass."""
+        """Rows of the target's last pass."""
         self._slots = slots
-        self._n_builds = 0  # of draft graphs
-        self._warming_up = 0  # drafts until the last of these is at its speed
+        self._n_builds = 0  # draft graphs built, as last seen
+        self._warming_up = 0  # drafts until the newest graph runs at full speed
 
     def start(self, sequences: list[Sequence]) -> Lap:
-        """A round of these begins."""
+        """Start the clock for a round of these sequences."""
         return Lap(self, self._slots, sequences)
 
     def count(self, sequence: Sequence, draft: Draft, verdict: Verdict) -> None:
-        """What became of a draft."""
+        """Count a draft and how much of it was accepted."""
         n = len(verdict.tokens)
         sequence.from_draft[-n:-1] = [True] * (n - 1)
         sequence.shape.count(sequence.stats, draft, verdict.path)
@@ -44,7 +44,7 @@ class Meter:
             self.controller.observe(sequence.policy, draft, verdict.tokens)
 
     def usual_draft_s(self, seconds: float, n_drafting: int) -> float:
-        """What a draft stage of `seconds` would have taken with its graph built and recorded."""
+        """The time of a draft stage without the time for building and recording its graph."""
         n_builds = self._slots.drafter.n_builds if self._slots.drafter else 0
         if n_builds != self._n_builds:
             self._n_builds, self._warming_up = n_builds, 1 + TO_WARM_UP
@@ -57,7 +57,7 @@ class Meter:
 
 
 class Lap:
-    """One round on the clock: its stages call in this order."""
+    """The times of one round. Its stages call the methods in this order."""
 
     def __init__(self, meter: Meter, slots: Slots, sequences: list[Sequence]) -> None:
         self._meter = meter
@@ -83,14 +83,14 @@ class Lap:
             self._draft_s = self._meter.usual_draft_s(seconds, self._n_drafting)
 
     def accepting(self, n_rows: int, shape: ShapeName = "chain") -> None:
-        """After a pass of so many rows, or several passes."""
+        """The target's pass over `n_rows` rows, or several such passes, is over."""
         self._verified = time.perf_counter()
         self._n_rows = self._meter.last_rows = n_rows
         self._shape = shape
 
     @contextmanager
     def sampling(self, sequence: Sequence) -> Iterator[None]:
-        """The draws of one sequence."""
+        """Time the draws of one sequence."""
         start = time.perf_counter()
         try:
             yield
@@ -98,7 +98,7 @@ class Lap:
             sequence.stats.sample_s += time.perf_counter() - start
 
     def end(self, n_steps: int = 1) -> None:
-        """The round, or so many plain steps, are over."""
+        """The round is over, or `n_steps` plain steps are."""
         end = time.perf_counter()
         n_rebuilds = self._slots.target.n_rebuilds - self._n_rebuilds
         for sequence in self._sequences:

@@ -1,4 +1,4 @@
-"""Prompts, chunk by chunk: what several sequences have left to read goes through in one batch."""
+"""Prompts, decoded chunk by chunk. One batch holds chunks of several sequences."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from dflash_local.target.batch import Batch
 
 
 class Prefill:
-    """Takes sequences in their prompt a batch further."""
+    """Decodes the next batch of prompt rows of several sequences."""
 
     def __init__(self, slots: Slots, round_: Round) -> None:
         """`round_` emits the first token of a prompt that has ended."""
         self._slots = slots
         self._target = slots.target
         self._round = round_
-        self._rows_per_s = 0.0  # of prompts, lately
+        self._rows_per_s = 0.0  # of prompts, averaged over the last chunks
 
     def run(self, sequences: list[Sequence], turn: int, round_s: float) -> None:
         """One batch of prompt rows, and the first token of each prompt that ends in it.
 
-        `sequences` are all that are in progress; `turn` numbers the engine's steps; `round_s` is
-        what a round takes, for which others would wait anyway. Raises as `Target.decode`.
+        `sequences` are all sequences in progress. `turn` is the number of the engine's step.
+        `round_s` is the time of a round: others wait that long anyway. Raises as `Target.decode`.
         """
         start = time.perf_counter()
         served = self._with_room(self._chunks(sequences, round_s))
@@ -36,7 +36,7 @@ class Prefill:
         batch = Batch()
         for sequence, n in served:
             begin = len(sequence.slot.cached)
-            # Only a prompt's last row gives a token, and only if that is not known already.
+            # Only a prompt's last row gives a token. A resumed sequence has that token already.
             ends = not sequence.tokens and n == sequence.n_left
             rows = sequence.text[begin : begin + n]
             batch.add(sequence.slot.seq, begin, rows, outputs="last" if ends else "none")
@@ -57,19 +57,19 @@ class Prefill:
         self._count([sequence for sequence, _ in served], len(batch), start)
 
     def _chunks(self, sequences: list[Sequence], round_s: float) -> list[tuple[Sequence, int]]:
-        """Whose prompt goes on in this step, and with how many rows."""
+        """The sequences whose prompt goes on in this step, with their numbers of rows."""
         reading = self._without_repeats([s for s in sequences if s.in_prompt])
         if not reading:
             return []
         n_rows = scheduler.chunk_rows(
             self._target.n_batch, len(reading) < len(sequences), self._rows_per_s, round_s
         )
-        rows = scheduler.share([Prompt(s.n_left, s.turn) for s in reading], n_rows)
+        rows = scheduler.share_rows([Prompt(s.n_left, s.turn) for s in reading], n_rows)
         return [(s, n) for s, n in zip(reading, rows, strict=True) if n]
 
     def _without_repeats(self, sequences: list[Sequence]) -> list[Sequence]:
-        """Those whose prompt goes on. What several have in common at their beginning is decoded
-        once; the others wait for it and take it over."""
+        """The sequences whose prompt goes on. If several begin with the same text, one decodes it
+        and the others wait and take it over."""
         texts = [sequence.text for sequence in sequences]
         for sequence, text in zip(sequences, texts, strict=True):
             if sequence.request.cache_prompt:
@@ -83,12 +83,12 @@ class Prefill:
         return [s for i, s in enumerate(sequences) if i not in waiting]
 
     def _with_room(self, chunks: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
-        """Those whose whole prompt fits; the others have reached the context's end."""
+        """The sequences whose whole prompt fits. The others end: the context is full."""
         self._slots.make_room(sum(sequence.n_left for sequence, _ in chunks))
         room = self._slots.free_cells
         fitting = []
         for sequence, n in chunks:
-            if sequence.n_left > room:  # other sequences have taken the rest
+            if sequence.n_left > room:  # other sequences hold the rest of the cells
                 sequence.finish_reason = "length"
             else:
                 fitting.append((sequence, n))

@@ -15,11 +15,11 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True, eq=False)
 class Prefix:
-    """Which tokens a saved sequence has, and what it is good for.
+    """Which tokens a saved sequence has, and how much of it can be used.
 
-    It can be cut to `n_least` tokens and more: of a sliding window only its last cells are saved.
-    The drafter has the first `n_drafter` tokens; if drafting was given up, `gave_up`, it needs no
-    more.
+    It can be cut, but not below `n_least` tokens: of a sliding window only the last cells are
+    saved. The drafter has the first `n_drafter` tokens. `gave_up`: drafting was given up, so the
+    drafter needs no more.
     """
 
     tokens: list[int]
@@ -33,14 +33,14 @@ class Prefix:
     def n_usable(
         self, prompt: Sequence[int], *, for_drafts: bool, unless_gave_up: bool = False
     ) -> int:
-        """How many tokens of a prompt could be taken over; of a whole prompt, all but the last."""
+        """How many tokens of a prompt could be taken over: at most all but its last one."""
         n = min(common_prefix(self.tokens, prompt), len(prompt) - 1)
         if for_drafts and not (unless_gave_up and self.gave_up):
             n = min(n, self.n_drafter)
         return n if n >= self.n_least else 0
 
     def serves_for(self, other: Prefix) -> bool:
-        """Whether all that `other` is good for, this is, too."""
+        """Whether this prefix can be used for everything that `other` can."""
         n = len(other)
         return (
             self.n_least <= other.n_least

@@ -1,10 +1,10 @@
-"""Saved sequences on disk: one file each, written whole, checked whole, and bounded in bytes.
+"""Saved sequences on disk: one file each, written and checked as a whole, with a limit in bytes.
 
-A file begins with a magic line and the digest of all that follows: the length of a header, the
-header as JSON, then the tokens and what target and drafter have saved. Its name is made of what it
-belongs to, the digest of a key that names model files and options, and of its tokens. So files of
-another model, of another version or of another hand are never read, and a file that was cut or
-damaged is found out before anything of it is used.
+A file begins with a magic line and a digest of all that follows: the length of a header, the header
+as JSON, then the tokens and what target and drafter have saved. Its name consists of two digests:
+one of a key that names model files and options, one of the tokens. So files of another model or
+version, and files that are not ours, are never read. A file that was cut or damaged is noticed
+before anything in it is used.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _LENGTH = 4
 _MOST_HEADER = 1 << 16
 _OURS = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}\.prefix(\.\d+\.tmp)?")
 _OLD_S = 3600.0
-"""Age of a half-written file that nobody is writing any more."""
+"""Age at which a half-written file is taken as abandoned."""
 _COUNTS = ("n_tokens", "n_target", "n_rows", "n_least", "n_drafter")
 
 
 class _Unusable(Exception):
-    """A file that is no whole saved sequence of ours; the message says what is wrong."""
+    """A file that is not a complete saved sequence; the message says what is wrong."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -49,10 +49,10 @@ class StoredPrefix(Prefix):
 
 
 class PrefixFiles:
-    """The files of one folder, several processes' and models'; those of one key can be read.
+    """The saved sequences in one folder, which several processes and models may share.
 
-    All of them together have at most `max_bytes`; those used longest ago go first, whosesoever.
-    Safe to use from several threads.
+    Only those of one key can be read. All files together have at most `max_bytes`; the least
+    recently used are deleted first, of any model. Safe to use from several threads.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class PrefixFiles:
         max_bytes: int,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        """`key` is everything that must be equal for a saved sequence to be usable, as JSON. `say`
-        hears a line about files that cannot be used or written. Raises InputError for a folder that
-        cannot be made or read.
+        """`key`: everything that must be equal for a saved sequence to be usable, as JSON. `say` is
+        called with a line about each file that cannot be used or written. Raises InputError for a
+        folder that cannot be made or read.
         """
         self.folder = Path(folder).expanduser()
         self.max_bytes = max_bytes
@@ -83,16 +83,16 @@ class PrefixFiles:
         self.n_bytes = self._trim(0)
 
     def prefixes(self) -> list[StoredPrefix]:
-        """Those that can be read."""
+        """The saved sequences that can be read."""
         with self._lock:
             return list(self._prefixes.values())
 
     def read(self, prefix: StoredPrefix) -> Entry | None:
-        """A saved sequence, checked; None, and the file is gone, where it is not what it was."""
+        """A saved sequence, checked. None if its file is damaged or changed; it is then deleted."""
         try:
             entry = _read(prefix.path)
             if entry.tokens != prefix.tokens:
-                raise _Unusable("it has other tokens now")
+                raise _Unusable("its tokens have changed")
             os.utime(prefix.path)
             return entry
         except (OSError, _Unusable, MemoryError) as error:
@@ -102,7 +102,7 @@ class PrefixFiles:
             return None
 
     def write(self, entry: Entry) -> bool:
-        """Save a sequence, whole or not at all, and make room for it. False where that fails, or
+        """Save a sequence, completely or not at all, and make room for it. False if that fails or
         it is too large."""
         content = _content(entry)
         n_bytes = sum(len(part) for part in content)
@@ -138,7 +138,7 @@ class PrefixFiles:
         return True
 
     def clear(self) -> None:
-        """Delete those that can be read."""
+        """Delete the saved sequences that can be read."""
         for prefix in self.prefixes():
             self._remove(prefix.path)
         self.n_bytes = self._trim(0)
@@ -167,7 +167,7 @@ class PrefixFiles:
             path.unlink()
 
     def _trim(self, n_more: int) -> int:
-        """Delete what was used longest ago until there is room for so many bytes; what is left."""
+        """Delete the least recently used until `n_more` bytes fit. Returns the bytes in use."""
         found = []
         for path in self.folder.iterdir():
             if _OURS.fullmatch(path.name):
@@ -209,7 +209,7 @@ def _content(entry: Entry) -> list[bytes | memoryview]:
 
 
 def _write(path: Path, content: list[bytes | memoryview]) -> None:
-    # What was said to the model is nobody else's to read.
+    # Only this user may read what was said to the model.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb", buffering=0) as file:
         for part in content:
@@ -235,7 +235,7 @@ def _read(path: Path) -> Entry:
         begin = len(_MAGIC) + _DIGEST
         head = file.read(begin)
         if not head.startswith(_MAGIC) or size <= begin:
-            raise _Unusable("it is no saved prefix")
+            raise _Unusable("it is not a saved prefix")
         body = np.empty(size - begin, np.uint8)
         if file.readinto(body.data) != len(body):
             raise _Unusable("it was cut while it was read")
@@ -259,11 +259,11 @@ def _read(path: Path) -> Entry:
 
 
 def _read_head(path: Path) -> StoredPrefix:
-    """What a file says that it has, which `_read` checks."""
+    """What the header of a file says. Only `_read` checks the rest."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if file.read(len(_MAGIC)) != _MAGIC:
-            raise _Unusable("it is no saved prefix")
+            raise _Unusable("it is not a saved prefix")
         file.seek(_DIGEST, os.SEEK_CUR)
         length = int.from_bytes(_exactly(file, _LENGTH), "little")
         if length > _MOST_HEADER:

@@ -1,6 +1,7 @@
-"""Sequences that have left their slots: in host memory, bounded in bytes, and from there on disk.
+"""Sequences that have left their slots, kept in host memory and, from there, on disk.
 
-The least recently used go first. One that another, longer and as good, begins with is dropped.
+Memory and disk each have a limit in bytes. The least recently used go first. A sequence is dropped
+if another one begins with it and is as good.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dflash_local.engine.prefix_files import PrefixFiles, StoredPrefix
 
 @dataclass(frozen=True)
 class Found:
-    """A saved sequence and how many tokens of the prompt it has."""
+    """A saved sequence, and how many tokens of the prompt can be taken from it."""
 
     prefix: Prefix
     n_usable: int
@@ -26,9 +27,9 @@ class Found:
 
 
 class PrefixStore:
-    """At most `max_bytes` of entries in memory, and besides one on its way to the disk.
+    """At most `max_bytes` of entries in memory, and one more on its way to disk.
 
-    One thread uses it; what it counts may be read from any.
+    One thread uses it. Any thread may read its counts.
     """
 
     def __init__(self, max_bytes: int, files: PrefixFiles | None = None) -> None:
@@ -55,8 +56,8 @@ class PrefixStore:
     def find(
         self, prompt: Sequence[int], *, for_drafts: bool, unless_gave_up: bool = False
     ) -> Found | None:
-        """The saved sequence that has most of a prompt; of equals the shortest, in
-        memory before on disk. None where no token is usable."""
+        """The saved sequence that has most of a prompt. Of equals it prefers memory to disk, then
+        the shortest. None if no token is usable."""
         best: tuple[int, bool, int] = (0, False, 0)
         found = None
         for prefix in self._all():
@@ -71,8 +72,8 @@ class PrefixStore:
         return [*self._entries, *leaving, *(self._files.prefixes() if self._files else [])]
 
     def fetch(self, found: Found) -> Entry | None:
-        """What was found, with its content, which is then the last used; None where the file
-        turns out to be damaged or gone."""
+        """What was found, with its content. It then counts as the last used. None if the file turns
+        out to be damaged or gone."""
         prefix = found.prefix
         if isinstance(prefix, StoredPrefix):
             return self._files.read(prefix) if self._files else None
@@ -81,7 +82,7 @@ class PrefixStore:
         return prefix
 
     def has(self, prefix: Prefix) -> bool:
-        """Whether something as good is there already, which is then the last used."""
+        """Whether a sequence that is as good is stored already. It then counts as the last used."""
         for entry in self._all():
             if entry.serves_for(prefix):
                 if isinstance(entry, Entry):
@@ -96,7 +97,7 @@ class PrefixStore:
                 return
 
     def put(self, entry: Entry) -> bool:
-        """Keep an entry in memory; others make room for it. False where it is too large."""
+        """Keep an entry in memory; others move to disk to make room. False if it is too large."""
         if entry.n_bytes > self.max_bytes:
             return False
         kept = [other for other in self._entries if not entry.serves_for(other)]
@@ -113,7 +114,7 @@ class PrefixStore:
         self.n_bytes = sum(entry.n_bytes for entry in entries)
 
     def _spill(self, entry: Entry) -> None:
-        """Hand an entry to the disk, once the one before has arrived there."""
+        """Write an entry to disk on a thread, after the one before is written."""
         files = self._files
         if files is None or any(p.serves_for(entry) for p in files.prefixes()):
             return
@@ -141,8 +142,7 @@ class PrefixStore:
             self._files.clear()
 
     def close(self) -> None:
-        """Spill what is in memory, as much as the disk may hold, and wait for it. Safe to call
-        again."""
+        """Write the entries in memory to disk, as far as they fit there. Safe to call again."""
         if self._files is not None:
             kept, n_bytes = [], 0
             for entry in reversed(self._entries):

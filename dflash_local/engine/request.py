@@ -1,4 +1,4 @@
-"""What to generate, in token ids."""
+"""A request for an answer, in token ids."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def _never(_token: int) -> bool:
 class Request:
     """What to generate.
 
-    `draft_width`: target rows of a verify pass, the anchor included; 0 (and 1) is plain decoding,
-    "auto" is what pays best, round by round. `draft_shape`: of its drafts, if target and drafter
-    can do more than chains. Without `cache_prompt` nothing of the prompt comes from the caches.
-    `on_token` gets every token but an end of text, in order; if it returns True, generation ends.
-    `constraint` is the grammar of `sampling` at its beginning, for this request alone; None: it is
-    made when the request begins.
+    `draft_width`: target rows of a verify pass, the anchor included. 0 and 1 are plain decoding,
+    "auto" is what pays best, round by round. `draft_shape`: the shape of its drafts, if target and
+    drafter can do more than chains. Without `cache_prompt` nothing of the prompt comes from the
+    caches. `on_token` gets every token except an end of text, in order; if it returns True,
+    generation ends. `constraint` is the grammar of `sampling` at its beginning, for this request
+    alone; None: it is made when the request begins.
     """
 
     prompt: list[int]
@@ -44,9 +44,9 @@ class Request:
         return self.draft_width == "auto" or self.draft_width > 1
 
     def check(self, n_vocab: int, n_ctx: int, max_width: int) -> None:
-        """Raises InputError, ContextFullError for what cannot be begun.
+        """Raises InputError or ContextFullError if it cannot begin.
 
-        `max_width` is the widest verify pass; 0 where there is no drafter.
+        `max_width` is the widest verify pass; 0 without a drafter.
         """
         if not self.prompt:
             raise InputError("the prompt is empty; give at least one token")

@@ -1,8 +1,8 @@
-"""Where a prompt begins: which slot takes it, and from where the beginning of it comes.
+"""Which slot takes a prompt, and where the cached beginning of the prompt comes from.
 
-The prompt takes the longest prefix that is found anywhere. It does so without destroying what
-somebody may come back to, if it can: a short request does not take the place of a long chat while
-there is another. Pure: knows numbers only.
+The prompt reuses the longest prefix that is found anywhere. If possible it destroys nothing that
+somebody may come back to: a short request does not replace a long chat while another slot is free.
+Pure: it knows only numbers.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LEAST_KEPT = 64
-"""Tokens that are sooner decoded again than kept."""
+"""A text with fewer tokens is not kept: it is decoded again just as fast."""
 LEAST_GAIN = 16
-"""Tokens that a copy of a slot must spare."""
+"""Tokens that copying from another slot must save at least."""
 
 
 @dataclass(frozen=True)
 class Holder:
     """What a slot has, in tokens.
 
-    `n_usable`: of the prompt, what could be taken over; `n_shared`: of its content, the beginning
-    that some other slot has, too.
+    `n_usable`: how much of the prompt could be taken over from it. `n_shared`: how much of its own
+    beginning some other slot has, too.
     """
 
     n_cached: int
@@ -33,8 +33,8 @@ class Holder:
 
 @dataclass(frozen=True)
 class Reuse:
-    """Slot `slot` takes the prompt, of which it has `length` tokens: out of slot `source`, which
-    may be itself; out of the store where that is None."""
+    """Slot `slot` takes the prompt. The first `length` tokens come from slot `source`, which may be
+    the same, or from the store if that is None."""
 
     slot: int
     source: int | None
@@ -42,24 +42,24 @@ class Reuse:
 
 
 def worth_keeping(n_lost: int, n_cached: int) -> bool:
-    """Whether a sequence whose last `n_lost` tokens are about to go should be kept whole.
+    """Whether a sequence that is about to lose its last `n_lost` tokens should be saved.
 
-    That costs the room and the time of all `n_cached`; to decode tokens costs far more than to copy
-    them, so that an eighth is enough.
+    Saving it costs room and time for all `n_cached` tokens. But decoding a token costs far more
+    than copying it, so losing an eighth is enough.
     """
     return n_lost >= LEAST_KEPT and 8 * n_lost >= n_cached
 
 
 def worth_restoring(n_usable: int, n_more: int, n_stored: int) -> bool:
-    """Whether a stored sequence of `n_stored` tokens is put back for the sake of its first
-    `n_usable`, which are `n_more` than a slot has."""
+    """Whether to put back a stored sequence of `n_stored` tokens, of which the first `n_usable` can
+    be used. These are `n_more` tokens more than a slot has."""
     return n_more >= LEAST_KEPT and 16 * n_usable >= n_stored
 
 
 def choose(holders: Sequence[Holder], stored: tuple[int, int] | None = None) -> Reuse:
-    """Where to begin. Some slot is not busy.
+    """Which slot to use, and what to copy into it. At least one slot must not be busy.
 
-    `stored`: of the best stored sequence, the usable tokens and how many there are in all.
+    `stored`: how many tokens of the best stored sequence are usable, and how many it has.
     """
     free = [i for i, holder in enumerate(holders) if not holder.busy]
     source = max(range(len(holders)), key=lambda i: (holders[i].n_usable, i in free))
@@ -72,8 +72,8 @@ def choose(holders: Sequence[Holder], stored: tuple[int, int] | None = None) -> 
     now = 1 + max(holder.last_use for holder in holders)
 
     def price(i: int) -> tuple[bool, bool, float]:
-        """What it would cost to begin in slot i: tokens lost count less the longer nobody has come
-        back to them."""
+        """What it would cost to begin in slot i. Lost tokens count less the longer they have not
+        been used."""
         holder = holders[i]
         kept = max(holder.n_shared, holder.n_usable if in_place(i) else 0)
         n_lost = holder.n_cached - kept
@@ -89,7 +89,7 @@ def choose(holders: Sequence[Holder], stored: tuple[int, int] | None = None) -> 
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two lists, or two of a kind, begin with in common."""
+    """How many tokens two sequences of the same type have in common at their beginning."""
     n = min(len(a), len(b))
     begin = 0
     while begin < n and a[begin : begin + _STEP] == b[begin : begin + _STEP]:
@@ -100,4 +100,4 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return n
 
 
-_STEP = 256  # lists compare faster than Python does
+_STEP = 256  # comparing slices is faster than comparing tokens in Python

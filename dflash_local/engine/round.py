@@ -1,8 +1,8 @@
 """A round over N sequences: draft, verify, accept, inject.
 
-The method is DFlash's (Chen, Liang, Liu 2026, arXiv 2602.06036). A drafter proposes a block of
-tokens after each sequence's anchor. The target decodes anchors and drafts in one batch. Of each
-draft, what equals the target's own tokens is accepted; one more token of the target's is the next
+The method is DFlash (Chen, Liang, Liu 2026, arXiv 2602.06036). A drafter proposes a block of tokens
+after each sequence's anchor. The target decodes anchors and drafts in one batch. The part of each
+draft that equals the target's own tokens is accepted, and one more token of the target is the next
 anchor. The hidden states of the accepted rows are injected into the drafter with its next draft.
 """
 
@@ -29,12 +29,12 @@ Verify: TypeAlias = Callable[[Draft, Callable[[int], int], Callable[[int], bool]
 _NO_DRAFT = Draft.chain([])
 _NO_TOKEN = -1
 _MOST_WITH_A_DRAFT = 16
-"""Rows injected together with a draft, at most. More go ahead of it, so that the time of a draft
-says what a draft costs."""
+"""The most rows that are injected together with a draft. More are injected before it, so that the
+time of a draft shows what a draft costs."""
 
 
 class Round:
-    """Takes sequences whose prompt is decoded a round further."""
+    """Runs rounds of sequences whose prompt is decoded."""
 
     def __init__(self, slots: Slots, widths: Widths, meter: Meter, verify: Verify) -> None:
         self._slots = slots
@@ -44,9 +44,9 @@ class Round:
         self._verify_draft = verify
 
     def run(self, sequences: list[Sequence]) -> None:
-        """One round of all of these, or some plain steps at once.
+        """One round of these sequences, or several plain steps at once.
 
-        Raises as `Target.decode`. What goes wrong with one sequence alone is its `error`.
+        Raises as `Target.decode`. What goes wrong with a single sequence becomes its `error`.
         """
         sequences = self._with_room(sequences)
         if not sequences:
@@ -75,7 +75,7 @@ class Round:
             sequence.stats.emitted += 1
 
     def _with_room(self, sequences: list[Sequence]) -> list[Sequence]:
-        """Those whose anchor fits the context; the others have reached its end."""
+        """The sequences whose anchor fits the context. The others end: the context is full."""
         self._slots.make_room(sum(1 + self._widths.most_nodes(s) for s in sequences))
         room = max(self._slots.free_cells, 0)
         for sequence in sequences[room:]:
@@ -83,7 +83,7 @@ class Round:
         return sequences[:room]
 
     def _inject(self, sequences: list[Sequence], choice: Choice) -> None:
-        """Of those that draft, what a prompt or plain decoding has left: apart from the draft."""
+        """Inject what a prompt or plain decoding has left pending, before the draft itself."""
         for sequence, n in zip(sequences, choice.n_drafts, strict=True):
             if n and len(sequence.slot.pending) > _MOST_WITH_A_DRAFT:
                 self._slots.inject(sequence.slot)
@@ -112,14 +112,14 @@ class Round:
         return self._widths.clip(sequences, drafts, choice)
 
     def _cut(self, sequence: Sequence, proposal: Draft, limit: int) -> Draft:
-        """What of a proposal can be verified: there is room for it, and the grammar allows it."""
+        """The part of a proposal that can be verified: it has room, and the grammar allows it."""
         draft = sequence.shape.cut(
             proposal, self._target.n_vocab, limit, sequence.remaining, sequence.rate
         )
         try:
             return allowed(draft, sequence.sampler.n_valid)
         except GrammarError:
-            return _NO_DRAFT  # if the answer cannot go on either, its draw says so
+            return _NO_DRAFT  # if the answer itself cannot go on, its draw raises
 
     def _verify(self, sequences: list[Sequence], drafts: list[Draft]) -> Batch:
         """One pass of the target over the anchor and the draft of every sequence."""
@@ -130,7 +130,7 @@ class Round:
         return batch
 
     def _accept(self, sequence: Sequence, draft: Draft, part: Part, lap: Lap) -> None:
-        """Emit the target's tokens along the draft, and keep the rows that held them."""
+        """Emit the target's tokens along the draft, and keep the rows of the accepted ones."""
         anchor, first, ends_text = (
             sequence.anchor,
             part.first_row,
@@ -153,7 +153,7 @@ class Round:
         self._meter.count(sequence, draft, verdict)
 
     def _plain(self, sequences: list[Sequence], lap: Lap) -> None:
-        """A plain step, or several at once for those that only take the likeliest token."""
+        """A plain step, or several at once if all sequences take the likeliest token."""
         lap.verifying()
         if all(sequence.takes_best for sequence in sequences):
             n_steps = self._widths.n_steps_ahead(sequences)
@@ -174,7 +174,7 @@ class Round:
         lap.end(len(steps))
 
     def _emit_steps(self, sequence: Sequence, tokens: list[int], i: int, n: int) -> None:
-        """What the i-th of n sequences has decoded plainly, up to its end."""
+        """Emit what the i-th of n sequences has decoded plainly, up to its end."""
         slot, ends_text = sequence.slot, self._target.vocabulary.ends_text
         fed, n_kept = [sequence.anchor, *tokens[:-1]], 0
         for token in tokens:
@@ -187,13 +187,13 @@ class Round:
         rows, features = range(i, i + n * len(tokens), n), sequence.wants_features
         self._slots.commit(slot, fed[:n_kept], rows[:n_kept], features=features)
         if n_kept < len(tokens) and not self._target.truncate(slot.seq, len(slot.cached)):
-            # A recurrent state cannot forget the steps beyond, so the slot must know of them.
+            # A recurrent state cannot forget the later steps, so the slot must count them.
             self._slots.commit(slot, fed[n_kept:], rows[n_kept:], features=features)
 
     @contextmanager
     def _alone(self, sequence: Sequence) -> Iterator[None]:
-        """What its sampler or its `on_token` raises ends this sequence, with its slot emptied, and
-        does not reach the others."""
+        """An exception of its sampler or its `on_token` ends this sequence alone and empties its
+        slot."""
         try:
             yield
         except Exception as error:

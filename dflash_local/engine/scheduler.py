@@ -1,14 +1,13 @@
-"""Who begins, who has waited too long, who makes room, and whose prompt goes on with how many rows.
+"""Which requests begin, which have waited too long, and which prompts get how many rows of a step.
 
-Pure policy over small records: no model, and no clock but the times it is given.
+Pure policy over small records: no model, and no clock except the times it is given.
 
-Requests begin in the order in which they came, so none is overtaken for ever, and none waits for
-anything but a free slot and free cells. Cells are promised for the prompt and for as much of the
-answer as is likely, not for all that `max_tokens` permits: most answers end long before, and cells
-that are kept empty for them would keep other requests waiting. Where running sequences outgrow the
-cells after all, the one that began last steps aside: it gives back its slot, waits at the head of
-the queue with all it has emitted, and goes on from there. Nothing is lost but the time to decode
-its tokens again; and the oldest always runs to its end, if need be with all cells for itself.
+Requests begin in the order in which they came. They wait only for a free slot and free cells. Cells
+are promised for the prompt and a likely length of the answer, not for all of `max_tokens`: most
+answers end long before, and empty cells would keep other requests waiting. If running sequences
+outgrow the cells after all, the one that began last is suspended: it gives back its slot, keeps
+what it has emitted, and waits at the head of the queue. That costs only the time to decode its
+tokens again. The oldest sequence always runs to its end, if necessary with all cells for itself.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from dflash_local.engine.reuse import common_prefix
 LIKELY_ANSWER = 256
 """Tokens of an answer for which cells are promised when it begins."""
 _GROWTH = 64
-"""Tokens for which they are when it has passed that, and goes on after it stepped aside."""
+"""Tokens for which cells are promised when a longer answer is resumed."""
 _STALL_S = 0.05
-"""How long a chunk of a prompt should hold up the streams beside it, where a round is shorter."""
+"""How long a chunk of a prompt may delay running answers, if a round is shorter than that."""
 LEAST_ROWS = 32
-"""Of a chunk: with fewer, a pass takes hardly less time."""
+"""The fewest rows of a chunk. A pass with fewer takes hardly less time."""
 _LONGEST_RETRY_S = 600
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A request that has no slot. `cells` is what `cells_for` says; `until`, on the clock of `now`,
-    is when its time to wait is over; `alone` wants the engine without any sequence at work."""
+    """A request without a slot. `cells`: see `cells_for`. `until`: when it stops waiting, on the
+    same clock as `now`. `alone`: it needs the engine without any running sequence."""
 
     cells: int = 0
     until: float | None = None
@@ -42,15 +41,15 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt with `left` rows to decode, which had its last rows in step `turn`."""
+    """A prompt with `left` rows to decode. Its last rows were decoded in step `turn`."""
 
     left: int
     turn: int
 
 
 def cells_for(n_prompt: int, n_emitted: int, max_tokens: int | None, n_ctx: int) -> int:
-    """Cells to promise a sequence: see above. Never more than there are, and never fewer than it
-    has tokens, as far as these fit."""
+    """Cells to promise a sequence: see above. At least one for each of its tokens, and at most
+    `n_ctx`."""
     answer = max(LIKELY_ANSWER, n_emitted + _GROWTH)
     if max_tokens is not None:
         answer = min(answer, max_tokens)
@@ -58,9 +57,9 @@ def cells_for(n_prompt: int, n_emitted: int, max_tokens: int | None, n_ctx: int)
 
 
 def n_to_begin(waiting: Sequence[Waiting], n_running: int, n_slots: int, free_cells: int) -> int:
-    """How many, from the head of the queue, begin now. `free_cells` are promised to nobody.
+    """How many requests begin now, from the head of the queue. `free_cells` are not promised yet.
 
-    Where nothing runs the first one always does, so the queue never stands still.
+    If nothing is running, the first one always begins, so the queue never stands still.
     """
     n = 0
     for request in waiting:
@@ -76,13 +75,13 @@ def n_to_begin(waiting: Sequence[Waiting], n_running: int, n_slots: int, free_ce
 
 
 def overdue(waiting: Sequence[Waiting], now: float) -> list[int]:
-    """Places in the queue of those whose time to wait is over."""
+    """Places in the queue of the requests that have waited too long."""
     return [i for i, w in enumerate(waiting) if w.until is not None and now >= w.until]
 
 
 def retry_after(durations: Sequence[float], n_slots: int) -> int:
-    """Whole seconds, 1 or more, after which a request that was turned away may find a place: when
-    the first of `n_slots` ends, going by how long those took that ended lately."""
+    """After how many whole seconds, at least 1, a refused request should try again: when the first
+    of `n_slots` requests is likely to end, judged by the `durations` of those that ended last."""
     if not durations:
         return 1
     seconds = round(statistics.median(durations) / n_slots)
@@ -92,9 +91,9 @@ def retry_after(durations: Sequence[float], n_slots: int) -> int:
 def chunk_rows(n_batch: int, streaming: bool, rows_per_s: float, round_s: float) -> int:
     """How many rows of prompts a step may decode.
 
-    Beside streams few enough that they stall for a moment only: as long as a round takes, or
-    `_STALL_S` where that is longer. `rows_per_s` is 0 before it is known. In multiples of 32, so
-    that passes come in few sizes.
+    While other answers are `streaming`, few enough to delay these only for the time of a round, or
+    for `_STALL_S` if that is longer. `rows_per_s` is 0 before it is known. The result is a multiple
+    of 32, so that passes come in few sizes.
     """
     if not streaming:
         return n_batch
@@ -103,8 +102,8 @@ def chunk_rows(n_batch: int, streaming: bool, rows_per_s: float, round_s: float)
 
 
 def ahead(texts: Sequence[list[int]], n_cached: Sequence[int], least: int) -> list[int]:
-    """Places of the prompts that go on. The others wait for one before them, which is about to
-    decode `least` or more tokens that are theirs as well, and which they then take over."""
+    """Places of the prompts that go on. The others wait for an earlier prompt, which is about to
+    decode at least `least` tokens that both begin with, and then take these over."""
     found: list[int] = []
     for i, text in enumerate(texts):
         for j in range(i):
@@ -116,11 +115,11 @@ def ahead(texts: Sequence[list[int]], n_cached: Sequence[int], least: int) -> li
     return found
 
 
-def share(prompts: Sequence[Prompt], n_rows: int) -> list[int]:
+def share_rows(prompts: Sequence[Prompt], n_rows: int) -> list[int]:
     """The rows that each prompt may decode in this step, together at most `n_rows`.
 
-    Those that were served longest ago come first, and what one leaves goes to the next: a short
-    prompt waits for at most one chunk of each other one, and a long one always comes to its turn.
+    The prompts that have waited longest come first, and the next one gets the rows that are left.
+    So a short prompt waits for at most one chunk of each other one, and a long one always goes on.
     """
     rows = [0] * len(prompts)
     for i in sorted(range(len(prompts)), key=lambda i: prompts[i].turn):

@@ -1,4 +1,4 @@
-"""State of one answer, in token ids. It knows nothing of text."""
+"""The state of one answer, in token ids. It knows nothing about text."""
 
 from __future__ import annotations
 
@@ -22,44 +22,44 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 @dataclass
 class Sequence:
-    """An answer in progress. The last of `tokens` is the anchor: emitted, in no cache yet."""
+    """An answer in progress. The last of `tokens` is the anchor: emitted, but in no cache yet."""
 
     request: Request
     slot: Slot
     sampler: Sampler
     stats: Stats
     fixed_shape: Shape
-    """Of its drafts, unless a policy chooses it."""
+    """The shape of its drafts, unless a policy chooses it."""
     policy: Policy | None = None
-    """Of a request that leaves its width to the controller."""
+    """Only for a request that leaves its width to the controller."""
     tokens: list[int] = field(default_factory=list)
     from_draft: list[bool] = field(default_factory=list)
-    """For each token whether it is an accepted draft; the others the target wrote itself."""
+    """For each token, whether it is an accepted draft."""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: Exception | None = None
-    """What went wrong with this sequence alone."""
+    """What went wrong with this sequence."""
     cancelled: threading.Event = field(default_factory=threading.Event)
     has_slot: bool = True
-    """False at its end and while it is suspended: `slot` then belongs to others."""
+    """False after its end and while it is suspended. Another sequence may then have `slot`."""
     behind: bool = False
     """The drafter has failed and lost the text, so the rest of the answer is decoded plainly."""
     turn: int = 0
-    """The engine's step in which its prompt had rows last."""
+    """The engine's step that last decoded rows of its prompt."""
     begun_at: float = 0.0
 
     @property
     def shape(self) -> Shape:
-        """Of its next draft."""
+        """The shape of its next draft."""
         return self.fixed_shape if self.policy is None else self.policy.shape
 
     def rate(self, candidates: Candidates) -> Candidates:
-        """What the candidates of a draft are worth, as far as a policy has learnt it."""
+        """Candidates with the log-probabilities that its policy, if any, has learnt for them."""
         return candidates if self.policy is None else self.policy.rate(candidates)
 
     @property
     def wants_features(self) -> bool:
-        """Whether it may still draft, so that the drafter will need what the target sees."""
+        """Whether it may still draft, so that the drafter needs the target's hidden states."""
         if self.behind:
             return False
         if self.policy is not None:
@@ -68,7 +68,7 @@ class Sequence:
 
     @property
     def takes_best(self) -> bool:
-        """Whether its tokens are the likeliest ones, and nothing else of the logits is needed."""
+        """Whether it always takes the likeliest token and needs nothing else of the logits."""
         return self.sampler.takes_best and self.request.sampling.logprobs is None
 
     @property
@@ -78,8 +78,8 @@ class Sequence:
 
     @property
     def n_left(self) -> int:
-        """Rows to decode before its next round: of the prompt and, if the caches have lost some of
-        it, of the answer up to the anchor."""
+        """Rows to decode before its next round: the rest of the prompt and, if the caches have
+        lost some of the answer, the answer up to the anchor."""
         return len(self.request.prompt) + max(len(self.tokens) - 1, 0) - len(self.slot.cached)
 
     @property
@@ -92,14 +92,14 @@ class Sequence:
 
     @property
     def remaining(self) -> int | None:
-        """Tokens that may still be emitted; None: no limit."""
+        """How many more tokens may be emitted; None: no limit."""
         limit = self.request.max_tokens
         return None if limit is None else limit - len(self.tokens)
 
     def draw(self, target: Target, row: int, output_row: int) -> int:
-        """The target's token after a row of its last batch, the `output_row`-th with logits.
+        """Draw the target's token after `row` of its last batch, the `output_row`-th with logits.
 
-        Fetches no more of the logits than the sampler needs.
+        Fetches only those logits that the sampler needs.
         """
         sampler = self.sampler
         whole = partial(target.logits, row)
@@ -119,9 +119,9 @@ class Sequence:
         return sampler.sample(whole())
 
     def emit(self, token: int, *, ends_text: bool) -> bool:
-        """Append a token of the answer; True when the answer ends with it."""
+        """Append a token to the answer. True if the answer ends with it."""
         self.tokens.append(token)
-        self.from_draft.append(False)  # until its round is over
+        self.from_draft.append(False)  # set when its round is over
         if ends_text or self.request.on_token(token):
             self.finish_reason = "stop"
         elif self.remaining == 0:

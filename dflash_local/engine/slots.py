@@ -1,7 +1,7 @@
-"""Slots: sequences in the caches of target and drafter, and who has which cells.
+"""Slots: the sequences in the caches of target and drafter, and which cells each one has.
 
-The drafter learns of rows when they are injected; until then the target's store has their hidden
-states. `Slots.commit` is the only place that adds to what a slot has cached.
+The drafter knows rows once they are injected. Until then their hidden states are in the target's
+store. `Slots.commit` is the only place that adds to what a slot has cached.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _ASIDE_S = 60.0
 the text is tried again with each request, and takes its time."""
 
 Origin = Literal["slot", "shared", "memory", "disk", "none"]
-"""Where the beginning of a prompt came from: its slot, another slot, the store, or nowhere."""
+"""Where the beginning of a prompt came from: the slot itself, another slot, the store in memory or
+on disk, or nowhere."""
 
 
 @dataclass
@@ -37,8 +38,8 @@ class Slot:
     """One sequence of target and drafter, and what their caches hold.
 
     `cached` are the tokens in the target's cache by position. The drafter has the first
-    `drafter.length(seq)` of them; while a sequence drafts, `pending` are the rest, by their numbers
-    in the target's store of hidden states.
+    `drafter.length(seq)` of them. While a sequence drafts, `pending` are the other rows, as their
+    numbers in the target's store of hidden states.
     """
 
     seq: int
@@ -47,12 +48,12 @@ class Slot:
     busy: bool = False
     last_use: int = 0
     gave_up: bool = False
-    """Drafting was given up here for good, so that the drafter has fallen behind the target."""
+    """Drafting was given up here, so the drafter has fewer tokens than the target."""
 
 
 @dataclass(frozen=True)
 class _Wanted:
-    """A prompt, and whether the drafter must have what is reused of it; see `Slots.take`."""
+    """A prompt, and whether the drafter must also have what is reused; see `Slots.take`."""
 
     prompt: list[int]
     for_drafts: bool
@@ -63,7 +64,7 @@ class _Wanted:
 
 
 class Slots:
-    """The slots of a target and, if there is one, a drafter, kept in step with one another."""
+    """The slots of a target and, if there is one, a drafter. It keeps the two caches in step."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class Slots:
         n_seq: int,
         store: PrefixStore | None = None,
     ) -> None:
-        """`store` takes in what leaves its slot."""
+        """`store` keeps what leaves its slot."""
         self.target = target
         self.drafter = drafter
         """None while it is put aside."""
@@ -83,9 +84,9 @@ class Slots:
         self._back_at = 0.0
         self._slots = [Slot(seq) for seq in range(n_seq)]
         self.reused: dict[Origin, int] = {"slot": 0, "shared": 0, "memory": 0, "disk": 0, "none": 0}
-        """How many prompts began with what came from where."""
+        """How many prompts began with tokens of each origin."""
         self._shared = SharedCells()
-        self._n_decoded = 0  # rows, by the numbers of the target's store
+        self._n_decoded = 0  # the number that the next row gets in the target's store
         self._clock = 0
 
     def __len__(self) -> int:
@@ -99,12 +100,12 @@ class Slots:
 
     @property
     def free_cells(self) -> int:
-        """Of the one cache that all slots share."""
+        """Free cells of the cache that all slots share."""
         return self.target.n_ctx - self._shared.n_used([len(slot.cached) for slot in self._slots])
 
     @property
     def depth(self) -> int:
-        """Cached tokens of the busy slots."""
+        """Cached tokens of all busy slots together."""
         return sum(len(slot.cached) for slot in self._slots if slot.busy)
 
     # A slot's life
@@ -114,11 +115,11 @@ class Slots:
     ) -> tuple[Slot, int]:
         """A free slot, busy from now on, and how many tokens of the prompt its caches have.
 
-        They come from the slot itself, from another one, which may be busy, or from the store: see
-        `reuse.choose`. At most `len(prompt) - 1` are kept, as the last row's logits give the first
-        token. `for_drafts` keeps only what the drafter has, too; `unless_gave_up` leaves a slot in
-        which drafting was given up as it is, the drafter behind the target. Raises InputError when
-        no slot is free.
+        These tokens come from the slot itself, from another slot, which may be busy, or from the
+        store: see `reuse.choose`. At most `len(prompt) - 1` are kept, as the logits of the last row
+        give the first token. `for_drafts` keeps only what the drafter has, too. `unless_gave_up`
+        makes an exception for slots in which drafting was given up: they keep what the target has.
+        Raises InputError if no slot is free.
         """
         if all(slot.busy for slot in self._slots):
             raise InputError(f"all {len(self._slots)} slots are busy; wait for one to end")
@@ -151,7 +152,7 @@ class Slots:
         return slot, len(slot.cached)
 
     def catch_up(self, slot: Slot, prompt: Sequence[int], *, for_drafts: bool) -> int:
-        """Let a slot in the middle of a prompt take over what another slot has of it by now.
+        """Let a slot in the middle of a prompt take over what another slot has decoded of it.
 
         Returns how many tokens that is. `for_drafts` as for `take`.
         """
@@ -164,14 +165,14 @@ class Slots:
         gain = usable[source.seq] - len(slot.cached) if source else 0
         if source is None or gain < LEAST_GAIN:
             return 0
-        if not self.target.sees(source.seq, usable[source.seq]):  # its window has moved on
+        if not self.target.sees(source.seq, usable[source.seq]):  # its window has moved past them
             return 0
         self._share(source, slot, usable[source.seq])
         return gain
 
     def give_back(self, slot: Slot, *, gave_up: bool = False) -> None:
-        """Free a slot whose sequence has ended, with both caches at the same token, if need be
-        empty. `gave_up`: without what the drafter has not seen yet, which it will not need."""
+        """Free a slot whose sequence has ended. The drafter gets what it lacks, so that both caches
+        end at the same token. `gave_up`: the drafter needs no more."""
         if gave_up:
             slot.gave_up = True
             slot.pending = []
@@ -191,10 +192,14 @@ class Slots:
             self.drafter.truncate(slot.seq, 0)
 
     def forget_all(self) -> None:
-        """Empty all free slots, and the store with its files."""
+        """Empty all free slots."""
         for slot in self._slots:
             if not slot.busy:
                 self.forget(slot)
+
+    def clear(self) -> None:
+        """Empty all free slots, and the store with its files."""
+        self.forget_all()
         if self.store is not None:
             self.store.clear()
 
@@ -208,7 +213,7 @@ class Slots:
             self.forget(slot)
 
     def close(self) -> None:
-        """Save what is worth it on the disk, if the store has one. Safe to call again."""
+        """Save what is worth saving on disk, if the store has one. Safe to call again."""
         if self.store is None:
             return
         if self.store.spills and self.target.is_open:
@@ -229,7 +234,7 @@ class Slots:
     def decode_ahead(
         self, slots: Sequence[Slot], anchors: Sequence[int], n_steps: int
     ) -> list[list[int]]:
-        """Some plain greedy steps of these slots at once. See `Target.decode_ahead`."""
+        """Several plain greedy steps of these slots at once. See `Target.decode_ahead`."""
         self._keep_stored(n_steps * len(slots))
         steps = self.target.decode_ahead(
             anchors, [len(slot.cached) for slot in slots], [slot.seq for slot in slots], n_steps
@@ -240,10 +245,10 @@ class Slots:
     def commit(
         self, slot: Slot, tokens: Sequence[int], rows: Iterable[int], *, features: bool
     ) -> None:
-        """Rows of the last pass stay in the cache of a slot, as these tokens.
+        """Note that rows of the last pass stay in a slot's cache, and hold these tokens.
 
-        `features`: the drafter will want their hidden states. Without, or when it has lost what
-        was before them, what it has not seen yet is dropped: it cannot go on behind a gap.
+        `features`: the drafter will need their hidden states. Otherwise, or when it lacks earlier
+        ones, pending rows are dropped: the drafter cannot go on after a gap.
         """
         if features and self.can_draft(slot):
             first = self.target.first_stored
@@ -253,7 +258,7 @@ class Slots:
         slot.cached += tokens
 
     def _keep_stored(self, n_rows: int) -> None:
-        """Before so many rows: inject what they would overwrite in the target's store."""
+        """Inject pending rows that the next `n_rows` would overwrite in the target's store."""
         lost = self._n_decoded + n_rows - self.target.n_stored
         for slot in self._slots:
             if slot.pending and slot.pending[0] < lost:
@@ -292,12 +297,12 @@ class Slots:
             self.drafter, self._aside = self._aside, None
 
     def take_features(self, slot: Slot) -> StoredFeatures:
-        """The hidden states that the drafter lacks, for a draft that injects them."""
+        """Hand over the hidden states that the drafter lacks. The next draft injects them."""
         pending, slot.pending = slot.pending, []
         return StoredFeatures(self.target, pending)
 
     def inject(self, slot: Slot) -> None:
-        """Give the drafter what it lacks of a slot."""
+        """Inject what the drafter lacks of a slot."""
         if slot.pending and self.drafter:
             with self._drafter_may_fail():
                 self.drafter.inject(slot.seq, self.take_features(slot))
@@ -306,7 +311,7 @@ class Slots:
         """Cut both caches to a common length, at most `length`."""
         if self.drafter:
             if for_drafts:
-                # Rows that only the target has must be decoded again for their hidden states.
+                # Rows that only the target has are decoded again for their hidden states.
                 length = self._n_drafted_from(slot, min(length, self.drafter.length(slot.seq)))
             self.drafter.truncate(slot.seq, length)
         if length < len(slot.cached):
@@ -319,9 +324,9 @@ class Slots:
             self.forget(slot)
 
     def _n_drafted_from(self, slot: Slot, length: int) -> int:
-        """`length`, or a window less if the drafter's window has lost much of what it saw there.
+        """`length`, or a window less if the drafter has lost much of the window that ends there.
 
-        The tokens of a window are then decoded again.
+        The tokens of that window are then decoded again.
         """
         if self.drafter is None or not self.drafter.draft_window or not self.drafter.saves_rows:
             return length
@@ -332,7 +337,7 @@ class Slots:
     # Where a prompt's beginning comes from
 
     def _n_usable(self, slot: Slot, prompt: Sequence[int], for_drafts: bool) -> int:
-        """How many tokens of a prompt a slot has, and where that matters the drafter, too."""
+        """How many tokens of a prompt a slot has; with `for_drafts`, in both caches."""
         n = min(common_prefix(slot.cached, prompt), len(prompt) - 1)
         if self.drafter and for_drafts:
             n = min(n, self.drafter.length(slot.seq) + len(slot.pending))
@@ -343,12 +348,12 @@ class Slots:
         return Holder(len(slot.cached), n, self._n_elsewhere(slot), slot.busy, slot.last_use)
 
     def _n_elsewhere(self, slot: Slot) -> int:
-        """How many tokens of a slot some other slot begins with, too."""
+        """How many tokens at the beginning of a slot some other slot has, too."""
         others = (other for other in self._slots if other is not slot)
         return max((common_prefix(slot.cached, other.cached) for other in others), default=0)
 
     def _share(self, source: Slot, slot: Slot, length: int) -> None:
-        """A slot takes over the first tokens of another one, which keeps them."""
+        """Let a slot share the first tokens of another one, in place of its own."""
         self.forget(slot)
         self.target.copy(source.seq, slot.seq, length)
         self._shared.share(source.seq, slot.seq, length)
@@ -361,7 +366,7 @@ class Slots:
                 self.drafter.copy(source.seq, slot.seq, n)
 
     def _find(self, wanted: _Wanted) -> Found | None:
-        """What the store has of a prompt, if there is room for it."""
+        """The best stored sequence for a prompt, if there is room for it."""
         if self.store is None:
             return None
         found = self.store.find(
@@ -373,7 +378,7 @@ class Slots:
         return found
 
     def _restore(self, slot: Slot, entry: Entry) -> None:
-        """Put a saved sequence in place of what a slot has; nothing where that fails."""
+        """Replace what a slot has by a saved sequence. If that fails, the slot is empty."""
         self.forget(slot)
         self.make_room(len(entry))
         if not saved.restore(self.target.context, slot.seq, entry.target):
@@ -385,7 +390,7 @@ class Slots:
                 self.drafter.restore(slot.seq, entry.drafter)
 
     def _save(self, slot: Slot, n_kept: int = 0) -> None:
-        """Save a slot that is about to lose all but its first tokens, if that is worth it."""
+        """Save a slot, if worth it, before it loses all but its first `n_kept` tokens."""
         store, n = self.store, len(slot.cached)
         n_kept = max(n_kept, self._n_elsewhere(slot))
         if store is None or not worth_keeping(n - n_kept, n) or not self.target.can_roll_back:
@@ -398,7 +403,7 @@ class Slots:
             slot.gave_up,
         )
         context = self.target.context
-        if store.has(prefix) or saved.n_bytes(context, slot.seq) > store.max_bytes:
+        if store.has(prefix) or saved.size_of(context, slot.seq) > store.max_bytes:
             return
         try:
             state = saved.save(context, slot.seq)
@@ -410,10 +415,10 @@ class Slots:
 
 
 class SharedCells:
-    """Which slots have cells in common: for pairs of them, the first so many positions.
+    """Which slots share cells: for each pair of slots, how many of their first positions.
 
-    Sharing begins with a copy and ends, from some position on, with a cut. As every slot that has
-    a cell has all those before it, the cells of all slots are a tree with a path for each slot.
+    Sharing begins with a copy, and a cut ends it from some position on. A slot that has a cell also
+    has all cells before it. So the cells of all slots form a tree, with a path for each slot.
     """
 
     def __init__(self) -> None:
@@ -435,7 +440,7 @@ class SharedCells:
 
     def n_used(self, lengths: Sequence[int]) -> int:
         """Cells in use, where slot i has `lengths[i]`."""
-        known: dict[int, int] = {}  # of slot i, the cells that some slot before it has, too
+        known: dict[int, int] = {}  # for a slot, the most cells that it shares with an earlier one
         for (_, later), n in self._common.items():
             known[later] = max(known.get(later, 0), n)
         return sum(lengths) - sum(known.values())

@@ -1,8 +1,8 @@
 """Sample and match: which drafted tokens the target itself would have emitted.
 
-Knows nothing of models, caches or text. For drafts that do not depend on the random generator this
-has the law of plain decoding, and as `sample` is called once per emitted token and in their order,
-a seeded run emits the very tokens of plain decoding, with penalties and grammars too.
+It knows nothing about models, caches or text. `sample` is called once per emitted token, in order.
+So a seeded run emits exactly the tokens of plain decoding, also with penalties and grammars. If
+drafts do not depend on the sampler's random generator, answers have the same distribution, too.
 """
 
 from __future__ import annotations
@@ -15,25 +15,23 @@ from dflash_local.draft.draft import ANCHOR, Draft
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one verify pass yields.
+    """The result of one verify pass.
 
     `tokens` are emitted, in order. `path` are the verified rows to keep: row 0 is the anchor, row
     i + 1 is draft node i. Always `len(tokens) == len(path)`: each kept row gave one token, and
-    `tokens[i]` is what row `path[i + 1]` holds. The last token is in no row, finished or not: it
-    was never fed to the target, and is the next anchor if generation goes on.
+    `tokens[i]` is what row `path[i + 1]` holds. The last token is in no row: it was never fed to
+    the target, and is the next anchor if generation goes on.
     """
 
     tokens: list[int]
     path: list[int]
-    finished: bool
 
 
 def verify(draft: Draft, sample: Callable[[int], int], stop: Callable[[int], bool]) -> Verdict:
     """Walk from the anchor along the tokens that the target draws.
 
-    `sample(row)` draws the target's token from the logits of that row, exactly once per emitted
-    token. `stop(token)`, also called once per token, says that generation ends with it. What
-    either raises passes through.
+    `sample(row)` draws the target's token from the logits of that row. `stop(token)` says whether
+    generation ends with it. Each is called once per emitted token. What they raise passes through.
     """
     children: dict[tuple[int, int], int] = {}
     for child, edge in enumerate(zip(draft.parents, draft.tokens, strict=True)):
@@ -48,8 +46,8 @@ def verify(draft: Draft, sample: Callable[[int], int], stop: Callable[[int], boo
         token = sample(row)
         tokens.append(token)
         if stop(token):
-            return Verdict(tokens, path, finished=True)
+            break
         # Accept rule: a draft is kept if and only if it equals the token that the target drew
         # after the same prefix. That token is emitted either way, so a rejection costs no token.
         node = children.get((node, token))
-    return Verdict(tokens, path, finished=False)
+    return Verdict(tokens, path)

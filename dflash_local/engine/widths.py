@@ -1,4 +1,4 @@
-"""How wide a round is: what requests ask for, what fits, and what pays."""
+"""How wide a round is: what requests ask for, what fits, and what pays off."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dflash_local.pays.controller import Controller
 from dflash_local.pays.policy import Policy
 
 _AHEAD_S, _MOST_AHEAD = 0.004, 16
-"""Plain steps decoded in one call, in seconds and in number. They delay the answer on its way, and
-a cancel; without them, the Python between two steps costs a small model a tenth of its speed."""
+"""The most plain steps in one call, in seconds and in number. More would delay tokens on their way
+out, and a cancel. With one at a time, Python costs a small model a tenth of its speed."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """For each sequence of a round: how many tokens to draft, 0 for a plain step, and how many
+    """For each sequence of a round: how many tokens to draft (0 for a plain step), and how many
     drafted nodes may be verified."""
 
     n_drafts: list[int]
@@ -30,7 +30,7 @@ class Choice:
 
 
 class Widths:
-    """Asks the controller for those that leave their width to it."""
+    """Chooses widths. It asks the controller for the sequences of width "auto"."""
 
     def __init__(self, slots: Slots, meter: Meter, controller: Controller | None) -> None:
         self._slots = slots
@@ -43,7 +43,7 @@ class Widths:
         return sequence.shape.n_nodes if width == "auto" else max(width - 1, 0)
 
     def choose(self, sequences: list[Sequence]) -> Choice:
-        """Before drafting. A fixed width is kept whole: another one would need another graph."""
+        """Choose before drafting. A fixed width is not reduced: that would need another graph."""
         limits = self._limits(sequences)
         n_drafts = [0] * len(sequences)
         drafter = self._slots.drafter
@@ -64,7 +64,7 @@ class Widths:
         return Choice(n_drafts, limits)
 
     def clip(self, sequences: list[Sequence], drafts: list[Draft], choice: Choice) -> list[Draft]:
-        """After drafting: each draft as far as verifying it pays."""
+        """Cut each draft, after drafting, where verifying more of it would not pay off."""
         if self._controller and (left := _left_to_controller(sequences)):
             widths = self._controller.widths(
                 [policy for _, policy in left],
@@ -76,7 +76,7 @@ class Widths:
         return drafts
 
     def n_steps_ahead(self, sequences: list[Sequence]) -> int:
-        """How many plain steps take less time than a reader would notice."""
+        """How many plain steps to decode at once, without a delay that a reader would notice."""
         n = len(sequences)
         left = [s.remaining for s in sequences if s.remaining is not None]
         by_time = int(_AHEAD_S / self._meter.step_s) + 1
@@ -87,7 +87,7 @@ class Widths:
         return max(n_steps, 1)
 
     def _limits(self, sequences: list[Sequence]) -> list[int]:
-        """The most nodes that each may verify: what can be emitted, and has room."""
+        """The most nodes that each sequence may verify: what can be emitted, and has room."""
         room = min(self._slots.free_cells, self._slots.target.n_batch)
         free = room - len(sequences)  # the anchors
         limits = []

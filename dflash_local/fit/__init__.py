@@ -1,0 +1,1 @@
+"""Whether two files fit each other and this machine, judged from their headers."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-# The graph of each of these (in llama.cpp's src/models) calls the output of a layer `l_out` and
-# hands it on, under that name and unchanged, as the input of the next layer: this is what is
-# tapped. The others differ: several streams side by side (gemma3n, hy_v4, deepseek4), a norm
-# between loops (nanbeige), layers without an output (deci), another name (step35, nemotron_h).
+# In the graphs of these (in llama.cpp's src/models) the output of a layer is called `l_out`, and is
+# passed on unchanged under that name as the input of the next layer. That is what is tapped. The
+# others differ: several parallel streams (gemma3n, hy_v4, deepseek4), a norm between loops
+# (nanbeige), layers without an output (deci), another name (step35, nemotron_h).
 TAPPED_ARCHITECTURES = frozenset({
     "afmoe", "apertus", "arcee", "bailingmoe", "bailingmoe2", "bailingmoe3", "chatglm",
     "cohere2", "cohere2moe", "command-r", "dbrx", "deepseek", "deepseek2", "dots1", "ernie4_5",
@@ -26,7 +26,7 @@ RECURRENT_ARCHITECTURES = frozenset({
     "rwkv6qwen2", "rwkv7",
 })  # fmt: skip
 
-# They do not write text one token after the other.
+# These do not write text one token after the other.
 NOT_GENERATIVE_ARCHITECTURES = frozenset({
     "bert", "clip", "eagle3", "eurobert", "gemma-embedding", "gemma4-assistant", "jina-bert-v2",
     "jina-bert-v3", "llama-embed", "modern-bert", "neo-bert", "nomic-bert", "nomic-bert-moe",

@@ -1,4 +1,4 @@
-"""What a pair of models takes of a machine's memory, in bytes."""
+"""How much of a machine's memory a pair of models takes, in bytes."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 _MIB, _GIB = 1 << 20, 1 << 30
 _HOST_MARGIN, _GPU_LEAST, _GPU_MOST = 256 * _MIB, 512 * _MIB, 1024 * _MIB
 UBATCH_ROWS = 512  # what Target asks llama.cpp for, at most
-_CELLS = 256  # llama.cpp rounds a context up to this, the draft graph its KV length too
-_ID_BYTES = 48  # of a token in the list that llama.cpp keeps of each sequence id
-_SPARE_ROWS = 64  # that the draft graph's cache keeps before a window
+_CELLS = 256  # llama.cpp rounds a context up to this, and the draft graph its KV length
+_ID_BYTES = 48  # per token, in the list that llama.cpp keeps for each sequence id
+_SPARE_ROWS = 64  # rows that the draft graph's cache keeps before a window
 _BLOCK_TENSOR = re.compile(r"^blk\.(\d+)\.")
 _INPUT_TENSORS = ("token_", "position_embd", "per_layer_token_embd")  # never put on a GPU
-_MAPPED_TYPES = ("F32", "F16", "BF16")  # used where the file is mapped; the CPU re-packs others
+_MAPPED_TYPES = ("F32", "F16", "BF16")  # used directly in the mapped file; the CPU re-packs others
 
 
 @dataclass(frozen=True)
 class Use:
-    """What the plan takes of one device; all in bytes. `usable` is what is free less a margin."""
+    """What the plan takes of one device, in bytes. `usable` is the free memory less a margin."""
 
     name: str
     free: int
     total: int
     usable: int
     layers: int = 0
-    """Layers on this device, the output layer counted as one."""
+    """Layers on this device; the output layer counts as one."""
     weights: int = 0
     kv: int = 0
     drafter: int = 0
@@ -62,12 +62,13 @@ class Use:
 
 
 def gpu_use(name: str, free: int, total: int) -> Use:
-    """An untouched GPU; a twentieth of it, within bounds, is left to kernels' scratch pools."""
+    """A GPU without any layers. A twentieth of it, within limits, is left for scratch memory of
+    kernels."""
     return Use(name, free, total, max(0, free - min(max(_GPU_LEAST, total // 20), _GPU_MOST)))
 
 
 def host_use(name: str, free: int, total: int) -> Use:
-    """The untouched host; a total of 0 means that the system does not tell."""
+    """The host without any layers. A total of 0 means that the system does not tell."""
     return Use(name, free, total, max(0, free - _HOST_MARGIN) if total else 1 << 62)
 
 
@@ -81,10 +82,10 @@ def cells(n_ctx: int) -> int:
 
 
 class Footprint:
-    """What a target, and a drafter if there is one, take by layer; counted from the checked files.
+    """The memory of a target and, if there is one, a drafter, by layer, from the checked files.
 
-    Weights and caches are exact. Compute buffers are a formula that gave what llama.cpp reserved
-    on dense, MoE and sliding-window shapes with flash attention, from a width of 512 to 4096.
+    Weights and caches are exact. Compute buffers are estimated by a formula. It gave what llama.cpp
+    reserved for dense, MoE and sliding-window models with flash attention, 512 to 4096 wide.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class Footprint:
                 self.head_weights += tensor.n_bytes
         self._weights, self._packed = _sums(blocks), _sums(packed)
         self.weights = sum(blocks) + self.input_weights + self.head_weights
-        # The copy of the embeddings that llama.cpp makes when a tied head goes to a GPU.
+        # llama.cpp copies the embeddings when a tied head goes to a GPU.
         tied = "output.weight" not in self._target.tensors
         embeddings = self._target.tensors.get("token_embd.weight")
         self.head_copy = embeddings.n_bytes if tied and embeddings else 0
@@ -150,7 +151,7 @@ class Footprint:
         n_ff = _largest(drafter.get("dflash.feed_forward_length"))
         row = 3 * spec.n_embd + spec.n_head * spec.head_dim
         if self._llama_drafter:
-            # logits of all rows of a batch, copied on the device by the heads, and on the host
+            # logits of all rows of a batch: twice on the device, once on the host
             batch = spec.llama_cpp_rows * (3 * self._n_vocab + 3 * n_ff + row + 2 * width)
             self._drafter_compute = 4 * (batch + spec.llama_cpp_rows * self.taps * self._n_embd)
             return
@@ -166,7 +167,7 @@ class Footprint:
         return found.shape[1] if found and len(found.shape) > 1 else 0
 
     def _cache_row(self, layer: int) -> tuple[int, int]:
-        """(bytes per cell, bytes per sequence) of a layer's cache: attention, recurrent state."""
+        """(bytes per cell, bytes per sequence) of a layer: its KV cache, its recurrent state."""
         names = self._target.tensors
         prefix = f"blk.{layer}."
         recurrent = any(f"{prefix}ssm_{part}" in names for part in ("a", "conv1d.weight"))
@@ -211,22 +212,22 @@ class Footprint:
         return self._weights[layers.stop] - self._weights[layers.start]
 
     def packed_weights(self, layers: range) -> int:
-        """Of blocks on the CPU: weights held a second time, in the CPU's own layout."""
+        """Weights of blocks on the CPU that are held a second time, in the CPU's own layout."""
         return self._packed[layers.stop] - self._packed[layers.start]
 
     def kv(self, n_ctx: int, layers: range) -> int:
-        """The target's cache; sliding-window layers keep the whole context like the others."""
+        """The target's cache. Layers with a sliding window keep the whole context, too."""
         row = self._row[layers.stop] - self._row[layers.start]
         return row * cells(n_ctx) + self._n_seq * (
             self._state[layers.stop] - self._state[layers.start]
         )
 
     def drafter_kv(self, n_ctx: int) -> int:
-        """The drafter's f16 cache of every sequence, at the end of the context."""
+        """The drafter's f16 cache for all sequences, when the context is full."""
         return self._drafter_row * self._drafter_cells(n_ctx)
 
     def _drafter_cells(self, n_ctx: int) -> int:
-        """Of all sequences. With a window they are no more than it needs."""
+        """Cells of the drafter's cache for all sequences. A window limits them."""
         window = self._draft_window or n_ctx
         if self._llama_drafter:
             rows = min(window, n_ctx)
@@ -235,9 +236,9 @@ class Footprint:
         return cells(rows + self._drafter_block + 1) * self._n_seq
 
     def drafter(self, n_ctx: int) -> int:
-        """The drafter with cache and graph. A cache that grows lies beside the one it replaces,
-        which can be as long but for one step."""
-        if self._llama_drafter:  # its cache is there from the start
+        """The drafter with cache and graph. While a cache grows, the old one is still there, which
+        may be nearly as large."""
+        if self._llama_drafter:  # its cache does not grow
             mask = 2 * 2 * self._llama_drafter.llama_cpp_rows * self._drafter_cells(n_ctx)
             return self.drafter_weights + self.drafter_kv(n_ctx) + self._drafter_compute + mask
         mask = 2 * self._drafter_cells(n_ctx) * self._drafter_block
@@ -245,7 +246,7 @@ class Footprint:
         return self.drafter_weights + 2 * self.drafter_kv(n_ctx) + compute
 
     def compute_blocks(self, n_ctx: int, copies: int = 1) -> int:
-        """The buffer of a graph of repeating layers; llama.cpp keeps `copies` of its inputs."""
+        """The buffer of a graph of repeating layers. llama.cpp keeps `copies` of its inputs."""
         rows = self._rows(n_ctx)
         mask = self._masks * rows * cells(n_ctx) * copies
         width = 3 * self._n_ff + (3 + self._experts) * self._n_embd + self._query
@@ -254,17 +255,17 @@ class Footprint:
             scores = rows * cells(n_ctx) * self._heads
             width = 3 * self._n_embd + 2 * self._query + 4 * self._keys
             buffer = max(buffer, 4 * (scores + mask + rows * width))
-        # A tap must outlive its graph, which was seen to cost up to two buffers of its size.
+        # A tap must outlive its graph. That took up to two buffers of its size.
         return buffer + 8 * rows * self.taps * self._n_embd
 
     def compute_head(self, n_ctx: int) -> int:
-        """The buffer of the output layer: logits, and what it reads."""
+        """The buffer of the output layer: logits and its inputs."""
         rows = self._rows(n_ctx)
         return 4 * (min(rows, self._n_outputs) * self._n_vocab + 2 * rows * self._n_embd)
 
     def host_buffers(self, n_ctx: int, copies: int = 1) -> int:
-        """What the host holds whatever is on GPUs: inputs, taps, the logits of all rows, and which
-        sequence ids bear which tokens: after a wide tree, all ids of a sequence all of its tokens.
+        """What the host always holds: inputs, taps, the logits of all rows, and the list of tokens
+        of each sequence id. After a wide tree, all ids of a sequence have all of its tokens.
         """
         rows = self._rows(n_ctx)
         inputs = 4 * rows * self._n_embd + 2 * self._masks * rows * cells(n_ctx) * copies
@@ -277,12 +278,12 @@ class Footprint:
 
 
 def _sums(values: list[int]) -> list[int]:
-    """Sums of the first 0, 1, 2 ... values, so that a range of layers costs one subtraction."""
+    """Sums of the first 0, 1, 2 ... values. The sum over a range of layers is then a difference."""
     return list(accumulate(values, initial=0))
 
 
 def _at(value: Any, layer: int) -> int:
-    """A per-model number, or the layer's of a per-layer array; 0 where there is none."""
+    """The number of a layer, from a number for all layers or an array; 0 if it is missing."""
     if isinstance(value, list):
         return int(value[layer]) if layer < len(value) else 0
     return int(value or 0)

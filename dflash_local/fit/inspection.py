@@ -1,4 +1,4 @@
-"""What a GGUF file is, a drafter or a target: told from its header alone."""
+"""Describes a GGUF file, a drafter or a target, from its header."""
 
 from __future__ import annotations
 
@@ -51,36 +51,36 @@ _ORDER = (
 )
 _BLOCK = re.compile(r"^blk\.\d+\.")
 
-# of `general.*`: what describes the file rather than where it comes from
+# keys of `general.*` that describe the file, not its origin
 _NO_PROVENANCE = frozenset({"architecture", "type", "alignment", "file_type"})
 
 
 @dataclass(frozen=True)
 class WeightClass:
-    """The tensors of one purpose: how many, and the bytes that each type of theirs takes."""
+    """The tensors of one purpose: their number, and the bytes of each tensor type."""
 
     name: str
     n_tensors: int
     n_bytes: int
     types: dict[str, int]
-    """Bytes by ggml type, the type that takes most first."""
+    """Bytes by ggml type, the largest first."""
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """The vocabulary of a file. Two files with the same hash have the same tokens and merges."""
+    """The vocabulary of a file. Files with the same hash have the same tokens and merges."""
 
     model: str | None
     pre: str | None
     n_tokens: int
     n_merges: int
     sha256: str
-    """The first 16 hexadecimal digits, over tokens and merges in their order."""
+    """The first 16 hexadecimal digits of the hash of tokens and merges in their order."""
 
 
 @dataclass(frozen=True)
 class FileFacts:
-    """What is told of any model file."""
+    """What is reported about any model file."""
 
     path: Path
     n_bytes: int
@@ -88,7 +88,7 @@ class FileFacts:
     n_shards: int
     name: str | None
     quantization: str | None
-    """The file's own word for its mixture of types, such as Q4_K_M."""
+    """The file's own name for its mixture of types, such as Q4_K_M."""
     tokenizer: Tokenizer | None
     weights: tuple[WeightClass, ...]
     provenance: dict[str, Any]
@@ -103,15 +103,15 @@ class DrafterReport:
     family: Family
     runs_on: Runner
     because: tuple[str, ...]
-    """What the fused graph does not know; empty for a drafter that it runs."""
+    """The parts that the fused graph does not know; empty if it runs the drafter."""
     llama_cpp_loads: bool
-    """Stock llama.cpp reads the file: the attention has no biases."""
+    """Whether stock llama.cpp loads the file, as the attention has no biases."""
     block_size: int
     n_draft: int
     target_layers: tuple[int, ...]
     """Taps as the file stores them: inputs of these layers of the target."""
     taps_after: tuple[int, ...]
-    """The same taps, by the layers whose output they are."""
+    """The same taps, as the layers whose outputs they are."""
     n_layer: int
     n_embd: int
     n_head: int
@@ -145,9 +145,9 @@ class TargetReport:
     n_vocab: int
     context_length: int
     offers_taps: bool
-    """llama.cpp hands out the hidden states of this architecture's layers."""
+    """Whether llama.cpp gives out the hidden states of this architecture's layers."""
     rolls_back: bool
-    """Rejected tokens can be taken back: no recurrent layers."""
+    """Whether rejected tokens can be taken back, as there are no recurrent layers."""
 
     @property
     def takes_drafters(self) -> bool:
@@ -160,7 +160,7 @@ class TargetReport:
 
 
 def inspect_file(file: GgufFile) -> DrafterReport | TargetReport:
-    """What `file` is. Raises FileError for what is neither a drafter nor a language model."""
+    """A report on `file`. Raises FileError if it is neither a drafter nor a language model."""
     if file.architecture == _DRAFTER:
         return inspect_drafter(file)
     check_target(file)
@@ -178,9 +178,9 @@ def inspect_file(file: GgufFile) -> DrafterReport | TargetReport:
 
 
 def inspect_drafter(file: GgufFile, *, target: GgufFile | None = None) -> DrafterReport:
-    """What the drafter `file` is; a vocabulary that it does not have is taken from `target`.
+    """A report on the drafter `file`. If it has no vocabulary, that of `target` is used.
 
-    Raises FileError for a file that is no drafter, or one that contradicts itself.
+    Raises FileError for a file that is not a drafter, or that contradicts itself.
     """
     spec = read_drafter(file, n_vocab=target.n_vocab if target else None)
     tokens = file.get("tokenizer.ggml.tokens") or (
@@ -256,7 +256,7 @@ def _tokenizer(file: GgufFile) -> Tokenizer | None:
 def _hash(*lists: Sequence[str]) -> str:
     digest = hashlib.sha256()
     for texts in lists:
-        # lengths go in, so that no two vocabularies give the same bytes
+        # with lengths, so that different vocabularies never give the same bytes
         digest.update(len(texts).to_bytes(8, "little"))
         for text in texts:
             raw = text.encode("utf-8", "surrogateescape")
@@ -299,7 +299,7 @@ def _provenance(file: GgufFile) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Dataclasses as dictionaries, tuples as lists, what JSON has no word for as text."""
+    """A value for JSON: dataclasses as dictionaries, tuples as lists, unknown things as text."""
     if is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):

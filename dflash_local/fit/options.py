@@ -1,4 +1,4 @@
-"""How a pair is loaded: every setting, with its default and its range. None: what fits best."""
+"""The settings for loading a pair, with defaults and ranges. None: what fits best."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MAX_IDS = 256
 """Sequence ids of a context: llama.cpp's limit (LLAMA_MAX_SEQ)."""
 
 MAX_OUTPUT_ROWS = 64
-"""Rows of a batch, per sequence, whose logits can be wanted: the widest verify pass."""
+"""The most rows of a batch, per sequence, that can have logits: the widest verify pass."""
 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """The settings of `dflash_local.load`; that function's text says what they mean."""
+    """The settings of `dflash_local.load`, whose docstring explains them."""
 
     n_ctx: int | None = None
     n_gpu_layers: int | None = None

@@ -1,4 +1,4 @@
-"""Do a target and a drafter fit each other? Decided from their headers, before any loading."""
+"""Decides whether a target and a drafter fit each other, from their headers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _PLAIN = "or leave the drafter out for plain decoding"
 
 @dataclass(frozen=True)
 class FieldFit:
-    """One thing that target and drafter have to agree on."""
+    """One property in which target and drafter must agree."""
 
     name: str
     target: Any
     drafter: Any
     fault: str | None = None
-    """What does not fit, with both values and the remedy."""
+    """What does not fit, with both values and what to do."""
 
     @property
     def fits(self) -> bool:
@@ -46,7 +46,7 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """Whether the two belong together."""
+        """Whether the two fit each other."""
         return self.error is None
 
     @property
@@ -106,10 +106,10 @@ def check_target(file: GgufFile) -> None:
 
 
 def check_pair(target: GgufFile, drafter: GgufFile) -> DrafterSpec:
-    """The spec of `drafter`, when it fits `target`.
+    """The spec of `drafter`, if it fits `target`.
 
-    Raises FileError when one of the two is no target or no drafter by itself, PairError when they
-    do not belong together: the message names the field, both values and the remedy.
+    Raises FileError if `target` is not a target or `drafter` not a drafter, PairError if they do
+    not fit each other: the message names the field, both values and what to do.
     """
     check_target(target)
     if fault := _roll_back(target).fault or _taps(target).fault:
@@ -121,10 +121,10 @@ def check_pair(target: GgufFile, drafter: GgufFile) -> DrafterSpec:
     return spec
 
 
-def compare(target: GgufFile, drafter: GgufFile) -> Fit:
-    """The same checks for people to read, with what fits.
+def compare_pair(target: GgufFile, drafter: GgufFile) -> Fit:
+    """The checks of `check_pair` as a report, which also has the fields that fit.
 
-    Raises FileError when one of the two is no target or no drafter by itself.
+    Raises FileError if `target` is not a target or `drafter` not a drafter.
     """
     check_target(target)
     spec = read_drafter(drafter, n_vocab=target.n_vocab)
@@ -206,7 +206,7 @@ def _tapped_layers(target: GgufFile, drafter: GgufFile, spec: DrafterSpec) -> Fi
 
 def _tappable_layers(target: GgufFile) -> int:
     n_layer = target.require(f"{target.architecture}.block_count", int)
-    # the last layers, which predict further tokens, are not in the graph that is tapped
+    # the last layers, which predict more tokens ahead, are not in the tapped graph
     return n_layer - target.optional(f"{target.architecture}.nextn_predict_layers", int, 0)
 
 
@@ -216,7 +216,7 @@ def _tokens(target: GgufFile, drafter: GgufFile) -> FieldFit:
         return FieldFit("tokens", len(ours), len(theirs))
     pairs = enumerate(zip(ours, theirs, strict=False))
     index = next((i for i, pair in pairs if pair[0] != pair[1]), None)
-    if index is None:  # the vocabulary size says it already
+    if index is None:  # the field "vocabulary size" has the details
         return FieldFit("tokens", len(ours), len(theirs), "numbers of tokens differ")
     fault = _mismatch(target, drafter, f"token {index}", ours[index], theirs[index])
     return FieldFit("tokens", f"{ours[index]!r} is {index}", f"{theirs[index]!r} is {index}", fault)
@@ -225,7 +225,7 @@ def _tokens(target: GgufFile, drafter: GgufFile) -> FieldFit:
 def _equal(
     target: GgufFile, drafter: GgufFile, name: str, key: str, ours: object, theirs: object
 ) -> FieldFit:
-    """Fits when both values are the same; `key` is where they stand, if in one key."""
+    """Fits if both values are the same. `key` is their key, if they have one."""
     if ours == theirs:
         return FieldFit(name, ours, theirs)
     where = f"{name} ({key})" if key else name

@@ -1,4 +1,4 @@
-"""Which layers go to which GPU and what stays on the host, as llama.cpp would place them."""
+"""Which layers go to which GPU and which stay on the host, as llama.cpp would place them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dflash_local.llama.runtime import Device
 
 SMALL_CONTEXT = 4096
-"""Tokens; no longer context is worth leaving layers on the CPU for, which costs every token."""
+"""Tokens. A longer context is not worth leaving layers on the CPU, which slows down every token."""
 
 _PIPELINE_COPIES = 4  # GGML_SCHED_MAX_COPIES, in force with several GPUs
 
@@ -39,7 +39,7 @@ class Devices:
         self._shares = shares + [0.0] * (len(gpus) - len(shares)) if any(shares) else []
         cpu = next(device for device in devices if device.type == "cpu")
         self._host = host_use(cpu.name, cpu.free, cpu.total)
-        # A GPU that reports nothing lives on the host's memory, as far as llama.cpp is concerned.
+        # llama.cpp treats a GPU that reports no memory as one that uses the host's.
         self._shares_host = [gpu.shares_host or not gpu.total for gpu in gpus]
         self.gpus = tuple(
             gpu_use(gpu.name, own.free, own.total)
@@ -51,10 +51,10 @@ class Devices:
     def choose(
         self, contexts: list[int], layers: list[int], fixed: bool
     ) -> tuple[int, int, Use, tuple[Use, ...]]:
-        """The first that fits: context, layers on GPUs, host, GPUs. Raises InputError.
+        """The first choice that fits: context, layers on GPUs, host, GPUs. Raises InputError.
 
-        A long context does not pay for layers on the CPU, which cost every token: only the small
-        ones are tried with fewer layers than the most.
+        Layers on the CPU slow down every token, and a long context is not worth that. So only small
+        contexts are tried with fewer than all layers on GPUs.
         """
         small = contexts if fixed else [c for c in contexts if c <= SMALL_CONTEXT] or contexts
         tries = [(context, layers[0]) for context in contexts if context >= small[0]]
@@ -66,7 +66,7 @@ class Devices:
         raise InputError(self._refusal(*tries[-1]))
 
     def place(self, n_ctx: int, count: int) -> tuple[Use, tuple[Use, ...]]:
-        """Host and GPUs with `count` layers on the latter, whether they fit or not."""
+        """Host and GPUs with `count` layers on the GPUs, whether these fit or not."""
         host = self._host_use(n_ctx, count)
         if not self.gpus or not count:
             return host, self.gpus
@@ -88,7 +88,7 @@ class Devices:
         )
 
     def mapped(self, count: int) -> int:
-        """Weights that the host reads straight from the file, in memory that can be taken back."""
+        """Weights that the host uses in the mapped file. The system can free that memory."""
         model, blocks = self._model, self._host_blocks(count)
         weights = model.block_weights(blocks) - model.packed_weights(blocks)
         return weights + model.input_weights + (0 if count else model.head_weights)
@@ -110,7 +110,7 @@ class Devices:
         )
 
     def _gpu_use(self, gpu: Use, n_ctx: int, layers: range, partial: bool) -> Use:
-        """`gpu` with these layers; number `n_blocks` is the output layer, the drafter's place."""
+        """`gpu` with these layers. Number `n_blocks` is the output layer, beside the drafter."""
         if not layers:
             return gpu
         model = self._model
@@ -132,7 +132,7 @@ class Devices:
         )
 
     def _fill(self, room: tuple[Use, ...], n_ctx: int, count: int) -> list[int]:
-        """Layers for each of several GPUs: an equal share of each, as nearly as layers allow."""
+        """Layers for each of several GPUs, so that all are filled to about the same share."""
         best = self._packed(room, n_ctx, count, 1.0)
         if best is None:
             return _by_shares([gpu.usable + 1.0 for gpu in room], count)
@@ -147,7 +147,7 @@ class Devices:
     def _packed(
         self, room: tuple[Use, ...], n_ctx: int, count: int, share: float
     ) -> list[int] | None:
-        """Layers in order, each GPU filled up to `share` of its room; None if some are left."""
+        """Layers for the GPUs in order, each filled up to `share`; None if layers remain."""
         end = self._model.n_blocks + 1
         first = start = end - count
         counts = []
@@ -184,7 +184,7 @@ class Devices:
 
 
 def usable_gpus(devices: Sequence[Device]) -> list[Device]:
-    """The devices that llama.cpp would use: each GPU once, integrated ones if there is no other."""
+    """The GPUs that llama.cpp would use, each one once. Integrated ones are the last choice."""
     found: dict[str, Device] = {}
     for device in devices:
         if device.type == "gpu":
@@ -204,9 +204,9 @@ def _by_shares(shares: list[float], count: int) -> list[int]:
 
 
 def tensor_split_of(counts: list[int]) -> tuple[float, ...] | None:
-    """A tensor_split by which llama.cpp gives each GPU these layers; None for fewer than two.
+    """A tensor_split that makes llama.cpp give each GPU these layers; None below two GPUs.
 
-    Its ends lie half a layer before those of `counts`, clear of any rounding.
+    Its ends are half a layer before those of `counts`, so that rounding does not matter.
     """
     if len(counts) < 2 or not any(counts):
         return None

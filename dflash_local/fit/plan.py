@@ -1,8 +1,8 @@
-"""How much context and how many layers fit this machine, decided before anything is loaded.
+"""Plans how much context and how many layers fit this machine, before anything is loaded.
 
-What the user fixed is kept, what is left open is chosen so that it fits, and what cannot fit is an
-InputError with the numbers. A margin on each device covers what `Footprint` cannot know: scratch
-pools of kernels, fragmentation.
+What the user has set is kept. The rest is chosen so that it fits. What cannot fit is an InputError
+with the numbers. A margin on each device covers what `Footprint` cannot know: scratch memory of
+kernels, fragmentation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dflash_local.gguf.file import GgufFile
     from dflash_local.llama.runtime import Device
 
-# Contexts taken when none is asked for. A CPU needs minutes to read a longer prompt.
+# Contexts if none is given. A CPU needs minutes to read a longer prompt.
 DEFAULT_CONTEXT, DEFAULT_CONTEXT_CPU, LEAST_CONTEXT = 32768, 8192, 2048
 
 
@@ -32,20 +32,20 @@ class Plan:
     """Settings to load with, and the bytes that they take."""
 
     n_ctx: int
-    """Tokens, as asked for; llama.cpp's cache has `n_cells`."""
+    """Tokens of context; llama.cpp's cache has `n_cells`."""
     n_cells: int
     n_gpu_layers: int
-    """As llama.cpp counts: the output layer is one. At 0, give llama.cpp no GPU at all."""
+    """As llama.cpp counts: the output layer is one. With 0, llama.cpp must get no GPU at all."""
     n_layers: int
     """The most that `n_gpu_layers` can be."""
     n_batch: int
-    """Tokens of a batch; a ubatch has at most 512."""
+    """The most tokens of a batch."""
     n_seq: int
     kv_type: str
     tensor_split: tuple[float, ...] | None
-    """For llama.cpp when several GPUs are in use: makes it place layers as counted here."""
+    """With several GPUs: makes llama.cpp place the layers as counted here."""
     gpus: tuple[Use, ...]
-    """In llama.cpp's order; those that the plan leaves alone included."""
+    """All GPUs in llama.cpp's order, also those without layers."""
     host: Use
     target_name: str
     target_bytes: int
@@ -53,11 +53,11 @@ class Plan:
     drafter_bytes: int
     kv_bytes: int
     drafter_kv_bytes: int
-    """At the end of the context; this cache grows in steps."""
+    """With a full context. This cache grows in steps."""
     draft_window: int = 0
     """Tokens that the drafter looks back at; 0: the whole context."""
     mapped_bytes: int = 0
-    """Weights that the host reads straight from the file: memory that it can take back."""
+    """Weights that the host uses directly in the mapped file. The system can free that memory."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -66,7 +66,7 @@ class Plan:
 
     @property
     def reads_disk(self) -> bool:
-        """Whether decoding may have to read weights from the file again and again."""
+        """Whether decoding may have to read weights from disk again and again."""
         return self.host.needed + self.mapped_bytes > self.host.usable
 
     @property
@@ -102,10 +102,10 @@ def make_plan(
 ) -> Plan:
     """The plan for a machine of `devices`, as `runtime.devices()` gives them.
 
-    With all layers on GPUs, the context is what the target was trained on, at most 32768, halved
-    until it fits, down to 4096; failing that, 4096 with as many layers on GPUs as fit, then 2048.
-    `n_branches` are the branches of each sequence, more than one for trees. Raises InputError for
-    what does not fit.
+    First, all layers go to GPUs, with the context that the target was trained on, at most 32768. It
+    is halved until it fits, down to 4096. If it still does not fit, as many layers as possible go
+    to GPUs, with a context of 4096, then 2048. `n_branches` are the branches of each sequence, more
+    than one for trees. Raises InputError if nothing fits.
     """
     n_ctx, n_gpu_layers = options.n_ctx, options.n_gpu_layers
     _check_kv_type(target, options.kv_type, options.flash_attn)

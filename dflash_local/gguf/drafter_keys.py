@@ -13,7 +13,7 @@ from dflash_local.gguf.drafter_tensors import (
     MARKOV,
     beyond_fused,
     check_tensors,
-    family_of,
+    drafter_family,
     first_bias,
 )
 from dflash_local.gguf.file import GgufFile
@@ -28,16 +28,16 @@ _LARGEST_FLOAT = 3.4e38  # of 32 bits
 def read_drafter(file: GgufFile, *, n_vocab: int | None = None) -> DrafterSpec:
     """The spec of `file`.
 
-    `n_vocab` is used where the file does not say how many tokens there are. Raises FileError,
-    naming the key or the tensor, when `file` is no `dflash` drafter, lacks a key, contradicts
-    itself, or is of a family that nothing here runs.
+    `n_vocab` is used if the file does not say how many tokens there are. Raises FileError, which
+    names the key or the tensor, if `file` is not a `dflash` drafter, lacks a key, contradicts
+    itself, or is of a family that cannot be run here.
     """
     if file.architecture != "dflash":
         file.fail(
             f"general.architecture is {file.architecture!r}, expected 'dflash'; "
             "give a DFlash drafter as the draft model, the model itself as the target"
         )
-    spec = _from_keys(file, family_of(file), file.n_vocab or n_vocab)
+    spec = _from_keys(file, drafter_family(file), file.n_vocab or n_vocab)
     check_tensors(file, spec)
     return spec
 
@@ -69,8 +69,8 @@ def _from_keys(file: GgufFile, family: Family, n_vocab: int | None) -> DrafterSp
     beyond, bias = tuple(beyond_fused(file, family, causal=causal)), first_bias(file)
     if beyond and bias is not None:
         file.fail(
-            f"tensor {bias} is known to the fused draft graph alone, and {beyond[0]} to llama.cpp "
-            "alone, so nothing runs this drafter; use another one, or none"
+            f"only the fused draft graph knows tensor {bias}, only llama.cpp knows {beyond[0]}, so "
+            "nothing runs this drafter; use another one, or none"
         )
     return DrafterSpec(
         family=family,
@@ -95,7 +95,7 @@ def _from_keys(file: GgufFile, family: Family, n_vocab: int | None) -> DrafterSp
         attention_bias=bias is not None,
         selector=_selector(file, n_embd, n_vocab) if family == "dflash2" else None,
         markov_rank=_rows(file, MARKOV, 0) if family == "dspark" else 0,
-        # as llama.cpp reads a missing key
+        # llama.cpp's default
         sample_from_anchor=file.optional("dflash.sample_from_anchor", bool, True)
         if family == "dspark"
         else False,
@@ -103,7 +103,7 @@ def _from_keys(file: GgufFile, family: Family, n_vocab: int | None) -> DrafterSp
 
 
 def _selector(file: GgufFile, n_embd: int, n_vocab: int) -> SelectorSpec:
-    """llama.cpp packs candidates, and the scores between them, into a row of `n_embd` values."""
+    """The selector's sizes. Candidates and their scores must fit a row of `n_embd` values."""
     top_k = _count(file, "dflash.selector_top_k", 1, n_vocab)
     if top_k * (top_k + 1) > n_embd:
         file.fail(
@@ -125,7 +125,7 @@ def _selector(file: GgufFile, n_embd: int, n_vocab: int) -> SelectorSpec:
 
 
 def _rows(file: GgufFile, name: str, default: int) -> int:
-    """The first extent of a tensor, `default` without it."""
+    """The first extent of a tensor; `default` if the file does not have it."""
     tensor = file.tensors.get(name)
     return tensor.shape[0] if tensor else default
 

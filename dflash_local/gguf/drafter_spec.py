@@ -1,4 +1,4 @@
-"""The shape of a DFlash drafter, as its GGUF file (architecture `dflash`) states it."""
+"""The sizes and constants of a DFlash drafter, from its GGUF file (architecture `dflash`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Family = Literal["dflash", "dflash2", "dspark"]
 Runner = Literal["fused", "llama.cpp"]
 
 LLAMA_CPP_ROWS = 128
-"""Rows of one batch of llama.cpp's drafter, which makes logits for all of them."""
+"""Rows of one batch of llama.cpp's drafter. It computes logits for all of them."""
 
 
 @dataclass(frozen=True)
@@ -18,14 +18,14 @@ class RopeSpec:
 
     freq_base: float = 10000.0
     n_dims: int = 0
-    """Rotated values of a head; the rest pass unchanged."""
+    """How many values of a head are rotated; the others stay as they are."""
     sections: tuple[int, ...] = ()
-    """M-RoPE sections; empty = plain. Drafters rotate by the token position in either case."""
+    """M-RoPE sections; empty for plain RoPE. Either way drafters rotate by the token position."""
     scaling: str = "none"
-    """"none", "linear" or "yarn". As llama.cpp does for this architecture, yarn takes
-    ext_factor 1, beta_fast 32 and beta_slow 1 whatever the file says."""
+    """"none", "linear" or "yarn". As in llama.cpp for this architecture, yarn always uses
+    ext_factor 1, beta_fast 32 and beta_slow 1, whatever the file says."""
     factor: float = 1.0
-    """Context is stretched by this."""
+    """The context is stretched by this factor."""
     original_context: int = 0
     """Context length before the stretch, for yarn."""
     attn_factor: float = 1.0
@@ -33,7 +33,7 @@ class RopeSpec:
 
 @dataclass(frozen=True)
 class ScaleSpec:
-    """Constants of the forward pass; 0 means that the step is not there."""
+    """Constants of the forward pass; 0 means that the step is left out."""
 
     rms_eps: float
     attention: float
@@ -53,24 +53,24 @@ class SelectorSpec:
 
     rank: int
     top_k: int
-    """Candidates per position, between which it scores the steps."""
+    """Candidates per position. The selector scores the steps between them."""
     kernel_size: int
     """Positions of the block that a convolution reads."""
     group_size: int
-    """Neighbouring channels that share a kernel's dynamic part."""
+    """How many neighbouring channels share the dynamic part of a kernel."""
 
 
 @dataclass(frozen=True)
 class DrafterSpec:
-    """The shape of a drafter, from which that of each of its tensors follows."""
+    """The sizes of a drafter. The shapes of all its tensors follow from them."""
 
     family: Family
     beyond_fused: tuple[str, ...]
-    """What the fused graph does not know of it, in words; empty for a drafter that it runs."""
+    """The parts that the fused graph does not know, in words; empty if it runs the drafter."""
     block_size: int
     """Anchor and mask tokens of one block."""
     target_layers: tuple[int, ...]
-    """Taps: tap k is the input of this layer of the target, the output of the layer before it."""
+    """Taps: tap k is the input of this layer of the target, so the output of the one before."""
     n_embd: int
     n_layer: int
     n_head: int
@@ -80,28 +80,28 @@ class DrafterSpec:
     n_vocab: int
     mask_token_id: int
     sliding_window: int
-    """Tokens seen by the layers of `sliding_layers`; 0 = no such layers."""
+    """How many tokens the layers in `sliding_layers` see; 0 without such layers."""
     sliding_layers: tuple[bool, ...]
     context_length: int
     rope: RopeSpec
     scales: ScaleSpec
     n_vocab_draft: int
-    """Rows of the output head: `n_vocab`, or fewer, each mapped to a token by the tensor `d2t`."""
+    """Rows of the output head: `n_vocab`, or fewer, which the tensor `d2t` maps to tokens."""
     causal: bool = False
-    """Positions of a block do not see those after them."""
+    """Whether positions of a block do not see the later ones."""
     attention_bias: bool = False
-    """Projections of the attention have biases: the fused graph alone runs it, llama.cpp does not
-    load the file."""
+    """Whether the attention's projections have biases. Then only the fused graph runs the drafter;
+    llama.cpp does not load the file."""
     selector: SelectorSpec | None = None
     """DFlash 2 only."""
     markov_rank: int = 0
     """DSpark only."""
     sample_from_anchor: bool = False
-    """The output at the anchor is a draft, too (DSpark)."""
+    """Whether the output at the anchor is a draft, too (DSpark)."""
 
     @property
     def runs_on(self) -> Runner:
-        """The fused graph where it knows all of the drafter, else llama.cpp's own context."""
+        """The fused graph if it knows all parts of the drafter, else llama.cpp's own context."""
         return "llama.cpp" if self.beyond_fused else "fused"
 
     @property
@@ -115,7 +115,7 @@ class DrafterSpec:
 
     @property
     def n_draft(self) -> int:
-        """Tokens that a block drafts at most."""
+        """The most tokens that a block drafts."""
         return self.block_size - (0 if self.sample_from_anchor else 1)
 
     @property
@@ -124,5 +124,5 @@ class DrafterSpec:
         return max(self.block_size, LLAMA_CPP_ROWS)
 
     def llama_cpp_cells(self, n_ctx: int, n_seq: int) -> int:
-        """Cells of that context: of all sequences, and of the blocks that are denoised at once."""
+        """Cells of that context: for all sequences, and for the blocks of one batch."""
         return n_ctx * n_seq + self.llama_cpp_rows

@@ -1,4 +1,4 @@
-"""The tensors of a DFlash drafter: its family, what can run it, and whether all shapes are right.
+"""The tensors of a DFlash drafter: they tell its family and what can run it, and are checked.
 
 Names and shapes are those of llama.cpp's `src/models/dflash.cpp`.
 """
@@ -14,13 +14,13 @@ from dflash_local.errors import FileError
 from dflash_local.gguf.drafter_spec import DrafterSpec, Family
 from dflash_local.gguf.file import GgufFile, TensorInfo
 
-Shape = tuple[int, ...]
+_Shape = tuple[int, ...]
 
 SELECTOR = "selector_hidden.weight"
 MARKOV = "markov_w1.weight"
 D2T = "d2t"
 
-# llama.cpp knows these biases of other architectures, by these names, but of no drafter
+# llama.cpp knows biases of these names in other architectures, but in no drafter
 _BIASED = ("attn_q", "attn_k", "attn_v", "attn_output")
 _BIAS = re.compile(r"blk\.\d+\..*\.bias")
 _KNOWN = re.compile(
@@ -34,12 +34,12 @@ _KNOWN = re.compile(
 )
 _HYPER_CONNECTIONS = re.compile(r"^output_hc_|\.hc_")
 
-# ggml stores these and multiplies none of them
+# ggml stores these types but cannot multiply with them
 _NOT_MULTIPLIED = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
 
 
-def family_of(file: GgufFile) -> Family:
-    """The family, by the heads on top. Raises FileError for tensors of none that we know."""
+def drafter_family(file: GgufFile) -> Family:
+    """The family, told by the heads on top. Raises FileError for unknown tensors."""
     unknown = [name for name in file.tensors if not _KNOWN.fullmatch(name)]
     if unknown:
         deepseek = any(_HYPER_CONNECTIONS.search(name) for name in unknown)
@@ -61,12 +61,12 @@ def family_of(file: GgufFile) -> Family:
 
 
 def first_bias(file: GgufFile) -> str | None:
-    """A bias of the attention's projections, of which llama.cpp loads none."""
+    """The name of the first bias of the attention, if any. llama.cpp loads none of them."""
     return next((name for name in file.tensors if _BIAS.fullmatch(name)), None)
 
 
 def beyond_fused(file: GgufFile, family: Family, *, causal: bool) -> Iterator[str]:
-    """What the fused graph does not know of this drafter and llama.cpp does, in words."""
+    """The parts of this drafter that only llama.cpp knows, not the fused graph, in words."""
     if family == "dflash2":
         yield "the path selector and convolutions of DFlash 2"
     if family == "dspark":
@@ -84,12 +84,13 @@ def beyond_fused(file: GgufFile, family: Family, *, causal: bool) -> Iterator[st
 
 
 def _lacks_values(file: GgufFile) -> bool:
-    """No layer has `attn_v`: values are made from the keys. In some layers only, it is missing."""
+    """Whether no layer has `attn_v`: values are then made from the keys. It must not be absent in
+    some layers only."""
     return not any(name.endswith(".attn_v.weight") for name in file.tensors)
 
 
 def check_tensors(file: GgufFile, spec: DrafterSpec) -> None:
-    """Raise FileError, a line per fault, where a tensor is missing or not as `spec` says."""
+    """Raise FileError, with a line per fault, if a tensor is missing or not as `spec` says."""
     required, optional = _expected_shapes(spec)
     if _lacks_values(file):
         for layer in range(spec.n_layer):
@@ -101,7 +102,7 @@ def check_tensors(file: GgufFile, spec: DrafterSpec) -> None:
         required |= markov
         optional |= confidence
     if D2T in file.tensors:
-        # without a head of its own, llama.cpp would put the target's rows through this table
+        # without a head of its own, llama.cpp would use this table for rows of the target's head
         required |= {D2T: (spec.n_vocab_draft,), "output.weight": optional.pop("output.weight")}
     faults = [f"tensor {name} is missing" for name in required if name not in file.tensors]
     expected = required | optional
@@ -134,7 +135,7 @@ def _type_fault(tensor: TensorInfo) -> str:
     name, found = tensor.name, tensor.type_name
     if name == D2T:
         return "" if found == "I64" else f"tensor {name} has the type {found}, expected I64"
-    # what is added or multiplied element by element, not by a product of matrices
+    # added or multiplied element by element, not in a matrix product
     row = len(_trimmed(tensor.shape)) == 1 and name != "conf_proj.weight"
     if (row or name.endswith("_conv_base")) and found != "F32":
         return f"tensor {name} has the type {found}, expected F32"
@@ -143,23 +144,23 @@ def _type_fault(tensor: TensorInfo) -> str:
     return ""
 
 
-def _expected_shapes(spec: DrafterSpec) -> tuple[dict[str, Shape], dict[str, Shape]]:
-    """Shapes in ggml's order of the weights that must and of those that may be there."""
+def _expected_shapes(spec: DrafterSpec) -> tuple[dict[str, _Shape], dict[str, _Shape]]:
+    """Shapes, in ggml's order, of the weights that must be there and of those that may."""
     n_embd, n_ff, head = spec.n_embd, spec.n_ff, spec.head_dim
     n_q, n_kv = spec.n_head * head, spec.n_head_kv * head
-    required: dict[str, Shape] = {
+    required: dict[str, _Shape] = {
         "fc.weight": (spec.n_taps * n_embd, n_embd),
         "enc.output_norm.weight": (n_embd,),
         "output_norm.weight": (n_embd,),
     }
-    optional: dict[str, Shape] = {
+    optional: dict[str, _Shape] = {
         "token_embd.weight": (n_embd, spec.n_vocab),
         "output.weight": (n_embd, spec.n_vocab_draft),
         "rope_freqs.weight": (head // 2,),
         "fc.scale": (1,),
         "output.scale": (1,),
     }
-    layer_weights: dict[str, Shape] = {
+    layer_weights: dict[str, _Shape] = {
         "attn_norm": (n_embd,),
         "attn_q": (n_embd, n_q),
         "attn_k": (n_embd, n_kv),
@@ -189,10 +190,10 @@ def _expected_shapes(spec: DrafterSpec) -> tuple[dict[str, Shape], dict[str, Sha
     return required, optional
 
 
-def _selector_shapes(spec: DrafterSpec) -> dict[str, Shape]:
+def _selector_shapes(spec: DrafterSpec) -> dict[str, _Shape]:
     assert spec.selector is not None
     n_embd, rank, kernel = spec.n_embd, spec.selector.rank, spec.selector.kernel_size
-    shapes: dict[str, Shape] = {
+    shapes: dict[str, _Shape] = {
         "selector_predecessor.weight": (rank, spec.n_vocab),
         "selector_successor.weight": (rank, spec.n_vocab),
         "selector_hidden.weight": (n_embd, rank),
@@ -205,12 +206,12 @@ def _selector_shapes(spec: DrafterSpec) -> dict[str, Shape]:
     return shapes
 
 
-def _markov_shapes(spec: DrafterSpec) -> tuple[dict[str, Shape], dict[str, Shape]]:
-    required: dict[str, Shape] = {
+def _markov_shapes(spec: DrafterSpec) -> tuple[dict[str, _Shape], dict[str, _Shape]]:
+    required: dict[str, _Shape] = {
         "markov_w1.weight": (spec.markov_rank, spec.n_vocab),
         "markov_w2.weight": (spec.markov_rank, spec.n_vocab_draft),
     }
-    optional: dict[str, Shape] = {
+    optional: dict[str, _Shape] = {
         "markov_w2.scale": (1,),
         "conf_proj.weight": (spec.n_embd + spec.markov_rank, 1),
         "conf_proj.bias": (1,),
@@ -219,7 +220,7 @@ def _markov_shapes(spec: DrafterSpec) -> tuple[dict[str, Shape], dict[str, Shape
 
 
 def _table_faults(file: GgufFile, spec: DrafterSpec) -> list[str]:
-    """The table from rows of the head to tokens of the target must name each at most once."""
+    """What is wrong with the table that maps rows of the head to different tokens of the target."""
     tensor = file.tensors[D2T]
     path = file.shards[tensor.shard] if file.shards else file.path
     try:
@@ -241,7 +242,7 @@ def _table_faults(file: GgufFile, spec: DrafterSpec) -> list[str]:
     return []
 
 
-def _trimmed(shape: Shape) -> Shape:
+def _trimmed(shape: _Shape) -> _Shape:
     """`shape` without the ones that ggml pads it with."""
     while len(shape) > 1 and shape[-1] == 1:
         shape = shape[:-1]

@@ -1,4 +1,4 @@
-"""A GGUF model on disk, checked before llama.cpp sees it. Headers are read, never weights."""
+"""A GGUF model on disk, checked before llama.cpp sees it. Only headers are read, not weights."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _KIND_NAMES = {bool: "bool", int: "an integer", float: "float", str: "string", l
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor lies. `shape` is in ggml's order, the extent of a row first."""
+    """Where a tensor is in its file. `shape` is in ggml's order, the length of a row first."""
 
     name: str
     shape: tuple[int, ...]
     type: int
     type_name: str
     offset: int
-    """First byte, counted from the start of its file."""
+    """Position of the first byte in its file."""
     n_bytes: int
     shard: int = 0
     """Index into `GgufFile.shards`."""
@@ -39,16 +39,16 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """A readable, well-formed GGUF model; one made of several shards counts as one.
+    """A readable, well-formed GGUF model, in one file or in several shards.
 
     Well-formed: every count, length, type, shape and offset fits the file, names are unique, and
-    the vocabulary, where there is one, is such that llama.cpp does not abort on it.
+    llama.cpp does not abort on the vocabulary, if there is one.
     """
 
     path: Path
     version: int
     metadata: dict[str, Any]
-    """Integers, floats, bools, strings, and lists of these; of the first shard."""
+    """Values from the first shard: integers, floats, bools, strings, and lists of these."""
     value_types: dict[str, str]
     """The stored type of each key, such as "uint32" or "array of string"."""
     tensors: dict[str, TensorInfo]
@@ -91,7 +91,7 @@ class GgufFile:
 
     @property
     def n_vocab(self) -> int | None:
-        """Number of tokens: of the vocabulary, else by key or embeddings, else None."""
+        """Number of tokens, from the vocabulary, else from a key or the embeddings, else None."""
         tokens = self.metadata.get("tokenizer.ggml.tokens")
         if isinstance(tokens, list) and tokens:
             return len(tokens)
@@ -114,7 +114,7 @@ class GgufFile:
         return value
 
     def optional(self, key: str, kind: type[T], default: T) -> T:
-        """`default` where `key` is missing, else as `require`."""
+        """`default` if `key` is missing, else as `require`."""
         return self.require(key, kind) if key in self.metadata else default
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -128,7 +128,7 @@ class GgufFile:
 
 def _read(path: Path) -> tuple[Header, int]:
     try:
-        # a pipe would block in `open`, so what kind of thing it is comes first
+        # checked first, as opening a pipe would block
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
             raise FileError(f"{path}: a folder, expected a GGUF file")
@@ -192,7 +192,7 @@ def _shard_paths(first: Path, header: Header, n_shards: int) -> tuple[Path, ...]
 
 
 def shard_files(path: Path) -> tuple[Path, ...]:
-    """The files that stand beside `path` and belong to the same model by name, `path` included."""
+    """The files beside `path` that belong to the same model by their names, `path` included."""
     match = _SHARD_NAME.match(path.name)
     if match is None:
         return (path,)
@@ -201,10 +201,10 @@ def shard_files(path: Path) -> tuple[Path, ...]:
 
 
 def file_key(path: Path) -> list[list[Any]]:
-    """What tells a model's files from all others: the same for a file that was moved or copied.
+    """Identifies a model's files, also after they were moved.
 
-    For each shard its size, the time of its last change and a digest of parts spread over it:
-    models are too large to be read whole. Raises FileError.
+    It has, for each shard, its size, the time of its last change and a digest of parts spread over
+    it: models are too large to be read as a whole. Raises FileError.
     """
     return [_one_file_key(shard) for shard in shard_files(path)]
 

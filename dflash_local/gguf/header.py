@@ -1,8 +1,8 @@
-"""Bounded reading of a GGUF header: no count or length in it is believed before it is checked.
+"""Reads a GGUF header with limits: every count and length in it is checked before it is used.
 
-llama.cpp aborts the process on some malformed files, so every file passes here first. The rules are
-those of `ggml/src/gguf.cpp`; where that reader takes more than its own data structures can hold,
-this one has a bound of its own.
+llama.cpp aborts the process on some malformed files, so every file is read here first. The rules
+are those of `ggml/src/gguf.cpp`. Where that reader accepts more than its own data structures can
+hold, this one has its own limit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_DIMS = 4
 MAX_KEY_BYTES = 65535
 MAX_NAME_BYTES = 63  # GGML_MAX_NAME less the end mark
 DEFAULT_ALIGNMENT = 32
-# ggml's CPU buffers begin at a multiple of this, and mapped files are used in place
+# ggml's CPU buffers begin at a multiple of this, and mapped files are used as they are
 BUFFER_ALIGNMENT = 32
 
 _FIRST_READ = 1 << 20
@@ -51,7 +51,7 @@ BOOL, STRING, ARRAY = 7, 8, 9
 
 @dataclass(frozen=True)
 class TensorType:
-    """A ggml type: `block` values of a row are stored in `bytes` bytes."""
+    """A ggml type: it stores each `block` values of a row in `bytes` bytes."""
 
     name: str
     block: int
@@ -62,7 +62,7 @@ TENSOR_TYPES: dict[int, TensorType] = {
     int(kind): TensorType(kind.name, block, size)
     for kind, (block, size) in GGML_QUANT_SIZES.items()
 }
-# llama.cpp reads this type, the gguf package of the same time does not know it
+# llama.cpp reads this type, but the gguf package does not know it yet
 TENSOR_TYPES.setdefault(42, TensorType("Q2_0", 64, 18))
 
 
@@ -79,7 +79,7 @@ class RawTensor:
 
 @dataclass(frozen=True)
 class Header:
-    """All that stands before the tensor data of one file."""
+    """Everything before the tensor data of one file."""
 
     version: int
     metadata: dict[str, Any]
@@ -185,7 +185,7 @@ class _HeaderReader:
         return values
 
     def _strings(self, key: str, count: int) -> list[str]:
-        # hundreds of thousands of tokens and merges pass here: locals, no calls to methods
+        # locals and no method calls: there may be hundreds of thousands of strings
         unpack, pos, buffer = _LENGTH.unpack_from, self._pos, self._buffer
         values: list[str] = []
         append = values.append
@@ -296,7 +296,7 @@ class _HeaderReader:
         return taken
 
     def _filled(self, end: int, what: str) -> bytes:
-        """The buffer, grown so that it reaches byte `end` of the file."""
+        """The buffer, extended to byte `end` of the file."""
         if end > self._n_bytes:
             self._fail(
                 f"truncated or malformed: {what} would end at byte {end}, "

@@ -1,4 +1,4 @@
-"""What this process may use of the host: memory and cores."""
+"""The memory and the cores of the host that this process may use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _UNLIMITED = 1 << 60  # cgroup v1 says "no limit" with a number just below 2**63
 
 
 def default_threads() -> int:
-    """Physical cores that this process may use; with more threads than that ggml gets slower."""
+    """Number of physical cores that this process may use. With more threads ggml is slower."""
     try:
         usable = os.sched_getaffinity(0)
     except AttributeError:  # not on this system
@@ -28,9 +28,9 @@ def default_threads() -> int:
 
 
 def host_memory(fallback: tuple[int, int] = (0, 0)) -> tuple[int, int]:
-    """(available, total) bytes; `fallback` where the operating system does not tell.
+    """(available, total) bytes; `fallback` if the operating system does not tell.
 
-    Available counts what the system can take back from its page cache.
+    Memory that the system can take back from its page cache counts as available.
     """
     available, total = _machine(fallback)
     for limit, used in _cgroups():
@@ -47,7 +47,7 @@ def _machine(fallback: tuple[int, int]) -> tuple[int, int]:
 
 
 def parse_meminfo(text: str) -> tuple[int, int] | None:
-    """(available, total) bytes of a /proc/meminfo; None without both lines."""
+    """(available, total) bytes from the text of /proc/meminfo; None if a line is missing."""
     found = {key: int(kib) * 1024 for key, kib in re.findall(r"^(\w+):\s+(\d+) kB", text, re.M)}
     if "MemTotal" not in found or "MemAvailable" not in found:
         return None
@@ -55,7 +55,7 @@ def parse_meminfo(text: str) -> tuple[int, int] | None:
 
 
 def parse_vm_stat(text: str) -> int | None:
-    """Available bytes by the output of macOS's `vm_stat`: free, inactive and purgeable pages."""
+    """Available bytes from the output of macOS's `vm_stat`: free, inactive and purgeable pages."""
     size = re.search(r"page size of (\d+) bytes", text)
     pages = dict(re.findall(r"^Pages ([\w ]+):\s+(\d+)", text, re.M))
     if not size or "free" not in pages:
@@ -86,7 +86,7 @@ def _sysconf() -> tuple[int, int] | None:
 
 
 def _cgroups() -> list[tuple[int, int]]:
-    """(limit, used) bytes of every memory limit above this process, of cgroup v2 and v1."""
+    """(limit, used) bytes of every memory limit that holds for this process, cgroup v2 and v1."""
     if sys.platform != "linux":
         return []
     return cgroup_limits(_read(Path("/proc/self/cgroup")), Path("/sys/fs/cgroup"))

@@ -1,7 +1,7 @@
-"""The compiled part, over the very llama.cpp that `llama_cpp` has loaded.
+"""The compiled part, linked to the same llama.cpp that `llama_cpp` has loaded.
 
-Everyone takes it from here: an extension that is imported before `llama_cpp` loads a libllama of
-its own, and models of one copy crash in the other. Raises ImportError when there are two.
+Import it only from here. If the extension were imported before `llama_cpp`, it would load its own
+copy of libllama, and models of one copy crash in the other. Raises ImportError if there are two.
 """
 
 from __future__ import annotations
@@ -26,5 +26,5 @@ __all__ = ["FusedDrafter", "TargetPass", "ThreadPool", "address", "edit_cells", 
 
 
 def address(handle: Any) -> int:
-    """Where a handle of `llama_cpp` points, as the compiled part takes it; 0 for none."""
+    """The address that a handle of `llama_cpp` points to, for the compiled part; 0 for none."""
     return ctypes.cast(handle, ctypes.c_void_p).value or 0

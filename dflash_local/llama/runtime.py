@@ -1,7 +1,7 @@
-"""The llama.cpp of this process: which one it is, its devices, and what it has logged.
+"""The llama.cpp of this process: its version, its devices, and what it has logged.
 
-Importing this module imports `llama_cpp`, and does so before the native extension: the extension
-then resolves to the libraries that are loaded already. An ImportError says what to install.
+This module imports `llama_cpp`, before the native extension is loaded. The extension then uses the
+libraries that are loaded already. An ImportError says what to install.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _library: ctypes.CDLL = _api._lib
 
 @dataclass(frozen=True)
 class Device:
-    """One device of ggml. Memory in bytes; that of the CPU is what this process may still use.
+    """One device of ggml. Memory is in bytes; `free` of the CPU is what this process may use.
 
     `id` tells one physical device seen by two backends (a PCI bus id; empty if unknown).
     `shares_host` marks a GPU whose memory is the host's.
@@ -91,7 +91,7 @@ class _Props(ctypes.Structure):
 
 
 def check_same_library(native_address: int) -> None:
-    """Refuse an extension that is linked to another copy of libllama than `llama_cpp` uses.
+    """Refuse an extension that is linked to a different copy of libllama than `llama_cpp`.
 
     `native_address` is the address of `llama_decode` as the extension sees it. Raises ImportError.
     """
@@ -115,7 +115,7 @@ def llama_build() -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What decides how this machine computes a model: the build, the CPU's features, devices."""
+    """All that decides how this machine computes a model: build, CPU features and devices."""
     return {
         "build": llama_build(),
         "system": system_info(),
@@ -130,7 +130,7 @@ def system_info() -> str:
 
 
 def backends() -> list[str]:
-    """One line per device: name, description and memory, for `--version` and reports."""
+    """A line per device for `--version` and reports: name, description and memory."""
     gib = 1 << 30
     return [
         f"{d.name}: {d.description} ({d.free / gib:.1f} of {d.total / gib:.1f} GiB free)"
@@ -174,14 +174,14 @@ _initialised = False
 
 
 def init() -> None:
-    """Start llama.cpp once: take over its log and register its backends. Safe to call again."""
+    """Start llama.cpp: take over its log and register its backends. Safe to call again."""
     global _initialised
     with _init_lock:
         if _initialised:
             return
         _take_log()
-        # Builds with loadable backends: llama.cpp itself would look beside the interpreter and in
-        # the working folder, where they are not, and where anyone could put one.
+        # For builds with loadable backends. llama.cpp itself would look for them beside the
+        # interpreter and in the working folder, where anyone could put one.
         registered = function("ggml_backend_reg_count", ctypes.c_size_t)
         if not registered():
             folder = os.fsencode(Path(_library._name).parent)
@@ -196,10 +196,10 @@ def init() -> None:
 
 
 class _Log:
-    """The last lines that llama.cpp logged, with their levels; fed from any thread.
+    """The last lines that llama.cpp logged, with their levels. Any thread may write.
 
-    `echo` is the lowest level that also goes to stderr. Debug lines, of which llama.cpp writes
-    hundreds for each graph, are dropped unless they are echoed.
+    `echo` is the lowest level that also goes to stderr. Debug lines are dropped unless they are
+    echoed: llama.cpp writes hundreds of them for each graph.
     """
 
     def __init__(self, echo: int | None) -> None:
@@ -207,7 +207,7 @@ class _Log:
         self._lines: deque[tuple[int, str]] = deque(maxlen=_LOG_LINES)
         self._open = ""
         self._level = 0
-        # Re-entrant: what runs inside may free a model, which logs.
+        # Re-entrant: a garbage collection inside it may free a model, which logs.
         self._lock = threading.RLock()
 
     def write(self, level: int, text: bytes | None, _data: int | None) -> None:
@@ -235,36 +235,28 @@ class _Log:
             self._open = ""
 
 
-# DFLASH_LOCAL_LOG: 1 shows llama.cpp's messages on stderr, "debug" all of them.
+# DFLASH_LOCAL_LOG: 1 shows llama.cpp's messages on stderr, "debug" its debug lines, too.
 _ECHO = {"": None, "0": None, "debug": _DEBUG}
 _log = _Log(echo=_ECHO.get(os.environ.get("DFLASH_LOCAL_LOG", "").lower(), _DEBUG + 1))
 _callback = _api.llama_log_callback(_log.write)
 
 
-def log_lines(level: str | None = None) -> list[str]:
-    """The last lines of llama.cpp's log, oldest first; `level` picks "info", "warning", "error"."""
-    return _log.lines(level)
-
-
-def last_error_line() -> str:
-    """The latest line that llama.cpp logged as an error since `clear_log`; empty if none."""
-    errors = _log.lines("error")
-    return errors[-1].strip() if errors else ""
-
-
 def first_error_line() -> str:
-    """The first such line: of one failed call the cause, which the later ones only pass on."""
+    """The first line that llama.cpp logged as an error since `clear_log`; empty if none.
+
+    It names the cause of a failed call. Later lines only pass it on.
+    """
     errors = _log.lines("error")
     return errors[0].strip() if errors else ""
 
 
 def reason() -> str:
-    """That line, or words in its place, for the message of what failed."""
+    """`first_error_line`, or words in its place, for an error message."""
     return first_error_line() or "it logs no reason"
 
 
 def clear_log() -> None:
-    """Forget what was logged, so that the error lines speak of the next call."""
+    """Forget what was logged, so that later error lines are those of the next call."""
     _log.clear()
 
 
@@ -274,8 +266,9 @@ def _take_log() -> None:
 
 
 def _release_log() -> None:
-    # Models freed while Python shuts down still log, and Python can no longer be called then. Null
-    # would print those lines; a function of libllama that takes nothing and has no effect does not.
+    # Models that are freed while Python shuts down still log, when Python can no longer be called.
+    # With a null callback llama.cpp would print those lines. So the callback becomes a function of
+    # libllama that takes no arguments and has no effect.
     silent = ctypes.cast(_library.llama_max_devices, ctypes.c_void_p).value
     last = _api.llama_log_callback(silent if silent and _log.echo is None else 0)
     _api.llama_log_set(last, ctypes.c_void_p(0))
@@ -289,7 +282,7 @@ def function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
     """
     prototype = ctypes.CFUNCTYPE(result, *arguments)
     libraries = [_library]
-    if sys.platform == "win32":  # a handle finds its own functions only, and a name is one copy
+    if sys.platform == "win32":  # a handle finds only its own functions; equal names are one copy
         folder = Path(_library._name).parent
         libraries += [
             ctypes.CDLL(str(path))

@@ -1,0 +1,1 @@
+"""From a row of logits to the one token that is emitted, with or without a grammar."""

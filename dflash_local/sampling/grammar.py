@@ -1,8 +1,8 @@
-"""Grammars for one model's answers, by llguidance: JSON schemas, Lark, and GBNF put into Lark.
+"""Grammars for a model's answers, by llguidance: JSON schemas, Lark, and GBNF translated to Lark.
 
-A bad grammar can take hours to compile, or the process with it. So each is first compiled in a
-child process, where that is bounded (`grammar_child`); it also turns the text into llguidance's own
-form, which may take long, too.
+A bad grammar can take hours to compile, or crash the process. So each one is first compiled in a
+child process with limits (`grammar_child`). The child also translates the text into llguidance's
+own form, which may take long, too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DEEPEST = 64  # brackets inside one another
 _MOST_KEPT = 32  # compiled grammars
 _MOST_TRIALS = 2  # at once
 _LONGEST_TRIAL_S = 10.0
-_TRIAL_STACK, _STACK = 32 << 20, 64 << 20  # its parsers recurse, 9 kB for each rule in a rule
+_TRIAL_STACK, _STACK = 32 << 20, 64 << 20  # its parsers recurse and need 9 kB per level
 _LIMITS: dict[str, Any] = {
     "max_items_in_row": 10_000,
     "max_lexer_states": 50_000,
@@ -44,20 +44,20 @@ _LIMITS: dict[str, Any] = {
 
 
 class Constraint(Protocol):
-    """Which tokens may come next in one text. It moves with `accept` alone.
+    """Which tokens may come next in one text. Only `accept` moves it on.
 
-    An end of text is allowed exactly where the text so far may end; behind it only further ones.
-    All raise GrammarError where following the grammar exceeds its bounds.
+    An end of text is allowed exactly where the text so far may end. After it only further ends are
+    allowed. All methods raise GrammarError if following the grammar exceeds its limits.
     """
 
     def allows(self, token: int) -> bool:
         """Whether `token` may come next."""
 
     def mask(self, logits: NDArray[np.float32]) -> None:
-        """Put -inf, in place, for the tokens that may not come next; logits float32 [n_vocab].
+        """Set the logits, float32 [n_vocab], of tokens that may not come next to -inf, in place.
 
-        It may leave a few that `allows` refuses and, where only one text can follow, of the ways to
-        spell it in tokens the usual one alone.
+        It may miss a few tokens that `allows` refuses. If only one text can follow, it allows only
+        the usual way to write it in tokens.
         """
 
     def accept(self, token: int) -> None:
@@ -70,8 +70,8 @@ class Constraint(Protocol):
 class Grammars:
     """Makes constraints. Any thread may ask.
 
-    A grammar that was not compiled before takes some 0.1 s more, for the child process. Before the
-    first one llguidance reads the vocabulary: about a second for 150,000 tokens.
+    A new grammar takes about 0.1 s more, for the child process. Before the first one, llguidance
+    reads the vocabulary: about a second for 150,000 tokens.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -82,12 +82,13 @@ class Grammars:
         self._compiled: OrderedDict[tuple[Kind, str], LLMatcher] = OrderedDict()
 
     def prepare(self) -> None:
-        """Let llguidance read the vocabulary now, if it has not. That stops all of Python's threads
-        for up to a second, which running streams would notice."""
+        """Let llguidance read the vocabulary now, if it has not yet. That blocks all Python threads
+        for up to a second, which would interrupt running answers."""
         self._read_vocabulary()
 
     def constraint(self, params: SamplingParams) -> Constraint | None:
-        """A constraint at the beginning of the grammar that `params` name. Raises GrammarError."""
+        """A constraint at the beginning of the grammar in `params`; None without one. Raises
+        GrammarError."""
         if params.grammar is not None:
             return self._matched("grammar", params.grammar)
         if params.json_schema is not None:
@@ -101,7 +102,7 @@ class Grammars:
         matcher = self._known(kind, text)
         if matcher is None:
             with self._trials:
-                matcher = self._known(kind, text)  # compiled for another request meanwhile
+                matcher = self._known(kind, text)  # another request may have compiled it meanwhile
                 if matcher is None:
                     matcher = self._compile(kind, _tried(kind, text))
         with self._lock:
@@ -123,7 +124,7 @@ class Grammars:
             limits = LLParserLimits(**_LIMITS)
             with self._vocabulary.reading():
                 matcher = LLMatcher(tokenizer, source, log_level=0, limits=limits)
-                matcher.compute_bitmask()  # finds out those that allow no text at all
+                matcher.compute_bitmask()  # finds grammars that allow no text at all
             found.append(matcher)
 
         child.on_deep_stack(compile_it, _STACK)
@@ -174,11 +175,11 @@ class Matched:
 
 
 def _check_size(kind: Kind, text: str) -> None:
-    """Raises GrammarError for a text that is too large to be tried."""
+    """Raises GrammarError for a text that is too large or nested too deeply."""
     try:
         n_bytes = len(text.encode())
     except UnicodeEncodeError as error:
-        raise GrammarError(f"{kind}: {text[error.start]!r} is no character of Unicode") from None
+        raise GrammarError(f"{kind}: {text[error.start]!r} is not a Unicode character") from None
     if n_bytes > _MOST_BYTES:
         raise GrammarError(f"{kind} has {n_bytes} bytes; at most {_MOST_BYTES} are taken")
     if _depth(text) > _DEEPEST:
@@ -195,7 +196,7 @@ def _schema_text(schema: Mapping[str, Any] | bool) -> str:
 
 
 def _tried(kind: Kind, text: str) -> str:
-    """A grammar in llguidance's own form, which a child process has compiled in time.
+    """The grammar in llguidance's own form, after a child process has compiled it in time.
 
     Raises GrammarError.
     """
@@ -214,7 +215,7 @@ def _tried(kind: Kind, text: str) -> str:
 
 
 def _lltokenizer(vocabulary: Vocabulary) -> LLTokenizer:
-    """A vocabulary as llguidance takes it, good as long as the vocabulary is open."""
+    """A vocabulary in llguidance's form, valid while the vocabulary is open."""
     with vocabulary.reading() as pointer:
         ids = range(vocabulary.n_tokens)
         ends = [token for token in ids if api.llama_vocab_is_eog(pointer, token)]
@@ -231,8 +232,8 @@ def _lltokenizer(vocabulary: Vocabulary) -> LLTokenizer:
 
 
 def _marked(pointer: Any, token: int, piece: bytes) -> bytes:
-    """With llguidance's mark of tokens that are no text: Lark grammars name them, as in
-    `<|im_end|>`, and nothing else allows them."""
+    """A token's bytes, with llguidance's mark if the token is not text. Lark grammars can name such
+    tokens, as in `<|im_end|>`; nothing else allows them."""
     attr = api.llama_vocab_get_attr(pointer, token)
     named = piece.startswith(b"<") and piece.endswith(b">")
     special = attr & api.LLAMA_TOKEN_ATTR_CONTROL or api.llama_vocab_is_eog(pointer, token)
@@ -242,7 +243,7 @@ def _marked(pointer: Any, token: int, piece: bytes) -> bytes:
 
 
 def _depth(text: str) -> int:
-    """The most brackets that are open at once, those in texts too."""
+    """The most brackets that are open at once, counting those in strings, too."""
     depth = deepest = 0
     for character in text:
         if character in "([{":
@@ -254,7 +255,7 @@ def _depth(text: str) -> int:
 
 
 def _reason(message: str) -> str:
-    """llguidance's own words, in one line."""
+    """llguidance's own message in one line."""
     words = " ".join(message.partition("<non-verbose/>")[0].split())
     if words.startswith("panic:"):
         return "llguidance fails on it; write it in another way"

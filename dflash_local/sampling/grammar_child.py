@@ -1,6 +1,6 @@
-"""The child process of `grammar`: compiles a grammar, which can take hours, or the process with it.
+"""The child process of `grammar`: compiles a grammar, which can take hours or crash the process.
 
-It imports little, so as to start fast.
+It imports little, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dflash_local.trial.child import bound_memory, die_quietly, on_deep_stack, s
 
 _MOST_BYTES = 2 << 30
 _LAYOUT = {
-    # Room for indentation; white space without bounds invites small models to write nothing else.
+    # Allows indentation. With unlimited white space, small models may write nothing else.
     "whitespace_pattern": r" |\n{1,2}[ \t]{0,20}",
-    # oneOf is read as anyOf, as elsewhere: a grammar cannot say that no second one fits.
+    # oneOf is read as anyOf, as usual: a grammar cannot say that no second schema fits.
     "coerce_one_of": True,
 }
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 
 
 def main(request: dict[str, Any]) -> None:
-    """Compile the `text` of a `kind` within `limits`, on a `stack` of so many bytes."""
+    """Compile `text`, a grammar of a `kind`, within `limits`, on a `stack` of this many bytes."""
     die_quietly()
     bound_memory(_MOST_BYTES)
     on_deep_stack(lambda: _compile(request), request["stack"])
@@ -35,7 +35,7 @@ def _compile(request: dict[str, Any]) -> None:
     except RecursionError:
         say(fault="it is nested too deeply")
         return
-    except Exception as error:  # gbnf_to_lark raises nothing more special
+    except Exception as error:  # gbnf_to_lark raises plain Exception
         say(fault=str(error))
         return
     limits = LLParserLimits(**request["limits"])
@@ -53,7 +53,7 @@ def _source(kind: str, text: str) -> str:
 
 
 def _lark(gbnf: str) -> str:
-    """llguidance's own translation of GBNF, with two faults of its version 1.7 worked around."""
+    """llguidance's own translation of GBNF, with workarounds for two bugs of its version 1.7."""
     from llguidance.gbnf_to_lark import RepetitionNode, gbnf_to_lark
 
     # It writes the repetition of a repetition as "a"**, which is not Lark.

@@ -1,4 +1,4 @@
-"""How to choose a token: what callers may ask for, and what is wrong with it."""
+"""The settings for choosing a token, and the checks of their ranges."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ import numpy as np
 from dflash_local.errors import GrammarError, InputError
 
 _MAX_INT = 2**31 - 1
-RANDOM_SEED = 2**32 - 1  # LLAMA_DEFAULT_SEED: llama.cpp would draw a seed of its own
-_COLDEST = 1e-5  # below it, logits over temperature leave the range of float32
+RANDOM_SEED = 2**32 - 1  # LLAMA_DEFAULT_SEED: makes llama.cpp draw a seed of its own
+_COLDEST = 1e-5  # below it, logits divided by the temperature exceed float32
 
 
 @dataclass(frozen=True)
 class SamplingParams:
     """How to choose a token.
 
-    `temperature` 0 takes the likeliest token (of equals, on the CPU, the lowest). `top_k` 0,
-    `top_p` 1, `min_p` 0, `repeat_penalty` 1 and the other penalties 0 switch a sampler off.
+    `temperature` 0 takes the likeliest token (of equal ones the CPU takes the lowest id). `top_k`
+    0, `top_p` 1, `min_p` 0, `repeat_penalty` 1 and the other penalties 0 switch a sampler off.
     `repeat_last_n` is how far back penalties look, in tokens: 0 not at all, -1 the whole context.
-    `seed` None draws one. `logit_bias` is added to the logits of its token ids, -inf forbids one.
-    At most one of three binds the answer: `grammar` is GBNF text with a rule `root`; `json_schema`
-    is a JSON schema, True for any JSON object; `lark` is a grammar in the Lark syntax of
-    llguidance. `logprobs` is how many alternatives to report with each token; None for no
+    `seed` None draws one. `logit_bias` is added to the logits of its token ids; -inf forbids a
+    token. `logprobs` is how many alternatives to report with each token; None reports no
     log-probabilities at all.
+
+    At most one of three grammars may bind the answer: `grammar` is GBNF text with a rule `root`;
+    `json_schema` is a JSON schema, or True for any JSON object; `lark` is a grammar in the Lark
+    syntax of llguidance.
     """
 
     temperature: float = 0.0
@@ -61,7 +63,7 @@ class SamplingParams:
         return self.repeat_last_n != 0 and not neutral
 
     def validate(self, n_vocab: int) -> None:
-        """Raises InputError naming the first value that is out of its range."""
+        """Raises InputError, which names the first value that is out of its range."""
         _number("temperature", self.temperature, 0, 100, "0 takes the likeliest token")
         _integer("top_k", self.top_k, 0, _MAX_INT, "0 is off")
         _number("top_p", self.top_p, 0, 1, "1 is off", above=True)
@@ -104,7 +106,7 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """Natural logarithm of a token's probability, and `top`: the likeliest (id, logprob) there."""
+    """Natural logarithm of a token's probability. `top`: (id, logprob) of the likeliest tokens."""
 
     token: int
     logprob: float
@@ -118,7 +120,7 @@ def _is_text(value: object) -> bool:
 def _number(
     name: str, value: Any, low: float, high: float, hint: str, *, above: bool = False
 ) -> None:
-    """`value` is a number from `low` (or `above` it) to `high`, or InputError."""
+    """Raises InputError unless `value` is a number from `low` (or `above` it) to `high`."""
     valid = isinstance(value, (int, float, np.integer, np.floating)) and low <= value <= high
     if not valid or isinstance(value, bool) or (above and value == low):
         since = "above" if above else "from"

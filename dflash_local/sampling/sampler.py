@@ -2,7 +2,7 @@
 
 The samplers are llama.cpp's, in its order: bias, penalties, grammar, top-k, top-p, min-p,
 temperature, and a draw from a generator with a seed. The same rows in the same order give the same
-tokens: the state is a function of the seed, the prompt and the tokens drawn.
+tokens: the state depends only on the seed, the prompt and the drawn tokens.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from dflash_local.sampling.params import RANDOM_SEED, SamplingParams, TokenLogpr
 # isort: split
 import llama_cpp.llama_cpp as api
 
-_MOST_CANDIDATES = 256  # beyond, finding them costs as much as handing on all logits
+_MOST_CANDIDATES = 256  # with more, finding them costs as much as fetching all logits
 _TOKEN_DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-"""`llama_token_data`: what llama.cpp's samplers take and change."""
+"""`llama_token_data`, which llama.cpp's samplers read and change."""
 
 
 def _token_data_array(data: NDArray[Any]) -> api.llama_token_data_array:
@@ -39,9 +39,9 @@ def _token_data_array(data: NDArray[Any]) -> api.llama_token_data_array:
 class Sampler:
     """Draws the tokens of one sequence; each draw also moves the state past the drawn token.
 
-    A constraint is asked about the drawn token first. Only where it forbids that one is the whole
-    vocabulary masked and drawn from again, as in llama.cpp. That moves the random generator twice,
-    and as it is so of every emitted token, drafted or not, plain and speculative runs agree.
+    A constraint is first asked about the drawn token alone. Only if it forbids that token, the
+    whole vocabulary is masked and a token is drawn again, as in llama.cpp. That moves the random
+    generator twice. Plain and speculative runs still agree, as both do it for the same tokens.
     """
 
     def __init__(
@@ -52,9 +52,8 @@ class Sampler:
         n_ctx: int,
         constraint: Constraint | None = None,
     ) -> None:
-        """`n_ctx` bounds how far back penalties look. `constraint` is what the parameters' grammar
-        asks for, at its beginning, and closed with the sampler. Raises InputError for bad
-        parameters."""
+        """`n_ctx` limits how far back penalties look. `constraint` is for the grammar in `params`,
+        at its beginning; None without one. Raises InputError for bad parameters."""
         params.validate(n_vocab)
         if params.bound != (constraint is not None):
             raise InputError("a sampler takes the constraint of its own grammar, and no other")
@@ -69,7 +68,7 @@ class Sampler:
         self._penalties: Any = None
         owned: list[Any] = []
         self._finalizer = weakref.finalize(self, _free, owned)
-        # At exit it would run while the model's thread may still be drawing a token.
+        # At exit the model's thread may still be drawing a token.
         self._finalizer.atexit = False
         if not params.greedy or params.logit_bias or params.penalises:
             self._chain = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
@@ -85,7 +84,7 @@ class Sampler:
             sampler = api.llama_sampler_init_logit_bias(self._n_vocab, len(biases), biases)
             api.llama_sampler_chain_add(chain, sampler)
         if params.penalises:
-            # llama.cpp reserves the window's memory at once, so it is not wider than it can be.
+            # llama.cpp reserves the memory for the whole window at once.
             window = n_ctx if params.repeat_last_n < 0 else min(int(params.repeat_last_n), n_ctx)
             self._penalties = api.llama_sampler_init_penalties(
                 self._n_vocab,
@@ -110,25 +109,25 @@ class Sampler:
 
     @property
     def takes_best(self) -> bool:
-        """Whether each draw is the likeliest token of the logits, whatever came before."""
+        """Whether each draw is simply the likeliest token of the logits."""
         return self._chain is None and self._constraint is None
 
     @property
     def begins_with_best(self) -> bool:
-        """Whether each draw is the likeliest token if that is allowed: `sample_best` will do."""
+        """Whether each draw is the likeliest allowed token, so that `sample_best` will do."""
         return self._chain is None
 
     @property
     def n_candidates(self) -> int | None:
-        """How many of the largest logits tell each draw, by `sample_from`; None: all are needed."""
+        """How many of the largest logits `sample_from` needs for a draw; None: it needs all."""
         params, most = self.params, self.params.top_k
         bounded = not params.greedy and 1 <= most < min(_MOST_CANDIDATES, self._n_vocab)
         plain = not params.logit_bias and not params.penalises
-        # One more than are kept shows whether a tie decides which.
+        # One more than are kept shows whether there is a tie for the last place.
         return most + 1 if bounded and plain and params.logprobs is None else None
 
     def accept_prompt(self, tokens: Iterable[int]) -> None:
-        """Show the prompt to the penalties, once, before the first draw. The grammar sees none."""
+        """Show the prompt to the penalties, once, before the first draw. The grammar ignores it."""
         self._check_open()
         if self._penalties is not None:
             for token in tokens:
@@ -139,17 +138,17 @@ class Sampler:
         return len(tokens) if self._constraint is None else self._constraint.n_valid(tokens)
 
     def sample(self, logits: NDArray[np.float32]) -> int:
-        """Draw one token from a row of logits, float32 [n_vocab], which is left as it is.
+        """Draw one token from a row of logits, float32 [n_vocab], which is not changed.
 
-        Raises BackendError for logits that are not finite numbers, InputError (with a grammar
-        GrammarError) where bias and grammar leave no token.
+        Raises BackendError for logits that are not finite numbers. Raises InputError (with a
+        grammar GrammarError) if bias and grammar leave no token.
         """
         self._check_row(logits)
         return self._settle(self._draw(logits), lambda: logits)
 
     def sample_best(self, best: int, row: Callable[[], NDArray[np.float32]]) -> int:
-        """`sample` where `begins_with_best`, from the likeliest token of the row. The row itself is
-        asked for only if it has to be looked at."""
+        """`sample` if `begins_with_best`, given the likeliest token of the row. `row` is called
+        only if the whole row is needed."""
         self._check_open()
         return self._settle(best, row)
 
@@ -159,11 +158,11 @@ class Sampler:
         logits: NDArray[np.float32],
         row: Callable[[], NDArray[np.float32]],
     ) -> int:
-        """`sample`, from the `n_candidates` largest logits of the row, the largest first: the same
-        token, and the same state afterwards.
+        """`sample`, given only the `n_candidates` largest logits of the row, the largest first. The
+        token and the state afterwards are the same.
 
-        The row itself is asked for only where the constraint forbids what is drawn, and where some
-        of these are equal: their order then depends on the logits that are not here.
+        `row` is called only if the constraint forbids the drawn token, or if some of these logits
+        are equal: their order then depends on the whole row.
         """
         self._check_open()
         n = len(ids)
@@ -179,7 +178,7 @@ class Sampler:
     def logprobs(self, logits: NDArray[np.float32], token: int) -> TokenLogprob:
         """The target's own log-probability of `token`, before bias, penalties and temperature.
 
-        `top` holds `params.logprobs` entries, the likeliest first, lower ids first among equals.
+        `top` has `params.logprobs` entries, the likeliest first, equal ones by id.
         """
         self._check_row(logits)
         peak = float(logits.max())
@@ -205,7 +204,7 @@ class Sampler:
 
     def _draw(self, logits: NDArray[np.float32]) -> int:
         if self._chain is None:
-            token = int(logits.argmax())  # the first of equals, as llama.cpp's greedy sampler
+            token = int(logits.argmax())  # the first of equal ones, as llama.cpp's greedy sampler
             logit = float(logits[token])
         else:
             self._data["id"] = self._ids
@@ -222,13 +221,13 @@ class Sampler:
         return token
 
     def _settle(self, token: int, row: Callable[[], NDArray[np.float32]]) -> int:
-        """Past `token`, or past what is drawn in its place if the constraint forbids it."""
+        """Move the state past `token`, or past another one if the constraint forbids it."""
         constraint = self._constraint
         if constraint is not None and not constraint.allows(token):
             masked = row().copy()
             constraint.mask(masked)
             while not constraint.allows(token := self._draw(masked)):
-                masked[token] = -np.inf  # passed by the mask alone
+                masked[token] = -np.inf  # the mask missed it
         if self._chain is not None:
             api.llama_sampler_accept(self._chain, token)
         if constraint is not None:

@@ -1,0 +1,1 @@
+"""The target: a GGUF model in a llama.cpp context, its KV cells and its tapped layers."""

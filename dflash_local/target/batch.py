@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 Outputs = Literal["all", "none", "last"]
-"""Which rows of a part the logits are wanted of."""
+"""The rows of a part whose logits are wanted."""
 
 
 @dataclass(frozen=True)
 class Part:
     """The rows of one sequence in a batch: `n_rows` from `first_row` on, the first at `begin`.
 
-    `parents` is None for rows that follow one another. For a draft tree they are the parents of the
-    rows after the first, the anchor, which they call -1 as `Draft.parents` does.
+    `parents` is None for rows that follow one another. For a draft tree it has the parents of all
+    rows after the first, which is the anchor and has the number -1, as in `Draft.parents`.
     """
 
     seq: int
@@ -26,7 +26,7 @@ class Part:
 
 
 class Batch:
-    """Row i is `tokens[i]` at `positions[i]` of sequence `seq_ids[i]`.
+    """The rows of a pass. Row i is `tokens[i]` at `positions[i]` of sequence `seq_ids[i]`.
 
     `output[i]` says whether its logits are wanted.
     """
@@ -43,13 +43,13 @@ class Batch:
 
     @property
     def shape(self) -> Literal["chain", "tree"]:
-        """ "tree" if any part is one: llama.cpp builds another graph then."""
+        """ "tree" if any part is one: llama.cpp then builds another graph."""
         return "tree" if any(part.parents is not None for part in self.parts) else "chain"
 
     def add(self, seq: int, begin: int, tokens: Sequence[int], *, outputs: Outputs = "all") -> Part:
-        """Tokens that follow one another from position `begin` on.
+        """Add tokens that follow one another from position `begin` on.
 
-        `outputs`: "all", "none" or "last" of their logits.
+        `outputs`: which of their logits are wanted, "all", "none" or those of the "last".
         """
         n = len(tokens)
         return self._add(Part(seq, begin, len(self), n), tokens, range(begin, begin + n), outputs)
@@ -57,7 +57,7 @@ class Batch:
     def add_tree(
         self, seq: int, begin: int, anchor: int, tokens: Sequence[int], parents: Sequence[int]
     ) -> Part:
-        """An anchor at position `begin` and the nodes of a draft tree after it."""
+        """Add an anchor at position `begin` and the nodes of a draft tree after it."""
         positions = [begin]
         for parent in parents:
             positions.append(1 + positions[parent + 1])

@@ -1,13 +1,13 @@
 """Which cells of llama.cpp's KV cache belong to which sequence, and to which branch of it.
 
-llama.cpp knows a sequence by ids. A row attends to the cells that bear its first id, and llama.cpp
-keeps its graph for as long as the first ids of a batch's rows stay the same. So a sequence has
-several ids, its *branches*: every row of a draft tree has a branch of its own, and the rows on the
-way to it bear that branch, too. A chain needs the first branch only.
+llama.cpp knows sequences by ids. A row attends to the cells that carry its first id, and llama.cpp
+keeps its graph as long as the first ids of a batch's rows stay the same. So a sequence has several
+ids, its *branches*. Every row of a draft tree has a branch of its own, and the rows on the way to
+it carry the id of that branch, too. A chain needs only the first branch.
 
-The first branch always has everything that was accepted. The others are brought up to it when a
-tree needs them. What was rejected goes before anything else is decoded, at best while the device is
-busy with a draft: each of these edits looks at all cells.
+The first branch always has everything that was accepted. The others catch up with it when a tree
+needs them. Rejected rows are removed before anything else is decoded, if possible while the device
+is busy with a draft: each of these edits looks at all cells.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from dflash_local.target.batch import Batch, Part
 import llama_cpp.llama_cpp as api
 
 MOST_BRANCHES, LEAST_BRANCHES = 32, 16
-"""Of a sequence: a row each of the widest trees that paid anywhere (32 rows, 8B in BF16 on an
-H200), and of usual ones if several sequences share the ids, as every pass looks at all ids."""
+"""Branches of a sequence: one for each row of the widest trees that paid off anywhere (32 rows, 8B
+in BF16 on an H200), and fewer if several sequences share the ids, as every pass looks at all."""
 
 _ANCHOR = -1
 
 Lines = list[list[int]]
-"""For each row of a part, the branches that it lies on, its own one first."""
+"""For each row of a part, the branches that it is on, its own branch first."""
 
 _Copy = tuple[int, int, int, int]
-"""From which id to which, from which position to which."""
+"""(source id, target id, first position, end position)."""
 
 
 def branches_of_each(n_seq: int, n_batch: int) -> int:
-    """How many branches each of `n_seq` sequences can have; 1 where there is no room for trees."""
+    """How many branches each of `n_seq` sequences can have; 1 if there is no room for trees."""
     wanted = max(MOST_BRANCHES // n_seq, LEAST_BRANCHES)
     n = min(wanted, MAX_IDS // n_seq, n_batch // n_seq)
     return n if n > 2 else 1
 
 
 def ids_of(n_seq: int, n_branches: int) -> list[list[int]]:
-    """llama.cpp's ids of each sequence, [n_seq][n_branches]: its own number first."""
+    """llama.cpp's ids of each sequence, [n_seq][n_branches]. The first is the sequence's number."""
     more = n_branches - 1
     return [[seq, *range(n_seq + seq * more, n_seq + (seq + 1) * more)] for seq in range(n_seq)]
 
 
 def lines_of(parents: Sequence[int], n_branches: int) -> Lines:
-    """The branches of the anchor and of each node of a tree, if possible as many as it has rows.
+    """The branches of the anchor and of each node of a tree, if possible one branch per row.
 
-    With too few branches for that, a row shares the branch of its first child, and llama.cpp builds
-    its graph again for every other shape of tree. Raises ValueError where not even each leaf can
-    have a branch of its own.
+    With too few branches, a row shares the branch of its first child, and llama.cpp builds its
+    graph again for every new shape of tree. Raises ValueError if not even each leaf can have a
+    branch of its own.
     """
     n = len(parents)
     owners: Sequence[int] = range(n)
@@ -75,7 +75,7 @@ def lines_of(parents: Sequence[int], n_branches: int) -> Lines:
 
 
 def n_on_path(lines: Lines, path: Sequence[int]) -> tuple[list[int], list[int]]:
-    """By branch: how many of its rows are on the accepted path, and how many it has.
+    """For each branch: how many of its rows are on the accepted path, and how many it has.
 
     `path` are rows, each the child of the one before, the anchor first.
     """
@@ -90,7 +90,7 @@ def n_on_path(lines: Lines, path: Sequence[int]) -> tuple[list[int], list[int]]:
 
 @dataclass(frozen=True)
 class _Verified:
-    """A pass over a tree from position `begin` on, whose rejected rows are still there."""
+    """A verified tree, from position `begin` on, whose rejected rows are still in the cache."""
 
     begin: int
     lines: Lines
@@ -98,27 +98,27 @@ class _Verified:
 
 
 class Cells:
-    """The ids of all sequences in a context. `ids[seq]` are those of a sequence."""
+    """The cells of all sequences in a context. `ids[seq]` are the ids of a sequence."""
 
     def __init__(self, context: Any, n_seq: int, n_branches: int, *, n_swa: int) -> None:
-        """`n_swa`: tokens that layers with a sliding window look back at; 0 without such layers."""
+        """`n_swa`: how far layers with a sliding window look back, in tokens; 0 without any."""
         self.ids = ids_of(n_seq, n_branches)
         self._n_branches = n_branches
         self._context = native.address(context)
         self._memory = api.llama_get_memory(context)
         self._n_swa = n_swa
         self._held = [[0] * n_branches for _ in range(n_seq)]
-        """By branch: how many tokens of its sequence it has. Not kept for the first one."""
+        """For each branch, how many tokens of its sequence it has. Not used for the first one."""
         self._n_used = [1] * n_seq
-        """How many branches may have cells."""
+        """For each sequence, how many of its branches may have cells."""
         self._lines: dict[int, Lines] = {}
-        """Of the trees in the last pass."""
+        """The branches of the trees in the last pass, by sequence."""
         self._verified: dict[int, _Verified] = {}
 
     def place(self, batch: Batch) -> Sequence[Sequence[int]]:
-        """llama.cpp's ids of each row of a batch; none for a batch without trees.
+        """llama.cpp's ids of each row of a batch; empty for a batch without trees.
 
-        Gives the branches of its trees what comes before them.
+        Also lets the branches of its trees catch up with their sequences.
         """
         self._lines.clear()
         if batch.shape == "chain":
@@ -135,7 +135,7 @@ class Cells:
         return rows
 
     def keep(self, part: Part, path: Sequence[int]) -> bool:
-        """Of the rows of a pass keep those of `path`, numbered within the part, and no others.
+        """Keep only those rows of a part that are in `path`, which numbers them within the part.
 
         False: the model cannot forget the others, and nothing was done.
         """
@@ -156,7 +156,7 @@ class Cells:
         return True
 
     def tidy(self, *, ahead: bool = False) -> None:
-        """Drop the rejected rows of trees. `ahead`: another tree of as many rows will follow."""
+        """Remove the rejected rows of trees. `ahead`: another tree of as many rows will follow."""
         if not self._verified:
             return
         cuts: list[tuple[int, int]] = []
@@ -186,21 +186,21 @@ class Cells:
         return True
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Sequence `target`, which is empty, shares the first `length` positions of `source`."""
+        """Let sequence `target`, which is empty, share the first `length` positions of `source`."""
         api.llama_memory_seq_cp(self._memory, self.ids[source][0], self.ids[target][0], 0, length)
 
     def sees(self, seq: int, length: int) -> bool:
-        """Whether a sequence of `length` tokens still has all that the next one looks at.
+        """Whether a sequence of `length` tokens still has all cells that the next token looks at.
 
-        Layers with a sliding window give the cells behind it to others and are saved without them,
-        so that a sequence that is rolled back may lack some.
+        Layers with a sliding window reuse the cells behind it and are saved without them. So a
+        sequence that was rolled back may lack some.
         """
         if not self._n_swa or not length:
             return True
         return 0 <= self._first(self.ids[seq][0]) <= max(0, length + 1 - self._n_swa)
 
     def clear(self, seq: int) -> None:
-        """Forget a sequence, whatever a failed pass has left of it."""
+        """Forget a sequence, also what a failed pass has left of it."""
         self._verified.pop(seq, None)
         for id_ in self.ids[seq][: self._n_used[seq]]:
             api.llama_memory_seq_rm(self._memory, id_, -1, -1)
@@ -208,13 +208,13 @@ class Cells:
         self._n_used[seq] = 1
 
     def _catch_up(self, seq: int, length: int, lines: Lines) -> list[_Copy]:
-        """What gives the branches of a tree the first `length` tokens."""
+        """The copies that give the branches of a tree the first `length` tokens."""
         ids, held, n = self.ids[seq], self._held[seq], len(lines[0])
         self._n_used[seq] = max(self._n_used[seq], n)
         if self._n_swa:
             for branch in range(1, n):
                 if held[branch] and self._first(ids[branch]) != self._first(ids[0]):
-                    # llama.cpp wants all ids of a row to begin with the same cell.
+                    # llama.cpp requires all ids of a row to begin with the same cell.
                     api.llama_memory_seq_rm(self._memory, ids[branch], -1, -1)
                     held[branch] = 0
         copies = [

@@ -1,4 +1,4 @@
-"""How far verifying in batches is from decoding one token at a time, measured on this machine."""
+"""How much verifying in batches differs from decoding one token at a time on this machine."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from dflash_local.target.target import Target
 
 WIDTHS = (2, 4, 8, 16)
 DEPTHS = (32, 480)
-"""Tokens of context before the rows that are compared: few, and beyond the 256 cells after which
-kernels may split the context among threads."""
+"""Tokens of context before the rows that are compared: a few, and more than the 256 cells after
+which kernels may split the context among threads."""
 
 _BUDGET_S = 1.0
 _BUDGET_STEPS = 32
@@ -33,7 +33,7 @@ class Exactness:
     differences: dict[int, dict[int, float]]
 
     def exact_width(self, depth: int) -> int:
-        """The widest verify pass up to which all are exact to the bit at this depth; 1 if none."""
+        """The width up to which verify passes are exact to the bit at this depth; 1 if none is."""
         exact = 1
         for width, difference in sorted(self.differences[depth].items()):
             if difference != 0.0:
@@ -42,13 +42,13 @@ class Exactness:
         return exact
 
     def noise(self) -> float:
-        """The largest difference seen; answers may part only where the top two are this close."""
+        """The largest difference seen. Answers may differ only where the top two are this close."""
         return max(
             (d for widths in self.differences.values() for d in widths.values()), default=0.0
         )
 
     def lines(self) -> list[str]:
-        """In words, one line per depth."""
+        """The result in words, one line per depth."""
         texts = []
         for depth, widths in sorted(self.differences.items()):
             exact, widest = self.exact_width(depth), max(widths)
@@ -72,11 +72,11 @@ class Exactness:
         }
 
 
-def measure(target: Target, *, before: Callable[[], None]) -> Exactness:
-    """The exactness of `target`, kept per machine, file, build and settings.
+def measure_exactness(target: Target, *, before: Callable[[], None]) -> Exactness:
+    """The exactness of `target`, kept on disk per machine, file, build and settings.
 
-    Takes a second, or 32 target steps where these take longer. `before` empties all caches of the
-    target: called only if there is something to measure.
+    Measuring takes a second, or 32 target steps if these take longer. `before` empties all caches
+    of the target. It is called only if there is something to measure.
     """
     key = _key(target)
     with suppress(ValueError, AttributeError, TypeError):  # not measured yet, or damaged
@@ -134,7 +134,7 @@ def _rows(target: Target, tokens: NDArray[np.int32], depth: int, width: int) -> 
 def _decode(target: Target, tokens: NDArray[np.int32], begin: int, width: int) -> None:
     chunk = tokens[begin : begin + width]
     last = begin + len(chunk)
-    # A prompt's rows want no logits; more than a verify pass has would not fit the output buffer.
+    # The context's rows need no logits, and would not fit the output buffer.
     output = [width <= max(WIDTHS)] * len(chunk)
     target.decode(chunk, range(begin, last), [0] * len(chunk), output)
 

@@ -34,12 +34,12 @@ _NO_DEVICES = (ctypes.c_void_p * 1)(None)
 
 @dataclass(frozen=True)
 class TargetOptions:
-    """How a target is loaded; None lets llama.cpp or the machine decide.
+    """How a target is loaded; None leaves the choice to llama.cpp or the machine.
 
     `n_ctx` are cells of KV cache, shared by all `n_seq` sequences. `n_batch` is the most rows of
-    one decode. A sequence may fork into `n_branches` while a draft tree is verified: each costs one
-    of llama.cpp's sequence ids. `tapped_layers` are layer inputs to keep the hidden states of, for
-    good.
+    one decode. A sequence may fork into `n_branches` while a draft tree is verified. Each branch
+    takes one of llama.cpp's sequence ids. `tapped_layers` are the layers whose inputs are kept as
+    hidden states; they cannot be changed later.
     """
 
     n_ctx: int
@@ -81,7 +81,7 @@ class TargetOptions:
         params = api.llama_model_default_params()
         params.n_gpu_layers = _ALL_LAYERS if self.n_gpu_layers < 0 else self.n_gpu_layers
         if self.n_gpu_layers == 0:
-            # else llama.cpp puts the KV cache and large products on a GPU all the same
+            # otherwise llama.cpp still puts the KV cache and large products on a GPU
             params.devices = ctypes.addressof(_NO_DEVICES)
         params.split_mode = _SPLIT_MODES[self.split_mode]
         params.main_gpu = self.main_gpu

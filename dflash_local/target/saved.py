@@ -1,7 +1,7 @@
-"""What a llama.cpp context holds of a sequence, as bytes in host memory, and back.
+"""Saves what a llama.cpp context holds of a sequence as bytes in host memory, and restores it.
 
-Bytes go back only into a context of the same model and options: llama.cpp checks the rest, but not
-everything. Of layers with a sliding window only the window is saved.
+Restore bytes only in a context of the same model and options: llama.cpp does not check everything.
+Of layers with a sliding window only the window is saved.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ import dflash_local.llama.runtime  # noqa: F401  loads llama_cpp
 import llama_cpp.llama_cpp as api
 
 
-def n_bytes(context: Any, seq: int) -> int:
-    """What `save` would return."""
+def size_of(context: Any, seq: int) -> int:
+    """How many bytes `save` would return."""
     return int(api.llama_state_seq_get_size(context, seq))
 
 
 def save(context: Any, seq: int) -> NDArray[np.uint8]:
-    """Keys and values of all cells of a sequence, uint8 [n]; empty where llama.cpp cannot."""
-    state = np.empty(n_bytes(context, seq), np.uint8)
+    """Keys and values of all cells of a sequence, uint8 [n]; empty if llama.cpp cannot save."""
+    state = np.empty(size_of(context, seq), np.uint8)
     n = api.llama_state_seq_get_data(context, _pointer(state), len(state), seq)
     return state[:n]
 
 
 def restore(context: Any, seq: int, state: NDArray[np.uint8]) -> bool:
-    """Put saved cells in place of all that a sequence has.
+    """Replace the cells of a sequence by saved ones.
 
-    False, and the sequence is empty, where there are too few free cells or the bytes do not fit
-    this context.
+    False if there are too few free cells or the bytes do not fit this context. The sequence is then
+    empty.
     """
     n = api.llama_state_seq_set_data(context, _pointer(state), len(state), seq)
     if n == len(state) > 0:

@@ -1,7 +1,6 @@
-"""Context features: what a drafter reads of the target, a row for each token.
+"""Context features: the hidden states of the target that a drafter reads, one row per token.
 
-They stay where the target computed them, on its device, and come to the host only for those who ask
-with `numpy.asarray`.
+They stay on the device where the target computed them. `numpy.asarray` copies them to the host.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class StoredFeatures:
-    """Rows of a target's store of tapped hidden states, by their numbers there.
+    """Rows of a target's store of tapped hidden states, given by their numbers there.
 
-    Looks like float32 [n, n_features]. The rows are overwritten, and then an InputError to read,
-    once `target.n_stored` later ones have been decoded.
+    It looks like an array, float32 [n, n_features]. The rows are overwritten once `target.n_stored`
+    later rows have been decoded. Reading them then raises InputError.
     """
 
     def __init__(self, target: Target, rows: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""The target: a GGUF model in a llama.cpp context. Tokens in; logits and hidden states out."""
+"""The target: a GGUF model in a llama.cpp context. Tokens in, logits and hidden states out."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NO_SLOT = 1  # llama_decode: no room in the KV cache, nothing was changed
 
 
 class Closable(Protocol):
-    """What uses a target's tensors and must be gone before them."""
+    """Something that uses a target's tensors and must be closed before them."""
 
     def close(self) -> None:
         """Free everything. Safe to call again."""
@@ -41,7 +41,7 @@ class Closable(Protocol):
 class Target:
     """A loaded model and its context. Not thread safe: one thread owns it.
 
-    Drafters that share its tensors register here and are closed with it, whichever goes first.
+    Drafters that share its tensors register here and are closed with it.
     """
 
     def __init__(
@@ -51,22 +51,23 @@ class Target:
         *,
         progress: Callable[[float], bool] | None = None,
     ) -> None:
-        """Raises FileError when llama.cpp refuses the file, BackendError when there is no room.
+        """Raises FileError if llama.cpp refuses the file, BackendError if memory is short.
 
-        The file has passed the checks of `load`: llama.cpp itself aborts on some bad ones.
-        `progress` is called with the part that is loaded, 0 to 1; it ends the load by False.
+        The file must have passed the checks of `load`: llama.cpp itself aborts on some bad files.
+        `progress` is called with the fraction that is loaded, 0 to 1. It ends the load by returning
+        False.
         """
         runtime.init()
         self.path = Path(path)
         self.file_key = file_key(self.path)
-        """Of the files as they were when they were loaded."""
+        """Identifies the files as they were when they were loaded."""
         self.options = options
         self._drafters: weakref.WeakSet[Closable] = weakref.WeakSet()
         self._model: Any = None
         self._context: Any = None
         self._pass: Any = None
         self.threads: Any = None
-        """The `native.ThreadPool` that computes on the CPU, for a drafter too."""
+        """The `native.ThreadPool` that computes on the CPU, also for a drafter."""
         self._output: list[bool] = []
         self._best: list[int] | None = None
         try:
@@ -80,7 +81,7 @@ class Target:
         """Check a file, try it once in a child process, and load it with `TargetOptions`.
 
         Raises FileError for a bad file, InputError for layers that cannot be tapped and for options
-        out of range, BackendError without room.
+        out of range, BackendError if the memory does not suffice.
         """
         wanted = TargetOptions(**options)
         file = GgufFile.open(path)
@@ -106,7 +107,7 @@ class Target:
         self.n_embd: int = api.llama_model_n_embd(self._model)
         self.n_layer: int = api.llama_model_n_layer(self._model)
         self.n_swa: int = api.llama_model_n_swa(self._model)
-        """Tokens that layers with a sliding window look back at, with the last; 0 without such."""
+        """The sliding window of layers that have one, in tokens; 0 without such layers."""
         self.n_ctx_train: int = api.llama_model_n_ctx_train(self._model)
         self._open_context()
 
@@ -123,7 +124,7 @@ class Target:
             )
         self.threads = native.ThreadPool(n_threads)
         self.threads.attach(native.address(self._context))
-        # llama.cpp rounds up; the caller's number is the promise.
+        # llama.cpp rounds up, but no more is promised than was asked for.
         self.n_ctx: int = min(options.n_ctx, api.llama_n_ctx(self._context))
         self.n_batch: int = api.llama_n_batch(self._context)
         self.n_threads = n_threads
@@ -189,20 +190,20 @@ class Target:
         """One batch of at most `n_batch` rows; row i is `tokens[i]` at `positions[i]`.
 
         `output` marks the rows whose logits are wanted. Positions of a sequence follow those that
-        it has. Raises ContextFullError when the cache has no room, with nothing changed;
-        BackendError when llama.cpp fails, after which the sequences of the batch should be cleared.
+        it has. Raises ContextFullError, with nothing changed, if the cache has no room, and
+        BackendError if llama.cpp fails: the sequences of the batch should then be cleared.
         """
         self._pass_of(_list(tokens), _list(positions), _list(seq_ids), _list(output))
 
     def run(self, batch: Batch) -> None:
-        """`decode` for a batch whose parts may be draft trees. `keep` must follow for these."""
+        """`decode` for a batch whose parts may be draft trees, after which `keep` must follow."""
         self._check_size(len(batch))
         self._cells.tidy()
         ids = self._cells.place(batch)
         self._pass_of(batch.tokens, batch.positions, batch.seq_ids, batch.output, ids)
 
     def keep(self, part: Part, path: Sequence[int]) -> bool:
-        """Of the rows of a part of the last batch keep those of `path`, and no others.
+        """Keep only those rows of a part of the last batch that are in `path`.
 
         `path` numbers rows within the part, the anchor first. False: this model cannot forget the
         others, and nothing was done.
@@ -229,13 +230,12 @@ class Target:
     def decode_ahead(
         self, tokens: Sequence[int], positions: Sequence[int], seq_ids: Sequence[int], n_steps: int
     ) -> list[list[int]]:
-        """Greedy decoding of some sequences: `n_steps` batches of a row each, the likeliest token
-        after each row being the next row.
+        """Decode some sequences greedily for `n_steps`. Each step is a batch with one row per
+        sequence, and the likeliest token after each row is the next row.
 
-        Returns the tokens, [steps][sequences]; fewer steps where some sequence has come to an end
-        of text, or to -1, as `best` has it.
-
-        `first_stored` is then the number of the first step's first row. Raises as `decode`.
+        Returns the tokens, [steps][sequences]. There are fewer steps if a sequence has come to an
+        end of text, or to -1 as in `best`. `first_stored` is then the number of the first step's
+        first row. Raises as `decode`.
         """
         self._check_open()
         n = len(tokens)
@@ -249,8 +249,8 @@ class Target:
     def best(self) -> list[int]:
         """The likeliest token of each output row of the last batch, found on the device.
 
-        -1 where the logits are not finite numbers. Of equals on the CPU the lowest, on a GPU always
-        the same one.
+        -1 if the logits are not finite numbers. Of equal tokens the CPU takes the lowest, a GPU
+        always the same one.
         """
         self._check_open()
         if self._best is None:
@@ -267,7 +267,7 @@ class Target:
 
     def candidates(self, output_row: int, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The k largest logits of an output row of the last batch: ids int32 [k] and logits float32
-        [k], the largest first, of equals the lowest id.
+        [k], the largest first, equal ones by id.
 
         Raises BackendError for logits that are not finite numbers.
         """
@@ -282,19 +282,19 @@ class Target:
 
     @property
     def n_stored(self) -> int:
-        """How many rows of hidden states are kept: those decoded last."""
+        """How many rows of hidden states are kept: the last ones that were decoded."""
         self._check_open()
         return int(self._pass.n_stored)
 
     @property
     def first_stored(self) -> int:
-        """Number in the store of the first row of the last batch; the others follow."""
+        """The number in the store of the last batch's first row. The other rows follow."""
         self._check_open()
         return int(self._pass.first_stored)
 
     @property
     def n_rebuilds(self) -> int:
-        """How often llama.cpp has built its graph anew: at other widths, and where a cache grew."""
+        """How often llama.cpp has built its graph again: at a new width, or when a cache grew."""
         self._check_open()
         return int(self._pass.n_rebuilds)
 
@@ -319,23 +319,26 @@ class Target:
         return states.reshape(len(wanted), len(self.options.tapped_layers), self.n_embd)
 
     def truncate(self, seq: int, length: int) -> bool:
-        """Forget positions `length` and up. False: this model cannot, and nothing is done."""
+        """Forget positions `length` and up. False: this model cannot, and nothing was done."""
         self._check_open()
         return self._cells.truncate(seq, length)
 
     def tidy(self) -> None:
-        """Do now, while the device is busy, what the next pass over a tree would begin with."""
+        """Do now what the next pass over a tree would begin with, while the device is busy."""
         self._check_open()
         self._cells.tidy(ahead=True)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Sequence `target`, which is empty, shares the first `length` positions of `source`."""
+        """Let sequence `target`, which is empty, share the first `length` positions of `source`."""
         self._check_open()
         self._cells.copy(source, target, length)
 
     def sees(self, seq: int, length: int) -> bool:
-        """Whether a sequence of `length` tokens has all that the next one looks at: of a sliding
-        window the cells behind it go, and are missing once it is rolled back."""
+        """Whether a sequence of `length` tokens has all cells that the next token looks at.
+
+        Cells behind a sliding window are reused, so they are missing once the sequence is rolled
+        back.
+        """
         self._check_open()
         return self._cells.sees(seq, length)
 
@@ -345,7 +348,7 @@ class Target:
         self._cells.clear(seq)
 
     def attach(self, drafter: Closable) -> None:
-        """Close `drafter`, which uses this model's tensors, before the model goes."""
+        """Register a drafter that uses this model's tensors. It is closed before the model."""
         self._check_open()
         self._drafters.add(drafter)
 

@@ -1,4 +1,4 @@
-"""The target's vocabulary: text to token ids and back, as llama.cpp does it."""
+"""The target's vocabulary: from text to token ids and back, as llama.cpp does it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ import llama_cpp.llama_cpp as api
 
 _NO_TOKEN = -1
 _USUAL_LONGEST = 16
-"""Bytes of a token, on average the most; no text is looked at more closely that has fewer."""
+"""Bytes per token that no usual text exceeds. Only longer prompts are checked before they are
+tokenised."""
 
 
 @dataclass(frozen=True)
 class InfillTokens:
-    """The tokens before a gap's prefix, suffix and middle, before a repository's name and before a
-    file of it; None for the last two where the model does not know them."""
+    """The tokens that mark a gap's prefix, suffix and middle, a repository's name and a file in it.
+
+    The last two are None if the model does not know them.
+    """
 
     prefix: int
     suffix: int
@@ -36,9 +39,9 @@ class InfillTokens:
 
 
 class Vocabulary:
-    """A `llama_vocab *`, which lives as long as its model. Any thread may read texts and tokens.
+    """A `llama_vocab *`, which lives as long as its model. Any thread may convert texts and tokens.
 
-    All raise ClosedError once the model is gone.
+    All methods raise ClosedError once the model is closed.
     """
 
     def __init__(self, pointer: Any) -> None:
@@ -58,7 +61,7 @@ class Vocabulary:
         return self._pointer
 
     def close(self) -> None:
-        """Before the model goes: wait for those who read, and let no one begin to."""
+        """Call this before the model is freed. It waits for readers and lets no new ones begin."""
         with self._changed:
             self._pointer = None
             self._changed.wait_for(lambda: not self._readers)
@@ -86,16 +89,16 @@ class Vocabulary:
     ) -> list[int]:
         """Token ids of `text`.
 
-        `special` reads the names of special tokens in the text as these tokens; `add_special` adds
-        what the model wants at the start or the end. Raises InputError for text that is not UTF-8;
-        ContextFullError, at once, for one that is too long for `n_ctx` tokens whatever they are.
+        With `special`, names of special tokens in the text become these tokens. `add_special` adds
+        the tokens that the model wants at the start or the end. Raises InputError for text that is
+        not UTF-8, and ContextFullError for text that cannot fit into `n_ctx` tokens.
         """
         try:
             raw = text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise InputError(
                 f"the text has half a surrogate pair at character {error.start}, "
-                "which is no Unicode text; remove it"
+                "which is not Unicode text; remove it"
             ) from None
         if n_ctx is not None and len(raw) > n_ctx * _USUAL_LONGEST:
             n = len(raw) // self.longest
@@ -114,12 +117,12 @@ class Vocabulary:
                 room = -n
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """The bytes that `token` adds to a text; for control tokens nothing, or if `special` their
-        names."""
+        """The bytes that `token` adds to a text. Control tokens add nothing or, with `special`,
+        their names."""
         return self._piece(token, self._special if special else self._pieces, special=special)
 
     def name(self, token: int) -> str:
-        """The token as `tokenize(special=True)` reads it, control tokens too."""
+        """The text that `tokenize(special=True)` reads as this token, also for control tokens."""
         return self.piece(token, special=True).decode("utf-8", "replace")
 
     def _piece(self, token: int, known: dict[int, bytes], *, special: bool) -> bytes:
@@ -142,7 +145,7 @@ class Vocabulary:
         return piece
 
     def is_token(self, name: str) -> bool:
-        """Whether `name` is a control or user-defined token's, which no other text gives."""
+        """Whether `name` is the name of a single control or user-defined token."""
         ids = self.tokenize(name, special=True, add_special=False)
         if len(ids) != 1 or self.name(ids[0]) != name:
             return False
@@ -151,8 +154,8 @@ class Vocabulary:
             return bool(api.llama_vocab_get_attr(pointer, ids[0]) & marked)
 
     def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        """Text of `tokens`, bytes that are no UTF-8 as U+FFFD; control tokens are left out, or if
-        `special` stand in it with their names."""
+        """Text of `tokens`. Bytes that are not UTF-8 become U+FFFD. Control tokens are left out or,
+        with `special`, written as their names."""
         with self.reading():
             pieces = [self.piece(token, special=special) for token in tokens]
         return b"".join(pieces).decode("utf-8", "replace")
@@ -172,7 +175,7 @@ class Vocabulary:
 
     @cached_property
     def longest(self) -> int:
-        """Bytes of the token with the most: no text has fewer tokens than its bytes by that."""
+        """Bytes of the longest token. A text has at least its bytes divided by this many tokens."""
         return max(len(self.piece(token, special=True)) for token in range(self.n_tokens))
 
     @property
@@ -187,9 +190,9 @@ class Vocabulary:
 
     @property
     def infill(self) -> InfillTokens | None:
-        """What fills a gap; None where the model has none of it.
+        """The tokens for filling a gap in a text; None if the model has none.
 
-        llama.cpp takes the tokens from the file's metadata, or knows them by their names.
+        llama.cpp takes them from the file's metadata, or knows them by their names.
         """
         with self.reading() as pointer:
             prefix = api.llama_vocab_fim_pre(pointer)

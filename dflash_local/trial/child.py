@@ -1,9 +1,9 @@
-"""A child process that may die, hang or run out of memory in our place.
+"""Runs work in a child process, which may die, hang or run out of memory in our place.
 
-The parent's side is `run`. The child's side is a function `main(request)` in a module of its own.
-It writes one JSON object a line with `say`: `stage` as a stage begins, then `done` or a `fault`,
-which is about the stage that began last, and whatever else the parent wants to know. A child that
-ends without either was killed by its last stage.
+The parent calls `run`. The child runs a function `main(request)` in a module of its own. With `say`
+it writes one JSON object per line: `stage` when a stage begins, and at the end `done` or a `fault`
+of the last stage. It may also write other things that the parent wants to know. A child that ends
+without `done` or `fault` was killed by its last stage.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _QUIET_S = 2.0
-# The child gets our own search path: it must find this package whichever way we were found.
+# The child gets our own search path, so that it finds this package just as we did.
 _LAUNCH = (
     "import importlib, json, sys; request = json.load(sys.stdin); sys.path[:] = request['path']; "
     "importlib.import_module(request['module']).main(request['request'])"
@@ -38,15 +38,15 @@ _TELLING = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """How far a child came. `stage` began last; `fault` is what it said of it, or the line of its
-    stderr that tells most; `death` is how it ended, if not by itself."""
+    """How far a child came. `stage` is the last one that began. `fault` is what the child reported
+    about it, or the most telling line of its stderr. `death` is how it died, if it did."""
 
     stage: str = "import"
     fault: str = ""
     death: str = ""
     done: bool = False
     short: bool = False
-    """It was short of time or memory, which another moment may have."""
+    """It lacked time or memory, so another try may succeed."""
     said: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -60,8 +60,8 @@ def run(
 ) -> Outcome:
     """Run `main(request)` of a module in a child process for at most `limit_s` seconds.
 
-    `on_wait` is called once if it takes longer than a moment. `without_gpu`: the child sees no GPU,
-    whose memory is not ours to take.
+    `on_wait` is called once if it takes longer than a moment. `without_gpu` hides GPUs from the
+    child, so that it takes none of their memory.
     """
     environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
     environment.pop("PYTHONFAULTHANDLER", None)
@@ -89,13 +89,13 @@ def run(
 
 
 def say(**fields: Any) -> None:
-    """The child's side: one line for the parent."""
+    """For the child: write a line for the parent."""
     sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 
 
 def die_quietly() -> None:
-    """The child's side: no core file and no dialog, as dying is one of the expected answers."""
+    """For the child: leave no core file and open no dialog, as its death may be expected."""
     if sys.platform == "win32":
         import ctypes
 
@@ -107,7 +107,7 @@ def die_quietly() -> None:
 
 
 def bound_memory(n_bytes: int) -> None:
-    """The child's side: no more address space than this, where the system can enforce it."""
+    """For the child: limit its address space, if the system can enforce that."""
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
@@ -162,7 +162,7 @@ def _outcome(return_code: int, out: bytes, err: str) -> Outcome:
 
 
 def _report(out: bytes) -> tuple[str, str, bool, list[dict[str, Any]]]:
-    """Stage begun last, fault, whether all stages passed, and all that the child wrote."""
+    """The last stage, the fault, whether all stages passed, and all that the child wrote."""
     stage, fault, done = "import", "", False
     said = []
     for line in out.decode("utf-8", "replace").splitlines():
@@ -186,7 +186,7 @@ def _death(return_code: int) -> str:
 
 
 def _telling_line(err: str) -> str:
-    """The line of what a dead process printed that tells most; paths of its sources shortened."""
+    """The most telling line that a dead process printed, with paths of its sources shortened."""
     lines = [line.strip() for line in err.splitlines() if line.strip()]
     for pattern in _TELLING:
         for line in reversed(lines):

@@ -1,7 +1,7 @@
-"""What llama.cpp may abort on is tried once in a child process, and the verdict kept.
+"""Tries a model once in a child process, as llama.cpp may abort on it, and keeps the verdict.
 
-A verdict, good or bad, holds as long as the files, the build of llama.cpp, the CPU and the tapped
-layers stay the same.
+A verdict, good or bad, is valid as long as the files, the build of llama.cpp, the CPU and the
+tapped layers stay the same.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _PREFIXES = re.compile(r"^(\w+: )?(error loading model( vocabulary)?: )+")
 
 @dataclass(frozen=True)
 class LoadVerdict:
-    """How far the child came. `stage` is the one that failed, empty if none did."""
+    """The result of a trial. `stage` is the stage that failed; empty if none did."""
 
     stage: str = ""
     fault: str = ""
-    """What was reported at that stage, or last printed before the process died."""
+    """What was reported at that stage, or printed last before the process died."""
     death: str = ""
     """How the process died; empty if it ended by itself."""
     lasting: bool = True
-    """False for what another moment may change: memory, time."""
+    """False if another try may succeed, after a lack of memory or time."""
 
 
 def ensure_loadable(
@@ -55,10 +55,10 @@ def ensure_loadable(
 ) -> None:
     """Return if llama.cpp can load `target` and decode with taps on `layers`.
 
-    Of a `draft` it must be able to read the header. Tried in a child process unless a kept verdict
-    says so already. `limit_s` seconds, and more for large files, are given to it. Raises FileError
-    when a file is at fault, BackendError when the build of llama.cpp is, or when memory or time did
-    not suffice.
+    If there is a `draft`, llama.cpp must be able to read its header. All this is tried in a child
+    process, unless a verdict is kept from before. The child gets `limit_s` seconds, and more for
+    large files. Raises FileError if a file is at fault, and BackendError if the build of llama.cpp
+    is, or if memory or time did not suffice.
     """
     files = shard_files(target) + ((draft,) if draft else ())
     build = libraries()
@@ -138,7 +138,7 @@ def _tried(
 
 
 def libraries() -> tuple[Path, ...]:
-    """Our compiled part, and the libraries of the installed llama_cpp, not imported for this."""
+    """Our compiled part and the libraries of the installed llama_cpp, without importing it."""
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or spec.origin is None:
         raise BackendError(f"llama-cpp-python is not installed; {REINSTALL}")
@@ -155,7 +155,7 @@ def libraries() -> tuple[Path, ...]:
 
 
 def _cpu() -> str:
-    """What may change the verdict when a home folder is shared: the CPU's name and features."""
+    """The CPU's name and features: machines that share a home folder may differ in them."""
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         told = [line for line in lines if line.startswith(("model name", "flags", "Features"))][:2]

@@ -1,4 +1,4 @@
-"""The child process of `trial.model`: does what llama.cpp may abort on."""
+"""The child process of `trial.model`: does everything that llama.cpp may abort on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def main(request: dict[str, Any]) -> None:
 def _stages(request: dict[str, Any]) -> None:
     say(stage="import")
     from dflash_local.llama import (
-        native,  # noqa: F401 - that the compiled part is there and fits, too
+        native,  # noqa: F401 - checks that the compiled part is there and fits
         runtime,
     )
     from dflash_local.trial.product import wrong_product
@@ -69,7 +69,7 @@ def _try_vocabulary(path: bytes) -> None:
     params.vocab_only = True
     model = _loaded(path, params)
     vocabulary = llama_cpp.llama_model_get_vocab(model)
-    # begin- and end-of-text tokens are asserted upon when a text is tokenized
+    # llama.cpp asserts begin- and end-of-text tokens when a text is tokenized
     tokens = (llama_cpp.llama_token * 64)()
     llama_cpp.llama_tokenize(vocabulary, b"a b\n", 4, tokens, len(tokens), True, True)
     llama_cpp.llama_model_free(model)
@@ -83,7 +83,7 @@ def _try_model(path: bytes, request: dict[str, Any]) -> None:
     n_gpu_layers = request["n_gpu_layers"]
     params = llama_cpp.llama_model_default_params()
     params.n_gpu_layers = n_gpu_layers
-    # rearranged weights are a copy in memory; `probe_product` has tried the products themselves
+    # rearranged weights would be a copy in memory; `wrong_product` has tried the products
     params.use_extra_bufts = False
     model = _loaded(path, params)
     say(stage="context")
@@ -98,7 +98,7 @@ def _try_model(path: bytes, request: dict[str, Any]) -> None:
 
 
 def _try_passes(model: Any, context: Any, layers: list[int]) -> Any:
-    """Two rows and one, as `Target` decodes them; returns the `native.TargetPass`."""
+    """Decode two rows, then one, as `Target` does. Returns the `native.TargetPass`."""
     import llama_cpp
 
     from dflash_local.errors import DflashError
@@ -137,7 +137,7 @@ def _context_params(n_gpu_layers: int) -> Any:
 
 
 def _n_threads() -> int:
-    """Threads that must share a core wait for each other far longer than they work."""
+    """Few threads: if they must share a core, they wait for each other longer than they work."""
     return max(1, min(4, (os.cpu_count() or 1) // 2))
 
 

@@ -1,7 +1,7 @@
 """One quantised matrix product through every weight layout of ggml's CPU backend.
 
-GCC before 13 miscompiles the set-up of AMX tiles, so that a llama.cpp built natively with it dies
-at the first such product of more than one row. That is found here, apart from any model.
+GCC before 13 miscompiles the set-up of AMX tiles. A llama.cpp that was built natively with it dies
+at the first such product of more than one row. That is found here, without any model.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _InitParams(ctypes.Structure):
 
 
 def wrong_product() -> str | None:
-    """None if every product has its value, else what came out. May kill the process."""
+    """None if every product is right, else the wrong value in words. May kill the process."""
     device = _call("ggml_backend_dev_by_type", _POINTER, ctypes.c_int)(_CPU)
     backend = _call("ggml_backend_dev_init", _POINTER, _POINTER, ctypes.c_char_p)(device, None)
     try:
@@ -52,7 +52,7 @@ def wrong_product() -> str | None:
 
 
 def _layouts(device: int) -> Iterator[int]:
-    """Buffer types of the CPU: the plain one and those that rearrange weights (AMX, repacked)."""
+    """The CPU's buffer types: the plain one, and those that rearrange weights (AMX, repacked)."""
     yield _call("ggml_backend_dev_buffer_type", _POINTER, _POINTER)(device)
     registry = _call("ggml_backend_dev_backend_reg", _POINTER, _POINTER)(device)
     address = _call("ggml_backend_reg_get_proc_address", _POINTER, _POINTER, ctypes.c_char_p)(
@@ -68,7 +68,7 @@ def _layouts(device: int) -> Iterator[int]:
 
 
 def _worst_value(backend: int, layout: int, kind: int, block: bytes) -> float | None:
-    """The value farthest from the right one; None where the layout does not take this type."""
+    """The value farthest from the right one; None if the layout does not support this type."""
     weight_data = block * (_WIDTH // 32 * _ROWS)
     input_data = (ctypes.c_float * (_WIDTH * _COLUMNS))(*([1.0] * (_WIDTH * _COLUMNS)))
     result = (ctypes.c_float * (_ROWS * _COLUMNS))()

@@ -21,8 +21,8 @@ class Job:
     """Work that a caller may give up at any moment.
 
     `sink` is called on the model's thread with every item, and with the job itself at its end.
-    `ticket` is what the queue knows of it. `error` is what went wrong; it is set before the job
-    goes into the sink.
+    `ticket` is what the queue knows about it. `error` is what went wrong; it is set before the job
+    is passed to the sink.
     """
 
     def __init__(self, sink: Callable[[Any], None]) -> None:
@@ -38,30 +38,30 @@ class Job:
         return self.cancelled.is_set()
 
     def put(self, item: Any) -> None:
-        """Hand an item to the caller. A sink that fails cancels the job: an asynchronous reader's
-        does when its event loop is closed."""
+        """Hand an item to the caller. If the sink raises, the job is cancelled: an asynchronous
+        reader's sink does so once its event loop is closed."""
         try:
             self._sink(item)
         except Exception:
             self.cancelled.set()
 
     def cancel(self) -> None:
-        """Ask the job to end; it does within one round."""
+        """Ask the job to end. It does within one round."""
         self.cancelled.set()
 
     def wait(self) -> None:
-        """Until the job has ended. Not for the model's own thread."""
+        """Wait until the job has ended. Not for the model's own thread."""
         self._done.wait()
 
     def finish(self, error: BaseException | None = None) -> None:
-        """The job has ended."""
+        """End the job, and tell its caller."""
         self.error = error or self.error
         self._done.set()
         self.put(self)
 
 
 class Task(Job):
-    """Work that needs the engine for itself, with no sequence in any slot."""
+    """Work that needs the engine without any running sequence."""
 
     def __init__(self, work: Callable[[], None], sink: Callable[[Any], None]) -> None:
         super().__init__(sink)
@@ -70,9 +70,9 @@ class Task(Job):
 
 @dataclass(frozen=True)
 class TextRequest:
-    """A request, and what the engine does not know of it.
+    """A request, and what the engine need not know about it.
 
-    The request's `on_token` belongs to `text`. `cancel` is the caller's own event. Times are in
+    The request's `on_token` is `text.push`. `cancel` is the caller's own event. Times are in
     seconds: `queue_timeout` to wait for a slot, `deadline_s` from the first token to the last.
     `on_end` is called with the stats at the end.
     """
@@ -86,7 +86,7 @@ class TextRequest:
 
 
 class Generation(Job):
-    """The job for a request. All but `cancel` and `wait` belong to the model's thread."""
+    """The job for a request. Except for `cancel` and `wait`, only the model's thread may use it."""
 
     def __init__(self, wanted: TextRequest, sink: Callable[[Any], None], n_ctx: int) -> None:
         super().__init__(sink)
@@ -123,17 +123,17 @@ class Generation(Job):
 
     @property
     def stats(self) -> Stats:
-        """What it has cost so far."""
+        """What the request has cost so far."""
         return self.sequence.stats if self.sequence else Stats()
 
     def cells(self, n_ctx: int) -> int:
-        """Cells to promise it."""
+        """Cells to promise the request."""
         request = self.wanted.request
         n_emitted = len(self.sequence.tokens) if self.sequence else 0
         return cells_for(len(request.prompt), n_emitted, request.max_tokens, n_ctx)
 
     def begin(self, sequence: Sequence) -> None:
-        """It has a slot, now or again."""
+        """The request got a slot, for the first time or again."""
         now = time.monotonic()
         self.sequence = sequence
         sequence.stats.queue_s += now - self.waits_since
@@ -141,12 +141,12 @@ class Generation(Job):
             self.begun_at = now
 
     def wait_again(self, n_ctx: int) -> None:
-        """It has given back its slot, and waits until it has one again, however long that takes."""
+        """The request gave back its slot and waits for another one, however long that takes."""
         self.waits_since = time.monotonic()
         self.ticket = Waiting(self.cells(n_ctx))
 
     def check_limits(self) -> None:
-        """End the sequence if its caller has given up, or its time is over."""
+        """End the sequence if its caller has given it up, or its deadline has passed."""
         limit, since = self.wanted.deadline_s, self._first_token_at
         if self.given_up:
             self.running.finish_reason = "cancelled"
@@ -161,8 +161,10 @@ class Generation(Job):
             self._put(self.wanted.text.take())
 
     def conclude(self) -> None:
-        """It is over without an error: hand out the rest and the result. The result of one that was
-        given up before its turn is empty."""
+        """Hand out the rest and the result of a request that ended without an error.
+
+        If it was given up before it began, the result is empty.
+        """
         sequence = self.sequence
         if sequence is None:
             seed = self.wanted.request.sampling.seed
@@ -201,7 +203,7 @@ class Generation(Job):
 
 
 class AsyncChunks:
-    """The chunks of a job on an event loop. If nothing refers to it any more, the job is cancelled.
+    """The chunks of a job on an event loop. The job is cancelled when this object is freed.
 
     `submit` gets the job's sink, which raises RuntimeError once the event loop is closed.
     """
@@ -211,13 +213,13 @@ class AsyncChunks:
         self._ended = False
         loop = asyncio.get_running_loop()
 
-        def hand_over(item: Any) -> None:  # without a reference to this object, which would stay
+        def hand_over(item: Any) -> None:  # a reference to this object would keep it alive
             loop.call_soon_threadsafe(items.put_nowait, item)
 
         self._job = submit(hand_over)
 
     def cancel(self) -> None:
-        """End the request within one round. Chunks that were made before may still come."""
+        """End the request within one round. Chunks from before may still come."""
         self._job.cancel()
 
     def __aiter__(self) -> AsyncChunks:

@@ -1,4 +1,4 @@
-"""Text of a stream of tokens: whole characters only, and nothing of a stop string."""
+"""The text of a stream of tokens: only whole characters, and no part of a stop string."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dflash_local.errors import InputError
 class TextStream:
     """Turns tokens into text that can be shown at once and never has to be taken back.
 
-    `piece(token)` gives the token's bytes. Bytes that cannot be UTF-8 become U+FFFD, and so does a
-    character that the last token leaves unfinished. Generation ends with the stop string that is
-    complete first, the longest of those complete at the same character; the text is cut before it.
-    Raises InputError for a stop string that is empty or no text.
+    `piece(token)` gives the token's bytes. Bytes that are not UTF-8 become U+FFFD, and so does a
+    character that the last token leaves incomplete. Generation ends with the stop string that is
+    complete first; if several end at the same character, with the longest. The text is cut before
+    it. Raises InputError for a stop string that is empty or not a text.
     """
 
     def __init__(self, piece: Callable[[int], bytes], stop: Sequence[str] = ()) -> None:
@@ -27,31 +27,31 @@ class TextStream:
         self._stop = tuple(stop)
         self._overlap = max((len(text) for text in stop), default=1) - 1
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._pending = ""  # decoded, not yet taken; cut before the stop string once there is one
+        self._pending = ""  # decoded, not yet taken, and cut before a stop string
         self._stopped = False
 
     def push(self, token: int) -> bool:
-        """Add a token. True once the text holds a stop string; later ones change nothing."""
+        """Add a token. True once the text has a stop string; later tokens then change nothing."""
         if not self._stopped:
             self._add(self._decoder.decode(self._piece(token)))
         return self._stopped
 
     def take(self) -> str:
-        """The text since the last call, except an end of it that may become a stop string."""
+        """The text since the last call, without an end that may become a stop string."""
         ready = len(self._pending) - (0 if self._stopped else self._held())
         text, self._pending = self._pending[:ready], self._pending[ready:]
         return text
 
     def finish(self) -> str:
-        """The rest of the text, when no token is to come. A second call gives nothing."""
+        """The rest of the text, after the last token. A second call returns nothing."""
         if not self._stopped:
             self._add(self._decoder.decode(b"", final=True))
         text, self._pending = self._pending, ""
         return text
 
     def _add(self, text: str) -> None:
-        # Whatever could be the start of a stop string was held back, so none begins before
-        # `_pending`, and none that lies wholly in its old part is left unseen.
+        # What could begin a stop string was held back, so none begins before `_pending`. None is
+        # wholly in the old part of it either: it would have been found before.
         since = max(0, len(self._pending) - self._overlap)
         self._pending += text
         found = []
@@ -65,7 +65,7 @@ class TextStream:
             self._stopped = True
 
     def _held(self) -> int:
-        """Characters at the end of the pending text that a stop string may begin with."""
+        """How many characters at the end of the pending text may begin a stop string."""
         for n in range(min(self._overlap, len(self._pending)), 0, -1):
             end = self._pending[-n:]
             if any(len(stop) > n and stop.startswith(end) for stop in self._stop):

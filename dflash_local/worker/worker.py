@@ -17,27 +17,27 @@ from dflash_local.stats import Stats
 from dflash_local.worker.job import Generation, Job, Task, TextRequest
 
 _REMEMBERED = 32
-"""Requests that ended last, whose durations tell how long others will take."""
+"""How many durations of ended requests are remembered, to estimate how long others take."""
 
 
 class Worker:
     """Continuous batching: requests join and leave between rounds.
 
-    Each step of its loop takes in new jobs, begins those that fit, takes the engine a step further
-    for all sequences at once, and hands out what is new. `scheduler` decides who begins. Until its
-    end the thread takes no lock, so no caller can block it, nor a finalizer that runs in a caller.
+    Each step of its loop takes in new jobs, begins those that fit, runs one step of the engine for
+    all sequences, and hands out what is new. `scheduler` decides which jobs begin. Until its end the
+    thread takes no lock. So neither a caller nor a finalizer that runs in a caller can block it.
     """
 
     def __init__(self, engine: Engine, name: str) -> None:
         self.max_queue: int | None = None
-        """How many requests may wait beside those that run; None: any number."""
+        """How many requests may wait, besides those that run; None: any number."""
         self._engine = engine
         self._n_slots = len(engine.slots)
         self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # of those who submit
+        self._lock = threading.Lock()  # for the callers that submit
         self._closed = False
         self._n_submitted = 0
-        # Written by the thread alone. Others may read what is replaced as a whole.
+        # Only the thread writes these. Others may read values that are replaced as a whole.
         self._waiting: deque[Job] = deque()
         self._running: list[Generation] = []
         self._stopping = False
@@ -45,7 +45,7 @@ class Worker:
         self._books: tuple[int, Stats, tuple[Stats, ...]] = (0, Stats(), ())
         self._durations: tuple[float, ...] = ()
         self._pid = os.getpid()
-        # A daemon, since Python joins other threads before the exit handler that ends this one.
+        # A daemon: Python would join other threads before the exit handler that ends this one.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -63,7 +63,7 @@ class Worker:
         yield from self._items(self.submit(wanted, items.put), items)
 
     def run(self, work: Callable[[], None]) -> None:
-        """Do something with the engine, on its thread, while no sequence is at work."""
+        """Call `work` on the engine's thread, while no sequence is running."""
         items: queue.SimpleQueue[Any] = queue.SimpleQueue()
         task = Task(work, items.put)
         self._put(task, None)
@@ -76,7 +76,7 @@ class Worker:
         return max(self._n_submitted - self._n_ended - len(self._running), 0)
 
     def totals(self) -> tuple[int, Stats]:
-        """How many requests have ended, and what they and those at work have cost together."""
+        """How many requests have ended, and what they and the running ones have cost together."""
         n, ended, at_work = self._books
         return n, Stats.sum([ended, *at_work])
 
@@ -86,7 +86,7 @@ class Worker:
         return os.getpid() == self._pid
 
     def close(self) -> None:
-        """Cancel what runs, refuse what waits, end the thread. Safe to call again."""
+        """Cancel running requests, refuse waiting ones, end the thread. Safe to call again."""
         if not self.is_here:
             return
         with self._lock:
@@ -96,7 +96,7 @@ class Worker:
             self._thread.join()
 
     def stop(self) -> None:
-        """End the thread when nothing is waiting any more.
+        """End the thread once nothing is waiting or running.
 
         Safe in a finalizer, which may run on any thread and at any point.
         """
@@ -147,10 +147,11 @@ class Worker:
             self._end_all()
 
     def _receive(self) -> bool:
-        """Take in what was submitted; with nothing to do, wait for it. False: the thread is to end.
+        """Take in what was submitted, and wait for it if there is nothing to do. False: the thread
+        must end.
 
-        While it waits, the thread refers to no request, and so not to the model, which would never
-        be freed otherwise.
+        While it waits, the thread refers to no request. A request refers to the model, which would
+        then never be freed.
         """
         while not self._closed:
             idle = not self._waiting and not self._running
@@ -168,7 +169,7 @@ class Worker:
         return False
 
     def _leave_queue(self) -> None:
-        """Drop the jobs that have waited too long, and those that were given up."""
+        """Remove waiting jobs that have waited too long or were given up."""
         if not self._waiting:
             return
         late = scheduler.overdue([job.ticket for job in self._waiting], time.monotonic())
@@ -183,7 +184,7 @@ class Worker:
                 self._end(job)
 
     def _enter(self) -> None:
-        """Begin jobs from the head of the queue, as far as there is room."""
+        """Begin jobs from the head of the queue, as long as there is room."""
         if not self._waiting or len(self._running) == self._n_slots:
             return
         n_ctx = self._engine.target.n_ctx
@@ -212,7 +213,7 @@ class Worker:
             self._end(job)
 
     def _step(self) -> None:
-        """Take all sequences a step further, and hand out what is new."""
+        """Run one step of all sequences, and hand out what is new."""
         for job in list(self._running):
             job.check_limits()
             if job.is_over:
@@ -232,7 +233,7 @@ class Worker:
                 job.deliver()
 
     def _make_room(self) -> None:
-        """Suspend the last sequences, if all of them need more cells than there are."""
+        """Suspend the sequences that began last, until there are enough cells for the others."""
         while len(self._running) > 1:
             if self._engine.has_room([job.running for job in self._running]):
                 return
@@ -246,7 +247,7 @@ class Worker:
                 self._waiting.appendleft(job)
 
     def _leave(self, job: Generation, error: BaseException | None = None) -> None:
-        """A sequence has ended or failed. Its slot is free before its caller is told."""
+        """Give back the slot of a sequence that has ended or failed, then tell its caller."""
         self._running.remove(job)
         try:
             self._engine.end(job.running)
@@ -276,7 +277,7 @@ class Worker:
         return tuple(job.stats for job in self._running)
 
     def _end_all(self) -> None:
-        """Cancel what runs, refuse what waits."""
+        """Cancel running requests, refuse waiting ones."""
         for job in list(self._running):
             job.cancel()
             job.check_limits()

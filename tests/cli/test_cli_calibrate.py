@@ -97,7 +97,7 @@ def test_a_model_begins_with_what_was_kept(known: Path, monkeypatch: pytest.Monk
         assert model.engine.controller.costs.step_s(1, 4) == 12.0
         assert model.drafter is not None
         again = calibration.measure(
-            model.target, model.drafter, before=model.engine.forget_all, again=True
+            model.target, model.drafter, before=model.engine.slots.forget_all, again=True
         )
         assert 0 < again.step_s(1, 4) < 12.0
         assert json.loads(file.read_text()) == again.as_dict()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dflash_local import demo
-from dflash_local.fit.pairing import compare
+from dflash_local.fit.pairing import compare_pair
 from dflash_local.gguf.file import GgufFile
 from gguf_files import STRING, UINT32, changed
 from synthetic import Markov, Selector, write_drafter, write_target
@@ -136,7 +136,9 @@ def test_a_pair_that_fits() -> None:
     assert row(text, "hidden size").split() == ["512", "512", "ok"]
     fit = json.loads(told(DRAFTER, "--target", TARGET, "--json"))["fit"]
     assert fit["fits"] is True and fit["error"] is None
-    assert len(fit["fields"]) == len(compare(GgufFile.open(TARGET), GgufFile.open(DRAFTER)).fields)
+    assert len(fit["fields"]) == len(
+        compare_pair(GgufFile.open(TARGET), GgufFile.open(DRAFTER)).fields
+    )
 
 
 def test_a_pair_that_does_not_fit(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_files_are_mixed_as_llama_cpp_mixes_them(
     code = llama_cpp.llama_model_quantize(
         str(pair[1]).encode(), str(path).encode(), ctypes.byref(params)
     )
-    assert code == 0, runtime.last_error_line()
+    assert code == 0, runtime.first_error_line()
     source = {tensor.name: tensor for tensor in gguf.GGUFReader(pair[1]).tensors}
     for theirs in gguf.GGUFReader(path).tensors:
         plan = plan_of(theirs)

@@ -68,7 +68,7 @@ class Known:
         self.max_tokens = max_tokens
         bare = Engine(target, None)
         plain = answer(bare, self.prompt, 0, max_tokens, **params)
-        bare.forget_all()
+        bare.slots.forget_all()
         self.tokens, self.finish_reason = plain.tokens, plain.finish_reason
         self.text = self.prompt + self.tokens
 
@@ -89,7 +89,7 @@ class Known:
         assert stats.emitted == 1 + stats.rounds + stats.accepted
         assert stats.accepted <= stats.drafted
         consistent(engine, drafter, len(self.text) - 1)
-        engine.forget_all()
+        engine.slots.forget_all()
         return stats
 
 
@@ -223,7 +223,7 @@ def test_a_tree_is_refused_and_the_engine_goes_on(known: Known) -> None:
         answer(engine, known.prompt, 16, N, **known.params)
     drafter.script = oracle(known.text)
     assert known.ask(engine).tokens == known.tokens
-    engine.forget_all()
+    engine.slots.forget_all()
 
 
 class Fault(Exception):
@@ -279,7 +279,7 @@ def test_a_drafter_that_fails_is_put_aside_and_tried_again_later(
         consistent(engine, drafter, len(known.text) - 1)
     else:
         assert answers[-1].stats.drafted == 0
-    engine.forget_all()
+    engine.slots.forget_all()
 
 
 def test_answers_that_do_not_draft_do_not_hear_of_a_drafter_that_fails(
@@ -305,7 +305,7 @@ def test_a_drafter_that_cannot_even_forget_leaves_the_engine_usable(known: Known
             known.ask(engine)
     assert not engine.slots[0].busy
     assert known.ask(engine).tokens == known.tokens
-    engine.forget_all()
+    engine.slots.forget_all()
 
 
 def test_a_drafter_that_miscounts_is_found_out(known: Known) -> None:
@@ -320,4 +320,4 @@ def test_a_drafter_that_miscounts_is_found_out(known: Known) -> None:
         with pytest.raises(ValueError):
             known.ask(engine)
         assert known.ask(engine, 0).tokens == known.tokens
-        engine.forget_all()
+        engine.slots.forget_all()

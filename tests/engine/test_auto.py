@@ -55,7 +55,7 @@ class Pair:
         if key not in self._known:
             bare = Engine(self._other, None)
             self._known[key] = answer(bare, prompt, 0, max_tokens, **{"logprobs": 1, **params})
-            bare.forget_all()
+            bare.slots.forget_all()
         return self._known[key]
 
     @property
@@ -66,7 +66,7 @@ class Pair:
         """With empty caches."""
         chosen = controller(decider, self.n_nodes) if isinstance(decider, str) else decider
         engine = Engine(self.target, self.drafter, 1, chosen)
-        engine.forget_all()
+        engine.slots.forget_all()
         return engine
 
     def answer(
@@ -290,7 +290,7 @@ def test_where_drafting_was_given_up_no_prompt_is_decoded_again(
 @only_chains
 def test_without_a_controller_auto_is_plain(pair: Pair, prompts: list[list[int]]) -> None:
     engine = Engine(pair.target, pair.drafter)
-    engine.forget_all()
+    engine.slots.forget_all()
     sequence = answer(engine, prompts[0], "auto", N)
     assert sequence.tokens == pair.plain(prompts[0]).tokens
     assert list(sequence.stats.widths) == [1]

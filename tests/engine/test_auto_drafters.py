@@ -41,7 +41,7 @@ class Known:
     def __init__(self, target: Target, prompt: list[int], n: int = N, **params: Any) -> None:
         self.target, self.prompt, self.n, self.params = target, prompt, n, params
         bare = Engine(target, None)
-        bare.forget_all()
+        bare.slots.forget_all()
         plain = answer(bare, prompt, 0, n, logprobs=1, **params)
         self.tokens, self.finish_reason = plain.tokens, plain.finish_reason
         self.text = prompt + self.tokens
@@ -49,7 +49,7 @@ class Known:
     def check(self, drafter: ScriptedDrafter, decider: str) -> Sequence:
         """The answer of width "auto" from empty caches: equal, with stats that add up."""
         engine = Engine(self.target, drafter, 1, controller(decider))
-        engine.forget_all()
+        engine.slots.forget_all()
         drafted = answer(engine, self.prompt, "auto", self.n, **self.params)
         assert drafted.tokens == self.tokens
         assert drafted.finish_reason == self.finish_reason
@@ -164,7 +164,7 @@ def test_steps_made_ahead_are_those_made_one_by_one(target: Target, max_tokens: 
     prompt = target.vocabulary.tokenize(demo.prompts()["code"][1])
     known = Known(target, prompt, max_tokens)
     engine = Engine(target, None)
-    engine.forget_all()
+    engine.slots.forget_all()
     steps = []
     sequence = engine.begin(request(prompt, 0, max_tokens))
     while sequence.finish_reason is None:
@@ -219,7 +219,7 @@ def test_rows_reach_the_drafter_before_they_are_overwritten(
     drafter = fused_drafter(known.target)
     asked, n_nodes = ("auto", N_NODES) if shape == "tree" else (shape, 0)
     engine = Engine(known.target, drafter, 1, controller(decider, n_nodes))
-    engine.forget_all()
+    engine.slots.forget_all()
     first = answer(engine, known.prompt, "auto", known.n, shape=asked)
     assert first.tokens == known.tokens
     assert (first.stats.tree_rounds > 0) == (shape == "tree")
@@ -230,7 +230,7 @@ def test_rows_reach_the_drafter_before_they_are_overwritten(
         assert held <= n_prompt
     warm = answer(engine, known.text, 16, 12, shape=shape)
     assert warm.stats.cached_tokens == held
-    engine.forget_all()
+    engine.slots.forget_all()
     cold = answer(engine, known.text, 16, 12, shape=shape)
     assert warm.tokens == cold.tokens
     if shape == "chain":

@@ -63,7 +63,7 @@ class Bench:
         bare = Engine(target, None, N_SEQ)
         for text in [*known["code"][:3], *known["chat"][:3]]:
             run = answer(bare, target.vocabulary.tokenize(text), 0, N, logprobs=2)
-            bare.forget_all()
+            bare.slots.forget_all()
             self.plain.append(
                 Plain(run.request.prompt, run.tokens, run.logprobs, run.finish_reason)
             )
@@ -78,7 +78,7 @@ class Bench:
     def engine(self, decider: str | Fickle) -> Engine:
         chosen = controller(decider, self.n_nodes) if isinstance(decider, str) else decider
         engine = Engine(self.target, self.drafter, N_SEQ, chosen)
-        engine.forget_all()
+        engine.slots.forget_all()
         return engine
 
     def begin(self, engine: Engine) -> list[Answer]:
@@ -231,14 +231,14 @@ def test_the_drafter_hears_of_every_row_of_its_sequence(bench: Bench, seed: int)
     """Once and in order, whether drafted, decoded ahead or among those of other sequences."""
     drafter = Listener()
     engine = Engine(bench.target, drafter, N_SEQ, Fickle(seed, n_nodes=bench.n_nodes))
-    engine.forget_all()
+    engine.slots.forget_all()
     sequences = bench.begin(engine)
     engine.run(sequences)
     assert any(sequence.stats.tree_rounds for sequence in sequences) == (bench.n_nodes > 0)
     for slot in engine.slots:
         assert len(slot.cached) == drafter.length(slot.seq)
     texts = {s.slot.seq: [*s.request.prompt, *s.tokens][:-1] for s in sequences}
-    engine.forget_all()
+    engine.slots.forget_all()
     for seq, text in texts.items():
         heard, told = np.concatenate(drafter.rows[seq]), prefill(bench.target, text)
         bench.target.clear(0)

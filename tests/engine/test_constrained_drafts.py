@@ -98,13 +98,13 @@ class Known:
         self.params = params
         bare = Engine(target, None)
         self.tokens = answer(bare, self.prompt, 0, N, **params).tokens
-        bare.forget_all()
+        bare.slots.forget_all()
         self.text = self.prompt + self.tokens
 
     def check(self, script: Any, width: int = 16) -> Any:
         engine = Engine(self.target, ScriptedDrafter(script))
         drafted = answer(engine, self.prompt, width, N, shape=self.shape, **self.params)
-        engine.forget_all()
+        engine.slots.forget_all()
         assert drafted.tokens == self.tokens
         return drafted.stats
 

@@ -62,7 +62,7 @@ class Plain:
     """A plain answer of one sequence, to compare others with by the gap rule."""
 
     def __init__(self, engine: Engine, prompt: list[int], max_tokens: int | None = N) -> None:
-        engine.forget_all()
+        engine.slots.forget_all()
         self.prompt = prompt
         run = answer(Engine(engine.target, None), prompt, 0, max_tokens, logprobs=2)
         self.tokens, self.logprobs = run.tokens, run.logprobs
@@ -73,7 +73,7 @@ class Plain:
 def assert_equal(engine: Engine, expected: list[Plain], found: list[Sequence]) -> None:
     for slot in engine.slots:
         assert not slot.busy
-    engine.forget_all()
+    engine.slots.forget_all()
     prompts, tokens = [p.prompt for p in expected], [p.tokens for p in expected]
     noise = joint_noise(engine.target, prompts, tokens, [s.request.draft_width for s in found])
     noise = max(noise, NOISE if engine.takes_trees else 0.0)
@@ -265,7 +265,7 @@ def test_suspended_and_resumed_as_if_nothing_had_been(engine: Engine) -> None:
             engine.suspend(sequence)
             assert not sequence.slot.busy
             if forgets:
-                engine.forget_all()
+                engine.slots.forget_all()
                 answer(engine, text(engine, 60)[20:], 16, 4)
             engine.resume(sequence)
             engine.run([sequence])

@@ -175,7 +175,7 @@ def test_after_a_request_whose_every_draft_was_rejected(
         honest = Engine(target, None)
         prompt = target.vocabulary.tokenize(some_prompts()[0])
         expected = answer(honest, prompt, 0).tokens
-        honest.forget_all()
+        honest.slots.forget_all()
 
         def spoil(anchor_at: int, draft: Draft) -> Draft:
             text = prompt + expected
@@ -221,7 +221,7 @@ def test_half_precision_cache_and_long_context_by_the_gap_rule(
         noise = max(largest_difference([single], [found]) for found in wide)
         engine = Engine(target, fused_drafter(target))
         for width, drafts in ways:
-            engine.forget_all()
+            engine.slots.forget_all()
             drafted = answer(engine, prompt, width, shape=drafts).tokens
             different += not equal_by_gap_rule(run.tokens, run.logprobs, drafted, noise)
     record_property("noise", noise)
@@ -245,7 +245,7 @@ def test_every_one_of_several_sequences(
         runs = []
         for prompt in ids:
             runs.append(answer(bare, prompt, 0, logprobs=2))
-            bare.forget_all()
+            bare.slots.forget_all()
         noise = joint_noise(target, ids, [run.tokens for run in runs], widths)
         sequences = [
             engine.begin(request(prompt, width, n))
@@ -266,7 +266,7 @@ def test_every_one_of_several_sequences(
 
 @pytest.mark.slow
 def test_all_prompts_of_the_shipped_pair(model: Model, shape: DraftShape) -> None:
-    """As a script (`python tests/test_identity.py`) chains of every width, and 160 tokens each."""
+    """This file as a script checks chains of every width, and 160 tokens each."""
     for _, prompt in every_prompt():
         model.forget()
         plain = model.generate(prompt, max_tokens=64, draft_width=0)

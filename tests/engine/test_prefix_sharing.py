@@ -66,7 +66,7 @@ def store_of(engine: Engine, folder: Path | None = None, max_bytes: int = 64 * M
 
 def empty(engine: Engine) -> None:
     engine.slots.store = None
-    engine.forget_all()
+    engine.slots.forget_all()
 
 
 def cold(engine: Engine, prompt: list[int], width: int, **params: Any) -> Sequence:
@@ -195,7 +195,7 @@ def test_many_slots_of_one_beginning_fill_the_cache_once(engine: Engine, text: l
     one_more.add(slot.seq, len(slot.cached), [1])
     with pytest.raises(Exception, match="no room"):
         engine.slots.decode(one_more)
-    engine.forget_all()
+    engine.slots.forget_all()
     assert engine.slots.free_cells == n_ctx
 
 
@@ -242,8 +242,8 @@ def test_saved_bytes_that_do_not_fit_are_refused(engine: Engine, text: list[int]
     longer = np.concatenate([state, state[:9]])
     for bad in (state[:0], state[:7], state[:1000], state[:-1], longer, flipped):
         assert not saved.restore(context, seq, bad)
-        assert saved.n_bytes(context, seq) < 100
-    engine.forget_all()
+        assert saved.size_of(context, seq) < 100
+    engine.slots.forget_all()
     assert engine.slots.free_cells == engine.target.n_ctx
     expected = sequence.tokens
     assert answer(engine, text[:300], 0, 2).tokens == expected

@@ -17,7 +17,7 @@ from dflash_local.engine.scheduler import (
     n_to_begin,
     overdue,
     retry_after,
-    share,
+    share_rows,
 )
 
 N_CTX = 4096
@@ -93,7 +93,7 @@ def test_rows_are_shared_out_whole() -> None:
     for _ in range(500):
         prompts = [Prompt(lot.randint(1, 900), lot.randint(0, 5)) for _ in range(lot.randint(1, 6))]
         n_rows = lot.choice([32, 64, 512])
-        rows = share(prompts, n_rows)
+        rows = share_rows(prompts, n_rows)
         assert sum(rows) == min(n_rows, sum(p.left for p in prompts))
         assert all(0 <= n <= p.left for n, p in zip(rows, prompts, strict=True))
         # Nobody is served before one who has waited longer is served in full.
@@ -111,7 +111,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one_nor_for_ever() -> None:
             new = len(begun)
             left[new], turns[new], begun[new] = 100, step, step
         active = list(left)
-        rows = share([Prompt(left[i], turns[i]) for i in active], 256)
+        rows = share_rows([Prompt(left[i], turns[i]) for i in active], 256)
         for i, n in zip(active, rows, strict=True):
             left[i] -= n
             if n:

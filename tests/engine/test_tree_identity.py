@@ -52,9 +52,9 @@ class Known:
         bare = Engine(target, None, 4)
         self.runs: list[Sequence] = []
         for prompt in self.prompts:
-            bare.forget_all()
+            bare.slots.forget_all()
             self.runs.append(answer(bare, prompt, 0, N, logprobs=2))
-        bare.forget_all()
+        bare.slots.forget_all()
         self.noise = 0.0
         for prompt, run in zip(self.prompts[:2], self.runs, strict=False):
             text, begin = prompt + run.tokens, len(prompt) - 1
@@ -96,7 +96,7 @@ def test_rounding_is_small(
 
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_one_slot(engine: Engine, known: Known, budget: int) -> None:
-    engine.forget_all()
+    engine.slots.forget_all()
     drafted = answer(engine, known.prompts[0], 1 + budget, N, shape="tree")
     known.check(0, drafted)
     stats = drafted.stats
@@ -109,7 +109,7 @@ def test_one_slot(engine: Engine, known: Known, budget: int) -> None:
 def test_four_slots_of_all_shapes(engine: Engine, known: Known) -> None:
     """Trees of several budgets, a chain and plain decoding share batches, and end at different
     times."""
-    engine.forget_all()
+    engine.slots.forget_all()
     ways = [(16, "tree", N), (8, "chain", 21), (32, "tree", 30), (0, "tree", 25)]
     sequences = [
         engine.begin(request(prompt, width, n, shape=shape))
@@ -122,7 +122,7 @@ def test_four_slots_of_all_shapes(engine: Engine, known: Known) -> None:
 
 
 def test_four_trees(engine: Engine, known: Known) -> None:
-    engine.forget_all()
+    engine.slots.forget_all()
     sequences = [engine.begin(request(prompt, 16, N, shape="tree")) for prompt in known.prompts]
     engine.run(sequences)
     for i, sequence in enumerate(sequences):
@@ -131,7 +131,7 @@ def test_four_trees(engine: Engine, known: Known) -> None:
 
 def test_prefixes_are_taken_over_from_where_trees_have_been(engine: Engine, known: Known) -> None:
     """In the slot itself, and in another one that is at work."""
-    engine.forget_all()
+    engine.slots.forget_all()
     prompt = known.prompts[0]
     first = engine.begin(request(prompt, 16, N, shape="tree"))
     for _ in range(4):
@@ -146,7 +146,7 @@ def test_prefixes_are_taken_over_from_where_trees_have_been(engine: Engine, know
 
 
 def test_a_cancelled_answer_leaves_its_slot_in_step(engine: Engine, known: Known) -> None:
-    engine.forget_all()
+    engine.slots.forget_all()
     prompt = known.prompts[1]
     cancelled = engine.begin(request(prompt, 16, N, shape="tree"))
     for _ in range(3):
@@ -162,7 +162,7 @@ def test_a_cancelled_answer_leaves_its_slot_in_step(engine: Engine, known: Known
 def test_all_ids_stay_in_step_whatever_becomes_of_requests(engine: Engine, known: Known) -> None:
     """Slots come and go with chains and trees, greedy and sampled, shared and cancelled."""
     rng = Random(5)
-    engine.forget_all()
+    engine.slots.forget_all()
     live: list[Sequence] = []
     n_ended = 0
     for _ in range(50):
@@ -191,7 +191,7 @@ def test_all_ids_stay_in_step_whatever_becomes_of_requests(engine: Engine, known
         _, *children = on_every_branch(engine.target, slot.seq, 11, len(slot.cached))
         assert max(abs(child - children[0]).max() for child in children) <= 2 * known.noise
         assert engine.target.truncate(slot.seq, len(slot.cached))
-    engine.forget_all()
+    engine.slots.forget_all()
 
 
 def on_every_branch(
@@ -212,13 +212,13 @@ def test_what_follows_is_what_follows_a_fresh_prefill(
     engine: Engine, known: Known, budget: int
 ) -> None:
     """The next logits, on the branch of every leaf."""
-    engine.forget_all()
+    engine.slots.forget_all()
     target = engine.target
     drafted = answer(engine, known.prompts[0], 1 + budget, N, shape="tree")
     slot = engine.slots[drafted.slot.seq]
     anchor, length = drafted.tokens[-1], len(slot.cached)
     found = on_every_branch(target, slot.seq, anchor, length)
-    engine.forget_all()
+    engine.slots.forget_all()
     text = [*drafted.request.prompt, *drafted.tokens]
     assert len(text) == length + 1
     prefill(target, text)
@@ -239,7 +239,7 @@ def test_widths_left_to_the_controller(
     """Where forks are dear, trees are not worth it; where rows are cheap, they are wide."""
     rows = {1: 4e-3, 16: 4.4e-3, 64: 5e-3}
     costs = Costs({0: rows}, {0: {1: 4e-4, 4: 8e-4}}, host_s=1e-4, tree_s=1e-3 * fork_ms)
-    engine.forget_all()
+    engine.slots.forget_all()
     target, drafter = engine.target, engine.drafter
     chooses = Engine(target, drafter, 4, Elsewhere(costs, n_nodes=63))
     sequences = [
@@ -248,7 +248,7 @@ def test_widths_left_to_the_controller(
     chooses.run(sequences)
     for i, sequence in enumerate(sequences):
         known.check(i, sequence)
-    chooses.forget_all()
+    chooses.slots.forget_all()
     stats = Stats.sum(sequence.stats for sequence in sequences)
     if fork_ms < 1:
         assert stats.tree_rounds > 0
@@ -274,9 +274,9 @@ def test_bound_and_sampled_answers(exact: Engine, bound: str) -> None:
     prompt = exact.target.vocabulary.tokenize(demo.prompts()["code"][0])
     options = BOUND[bound]
     plain = answer(exact, prompt, 0, N, **options)
-    exact.forget_all()
+    exact.slots.forget_all()
     drafted = answer(exact, prompt, 16, N, shape="tree", **options)
-    exact.forget_all()
+    exact.slots.forget_all()
     assert drafted.tokens == plain.tokens
     assert drafted.stats.tree_rounds > 0
 
@@ -349,7 +349,7 @@ def test_whatever_the_tree_is(target: Target, known: Known, build: Any) -> None:
     try:
         drafted = answer(engine, prompt, 64, N, shape="tree")
     finally:
-        engine.forget_all()
+        engine.slots.forget_all()
     assert drafted.tokens == run.tokens or not known.check(1, drafted)
     assert max(drafted.stats.accepted_lengths) <= 1 + ADVERSARIAL[build]
     if drafted.tokens == run.tokens:
@@ -377,7 +377,7 @@ def test_an_end_of_text_on_a_side_branch_ends_nothing(target: Target, known: Kno
     try:
         drafted = answer(engine, prompt, 16, N, shape="tree")
     finally:
-        engine.forget_all()
+        engine.slots.forget_all()
     known.check(0, drafted)
     assert drafted.stats.accepted > 0
 

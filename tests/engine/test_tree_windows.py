@@ -34,7 +34,7 @@ def test_answers_longer_than_the_window(windowed: Path) -> None:
         prompts = [target.vocabulary.tokenize(text) for text in demo.prompts()["code"][:2]]
         bare = Engine(target, None, 2)
         plain = [answer(bare, prompt, 0, 2 * N) for prompt in prompts]
-        bare.forget_all()
+        bare.slots.forget_all()
         texts = [[*run.request.prompt, *run.tokens] for run in plain]
 
         def script(anchor_at: int, anchor: int, _n: int) -> Draft:
@@ -71,7 +71,7 @@ def test_what_a_window_has_left_behind_is_not_taken_over(windowed: Path) -> None
         engine = Engine(target, None, 2)
         endless = {"logit_bias": dict.fromkeys(target.vocabulary.ends, -math.inf)}
         plain = answer(engine, prompt, 0, 12, **endless)
-        engine.forget_all()
+        engine.slots.forget_all()
         filler = answer(engine, other, 0, 2)
         first = engine.begin(request(prompt, 0, 90, **endless))
         while not first.tokens:
@@ -95,7 +95,7 @@ def test_trees_after_chains_that_gave_cells_away(windowed: Path) -> None:
         endless = {"logit_bias": dict.fromkeys(target.vocabulary.ends, -math.inf)}
         bare = Engine(target, None, 2)
         text = prompt + answer(bare, prompt, 0, 150, **endless).tokens
-        bare.forget_all()
+        bare.slots.forget_all()
 
         def script(anchor_at: int, _anchor: int, _n: int) -> Draft:
             return forked(text[anchor_at + 1 : anchor_at + 3], target.n_vocab)

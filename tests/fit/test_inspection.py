@@ -22,7 +22,7 @@ from dflash_local.fit.inspection import (
     inspect_drafter,
     inspect_file,
 )
-from dflash_local.fit.pairing import compare
+from dflash_local.fit.pairing import compare_pair
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
 from gguf_files import ARRAY, STRING, UINT32, Value, changed, edited, of_architecture, parts
@@ -145,7 +145,7 @@ def test_a_vocabulary_may_come_from_the_target(small_target: Path, tmp_path: Pat
     report = inspect_drafter(bare, target=target)
     assert (report.n_vocab, report.mask_token) == (target.n_vocab, "<|mask|>")
     assert report.file.tokenizer is None
-    assert compare(target, bare).fits
+    assert compare_pair(target, bare).fits
 
 
 # Targets.
@@ -165,7 +165,7 @@ def test_what_llama_cpp_lets_a_drafter_do(name: str) -> None:
     assert isinstance(report, TargetReport)
     assert report.offers_taps == (name in TAPPED_ARCHITECTURES)
     assert report.rolls_back == (name not in RECURRENT_ARCHITECTURES)
-    assert compare(target, GgufFile.open(DRAFTER)).fits == report.takes_drafters
+    assert compare_pair(target, GgufFile.open(DRAFTER)).fits == report.takes_drafters
 
 
 # Weights and tokenizers.
@@ -241,11 +241,11 @@ def test_llama_cpp_stays_out() -> None:
     code = (
         "import sys\n"
         "from dflash_local import demo\n"
-        "from dflash_local.fit.pairing import compare\n"
+        "from dflash_local.fit.pairing import compare_pair\n"
         "from dflash_local.fit.inspection import inspect_file\n"
         "from dflash_local.gguf.file import GgufFile\n"
         "target, drafter = map(GgufFile.open, demo.pair())\n"
-        "inspect_file(target), inspect_file(drafter), compare(target, drafter)\n"
+        "inspect_file(target), inspect_file(drafter), compare_pair(target, drafter)\n"
         "print([name for name in sys.modules if name.startswith('llama_cpp')])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)

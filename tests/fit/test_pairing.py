@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dflash_local import demo
 from dflash_local.errors import FileError, InputError, PairError
 from dflash_local.fit.architectures import RECURRENT_ARCHITECTURES, TAPPED_ARCHITECTURES
-from dflash_local.fit.pairing import check_pair, check_taps, check_target, compare
+from dflash_local.fit.pairing import check_pair, check_taps, check_target, compare_pair
 from dflash_local.gguf.file import GgufFile
 from gguf_files import ARRAY, INT32, STRING, UINT32, Value, edited, of_architecture
 from synthetic import write_drafter, write_target
@@ -35,7 +35,7 @@ def mismatch(target: GgufFile, drafter: GgufFile) -> str:
     """Why the two do not fit, which is also the error of the comparison."""
     with pytest.raises(PairError) as caught:
         check_pair(target, drafter)
-    fit = compare(target, drafter)
+    fit = compare_pair(target, drafter)
     assert str(caught.value) == fit.error and not fit.fits
     assert "\n" not in fit.error
     return fit.error
@@ -43,7 +43,7 @@ def mismatch(target: GgufFile, drafter: GgufFile) -> str:
 
 def test_the_shipped_pair_fits(target: GgufFile, drafter: GgufFile) -> None:
     assert check_pair(target, drafter).target_layers == (2, 4, 6)
-    fit = compare(target, drafter)
+    fit = compare_pair(target, drafter)
     assert fit.fits and fit.error is None
     assert {field.name: field.fits for field in fit.fields} == {
         "roll back": True,
@@ -58,7 +58,7 @@ def test_the_shipped_pair_fits(target: GgufFile, drafter: GgufFile) -> None:
 
 
 def test_target_and_drafter_in_each_others_place(target: GgufFile, drafter: GgufFile) -> None:
-    for check in (check_pair, compare):
+    for check in (check_pair, compare_pair):
         with pytest.raises(FileError, match=r"a DFlash drafter .* given as the target"):
             check(drafter, drafter)
         with pytest.raises(FileError, match="'qwen3', expected 'dflash'"):
@@ -122,11 +122,11 @@ def test_another_tokenizer(target: GgufFile, drafter: GgufFile) -> None:
     tokens = list(target.get("tokenizer.ggml.tokens"))
     more = with_key("tokenizer.ggml.tokens", ([*tokens, "one more"], ARRAY, STRING))
     assert "vocabulary size is 8193 in the drafter" in mismatch(target, more)
-    assert not compare(target, more).fields[-1].fits
+    assert not compare_pair(target, more).fields[-1].fits
     tokens[7] = "another"
     other = with_key("tokenizer.ggml.tokens", (tokens, ARRAY, STRING))
     assert "token 7 is 'another' in the drafter" in mismatch(target, other)
-    assert compare(target, other).fields[-1].drafter == "'another' is 7"
+    assert compare_pair(target, other).fields[-1].drafter == "'another' is 7"
 
 
 def test_files_of_the_time_before_pre_tokenizers_fit(target: GgufFile, drafter: GgufFile) -> None:
@@ -138,7 +138,7 @@ def test_a_drafter_without_a_tokenizer_takes_the_targets(
 ) -> None:
     bare = edited(drafter, keys={"tokenizer.ggml.tokens": None})
     assert check_pair(target, bare).n_vocab == 8192
-    assert compare(target, bare).fields[-1].name == "vocabulary size"
+    assert compare_pair(target, bare).fields[-1].name == "vocabulary size"
 
 
 @pytest.mark.parametrize("name", ["qwen35", "mamba", "jamba"])
@@ -220,10 +220,10 @@ def test_a_comparison_says_what_the_check_says(
     drafter = GgufFile.open(path)
     if max(taps) < n_layer and (n_embd, n_vocab) == (64, 320):
         check_pair(target, drafter)
-        assert compare(target, drafter).fits
+        assert compare_pair(target, drafter).fits
         return
     mismatch(target, drafter)
-    first = next(field for field in compare(target, drafter).fields if not field.fits)
+    first = next(field for field in compare_pair(target, drafter).fields if not field.fits)
     if n_embd != 64:
         assert (first.name, first.target, first.drafter) == ("hidden size", 128, 64)
     elif max(taps) >= n_layer:

@@ -339,7 +339,7 @@ def shipped() -> tuple[GgufFile, GgufFile, DrafterSpec]:
 
 
 def logged_mib(pattern: str) -> float:
-    found = [re.search(pattern + r" = +([\d.]+) MiB", line) for line in runtime.log_lines()]
+    found = [re.search(pattern + r" = +([\d.]+) MiB", line) for line in runtime._log.lines()]
     return sum(float(match[1]) for match in found if match)
 
 

@@ -180,9 +180,9 @@ def test_both_caches_are_empty_after_it(own_cache: Path) -> None:
     with open_engine(n_ctx=256) as engine:
         prompt = [5, 6, 7, 8, 9]
         expected = answer(engine, prompt, 8).tokens
-        engine.forget_all()
+        engine.slots.forget_all()
         drafter = engine.drafter
         assert drafter is not None
-        measure(engine.target, drafter, before=engine.forget_all)
+        measure(engine.target, drafter, before=engine.slots.forget_all)
         consistent(engine, drafter, 0)
         assert answer(engine, prompt, 8).tokens == expected

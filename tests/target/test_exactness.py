@@ -11,7 +11,7 @@ import pytest
 
 from dflash_local import Model, demo, load
 from dflash_local.engine.engine import Engine
-from dflash_local.target.exactness import WIDTHS, Exactness, measure
+from dflash_local.target.exactness import WIDTHS, Exactness, measure_exactness
 from dflash_local.target.target import Target
 from gap_rule import equal_by_gap_rule, joint_noise
 from pair_engine import answer, fused_drafter, open_target
@@ -76,13 +76,13 @@ def test_it_is_measured_once(own_cache: Path) -> None:
 def test_the_kept_verdict_is_used_by_the_next_process(own_cache: Path, model: Model) -> None:
     calls: list[None] = []
     model.forget()  # nothing runs on the target now
-    found = measure(model.target, before=lambda: calls.append(None))
-    assert measure(model.target, before=lambda: calls.append(None)) == found
+    found = measure_exactness(model.target, before=lambda: calls.append(None))
+    assert measure_exactness(model.target, before=lambda: calls.append(None)) == found
     assert len(calls) == 1
 
 
 def test_weights_in_f32_are_not_exact(own_cache: Path, f32: Target) -> None:
-    found = measure(f32, before=no_caches)
+    found = measure_exactness(f32, before=no_caches)
     assert 0 < found.noise() < 0.1
     assert found.exact_width(32) < 16
     assert f"beyond, logits differ by up to {found.noise():.3g}" in "\n".join(found.lines())
@@ -97,17 +97,17 @@ def test_answers_of_f32_weights_by_the_gap_rule(f32: Target) -> None:
         assert noise > 0
         engine = Engine(f32, fused_drafter(f32))
         for width in (5, 16):
-            engine.forget_all()
+            engine.slots.forget_all()
             drafted = answer(engine, prompt, width, 32)
             assert drafted.stats.accepted > 0
             different += not equal_by_gap_rule(plain.tokens, plain.logprobs, drafted.tokens, noise)
-        engine.forget_all()
+        engine.slots.forget_all()
     print(f"F32: {different} of 4 answers differ")
 
 
 def test_a_context_too_small_to_measure_in(own_cache: Path) -> None:
     with open_target(n_ctx=256) as target:
-        found = measure(target, before=no_caches)
+        found = measure_exactness(target, before=no_caches)
         # 240 tokens are what fits before the widest pass.
         assert set(found.differences) <= {32, target.n_ctx - max(WIDTHS)}
         target.decode([5], [0], [0], [True])

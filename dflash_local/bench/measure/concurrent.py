@@ -159,7 +159,7 @@ def _answer_all(
     max_tokens: int,
 ) -> tuple[float, list[TimedAnswer]]:
     """All prompts, `n` at a time, from empty caches: tokens/s of all together, and the answers."""
-    engine.forget_all()
+    engine.slots.forget_all()
     waiting = deque(enumerate(prompts))
     running: list[sequence.Sequence] = []
     answers: list[TimedAnswer] = []

@@ -108,7 +108,7 @@ def test_tokens_that_end_the_text_never_come_true() -> None:
     drawn = SyntheticAcceptance(known, OWN_LENGTH, 0, usable=usable)
     ids = np.full((15, 1), EOS, np.int32)
     ends = Draft.chain([EOS] * 15, None, Candidates(ids, np.zeros((15, 1), np.float32)))
-    assert play(drawn, drawn.mark(ends), drawn=EOS) == Verdict([EOS - 2], [0], finished=False)
+    assert play(drawn, drawn.mark(ends), drawn=EOS) == Verdict([EOS - 2], [0])
 
 
 def test_the_end_of_an_answer_ends_the_round() -> None:
@@ -116,4 +116,4 @@ def test_the_end_of_an_answer_ends_the_round() -> None:
     for _ in range(20):
         draft = drawn.mark(proposal())
         verdict = drawn.verify(draft, lambda _row: 1000, lambda _token: True)
-        assert verdict.finished and verdict.path == [0]
+        assert verdict.path == [0] and len(verdict.tokens) == 1

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from dflash_local import demo, disk_cache
+from dflash_local import demo
 from dflash_local.errors import BackendError, FileError
 from dflash_local.fit.pairing import check_target
 from dflash_local.gguf.file import GgufFile
 from dflash_local.trial.model import ensure_loadable
-from dflash_local.trial.product import wrong_product
 from gguf_files import STRING, UINT32, Value, changed
 
 TARGET, DRAFTER = demo.pair()
@@ -133,25 +131,3 @@ def test_another_build_of_llama_cpp_is_tried_by_itself_and_reported(
     with pytest.raises(BackendError, match=r"died by SIGILL.*-DGGML_NATIVE=OFF.*pip install"):
         ensure_loadable(TARGET, None, layers=())
     assert len(verdicts(own_cache)) == 2
-
-
-def test_quantised_products_are_right_here() -> None:
-    assert wrong_product() is None
-
-
-def test_the_cache_folder_follows_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DFLASH_LOCAL_CACHE", str(tmp_path / "chosen"))
-    assert disk_cache.folder() == tmp_path / "chosen" and disk_cache.folder().is_dir()
-    monkeypatch.delenv("DFLASH_LOCAL_CACHE")
-    for name in ("HOME", "XDG_CACHE_HOME", "LOCALAPPDATA", "USERPROFILE"):
-        monkeypatch.setenv(name, str(tmp_path / "home"))
-    assert (
-        disk_cache.folder().is_relative_to(tmp_path / "home")
-        and disk_cache.folder().name == "dflash-local"
-    )
-    if sys.platform == "linux":
-        monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-        assert disk_cache.folder() == tmp_path / "home" / ".cache" / "dflash-local"
-    assert os.path.isabs(disk_cache.folder())

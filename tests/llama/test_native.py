@@ -10,7 +10,6 @@ import pytest
 from dflash_local import InputError, Target, demo
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.llama import native
-from dflash_local.llama.host import default_threads
 from dflash_local.loading import open_drafter
 from dflash_local.target.taps import StoredFeatures
 
@@ -56,7 +55,3 @@ def test_threads_end_with_their_target() -> None:
     for _ in range(2):
         drafted(2)
     assert count() == before
-
-
-def test_by_default_there_are_as_many_as_cores() -> None:
-    assert 1 <= default_threads() <= 512
