@@ -24,8 +24,8 @@ class Worker:
     """Continuous batching: requests join and leave between rounds.
 
     Each step of its loop takes in new jobs, begins those that fit, runs one step of the engine for
-    all sequences, and hands out what is new. `scheduler` decides which jobs begin. Until its end the
-    thread takes no lock. So neither a caller nor a finalizer that runs in a caller can block it.
+    all sequences, and hands out what is new. `scheduler` decides which jobs begin. Until its end
+    the thread takes no lock. So neither a caller nor a finalizer that runs in one can block it.
     """
 
     def __init__(self, engine: Engine, name: str) -> None:
