@@ -296,7 +296,7 @@ class Controller:
             return gain >= 1 + way / _ANSWER
         # A few drafts tell little: what is lost by all plans together must be worth the way.
         self._doubt = max(self._doubt + 1 - gain, 0.0)
-        return self._doubt < way
+        return self._doubt <= way
 
     def _probe(self, resting: list[Policy], n_on: int) -> int:
         """Let those whose time has come draft to see whether it pays, if the budget allows; rounds
