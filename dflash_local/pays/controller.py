@@ -41,6 +41,9 @@ _EARLY_ROUNDS, _KNOWN_ROUNDS = 4, 16
 """A request's first rounds, and a drafter's, in which seeing the outcome of a few drafts is worth
 more than what they bring. Without, a drafter whose confidence says nothing is never found out to be
 good."""
+_FIRST_PROBE = 5.0
+"""Plain rounds that a round of a drafter's very first probe may cost. Without, several sequences of
+a tiny model never try a drafter that would pay: the probe is dearer than the budget."""
 _LONGEST_TIME = 1.5
 """A round counts as no longer than this many times what it should take. Without, a hiccup of the
 machine ends drafting that pays."""
@@ -75,11 +78,12 @@ class Controller:
         self._row_choice = RowChoice()
         self._passes = PassTimes(costs)
         self._budget = Budget()
+        self._untried = True
         self._round = 0
         self._depth = 0
         # The plan in force
         self._idle = 0
-        self._replan_at = 0
+        self._planned_at = self._replan_at = 0
         self._members: list[Policy] = []
         self._drafting = False
         self._probing = False
@@ -228,6 +232,7 @@ class Controller:
     def _plan(self, policies: Sequence[Policy], other_rows: int) -> None:
         now, forecast = self._round, self._forecast
         self._budget.earn(now)
+        n_rounds, self._planned_at = now - self._planned_at, now
         forecast.renew(len(policies), other_rows, self._depth)
         self._members = list(policies)
         able = [policy for policy in policies if not policy.off] if self._n_draft else []
@@ -235,7 +240,7 @@ class Controller:
         suspended = self._budget.suspended_until - now
         if findings and suspended > 0:
             findings = replace(findings, suspended=True)
-        if findings and (suspended > 0 or not self._pays(findings.gain)):
+        if findings and (suspended > 0 or not self._pays(findings.gain, n_rounds)):
             on = []
         self._least = findings.shortest if findings else 1
         rate = forecast.base / forecast.plain_s * (findings.gain if findings and on else 1.0)
@@ -288,14 +293,15 @@ class Controller:
         a_round = findings.tokens / self._forecast.base / findings.gain
         return (self._round - self._plain_at) * a_round * _CHECK_SHARE > max(loss, 0.1)
 
-    def _pays(self, gain: float) -> bool:
-        """Whether to draft, where this many times the speed of plain decoding is expected."""
+    def _pays(self, gain: float, n_rounds: int) -> bool:
+        """Whether to draft, where `gain` times the speed of plain decoding is expected, `n_rounds`
+        after the last plan."""
         way = 2 * self._forecast.switch  # to drafting and back, or to plain decoding and back
         if not self._drafting or self._probing:
             self._doubt = 0.0
             return gain >= 1 + way / _ANSWER
-        # A few drafts tell little: what is lost by all plans together must be worth the way.
-        self._doubt = max(self._doubt + 1 - gain, 0.0)
+        # A few drafts tell little: what is lost in all rounds together must be worth the way.
+        self._doubt = max(self._doubt + n_rounds * (1 - gain), 0.0)
         return self._doubt <= way
 
     def _probe(self, resting: list[Policy], n_on: int) -> int:
@@ -310,12 +316,14 @@ class Controller:
             due.sort(key=lambda policy: policy.rounds)
             due = due[: 1 + len(self._members) // 4]
             loss = forecast.probe_loss(due, n_on, now)
-        if loss > budget.amount:
+        first = self._untried and self.prior.rounds == 0
+        if loss > budget.amount and not (first and loss <= _FIRST_PROBE * forecast.probe_rounds):
             wait = budget.wait(loss, forecast.upkeep(len(due)))
             if wait is None:
                 for policy in due:
                     policy.off = True
             return wait or _FOREVER
+        self._untried = False
         for policy in due:
             policy.probing = True
             policy.survival.rest(now - policy.rest_from)
