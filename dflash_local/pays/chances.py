@@ -17,9 +17,8 @@ import numpy as np
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.shape import ShapeName
 from dflash_local.draft.tree import grow
-from dflash_local.pays.survival import Prior, Survival
+from dflash_local.pays.survival import RECENT, Prior, Survival
 
-_RECENT = 8
 _LEAST = 1e-12
 _ANY_TOKEN = 1 << 30
 _USUAL = 0.7
@@ -76,7 +75,7 @@ class TreeChances(Chances):
 
     def __init__(self, survival: Survival, prior: Prior) -> None:
         super().__init__(survival, prior)
-        self._curves: deque[list[float]] = deque(maxlen=_RECENT)
+        self._curves: deque[list[float]] = deque(maxlen=RECENT)
 
     def rate(self, candidates: Candidates) -> Candidates:
         raw, side = candidates.logprobs, self._prior.trees.side

@@ -21,7 +21,7 @@ _DRIFT = 0.02
 """The part of each surprise that is taken to hold for all counts: the machine, not the width."""
 _CLIP = 0.25
 """Surprise, in natural logarithms, beyond which an observation says no more: outliers. Where it
-lasts, the calibration was disturbed, and the clip widens."""
+lasts, the calibration was disturbed, and the clip widens. Without, a hiccup turns drafting off."""
 
 
 class Costs:
@@ -264,7 +264,7 @@ def _table(raw: Any) -> dict[int, dict[int, float]]:
 
 _TO_MAKE = 2
 """Passes in which graphs are made: llama.cpp builds its own with the first of a kind, a GPU records
-with the second what it will replay."""
+with the second what it will replay. With 1, the second counts as a slow machine."""
 
 
 class PassTimes:

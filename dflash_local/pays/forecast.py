@@ -14,7 +14,10 @@ from dflash_local.pays.costs import Costs
 from dflash_local.pays.policy import PROBED, Findings, Policy
 
 _REFRESH = 32
+"""Observations after which the table of passes is made again: it takes host time."""
 _LONGEST_PROBE = 4
+"""Rounds of a probe, at most. With 1, a device on which a change of rows is dear learns too little
+from each change."""
 
 
 class Forecast:

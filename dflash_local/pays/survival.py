@@ -29,19 +29,24 @@ FACE_VALUE = (-0.3, 1.1)
 _UNKNOWN = (0.5, 0.0, 0.12)
 """Variances of `a`, both and `b` before anything is seen of a drafter."""
 _APART = (0.15, 0.0, 0.02)
-"""What the requests of one drafter differ by."""
+"""What the requests of one drafter differ by. Without, several at once lose 1 % more."""
 _WALK = (0.0015, 0.0001)
-"""What a round adds to the variances of `a` and `b`: texts drift."""
+"""What a round adds to the variances of `a` and `b`. Without, a text that drifts is not followed:
+some answers lose 1 % more."""
 _TURN = 0.4
 """What a turn of the text adds to the variance of `a`, and how many variances of the outcomes of
-the last rounds, each weighing `_MEMORY` of the next, show it."""
+the last rounds, each weighing `_MEMORY` of the next, show it. Without, a text that turns is worth
+no more than the best fixed width."""
 _MEMORY, _SURPRISE = 0.85, 5.0
 _COLD_CHANCE = 0.8
+"""Of each draft, before any is seen. With 0.5 good drafters are never tried."""
 _YOUNG = 32
-"""Rounds by which a drafter is known."""
+"""Rounds by which a drafter is known. With 8 some good ones are given up."""
 _SPARSE, _SHARE = 4, 0.02
-"""Then one round in so many, to save time, moves the curve that the next request starts from."""
-_RECENT = 8
+"""Then one round in so many moves, by this share, the curve that the next request starts from. With
+each round, one unusual request is held against those after it."""
+RECENT = 8
+"""Drafts whose mean is taken for a usual one. With fewer, plans change from draft to draft."""
 _FLOOR, _NUDGE = -20.0, 0.001
 _OUTSIDE = (-3.0, 6.9)  # the features of no chance, and of certainty
 _NO_FEATURE = 1.0
@@ -164,7 +169,7 @@ class Survival:
     def __init__(self, prior: Prior) -> None:
         self._prior = prior
         self._filter = prior.filter()
-        self._recent: deque[Sequence[float]] = deque(maxlen=_RECENT)
+        self._recent: deque[Sequence[float]] = deque(maxlen=RECENT)
         self._surprise = self._variance = 0.0
         self._trials = 0
         self._promised = 0.0
