@@ -4,6 +4,7 @@ whether they are JSON, and how many values that JSON holds."""
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
 
 from pydantic_core import from_json
 from starlette.datastructures import Headers
@@ -15,6 +16,9 @@ from dflash_local.server.http.settings import ServerSettings
 _MOST_VALUES = 300_000
 """More than a prompt of the longest context as token ids. Python reads as many in 0.1 s, during
 which all other clients wait; eight megabytes of `[],[],` would take seconds."""
+
+body_bytes: ContextVar[int] = ContextVar("body_bytes", default=0)
+"""How many the body of the request has that is being answered."""
 
 
 class BodyCheck:
@@ -45,6 +49,7 @@ class BodyCheck:
             return
         if body:
             _check(headers.get("content-type", ""), body)
+        body_bytes.set(len(body))
         await self._app(scope, _replayed(body, receive), send)
 
     async def _read(self, receive: Receive) -> bytes | None:
