@@ -153,6 +153,15 @@ class Model:
         """Whether a prompt of `chat_prompt` ends inside a reasoning part."""
         return ChatTemplate.thinking_open("".join(map(self._vocabulary.name, prompt[-16:])))
 
+    def prepare_chat(self) -> ChatTemplate:
+        """Start what renders chats now, so that the first need not wait for it. Raises InputError
+        where the model file has no chat template, or a bad one."""
+        if self._template is None:
+            self._template = ChatTemplate(
+                self.target.chat_template, bos=self._vocabulary.bos, eos=self._vocabulary.eos
+            )
+        return self._template
+
     def chat_prompt(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -163,14 +172,11 @@ class Model:
 
         `tools` are what the model may call, in OpenAI's shape.
         """
-        if self._template is None:
-            self._template = ChatTemplate(
-                self.target.chat_template, bos=self._vocabulary.bos, eos=self._vocabulary.eos
-            )
+        template = self.prepare_chat()
         variables = dict(chat_template_kwargs or {})
         if tools is not None:
             variables["tools"] = tools
-        text = self._template.render(messages, **variables)
+        text = template.render(messages, **variables)
         # Templates write the first token themselves.
         return self._vocabulary.tokenize(text, add_special=False, n_ctx=self.n_ctx)
 
