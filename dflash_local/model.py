@@ -197,9 +197,10 @@ class Model:
         Raises here what is wrong with the request, and QueueFullError. Cancel the chunks to give
         the request up.
         """
-        # Compiling a grammar or tokenising a text may take long.
-        hands = self._compilers if names_a_grammar(options) else None
-        loop = asyncio.get_running_loop()
+        # Compiling a grammar or tokenising a text may take long. A known grammar waits for no other.
+        loop, hands = asyncio.get_running_loop(), None
+        if names_a_grammar(options) and not await loop.run_in_executor(None, self._knows, options):
+            hands = self._compilers
         wanted = await loop.run_in_executor(hands, self._text_request, prompt, options)
         return AsyncChunks(partial(self._worker.submit, wanted))
 
@@ -305,6 +306,13 @@ class Model:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _knows(self, options: dict[str, Any]) -> bool:
+        """Whether the grammar that a request names is compiled already."""
+        check_option_names(options)
+        sampling = sampling_of(options)
+        sampling.validate(self.target.n_vocab)
+        return self._engine.grammars.knows(sampling)
 
     def _text_request(self, prompt: str | Sequence[int], options: dict[str, Any]) -> TextRequest:
         """Check a request before it is queued, so that bad ones fail at the call."""
