@@ -52,6 +52,7 @@ class BodyCheck:
             return
         if body:
             _check(headers.get("content-type", ""), body)
+            await asyncio.sleep(0)  # others may go on before FastAPI reads it once more
         body_bytes.set(len(body))
         await self._app(scope, _replayed(body, receive), send)
 

@@ -118,9 +118,10 @@ class CompletionRequest(LlamaRequest):
             return [[piece for piece in given if not isinstance(piece, list)]]
         return [[piece] if isinstance(piece, str | int) else piece for piece in given]
 
-    @field_validator("prompt")
+    @field_validator("prompt", mode="before")
     @classmethod
     def _one_or_several(cls, value: Any) -> Any:
+        # Before each of them is read, which takes a while for thousands.
         if isinstance(value, list):
             kinds = {type(piece) for piece in value}
             if {list, int} <= kinds:
