@@ -197,7 +197,7 @@ class Model:
         Raises here what is wrong with the request, and QueueFullError. Cancel the chunks to give
         the request up.
         """
-        # Compiling a grammar or tokenising a text may take long. A known grammar waits for no other.
+        # Compiling a grammar or tokenising a text may take long. Known grammars wait for no others.
         loop, hands = asyncio.get_running_loop(), None
         if names_a_grammar(options) and not await loop.run_in_executor(None, self._knows, options):
             hands = self._compilers

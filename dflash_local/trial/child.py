@@ -1,9 +1,10 @@
 """Runs work in a child process, which may die, hang or run out of memory in our place.
 
-The parent calls `run`, or keeps a `WarmChild` for many requests. The child runs a function `main(request)` in a module of its own. With `say`
-it writes one JSON object per line: `stage` when a stage begins, and at the end `done` or a `fault`
-of the last stage. It may also write other things that the parent wants to know. A child that ends
-without `done` or `fault` was killed by its last stage.
+The parent calls `run`, or keeps a `WarmChild` for many requests. The child runs a function
+`main(request)` in a module of its own. With `say` it writes one JSON object per line: `stage` when
+a stage begins, and at the end `done` or a `fault` of the last stage. It may also write other things
+that the parent wants to know. A child that ends without `done` or `fault` was killed by its last
+stage.
 """
 
 from __future__ import annotations
