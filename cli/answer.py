@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING
 
+from dflash_local.printable import shown
+
 from . import interrupt
 
 if TYPE_CHECKING:
@@ -34,16 +36,12 @@ def answer(ask: Ask, write: Callable[[str], None]) -> Result:
 
 def write_stdout(text: str) -> None:
     """Write text at once. A terminal gets no control characters: they could change its settings."""
-    sys.stdout.write(text.translate(_VISIBLE) if sys.stdout.isatty() else text)
+    sys.stdout.write(shown(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
 def write_nothing(text: str) -> None:
     """For an answer that is shown later or not at all."""
-
-
-_CONTROL = [*range(0x20), 0x7F, *range(0x80, 0xA0)]
-_VISIBLE = {code: "\N{REPLACEMENT CHARACTER}" for code in _CONTROL if chr(code) not in "\n\t"}
 
 
 def _generator(chunks: Iterator[Chunk]) -> Generator[Chunk, None, None]:

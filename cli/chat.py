@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dflash_local.errors import InputError
+from dflash_local.printable import printable
 
 from .answer import answer, write_stdout
 from .loading import check_options, load_model
@@ -147,7 +148,7 @@ class ChatSession:
         if action is not None:
             action()
         elif re.fullmatch(r"/[a-z]+", message.strip()):
-            print(f"no command {message.strip()}; /help lists them", file=sys.stderr)
+            print(printable(f"no command {message.strip()}; /help lists them"), file=sys.stderr)
         else:
             self._answer(message)
 
@@ -157,7 +158,7 @@ class ChatSession:
         try:
             result = answer(ask, write_stdout)
         except InputError as error:
-            print(f"error: {error} /reset starts a new conversation.", file=sys.stderr)
+            print(printable(f"error: {error} /reset starts a new conversation."), file=sys.stderr)
             return
         write_stdout("\n")
         self.messages = [*asked, {"role": "assistant", "content": result.text}]
@@ -182,4 +183,4 @@ class ChatSession:
 
     def _stats(self) -> None:
         for line in stats_page(self._model, self.last):
-            print(line, file=sys.stderr)
+            print(printable(line), file=sys.stderr)

@@ -13,7 +13,7 @@ import click
 
 from .answer import write_stdout
 from .options import QUIET, SectionedCommand, option
-from .report import Say, byte_size, speaker
+from .report import byte_size, speaker
 from .writing import writing_progress
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def convert(
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     from dflash_local.convert import convert as run
 
-    say = _printable(speaker(quiet))
+    say = speaker(quiet)
     with writing_progress(sys.stderr, quiet) as progress:
         result = run(
             source,
@@ -143,12 +143,3 @@ def _next_step(result: ConvertResult, target: str | None) -> str:
         f"next: dflash-local chat --target TARGET.gguf --draft {draft}, "
         f"where TARGET.gguf is {result.target or 'its target'} in GGUF"
     )
-
-
-def _printable(say: Say) -> Say:
-    """Names in a line may come from a file: no control characters reach the terminal."""
-
-    def say_plainly(line: str) -> None:
-        say("".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line))
-
-    return say_plainly

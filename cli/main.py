@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import click
 
 from dflash_local.errors import DflashError, InputError
+from dflash_local.printable import printable
 
 from .bench import bench
 from .calibrate import calibrate
@@ -122,5 +123,5 @@ def _prepare_streams() -> None:
 
 def _fail(message: str, code: int) -> int:
     line = " ".join(part.strip() for part in message.splitlines() if part.strip())
-    click.echo(f"{NAME}: error: {line}", err=True)
+    click.echo(f"{NAME}: error: {printable(line)}", err=True)
     return code

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dflash_local.printable import printable
+
 if TYPE_CHECKING:
     from dflash_local import Model, Result
     from dflash_local.stats import Stats
@@ -21,7 +23,7 @@ def speaker(quiet: bool) -> Say:
 
     def say(line: str) -> None:
         if not quiet:
-            click.echo(line, err=True)
+            click.echo(printable(line), err=True)
 
     return say
 

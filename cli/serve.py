@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -204,7 +205,7 @@ def serve(ctx: click.Context, /, **values: Any) -> None:
     from dflash_local.server.models.pool import ModelPool
 
     sources = _sources(values)
-    settings = _settings(values)
+    settings = _settings(values, say)
     check_exposure(settings)
     # Before the model is loaded, which may take a minute: a bad address is reported at once.
     with lifecycle.bind(settings) as bound:
@@ -267,7 +268,7 @@ def _source(model: NamedModel, values: Mapping[str, Any]) -> ModelSource:
     )
 
 
-def _settings(values: Mapping[str, Any]) -> ServerSettings:
+def _settings(values: Mapping[str, Any], say: Say) -> ServerSettings:
     from dflash_local.server.http.settings import ServerSettings
 
     given = values_of((*LISTENING, *ACCESS), values)
@@ -279,4 +280,6 @@ def _settings(values: Mapping[str, Any]) -> ServerSettings:
         if not found:
             raise InputError(f"--api-key-file {path} holds no key: write one per line")
         keys += map(api_key, found)
+        if os.name == "posix" and Path(path).stat().st_mode & 0o077:
+            say(f"warning: other users may read {path}, which holds keys: chmod 600 it")
     return ServerSettings(api_keys=tuple(keys), **given)

@@ -9,9 +9,11 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +34,26 @@ def folder() -> Path:
 def read(kind: str, key: Mapping[str, Any]) -> Any:
     """What `write` stored under `key`; None if it is missing or cannot be read."""
     try:
-        return json.loads(_place(kind, key).read_text(encoding="utf-8"))
+        with open_own(_place(kind, key)) as file:
+            return json.loads(file.read())
     except (OSError, ValueError):
         return None
+
+
+def open_own(path: Path) -> BufferedReader:
+    """A file of a cache, to be read: a regular one, of this user or of root.
+
+    Raises OSError for anything else. A pipe would be waited for; a link, or the file of another
+    user, could hold what this user never wrote.
+    """
+    flags = [getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")]
+    descriptor = os.open(path, os.O_RDONLY | sum(flags))
+    stat_ = os.fstat(descriptor)
+    own = not hasattr(os, "geteuid") or stat_.st_uid in (0, os.geteuid())
+    if not stat.S_ISREG(stat_.st_mode) or not own:
+        os.close(descriptor)
+        raise OSError("it is no regular file of this user")
+    return open(descriptor, "rb")
 
 
 def write(kind: str, key: Mapping[str, Any], content: Any) -> None:

@@ -31,6 +31,7 @@ from dflash_local.llama.runtime import Device
 from dflash_local.model import Model
 from dflash_local.pays import calibration
 from dflash_local.pays.controller import Controller
+from dflash_local.printable import printable
 from dflash_local.target.cells import branches_of_each
 from dflash_local.target.options import TargetOptions
 from dflash_local.target.target import Target
@@ -377,7 +378,7 @@ class _Progress:
 def _to_stderr(line: str) -> None:
     if sys.stderr is not None:  # else print would take stdout
         with suppress(OSError, ValueError):  # it may have been closed
-            print(line, file=sys.stderr, flush=True)
+            print(printable(line), file=sys.stderr, flush=True)
 
 
 def _silent(_line: str) -> None:

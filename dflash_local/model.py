@@ -153,6 +153,15 @@ class Model:
         """Whether a prompt of `chat_prompt` ends inside a reasoning part."""
         return ChatTemplate.thinking_open("".join(map(self._vocabulary.name, prompt[-16:])))
 
+    def prepare_chat(self) -> ChatTemplate:
+        """Start what renders chats now, so that the first need not wait for it. Raises InputError
+        where the model file has no chat template, or a bad one."""
+        if self._template is None:
+            self._template = ChatTemplate(
+                self.target.chat_template, bos=self._vocabulary.bos, eos=self._vocabulary.eos
+            )
+        return self._template
+
     def chat_prompt(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -163,14 +172,11 @@ class Model:
 
         `tools` are what the model may call, in OpenAI's shape.
         """
-        if self._template is None:
-            self._template = ChatTemplate(
-                self.target.chat_template, bos=self._vocabulary.bos, eos=self._vocabulary.eos
-            )
+        template = self.prepare_chat()
         variables = dict(chat_template_kwargs or {})
         if tools is not None:
             variables["tools"] = tools
-        text = self._template.render(messages, **variables)
+        text = template.render(messages, **variables)
         # Templates write the first token themselves.
         return self._vocabulary.tokenize(text, add_special=False, n_ctx=self.n_ctx)
 
@@ -191,9 +197,10 @@ class Model:
         Raises here what is wrong with the request, and QueueFullError. Cancel the chunks to give
         the request up.
         """
-        # Compiling a grammar or tokenising a text may take long.
-        hands = self._compilers if names_a_grammar(options) else None
-        loop = asyncio.get_running_loop()
+        # Compiling a grammar or tokenising a text may take long. Known grammars wait for no others.
+        loop, hands = asyncio.get_running_loop(), None
+        if names_a_grammar(options) and not await loop.run_in_executor(None, self._knows, options):
+            hands = self._compilers
         wanted = await loop.run_in_executor(hands, self._text_request, prompt, options)
         return AsyncChunks(partial(self._worker.submit, wanted))
 
@@ -299,6 +306,13 @@ class Model:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _knows(self, options: dict[str, Any]) -> bool:
+        """Whether the grammar that a request names is compiled already."""
+        check_option_names(options)
+        sampling = sampling_of(options)
+        sampling.validate(self.target.n_vocab)
+        return self._engine.grammars.knows(sampling)
 
     def _text_request(self, prompt: str | Sequence[int], options: dict[str, Any]) -> TextRequest:
         """Check a request before it is queued, so that bad ones fail at the call."""

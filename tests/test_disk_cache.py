@@ -27,3 +27,20 @@ def test_the_cache_folder_follows_the_environment(
         monkeypatch.setenv("XDG_CACHE_HOME", "relative")
         assert disk_cache.folder() == tmp_path / "home" / ".cache" / "dflash-local"
     assert os.path.isabs(disk_cache.folder())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs links and pipes")
+def test_what_is_kept_is_read_from_a_file_of_ours_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(disk_cache.ENVIRONMENT, str(tmp_path))
+    key = {"a": 1}
+    disk_cache.write("kind", key, "kept")
+    assert disk_cache.read("kind", key) == "kept"
+    (place,) = (tmp_path / "kind").iterdir()
+    other = place.rename(tmp_path / "elsewhere")
+    place.symlink_to(other)
+    assert disk_cache.read("kind", key) is None
+    place.unlink()
+    os.mkfifo(place)
+    assert disk_cache.read("kind", key) is None

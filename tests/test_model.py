@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -304,3 +306,27 @@ def test_settings_that_do_not_load(options: dict[str, Any], named: str) -> None:
     with pytest.raises(InputError, match=named) as found:
         load(*demo.pair(), quiet=True, **options)
     assert "\n" not in str(found.value)
+
+
+def test_a_known_grammar_waits_for_no_unknown_one(model: Model) -> None:
+    """As many as there are threads to compile them are tried for ten seconds each."""
+    known = {"type": "integer"}
+    slow = [{"type": "string", "pattern": f".*{i}.*"} for i in range(24)]
+
+    async def all_of_them() -> float:
+        await model.agenerate("x", json_schema=known, max_tokens=4)
+        others = [
+            asyncio.ensure_future(
+                model.agenerate("x", json_schema={"allOf": slow, "title": str(i)}, max_tokens=1)
+            )
+            for i in range(2)
+        ]
+        await asyncio.sleep(0.5)
+        start = time.monotonic()
+        await model.agenerate("x", json_schema=known, max_tokens=4)
+        waited = time.monotonic() - start
+        assert not any(other.done() for other in others)
+        await asyncio.gather(*others, return_exceptions=True)
+        return waited
+
+    assert asyncio.run(all_of_them()) < 5

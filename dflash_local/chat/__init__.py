@@ -1,7 +1,7 @@
 """The chapter between messages and the model's text: chat templates, tool calls, reasoning.
 
 From messages to a prompt: `conversation` checks and shapes them, `template` renders the chat
-template of the model file, `sandbox` keeps the template from doing harm.
+template of the model file, `template_child` keeps the template from doing harm.
 
 From the model's text back to messages: a dialect (`dialect.Dialect`) is how a family of models
 writes reasoning and tool calls. Its parser turns the text into `events`, however it is cut into

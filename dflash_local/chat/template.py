@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any, NoReturn
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from dflash_local.chat.conversation import conversation
-from dflash_local.chat.sandbox import MAX_CHARACTERS, MAX_SECONDS, Sandbox, bounded
 from dflash_local.chat.tool import Tool
 from dflash_local.errors import InputError
+from dflash_local.trial.child import WarmChild
+
+MAX_SECONDS = 2.0
+MAX_CHARACTERS = 16 << 20
+"""Of a prompt: more than any context holds."""
 
 _RESERVED = frozenset(
     {
@@ -50,14 +56,13 @@ class ChatTemplate:
                 "the model file has no chat template; use raw completion with a prompt of your own"
             )
         self._source = source
-        self._limits = (max_seconds, max_characters)
+        self._max_seconds = max_seconds
+        self._max_characters = max_characters
         self._ours = {"bos_token": bos, "eos_token": eos}
-        try:
-            # Constant parts of a template are computed when it is read.
-            with bounded(*self._limits):
-                self._template = Sandbox().from_source(source)
-        except Exception as error:  # jinja2 raises more than its own errors for such a text
-            raise InputError(f"the model's chat template cannot be read: {_line(error)}") from error
+        self._lock = threading.Lock()
+        _, fault = self._answer({})
+        if fault:
+            raise InputError(f"the model's chat template cannot be read: {fault}")
 
     def render(
         self,
@@ -81,7 +86,7 @@ class ChatTemplate:
             raise InputError(
                 f"chat_template_kwargs may not set {', '.join(taken)}, which the chat itself sets"
             )
-        offered = [tool.shown() if isinstance(tool, Tool) else tool for tool in tools or ()]
+        offered = [tool.shown() if isinstance(tool, Tool) else dict(tool) for tool in tools or ()]
         variables = {
             "tool_choice": None,
             **kwargs,
@@ -91,14 +96,28 @@ class ChatTemplate:
             "functions": None,
             "function_call": None,
             "add_generation_prompt": True,
-            "raise_exception": _raise,
-            "strftime_now": _now,
         }
-        try:
-            with bounded(*self._limits):
-                return self._template.render(variables)
-        except Exception as error:  # a template is a program, and may fail in any way
-            raise InputError(f"the model's chat template refuses this: {_line(error)}") from error
+        text, fault = self._answer({"variables": variables})
+        if fault:
+            raise InputError(f"the model's chat template refuses this: {fault}")
+        return text
+
+    def _answer(self, request: dict[str, Any]) -> tuple[str, str]:
+        """The text and the fault of a rendering, by a child process."""
+        request |= {"source": self._source, "max_characters": self._max_characters}
+        # One at a time, so that a template that hangs takes one process at most.
+        with self._lock, _child() as child:
+            try:
+                outcome = child.ask(request, limit_s=self._max_seconds)
+            except (TypeError, ValueError, RecursionError) as error:
+                raise InputError(
+                    f"messages, tools and variables of a chat must be JSON: {error}"
+                ) from None
+        if outcome.done:
+            return str(outcome.said[-1].get("text", "")), ""
+        if outcome.short:
+            return "", f"it takes longer than {self._max_seconds:g} s"
+        return "", outcome.fault or outcome.death or "its process ended"
 
     @staticmethod
     def thinking_open(prompt: str) -> bool:
@@ -106,15 +125,21 @@ class ChatTemplate:
         return prompt.rstrip().endswith("<think>")
 
 
-def _raise(message: str) -> NoReturn:
-    raise ValueError(message)
+_MOST_IDLE = 2
+_idle: list[WarmChild] = []
+"""Children that render the templates of all models. Appending and popping are atomic."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_idle.clear)  # two processes cannot talk to one child
 
 
-def _now(layout: str) -> str:
-    return datetime.now().strftime(layout)
-
-
-def _line(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    lineno = getattr(error, "lineno", None)
-    return f"{text} (line {lineno} of the template)" if lineno else text
+@contextmanager
+def _child() -> Iterator[WarmChild]:
+    """A child for one request. It is kept for others unless it has ended."""
+    child = None
+    while child is None or not child.is_alive:
+        child = _idle.pop() if _idle else WarmChild("dflash_local.chat.template_child")
+    try:
+        yield child
+    finally:
+        if child.is_alive and len(_idle) < _MOST_IDLE:
+            _idle.append(child)

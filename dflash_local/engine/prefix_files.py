@@ -2,9 +2,9 @@
 
 A file begins with a magic line and a digest of all that follows: the length of a header, the header
 as JSON, then the tokens and what target and drafter have saved. Its name consists of two digests:
-one of a key that names model files and options, one of the tokens. So files of another model or
-version, and files that are not ours, are never read. A file that was cut or damaged is noticed
-before anything in it is used.
+one of a key that names model files and options, one of the tokens; the header has the first, too.
+So files of another model or version are never used, whatever they are called, nor files of another
+user. A file that was cut or damaged is noticed before anything in it is used.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from dflash_local import disk_cache
 from dflash_local.engine.prefix import Bytes, Entry, Prefix
 from dflash_local.errors import InputError
 
-_MAGIC = b"dflash-local prefix 1\n"
+_MAGIC = b"dflash-local prefix 2\n"
 _DIGEST = 32
+_SHORT = 16
+"""Characters of the key's digest in the name of a file."""
 _LENGTH = 4
 _MOST_HEADER = 1 << 16
 _OURS = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}\.prefix(\.\d+\.tmp)?")
@@ -69,11 +72,12 @@ class PrefixFiles:
         self.folder = Path(folder).expanduser()
         self.max_bytes = max_bytes
         self._say = say or _silent
-        self._key = hashlib.blake2b(_json(key), digest_size=8).hexdigest()
+        self._key = hashlib.blake2b(_json(key)).hexdigest()
         self._prefixes: dict[Path, StoredPrefix] = {}
         self._lock = threading.Lock()
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._check_folder()
             self._read_folder()
         except OSError as error:
             raise InputError(
@@ -90,10 +94,11 @@ class PrefixFiles:
     def read(self, prefix: StoredPrefix) -> Entry | None:
         """A saved sequence, checked. None if its file is damaged or changed; it is then deleted."""
         try:
-            entry = _read(prefix.path)
+            entry = _read(prefix.path, self._key)
             if entry.tokens != prefix.tokens:
                 raise _Unusable("its tokens have changed")
-            os.utime(prefix.path)
+            with contextlib.suppress(OSError):  # the folder may be read-only
+                os.utime(prefix.path)
             return entry
         except (OSError, _Unusable, MemoryError) as error:
             if not isinstance(error, FileNotFoundError):  # another process made room
@@ -104,12 +109,12 @@ class PrefixFiles:
     def write(self, entry: Entry) -> bool:
         """Save a sequence, completely or not at all, and make room for it. False if that fails or
         it is too large."""
-        content = _content(entry)
+        content = _content(entry, self._key)
         n_bytes = sum(len(part) for part in content)
         if n_bytes > self.max_bytes:
             return False
         name = hashlib.blake2b(_raw(entry.tokens), digest_size=8).hexdigest()
-        path = self.folder / f"{self._key}-{name}.prefix"
+        path = self.folder / f"{self._key[:_SHORT]}-{name}.prefix"
         temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         try:
             self._trim(n_bytes)
@@ -143,6 +148,11 @@ class PrefixFiles:
             self._remove(prefix.path)
         self.n_bytes = self._trim(0)
 
+    def _check_folder(self) -> None:
+        open_to_others = os.name == "posix" and self.folder.stat().st_mode & 0o022
+        if open_to_others:
+            self._say(f"{self.folder}: other users can write to it; chmod 700 it, or name another")
+
     def _read_folder(self) -> None:
         for path in sorted(self.folder.iterdir()):
             if not _OURS.fullmatch(path.name):
@@ -151,9 +161,9 @@ class PrefixFiles:
                 with contextlib.suppress(OSError):
                     if time.time() - path.stat().st_mtime > _OLD_S:
                         path.unlink()
-            elif path.name.startswith(self._key):
+            elif path.name.startswith(self._key[:_SHORT]):
                 try:
-                    self._prefixes[path] = _read_head(path)
+                    self._prefixes[path] = _read_head(path, self._key)
                 except FileNotFoundError:
                     continue
                 except (OSError, _Unusable) as error:
@@ -183,10 +193,11 @@ class PrefixFiles:
         return total
 
 
-def _content(entry: Entry) -> list[bytes | memoryview]:
+def _content(entry: Entry, key: str) -> list[bytes | memoryview]:
     """The parts of a file, to be written one after the other."""
     header = _json(
         {
+            "key": key,
             "n_tokens": len(entry),
             "n_target": entry.target.nbytes,
             "n_rows": entry.drafter.nbytes,
@@ -209,8 +220,11 @@ def _content(entry: Entry) -> list[bytes | memoryview]:
 
 
 def _write(path: Path, content: list[bytes | memoryview]) -> None:
-    # Only this user may read what was said to the model.
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    # What was said to the model is nobody else's to read.
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()  # of a process that had our number and was killed
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
     with os.fdopen(descriptor, "wb", buffering=0) as file:
         for part in content:
             view = memoryview(part)
@@ -229,8 +243,8 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _read(path: Path) -> Entry:
-    with path.open("rb") as file:
+def _read(path: Path, key: str) -> Entry:
+    with disk_cache.open_own(path) as file:
         size = os.fstat(file.fileno()).st_size
         begin = len(_MAGIC) + _DIGEST
         head = file.read(begin)
@@ -242,7 +256,7 @@ def _read(path: Path) -> Entry:
     if hashlib.blake2b(body.data, digest_size=_DIGEST).digest() != head[len(_MAGIC) :]:
         raise _Unusable("it is damaged")
     length = int.from_bytes(body[:_LENGTH].tobytes(), "little")
-    header = _header(body[_LENGTH : _LENGTH + length].tobytes())
+    header = _header(body[_LENGTH : _LENGTH + length].tobytes(), key)
     rest = body[_LENGTH + length :]
     n_tokens, n_target, n_rows = 4 * header["n_tokens"], header["n_target"], header["n_rows"]
     if len(rest) != n_tokens + n_target + n_rows:
@@ -258,9 +272,9 @@ def _read(path: Path) -> Entry:
     )
 
 
-def _read_head(path: Path) -> StoredPrefix:
-    """What the header of a file says. Only `_read` checks the rest."""
-    with path.open("rb") as file:
+def _read_head(path: Path, key: str) -> StoredPrefix:
+    """What a file says that it has, which `_read` checks."""
+    with disk_cache.open_own(path) as file:
         size = os.fstat(file.fileno()).st_size
         if file.read(len(_MAGIC)) != _MAGIC:
             raise _Unusable("it is not a saved prefix")
@@ -268,7 +282,7 @@ def _read_head(path: Path) -> StoredPrefix:
         length = int.from_bytes(_exactly(file, _LENGTH), "little")
         if length > _MOST_HEADER:
             raise _Unusable(f"its header would have {length} bytes")
-        header = _header(_exactly(file, length))
+        header = _header(_exactly(file, length), key)
         begin = file.tell()
         parts = 4 * header["n_tokens"] + header["n_target"] + header["n_rows"]
         if size != begin + parts:
@@ -291,7 +305,7 @@ def _exactly(file: BinaryIO, n: int) -> bytes:
     return read
 
 
-def _header(raw: bytes) -> dict[str, Any]:
+def _header(raw: bytes, key: str) -> dict[str, Any]:
     try:
         header = json.loads(raw)
     except ValueError:
@@ -299,6 +313,8 @@ def _header(raw: bytes) -> dict[str, Any]:
     counts = [header.get(name) for name in _COUNTS] if isinstance(header, dict) else [None]
     if not all(isinstance(n, int) and 0 <= n < 1 << 48 for n in counts):
         raise _Unusable("its header lacks some number")
+    if header.get("key") != key:
+        raise _Unusable("it is another model's")
     if not isinstance(header.get("resigned"), bool):
         raise _Unusable("its header lacks resigned")
     return dict(header)

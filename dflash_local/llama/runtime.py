@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dflash_local.llama.host import host_memory
+from dflash_local.printable import printable
 
 PINNED = "0.3.36"
 INSTALL = f"pip install --force-reinstall --no-cache-dir llama-cpp-python=={PINNED}"
@@ -221,7 +222,7 @@ class _Log:
             *complete, self._open = (self._open + piece).split("\n")
             self._lines.extend((level, line) for line in complete if line.strip())
         if self.echo is not None and level >= self.echo and sys.stderr is not None:
-            sys.stderr.write(piece)
+            sys.stderr.write(printable(piece))
             sys.stderr.flush()
 
     def lines(self, level: str | None = None) -> list[str]:

@@ -89,13 +89,13 @@ class Grammars:
     def constraint(self, params: SamplingParams) -> Constraint | None:
         """A constraint at the beginning of the grammar in `params`; None without one. Raises
         GrammarError."""
-        if params.grammar is not None:
-            return self._matched("grammar", params.grammar)
-        if params.json_schema is not None:
-            return self._matched("json_schema", _schema_text(params.json_schema))
-        if params.lark is not None:
-            return self._matched("lark", params.lark)
-        return None
+        named = _named(params)
+        return self._matched(*named) if named else None
+
+    def knows(self, params: SamplingParams) -> bool:
+        """Whether `constraint` takes no time. Raises GrammarError for what is no JSON."""
+        named = _named(params)
+        return named is None or self._known(*named) is not None
 
     def _matched(self, kind: Kind, text: str) -> Matched:
         _check_size(kind, text)
@@ -172,6 +172,14 @@ class Matched:
     def _check(self) -> None:
         if self._matcher.is_error():
             raise GrammarError(f"the grammar leads nowhere: {_reason(self._matcher.get_error())}")
+
+
+def _named(params: SamplingParams) -> tuple[Kind, str] | None:
+    if params.grammar is not None:
+        return "grammar", params.grammar
+    if params.json_schema is not None:
+        return "json_schema", _schema_text(params.json_schema)
+    return None if params.lark is None else ("lark", params.lark)
 
 
 def _check_size(kind: Kind, text: str) -> None:

@@ -20,7 +20,13 @@ from dflash_local.server.http.errors import (
     add_error_handlers,
     error_responses,
 )
-from dflash_local.server.http.security import LOOPBACK_ORIGIN, HostCheck, KeyCheck, OriginCheck
+from dflash_local.server.http.security import (
+    LOOPBACK_ORIGIN,
+    HostCheck,
+    KeyCheck,
+    OriginCheck,
+    SafeHeaders,
+)
 from dflash_local.server.http.settings import ServerSettings
 from dflash_local.server.llama import completion, props, tokenize
 from dflash_local.server.metrics import Metrics
@@ -84,6 +90,7 @@ def _add_checks(app: FastAPI, settings: ServerSettings) -> None:
         allow_headers=("*",),
         expose_headers=("Retry-After",),
     )
-    app.add_middleware(OriginCheck, settings=settings)
+    app.add_middleware(OriginCheck, settings=settings, linked_paths=page.PATHS)
     app.add_middleware(HostCheck, settings=settings)
+    app.add_middleware(SafeHeaders)
     app.add_middleware(AccessLog, on_end=app.state.metrics.count_request)

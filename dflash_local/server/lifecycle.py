@@ -11,7 +11,9 @@ import errno
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import FrameType
 
 import uvicorn
@@ -27,6 +29,11 @@ from dflash_local.server.models.pool import ModelPool
 
 _MAX_HEAD = 64 << 10
 _FLUSH_S = 5
+_BACKLOG = 50
+"""Connections that asyncio accepts at once, before any of them is counted. Where it finds no more
+files for one, it logs a line for each that it may accept, and the lines multiply."""
+_OTHER_FILES = 80
+"""Open files of the models, of the devices and of the children."""
 
 
 def bind(settings: ServerSettings) -> socket.socket:
@@ -75,6 +82,7 @@ def serve(
     `say` gets lines for the user, such as where it serves.
     """
     log_to_stderr()
+    settings = replace(settings, max_connections=_most_connections(settings))
     server = Server(create_app(pool, settings), settings, say)
     server.greeting = greeting(pool.names, settings, bound)
     try:
@@ -85,6 +93,21 @@ def serve(
         say("a model was still being loaded; the load is abandoned")
         os._exit(server.exit_code)
     return server.exit_code
+
+
+def _most_connections(settings: ServerSettings) -> int:
+    """As many as the process may have files for."""
+    if sys.platform == "win32":
+        return settings.max_connections
+    import resource
+
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = settings.max_connections + _BACKLOG + _OTHER_FILES
+    if files < needed and files != resource.RLIM_INFINITY:
+        files = needed if most == resource.RLIM_INFINITY else min(needed, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
+        return max(files - _BACKLOG - _OTHER_FILES, 1)
+    return settings.max_connections
 
 
 class Server(uvicorn.Server):
@@ -101,6 +124,7 @@ class Server(uvicorn.Server):
             access_log=False,
             proxy_headers=False,
             server_header=False,
+            backlog=_BACKLOG,
             timeout_keep_alive=int(settings.keep_alive_s),
             timeout_graceful_shutdown=_FLUSH_S,
             h11_max_incomplete_event_size=_MAX_HEAD,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -20,8 +22,14 @@ import llama_cpp.llama_cpp as api
 
 _NO_TOKEN = -1
 _USUAL_LONGEST = 16
-"""Bytes per token that no usual text exceeds. Only longer prompts are checked before they are
-tokenised."""
+"""Bytes of a token, on average the most; no text is looked at more closely that has fewer."""
+_MOST_BYTES = 1 << 20
+"""Of a text, however small the context: llama.cpp takes a second for so many blanks, and up to a
+kilobyte of memory for each."""
+_MOST_NAMES = 1024
+"""Names of special tokens in one call: llama.cpp's time grows with their square, 3 ms for these."""
+_SLICE = 4 << 10  # characters, which rarely have more names than that
+_BLANKS = frozenset(" \t\n\v\f\r")  # C's isspace
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,75 @@ class InfillTokens:
     file: int | None
 
 
+class _Names:
+    """The texts that llama.cpp reads as one token each, wherever they stand.
+
+    `names`: each with whether its token swallows the blanks behind it.
+    """
+
+    def __init__(self, names: Mapping[str, bool]) -> None:
+        self._names = names
+        self._longest = max(map(len, names), default=0)
+        self._lengths: dict[str, set[int]] = {}
+        for name in names:
+            self._lengths.setdefault(name[:2], set()).add(len(name))
+        starts = sorted(map(re.escape, self._lengths), key=len, reverse=True)
+        self._starts = re.compile("|".join(starts)) if starts else None
+
+    def are_many(self, text: str) -> bool:
+        """Whether there may be more than `_MOST_NAMES` in it."""
+        if self._starts is None or len(text) <= _MOST_NAMES:
+            return False
+        return next(islice(self._starts.finditer(text), _MOST_NAMES, None), None) is not None
+
+    def slices(self, text: str) -> Iterator[str]:
+        """`text` in parts, each of which is tokenised as within the whole."""
+        begin = at = 0
+        while at + _SLICE < len(text):
+            cut = self._cut(text, at, at + _SLICE)
+            if cut is None:
+                at += _SLICE
+            else:
+                yield text[begin:cut]
+                begin = at = cut
+        yield text[begin:]
+
+    def _cut(self, text: str, begin: int, end: int) -> int | None:
+        """The last place between these that is behind a name, where what comes next is read as at
+        the start of a text."""
+        assert self._starts is not None
+        for match in reversed(list(self._starts.finditer(text, begin, end))):
+            for name in self._at(text, match.start()):
+                # Where blanks are swallowed, they may be a part of such a name.
+                if self._swallowing and any(map(str.isspace, name)):
+                    continue
+                cut = match.start() + len(name)
+                while self._names[name] and text[cut : cut + 1] in _BLANKS:
+                    cut += 1
+                if begin < cut < len(text) and self._stands_alone(text, match.start(), cut):
+                    return cut
+        return None
+
+    @cached_property
+    def _swallowing(self) -> bool:
+        return any(self._names.values())
+
+    def _stands_alone(self, text: str, begin: int, end: int) -> bool:
+        """Whether no name reaches both into this part of `text` and out of it."""
+        for at in range(max(begin - self._longest, 0), end):
+            for name in self._at(text, at):
+                stop = at + len(name)
+                if stop > begin and (at < begin or stop > end):
+                    return False
+        return True
+
+    def _at(self, text: str, at: int) -> Iterator[str]:
+        for start in {text[at : at + 1], text[at : at + 2]}:
+            for n in self._lengths.get(start, ()):
+                if (name := text[at : at + n]) in self._names:
+                    yield name
+
+
 class Vocabulary:
     """A `llama_vocab *`, which lives as long as its model. Any thread may convert texts and tokens.
 
@@ -52,6 +129,7 @@ class Vocabulary:
         self._pieces: dict[int, bytes] = {}
         self._special: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}
+        self._known_names: dict[bool, _Names] = {}
 
     @property
     def pointer(self) -> Any:
@@ -89,24 +167,56 @@ class Vocabulary:
     ) -> list[int]:
         """Token ids of `text`.
 
-        With `special`, names of special tokens in the text become these tokens. `add_special` adds
-        the tokens that the model wants at the start or the end. Raises InputError for text that is
-        not UTF-8, and ContextFullError for text that cannot fit into `n_ctx` tokens.
+        `special` reads the names of special tokens in the text as these tokens; `add_special` adds
+        what the model wants at the start or the end. With `n_ctx` the time and the memory that it
+        takes are bounded. Raises InputError for text that is not UTF-8; with `n_ctx`
+        ContextFullError, as soon as possible, for one of more tokens than that, and for one with
+        more than 16 bytes to each of them and a megabyte in all.
         """
         try:
-            raw = text.encode("utf-8")
+            n_bytes = len(text.encode("utf-8"))
         except UnicodeEncodeError as error:
             raise InputError(
                 f"the text has half a surrogate pair at character {error.start}, "
                 "which is not Unicode text; remove it"
             ) from None
-        if n_ctx is not None and len(raw) > n_ctx * _USUAL_LONGEST:
-            n = len(raw) // self.longest
-            if n > n_ctx:
+        if n_ctx is not None:
+            self._check_length(n_bytes, n_ctx)
+        names = self._names(special)
+        if not names.are_many(text):
+            return self._tokenize(text, special, add_special)
+        start, end = self._edges() if add_special else ([], [])
+        tokens = start
+        for part in names.slices(text):
+            tokens += self._tokenize(part, special, add_special=False)
+            if n_ctx is not None and len(tokens) + len(end) > n_ctx:
                 raise ContextFullError(
-                    f"the prompt has {len(raw)} bytes, so at least {n} tokens, the context holds "
-                    f"{n_ctx}; shorten the prompt or load with a larger n_ctx (--ctx)"
+                    f"the prompt has at least {len(tokens)} tokens, the context holds {n_ctx}; "
+                    "shorten the prompt or load with a larger n_ctx (--ctx)"
                 )
+        return tokens + end
+
+    def most_bytes(self, n_ctx: int) -> int:
+        """Of a text that `tokenize` takes with `n_ctx`."""
+        return max(n_ctx * _USUAL_LONGEST, _MOST_BYTES)
+
+    def _check_length(self, n_bytes: int, n_ctx: int) -> None:
+        if n_bytes <= n_ctx * _USUAL_LONGEST:
+            return
+        n = n_bytes // self.longest
+        if n > n_ctx:
+            raise ContextFullError(
+                f"the prompt has {n_bytes} bytes, so at least {n} tokens, the context holds "
+                f"{n_ctx}; shorten the prompt or load with a larger n_ctx (--ctx)"
+            )
+        if n_bytes > self.most_bytes(n_ctx):
+            raise ContextFullError(
+                f"the prompt has {n_bytes} bytes; with a context of {n_ctx} tokens at most "
+                f"{self.most_bytes(n_ctx)} are read; shorten the prompt"
+            )
+
+    def _tokenize(self, text: str, special: bool, add_special: bool) -> list[int]:
+        raw = text.encode()
         room = len(raw) + 16
         with self.reading() as pointer:
             while True:
@@ -115,6 +225,30 @@ class Vocabulary:
                 if n >= 0:
                     return list(ids[:n])
                 room = -n
+
+    def _edges(self) -> tuple[list[int], list[int]]:
+        """What the model wants at the start and at the end of a text."""
+        edges = self._tokenize("", special=False, add_special=True)
+        with self.reading() as pointer:
+            n = 1 if len(edges) == 2 or api.llama_vocab_get_add_bos(pointer) else 0
+        return edges[:n], edges[n:]
+
+    def _names(self, special: bool) -> _Names:
+        names = self._known_names.get(special)
+        if names is None:
+            always = api.LLAMA_TOKEN_ATTR_USER_DEFINED
+            only_special = api.LLAMA_TOKEN_ATTR_CONTROL | api.LLAMA_TOKEN_ATTR_UNKNOWN
+            found: dict[str, bool] = {}
+            with self.reading() as pointer:
+                for token in range(self.n_tokens):
+                    attr = api.llama_vocab_get_attr(pointer, token)
+                    if special if attr & only_special else attr & always:
+                        name = api.llama_vocab_get_text(pointer, token).decode("utf-8", "replace")
+                        found[name] = bool(attr & api.LLAMA_TOKEN_ATTR_RSTRIP)
+            found.pop("", None)
+            names = _Names(found)
+            self._known_names[special] = names
+        return names
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """The bytes that `token` adds to a text. Control tokens add nothing or, with `special`,

@@ -1,9 +1,10 @@
 """Runs work in a child process, which may die, hang or run out of memory in our place.
 
-The parent calls `run`. The child runs a function `main(request)` in a module of its own. With `say`
-it writes one JSON object per line: `stage` when a stage begins, and at the end `done` or a `fault`
-of the last stage. It may also write other things that the parent wants to know. A child that ends
-without `done` or `fault` was killed by its last stage.
+The parent calls `run`, or keeps a `WarmChild` for many requests. The child runs a function
+`main(request)` in a module of its own. With `say` it writes one JSON object per line: `stage` when
+a stage begins, and at the end `done` or a `fault` of the last stage. It may also write other things
+that the parent wants to know. A child that ends without `done` or `fault` was killed by its last
+stage.
 """
 
 from __future__ import annotations
@@ -16,16 +17,27 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 _QUIET_S = 2.0
 # The child gets our own search path, so that it finds this package just as we did.
-_LAUNCH = (
-    "import importlib, json, sys; request = json.load(sys.stdin); sys.path[:] = request['path']; "
-    "importlib.import_module(request['module']).main(request['request'])"
-)
+_LAUNCH = """
+import importlib, json, signal, sys
+start = json.loads(sys.stdin.readline())
+sys.path[:] = start["path"]
+main = importlib.import_module(start["module"]).main
+if start["warm"]:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches all processes
+    print('{"done": true}', flush=True)
+for line in sys.stdin:
+    main(json.loads(line))
+"""
+_START_S = 60.0
+_SECRET = re.compile(r"_(KEY|TOKEN|SECRET|PASSWORD)$", re.IGNORECASE)
+"""Of the names of variables that are none of a child's business."""
 _SIGKILL = 9
 _SHORT_OF_MEMORY = re.compile(r"(failed|unable) to allocate|out of memory|bad_alloc", re.IGNORECASE)
 _TELLING = (
@@ -63,19 +75,9 @@ def run(
     `on_wait` is called once if it takes longer than a moment. `without_gpu` hides GPUs from the
     child, so that it takes none of their memory.
     """
-    environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
-    environment.pop("PYTHONFAULTHANDLER", None)
-    if without_gpu:
-        environment |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
-    whole = json.dumps({"path": sys.path, "module": module, "request": request}).encode()
-    with subprocess.Popen(
-        [sys.executable, "-c", _LAUNCH],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-    ) as child:
+    with _popen(without_gpu, subprocess.PIPE) as child:
         try:
+            whole = _start_line(module, warm=False) + _line(request)
             out, err = _output(child, whole, limit_s, on_wait)
         except subprocess.TimeoutExpired:
             child.kill()
@@ -86,6 +88,92 @@ def run(
             child.kill()
             raise
     return _outcome(child.returncode, out, err.decode("utf-8", "replace"))
+
+
+class WarmChild:
+    """A child that answers one request after the other, without a start in between. It sees no GPU.
+
+    For one thread at a time. The process ends with ours, or once nothing refers to this.
+    """
+
+    def __init__(self, module: str) -> None:
+        self._process = _popen(True, subprocess.DEVNULL)
+        weakref.finalize(self, _end, self._process, os.getpid())
+        self._exchange(_start_line(module, warm=True), _START_S)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, request: dict[str, Any], *, limit_s: float) -> Outcome:
+        """What `main(request)` says, up to `done` or a `fault`. A child that takes longer than
+        `limit_s` seconds is ended."""
+        return self._exchange(_line(request), limit_s)
+
+    def _exchange(self, line: bytes, limit_s: float) -> Outcome:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()
+            self._process.kill()
+
+        # Whatever we wait for, to write or to read, ends when the process does.
+        timer = threading.Timer(limit_s, stop)
+        timer.daemon = True
+        timer.start()
+        out = b""
+        try:
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+            for said in self._process.stdout:
+                out += said
+                outcome = _outcome(0, out, "")
+                if outcome.done or outcome.fault:
+                    return outcome
+        except OSError:
+            pass  # it died before it had read all
+        except BaseException:
+            # Or its answer would be taken for that to the next request.
+            self._process.kill()
+            self._process.wait()
+            raise
+        finally:
+            timer.cancel()
+        code = self._process.wait()
+        if late.is_set():
+            return Outcome(fault=f"stopped after {limit_s:g} s", short=True)
+        return _outcome(code, out, "")
+
+
+def _popen(without_gpu: bool, stderr: int) -> subprocess.Popen[bytes]:
+    environment = {k: v for k, v in os.environ.items() if not _SECRET.search(k)}
+    environment |= {"GGML_NO_BACKTRACE": "1"}
+    environment.pop("PYTHONFAULTHANDLER", None)
+    if without_gpu:
+        environment |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+    return subprocess.Popen(
+        [sys.executable, "-c", _LAUNCH],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        env=environment,
+    )
+
+
+def _start_line(module: str, *, warm: bool) -> bytes:
+    return _line({"path": sys.path, "module": module, "warm": warm})
+
+
+def _line(value: dict[str, Any]) -> bytes:
+    return json.dumps(value).encode() + b"\n"
+
+
+def _end(process: subprocess.Popen[bytes], owner: int) -> None:
+    if os.getpid() == owner:  # and not a copy of it, made by fork
+        process.kill()
+        with process:
+            pass
 
 
 def say(**fields: Any) -> None:

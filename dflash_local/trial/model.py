@@ -19,6 +19,7 @@ from typing import Any
 from dflash_local import disk_cache
 from dflash_local.errors import BackendError, FileError
 from dflash_local.gguf.file import file_key, shard_files
+from dflash_local.printable import printable
 from dflash_local.trial import child
 
 REINSTALL = (
@@ -122,7 +123,8 @@ def _tried(
 
     def on_wait() -> None:
         if sys.stderr is not None:
-            print(f"trying {target.name} in a child process, once ...", file=sys.stderr, flush=True)
+            line = printable(f"trying {target.name} in a child process, once ...")
+            print(line, file=sys.stderr, flush=True)
 
     outcome = child.run(
         "dflash_local.trial.model_child",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from command_line import run_here
 from dflash_local import demo
 from dflash_local.cli.serve import serve
 from server_process import COMMAND, ServerProcess, serving
@@ -101,6 +102,19 @@ def test_files_that_hold_no_keys(tmp_path: Path, text: str) -> None:
     file = tmp_path / "keys.txt"
     file.write_text(text)
     assert "key" in refused("--api-key-file", str(file))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs permissions")
+def test_a_file_of_keys_that_others_may_read_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "keys.txt"
+    file.write_text("a-key\n")
+    for mode, told in ((0o644, True), (0o600, False)):
+        file.chmod(mode)
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = str(taken.getsockname()[1])
+            done = run_here("serve", "--port", port, "--api-key-file", str(file))
+        assert ("chmod 600" in done.stderr) == told
+        assert "a-key" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ was, or not at all."""
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -302,3 +303,69 @@ def test_killed_while_it_writes(tmp_path: Path) -> None:
             n_whole += 1
         assert after.n_bytes <= 1 << 24
     assert n_whole
+
+
+def test_a_file_of_another_model_is_not_used_under_this_one_s_name(tmp_path: Path) -> None:
+    mine, other = files(tmp_path), files(tmp_path, key={"target": "two"})
+    other.write(entry(1, 2, 3))
+    (path,) = tmp_path.iterdir()
+    mine.write(entry(1, 2, 3))
+    (name,) = (p for p in tmp_path.iterdir() if p != path)
+    path.replace(name)
+    assert mine.read(mine.prefixes()[0]) is None
+    other.write(entry(1, 2, 3))
+    path.replace(name)
+    lines: list[str] = []
+    assert PrefixFiles(tmp_path, KEY, LARGE, lines.append).prefixes() == []
+    assert "another model's" in lines[0]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs links and pipes")
+def test_what_somebody_has_planted_is_neither_written_through_nor_waited_for(
+    tmp_path: Path,
+) -> None:
+    folder, victim = tmp_path / "cache", tmp_path / "victim"
+    victim.write_text("precious")
+    store = files(folder)
+    store.write(entry(1, 2, 3))
+    (path,) = folder.iterdir()
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.symlink_to(victim)
+    store.write(entry(1, 2, 3))
+    assert victim.read_text() == "precious"
+    assert not path.is_symlink() and store.read(store.prefixes()[0]) is not None
+    path.unlink()
+    os.mkfifo(path)
+    assert files(folder).prefixes() == []
+    path.unlink(missing_ok=True)
+    path.symlink_to(victim)
+    assert files(folder).prefixes() == []
+    assert victim.read_text() == "precious"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs permissions")
+def test_a_folder_that_others_can_write_to_is_told(tmp_path: Path) -> None:
+    lines: list[str] = []
+    tmp_path.chmod(0o777)
+    PrefixFiles(tmp_path, KEY, LARGE, lines.append)
+    assert len(lines) == 1 and "chmod 700" in lines[0]
+    tmp_path.chmod(0o755)
+    PrefixFiles(tmp_path, KEY, LARGE, lines.append)
+    assert len(lines) == 1
+
+
+def test_a_folder_that_cannot_be_written_to_keeps_its_entries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a read-only mount, which only root could make for a test."""
+
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    files(tmp_path).write(entry(1, 2, 3))
+    for name in ("utime", "unlink", "replace", "mkdir"):
+        monkeypatch.setattr(os, name, read_only)
+    store = files(tmp_path)
+    for _ in range(2):
+        found = store.read(store.prefixes()[0])
+        assert found is not None and found.tokens == [1, 2, 3]

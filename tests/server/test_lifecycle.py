@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
+import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
 from impatient_server import COMMAND
-from server_process import ServerProcess, serving
+from server_process import EXACT, SERVE, ServerProcess, serving, until
 
 LONG = {"prompt": "def f(x):", "max_tokens": 3000, "stream": True, "ignore_eos": True}
 SHORT = {"prompt": "def f(x):", "max_tokens": 4}
@@ -88,3 +91,16 @@ def test_health(client: httpx.Client) -> None:
         answer = client.get(path)
         assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
     assert client.head("/health").status_code == 200
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits of open files")
+def test_more_idle_connections_than_files_fill_no_log(cache_folder: Path) -> None:
+    limited = ("sh", "-c", 'ulimit -n 256; exec "$@"', "sh", *SERVE)
+    with serving(*EXACT, command=limited) as server, ExitStack() as stack:
+        for _ in range(400):
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+        time.sleep(2)
+        assert len(server.log) < 50
+        stack.close()
+        with server.client() as client:
+            until(lambda: client.get("/health").status_code == 200)

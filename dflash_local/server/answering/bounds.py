@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, TypeVar
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 T = TypeVar("T")
+
+ListOf = Annotated[list[T], Field(fail_fast=True)]
+"""A list that is refused at the first bad item: an error for each would hold up all clients."""
 
 MAX_INT = 2**31 - 1
 """llama.cpp takes its counts as 32-bit integers."""
@@ -20,6 +23,7 @@ MAX_TEXT = 8 << 20
 """Characters of one text, far more than any context holds."""
 
 MAX_CHOICES = 16
+MAX_ENTRIES = 1024
 MAX_MESSAGES = 10_000
 MAX_STOPS = 64
 MAX_TOOLS = 512
@@ -57,10 +61,19 @@ Label = Annotated[str, Field(strict=True, max_length=1024)]
 """A text that is passed on or ignored, such as `user`."""
 
 StopText = Annotated[str, Field(strict=True, min_length=1, max_length=1024)]
-StopTexts = Annotated[list[StopText], Field(max_length=MAX_STOPS)]
-TokenIds = Annotated[list[TokenId], Field(max_length=4 << 20)]
+StopTexts = Annotated[ListOf[StopText], Field(max_length=MAX_STOPS)]
+TokenIds = Annotated[ListOf[TokenId], Field(max_length=4 << 20)]
 
-LogitBias = Annotated[dict[Annotated[str, Field(max_length=16)], Bias], Field(max_length=1024)]
+
+def _few(value: Any) -> Any:
+    """pydantic would look at all items of an object before it counts them."""
+    if isinstance(value, dict) and len(value) > MAX_ENTRIES:
+        raise ValueError(f"an object of {len(value)} entries; at most {MAX_ENTRIES} are taken")
+    return value
+
+
+Few = BeforeValidator(_few)
+LogitBias = Annotated[dict[Annotated[str, Field(max_length=16)], Bias], Few]
 """OpenAI's: token ids, as texts, to what is added to their logits."""
 
 JsonObject = dict[str, Any]

@@ -115,7 +115,7 @@ def _other_tokens(
     room -= len(head) + len(tail)
     kept: list[list[int]] = []
     for other in reversed(others):
-        if len(other.text) > room * vocabulary.longest:
+        if len(other.text) > min(room * vocabulary.longest, vocabulary.most_bytes(room)):
             break
         if mark is None:
             tokens = plain_tokens(vocabulary, _BETWEEN + other.text)

@@ -8,7 +8,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from starlette.concurrency import run_in_threadpool
 
 from dflash_local.model import Model
 from dflash_local.server.answering.api_answer import pool_of, respond
@@ -37,7 +36,7 @@ async def create_message(request: Request, body: MessagesRequest) -> Response:
     """Answer a conversation, in one piece or as a stream of named events."""
 
     async def begin(loaded: LoadedModel) -> _MessageAnswer:
-        return _MessageAnswer(loaded, body, await run_in_threadpool(_prepare, loaded.model, body))
+        return _MessageAnswer(loaded, body, await loaded.threads.run(_prepare, loaded.model, body))
 
     return await respond(request, body.model, begin, _EVENTS if body.stream else None)
 
@@ -46,7 +45,7 @@ async def create_message(request: Request, body: MessagesRequest) -> Response:
 async def count_tokens(request: Request, body: CountRequest) -> dict[str, int]:
     """How many tokens the prompt of a conversation has. Nothing is generated."""
     async with pool_of(request).use(body.model) as loaded:
-        chat = await run_in_threadpool(_prepare, loaded.model, body)
+        chat = await loaded.threads.run(_prepare, loaded.model, body)
     return {"input_tokens": len(chat.prompt)}
 
 

@@ -76,7 +76,9 @@ def _only(*kinds: str) -> BeforeValidator:
 
 
 Texts = bounds.TextOr[
-    Annotated[list[Annotated[TextBlock, _only("text")]], Field(max_length=bounds.MAX_MESSAGES)]
+    Annotated[
+        bounds.ListOf[Annotated[TextBlock, _only("text")]], Field(max_length=bounds.MAX_MESSAGES)
+    ]
 ]
 """A text, or blocks of text."""
 
@@ -109,14 +111,18 @@ class SystemTurn(BaseModel):
 
 class UserTurn(BaseModel):
     role: Literal["user"]
-    content: bounds.TextOr[Annotated[list[_UserBlock], Field(max_length=bounds.MAX_MESSAGES)]]
+    content: bounds.TextOr[
+        Annotated[bounds.ListOf[_UserBlock], Field(max_length=bounds.MAX_MESSAGES)]
+    ]
 
 
 class AssistantTurn(BaseModel):
     """What an earlier answer said. As the last message it is the beginning of the next answer."""
 
     role: Literal["assistant"]
-    content: bounds.TextOr[Annotated[list[_AssistantBlock], Field(max_length=bounds.MAX_MESSAGES)]]
+    content: bounds.TextOr[
+        Annotated[bounds.ListOf[_AssistantBlock], Field(max_length=bounds.MAX_MESSAGES)]
+    ]
 
 
 Turn = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="role")]
@@ -172,10 +178,10 @@ class CountRequest(BaseModel):
     """A conversation. A server of one model takes any model name; the answer has the server's
     own."""
 
-    messages: Annotated[list[Turn], Field(min_length=1, max_length=bounds.MAX_MESSAGES)]
+    messages: Annotated[bounds.ListOf[Turn], Field(min_length=1, max_length=bounds.MAX_MESSAGES)]
     model: bounds.Label | None = None
     system: Texts | None = None
-    tools: Annotated[list[AnthropicTool], Field(max_length=bounds.MAX_TOOLS)] | None = None
+    tools: Annotated[bounds.ListOf[AnthropicTool], Field(max_length=bounds.MAX_TOOLS)] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: ThinkingSettings | None = None
     output_config: OutputSettings | None = None

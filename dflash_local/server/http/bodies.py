@@ -4,6 +4,7 @@ whether they are JSON, and how many values that JSON holds."""
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
 
 from pydantic_core import from_json
 from starlette.datastructures import Headers
@@ -15,6 +16,12 @@ from dflash_local.server.http.settings import ServerSettings
 _MOST_VALUES = 300_000
 """More than a prompt of the longest context as token ids. Python reads as many in 0.1 s, during
 which all other clients wait; eight megabytes of `[],[],` would take seconds."""
+_MOST_PARTS = 100_000
+"""Lists, objects and their fields, which take three times as long: more than ten thousand messages
+or five hundred tools have."""
+
+body_bytes: ContextVar[int] = ContextVar("body_bytes", default=0)
+"""How many the body of the request has that is being answered."""
 
 
 class BodyCheck:
@@ -45,6 +52,8 @@ class BodyCheck:
             return
         if body:
             _check(headers.get("content-type", ""), body)
+            await asyncio.sleep(0)  # others may go on before FastAPI reads it once more
+        body_bytes.set(len(body))
         await self._app(scope, _replayed(body, receive), send)
 
     async def _read(self, receive: Receive) -> bytes | None:
@@ -79,32 +88,32 @@ def _check(content_type: str, body: bytes) -> None:
             "'Content-Type: application/json'",
             code="unsupported_media_type",
         )
-    if _n_values(body) > _MOST_VALUES:
-        raise ApiError(
-            413,
-            f"the body holds more than {_MOST_VALUES} values; send a prompt as a text, or less",
-            code="body_too_large",
-        )
+    for most, marks, what in (
+        (_MOST_VALUES, (b",", b"[", b"{"), "values; send a prompt as a text, or less"),
+        (_MOST_PARTS, (b"[", b"{", b":"), "lists, objects and fields; send less"),
+    ):
+        if _more_than(most, body, marks):
+            raise ApiError(413, f"the body holds more than {most} {what}", code="body_too_large")
     try:
         from_json(body, allow_inf_nan=False)
     except ValueError as error:
         raise ApiError(400, f"the body is not valid JSON: {error}") from None
 
 
-def _n_values(body: bytes) -> int:
-    """How many values a JSON text has, or a few more: each follows a comma, or is the first inside
-    of brackets. The first, quick count includes marks inside of texts, and is mostly low enough."""
-    n = _n_marks(body)
-    if n > _MOST_VALUES:
-        bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-        n = bare.count(b'"') // 2
-        if n <= _MOST_VALUES:
-            n = _n_marks(b"".join(bare.split(b'"')[::2]))
-    return n
+def _more_than(most: int, body: bytes, marks: tuple[bytes, ...]) -> bool:
+    """Whether a JSON text has more of these marks outside of texts, or about as many: each value
+    follows a comma, or is the first inside of brackets. The first, quick count includes marks
+    inside of texts, and is mostly low enough."""
+    if _count(marks, body) <= most:
+        return False
+    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if bare.count(b'"') // 2 > 2 * most:
+        return True
+    return _count(marks, b"".join(bare.split(b'"')[::2])) > most
 
 
-def _n_marks(text: bytes) -> int:
-    return sum(map(text.count, (b",", b"[", b"{")))
+def _count(marks: tuple[bytes, ...], text: bytes) -> int:
+    return sum(map(text.count, marks))
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

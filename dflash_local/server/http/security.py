@@ -2,7 +2,8 @@
 
 A page of any website can send requests to a server on its visitor's machine. Two headers give them
 away: Origin; and Host, where the website's own name was made to point to this machine (DNS
-rebinding). Both are refused before any work is done. The checks are plain ASGI, so that streams and
+rebinding). What a page merely shows, such as an image, has no Origin, but Sec-Fetch-Site. All are
+refused before any work is done. The checks are plain ASGI, so that streams and
 a client's disconnect pass through unchanged.
 """
 
@@ -15,8 +16,8 @@ import re
 import socket
 from collections.abc import Iterable, Set
 
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dflash_local.errors import InputError
 from dflash_local.server.http.errors import ApiError
@@ -81,17 +82,21 @@ class HostCheck:
 class OriginCheck:
     """Middleware that refuses requests from pages of other origins than this machine's, the
     server's own and the allowed ones. `HostCheck` comes before it, and has checked the name of the
-    server's own origin."""
+    server's own origin. A link of any website may lead to `linked_paths`."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings, linked_paths: Set[str]) -> None:
         self._app = app
+        self._linked_paths = linked_paths
         self._allowed = frozenset(settings.cors_origins)
         self._loopback = re.compile(LOOPBACK_ORIGIN)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
         origins, own = headers.getlist("origin"), headers.get("host", "").lower()
-        if all(self._is_allowed(origin, own) for origin in origins):
+        # Browsers add Origin where a page could read the answer, and Sec-Fetch-Site always.
+        unnamed = not origins and headers.get("sec-fetch-site") == "cross-site"
+        known = all(self._is_allowed(origin, own) for origin in origins) and not unnamed
+        if known or (unnamed and scope["path"] in self._linked_paths):
             await self._app(scope, receive, send)
             return
         error = ApiError(
@@ -106,6 +111,24 @@ class OriginCheck:
         known = origin in self._allowed or "*" in self._allowed
         known = known or origin in (f"http://{own}", f"https://{own}")
         return known or self._loopback.fullmatch(origin) is not None
+
+
+class SafeHeaders:
+    """Middleware that tells browsers to take no answer for a script, an image or the like, and to
+    show none in pages of other origins."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def add(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.setdefault("X-Content-Type-Options", "nosniff")
+                headers.setdefault("Cross-Origin-Resource-Policy", "same-origin")
+            await send(message)
+
+        await self._app(scope, receive, add)
 
 
 class KeyCheck:

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Sequence
 
 from fastapi import APIRouter, Request, Response
-from starlette.concurrency import run_in_threadpool
 
 from dflash_local.model import Model
 from dflash_local.server.answering.api_answer import respond
@@ -29,7 +28,7 @@ async def completion(request: Request, body: CompletionRequest) -> Response:
     options = llama_options(body)
 
     async def begin(loaded: LoadedModel) -> LlamaAnswers:
-        prompts = await run_in_threadpool(_token_ids, loaded.model, body.prompts)
+        prompts = await loaded.threads.run(_token_ids, loaded.model, body.prompts)
         tasks = [task for prompt in prompts for task in tasks_for(prompt, options, body.n_cmpl)]
         return LlamaAnswers(loaded, body, tasks)
 
@@ -51,7 +50,7 @@ async def infill(request: Request, body: InfillRequest) -> Response:
             )
         gap = Gap(body.input_prefix, body.input_suffix, body.prompt, body.input_extra)
         room = infill_room(model.n_ctx, body.n_predict)
-        prompt = await run_in_threadpool(infill_prompt, vocabulary, gap, room=room)
+        prompt = await loaded.threads.run(infill_prompt, vocabulary, gap, room=room)
         return LlamaAnswers(loaded, body, _infill_tasks(body, prompt))
 
     return await respond(request, body.model, begin, EVENTS if body.stream else None)

@@ -10,9 +10,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from dflash_local.llama import runtime
+from dflash_local.model import Model
 from dflash_local.server.answering.api_answer import pool_of
 from dflash_local.server.answering.sampling_fields import DEFAULTS
-from dflash_local.server.models.served_model import LoadedModel
+from dflash_local.server.http.errors import unavailable
 
 router = APIRouter()
 
@@ -20,9 +21,14 @@ router = APIRouter()
 @router.get("/props")
 async def props(request: Request, model: str | None = None) -> dict[str, Any]:
     """A model's name, its context, its slots and its chat template; how it drafts for requests that
-    do not say. The model is loaded if it is not."""
-    async with pool_of(request).use(model) as loaded:
-        return _props(loaded, request.app.version)
+    do not say. It loads no model, and keeps none loaded."""
+    served = pool_of(request).find(model)
+    if served.model is None:
+        raise unavailable(
+            f"{served.name} is not loaded; the next request that it is to answer loads it",
+            code="model_not_loaded",
+        )
+    return _props(served.name, served.model, request.app.version)
 
 
 @router.get("/slots")
@@ -45,8 +51,7 @@ async def slots(request: Request, model: str | None = None) -> list[dict[str, An
     ]
 
 
-def _props(loaded: LoadedModel, version: str) -> dict[str, Any]:
-    model = loaded.model
+def _props(name: str, model: Model, version: str) -> dict[str, Any]:
     vocabulary = model.target.vocabulary
     return {
         "default_generation_settings": {
@@ -57,7 +62,7 @@ def _props(loaded: LoadedModel, version: str) -> dict[str, Any]:
         "draft_width": model.draft_width,
         "max_draft_width": model.engine.max_width,
         "total_slots": model.target.options.n_seq,
-        "model_alias": loaded.name,
+        "model_alias": name,
         "model_path": model.target.path.name,
         "modalities": {"vision": False, "audio": False},
         "chat_template": model.target.chat_template or "",

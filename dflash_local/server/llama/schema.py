@@ -16,7 +16,7 @@ from dflash_local.server.answering.infill_prompt import OtherText
 from dflash_local.server.answering.sampling_fields import SamplingFields
 
 _Piece = bounds.Text | bounds.TokenId
-_Pieces = Annotated[list[_Piece], Field(max_length=4 << 20)]
+_Pieces = Annotated[bounds.ListOf[_Piece], Field(max_length=4 << 20)]
 _Alternatives = Annotated[int, Field(strict=True, ge=0, le=100)]
 _ResponseField = Annotated[str, Field(strict=True, max_length=256)]
 
@@ -59,7 +59,7 @@ class LlamaRequest(SamplingFields):
     json_schema: bounds.JsonObject | bounds.Flag | None = None
     return_tokens: bounds.Flag = False
     timings_per_token: bounds.Flag = False
-    response_fields: Annotated[list[_ResponseField], Field(max_length=256)] | None = Field(
+    response_fields: Annotated[bounds.ListOf[_ResponseField], Field(max_length=256)] | None = Field(
         default=None,
         description="Return these fields only; `timings/prompt_n` is one of an inner object.",
     )
@@ -107,7 +107,7 @@ class CompletionRequest(LlamaRequest):
     """A prompt is a text, token ids, or both mixed in a list. A list of texts only, or one that
     holds lists, is several prompts."""
 
-    prompt: bounds.Text | Annotated[list[_Piece | _Pieces], Field(max_length=4 << 20)]
+    prompt: bounds.Text | Annotated[bounds.ListOf[_Piece | _Pieces], Field(max_length=4 << 20)]
 
     @property
     def prompts(self) -> list[list[str | int]]:
@@ -118,9 +118,10 @@ class CompletionRequest(LlamaRequest):
             return [[piece for piece in given if not isinstance(piece, list)]]
         return [[piece] if isinstance(piece, str | int) else piece for piece in given]
 
-    @field_validator("prompt")
+    @field_validator("prompt", mode="before")
     @classmethod
     def _one_or_several(cls, value: Any) -> Any:
+        # Before each of them is read, which takes a while for thousands.
         if isinstance(value, list):
             kinds = {type(piece) for piece in value}
             if {list, int} <= kinds:
@@ -141,7 +142,9 @@ class InfillRequest(LlamaRequest):
 
     input_prefix: bounds.Text
     input_suffix: bounds.Text
-    input_extra: Annotated[list[OtherText], Field(max_length=1024)] = Field(default_factory=list)
+    input_extra: Annotated[bounds.ListOf[OtherText], Field(max_length=1024)] = Field(
+        default_factory=list
+    )
     prompt: bounds.Text = ""
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.concurrency import run_in_threadpool
 
 from dflash_local.model import Model
 from dflash_local.server.answering.api_answer import pool_of
@@ -27,7 +26,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, Any]:
     """Token ids of a text. With `with_pieces` also their texts, or the bytes of those that are not
     a text by themselves."""
     async with pool_of(request).use(body.model) as loaded:
-        return {"tokens": await run_in_threadpool(_tokens, loaded.model.target.vocabulary, body)}
+        return {"tokens": await loaded.threads.run(_tokens, loaded.model, body)}
 
 
 @router.post("/detokenize")
@@ -36,7 +35,7 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> dict[str, Any
     async with pool_of(request).use(body.model) as loaded:
         vocabulary = loaded.model.target.vocabulary
         return {
-            "content": await run_in_threadpool(vocabulary.detokenize, body.tokens, special=True)
+            "content": await loaded.threads.run(vocabulary.detokenize, body.tokens, special=True)
         }
 
 
@@ -44,7 +43,7 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> dict[str, Any
 async def apply_template(request: Request, body: ChatRequest) -> dict[str, str]:
     """The prompt of a chat as text, control tokens by their names. Nothing is generated."""
     async with pool_of(request).use(body.model) as loaded:
-        return {"prompt": await run_in_threadpool(_chat_prompt, loaded.model, body)}
+        return {"prompt": await loaded.threads.run(_chat_prompt, loaded.model, body)}
 
 
 def mixed_tokens(
@@ -66,10 +65,21 @@ def mixed_tokens(
         else:
             first = add_special and not index
             tokens += vocabulary.tokenize(piece, special=special, add_special=first, n_ctx=n_ctx)
+            if n_ctx is not None and len(tokens) > n_ctx:
+                break  # it is too long already
     return tokens
 
 
-def _tokens(vocabulary: Vocabulary, body: TokenizeRequest) -> list[Any]:
+def _tokens(model: Model, body: TokenizeRequest) -> list[Any]:
+    vocabulary = model.target.vocabulary
+    n_bytes = sum(len(piece.encode()) for piece in body.pieces if isinstance(piece, str))
+    most = vocabulary.most_bytes(model.n_ctx)
+    if n_bytes > most:
+        raise ApiError(
+            400,
+            f"the text has {n_bytes} bytes; at most {most} are taken at once, so send it in parts",
+            param="content",
+        )
     tokens = mixed_tokens(
         vocabulary, body.pieces, special=body.parse_special, add_special=body.add_special
     )

@@ -16,6 +16,7 @@ from dflash_local.model import Model
 from dflash_local.server.models.keep_alive import FOREVER
 from dflash_local.server.models.load import LoadFailure, ModelLoad
 from dflash_local.server.models.source import ModelSource
+from dflash_local.server.models.threads import RequestThreads
 
 PROGRESS_S = 1.0
 """Time between two lines of progress to a request that waits for a model, and before the first."""
@@ -24,10 +25,11 @@ PROGRESS_S = 1.0
 @dataclass(frozen=True)
 class LoadedModel:
     """A model as requests get it. `name` is what answers call it. `queue_timeout_s`: how long a
-    request may wait for its turn; None is without limit."""
+    request may wait for its turn; None is without limit. `threads` prepare its requests."""
 
     name: str
     model: Model
+    threads: RequestThreads
     queue_timeout_s: float | None = None
 
 
@@ -48,12 +50,14 @@ class ServedModel:
     close_task: Task[None] | None = None
     failure: LoadFailure | None = None
     """Why the last attempt to load it failed."""
+    threads: RequestThreads = field(init=False)
     keep_alive_s: float = field(init=False)
     """As the last request wanted it."""
     last_used: float = -math.inf
     idle_timer: TimerHandle | None = None
 
     def __post_init__(self) -> None:
+        self.threads = RequestThreads(self.name)
         self.keep_alive_s = self.usual_keep_alive_s
 
     @property
@@ -134,7 +138,7 @@ class Claim:
             raise self.failure.api_error(self._served.name)
         model = self._served.model
         assert model is not None, "a claimed model stays loaded"
-        return LoadedModel(self._served.name, model, self._timeout_s)
+        return LoadedModel(self._served.name, model, self._served.threads, self._timeout_s)
 
     async def _settles(self, within_s: float) -> bool:
         if self.settled.is_set():

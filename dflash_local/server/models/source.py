@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +47,8 @@ class ModelSource:
             model.max_queue = self.max_queue
             if self.draft_width is not None:
                 self._set_width(model, self.draft_width)
+            with contextlib.suppress(InputError):  # chats will be told
+                model.prepare_chat()
             # It holds up every running request, half a second for a large vocabulary. Where some
             # run, it is left to the first request that needs it.
             if is_alone():

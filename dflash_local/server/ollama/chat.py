@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
-from starlette.concurrency import run_in_threadpool
 
 from dflash_local.chat.dialects.plain import Plain
 from dflash_local.model import Model
@@ -62,7 +61,7 @@ async def _respond(
     arrived = time.monotonic()
 
     async def begin(loaded: LoadedModel) -> OllamaAnswer:
-        chat = await run_in_threadpool(prepare, loaded.model, body)
+        chat = await loaded.threads.run(prepare, loaded.model, body)
         return OllamaAnswer(loaded, body, chat, shape, arrived)
 
     form = None if body.stream is False else LINES

@@ -125,7 +125,9 @@ class OllamaMessage(BaseModel):
     role: Literal["system", "user", "assistant", "tool"]
     content: bounds.Text | None = None
     thinking: bounds.Text | None = None
-    tool_calls: Annotated[list[OllamaToolCall], Field(max_length=bounds.MAX_TOOLS)] | None = None
+    tool_calls: (
+        Annotated[bounds.ListOf[OllamaToolCall], Field(max_length=bounds.MAX_TOOLS)] | None
+    ) = None
     tool_name: bounds.Label | None = None
     tool_call_id: bounds.Label | None = None
 
@@ -156,10 +158,10 @@ class OllamaMessage(BaseModel):
 class OllamaChatRequest(OllamaRequest):
     """A conversation to answer. Without messages the model is only loaded, or unloaded."""
 
-    messages: Annotated[list[OllamaMessage], Field(max_length=bounds.MAX_MESSAGES)] = Field(
-        default_factory=list
+    messages: Annotated[bounds.ListOf[OllamaMessage], Field(max_length=bounds.MAX_MESSAGES)] = (
+        Field(default_factory=list)
     )
-    tools: Annotated[list[FunctionTool], Field(max_length=bounds.MAX_TOOLS)] | None = None
+    tools: Annotated[bounds.ListOf[FunctionTool], Field(max_length=bounds.MAX_TOOLS)] | None = None
 
 
 class GenerateRequest(OllamaRequest):

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from starlette.concurrency import run_in_threadpool
 
 from dflash_local.model import Model
 from dflash_local.result import Chunk, Result
@@ -32,7 +31,7 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
     body.check()
 
     async def begin(loaded: LoadedModel) -> _ChatCompletion:
-        return _ChatCompletion(loaded, body, await run_in_threadpool(_prepare, loaded.model, body))
+        return _ChatCompletion(loaded, body, await loaded.threads.run(_prepare, loaded.model, body))
 
     return await respond(request, body.model, begin, _EVENTS if body.stream else None)
 

@@ -49,7 +49,7 @@ class TextPart(BaseModel):
 
 
 Contents = bounds.TextOr[
-    Annotated[list[TextPart], Field(min_length=1, max_length=bounds.MAX_MESSAGES)]
+    Annotated[bounds.ListOf[TextPart], Field(min_length=1, max_length=bounds.MAX_MESSAGES)]
 ]
 
 
@@ -81,7 +81,7 @@ class AssistantMessage(ChatMessage):
     reasoning_content: bounds.Text | None = None
     reasoning: bounds.Text | None = None
     refusal: bounds.Text | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=bounds.MAX_TOOLS)] | None = None
+    tool_calls: Annotated[bounds.ListOf[ToolCall], Field(max_length=bounds.MAX_TOOLS)] | None = None
 
     @model_validator(mode="after")
     def _says_something(self) -> AssistantMessage:
@@ -110,18 +110,20 @@ class ChatRequest(ChoicesRequest):
     were accepted drafts, what each verify pass emitted, and why the controller drafts or does not.
     """
 
-    messages: Annotated[list[AnyMessage], Field(min_length=1, max_length=bounds.MAX_MESSAGES)]
+    messages: Annotated[
+        bounds.ListOf[AnyMessage], Field(min_length=1, max_length=bounds.MAX_MESSAGES)
+    ]
     draft_detail: bounds.Flag | None = None
     max_completion_tokens: bounds.Predict | None = None
     n_predict: bounds.Predict | None = None
     logprobs: bounds.Flag | None = None
     top_logprobs: bounds.TopLogprobs | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=bounds.MAX_TOOLS)] | None = None
+    tools: Annotated[bounds.ListOf[FunctionTool], Field(max_length=bounds.MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bounds.Flag | None = None
     reasoning_effort: bounds.Label | None = None
     chat_template_kwargs: bounds.JsonObject | None = None
-    modalities: list[bounds.Label] | None = None
+    modalities: bounds.ListOf[bounds.Label] | None = None
 
     @model_validator(mode="before")
     @classmethod

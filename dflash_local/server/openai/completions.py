@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from starlette.concurrency import run_in_threadpool
 
 from dflash_local.model import Model
 from dflash_local.result import Chunk, Result
@@ -33,7 +32,7 @@ async def create_completion(request: Request, body: CompletionsRequest) -> Respo
     options = _options(body)
 
     async def begin(loaded: LoadedModel) -> _TextCompletion:
-        prompts = await run_in_threadpool(_prompts, loaded.model, body)
+        prompts = await loaded.threads.run(_prompts, loaded.model, body)
         tasks = [task for prompt in prompts for task in tasks_for(prompt, options, body.n or 1)]
         return _TextCompletion(loaded, body, tasks)
 

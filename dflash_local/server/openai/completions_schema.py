@@ -28,7 +28,7 @@ PromptField = Annotated[
     Annotated[bounds.Text, Tag("text")]
     | Annotated[bounds.TokenIds, Tag("ids")]
     | Annotated[
-        list[bounds.TextOr[bounds.TokenIds]],
+        bounds.ListOf[bounds.TextOr[bounds.TokenIds]],
         Field(min_length=1, max_length=bounds.MAX_CHOICES),
         Tag("several"),
     ],

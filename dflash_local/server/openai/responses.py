@@ -9,7 +9,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from starlette.concurrency import run_in_threadpool
 
 from dflash_local.model import Model
 from dflash_local.server.answering.api_answer import respond
@@ -35,7 +34,7 @@ async def create_response(request: Request, body: ResponsesRequest) -> Response:
     """Answer a text or a conversation, in one piece or as a stream of named events."""
 
     async def begin(loaded: LoadedModel) -> _ResponseAnswer:
-        return _ResponseAnswer(loaded, body, await run_in_threadpool(_prepare, loaded.model, body))
+        return _ResponseAnswer(loaded, body, await loaded.threads.run(_prepare, loaded.model, body))
 
     return await respond(request, body.model, begin, _EVENTS if body.stream else None)
 

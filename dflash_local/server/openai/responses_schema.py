@@ -74,7 +74,9 @@ class ReasoningItem(BaseModel):
     """The reasoning of an earlier answer; templates that know it show it."""
 
     type: Literal["reasoning"]
-    content: Annotated[list[ReasoningText], Field(max_length=bounds.MAX_MESSAGES)] | None = None
+    content: (
+        Annotated[bounds.ListOf[ReasoningText], Field(max_length=bounds.MAX_MESSAGES)] | None
+    ) = None
 
 
 _KINDS = ("message", "function_call", "function_call_output", "reasoning")
@@ -144,7 +146,7 @@ class ReasoningSettings(BaseModel):
     effort: bounds.Label | None = None
 
 
-_Metadata = Annotated[dict[bounds.Label, bounds.Label], Field(max_length=16)]
+_Metadata = Annotated[dict[bounds.Label, bounds.Label], Field(max_length=16), bounds.Few]
 
 
 class ResponsesRequest(SamplingFields):
@@ -152,18 +154,20 @@ class ResponsesRequest(SamplingFields):
     has the server's own."""
 
     input: bounds.TextOr[
-        Annotated[list[InputItem], Field(min_length=1, max_length=bounds.MAX_MESSAGES)]
+        Annotated[bounds.ListOf[InputItem], Field(min_length=1, max_length=bounds.MAX_MESSAGES)]
     ]
     instructions: bounds.Text | None = None
     model: bounds.Label | None = None
     stream: bounds.Flag | None = None
     max_output_tokens: bounds.MaxTokens | None = None
-    tools: Annotated[list[ToolOfResponses], Field(max_length=bounds.MAX_TOOLS)] | None = None
+    tools: Annotated[bounds.ListOf[ToolOfResponses], Field(max_length=bounds.MAX_TOOLS)] | None = (
+        None
+    )
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bounds.Flag | None = None
     text: TextSettings | None = None
     reasoning: ReasoningSettings | None = None
-    include: Annotated[list[bounds.Label], Field(max_length=64)] | None = None
+    include: Annotated[bounds.ListOf[bounds.Label], Field(max_length=64)] | None = None
     top_logprobs: bounds.TopLogprobs | None = None
     metadata: _Metadata | None = None
     chat_template_kwargs: bounds.JsonObject | None = None

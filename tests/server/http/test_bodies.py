@@ -41,6 +41,24 @@ def test_more_values_than_any_request_has(client: httpx.Client, body: bytes) -> 
         refused(client.post(path, content=body, headers=JSON), 413, "values")
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt": ' + b"[[1]" + b",[1]" * 140_000 + b"]}",
+        json.dumps({"prompt": "a", "logit_bias": dict.fromkeys(range(140_000), 1)}).encode(),
+    ],
+    ids=["lists", "fields"],
+)
+def test_more_parts_than_any_request_has(client: httpx.Client, body: bytes) -> None:
+    refused(client.post("/completion", content=body, headers=JSON), 413, "fields")
+
+
+def test_a_conversation_may_be_as_long_as_a_model_can_read(client: httpx.Client) -> None:
+    messages = [{"role": "user", "content": "x:[{,"}] * 9_999
+    answer = client.post("/v1/chat/completions", json={"messages": messages})
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
 def test_marks_within_a_text_are_no_values(client: httpx.Client) -> None:
     text = '[{,"\\' * 100_000
     answer = client.post("/tokenize", content=json.dumps({"content": text}), headers=JSON)

@@ -118,6 +118,29 @@ def test_the_server_s_own_page_is_answered(guarded: ServerProcess) -> None:
         assert client.get("/v1/models", headers=rebound).status_code == 403
 
 
+ELSEWHERE = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
+
+
+def test_what_other_sites_only_show_is_refused(client: httpx.Client) -> None:
+    """An image, a frame or a script of a page has no Origin."""
+    for path in ("/props", "/v1/models", "/metrics", "/health", "/no-such-route"):
+        answer = client.get(path, headers=ELSEWHERE)
+        assert answer.status_code == 403
+        assert "--cors-origin" in message(answer.content)
+    assert client.get("/", headers=ELSEWHERE).status_code == 200  # a link may lead to the page
+    for site in ("same-origin", "same-site", "none"):
+        assert client.get("/props", headers={"Sec-Fetch-Site": site}).status_code == 200
+    named = {"Origin": LOCAL_PAGE, **ELSEWHERE}  # a page of this machine, by another name of it
+    assert client.get("/props", headers=named).status_code == 200
+
+
+def test_no_answer_is_shown_elsewhere_or_taken_for_something_else(client: httpx.Client) -> None:
+    for path in ("/", "/props", "/v1/models", "/metrics", "/health", "/no-such-route"):
+        headers = client.get(path).headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cross-origin-resource-policy"] == "same-origin"
+
+
 def test_two_origins_are_refused_if_one_is_foreign(client: httpx.Client) -> None:
     origins = [("Origin", LOCAL_PAGE), ("Origin", "https://evil.example")]
     assert client.get("/v1/models", headers=origins).status_code == 403

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import httpx
 
 from dflash_local import Model
 from openai_api import refused
+from server_process import ServerProcess
 
 
 def test_tokens_and_text(client: httpx.Client, model: Model) -> None:
@@ -26,3 +30,23 @@ def test_pieces_of_a_long_text(client: httpx.Client) -> None:
     assert "with_pieces" in refused(client, "/tokenize", **body)["message"]
     n = len(client.post("/tokenize", json={**body, "with_pieces": False}).json()["tokens"])
     assert n > 100_000
+
+
+def test_a_text_of_gigabytes_in_the_making_is_refused(client: httpx.Client) -> None:
+    """llama.cpp takes up to a kilobyte for each of these."""
+    assert "in parts" in refused(client, "/tokenize", content=" " * (4 << 20))["message"]
+    assert "in parts" in refused(client, "/tokenize", content=[" " * (1 << 19)] * 3)["message"]
+
+
+def test_whoever_tokenises_much_delays_no_answer(server: ServerProcess) -> None:
+    """As many as the server has threads for everything else, with a quarter of a megabyte each."""
+    names = {"content": "<|im_start|>" * 20_000}
+    with server.client() as client, ThreadPoolExecutor(45) as others:
+        answers = [others.submit(client.post, "/tokenize", json=names) for _ in range(45)]
+        time.sleep(0.5)
+        start = time.monotonic()
+        client.post("/v1/completions", json={"prompt": "def", "max_tokens": 1}).raise_for_status()
+        waited = time.monotonic() - start
+        assert sum(answer.done() for answer in answers) < 45
+        assert waited < 5
+        assert all(len(answer.result().json()["tokens"]) == 20_000 for answer in answers)

@@ -124,9 +124,29 @@ def test_a_request_that_names_none_gets_the_first(client: httpx.Client) -> None:
     assert client.post("/infill", json=gap).json()["model"] == "last"
 
 
+def test_looking_at_a_model_does_not_load_it(client: httpx.Client) -> None:
+    """A page of any website can let its visitors send a GET."""
+
+    def state() -> str:
+        return str(client.get("/v1/models/coder").json()["status"]["value"])
+
+    client.post("/api/generate", json={"model": "coder", "keep_alive": 0}).raise_for_status()
+    until(lambda: state() == "unloaded")
+    answer = client.get("/props?model=coder")
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "model_not_loaded"
+    for path in ("/slots?model=coder", "/v1/models", "/metrics", "/api/tags", "/api/ps", "/health"):
+        assert client.get(path).status_code == 200
+    assert state() == "unloaded"
+
+
 def test_llama_servers_routes_take_a_name(client: httpx.Client) -> None:
+    for name in ("plain:q8", "coder"):
+        body = {"model": name, "content": "def"}
+        client.post("/tokenize", json=body).raise_for_status()  # loads it
+        assert client.get("/props", params={"model": name}).json()["model_alias"] == name
+    client.post("/tokenize", json={"model": "plain:q8", "content": "a"})
     assert client.get("/props?model=plain:q8").json()["default_generation_settings"]["n_ctx"] == 512
-    assert client.get("/props", params={"model": "coder"}).json()["model_alias"] == "coder"
     assert [slot["id"] for slot in client.get("/slots?model=plain:q8").json()] == [0]
     named = {"model": "plain:q8"}
     tokens = client.post("/tokenize", json={**named, "content": "def"}).json()["tokens"]

@@ -1,0 +1,126 @@
+"""The child process that renders chat templates.
+
+A template is a program, and the file that it comes from need not be trusted. jinja2's sandbox keeps
+it away from files and processes. It does not stop it from running for ever or from filling the
+memory, inside of one call in C too, where no other thread of the process can run. So it renders in
+a process of its own, which `template` ends when the time is up.
+
+It imports little, so as to start fast.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from dflash_local.trial.child import bound_memory, die_quietly, say
+
+_MOST_BYTES = 1 << 30
+"""Of address space: eight times the text of the longest prompt, as Python objects."""
+_ORPHAN_S = 120
+"""After that it ends by itself: whoever should have ended it is gone."""
+
+
+def main(request: dict[str, Any]) -> None:
+    """Render the template `source` with `variables`; without these, only read it."""
+    _set_limits()
+    if hasattr(signal, "alarm"):
+        signal.alarm(_ORPHAN_S)
+    try:
+        template = _template(request["source"])
+        if (variables := request.get("variables")) is None:
+            say(done=True)
+            return
+        parts = template.generate(
+            {**variables, "raise_exception": _raise, "strftime_now": _strftime_now}
+        )
+        say(done=True, text=_joined(parts, request["max_characters"]))
+    except MemoryError:
+        say(fault=f"it takes more than {_MOST_BYTES >> 20} MiB of memory")
+    except Exception as error:  # a template is a program, and may fail in any way
+        say(fault=_line(error))
+    finally:
+        if hasattr(signal, "alarm"):
+            signal.alarm(0)
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """The environment of chat templates, as transformers has it."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTags, loopcontrols]
+        )
+        self.globals.pop("lipsum")
+        self.filters["tojson"] = _tojson
+
+
+class _GenerationTags(Extension):
+    """`{% generation %}` marks what a model is trained on, and means nothing else."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja2's own declaration)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+@lru_cache(1)
+def _set_limits() -> None:
+    die_quietly()
+    bound_memory(_MOST_BYTES)
+
+
+@lru_cache(4)
+def _template(source: str) -> jinja2.Template:
+    return Sandbox().from_string(source)
+
+
+def _joined(parts: Iterator[str], max_characters: int) -> str:
+    texts, n = [], 0
+    for part in parts:
+        n += len(part)
+        if n > max_characters:
+            raise ValueError(f"it writes more than {max_characters} characters")
+        texts.append(part)
+    return "".join(texts)
+
+
+def _raise(message: str) -> NoReturn:
+    raise ValueError(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now().strftime(layout)
+
+
+def _line(error: Exception) -> str:
+    text = " ".join(str(error).split())[:1000] or type(error).__name__
+    lineno = getattr(error, "lineno", None)
+    return f"{text} (line {lineno} of the template)" if lineno else text

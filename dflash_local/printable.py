@@ -1,0 +1,23 @@
+"""Text from files and clients, as a terminal may show it."""
+
+from __future__ import annotations
+
+_SPACE = frozenset("\n\t")
+_REORDERING = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_CONTROL = (*range(0x20), 0x7F, *range(0x80, 0xA0))
+_VISIBLE = {
+    n: "\N{REPLACEMENT CHARACTER}" for n in (*_CONTROL, *_REORDERING) if chr(n) not in _SPACE
+}
+
+
+def printable(line: str) -> str:
+    """A line about something. Names in it may be a file's: what is no character to be seen could
+    change the terminal's settings, or the order of what is shown."""
+    return "".join(
+        c if c.isprintable() or c in _SPACE else "\N{REPLACEMENT CHARACTER}" for c in line
+    )
+
+
+def shown(text: str) -> str:
+    """Text in any language, without the characters that could do so."""
+    return text.translate(_VISIBLE)

@@ -1,0 +1,104 @@
+"""Texts become the tokens that llama.cpp makes of them, in a time that no text can stretch."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import llama_cpp.llama_cpp as api
+import pytest
+
+import gguf_files
+from dflash_local.errors import ContextFullError
+from dflash_local.llama import runtime
+from dflash_local.target.vocabulary import Vocabulary
+
+NAMES = ["<unk>", "<s>", "</s>", "<|a|>", "<|a|><|a|>", "|>~~", "~|", "|~|", "~~<"]
+NAMES += ["é|", "\n", " \n "]
+USER_DEFINED = 4
+
+
+@contextmanager
+def vocabulary(path: Path) -> Iterator[Vocabulary]:
+    runtime.init()
+    params = api.llama_model_default_params()
+    params.vocab_only = True
+    model = api.llama_model_load_from_file(str(path).encode(), params)
+    try:
+        found = Vocabulary(api.llama_model_get_vocab(model))
+        yield found
+        found.close()
+    finally:
+        api.llama_model_free(model)
+
+
+def tokens_at_once(vocabulary: Vocabulary, text: str, special: bool, add_special: bool) -> Any:
+    """llama.cpp's own answer, in one call."""
+    raw, room = text.encode(), len(text.encode()) + 16
+    ids = (api.llama_token * room)()
+    n = api.llama_tokenize(vocabulary.pointer, raw, len(raw), ids, room, add_special, special)
+    return ids[:n]
+
+
+@pytest.mark.parametrize(
+    ("name", "edges"),
+    [("plain", (True, True)), ("plain", (False, True)), ("phi-3", (True, False))],
+)
+def test_a_long_text_has_the_tokens_that_llama_cpp_gives_it_in_one_call(
+    pair: tuple[Path, Path], tmp_path: Path, name: str, edges: tuple[bool, bool]
+) -> None:
+    """Names that overlap, and, as llama.cpp does by the name of the model, swallow blanks."""
+    keys, _ = gguf_files.parts(pair[0])
+    texts = list(keys["tokenizer.ggml.tokens"][0])
+    kinds = list(keys["tokenizer.ggml.token_type"][0])
+    merges = keys["tokenizer.ggml.merges"][0][: -len(NAMES)]
+    first = texts.index("<|endoftext|>") - len(NAMES)
+    for token, text in enumerate(NAMES, first):
+        texts[token], kinds[token] = text, USER_DEFINED
+    changed = {
+        "general.name": (name, gguf_files.STRING, None),
+        "tokenizer.ggml.tokens": (texts, gguf_files.ARRAY, gguf_files.STRING),
+        "tokenizer.ggml.token_type": (kinds, gguf_files.ARRAY, gguf_files.INT32),
+        "tokenizer.ggml.merges": (merges, gguf_files.ARRAY, gguf_files.STRING),
+        "tokenizer.ggml.bos_token_id": (first + 1, gguf_files.UINT32, None),
+        "tokenizer.ggml.add_bos_token": (edges[0], gguf_files.BOOL, None),
+        "tokenizer.ggml.add_eos_token": (edges[1], gguf_files.BOOL, None),
+    }
+    path = gguf_files.changed(pair[0], tmp_path / "names.gguf", keys=changed)
+    draw = random.Random(0)
+    parts = [*NAMES, "<|im_start|>", "<|im_", "a", " ", "  ", "def f", "~", "|", "<", ">", "\t"]
+    with vocabulary(path) as read:
+        for n_kinds in [3, 5, len(parts)]:
+            chosen = draw.sample(parts, n_kinds)
+            text = "".join(draw.choices(chosen, k=5000))
+            for special in (True, False):
+                for add in (True, False):
+                    found = read.tokenize(text, special=special, add_special=add)
+                    assert found == tokens_at_once(read, text, special, add), (chosen, special, add)
+
+
+def test_a_text_of_names_takes_no_time_that_grows_with_their_square(
+    pair: tuple[Path, Path],
+) -> None:
+    """In one call llama.cpp takes 18 s for it."""
+    with vocabulary(pair[0]) as read:
+        start = time.process_time()
+        assert len(read.tokenize("<|im_start|>" * 80_000)) == 80_000
+        assert time.process_time() - start < 5
+
+
+def test_a_text_that_does_not_fit_is_not_read_to_its_end(pair: tuple[Path, Path]) -> None:
+    with vocabulary(pair[0]) as read, pytest.raises(ContextFullError, match="at least 50"):
+        read.tokenize("<|im_start|>" * 60_000, n_ctx=50_000)
+
+
+def test_a_text_that_would_take_gigabytes_is_refused(pair: tuple[Path, Path]) -> None:
+    """Blanks: 128 of them may be one token, so that a context may hold four megabytes."""
+    with vocabulary(pair[0]) as read:
+        with pytest.raises(ContextFullError, match="at most 1048576 are read"):
+            read.tokenize(" " * (4 << 20), n_ctx=40_000)
+        assert len(read.tokenize(" " * (1 << 17), n_ctx=2000)) == 4096
