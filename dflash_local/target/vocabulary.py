@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dflash_local.errors import ClosedError, ContextFullError, InputError
+from dflash_local.errors import ClosedError, InputError, PromptTooLongError
 from dflash_local.llama import runtime  # noqa: F401  (the check of the installed llama_cpp comes first)
 
 # isort: split
@@ -91,7 +91,7 @@ class Vocabulary:
 
         With `special`, names of special tokens in the text become these tokens. `add_special` adds
         the tokens that the model wants at the start or the end. Raises InputError for text that is
-        not UTF-8, and ContextFullError for text that cannot fit into `n_ctx` tokens.
+        not UTF-8, and PromptTooLongError for text that cannot fit into `n_ctx` tokens.
         """
         try:
             raw = text.encode("utf-8")
@@ -103,9 +103,12 @@ class Vocabulary:
         if n_ctx is not None and len(raw) > n_ctx * _USUAL_LONGEST:
             n = len(raw) // self.longest
             if n > n_ctx:
-                raise ContextFullError(
+                raise PromptTooLongError(
                     f"the prompt has {len(raw)} bytes, so at least {n} tokens, the context holds "
-                    f"{n_ctx}; shorten the prompt or load with a larger n_ctx (--ctx)"
+                    f"{n_ctx}; shorten the prompt or load with a larger n_ctx (--ctx)",
+                    n,
+                    n_ctx,
+                    at_least=True,
                 )
         room = len(raw) + 16
         with self.reading() as pointer:
