@@ -52,6 +52,17 @@ class Options(TypedDict, total=False):
     repeat_last_n: int
     presence_penalty: float
     frequency_penalty: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: Sequence[str]
+    top_n_sigma: float
+    typical_p: float
+    xtc_probability: float
+    xtc_threshold: float
+    dynatemp_range: float
+    dynatemp_exponent: float
     logit_bias: Mapping[int, float]
     grammar: str | None
     json_schema: Mapping[str, Any] | bool | None

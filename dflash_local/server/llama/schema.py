@@ -1,8 +1,7 @@
 """Requests of llama-server's own API: `/completion`, `/infill`, `/tokenize`, `/detokenize`.
 
 Fields that only tell llama-server how to work are ignored: slots, batches, adapters, the order of
-samplers. A sampler that does not exist here is refused where it is switched on, so that nobody
-waits for the effect of a setting that has none.
+samplers.
 """
 
 from __future__ import annotations
@@ -19,16 +18,6 @@ _Piece = bounds.Text | bounds.TokenId
 _Pieces = Annotated[list[_Piece], Field(max_length=4 << 20)]
 _Alternatives = Annotated[int, Field(strict=True, ge=0, le=100)]
 _ResponseField = Annotated[str, Field(strict=True, max_length=256)]
-
-_ABSENT = {
-    "dry_multiplier": 0,
-    "dynatemp_range": 0,
-    "mirostat": 0,
-    "post_sampling_probs": False,
-    "typical_p": 1,
-    "xtc_probability": 0,
-}
-"""Samplers that do not exist here, with the value that switches each off."""
 
 
 class LlamaRequest(SamplingFields):
@@ -63,12 +52,6 @@ class LlamaRequest(SamplingFields):
         default=None,
         description="Return these fields only; `timings/prompt_n` is one of an inner object.",
     )
-    dry_multiplier: bounds.Factor = 0.0
-    dynatemp_range: bounds.Factor = 0.0
-    mirostat: bounds.Count = 0
-    post_sampling_probs: bounds.Flag = False
-    typical_p: bounds.Factor = 1.0
-    xtc_probability: bounds.Probability = 0.0
 
     @field_validator("*", mode="before")
     @classmethod
@@ -92,14 +75,6 @@ class LlamaRequest(SamplingFields):
             value = {str(token): bias for token, bias in value}
         if isinstance(value, dict):
             value = {token: -100 if bias is False else bias for token, bias in value.items()}
-        return value
-
-    @field_validator(*_ABSENT)
-    @classmethod
-    def _absent(cls, value: Any, info: ValidationInfo) -> Any:
-        off = _ABSENT[str(info.field_name)]
-        if value != off:
-            raise ValueError(f"this sampler does not exist here; leave it out, or give {off}")
         return value
 
 

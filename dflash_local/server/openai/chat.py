@@ -15,6 +15,7 @@ from dflash_local.server.answering.chat_answer import ChatAnswer
 from dflash_local.server.answering.generation import tasks_for
 from dflash_local.server.answering.prepared_chat import PreparedChat, prepare_chat
 from dflash_local.server.answering.tools import tool_use
+from dflash_local.server.http.errors import ApiError
 from dflash_local.server.http.event_stream import event_form
 from dflash_local.server.models.served_model import LoadedModel
 from dflash_local.server.openai.chat_schema import ChatRequest
@@ -56,16 +57,21 @@ class _ChatCompletion(ChoicesAnswer):
     ID_PREFIX = "chatcmpl"
 
     def __init__(self, loaded: LoadedModel, body: ChatRequest, chat: PreparedChat) -> None:
-        n_alternatives = (body.top_logprobs or 0) if body.logprobs else None
-        options = chat.options(body, max_tokens=body.limit, logprobs=n_alternatives)
-        tasks = tasks_for(chat.prompt, options, body.n or 1)
-        super().__init__(loaded, tasks, per_prompt=len(tasks), include_usage=body.include_usage)
+        options = chat.options(body, max_tokens=body.limit, logprobs=body.n_alternatives)
+        if body.bindings and {"lark", "json_schema"} & options.keys():
+            raise ApiError(
+                400,
+                "structured_outputs and tool_choice both bind the answer; give one of them",
+                param="structured_outputs",
+            )
+        tasks = tasks_for(chat.prompt, options | body.bindings, body.n or 1)
+        super().__init__(loaded, tasks, per_prompt=len(tasks), body=body)
         self._begun: set[int] = set()
         self._answers = [
             ChatAnswer(
                 loaded.model,
                 chat,
-                logprobs=bool(body.logprobs),
+                logprobs=body.n_alternatives is not None,
                 draft_detail=bool(body.draft_detail),
             )
             for _ in tasks

@@ -113,7 +113,6 @@ class ChatRequest(ChoicesRequest):
     messages: Annotated[list[AnyMessage], Field(min_length=1, max_length=bounds.MAX_MESSAGES)]
     draft_detail: bounds.Flag | None = None
     max_completion_tokens: bounds.Predict | None = None
-    n_predict: bounds.Predict | None = None
     logprobs: bounds.Flag | None = None
     top_logprobs: bounds.TopLogprobs | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=bounds.MAX_TOOLS)] | None = None
@@ -141,6 +140,13 @@ class ChatRequest(ChoicesRequest):
             return token_limit("max_tokens", self.max_tokens)
         # With 0 llama.vim has a prompt read into the cache.
         return token_limit("n_predict", self.n_predict or 1)
+
+    @property
+    def n_alternatives(self) -> int | None:
+        """How many to report with each token; None for no log-probabilities."""
+        if self.logprobs:
+            return self.top_logprobs or self.n_probs or 0
+        return self.n_probs or None
 
     def check(self) -> None:
         super().check()

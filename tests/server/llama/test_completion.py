@@ -41,6 +41,11 @@ def events(text: str) -> list[dict[str, Any]]:
         {"temperature": 1.2, "seed": 3, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
         {"temperature": 0.7, "seed": 5, "repeat_penalty": 1.3, "repeat_last_n": 32},
         {"temperature": 0.0, "presence_penalty": 0.5, "frequency_penalty": 0.7},
+        {
+            **{"temperature": 0.9, "seed": 3, "dry_multiplier": 0.8, "dry_allowed_length": 1},
+            **{"top_n_sigma": 2.0, "typical_p": 0.9, "xtc_probability": 0.5, "xtc_threshold": 0.05},
+            **{"dynatemp_range": 0.5, "dry_sequence_breakers": ["(", "n"], "dry_base": 2.0},
+        },
     ],
 )
 def test_an_answer_is_the_model_s_own(
@@ -84,6 +89,16 @@ def test_a_stream_is_the_whole_answer_in_pieces(client: httpx.Client) -> None:
     assert last["content"] == ""
     same = ("stop_type", "stopping_word", "tokens_predicted", "tokens_evaluated", "truncated")
     assert {key: last[key] for key in same} == {key: whole[key] for key in same}
+
+
+def test_a_stream_tells_the_time_where_asked(client: httpx.Client) -> None:
+    body = {"prompt": PROMPT, "n_predict": 16, "temperature": 0, "stream": True}
+    told = events(client.post("/completion", json={**body, "timings_per_token": True}).text)
+    assert [event["timings"]["predicted_n"] for event in told] == [
+        event["tokens_predicted"] for event in told
+    ]
+    *parts, last = events(client.post("/completion", json=body).text)
+    assert "timings" in last and not any("timings" in part for part in parts)
 
 
 def test_a_prompt_may_be_ids_or_mixed(client: httpx.Client, model: Model) -> None:
@@ -183,7 +198,9 @@ def test_probabilities_are_the_model_s(client: httpx.Client, model: Model) -> No
         ({"prompt": "a", "temperature": "hot"}, "temperature"),
         ({"prompt": "a", "n_cmpl": 1000}, "n_cmpl"),
         ({"prompt": "a", "mirostat": 2}, "mirostat"),
-        ({"prompt": "a", "dry_multiplier": 0.8}, "dry_multiplier"),
+        ({"prompt": "a", "post_sampling_probs": True}, "post_sampling_probs"),
+        ({"prompt": "a", "dry_multiplier": -0.8}, "dry_multiplier"),
+        ({"prompt": "a", "top_n_sigma": "x"}, "top_n_sigma"),
         ({"prompt": "a", "stop": [""]}, "stop"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [[1], 2]}, "prompt"),

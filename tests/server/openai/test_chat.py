@@ -271,6 +271,51 @@ def test_llama_server_s_ways_to_bind_an_answer(client: httpx.Client, body: dict[
     assert json.loads(content(ask(client, max_tokens=96, temperature=0, **body))) == {"a": [1]}
 
 
+@pytest.mark.parametrize("older", [False, True], ids=["structured_outputs", "guided_..."])
+@pytest.mark.parametrize(
+    ("bound", "expected"),
+    [
+        ({"json": {"const": {"a": [1]}}}, ('{"a": [1]}',)),
+        ({"json": '{"const": 7}'}, ("7",)),
+        ({"choice": ["left/right", 'up"down']}, ("left/right", 'up"down')),
+        ({"regex": "^a/[0-1]\\/b$"}, ("a/0/b", "a/1/b")),
+        ({"grammar": 'root ::= "yes"'}, ("yes",)),
+        ({"grammar": 'start: "no"'}, ("no",)),
+    ],
+)
+def test_vllm_s_ways_to_bind_an_answer(
+    client: httpx.Client, bound: dict[str, Any], expected: tuple[str, ...], older: bool
+) -> None:
+    body = {"structured_outputs": bound}
+    if older:
+        body = {f"guided_{name}": value for name, value in bound.items()}
+    assert content(ask(client, max_tokens=96, temperature=0, **body)) in expected
+
+
+def test_alternatives_by_llama_server_s_name(client: httpx.Client) -> None:
+    told = ask(client, max_tokens=3, temperature=0, n_probs=4)["choices"][0]["logprobs"]["content"]
+    assert [len(token["top_logprobs"]) for token in told] == [4, 4, 4]
+    told = ask(client, max_tokens=3, temperature=0, n_probs=0)
+    assert told["choices"][0]["logprobs"] is None
+
+
+def test_each_chunk_tells_its_usage_and_time_where_asked(client: httpx.Client) -> None:
+    body = {"messages": user(QUESTION), "max_tokens": 12, "timings_per_token": True}
+    usage = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = streamed(client, CHAT, **body, temperature=0, stream_options=usage)
+    told = [chunk["usage"] for chunk in chunks if chunk["usage"]]
+    counts = [each["completion_tokens"] for each in told]
+    assert len(told) > 1 and counts == sorted(counts)
+    whole = last["usage"]
+    assert all(u["total_tokens"] == u["prompt_tokens"] + u["completion_tokens"] for u in told)
+    ends = {name: whole[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
+    assert told[-1] == ends
+    times = [chunk["timings"] for chunk in chunks if "timings" in chunk]
+    assert [time["predicted_n"] for time in times] == counts
+    plain = streamed(client, CHAT, messages=user(QUESTION), max_tokens=12, temperature=0)
+    assert ["timings" in chunk for chunk in plain] == [False] * (len(plain) - 1) + [True]
+
+
 def test_a_json_object_is_one(client: httpx.Client) -> None:
     told = ask(client, response_format={"type": "json_object"}, max_tokens=64, temperature=0)
     assert told["choices"][0]["finish_reason"] == "length" or isinstance(
