@@ -158,10 +158,13 @@ class Model:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any] | Tool] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        begin_answer: bool = True,
     ) -> list[int]:
         """Token ids of a conversation, rendered by the model's own chat template.
 
-        `tools` are what the model may call, in OpenAI's shape.
+        `tools` are what the model may call, in OpenAI's shape. Without `begin_answer` the prompt
+        ends with the last message.
         """
         if self._template is None:
             self._template = ChatTemplate(
@@ -170,7 +173,7 @@ class Model:
         variables = dict(chat_template_kwargs or {})
         if tools is not None:
             variables["tools"] = tools
-        text = self._template.render(messages, **variables)
+        text = self._template.render(messages, begin_answer, **variables)
         # Templates write the first token themselves.
         return self._vocabulary.tokenize(text, add_special=False, n_ctx=self.n_ctx)
 

@@ -48,6 +48,13 @@ def any_of(names: Sequence[str]) -> str:
     return " | ".join(names)
 
 
+def either(*grammars: str) -> str:
+    """A grammar of the texts of all `grammars`."""
+    names = [f"way{i}" for i in range(len(grammars))]
+    rules = [f"{name}: %lark {{\n{text}\n}}" for name, text in zip(names, grammars, strict=True)]
+    return "\n".join([f"start: {any_of(names)}", *rules])
+
+
 def object_calls(tools: Sequence[Tool], *, arguments: str) -> str:
     """Lark rules `object`: one of `tools` called as `{"name": ..., <arguments>: {...}}`."""
     rules = [f"object: {any_of([f'call{i}' for i in range(len(tools))])}"]

@@ -62,12 +62,14 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        begin_answer: bool = True,
         /,
         *,
         tools: Sequence[Mapping[str, Any] | Tool] | None = None,
         **kwargs: Any,
     ) -> str:
-        """The prompt for `messages`; see `conversation` for their shapes.
+        """The prompt for `messages`; see `conversation` for their shapes. Without `begin_answer` it
+        ends with the last of them.
 
         `tools` are what the model may call, in OpenAI's shape; `kwargs` the template's own
         variables, such as `enable_thinking=False`. The prompt has a beginning-of-text token only if
@@ -90,7 +92,7 @@ class ChatTemplate:
             "tools": offered or None,
             "functions": None,
             "function_call": None,
-            "add_generation_prompt": True,
+            "add_generation_prompt": begin_answer,
             "raise_exception": _raise,
             "strftime_now": _now,
         }

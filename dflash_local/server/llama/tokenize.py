@@ -43,6 +43,7 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> dict[str, Any
 @router.post("/apply-template")
 async def apply_template(request: Request, body: ChatRequest) -> dict[str, str]:
     """The prompt of a chat as text, control tokens by their names. Nothing is generated."""
+    body.check()
     async with pool_of(request).use(body.model) as loaded:
         return {"prompt": await run_in_threadpool(_chat_prompt, loaded.model, body)}
 
@@ -93,11 +94,14 @@ def _piece(vocabulary: Vocabulary, token: int) -> str | list[int]:
 
 
 def _chat_prompt(model: Model, body: ChatRequest) -> str:
+    messages, begun = body.conversation
     chat = prepare_chat(
         model,
-        [message.for_template() for message in body.messages],
+        messages,
         tools=tool_use(body.tools, body.tool_choice, parallel=body.parallel_tool_calls),
         reasoning_effort=body.reasoning_effort,
         template_kwargs=body.chat_template_kwargs,
+        begun=begun,
+        begin_answer=body.begins_answer,
     )
     return model.target.vocabulary.detokenize(chat.prompt, special=True)

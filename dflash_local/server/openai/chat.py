@@ -39,13 +39,16 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
 
 
 def _prepare(model: Model, body: ChatRequest) -> PreparedChat:
+    messages, begun = body.conversation
     return prepare_chat(
         model,
-        [message.for_template() for message in body.messages],
+        messages,
         tools=tool_use(body.tools, body.tool_choice, parallel=body.parallel_tool_calls),
         schema=body.schema_of_answer,
         reasoning_effort=body.reasoning_effort,
         template_kwargs=body.chat_template_kwargs,
+        begun=begun,
+        begin_answer=body.begins_answer,
     )
 
 

@@ -173,6 +173,28 @@ def test_a_schema_binds_what_comes_after_the_reasoning(tool_client: httpx.Client
     assert "reasoning_content" in message or json.loads(message["content"]) == {"a": 1}
 
 
+@pytest.mark.parametrize("likely", ["{", "<tool_call>"])
+def test_with_tools_and_a_schema_the_answer_is_a_call_or_of_the_schema(
+    tool_client: httpx.Client, model: Model, likely: str
+) -> None:
+    bound = {
+        "tools": [WEATHER],
+        "parallel_tool_calls": False,
+        "response_format": {"type": "json_object", "schema": {"const": {"a": 1}}},
+        # The shipped model would do neither.
+        "logit_bias": {str(model.tokenize(likely)[0]): 30},
+        "reasoning_effort": "none",
+    }
+    told = ask(tool_client, **bound)
+    if likely == "{":
+        assert json.loads(told["message"]["content"]) == {"a": 1}
+        assert told["finish_reason"] == "stop"
+    else:
+        [call] = told["message"]["tool_calls"]
+        assert_weather(call)
+        assert told["finish_reason"] == "tool_calls"
+
+
 def test_templates_hear_of_their_variables(tool_client: httpx.Client) -> None:
     def n_prompt(**body: Any) -> int:
         told = post(tool_client, CHAT, messages=user(QUESTION), max_tokens=1, **body)

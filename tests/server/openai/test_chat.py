@@ -12,7 +12,7 @@ import pytest
 from dflash_local import Model
 from dflash_local.engine.engine import Engine
 from gap_rule import equal_by_gap_rule, joint_noise
-from openai_api import CHAT, QUESTION, ask, post, streamed, user
+from openai_api import CHAT, QUESTION, ask, post, refused, streamed, user
 from pair_engine import open_engine
 
 # As the server samples where a request says nothing.
@@ -376,3 +376,64 @@ def test_what_a_message_may_be(client: httpx.Client) -> None:
     )
     assert content(told) == expected
     assert told["model"] == "tiny-coder-q8_0"
+
+
+# Answers that the client begins.
+
+BEGUN = {"role": "assistant", "content": "def add(a, "}
+
+
+def prompt_of(client: httpx.Client, **body: Any) -> str:
+    answer = client.post("/apply-template", json=body)
+    assert answer.status_code == 200, answer.text
+    prompt = answer.json()["prompt"]
+    assert isinstance(prompt, str)
+    return prompt
+
+
+def test_a_last_message_of_the_assistant_begins_the_answer(client: httpx.Client) -> None:
+    messages = [*user(QUESTION), BEGUN]
+    asked = prompt_of(client, messages=user(QUESTION))
+    for more in ({}, {"continue_final_message": True, "add_generation_prompt": False}):
+        assert prompt_of(client, messages=messages, **more) == asked + BEGUN["content"]
+        told = post(client, CHAT, messages=messages, max_tokens=8, temperature=0, **more)
+        raw = client.post(
+            "/completion",
+            json={"prompt": asked + BEGUN["content"], "n_predict": 8, "temperature": 0},
+        ).json()
+        assert content(told) == raw["content"]
+    parts = {**BEGUN, "content": [{"type": "text", "text": BEGUN["content"]}]}
+    assert prompt_of(client, messages=[*user(QUESTION), parts]) == asked + BEGUN["content"]
+
+
+def test_a_last_message_may_be_complete(client: httpx.Client) -> None:
+    messages = [*user(QUESTION), BEGUN]
+    whole = prompt_of(client, messages=messages, add_generation_prompt=False)
+    asked = prompt_of(client, messages=user(QUESTION), add_generation_prompt=False)
+    head = prompt_of(client, messages=user(QUESTION)).removeprefix(asked)
+    assert head and whole.startswith(asked + head + BEGUN["content"])
+    after = prompt_of(client, messages=messages, continue_final_message=False)
+    assert after == whole + head
+
+
+@pytest.mark.parametrize(
+    ("messages", "flags", "words"),
+    [
+        ([*user("a"), BEGUN], {"add_generation_prompt": True}, "contradict"),
+        (user("a"), {}, "last message of the assistant"),
+        ([BEGUN], {}, "after one of the user"),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, "/apply-template"])
+def test_flags_that_contradict_each_other(
+    client: httpx.Client, path: str, messages: Any, flags: dict[str, Any], words: str
+) -> None:
+    error = refused(client, path, messages=messages, continue_final_message=True, **flags)
+    assert error["param"] == "continue_final_message" and words in error["message"]
+
+
+def test_only_free_text_can_be_begun(client: httpx.Client) -> None:
+    bound = {"messages": [*user("a"), BEGUN], "response_format": {"type": "json_object"}}
+    assert "free text" in refused(client, CHAT, **bound)["message"]
+    thought = {**BEGUN, "reasoning_content": "Hm."}
+    assert "reasoning" in refused(client, CHAT, messages=[*user("a"), thought])["message"]
