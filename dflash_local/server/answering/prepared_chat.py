@@ -46,6 +46,11 @@ class PreparedChat:
         return options
 
 
+def input_tokens(prompt: Sequence[int]) -> dict[str, Any]:
+    """The answer of routes that count the tokens of a prompt, in OpenAI's form."""
+    return {"object": "response.input_tokens", "input_tokens": len(prompt)}
+
+
 def split_begun(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
     """A conversation without the answer that its last message begins, and that beginning: a last
     message of the assistant, unless it makes calls or is the only one.

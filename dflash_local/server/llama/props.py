@@ -10,9 +10,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from dflash_local.llama import runtime
+from dflash_local.model import Model
 from dflash_local.server.answering.api_answer import pool_of
 from dflash_local.server.answering.sampling_fields import DEFAULTS
-from dflash_local.server.models.served_model import LoadedModel
 
 router = APIRouter()
 
@@ -20,9 +20,20 @@ router = APIRouter()
 @router.get("/props")
 async def props(request: Request, model: str | None = None) -> dict[str, Any]:
     """A model's name, its context, its slots and its chat template; how it drafts for requests that
-    do not say. The model is loaded if it is not."""
-    async with pool_of(request).use(model) as loaded:
-        return _props(loaded, request.app.version)
+    do not say. A model that is not loaded tells less, and stays so: who only looks neither loads it
+    nor keeps it loaded."""
+    served = pool_of(request).find(model)
+    build = f"dflash-local {request.app.version}, {runtime.llama_build()}"
+    shared = {
+        "model_alias": served.name,
+        "model_path": served.source.target.name,
+        "modalities": {"vision": False, "audio": False},
+        "is_sleeping": served.model is None,
+        "build_info": build,
+    }
+    if served.model is None:
+        return {"default_generation_settings": {"params": DEFAULTS}, **shared}
+    return {**_props(served.model), **shared}
 
 
 @router.get("/slots")
@@ -45,8 +56,7 @@ async def slots(request: Request, model: str | None = None) -> list[dict[str, An
     ]
 
 
-def _props(loaded: LoadedModel, version: str) -> dict[str, Any]:
-    model = loaded.model
+def _props(model: Model) -> dict[str, Any]:
     vocabulary = model.target.vocabulary
     return {
         "default_generation_settings": {
@@ -57,11 +67,7 @@ def _props(loaded: LoadedModel, version: str) -> dict[str, Any]:
         "draft_width": model.draft_width,
         "max_draft_width": model.engine.max_width,
         "total_slots": model.target.options.n_seq,
-        "model_alias": loaded.name,
-        "model_path": model.target.path.name,
-        "modalities": {"vision": False, "audio": False},
         "chat_template": model.target.chat_template or "",
         "bos_token": vocabulary.bos or "",
         "eos_token": vocabulary.eos or "",
-        "build_info": f"dflash-local {version}, {runtime.llama_build()}",
     }

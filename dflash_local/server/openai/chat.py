@@ -10,10 +10,10 @@ from starlette.concurrency import run_in_threadpool
 
 from dflash_local.model import Model
 from dflash_local.result import Chunk, Result
-from dflash_local.server.answering.api_answer import respond
+from dflash_local.server.answering.api_answer import pool_of, respond
 from dflash_local.server.answering.chat_answer import ChatAnswer
 from dflash_local.server.answering.generation import tasks_for
-from dflash_local.server.answering.prepared_chat import PreparedChat, prepare_chat
+from dflash_local.server.answering.prepared_chat import PreparedChat, input_tokens, prepare_chat
 from dflash_local.server.answering.tools import tool_use
 from dflash_local.server.http.errors import ApiError
 from dflash_local.server.http.event_stream import event_form
@@ -36,6 +36,16 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
         return _ChatCompletion(loaded, body, await run_in_threadpool(_prepare, loaded.model, body))
 
     return await respond(request, body.model, begin, _EVENTS if body.stream else None)
+
+
+@router.post("/v1/chat/completions/input_tokens")
+@router.post("/chat/completions/input_tokens", include_in_schema=False)
+async def count_input_tokens(request: Request, body: ChatRequest) -> dict[str, Any]:
+    """How many tokens the prompt of a conversation has. Nothing is generated."""
+    body.check()
+    async with pool_of(request).use(body.model) as loaded:
+        chat = await run_in_threadpool(_prepare, loaded.model, body)
+    return input_tokens(chat.prompt)
 
 
 def _prepare(model: Model, body: ChatRequest) -> PreparedChat:

@@ -437,3 +437,17 @@ def test_only_free_text_can_be_begun(client: httpx.Client) -> None:
     assert "free text" in refused(client, CHAT, **bound)["message"]
     thought = {**BEGUN, "reasoning_content": "Hm."}
     assert "reasoning" in refused(client, CHAT, messages=[*user("a"), thought])["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
+def test_the_tokens_of_a_prompt_are_counted(client: httpx.Client, model: Model, path: str) -> None:
+    given = {"messages": user(QUESTION)} if path == CHAT else {"input": QUESTION}
+    told = post(client, f"{path}/input_tokens", **given)
+    n = len(model.chat_prompt(user(QUESTION)))
+    assert told == {"object": "response.input_tokens", "input_tokens": n}
+    most = {"max_tokens": 1} if path == CHAT else {"max_output_tokens": 1}
+    usage = post(client, path, **given, **most)["usage"]
+    assert usage.get("input_tokens", usage.get("prompt_tokens")) == n
+    if path != CHAT:
+        details = usage["input_tokens_details"]
+        assert details["cached_tokens"] + details["cache_write_tokens"] == n
