@@ -30,7 +30,7 @@ class Options(TypedDict, total=False):
     wait for a slot before QueueTimeoutError is raised. `deadline_s`: seconds after the first token
     at which the answer ends, as `max_tokens` ends it. `cache_prompt` False computes the whole
     prompt again. `ignore_eos` forbids the end-of-text tokens. `special` writes the names of control
-    tokens into the text.
+    tokens into the text. `logit_bias` takes texts, too, and means their tokens.
     """
 
     max_tokens: int | None
@@ -63,7 +63,7 @@ class Options(TypedDict, total=False):
     xtc_threshold: float
     dynatemp_range: float
     dynatemp_exponent: float
-    logit_bias: Mapping[int, float]
+    logit_bias: Mapping[int | str, float]
     grammar: str | None
     json_schema: Mapping[str, Any] | bool | None
     lark: str | None

@@ -37,7 +37,7 @@ class PreparedChat:
         self, fields: SamplingFields, *, max_tokens: int | None, logprobs: int | None = None
     ) -> dict[str, Any]:
         """All keyword arguments of `Model.astream`. `logprobs`: how many alternatives to each
-        token; None for no log-probabilities. Raises ApiError for a bad token id in `fields`."""
+        token; None for no log-probabilities."""
         options = {**sampling_options(fields), **self.bindings, "max_tokens": max_tokens}
         if self.dialect.stop:
             options["stop"] = (*fields.stop_texts, *self.dialect.stop)

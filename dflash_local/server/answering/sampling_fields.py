@@ -147,7 +147,7 @@ _AS_THEY_ARE = (
 
 
 def sampling_options(fields: SamplingFields) -> dict[str, Any]:
-    """`fields` as keyword arguments of `Model.astream`. Raises ApiError for a bad token id."""
+    """`fields` as keyword arguments of `Model.astream`."""
     options: dict[str, Any] = dict(DEFAULTS)
     for name in _AS_THEY_ARE:
         if (value := getattr(fields, name)) is not None:
@@ -190,15 +190,9 @@ def token_limit(name: str, given: int | None) -> int | None:
     return None if given == -1 else given
 
 
-def _biases(given: dict[str, float]) -> dict[int, float]:
+def _biases(given: dict[str, float]) -> dict[int | str, float]:
     """-100 forbids a token, as with OpenAI; any other value is added to its logit."""
-    biases = {}
-    for key, bias in given.items():
-        if not (key.isascii() and key.isdigit()):
-            raise ApiError(
-                400,
-                f"logit_bias has the key {key!r}; give token ids, as /tokenize returns them",
-                param="logit_bias",
-            )
-        biases[int(key)] = -math.inf if bias <= _BAN else bias
-    return biases
+    return {
+        int(key) if key.isascii() and key.isdigit() else key: -math.inf if bias <= _BAN else bias
+        for key, bias in given.items()
+    }

@@ -8,14 +8,40 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AliasChoices, BaseModel, Field, ValidationInfo, field_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from dflash_local.server.answering import bounds
 from dflash_local.server.answering.infill_prompt import OtherText
 from dflash_local.server.answering.sampling_fields import SamplingFields
+from dflash_local.server.http.errors import REFUSED
 
 _Piece = bounds.Text | bounds.TokenId
 _Pieces = Annotated[list[_Piece], Field(max_length=4 << 20)]
+
+
+def _check_pieces(given: Any) -> Any:
+    """Fails at the first fault: pydantic would tell of each."""
+    for piece in given if isinstance(given, list) else ():
+        if not (isinstance(piece, str) or (type(piece) is int and 0 <= piece <= bounds.MAX_INT)):
+            raise ValueError(f"a piece is {str(piece)[:60]!r}; give texts and token ids")
+    return given
+
+
+_MixedText = Annotated[
+    Annotated[bounds.Text, Tag("one")] | Annotated[list[Any], Tag("list")],
+    bounds.BY_BEING_A_LIST,
+    BeforeValidator(_check_pieces),
+]
+
 _Alternatives = Annotated[int, Field(strict=True, ge=0, le=100)]
 _ResponseField = Annotated[str, Field(strict=True, max_length=256)]
 
@@ -78,9 +104,18 @@ class LlamaRequest(SamplingFields):
         return value
 
 
+def _text_in(prompt: Any) -> Any:
+    """The text of a prompt that llama-server's clients send as an object, beside images."""
+    if not isinstance(prompt, dict) or "prompt_string" not in prompt:
+        return prompt
+    if prompt.get("multimodal_data"):
+        raise PydanticCustomError(REFUSED, "this model reads text only; leave multimodal_data out")
+    return prompt["prompt_string"]
+
+
 class CompletionRequest(LlamaRequest):
-    """A prompt is a text, token ids, or both mixed in a list. A list of texts only, or one that
-    holds lists, is several prompts."""
+    """A prompt is a text, token ids, or both mixed in a list, or an object with a text as
+    `prompt_string`. A list of texts only, or one that holds lists, is several prompts."""
 
     prompt: bounds.Text | Annotated[list[_Piece | _Pieces], Field(max_length=4 << 20)]
 
@@ -92,6 +127,11 @@ class CompletionRequest(LlamaRequest):
         if any(isinstance(piece, int) for piece in given):
             return [[piece for piece in given if not isinstance(piece, list)]]
         return [[piece] if isinstance(piece, str | int) else piece for piece in given]
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _objects(cls, value: Any) -> Any:
+        return [_text_in(piece) for piece in value] if isinstance(value, list) else _text_in(value)
 
     @field_validator("prompt")
     @classmethod
@@ -108,16 +148,17 @@ class CompletionRequest(LlamaRequest):
 
 
 class InfillRequest(LlamaRequest):
-    """`prompt` stands in the gap already. `input_extra` is read before the gap; where the context
-    cannot hold all of it, the first texts are left out.
+    """`prompt` stands in the gap already. It, the prefix and the suffix are texts, or lists of
+    token ids and texts, which are read as the text that they make. `input_extra` is read before the
+    gap; where the context cannot hold all of it, the first texts are left out.
 
     Without a temperature the answer is the likeliest one, and further ones are drawn at 0.8.
     """
 
-    input_prefix: bounds.Text
-    input_suffix: bounds.Text
+    input_prefix: _MixedText
+    input_suffix: _MixedText
     input_extra: Annotated[list[OtherText], Field(max_length=1024)] = Field(default_factory=list)
-    prompt: bounds.Text = ""
+    prompt: _MixedText = ""
 
 
 class TokenizeRequest(BaseModel):

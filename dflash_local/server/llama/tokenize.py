@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -68,6 +69,17 @@ def mixed_tokens(
             first = add_special and not index
             tokens += vocabulary.tokenize(piece, special=special, add_special=first, n_ctx=n_ctx)
     return tokens
+
+
+def mixed_text(vocabulary: Vocabulary, given: str | Sequence[str | int]) -> str:
+    """The text that texts and ids in a row make. Raises InputError for an id of no token."""
+    if isinstance(given, str):
+        return given
+    text = ""
+    for of_ids, run in groupby(given, lambda piece: isinstance(piece, int)):
+        pieces: list[Any] = list(run)
+        text += vocabulary.detokenize(pieces) if of_ids else "".join(pieces)
+    return text
 
 
 def _tokens(vocabulary: Vocabulary, body: TokenizeRequest) -> list[Any]:

@@ -143,6 +143,17 @@ def test_a_conversation_with_calls_goes_on(tool_client: httpx.Client) -> None:
     assert shown > 100  # the template shows what the tools are
 
 
+def test_the_arguments_of_an_earlier_call_may_be_an_object(tool_client: httpx.Client) -> None:
+    prompts = []
+    for arguments in ('{"city": "Köln"}', {"city": "Köln"}):
+        call = {"id": "a", "type": "function"}
+        call |= {"function": {"name": "get_weather", "arguments": arguments}}
+        messages = [*user("Weather?"), {"role": "assistant", "tool_calls": [call]}]
+        body = {"messages": messages, "tools": TOOLS}
+        prompts.append(tool_client.post("/apply-template", json=body).json()["prompt"])
+    assert prompts[0] == prompts[1] and "Köln" in prompts[0]
+
+
 def test_reasoning_is_told_apart(tool_client: httpx.Client, model: Model) -> None:
     body = {"messages": user(QUESTION), **wrote("<think>\nhm, two\n</think>\n\n1 + 1")}
     whole = post(tool_client, CHAT, **body)
@@ -221,7 +232,6 @@ def test_templates_hear_of_their_variables(tool_client: httpx.Client) -> None:
             "tools[0].function.name",
             "pattern",
         ),
-        ({"response_format": {"type": "json_object"}}, "response_format", "tools"),
         ({"chat_template_kwargs": {"messages": []}}, None, "messages"),
     ],
 )

@@ -166,6 +166,23 @@ def test_a_forbidden_token_is_not_taken(client: httpx.Client, model: Model) -> N
         assert told["tokens"] == own.tokens != [first]
 
 
+def test_a_text_s_tokens_are_biased(client: httpx.Client, model: Model) -> None:
+    tokens = set(model.tokenize("zebra"))
+    for bias in ({"zebra": 100}, [["zebra", 100]]):
+        told = complete(client, n_predict=4, return_tokens=True, logit_bias=bias, temperature=2.5)
+        assert set(told["tokens"]) <= tokens
+    forbidden = model.generate(PROMPT, max_tokens=4, logit_bias={"zebra": float("inf") * -1})
+    assert not tokens & set(forbidden.tokens)
+
+
+def test_a_prompt_may_be_an_object(client: httpx.Client) -> None:
+    whole = complete(client, temperature=0)["content"]
+    given = {"prompt_string": PROMPT, "multimodal_data": []}
+    assert complete(client, prompt=given, temperature=0)["content"] == whole
+    both = complete(client, prompt=[given, PROMPT], temperature=0)
+    assert [answer["content"] for answer in both] == [whole, whole]
+
+
 def test_a_grammar_binds_the_answer(client: httpx.Client) -> None:
     assert complete(client, grammar='root ::= "yes" | "no"')["content"] in ("yes", "no")
     schema = {
@@ -219,7 +236,8 @@ def test_a_bad_field_is_named(client: httpx.Client, body: dict[str, Any], param:
         {"prompt": ""},
         {"prompt": [10**6]},
         {"prompt": "a", "grammar": "root = 'a'"},
-        {"prompt": "a", "logit_bias": [["word", 1.0]]},
+        {"prompt": {"prompt_string": "a", "multimodal_data": ["x"]}},
+        {"prompt": {"text": "a"}},
         {"prompt": "a", "grammar": 'root ::= "a"', "json_schema": {}},
     ],
 )

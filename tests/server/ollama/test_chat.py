@@ -191,7 +191,7 @@ def test_what_goes_wrong_is_an_exception(api: ollama.Client) -> None:
         api.show("another")
     assert missing.value.status_code == 404
     with pytest.raises(ollama.ResponseError, match=r"options\.temperature") as bad:
-        api.chat(NAME, messages=user("Hi"), options={"temperature": 3})
+        api.chat(NAME, messages=user("Hi"), options={"temperature": -1})
     assert bad.value.status_code == 400
     with pytest.raises(ollama.ResponseError, match="context size"):
         list(api.chat(NAME, messages=user("a b c d " * 100_000), stream=True))
