@@ -72,10 +72,11 @@ class ChatTemplate:
         ends with the last of them.
 
         `tools` are what the model may call, in OpenAI's shape; `kwargs` the template's own
-        variables, such as `enable_thinking=False`. The prompt has a beginning-of-text token only if
-        the template writes one. Raises InputError for messages of another shape, for variables that
-        the caller may not set, if the template refuses the messages, and if it takes too long or
-        writes too much.
+        variables, such as `enable_thinking=False`. Where the template has no place for a system
+        message, as Gemma 2's, its text begins the first turn of the user. The prompt has a
+        beginning-of-text token only if the template writes one. Raises InputError for messages of
+        another shape, for variables that the caller may not set, if the template refuses the
+        messages, and if it takes too long or writes too much.
         """
         shown = conversation(messages, self._source)
         taken = sorted(_RESERVED & kwargs.keys())
@@ -86,6 +87,10 @@ class ChatTemplate:
         offered = [tool.shown() if isinstance(tool, Tool) else tool for tool in tools or ()]
         variables = {
             "tool_choice": None,
+            # llama-server's: without them Llama 3.1's template takes a day of 2024, and templates
+            # differ in what they do with an `enable_thinking` that is not there.
+            "date_string": _now("%d %b %Y"),
+            "enable_thinking": True,
             **kwargs,
             **self._ours,
             "messages": shown,
@@ -96,6 +101,24 @@ class ChatTemplate:
             "raise_exception": _raise,
             "strftime_now": _now,
         }
+        merged = _without_system(shown)
+        try:
+            text = self._rendered(variables)
+            if merged is None or not self._leaves_out_system(text, variables):
+                return text
+        except InputError:
+            if merged is None:
+                raise
+        return self._rendered({**variables, "messages": merged})
+
+    def _leaves_out_system(self, text: str, variables: Mapping[str, Any]) -> bool:
+        """Whether the text of a conversation is the same without its system message."""
+        system, *others = variables["messages"]
+        if system["content"].strip() in text:
+            return False
+        return text == self._rendered({**variables, "messages": others})
+
+    def _rendered(self, variables: Mapping[str, Any]) -> str:
         try:
             with bounded(*self._limits):
                 return self._template.render(variables)
@@ -106,6 +129,15 @@ class ChatTemplate:
     def thinking_open(prompt: str) -> bool:
         """Whether a rendered prompt ends inside a reasoning part, which the answer will close."""
         return prompt.rstrip().endswith("<think>")
+
+
+def _without_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """The messages with a system message in front put into the user's message after it; None where
+    there are no such two."""
+    if len(messages) < 2 or [message["role"] for message in messages[:2]] != ["system", "user"]:
+        return None
+    system, user = messages[0]["content"], messages[1]
+    return [{**user, "content": f"{system}\n{user['content']}"}, *messages[2:]]
 
 
 def _raise(message: str) -> NoReturn:
