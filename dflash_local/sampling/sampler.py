@@ -56,7 +56,8 @@ class Sampler:
         vocabulary: Vocabulary | None = None,
     ) -> None:
         """`n_ctx` limits how far back penalties look. `constraint` is for the grammar in `params`,
-        at its beginning; None without one. DRY finds its breakers in `vocabulary`. Raises InputError for bad parameters."""
+        at its beginning; None without one. DRY finds its breakers in `vocabulary`. Raises
+        InputError for bad parameters."""
         params.validate(n_vocab)
         if params.bound != (constraint is not None):
             raise InputError("a sampler takes the constraint of its own grammar, and no other")
