@@ -23,6 +23,19 @@ class ContextFullError(InputError):
     """A prompt or a cache row does not fit the context; the message holds the numbers."""
 
 
+class PromptTooLongError(ContextFullError):
+    """A prompt has `n_prompt_tokens`, and the context holds `n_ctx`. `at_least`: its length alone
+    tells that it has so many or more; they were not counted."""
+
+    def __init__(
+        self, message: str, n_prompt_tokens: int, n_ctx: int, *, at_least: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.n_prompt_tokens = n_prompt_tokens
+        self.n_ctx = n_ctx
+        self.at_least = at_least
+
+
 class GrammarError(InputError):
     """A grammar or JSON schema that cannot be read, or that an answer cannot follow."""
 

@@ -35,6 +35,7 @@ from dflash_local.options import (
 )
 from dflash_local.pays import calibration
 from dflash_local.result import Chunk, ModelStatus, Result, SlotStatus
+from dflash_local.sampling.params import SamplingParams
 from dflash_local.stats import Stats
 from dflash_local.target.exactness import Exactness, measure_exactness
 from dflash_local.worker.job import AsyncChunks, TextRequest
@@ -167,16 +168,19 @@ class Model:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any] | Tool] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        begin_answer: bool = True,
     ) -> list[int]:
         """Token ids of a conversation, rendered by the model's own chat template.
 
-        `tools` are what the model may call, in OpenAI's shape.
+        `tools` are what the model may call, in OpenAI's shape. Without `begin_answer` the prompt
+        ends with the last message.
         """
         template = self.prepare_chat()
         variables = dict(chat_template_kwargs or {})
         if tools is not None:
             variables["tools"] = tools
-        text = template.render(messages, **variables)
+        text = template.render(messages, begin_answer, **variables)
         # Templates write the first token themselves.
         return self._vocabulary.tokenize(text, add_special=False, n_ctx=self.n_ctx)
 
@@ -321,7 +325,7 @@ class Model:
             tokens = self._vocabulary.tokenize(prompt, n_ctx=self.n_ctx)
         else:
             tokens = token_ids(prompt)
-        sampling = sampling_of(options)
+        sampling = self._with_token_ids(sampling_of(options))
         sampling.validate(self.target.n_vocab)
         # Compiled here: on the model's thread all other requests would wait for it.
         constraint = self._engine.grammars.constraint(sampling)
@@ -351,6 +355,19 @@ class Model:
             seconds_of("deadline_s", options),
             self._tell,
         )
+
+    def _with_token_ids(self, sampling: SamplingParams) -> SamplingParams:
+        """With the tokens of texts in `logit_bias` in their place."""
+        given: object = sampling.logit_bias
+        if not isinstance(given, Mapping) or not any(isinstance(key, str) for key in given):
+            return sampling
+        biases: dict[int, float] = {}
+        for key, bias in given.items():
+            ids = [key]
+            if isinstance(key, str):
+                ids = self._vocabulary.tokenize(key, special=True, add_special=False)
+            biases |= dict.fromkeys(ids, bias)
+        return replace(sampling, logit_bias=biases)
 
     def _tell(self, stats: Stats) -> None:
         """Tell the user, once each, that drafting does not pay here and what may be wrong."""

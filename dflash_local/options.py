@@ -30,7 +30,7 @@ class Options(TypedDict, total=False):
     wait for a slot before QueueTimeoutError is raised. `deadline_s`: seconds after the first token
     at which the answer ends, as `max_tokens` ends it. `cache_prompt` False computes the whole
     prompt again. `ignore_eos` forbids the end-of-text tokens. `special` writes the names of control
-    tokens into the text.
+    tokens into the text. `logit_bias` takes texts, too, and means their tokens.
     """
 
     max_tokens: int | None
@@ -52,7 +52,18 @@ class Options(TypedDict, total=False):
     repeat_last_n: int
     presence_penalty: float
     frequency_penalty: float
-    logit_bias: Mapping[int, float]
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: Sequence[str]
+    top_n_sigma: float
+    typical_p: float
+    xtc_probability: float
+    xtc_threshold: float
+    dynatemp_range: float
+    dynatemp_exponent: float
+    logit_bias: Mapping[int | str, float]
     grammar: str | None
     json_schema: Mapping[str, Any] | bool | None
     lark: str | None

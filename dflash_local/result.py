@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from typing import Any
 
 from dflash_local.engine.sequence import FinishReason
 from dflash_local.sampling.params import TokenLogprob
@@ -92,3 +94,30 @@ class ModelStatus:
     decode_s: float = 0.0
     cache_bytes: int = 0
     cache_hits: int = 0
+
+    def after(self, past: ModelStatus) -> ModelStatus:
+        """This, with all that is counted since a load counted on from `past`."""
+        sums = {name: _sum(getattr(past, name), getattr(self, name)) for name in _COUNTED}
+        return replace(self, **sums)
+
+
+_COUNTED = (
+    "requests",
+    "prompt_tokens",
+    "cached_tokens",
+    "emitted",
+    "rounds",
+    "drafted",
+    "accepted",
+    "position_drafted",
+    "position_accepted",
+    "prompt_s",
+    "decode_s",
+    "cache_hits",
+)
+
+
+def _sum(a: Any, b: Any) -> Any:
+    if isinstance(a, tuple):
+        return tuple(map(sum, zip_longest(a, b, fillvalue=0)))
+    return a + b

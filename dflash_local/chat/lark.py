@@ -11,6 +11,7 @@ from typing import Any
 
 from dflash_local.chat.dialect import IsToken
 from dflash_local.chat.tool import Tool
+from dflash_local.sampling.json_schema import enforceable
 
 # The layout of Python's json.dumps, which templates show the models. If white space were free,
 # small models would write nothing else.
@@ -35,14 +36,23 @@ def json_rule(name: str, schema: Any, *, lenient: bool = True) -> str:
     """A rule for JSON text of `schema`, in the layout that models are shown.
 
     `lenient` ignores the parts of the schema that llguidance does not know; without it, such a
-    schema is refused. The tools of editors use formats and keywords that OpenAI ignores too.
+    schema is refused: GrammarError. The tools of editors use formats and keywords that OpenAI
+    ignores too.
     """
-    bound = {**schema, "x-guidance": {**_LAYOUT, "lenient": lenient}}
+    bound = enforceable(schema, lenient=lenient)
+    bound = {**bound, "x-guidance": {**_LAYOUT, "lenient": lenient}}
     return f"{name}: %json {json.dumps(bound)}"
 
 
 def any_of(names: Sequence[str]) -> str:
     return " | ".join(names)
+
+
+def either(*grammars: str) -> str:
+    """A grammar of the texts of all `grammars`."""
+    names = [f"way{i}" for i in range(len(grammars))]
+    rules = [f"{name}: %lark {{\n{text}\n}}" for name, text in zip(names, grammars, strict=True)]
+    return "\n".join([f"start: {any_of(names)}", *rules])
 
 
 def object_calls(tools: Sequence[Tool], *, arguments: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dflash_local.sampling.json_schema import referenced
+
 ALL = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 # Schemas may refer to themselves. Deeper than this, every type is allowed.
 _MAX_DEPTH = 16
@@ -25,7 +27,7 @@ def json_types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozense
     if isinstance(schema.get("enum"), list):
         found &= {type_of(value) for value in schema["enum"]}
     if isinstance(schema.get("$ref"), str):
-        found &= json_types(_target(schema["$ref"], root), root, depth + 1)
+        found &= json_types(referenced(schema["$ref"], root), root, depth + 1)
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
             each = [json_types(part, root, depth + 1) for part in schema[key]]
@@ -52,17 +54,3 @@ def admits(types: frozenset[str], value: Any) -> bool:
     """Whether a value's type is among `types`."""
     kind = type_of(value)
     return kind in types or (kind == "integer" and "number" in types)
-
-
-def _target(reference: str, root: Mapping[str, Any]) -> Any:
-    """What a reference within the same schema points to; an empty schema for any other."""
-    found: Any = root
-    head, *steps = reference.split("/")
-    if head != "#":
-        return {}
-    for step in steps:
-        key = step.replace("~1", "/").replace("~0", "~")
-        if not isinstance(found, Mapping) or key not in found:
-            return {}
-        found = found[key]
-    return found

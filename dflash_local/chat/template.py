@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 from dflash_local.chat.conversation import conversation
@@ -67,18 +68,21 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        begin_answer: bool = True,
         /,
         *,
         tools: Sequence[Mapping[str, Any] | Tool] | None = None,
         **kwargs: Any,
     ) -> str:
-        """The prompt for `messages`; see `conversation` for their shapes.
+        """The prompt for `messages`; see `conversation` for their shapes. Without `begin_answer` it
+        ends with the last of them.
 
         `tools` are what the model may call, in OpenAI's shape; `kwargs` the template's own
-        variables, such as `enable_thinking=False`. The prompt has a beginning-of-text token only if
-        the template writes one. Raises InputError for messages of another shape, for variables that
-        the caller may not set, if the template refuses the messages, and if it takes too long or
-        writes too much.
+        variables, such as `enable_thinking=False`. Where the template has no place for a system
+        message, as Gemma 2's, its text begins the first turn of the user. The prompt has a
+        beginning-of-text token only if the template writes one. Raises InputError for messages of
+        another shape, for variables that the caller may not set, if the template refuses the
+        messages, and if it takes too long or writes too much.
         """
         shown = conversation(messages, self._source)
         taken = sorted(_RESERVED & kwargs.keys())
@@ -89,14 +93,36 @@ class ChatTemplate:
         offered = [tool.shown() if isinstance(tool, Tool) else dict(tool) for tool in tools or ()]
         variables = {
             "tool_choice": None,
+            # llama-server's: without them Llama 3.1's template takes a day of 2024, and templates
+            # differ in what they do with an `enable_thinking` that is not there.
+            "date_string": datetime.now().strftime("%d %b %Y"),
+            "enable_thinking": True,
             **kwargs,
             **self._ours,
             "messages": shown,
             "tools": offered or None,
             "functions": None,
             "function_call": None,
-            "add_generation_prompt": True,
+            "add_generation_prompt": begin_answer,
         }
+        merged = _without_system(shown)
+        try:
+            text = self._rendered(variables)
+            if merged is None or not self._leaves_out_system(text, variables):
+                return text
+        except InputError:
+            if merged is None:
+                raise
+        return self._rendered({**variables, "messages": merged})
+
+    def _leaves_out_system(self, text: str, variables: Mapping[str, Any]) -> bool:
+        """Whether the text of a conversation is the same without its system message."""
+        system, *others = variables["messages"]
+        if system["content"].strip() in text:
+            return False
+        return text == self._rendered({**variables, "messages": others})
+
+    def _rendered(self, variables: Mapping[str, Any]) -> str:
         text, fault = self._answer({"variables": variables})
         if fault:
             raise InputError(f"the model's chat template refuses this: {fault}")
@@ -123,6 +149,15 @@ class ChatTemplate:
     def thinking_open(prompt: str) -> bool:
         """Whether a rendered prompt ends inside a reasoning part, which the answer will close."""
         return prompt.rstrip().endswith("<think>")
+
+
+def _without_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """The messages with a system message in front put into the user's message after it; None where
+    there are no such two."""
+    if len(messages) < 2 or [message["role"] for message in messages[:2]] != ["system", "user"]:
+        return None
+    system, user = messages[0]["content"], messages[1]
+    return [{**user, "content": f"{system}\n{user['content']}"}, *messages[2:]]
 
 
 _MOST_IDLE = 2

@@ -105,6 +105,7 @@ class Engine:
             self.target.n_vocab,
             n_ctx=self.target.n_ctx,
             constraint=request.constraint or self.grammars.constraint(request.sampling),
+            vocabulary=self.target.vocabulary,
         )
         sampler.accept_prompt(request.prompt)
         shapes = self._shapes(request.draft_shape)

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from dflash_local.draft.shape import DraftShape
-from dflash_local.errors import ContextFullError, InputError
+from dflash_local.errors import InputError, PromptTooLongError
 from dflash_local.sampling.grammar import Constraint
 from dflash_local.sampling.params import SamplingParams
 
@@ -44,7 +44,7 @@ class Request:
         return self.draft_width == "auto" or self.draft_width > 1
 
     def check(self, n_vocab: int, n_ctx: int, max_width: int) -> None:
-        """Raises InputError or ContextFullError if it cannot begin.
+        """Raises InputError or PromptTooLongError if it cannot begin.
 
         `max_width` is the widest verify pass; 0 without a drafter.
         """
@@ -53,10 +53,13 @@ class Request:
         for token in self.prompt:
             if not 0 <= token < n_vocab:
                 raise InputError(f"token id {token} of the prompt is not in 0 to {n_vocab - 1}")
-        if len(self.prompt) >= n_ctx:
-            raise ContextFullError(
-                f"the prompt has {len(self.prompt)} tokens, the context holds {n_ctx} with at "
-                "least one for the answer; shorten the prompt or load with a larger n_ctx (--ctx)"
+        n = len(self.prompt)
+        if n >= n_ctx:
+            raise PromptTooLongError(
+                f"the prompt has {n} tokens, the context holds {n_ctx} with at least one for the "
+                "answer; shorten the prompt or load with a larger n_ctx (--ctx)",
+                n,
+                n_ctx,
             )
         if self.max_tokens is not None and not _is_count(self.max_tokens, 1):
             raise InputError(

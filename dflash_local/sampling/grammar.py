@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 import textwrap
 import threading
 from collections import OrderedDict
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from dflash_local.errors import GrammarError
 from dflash_local.llama import runtime  # noqa: F401  (the check of the installed llama_cpp comes first)
+from dflash_local.sampling.json_schema import enforceable
 from dflash_local.sampling.params import SamplingParams
 from dflash_local.target.vocabulary import Vocabulary
 from dflash_local.trial import child
@@ -36,6 +38,7 @@ _MOST_KEPT = 32  # compiled grammars
 _MOST_TRIALS = 2  # at once
 _LONGEST_TRIAL_S = 10.0
 _TRIAL_STACK, _STACK = 32 << 20, 64 << 20  # its parsers recurse and need 9 kB per level
+_UNKNOWN_KEYWORDS = "Unimplemented keys:"  # llguidance's words
 _LIMITS: dict[str, Any] = {
     "max_items_in_row": 10_000,
     "max_lexer_states": 50_000,
@@ -195,10 +198,11 @@ def _check_size(kind: Kind, text: str) -> None:
 
 
 def _schema_text(schema: Mapping[str, Any] | bool) -> str:
+    given = schema if isinstance(schema, Mapping) and schema else {"type": "object"}
     try:
-        return json.dumps(
-            schema if schema and schema is not True else {"type": "object"}, allow_nan=False
-        )
+        return json.dumps(enforceable(given), allow_nan=False)
+    except GrammarError:
+        raise
     except (TypeError, ValueError, RecursionError) as error:
         raise GrammarError(f"json_schema cannot be written as JSON: {error}") from None
 
@@ -265,6 +269,9 @@ def _depth(text: str) -> int:
 def _reason(message: str) -> str:
     """llguidance's own message in one line."""
     words = " ".join(message.partition("<non-verbose/>")[0].split())
+    if words.startswith(_UNKNOWN_KEYWORDS):
+        names = ", ".join(re.findall(r'"([^"]+)"', words))
+        return f"{names} cannot be enforced; leave it out, and check the answer"
     if words.startswith("panic:"):
         return "llguidance fails on it; write it in another way"
     return textwrap.shorten(words, 300) if words != "NoExtensionBias" else "no text would fit it"

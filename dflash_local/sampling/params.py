@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,13 @@ class SamplingParams:
     `temperature` 0 takes the likeliest token (of equal ones the CPU takes the lowest id). `top_k`
     0, `top_p` 1, `min_p` 0, `repeat_penalty` 1 and the other penalties 0 switch a sampler off.
     `repeat_last_n` is how far back penalties look, in tokens: 0 not at all, -1 the whole context.
+    `dry_multiplier` above 0 penalises tokens that would continue a repetition longer than
+    `dry_allowed_length`, by multiplier * base ** (length - allowed), within `dry_penalty_last_n`
+    tokens and up to one of `dry_sequence_breakers`. `top_n_sigma` above 0 keeps logits within so
+    many standard deviations of the largest; `typical_p` below 1 keeps tokens of typical
+    information; `xtc_probability` is how often all but the last of the tokens above `xtc_threshold`
+    are left out; `dynatemp_range` lets the temperature vary by so much with the entropy. At
+    temperature 0 only bias, penalties, DRY and grammar count.
     `seed` None draws one. `logit_bias` is added to the logits of its token ids; -inf forbids a
     token. `logprobs` is how many alternatives to report with each token; None reports no
     log-probabilities at all.
@@ -42,6 +49,17 @@ class SamplingParams:
     repeat_last_n: int = 64
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*")
+    top_n_sigma: float = -1.0
+    typical_p: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     grammar: str | None = None
     json_schema: Mapping[str, Any] | bool | None = None
@@ -62,6 +80,17 @@ class SamplingParams:
         neutral = (self.repeat_penalty, self.presence_penalty, self.frequency_penalty) == (1, 0, 0)
         return self.repeat_last_n != 0 and not neutral
 
+    @property
+    def is_dry(self) -> bool:
+        """Whether repetitions are penalised by their length."""
+        return self.dry_multiplier > 0 and self.dry_penalty_last_n != 0
+
+    @property
+    def needs_whole_row(self) -> bool:
+        """Whether a draw depends on more than the `top_k` largest logits."""
+        sigma = self.top_n_sigma > 0 and not self.greedy
+        return bool(self.logit_bias) or self.penalises or self.is_dry or sigma
+
     def validate(self, n_vocab: int) -> None:
         """Raises InputError, which names the first value that is out of its range."""
         _number("temperature", self.temperature, 0, 100, "0 takes the likeliest token")
@@ -72,6 +101,23 @@ class SamplingParams:
         _integer("repeat_last_n", self.repeat_last_n, -1, _MAX_INT, "-1 is the whole context")
         _number("presence_penalty", self.presence_penalty, -100, 100, "0 is off")
         _number("frequency_penalty", self.frequency_penalty, -100, 100, "0 is off")
+        _number("dry_multiplier", self.dry_multiplier, 0, 100, "0 is off")
+        _number("dry_base", self.dry_base, 1, 100, "1.75 is usual")
+        _integer("dry_allowed_length", self.dry_allowed_length, 0, _MAX_INT, "2 is usual")
+        _integer("dry_penalty_last_n", self.dry_penalty_last_n, -1, _MAX_INT, "0 is off")
+        breakers = self.dry_sequence_breakers
+        texts = not isinstance(breakers, str) and isinstance(breakers, Sequence)
+        if not texts or not all(_is_breaker(text) for text in breakers) or len(breakers) > 16:
+            raise InputError(
+                f"dry_sequence_breakers are {reprlib.repr(breakers)}; give at most 16 texts of 1 "
+                "to 40 bytes, in a list"
+            )
+        _number("top_n_sigma", self.top_n_sigma, -1, 100, "-1 is off")
+        _number("typical_p", self.typical_p, 0, 1, "1 is off", above=True)
+        _number("xtc_probability", self.xtc_probability, 0, 1, "0 is off")
+        _number("xtc_threshold", self.xtc_threshold, 0, 1, "above 0.5 is off")
+        _number("dynatemp_range", self.dynatemp_range, 0, 100, "0 is off")
+        _number("dynatemp_exponent", self.dynatemp_exponent, 0, 100, "1 is usual")
         if self.seed is not None:
             _integer("seed", self.seed, 0, RANDOM_SEED - 1, "leave it out for a random one")
         if self.logprobs is not None:
@@ -115,6 +161,12 @@ class TokenLogprob:
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip())
+
+
+def _is_breaker(value: object) -> bool:
+    if not isinstance(value, str):
+        return False
+    return 0 < len(value.encode("utf-8", "replace")) <= 40 and "\0" not in value
 
 
 def _number(

@@ -1,8 +1,9 @@
 """The target's sampler: from a row of logits to the one token that is emitted.
 
-The samplers are llama.cpp's, in its order: bias, penalties, grammar, top-k, top-p, min-p,
-temperature, and a draw from a generator with a seed. The same rows in the same order give the same
-tokens: the state depends only on the seed, the prompt and the drawn tokens.
+The samplers are llama.cpp's, in its order: bias, penalties, DRY, grammar, top-n-sigma, top-k,
+typical, top-p, min-p, XTC, temperature, and a draw from a generator with a seed. The same rows in
+the same order give the same tokens: the state depends only on the seed, the prompt and the drawn
+tokens.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import ctypes
 import math
 import secrets
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from dflash_local.errors import BackendError, ClosedError, GrammarError, InputEr
 from dflash_local.llama import runtime  # noqa: F401  (the check of the installed llama_cpp comes first)
 from dflash_local.sampling.grammar import Constraint
 from dflash_local.sampling.params import RANDOM_SEED, SamplingParams, TokenLogprob
+from dflash_local.target.vocabulary import Vocabulary
 
 # isort: split
 import llama_cpp.llama_cpp as api
@@ -51,9 +53,11 @@ class Sampler:
         *,
         n_ctx: int,
         constraint: Constraint | None = None,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         """`n_ctx` limits how far back penalties look. `constraint` is for the grammar in `params`,
-        at its beginning; None without one. Raises InputError for bad parameters."""
+        at its beginning; None without one. DRY finds its breakers in `vocabulary`. Raises
+        InputError for bad parameters."""
         params.validate(n_vocab)
         if params.bound != (constraint is not None):
             raise InputError("a sampler takes the constraint of its own grammar, and no other")
@@ -65,17 +69,17 @@ class Sampler:
         self._data = np.zeros(n_vocab, dtype=_TOKEN_DATA)
 
         self._chain: Any = None
-        self._penalties: Any = None
+        self._penalties: list[Any] = []
         owned: list[Any] = []
         self._finalizer = weakref.finalize(self, _free, owned)
         # At exit the model's thread may still be drawing a token.
         self._finalizer.atexit = False
-        if not params.greedy or params.logit_bias or params.penalises:
+        if not params.greedy or params.needs_whole_row:
             self._chain = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
             owned.append(self._chain)
-            self._fill_chain(n_ctx)
+            self._fill_chain(n_ctx, vocabulary)
 
-    def _fill_chain(self, n_ctx: int) -> None:
+    def _fill_chain(self, n_ctx: int, vocabulary: Vocabulary | None) -> None:
         params, chain = self.params, self._chain
         if params.logit_bias:
             biases = (api.llama_logit_bias * len(params.logit_bias))(
@@ -86,26 +90,62 @@ class Sampler:
         if params.penalises:
             # llama.cpp reserves the memory for the whole window at once.
             window = n_ctx if params.repeat_last_n < 0 else min(int(params.repeat_last_n), n_ctx)
-            self._penalties = api.llama_sampler_init_penalties(
+            penalties = api.llama_sampler_init_penalties(
                 self._n_vocab,
                 window,
                 float(params.repeat_penalty),
                 float(params.frequency_penalty),
                 float(params.presence_penalty),
             )
-            api.llama_sampler_chain_add(chain, self._penalties)
+            self._penalties.append(penalties)
+            api.llama_sampler_chain_add(chain, penalties)
+        if params.is_dry:
+            self._penalties.append(self._dry(n_ctx, vocabulary))
+            api.llama_sampler_chain_add(chain, self._penalties[-1])
         if params.greedy:
             api.llama_sampler_chain_add(chain, api.llama_sampler_init_greedy())
             return
-        top_p, min_p, temperature = map(float, (params.top_p, params.min_p, params.temperature))
-        for sampler in (
-            api.llama_sampler_init_top_k(int(params.top_k)),
-            api.llama_sampler_init_top_p(top_p, 1),
-            api.llama_sampler_init_min_p(min_p, 1),
-            api.llama_sampler_init_temp(temperature),
-            api.llama_sampler_init_dist(self.seed),
-        ):
+        for sampler in self._truncations():
             api.llama_sampler_chain_add(chain, sampler)
+        temperature, varied = float(params.temperature), float(params.dynatemp_range)
+        if varied > 0:
+            exponent = float(params.dynatemp_exponent)
+            sampler = api.llama_sampler_init_temp_ext(temperature, varied, exponent)
+        else:
+            sampler = api.llama_sampler_init_temp(temperature)
+        api.llama_sampler_chain_add(chain, sampler)
+        api.llama_sampler_chain_add(chain, api.llama_sampler_init_dist(self.seed))
+
+    def _truncations(self) -> Iterator[Any]:
+        """The samplers that leave out unlikely tokens, or with XTC likely ones."""
+        params = self.params
+        if params.top_n_sigma > 0:
+            yield api.llama_sampler_init_top_n_sigma(float(params.top_n_sigma))
+        yield api.llama_sampler_init_top_k(int(params.top_k))
+        if params.typical_p < 1:
+            yield api.llama_sampler_init_typical(float(params.typical_p), 1)
+        yield api.llama_sampler_init_top_p(float(params.top_p), 1)
+        yield api.llama_sampler_init_min_p(float(params.min_p), 1)
+        if params.xtc_probability > 0:
+            chance, threshold = float(params.xtc_probability), float(params.xtc_threshold)
+            yield api.llama_sampler_init_xtc(chance, threshold, 1, self.seed)
+
+    def _dry(self, n_ctx: int, vocabulary: Vocabulary | None) -> Any:
+        if vocabulary is None:
+            raise InputError("dry_multiplier needs the vocabulary; give it to the sampler")
+        params = self.params
+        window = n_ctx if params.dry_penalty_last_n < 0 else min(params.dry_penalty_last_n, n_ctx)
+        breakers = [text.encode("utf-8", "replace") for text in params.dry_sequence_breakers]
+        with vocabulary.reading() as pointer:
+            return api.llama_sampler_init_dry(
+                pointer,
+                float(params.dry_multiplier),
+                float(params.dry_base),
+                int(params.dry_allowed_length),
+                int(window),
+                (ctypes.c_char_p * len(breakers))(*breakers),
+                len(breakers),
+            )
 
     @property
     def takes_best(self) -> bool:
@@ -122,16 +162,17 @@ class Sampler:
         """How many of the largest logits `sample_from` needs for a draw; None: it needs all."""
         params, most = self.params, self.params.top_k
         bounded = not params.greedy and 1 <= most < min(_MOST_CANDIDATES, self._n_vocab)
-        plain = not params.logit_bias and not params.penalises
+        plain = not params.needs_whole_row
         # One more than are kept shows whether there is a tie for the last place.
         return most + 1 if bounded and plain and params.logprobs is None else None
 
     def accept_prompt(self, tokens: Iterable[int]) -> None:
         """Show the prompt to the penalties, once, before the first draw. The grammar ignores it."""
         self._check_open()
-        if self._penalties is not None:
+        if self._penalties:
             for token in tokens:
-                api.llama_sampler_accept(self._penalties, int(token))
+                for penalties in self._penalties:
+                    api.llama_sampler_accept(penalties, int(token))
 
     def n_valid(self, tokens: Sequence[int]) -> int:
         """How many of these draft tokens could be emitted one after the other."""

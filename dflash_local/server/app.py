@@ -32,6 +32,7 @@ from dflash_local.server.llama import completion, props, tokenize
 from dflash_local.server.metrics import Metrics
 from dflash_local.server.models.pool import ModelPool
 from dflash_local.server.ollama import chat as ollama_chat
+from dflash_local.server.ollama import errors as ollama_errors
 from dflash_local.server.ollama import model_list as ollama_model_list
 from dflash_local.server.openai import chat, completions, responses
 
@@ -78,7 +79,8 @@ def create_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
 
 def _add_checks(app: FastAPI, settings: ServerSettings) -> None:
     """Put the checks around the routes. The last one is outermost: requests meet it first."""
-    app.add_middleware(BodyCheck, settings=settings)
+    # Ollama reads no content type, and its clients send none, or what curl sends by default.
+    app.add_middleware(BodyCheck, settings=settings, untyped=ollama_errors.PATH)
     app.add_middleware(KeyCheck, settings=settings, open_paths=HEALTH_PATHS | page.PATHS)
     app.add_middleware(DrainCheck, drain=app.state.drain)
     app.add_middleware(ErrorHandling)

@@ -1,8 +1,8 @@
 """`/metrics` for Prometheus, under llama.cpp's and vLLM's names where they have one.
 
 Names and meanings: llama.cpp, tools/server/README.md; vLLM, vllm/v1/metrics/loggers.py and
-vllm/v1/spec_decode/metrics.py. Counters are totals since a model was loaded. Where several models
-are served, all values have the label `model_name`, and models that are not loaded have no values.
+vllm/v1/spec_decode/metrics.py. Counters are totals since the server began. Where several models
+are served, all values have the label `model_name`; models that are not loaded have no gauges.
 """
 
 from __future__ import annotations
@@ -88,9 +88,12 @@ class _StatusCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         models = self._pool.models.values()
-        loaded = [(each.name, each.model.status()) for each in models if each.model is not None]
+        counted = [(each, each.counted) for each in models]
+        known = [(each.name, status) for each, status in counted if status is not None]
+        loaded = [(each.name, status) for each, status in counted if status and each.model]
         for family in _FAMILIES:
-            yield family.metric(loaded, named=len(models) > 1 or family.name.startswith("vllm:"))
+            statuses = known if family.kind is CounterMetricFamily else loaded
+            yield family.metric(statuses, named=len(models) > 1 or family.name.startswith("vllm:"))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dflash_local.errors import ClosedError, ContextFullError, InputError
+from dflash_local.errors import ClosedError, ContextFullError, InputError, PromptTooLongError
 from dflash_local.llama import runtime  # noqa: F401  (the check of the installed llama_cpp comes first)
 
 # isort: split
@@ -167,11 +167,11 @@ class Vocabulary:
     ) -> list[int]:
         """Token ids of `text`.
 
-        `special` reads the names of special tokens in the text as these tokens; `add_special` adds
-        what the model wants at the start or the end. With `n_ctx` the time and the memory that it
-        takes are bounded. Raises InputError for text that is not UTF-8; with `n_ctx`
-        ContextFullError, as soon as possible, for one of more tokens than that, and for one with
-        more than 16 bytes to each of them and a megabyte in all.
+        With `special`, names of special tokens in the text become these tokens. `add_special` adds
+        the tokens that the model wants at the start or the end. With `n_ctx` the time and the
+        memory that it takes are bounded. Raises InputError for text that is not UTF-8; with `n_ctx`
+        PromptTooLongError, as soon as possible, for one of more tokens than that, and
+        ContextFullError for one with more than 16 bytes to each of them and a megabyte in all.
         """
         try:
             n_bytes = len(text.encode("utf-8"))
@@ -190,9 +190,12 @@ class Vocabulary:
         for part in names.slices(text):
             tokens += self._tokenize(part, special, add_special=False)
             if n_ctx is not None and len(tokens) + len(end) > n_ctx:
-                raise ContextFullError(
+                raise PromptTooLongError(
                     f"the prompt has at least {len(tokens)} tokens, the context holds {n_ctx}; "
-                    "shorten the prompt or load with a larger n_ctx (--ctx)"
+                    "shorten the prompt or load with a larger n_ctx (--ctx)",
+                    len(tokens),
+                    n_ctx,
+                    at_least=True,
                 )
         return tokens + end
 
@@ -205,9 +208,12 @@ class Vocabulary:
             return
         n = n_bytes // self.longest
         if n > n_ctx:
-            raise ContextFullError(
+            raise PromptTooLongError(
                 f"the prompt has {n_bytes} bytes, so at least {n} tokens, the context holds "
-                f"{n_ctx}; shorten the prompt or load with a larger n_ctx (--ctx)"
+                f"{n_ctx}; shorten the prompt or load with a larger n_ctx (--ctx)",
+                n,
+                n_ctx,
+                at_least=True,
             )
         if n_bytes > self.most_bytes(n_ctx):
             raise ContextFullError(

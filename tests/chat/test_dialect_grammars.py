@@ -25,6 +25,7 @@ from dflash_local.chat.events import (
     ToolCallStart,
     joined,
 )
+from dflash_local.chat.lark import either, json_rule
 from dflash_local.chat.tool import Tool
 from dflash_local.errors import InputError
 from dflash_local.sampling.params import SamplingParams
@@ -246,3 +247,20 @@ def test_the_schema_binds_the_content(
 @pytest.mark.parametrize("dialect", [Plain(), QwenCoder(), Llama31()])
 def test_where_the_content_is_all_the_schema_alone_does(model: Model, dialect: Dialect) -> None:
     assert dialect.answer_grammar(ANSWER, is_token=model.is_token) is None
+
+
+@pytest.mark.parametrize(
+    ("dialect", "text"), [each for each in VALID if not each[0].calls_are_json]
+)
+def test_a_call_or_an_answer_by_the_schema(model: Model, dialect: Dialect, text: str) -> None:
+    call = dialect.call_grammar(TOOLS, choice="required", parallel=True, is_token=model.is_token)
+    answer = dialect.answer_grammar(ANSWER, is_token=model.is_token)
+    assert call is not None
+    grammar = either(call, answer or json_rule("start", ANSWER, lenient=False))
+    before = "<|channel|>final<|message|>" if isinstance(dialect, Harmony) else ""
+    for whole in (text, before + GOOD):
+        found, n = n_accepted(model, grammar, whole)
+        assert found == n
+    for other in (before + BAD, before + "Hello"):
+        found, n = n_accepted(model, grammar, other)
+        assert found < n

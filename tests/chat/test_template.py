@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from typing import Any
 
 import llama_cpp.llama_cpp as api
@@ -171,3 +172,29 @@ def test_a_prompt_that_ends_in_reasoning_is_known() -> None:
     assert ChatTemplate.thinking_open("<|im_start|>assistant\n<think>\n")
     assert not ChatTemplate.thinking_open("<|im_start|>assistant\n<think>\n\n</think>\n\n")
     assert not ChatTemplate.thinking_open("What is <think>?<|im_end|>\n<|im_start|>assistant\n")
+
+
+NO_SYSTEM = """{%- if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}
+{%- for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}"""
+DROPS_SYSTEM = """{%- for message in messages if message.role != 'system' -%}
+[{{ message.role }}]{{ message.content }}{% endfor %}"""
+
+
+@pytest.mark.parametrize("source", [NO_SYSTEM, DROPS_SYSTEM])
+def test_a_system_message_without_a_place_goes_into_the_first_turn(source: str) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, *HELLO]
+    assert template(source).render(messages) == "[user]Be brief.\nHello"
+    assert template(source).render(HELLO) == "[user]Hello"
+
+
+def test_a_refusal_for_another_reason_is_told() -> None:
+    messages = [{"role": "system", "content": "Be brief."}, *HELLO]
+    assert "never" in refusal("{{ raise_exception('never') }}", messages)
+
+
+def test_llama_server_s_variables_are_there() -> None:
+    told = template("{{ date_string }}|{{ enable_thinking }}").render(HELLO)
+    date, thinking = told.split("|")
+    assert thinking == "True"
+    assert abs(datetime.strptime(date, "%d %b %Y") - datetime.now()).days <= 1
+    assert template("{{ date_string }}").render(HELLO, date_string="1 May") == "1 May"

@@ -58,7 +58,7 @@ test("routes that are not here", async () => {
 
 test("requests that are wrong", async () => {
   const chat = (more) => sdk.chat.completions.create({ model: MODEL, messages: user("hi"), ...more });
-  const hot = await refusal(chat({ temperature: 3 }), BadRequestError, 400);
+  const hot = await refusal(chat({ temperature: -1 }), BadRequestError, 400);
   assert.equal(hot.param, "temperature");
   const none = await refusal(chat({ messages: [] }), BadRequestError, 400);
   assert.equal(none.param, "messages");

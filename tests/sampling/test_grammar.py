@@ -258,6 +258,12 @@ def chain(n: int) -> dict[str, Any]:
     return {"$defs": rules | {f"a{n}": {"type": "string"}}, "$ref": "#/$defs/a0"}
 
 
+def doubling(n: int) -> dict[str, Any]:
+    """Each reference leads to two more."""
+    rules = {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(n)}
+    return {"$defs": rules, "$ref": "#/$defs/a0"}
+
+
 @pytest.mark.parametrize(
     ("schema", "part"),
     [
@@ -267,7 +273,14 @@ def chain(n: int) -> dict[str, Any]:
         ({"type": "nope"}, "Invalid type: nope"),
         ({"properties": []}, "properties must be"),
         ({"enum": []}, "Unsatisfiable"),
-        ({"not": {"type": "string"}}, "not"),
+        ({"not": {"type": "string", "minLength": 3}}, "json_schema: not cannot be enforced"),
+        ({"enum": [1], "not": {"const": 1}}, "json_schema: not cannot be enforced"),
+        ({"not": {"type": {}}}, "json_schema: not cannot be enforced"),
+        ({"type": "array", "uniqueItems": True}, "json_schema: uniqueItems cannot be enforced"),
+        ({"type": "array", "contains": {}, "minContains": 2}, "contains, minContains cannot be"),
+        ({"type": "string", "pattern": "^(?!a)"}, "json_schema: pattern cannot be enforced"),
+        ({"patternProperties": {"(?<=a)": {}}}, "patternProperties cannot be enforced"),
+        (doubling(40), "references"),
         ({"type": "string", "pattern": "["}, "unclosed"),
         ({"type": "string", "pattern": r"(?=a)b\1"}, "not supported"),
         ({"$ref": "#"}, "no text"),

@@ -33,11 +33,15 @@ class Vocab(NamedTuple):
     n: int
     ids: dict[bytes, int]
     guide: Grammars
+    vocabulary: Vocabulary
 
     def sampler(self, **settings: Any) -> Sampler:
         params = SamplingParams(**settings)
         params.validate(self.n)
-        return Sampler(params, self.n, n_ctx=N_CTX, constraint=self.guide.constraint(params))
+        constraint = self.guide.constraint(params)
+        return Sampler(
+            params, self.n, n_ctx=N_CTX, constraint=constraint, vocabulary=self.vocabulary
+        )
 
     def row(self, likely: dict[bytes, float] | None = None) -> Logits:
         """Logits of zero, except for the given pieces."""
@@ -78,7 +82,7 @@ def vocab() -> Iterator[Vocab]:
     model = api.llama_model_load_from_file(str(pair()[0]).encode(), params)
     pointer = api.llama_model_get_vocab(model)
     vocabulary = Vocabulary(pointer)
-    found = Vocab(pointer, vocabulary.n_tokens, {}, Grammars(vocabulary))
+    found = Vocab(pointer, vocabulary.n_tokens, {}, Grammars(vocabulary), vocabulary)
     found.ids.update({found.piece(token): token for token in range(found.n)})
     yield found
     api.llama_model_free(model)
@@ -168,6 +172,9 @@ def test_draws_follow_the_law_of_the_logits(vocab: Vocab) -> None:
         ({"top_k": 0, "top_p": 0.7, "min_p": 0.0}, {3, 30}),
         ({"top_k": 0, "top_p": 1.0, "min_p": 0.5}, {3, 30}),
         ({"top_k": 1}, {3}),
+        ({"top_k": 0, "top_p": 1.0, "min_p": 0.0, "top_n_sigma": 0.9}, {3, 30}),
+        ({"top_k": 3, "top_p": 1.0, "min_p": 0.0, "typical_p": 0.2}, {30}),
+        ({"top_k": 3, "min_p": 0.0, "xtc_probability": 1.0, "xtc_threshold": 0.25}, {30, 300}),
     ],
 )
 def test_truncation_leaves_the_likeliest(
@@ -210,6 +217,30 @@ def test_penalties_see_the_last_tokens_of_prompt_and_answer(vocab: Vocab) -> Non
     with vocab.sampler(presence_penalty=1.0, repeat_last_n=-1) as sampler:
         sampler.accept_prompt([7, *range(100, 200)])
         assert [sampler.sample(row) for _ in range(3)] == [8, 9, 7]
+
+
+def test_dry_penalises_what_would_go_on_with_a_repetition(vocab: Vocab) -> None:
+    a, b, c, stop = (vocab.ids[text] for text in (b"a", b"b", b"c", b"*"))
+    row = np.zeros(vocab.n, np.float32)
+    row[[a, b, c]] = 2.0, 2.5, 1.0
+    dry: dict[str, Any] = {"dry_multiplier": 1.0, "dry_allowed_length": 2}
+    for prompt, drawn in (([a, b, c, b, a, b], b), ([c, a, b, c, a], a), ([c, a, stop, c, a], b)):
+        with vocab.sampler(**dry) as sampler:
+            sampler.accept_prompt(prompt)
+            assert sampler.sample(row) == drawn, prompt
+    with vocab.sampler(**dry, dry_penalty_last_n=0) as sampler:
+        sampler.accept_prompt([c, a, b, c, a])
+        assert sampler.sample(row) == b
+
+
+def test_the_temperature_may_vary_with_the_entropy(vocab: Vocab) -> None:
+    certain, open_ = np.full((2, vocab.n), -30.0, np.float32)
+    certain[:3], open_[:3] = (3, 0, 0), (0.2, 0, 0)
+    wide = {"temperature": 1.0, "seed": 5, "top_p": 1.0, "min_p": 0.0, "dynatemp_range": 1.0}
+    for row, least, most in ((certain, 0.95, 1.0), (open_, 0.2, 0.5)):
+        with vocab.sampler(**wide) as sampler:
+            drawn = [sampler.sample(row) for _ in range(300)]
+        assert least <= drawn.count(0) / 300 <= most
 
 
 def test_no_look_back_is_no_penalty(vocab: Vocab) -> None:
@@ -423,7 +454,12 @@ NAN, INF = math.nan, math.inf
         {"seed": "7"}, {"logprobs": -1}, {"logprobs": 10**9}, {"logit_bias": [1]},
         {"logit_bias": {-1: 1.0}}, {"logit_bias": {10**9: 1.0}}, {"logit_bias": {"a": 1.0}},
         {"logit_bias": {1: NAN}}, {"logit_bias": {1: INF}}, {"logit_bias": {1: "x"}},
-        {"grammar": 3},
+        {"grammar": 3}, {"dry_multiplier": -1}, {"dry_base": 0.5}, {"dry_allowed_length": 1.5},
+        {"dry_penalty_last_n": -2}, {"dry_sequence_breakers": "a"},
+        {"dry_sequence_breakers": [""]}, {"dry_sequence_breakers": ["x" * 41]},
+        {"dry_sequence_breakers": ["a"] * 17}, {"top_n_sigma": NAN}, {"typical_p": 0},
+        {"xtc_probability": 1.1}, {"xtc_threshold": -0.1}, {"dynatemp_range": -1},
+        {"dynatemp_exponent": "x"},
     ],
     ids=str,
 )  # fmt: skip
@@ -489,7 +525,16 @@ class Row:
         return ids, self.logits[ids]
 
 
-@pytest.mark.parametrize("params", [{}, {"top_k": 1}, {"top_k": 5, "top_p": 0.7}, {"top_k": 200}])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"top_k": 1},
+        {"top_k": 5, "top_p": 0.7},
+        {"top_k": 200},
+        {"xtc_probability": 0.5, "typical_p": 0.8, "dynatemp_range": 0.05},
+    ],
+)
 @pytest.mark.parametrize("temperature", [0.1, 0.8, 3.0])
 def test_the_largest_logits_are_enough_for_a_draw(
     vocab: Vocab, params: dict[str, Any], temperature: float
@@ -563,6 +608,8 @@ def test_a_tie_among_the_largest_logits_needs_the_whole_row(vocab: Vocab) -> Non
         {"top_k": 300},
         {"logit_bias": {3: 1.0}},
         {"repeat_penalty": 1.1},
+        {"dry_multiplier": 0.8},
+        {"top_n_sigma": 1.0},
         {"logprobs": 0},
     ],
 )

@@ -34,6 +34,7 @@ class Llama31(Dialect):
 
     name: ClassVar[str] = "llama3.1"
     special: ClassVar[bool] = True
+    calls_are_json: ClassVar[bool] = True
 
     @classmethod
     def of(cls, template: str) -> Llama31 | None:

@@ -43,7 +43,9 @@ Logprobs = Annotated[int, Field(strict=True, ge=0, le=5)]
 TopLogprobs = Annotated[int, Field(strict=True, ge=0, le=20)]
 TokenId = Annotated[int, Field(strict=True, ge=0, le=MAX_INT)]
 
-Temperature = Annotated[float, Field(strict=True, ge=0, le=2, allow_inf_nan=False)]
+Temperature = Annotated[float, Field(strict=True, ge=0, le=100, allow_inf_nan=False)]
+"""Beyond OpenAI's 2, as with llama-server and vLLM."""
+
 Probability = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 Penalty = Annotated[float, Field(strict=True, ge=-2, le=2, allow_inf_nan=False)]
 Factor = Annotated[float, Field(strict=True, ge=0, le=100, allow_inf_nan=False)]
@@ -73,8 +75,9 @@ def _few(value: Any) -> Any:
 
 
 Few = BeforeValidator(_few)
-LogitBias = Annotated[dict[Annotated[str, Field(max_length=16)], Bias], Few]
-"""OpenAI's: token ids, as texts, to what is added to their logits."""
+LogitBias = Annotated[dict[Annotated[str, Field(max_length=256)], Bias], Few]
+"""To what is added to logits: OpenAI's token ids, as texts, or llama-server's texts, whose tokens
+are meant."""
 
 JsonObject = dict[str, Any]
 """Bounded by the size and depth of the body, which are checked before it is read."""

@@ -7,6 +7,7 @@ Every API makes `GenerationTask`s and reads the chunks of all of them from `stre
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -99,6 +100,28 @@ def stop_text(
         return None
     after = vocabulary.detokenize(result.tokens, special=special)[len(result.text) :]
     return min(filter(after.startswith, stops), key=len, default=None)
+
+
+class RunningTimings:
+    """What is known of the costs of one answer while it arrives, under llama-server's names."""
+
+    def __init__(self) -> None:
+        self._begun_at: float | None = None
+        self._n = 0
+
+    def take(self, chunk: Chunk) -> dict[str, Any]:
+        """The tokens so far, this chunk's included, and the time since the first of them."""
+        now = time.perf_counter()
+        if self._begun_at is None:
+            self._begun_at = now
+        self._n += len(chunk.tokens)
+        ms = 1e3 * (now - self._begun_at)
+        return {
+            "predicted_n": self._n,
+            "predicted_ms": round(ms, 3),
+            "predicted_per_token_ms": _ratio(ms, self._n),
+            "predicted_per_second": _ratio(1e3 * self._n, ms),
+        }
 
 
 def timings(results: Sequence[Result]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_local.chat.dialect import Dialect, Parser
+from dflash_local.chat.lark import either, json_rule
 from dflash_local.chat.reasoning import CLOSE
 from dflash_local.model import Model
 from dflash_local.server.answering.sampling_fields import SamplingFields, sampling_options
@@ -36,13 +37,39 @@ class PreparedChat:
         self, fields: SamplingFields, *, max_tokens: int | None, logprobs: int | None = None
     ) -> dict[str, Any]:
         """All keyword arguments of `Model.astream`. `logprobs`: how many alternatives to each
-        token; None for no log-probabilities. Raises ApiError for a bad token id in `fields`."""
+        token; None for no log-probabilities."""
         options = {**sampling_options(fields), **self.bindings, "max_tokens": max_tokens}
         if self.dialect.stop:
             options["stop"] = (*fields.stop_texts, *self.dialect.stop)
         if logprobs is not None:
             options["logprobs"] = logprobs
         return options
+
+
+def input_tokens(prompt: Sequence[int]) -> dict[str, Any]:
+    """The answer of routes that count the tokens of a prompt, in OpenAI's form."""
+    return {"object": "response.input_tokens", "input_tokens": len(prompt)}
+
+
+def split_begun(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """A conversation without the answer that its last message begins, and that beginning: a last
+    message of the assistant, unless it makes calls or is the only one.
+
+    Raises ApiError where it holds reasoning, which no template can leave open.
+    """
+    last = messages[-1]
+    if len(messages) < 2 or last["role"] != "assistant" or last.get("tool_calls"):
+        return messages, ""
+    if last.get("reasoning_content") or last.get("reasoning"):
+        raise ApiError(
+            400,
+            "the last message begins the answer, but holds reasoning; leave that out",
+            param="messages",
+        )
+    content = last.get("content") or ""
+    if not isinstance(content, str):
+        content = "".join(part["text"] for part in content)
+    return messages[:-1], content
 
 
 def prepare_chat(
@@ -54,39 +81,40 @@ def prepare_chat(
     reasoning_effort: str | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
     begun: str = "",
+    begin_answer: bool = True,
 ) -> PreparedChat:
     """Render, tokenise, and choose the grammar. It may take long: call it on another thread.
 
     `schema` binds the answer's content: a JSON schema, or True for any object. `reasoning_effort`
     is for templates that know it; "none" also tells templates like Qwen3's not to think. `begun` is
-    the beginning of the answer, which the model goes on from. Raises ApiError for what this model
-    cannot do, InputError for what its template refuses.
+    the beginning of the answer, which the model goes on from. Without `begin_answer` the prompt
+    ends with the last message. Raises ApiError for what this model cannot do, InputError for what
+    its template refuses.
     """
     tools = tools or ToolUse()
     variables = {**_effort(reasoning_effort), **(template_kwargs or {})}
     prompt = model.chat_prompt(
-        messages, tools=list(tools.shown) or None, chat_template_kwargs=variables
+        messages,
+        tools=list(tools.shown) or None,
+        chat_template_kwargs=variables,
+        begin_answer=begin_answer,
     )
     thinking_open = model.thinking_open(prompt)
     dialect = model.dialect
     bindings: dict[str, Any] = {"special": True} if dialect.special else {}
     if tools.force is not None:
         bindings["lark"] = _forced_call(model, tools, thinking_open)
-    elif schema is not None and tools.allowed:
-        raise ApiError(
-            400,
-            "a JSON schema binds the answer, tools need it free; give one of the two, "
-            'or tool_choice "none"',
-            param="response_format",
-        )
     elif schema is not None:
         bindings |= _bound_answer(model, schema, prompt, thinking_open)
+        if tools.allowed:
+            bindings = _call_or_answer(model, tools, thinking_open, bindings)
     if begun:
         if bindings or thinking_open:
             raise ApiError(
                 400,
                 "an answer can be begun for the model only where it is free text without reasoning "
-                "before it; end the conversation with a message of the user",
+                "before it; end the conversation with a message of the user, or set "
+                "continue_final_message to false in an OpenAI chat",
                 param="messages",
             )
         vocabulary = model.target.vocabulary
@@ -101,13 +129,7 @@ def _effort(given: str | None) -> dict[str, Any]:
 
 
 def _forced_call(model: Model, tools: ToolUse, thinking_open: bool) -> str:
-    grammar = model.dialect.call_grammar(
-        tools.allowed,
-        choice=tools.force or "required",
-        parallel=tools.parallel,
-        is_token=model.is_token,
-        thinking_open=thinking_open,
-    )
+    grammar = _call(model, tools, thinking_open)
     if grammar is None:
         raise ApiError(
             400,
@@ -116,6 +138,40 @@ def _forced_call(model: Model, tools: ToolUse, thinking_open: bool) -> str:
             param="tool_choice",
         )
     return grammar
+
+
+def _call(model: Model, tools: ToolUse, thinking_open: bool) -> str | None:
+    """A Lark grammar of calls; None where the model has none."""
+    return model.dialect.call_grammar(
+        tools.allowed,
+        choice=tools.force or "required",
+        parallel=tools.parallel,
+        is_token=model.is_token,
+        thinking_open=thinking_open,
+    )
+
+
+def _call_or_answer(
+    model: Model, tools: ToolUse, thinking_open: bool, bound: dict[str, Any]
+) -> dict[str, Any]:
+    """The answer is a call, or what `bound` lets through."""
+    call = _call(model, tools, thinking_open)
+    if call is None:
+        return bound
+    if model.dialect.calls_are_json:
+        raise ApiError(
+            400,
+            "this model writes calls as JSON, so tools and a JSON schema cannot be told apart; "
+            'give one of the two, or tool_choice "none"',
+            param="response_format",
+        )
+    bound = dict(bound)
+    schema = bound.pop("json_schema", None)
+    answer = bound.pop("lark", None)
+    if answer is None:
+        known = schema if isinstance(schema, Mapping) else {"type": "object"}
+        answer = json_rule("start", known, lenient=False)
+    return {**bound, "lark": either(call, answer)}
 
 
 def _bound_answer(

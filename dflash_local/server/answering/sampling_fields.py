@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from dflash_local.server.answering import bounds
 from dflash_local.server.http.errors import ApiError
@@ -24,11 +24,34 @@ least. A field that a request does set is used as it is, and the others stay: te
 greedy whatever else is set.
 """
 
+LACKING: dict[str, tuple[Any, ...]] = {
+    # llama-server's
+    "adaptive_target": (-1,),
+    "mirostat": (0,),
+    "post_sampling_probs": (False,),
+    "return_progress": (False,),
+    "tfs_z": (1,),
+    # vLLM's
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "chat_template": ("",),
+    "include_stop_str_in_output": (False,),
+    "min_tokens": (0,),
+    "prompt_logprobs": (0,),
+    "stop_token_ids": ([],),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+}
+"""What other servers know and this one lacks, with the values that change nothing."""
+
 N_SEEDS = 2**32 - 1
 _LEAST_TOP_P = 1e-6
 _BAN = -100
 
 _TopK = Annotated[int, Field(strict=True, ge=-1, le=bounds.MAX_INT)]
+_Sigma = Annotated[float, Field(strict=True, ge=-1, le=100, allow_inf_nan=False)]
+_Breaker = Annotated[str, Field(strict=True, min_length=1, max_length=40)]
+_Breakers = Annotated[list[_Breaker], Field(max_length=16)]
 _Grammar = Annotated[str, Field(strict=True, max_length=1 << 20)]
 
 Stop = Annotated[
@@ -48,7 +71,9 @@ class SamplingFields(BaseModel):
 
     `seed` -1 draws one, as leaving it out does. `repetition_penalty` is `repeat_penalty`. This
     project's own `draft_width` is the verify width: the tokens that a verify pass checks, 0 for
-    plain decoding, "auto" for what pays best; by default the server's. Unknown fields are ignored.
+    plain decoding, "auto" for what pays best; by default the server's. Unknown fields are ignored;
+    what other servers know and this one lacks is refused where it is switched on, so that nobody
+    waits for the effect of a setting that has none.
     """
 
     temperature: bounds.Temperature | None = None
@@ -61,6 +86,17 @@ class SamplingFields(BaseModel):
     repeat_penalty: bounds.Factor | None = None
     repetition_penalty: bounds.Factor | None = None
     repeat_last_n: bounds.LastN | None = None
+    dry_multiplier: bounds.Factor | None = None
+    dry_base: bounds.Factor | None = None
+    dry_allowed_length: bounds.Count | None = None
+    dry_penalty_last_n: bounds.LastN | None = None
+    dry_sequence_breakers: _Breakers | None = None
+    top_n_sigma: _Sigma | None = None
+    typical_p: bounds.Probability | None = None
+    xtc_probability: bounds.Probability | None = None
+    xtc_threshold: bounds.Probability | None = None
+    dynatemp_range: bounds.Factor | None = None
+    dynatemp_exponent: bounds.Factor | None = None
     logit_bias: bounds.LogitBias | None = None
     stop: Stop | None = None
     ignore_eos: bounds.Flag | None = None
@@ -69,6 +105,21 @@ class SamplingFields(BaseModel):
     grammar: _Grammar | None = None
     draft_width: DraftWidth | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _lacking(cls, given: Any) -> Any:
+        if isinstance(given, dict):
+            for name, off in LACKING.items():
+                value = given.get(name)
+                if value is not None and value not in off:
+                    raise ApiError(
+                        400,
+                        f"{name} is {str(value)[:60]!r}, but this server has no such setting; "
+                        "leave it out",
+                        param=name,
+                    )
+        return given
+
     @property
     def stop_texts(self) -> tuple[str, ...]:
         if self.stop is None:
@@ -76,16 +127,40 @@ class SamplingFields(BaseModel):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
+_AS_THEY_ARE = (
+    "temperature",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repeat_last_n",
+    "dry_multiplier",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "dry_sequence_breakers",
+    "top_n_sigma",
+    "xtc_probability",
+    "xtc_threshold",
+    "dynatemp_range",
+    "dynatemp_exponent",
+)
+"""Fields that the model takes under the same name, whatever their value."""
+
+
 def sampling_options(fields: SamplingFields) -> dict[str, Any]:
-    """`fields` as keyword arguments of `Model.astream`. Raises ApiError for a bad token id."""
+    """`fields` as keyword arguments of `Model.astream`."""
     options: dict[str, Any] = dict(DEFAULTS)
-    for name in ("temperature", "min_p", "presence_penalty", "frequency_penalty", "repeat_last_n"):
+    for name in _AS_THEY_ARE:
         if (value := getattr(fields, name)) is not None:
             options[name] = value
     if fields.top_k is not None:
         options["top_k"] = max(fields.top_k, 0)
     if fields.top_p is not None:
         options["top_p"] = max(fields.top_p, _LEAST_TOP_P)  # OpenAI's 0 is the likeliest token only
+    if fields.typical_p is not None:
+        options["typical_p"] = max(fields.typical_p, _LEAST_TOP_P)
+    if fields.dry_base is not None:
+        # Below 1 llama-server takes its default.
+        options["dry_base"] = fields.dry_base if fields.dry_base >= 1 else 1.75
     penalty = fields.repeat_penalty if fields.repeat_penalty else fields.repetition_penalty
     if penalty:
         options["repeat_penalty"] = penalty
@@ -115,15 +190,9 @@ def token_limit(name: str, given: int | None) -> int | None:
     return None if given == -1 else given
 
 
-def _biases(given: dict[str, float]) -> dict[int, float]:
+def _biases(given: dict[str, float]) -> dict[int | str, float]:
     """-100 forbids a token, as with OpenAI; any other value is added to its logit."""
-    biases = {}
-    for key, bias in given.items():
-        if not (key.isascii() and key.isdigit()):
-            raise ApiError(
-                400,
-                f"logit_bias has the key {key!r}; give token ids, as /tokenize returns them",
-                param="logit_bias",
-            )
-        biases[int(key)] = -math.inf if bias <= _BAN else bias
-    return biases
+    return {
+        int(key) if key.isascii() and key.isdigit() else key: -math.inf if bias <= _BAN else bias
+        for key, bias in given.items()
+    }

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from dflash_local.chat.tool import Tool
@@ -149,11 +150,18 @@ def tool_use(
     return ToolUse(shown, tuple(tool for tool in shown if tool.name in wanted), force, several)
 
 
+def _as_text(given: Any) -> Any:
+    return json.dumps(given, ensure_ascii=False) if isinstance(given, dict) else given
+
+
+Arguments = Annotated[bounds.JsonText, BeforeValidator(_as_text)]
+
+
 class CalledFunction(BaseModel):
-    """`arguments` is a JSON text."""
+    """`arguments` is a JSON text; some clients send the object itself."""
 
     name: bounds.Name
-    arguments: bounds.JsonText
+    arguments: Arguments
 
 
 class ToolCall(BaseModel):

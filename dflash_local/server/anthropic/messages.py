@@ -18,7 +18,7 @@ from dflash_local.server.answering.generation import (
     stream_all,
     timings,
 )
-from dflash_local.server.answering.prepared_chat import PreparedChat, prepare_chat
+from dflash_local.server.answering.prepared_chat import PreparedChat, prepare_chat, split_begun
 from dflash_local.server.answering.tools import tool_use
 from dflash_local.server.anthropic.content_blocks import ContentBlocks, event
 from dflash_local.server.anthropic.errors import RESPONSES
@@ -50,12 +50,7 @@ async def count_tokens(request: Request, body: CountRequest) -> dict[str, int]:
 
 
 def _prepare(model: Model, body: CountRequest) -> PreparedChat:
-    messages = body.chat_messages()
-    begun = ""
-    if len(messages) > 1 and messages[-1]["role"] == "assistant":
-        last = messages[-1]
-        if "tool_calls" not in last:
-            begun = "".join(part["text"] for part in messages.pop()["content"])
+    messages, begun = split_begun(body.chat_messages())
     return prepare_chat(
         model,
         messages,

@@ -7,7 +7,7 @@ import asyncio
 from contextvars import ContextVar
 
 from pydantic_core import from_json
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dflash_local.server.http.errors import ApiError
@@ -25,10 +25,15 @@ body_bytes: ContextVar[int] = ContextVar("body_bytes", default=0)
 
 
 class BodyCheck:
-    """Middleware that reads each request's body to its end, and passes it on or refuses it."""
+    """Middleware that reads each request's body to its end, and passes it on or refuses it.
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+    Below `untyped`, a path, bodies are JSON whatever their content type says, unless a web page
+    sends them: pages can send other types to any server without asking it first.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings, untyped: str) -> None:
         self._app = app
+        self._untyped = f"{untyped}/"
         self._max = settings.max_body
         self._seconds = settings.body_s
 
@@ -51,7 +56,9 @@ class BodyCheck:
         if body is None:  # the client has left
             return
         if body:
-            _check(headers.get("content-type", ""), body)
+            if scope["path"].startswith(self._untyped) and "origin" not in headers:
+                scope = _typed_as_json(scope)
+            _check(Headers(scope=scope).get("content-type", ""), body)
             await asyncio.sleep(0)  # others may go on before FastAPI reads it once more
         body_bytes.set(len(body))
         await self._app(scope, _replayed(body, receive), send)
@@ -75,6 +82,12 @@ class BodyCheck:
             code="body_too_large",
             headers={"Connection": "close"},
         )
+
+
+def _typed_as_json(scope: Scope) -> Scope:
+    scope = {**scope, "headers": list(scope["headers"])}
+    MutableHeaders(scope=scope)["content-type"] = "application/json"
+    return scope
 
 
 def _check(content_type: str, body: bytes) -> None:

@@ -25,6 +25,7 @@ from dflash_local.errors import (
     ClosedError,
     ContextFullError,
     InputError,
+    PromptTooLongError,
     QueueFullError,
     QueueTimeoutError,
 )
@@ -39,12 +40,15 @@ _SHOWN.maxstring = _SHOWN.maxother = 60
 
 
 class ErrorDetail(BaseModel):
-    """What is wrong, of which kind, in which field, and a code for programs."""
+    """What is wrong, of which kind, in which field, and a code for programs. Of a prompt that is
+    too long also by how much."""
 
     message: str
     type: str
     param: str | None
     code: str | None
+    n_prompt_tokens: int | None = None
+    n_ctx: int | None = None
 
 
 class ErrorBody(BaseModel):
@@ -54,7 +58,8 @@ class ErrorBody(BaseModel):
 
 
 class ApiError(Exception):
-    """An answer that is an error: `{"error": {"message", "type", "param", "code"}}`."""
+    """An answer that is an error: `{"error": {"message", "type", "param", "code"}}`, and `numbers`
+    beside these."""
 
     def __init__(
         self,
@@ -65,6 +70,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        numbers: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -73,6 +79,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+        self.numbers = dict(numbers or {})
 
     def body(self) -> dict[str, Any]:
         """The JSON of the answer, in OpenAI's form."""
@@ -82,7 +89,7 @@ class ApiError(Exception):
             "param": self.param,
             "code": self.code,
         }
-        return {"error": fields}
+        return {"error": {**fields, **self.numbers}}
 
     def response(self, scope: Scope) -> JSONResponse:
         """The answer to the request of `scope`, in the form of its API."""
@@ -140,6 +147,8 @@ def api_error(error: BaseException) -> ApiError:
         return _invalid(error)
     if isinstance(error, HTTPException):
         return _http(error)
+    if isinstance(error, PromptTooLongError):
+        return _too_long(error)
     if isinstance(error, ContextFullError):
         return ApiError(400, str(error), code="context_length_exceeded")
     if isinstance(error, InputError):
@@ -214,6 +223,20 @@ class ErrorHandling:
             answer = api_error(error)
             if not started:
                 await answer.response(scope)(scope, receive, send)
+
+
+def _too_long(error: PromptTooLongError) -> ApiError:
+    """In llama-server's words and with its type: agents know by them that it is time to shorten the
+    conversation, and read the numbers. The code is OpenAI's."""
+    n = f"at least {error.n_prompt_tokens}" if error.at_least else f"{error.n_prompt_tokens}"
+    return ApiError(
+        400,
+        f"request ({n} tokens) exceeds the available context size ({error.n_ctx} tokens); shorten "
+        "it, or start the server with a larger --ctx",
+        type="exceed_context_size_error",
+        code="context_length_exceeded",
+        numbers={"n_prompt_tokens": error.n_prompt_tokens, "n_ctx": error.n_ctx},
+    )
 
 
 def _http(error: HTTPException) -> ApiError:

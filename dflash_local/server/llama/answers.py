@@ -16,6 +16,7 @@ from dflash_local.result import Chunk, Result
 from dflash_local.sampling.params import TokenLogprob
 from dflash_local.server.answering.generation import (
     GenerationTask,
+    RunningTimings,
     stop_text,
     stream_all,
     timings,
@@ -134,10 +135,12 @@ class _LlamaAnswer:
         self._unsent: list[int] = []
         self._unsent_logprobs: list[TokenLogprob] = []
         self._result: Result | None = None
+        self._timings = RunningTimings() if body.timings_per_token else None
 
     def take(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
         """The events of a chunk: one if there is text to show, and the last one at the end."""
         self._n_tokens += len(chunk.tokens)
+        timed = {"timings": self._timings.take(chunk)} if self._timings else {}
         self._unsent += chunk.tokens
         self._unsent_logprobs += chunk.logprobs
         text = self._limits.take(chunk.text)
@@ -149,7 +152,7 @@ class _LlamaAnswer:
             text = ""
         if text:
             self._text.append(text)
-            yield self._partial(text)
+            yield {**self._partial(text), **timed}
         if chunk.result is not None:
             self._result = self._shown(chunk.result)
             yield self._chosen({**self._last(), "content": "", "tokens": []})

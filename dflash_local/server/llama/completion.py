@@ -14,7 +14,7 @@ from dflash_local.server.answering.generation import GenerationTask, tasks_for
 from dflash_local.server.answering.infill_prompt import Gap, infill_prompt, infill_room
 from dflash_local.server.llama.answers import EVENTS, LlamaAnswers, llama_options
 from dflash_local.server.llama.schema import CompletionRequest, InfillRequest
-from dflash_local.server.llama.tokenize import mixed_tokens
+from dflash_local.server.llama.tokenize import mixed_text, mixed_tokens
 from dflash_local.server.models.served_model import LoadedModel
 
 router = APIRouter()
@@ -41,16 +41,15 @@ async def infill(request: Request, body: InfillRequest) -> Response:
     warned: set[str] = request.app.state.warned_of_infill
 
     async def begin(loaded: LoadedModel) -> LlamaAnswers:
-        model, vocabulary = loaded.model, loaded.model.target.vocabulary
+        model = loaded.model
+        vocabulary = model.target.vocabulary
         if vocabulary.infill is None and loaded.name not in warned:
             warned.add(loaded.name)
             log.warning(
                 "%s has no tokens to fill a gap with; /infill goes on from the text before it",
                 loaded.name,
             )
-        gap = Gap(body.input_prefix, body.input_suffix, body.prompt, body.input_extra)
-        room = infill_room(model.n_ctx, body.n_predict)
-        prompt = await loaded.threads.run(infill_prompt, vocabulary, gap, room=room)
+        prompt = await loaded.threads.run(_infill_prompt, model, body)
         return LlamaAnswers(loaded, body, _infill_tasks(body, prompt))
 
     return await respond(request, body.model, begin, EVENTS if body.stream else None)
@@ -59,6 +58,14 @@ async def infill(request: Request, body: InfillRequest) -> Response:
 def _token_ids(model: Model, prompts: Sequence[Sequence[str | int]]) -> list[list[int]]:
     vocabulary = model.target.vocabulary
     return [mixed_tokens(vocabulary, prompt, n_ctx=model.n_ctx) for prompt in prompts]
+
+
+def _infill_prompt(model: Model, body: InfillRequest) -> list[int]:
+    vocabulary = model.target.vocabulary
+    texts = (body.input_prefix, body.input_suffix, body.prompt)
+    prefix, suffix, begun = (mixed_text(vocabulary, text) for text in texts)
+    gap = Gap(prefix, suffix, begun, body.input_extra)
+    return infill_prompt(vocabulary, gap, room=infill_room(model.n_ctx, body.n_predict))
 
 
 def _infill_tasks(body: InfillRequest, prompt: list[int]) -> list[GenerationTask]:

@@ -13,7 +13,6 @@ from dflash_local.llama import runtime
 from dflash_local.model import Model
 from dflash_local.server.answering.api_answer import pool_of
 from dflash_local.server.answering.sampling_fields import DEFAULTS
-from dflash_local.server.http.errors import unavailable
 
 router = APIRouter()
 
@@ -21,14 +20,20 @@ router = APIRouter()
 @router.get("/props")
 async def props(request: Request, model: str | None = None) -> dict[str, Any]:
     """A model's name, its context, its slots and its chat template; how it drafts for requests that
-    do not say. It loads no model, and keeps none loaded."""
+    do not say. A model that is not loaded tells less, and stays so: who only looks neither loads it
+    nor keeps it loaded."""
     served = pool_of(request).find(model)
+    build = f"dflash-local {request.app.version}, {runtime.llama_build()}"
+    shared = {
+        "model_alias": served.name,
+        "model_path": served.source.target.name,
+        "modalities": {"vision": False, "audio": False},
+        "is_sleeping": served.model is None,
+        "build_info": build,
+    }
     if served.model is None:
-        raise unavailable(
-            f"{served.name} is not loaded; the next request that it is to answer loads it",
-            code="model_not_loaded",
-        )
-    return _props(served.name, served.model, request.app.version)
+        return {"default_generation_settings": {"params": DEFAULTS}, **shared}
+    return {**_props(served.model), **shared}
 
 
 @router.get("/slots")
@@ -51,7 +56,7 @@ async def slots(request: Request, model: str | None = None) -> list[dict[str, An
     ]
 
 
-def _props(name: str, model: Model, version: str) -> dict[str, Any]:
+def _props(model: Model) -> dict[str, Any]:
     vocabulary = model.target.vocabulary
     return {
         "default_generation_settings": {
@@ -62,11 +67,7 @@ def _props(name: str, model: Model, version: str) -> dict[str, Any]:
         "draft_width": model.draft_width,
         "max_draft_width": model.engine.max_width,
         "total_slots": model.target.options.n_seq,
-        "model_alias": name,
-        "model_path": model.target.path.name,
-        "modalities": {"vision": False, "audio": False},
         "chat_template": model.target.chat_template or "",
         "bos_token": vocabulary.bos or "",
         "eos_token": vocabulary.eos or "",
-        "build_info": f"dflash-local {version}, {runtime.llama_build()}",
     }

@@ -1,34 +1,35 @@
 """Requests of llama-server's own API: `/completion`, `/infill`, `/tokenize`, `/detokenize`.
 
 Fields that only tell llama-server how to work are ignored: slots, batches, adapters, the order of
-samplers. A sampler that does not exist here is refused where it is switched on, so that nobody
-waits for the effect of a setting that has none.
+samplers.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AliasChoices, BaseModel, Field, ValidationInfo, field_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from dflash_local.server.answering import bounds
 from dflash_local.server.answering.infill_prompt import OtherText
 from dflash_local.server.answering.sampling_fields import SamplingFields
+from dflash_local.server.http.errors import REFUSED
 
 _Piece = bounds.Text | bounds.TokenId
 _Pieces = Annotated[bounds.ListOf[_Piece], Field(max_length=4 << 20)]
+_MixedText = Annotated[
+    Annotated[bounds.Text, Tag("one")] | Annotated[_Pieces, Tag("list")], bounds.BY_BEING_A_LIST
+]
 _Alternatives = Annotated[int, Field(strict=True, ge=0, le=100)]
 _ResponseField = Annotated[str, Field(strict=True, max_length=256)]
-
-_ABSENT = {
-    "dry_multiplier": 0,
-    "dynatemp_range": 0,
-    "mirostat": 0,
-    "post_sampling_probs": False,
-    "typical_p": 1,
-    "xtc_probability": 0,
-}
-"""Samplers that do not exist here, with the value that switches each off."""
 
 
 class LlamaRequest(SamplingFields):
@@ -63,12 +64,6 @@ class LlamaRequest(SamplingFields):
         default=None,
         description="Return these fields only; `timings/prompt_n` is one of an inner object.",
     )
-    dry_multiplier: bounds.Factor = 0.0
-    dynatemp_range: bounds.Factor = 0.0
-    mirostat: bounds.Count = 0
-    post_sampling_probs: bounds.Flag = False
-    typical_p: bounds.Factor = 1.0
-    xtc_probability: bounds.Probability = 0.0
 
     @field_validator("*", mode="before")
     @classmethod
@@ -94,18 +89,19 @@ class LlamaRequest(SamplingFields):
             value = {token: -100 if bias is False else bias for token, bias in value.items()}
         return value
 
-    @field_validator(*_ABSENT)
-    @classmethod
-    def _absent(cls, value: Any, info: ValidationInfo) -> Any:
-        off = _ABSENT[str(info.field_name)]
-        if value != off:
-            raise ValueError(f"this sampler does not exist here; leave it out, or give {off}")
-        return value
+
+def _text_in(prompt: Any) -> Any:
+    """The text of a prompt that llama-server's clients send as an object, beside images."""
+    if not isinstance(prompt, dict) or "prompt_string" not in prompt:
+        return prompt
+    if prompt.get("multimodal_data"):
+        raise PydanticCustomError(REFUSED, "this model reads text only; leave multimodal_data out")
+    return prompt["prompt_string"]
 
 
 class CompletionRequest(LlamaRequest):
-    """A prompt is a text, token ids, or both mixed in a list. A list of texts only, or one that
-    holds lists, is several prompts."""
+    """A prompt is a text, token ids, or both mixed in a list, or an object with a text as
+    `prompt_string`. A list of texts only, or one that holds lists, is several prompts."""
 
     prompt: bounds.Text | Annotated[bounds.ListOf[_Piece | _Pieces], Field(max_length=4 << 20)]
 
@@ -121,6 +117,7 @@ class CompletionRequest(LlamaRequest):
     @field_validator("prompt", mode="before")
     @classmethod
     def _one_or_several(cls, value: Any) -> Any:
+        value = [_text_in(piece) for piece in value] if isinstance(value, list) else _text_in(value)
         # Before each of them is read, which takes a while for thousands.
         if isinstance(value, list):
             kinds = {type(piece) for piece in value}
@@ -134,18 +131,19 @@ class CompletionRequest(LlamaRequest):
 
 
 class InfillRequest(LlamaRequest):
-    """`prompt` stands in the gap already. `input_extra` is read before the gap; where the context
-    cannot hold all of it, the first texts are left out.
+    """`prompt` stands in the gap already. It, the prefix and the suffix are texts, or lists of
+    token ids and texts, which are read as the text that they make. `input_extra` is read before the
+    gap; where the context cannot hold all of it, the first texts are left out.
 
     Without a temperature the answer is the likeliest one, and further ones are drawn at 0.8.
     """
 
-    input_prefix: bounds.Text
-    input_suffix: bounds.Text
+    input_prefix: _MixedText
+    input_suffix: _MixedText
     input_extra: Annotated[bounds.ListOf[OtherText], Field(max_length=1024)] = Field(
         default_factory=list
     )
-    prompt: bounds.Text = ""
+    prompt: _MixedText = ""
 
 
 class TokenizeRequest(BaseModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -42,6 +43,7 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> dict[str, Any
 @router.post("/apply-template")
 async def apply_template(request: Request, body: ChatRequest) -> dict[str, str]:
     """The prompt of a chat as text, control tokens by their names. Nothing is generated."""
+    body.check()
     async with pool_of(request).use(body.model) as loaded:
         return {"prompt": await loaded.threads.run(_chat_prompt, loaded.model, body)}
 
@@ -68,6 +70,17 @@ def mixed_tokens(
             if n_ctx is not None and len(tokens) > n_ctx:
                 break  # it is too long already
     return tokens
+
+
+def mixed_text(vocabulary: Vocabulary, given: str | Sequence[str | int]) -> str:
+    """The text that texts and ids in a row make. Raises InputError for an id of no token."""
+    if isinstance(given, str):
+        return given
+    text = ""
+    for of_ids, run in groupby(given, lambda piece: isinstance(piece, int)):
+        pieces: list[Any] = list(run)
+        text += vocabulary.detokenize(pieces) if of_ids else "".join(pieces)
+    return text
 
 
 def _tokens(model: Model, body: TokenizeRequest) -> list[Any]:
@@ -103,11 +116,14 @@ def _piece(vocabulary: Vocabulary, token: int) -> str | list[int]:
 
 
 def _chat_prompt(model: Model, body: ChatRequest) -> str:
+    messages, begun = body.conversation
     chat = prepare_chat(
         model,
-        [message.for_template() for message in body.messages],
+        messages,
         tools=tool_use(body.tools, body.tool_choice, parallel=body.parallel_tool_calls),
         reasoning_effort=body.reasoning_effort,
         template_kwargs=body.chat_template_kwargs,
+        begun=begun,
+        begin_answer=body.begins_answer,
     )
     return model.target.vocabulary.detokenize(chat.prompt, special=True)

@@ -250,6 +250,7 @@ class ModelPool:
             served.idle_timer = None
 
     def _unload(self, served: ServedModel, reason: str) -> None:
+        served.past = served.counted
         model, served.model = served.model, None
         if model is not None:
             log.info("unloading %s, %s", served.name, reason)

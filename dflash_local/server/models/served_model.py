@@ -13,6 +13,7 @@ from typing import Literal
 
 from dflash_local.errors import QueueTimeoutError
 from dflash_local.model import Model
+from dflash_local.result import ModelStatus
 from dflash_local.server.models.keep_alive import FOREVER
 from dflash_local.server.models.load import LoadFailure, ModelLoad
 from dflash_local.server.models.source import ModelSource
@@ -55,6 +56,8 @@ class ServedModel:
     """As the last request wanted it."""
     last_used: float = -math.inf
     idle_timer: TimerHandle | None = None
+    past: ModelStatus | None = None
+    """What it had counted when it was unloaded last."""
 
     def __post_init__(self) -> None:
         self.threads = RequestThreads(self.name)
@@ -73,6 +76,15 @@ class ServedModel:
     @property
     def n_running(self) -> int:
         return len(self.running)
+
+    @property
+    def counted(self) -> ModelStatus | None:
+        """Its status, counted since the server began; of one that is not loaded only the counts
+        mean something. None where it never was loaded."""
+        if self.model is None:
+            return self.past
+        status = self.model.status()
+        return status if self.past is None else status.after(self.past)
 
     @property
     def takes_requests(self) -> bool:

@@ -9,11 +9,12 @@ from fastapi import APIRouter, Request, Response
 
 from dflash_local.model import Model
 from dflash_local.result import Chunk, Result
-from dflash_local.server.answering.api_answer import respond
+from dflash_local.server.answering.api_answer import pool_of, respond
 from dflash_local.server.answering.chat_answer import ChatAnswer
 from dflash_local.server.answering.generation import tasks_for
-from dflash_local.server.answering.prepared_chat import PreparedChat, prepare_chat
+from dflash_local.server.answering.prepared_chat import PreparedChat, input_tokens, prepare_chat
 from dflash_local.server.answering.tools import tool_use
+from dflash_local.server.http.errors import ApiError
 from dflash_local.server.http.event_stream import event_form
 from dflash_local.server.models.served_model import LoadedModel
 from dflash_local.server.openai.chat_schema import ChatRequest
@@ -36,14 +37,27 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
     return await respond(request, body.model, begin, _EVENTS if body.stream else None)
 
 
+@router.post("/v1/chat/completions/input_tokens")
+@router.post("/chat/completions/input_tokens", include_in_schema=False)
+async def count_input_tokens(request: Request, body: ChatRequest) -> dict[str, Any]:
+    """How many tokens the prompt of a conversation has. Nothing is generated."""
+    body.check()
+    async with pool_of(request).use(body.model) as loaded:
+        chat = await loaded.threads.run(_prepare, loaded.model, body)
+    return input_tokens(chat.prompt)
+
+
 def _prepare(model: Model, body: ChatRequest) -> PreparedChat:
+    messages, begun = body.conversation
     return prepare_chat(
         model,
-        [message.for_template() for message in body.messages],
+        messages,
         tools=tool_use(body.tools, body.tool_choice, parallel=body.parallel_tool_calls),
         schema=body.schema_of_answer,
         reasoning_effort=body.reasoning_effort,
         template_kwargs=body.chat_template_kwargs,
+        begun=begun,
+        begin_answer=body.begins_answer,
     )
 
 
@@ -55,16 +69,21 @@ class _ChatCompletion(ChoicesAnswer):
     ID_PREFIX = "chatcmpl"
 
     def __init__(self, loaded: LoadedModel, body: ChatRequest, chat: PreparedChat) -> None:
-        n_alternatives = (body.top_logprobs or 0) if body.logprobs else None
-        options = chat.options(body, max_tokens=body.limit, logprobs=n_alternatives)
-        tasks = tasks_for(chat.prompt, options, body.n or 1)
-        super().__init__(loaded, tasks, per_prompt=len(tasks), include_usage=body.include_usage)
+        options = chat.options(body, max_tokens=body.limit, logprobs=body.n_alternatives)
+        if body.bindings and {"lark", "json_schema"} & options.keys():
+            raise ApiError(
+                400,
+                "structured_outputs and tool_choice both bind the answer; give one of them",
+                param="structured_outputs",
+            )
+        tasks = tasks_for(chat.prompt, options | body.bindings, body.n or 1)
+        super().__init__(loaded, tasks, per_prompt=len(tasks), body=body)
         self._begun: set[int] = set()
         self._answers = [
             ChatAnswer(
                 loaded.model,
                 chat,
-                logprobs=bool(body.logprobs),
+                logprobs=body.n_alternatives is not None,
                 draft_detail=bool(body.draft_detail),
             )
             for _ in tasks

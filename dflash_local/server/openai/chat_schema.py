@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from dflash_local.server.answering import bounds
+from dflash_local.server.answering.prepared_chat import split_begun
 from dflash_local.server.answering.sampling_fields import token_limit
 from dflash_local.server.answering.tools import FunctionTool, ToolCall, ToolChoice
 from dflash_local.server.http.errors import REFUSED, ApiError
@@ -108,6 +109,8 @@ class ChatRequest(ChoicesRequest):
 
     `draft_detail` adds a field of that name to each chunk of a stream: which pieces of its text
     were accepted drafts, what each verify pass emitted, and why the controller drafts or does not.
+    A last message of the assistant begins the answer, as with llama-server, unless
+    `continue_final_message` is false. Without `add_generation_prompt` the prompt ends with it.
     """
 
     messages: Annotated[
@@ -115,7 +118,6 @@ class ChatRequest(ChoicesRequest):
     ]
     draft_detail: bounds.Flag | None = None
     max_completion_tokens: bounds.Predict | None = None
-    n_predict: bounds.Predict | None = None
     logprobs: bounds.Flag | None = None
     top_logprobs: bounds.TopLogprobs | None = None
     tools: Annotated[bounds.ListOf[FunctionTool], Field(max_length=bounds.MAX_TOOLS)] | None = None
@@ -123,6 +125,8 @@ class ChatRequest(ChoicesRequest):
     parallel_tool_calls: bounds.Flag | None = None
     reasoning_effort: bounds.Label | None = None
     chat_template_kwargs: bounds.JsonObject | None = None
+    add_generation_prompt: bounds.Flag | None = None
+    continue_final_message: bounds.Flag | None = None
     modalities: bounds.ListOf[bounds.Label] | None = None
 
     @model_validator(mode="before")
@@ -144,8 +148,44 @@ class ChatRequest(ChoicesRequest):
         # With 0 llama.vim has a prompt read into the cache.
         return token_limit("n_predict", self.n_predict or 1)
 
+    @property
+    def n_alternatives(self) -> int | None:
+        """How many to report with each token; None for no log-probabilities."""
+        if self.logprobs:
+            return self.top_logprobs or self.n_probs or 0
+        return self.n_probs or None
+
+    @property
+    def begins_answer(self) -> bool:
+        """Whether the prompt goes on after the last message with the beginning of another."""
+        return self.add_generation_prompt is not False or bool(self.continue_final_message)
+
+    @property
+    def conversation(self) -> tuple[list[dict[str, Any]], str]:
+        """The messages as chat templates read them, and the beginning of the answer."""
+        messages = [message.for_template() for message in self.messages]
+        if self.continue_final_message is False or not self.begins_answer:
+            return messages, ""
+        return split_begun(messages)
+
     def check(self) -> None:
         super().check()
+        if self.continue_final_message:
+            if self.add_generation_prompt:
+                raise ApiError(
+                    400,
+                    "continue_final_message and add_generation_prompt contradict each other; leave "
+                    "out one of the two",
+                    param="continue_final_message",
+                )
+            last = self.messages[-1]
+            if not isinstance(last, AssistantMessage) or last.tool_calls or len(self.messages) < 2:
+                raise ApiError(
+                    400,
+                    "continue_final_message needs a last message of the assistant with text, after "
+                    "one of the user",
+                    param="continue_final_message",
+                )
         if self.draft_detail and not self.stream:
             raise ApiError(400, "draft_detail is for streams; set stream", param="draft_detail")
         if self.top_logprobs is not None and not self.logprobs:

@@ -18,13 +18,20 @@ from starlette.concurrency import run_in_threadpool
 import dflash_local
 from dflash_local.model import Model
 from dflash_local.result import Chunk, Result
-from dflash_local.server.answering.generation import GenerationTask, stream_all, timings
+from dflash_local.server.answering.generation import (
+    GenerationTask,
+    RunningTimings,
+    stream_all,
+    timings,
+)
 from dflash_local.server.models.served_model import LoadedModel
+from dflash_local.server.openai.choices_schema import ChoicesRequest
 
 
 class ChoicesAnswer(ABC):
     """The answers to all tasks of a request. Each `per_prompt` neighbours answer one prompt.
-    `include_usage`: the last chunk of a stream tells the usage."""
+    `body` says what a stream tells besides them: with `include_usage` its last chunk the usage,
+    with `continuous_usage_stats` each chunk, with `timings_per_token` each chunk the time."""
 
     KIND: ClassVar[str]
     CHUNK_KIND: ClassVar[str]
@@ -36,12 +43,15 @@ class ChoicesAnswer(ABC):
         tasks: Sequence[GenerationTask],
         *,
         per_prompt: int,
-        include_usage: bool,
+        body: ChoicesRequest,
     ) -> None:
         self._loaded = loaded
         self._tasks = tasks
         self._per_prompt = per_prompt
-        self._include_usage = include_usage
+        self._include_usage = body.include_usage
+        self._continuous = body.continuous_usage
+        self._n_tokens = [0] * len(tasks)
+        self._running = [RunningTimings() for _ in tasks] if body.timings_per_token else []
 
     @abstractmethod
     def _take(self, index: int, chunk: Chunk) -> None:
@@ -83,12 +93,31 @@ class ChoicesAnswer(ABC):
         async for index, chunk in stream_all(self._loaded, self._tasks):
             pieces = list(self._pieces(index, chunk))
             left -= chunk.result is not None
+            beside = no_usage | self._so_far(index, chunk)
             if not left and not self._include_usage:
-                pieces[-1]["timings"] = timings(self._results())
-            for piece in pieces:
+                beside["timings"] = timings(self._results())
+            for piece in pieces[:-1]:
                 yield {**head, **piece, **no_usage}
+            if pieces:
+                yield {**head, **pieces[-1], **beside}
         if self._include_usage:
             yield {**head, "choices": [], **self._costs()}
+
+    def _so_far(self, index: int, chunk: Chunk) -> dict[str, Any]:
+        """Usage and timings, where each chunk is to tell them."""
+        fields: dict[str, Any] = {}
+        self._n_tokens[index] += len(chunk.tokens)
+        if self._continuous:
+            prompt = len(self._tasks[index].prompt)
+            n = self._n_tokens[index]
+            fields["usage"] = {
+                "prompt_tokens": prompt,
+                "completion_tokens": n,
+                "total_tokens": prompt + n,
+            }
+        if self._running:
+            fields["timings"] = self._running[index].take(chunk)
+        return fields
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
+from pydantic_core import from_json
 
 from dflash_local.server.answering import bounds
 from dflash_local.server.answering.sampling_fields import SamplingFields
@@ -36,17 +39,79 @@ class JsonSchemaFormat(BaseModel):
     json_schema: NamedSchema
 
 
+_GUIDED = ("json", "choice", "regex", "grammar")
+
 ResponseFormat = Annotated[
     TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
 ]
 
 
 class StreamOptions(BaseModel):
+    """`continuous_usage_stats` is vLLM's: each chunk tells the usage so far."""
+
     include_usage: bounds.Flag | None = None
+    continuous_usage_stats: bounds.Flag | None = None
+
+
+class StructuredOutputs(BaseModel):
+    """vLLM's ways to bind an answer, of which a request gives at most one: to a JSON schema, to one
+    of several texts, to a regular expression, or to a grammar in Lark or GBNF."""
+
+    json_schema: bounds.JsonObject | bounds.JsonText | None = Field(None, alias="json")
+    json_object: bounds.Flag | None = None
+    choice: Annotated[list[bounds.StopText], Field(min_length=1, max_length=1024)] | None = None
+    regex: Annotated[str, Field(strict=True, min_length=1, max_length=1 << 16)] | None = None
+    grammar: bounds.JsonText | None = None
+    structural_tag: None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> StructuredOutputs:
+        given = [name for name, value in self if value]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} are both given; give one of them")
+        return self
+
+    @property
+    def schema_of_answer(self) -> Any:
+        """As `ChoicesRequest.schema_of_answer`."""
+        given = self.json_schema
+        if isinstance(given, str):
+            try:
+                given = from_json(given)
+            except ValueError as error:
+                raise ApiError(
+                    400, f"the JSON schema is not valid JSON: {error}", param="structured_outputs"
+                ) from None
+        return given or self.json_object or None
+
+    @property
+    def bindings(self) -> dict[str, str]:
+        """The keyword arguments of `Model.astream` that bind the answer's text."""
+        if self.choice:
+            return {"lark": f"start: {' | '.join(map(_literal, self.choice))}"}
+        if self.regex:
+            return {"lark": f"start: {_pattern(self.regex)}"}
+        if self.grammar:
+            return {"grammar" if "::=" in self.grammar else "lark": self.grammar}
+        return {}
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _pattern(regex: str) -> str:
+    """A regular expression of the whole answer, as Lark writes it."""
+    whole = regex.removeprefix("^")
+    if whole.endswith("$") and not whole.endswith("\\$"):
+        whole = whole[:-1]
+    slashed = re.sub(r"\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], whole)
+    return "/" + slashed.replace("\n", "\\n") + "/"
 
 
 class ChoicesRequest(SamplingFields):
-    """`n` are the answers to each prompt. `json_schema` is llama-server's."""
+    """`n` are the answers to each prompt. `json_schema`, `n_predict`, `n_probs` and
+    `timings_per_token` are llama-server's, `structured_outputs` and `guided_...` vLLM's."""
 
     model: bounds.Label | None = None
     stream: bounds.Flag | None = None
@@ -55,6 +120,32 @@ class ChoicesRequest(SamplingFields):
     max_tokens: bounds.Predict | None = None
     response_format: ResponseFormat | None = None
     json_schema: bounds.JsonObject | None = None
+    n_predict: bounds.Predict | None = None
+    n_probs: Annotated[int, Field(strict=True, ge=0, le=100)] | None = None
+    timings_per_token: bounds.Flag | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _guided(cls, given: Any) -> Any:
+        """vLLM's older names."""
+        if not isinstance(given, dict):
+            return given
+        guided = {name: given.get(f"guided_{name}") for name in _GUIDED}
+        guided = {name: value for name, value in guided.items() if value is not None}
+        if guided and not given.get("structured_outputs"):
+            return {**given, "structured_outputs": guided}
+        return given
+
+    @property
+    def bindings(self) -> dict[str, str]:
+        """The keyword arguments of `Model.astream` that bind the answer's text."""
+        return self.structured_outputs.bindings if self.structured_outputs else {}
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether each chunk of a stream tells the usage so far."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     @property
     def include_usage(self) -> bool:
@@ -69,6 +160,8 @@ class ChoicesRequest(SamplingFields):
             return given.json_schema or True
         if isinstance(given, JsonSchemaFormat):
             return given.json_schema.json_schema or True
+        if self.structured_outputs is not None and self.json_schema is None:
+            return self.structured_outputs.schema_of_answer
         return self.json_schema
 
     def check(self) -> None:
@@ -76,4 +169,10 @@ class ChoicesRequest(SamplingFields):
         if self.stream_options is not None and not self.stream:
             raise ApiError(
                 400, "stream_options are for streams; set stream", param="stream_options"
+            )
+        if self.structured_outputs is not None and (self.response_format or self.json_schema):
+            raise ApiError(
+                400,
+                "structured_outputs and a response format both bind the answer; give one of them",
+                param="structured_outputs",
             )

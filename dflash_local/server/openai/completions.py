@@ -43,9 +43,9 @@ def _options(body: CompletionsRequest) -> dict[str, Any]:
     options = {**sampling_options(body), "max_tokens": body.limit}
     if body.schema_of_answer is not None:
         options["json_schema"] = body.schema_of_answer
-    if body.logprobs is not None:
-        options["logprobs"] = body.logprobs
-    return options
+    if body.n_alternatives is not None:
+        options["logprobs"] = body.n_alternatives
+    return options | body.bindings
 
 
 def _prompts(model: Model, body: CompletionsRequest) -> list[list[int]]:
@@ -109,9 +109,9 @@ class _TextCompletion(ChoicesAnswer):
     def __init__(
         self, loaded: LoadedModel, body: CompletionsRequest, tasks: list[GenerationTask]
     ) -> None:
-        super().__init__(loaded, tasks, per_prompt=body.n or 1, include_usage=body.include_usage)
+        super().__init__(loaded, tasks, per_prompt=body.n or 1, body=body)
         vocabulary = loaded.model.target.vocabulary
-        logprobs = body.logprobs is not None
+        logprobs = body.n_alternatives is not None
         self._answers = [
             _TextAnswer(vocabulary, _echo(vocabulary, body, i), logprobs=logprobs)
             for i in range(len(tasks))

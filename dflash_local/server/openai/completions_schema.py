@@ -57,8 +57,15 @@ class CompletionsRequest(ChoicesRequest):
 
     @property
     def limit(self) -> int | None:
+        if self.max_tokens is None and self.n_predict is not None:
+            return token_limit("n_predict", self.n_predict or 1)
         given = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
         return token_limit("max_tokens", given)
+
+    @property
+    def n_alternatives(self) -> int | None:
+        """How many to report with each token; None for no log-probabilities."""
+        return self.n_probs or None if self.logprobs is None else self.logprobs
 
     def check(self) -> None:
         super().check()
@@ -76,7 +83,7 @@ class CompletionsRequest(ChoicesRequest):
                 f"best_of is {self.best_of} with n {n}; answers are not ranked here, leave it out",
                 param="best_of",
             )
-        if self.echo and self.logprobs is not None:
+        if self.echo and self.n_alternatives is not None:
             raise ApiError(
                 400,
                 "echo with logprobs is not supported: a prompt's own are not computed; "

@@ -11,10 +11,10 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from dflash_local.model import Model
-from dflash_local.server.answering.api_answer import respond
+from dflash_local.server.answering.api_answer import pool_of, respond
 from dflash_local.server.answering.chat_answer import ChatAnswer
 from dflash_local.server.answering.generation import GenerationTask, stream_all, timings
-from dflash_local.server.answering.prepared_chat import PreparedChat, prepare_chat
+from dflash_local.server.answering.prepared_chat import PreparedChat, input_tokens, prepare_chat
 from dflash_local.server.answering.sampling_fields import DEFAULTS
 from dflash_local.server.answering.tools import tool_use
 from dflash_local.server.http.errors import api_error
@@ -37,6 +37,15 @@ async def create_response(request: Request, body: ResponsesRequest) -> Response:
         return _ResponseAnswer(loaded, body, await loaded.threads.run(_prepare, loaded.model, body))
 
     return await respond(request, body.model, begin, _EVENTS if body.stream else None)
+
+
+@router.post("/v1/responses/input_tokens")
+@router.post("/responses/input_tokens", include_in_schema=False)
+async def count_input_tokens(request: Request, body: ResponsesRequest) -> dict[str, Any]:
+    """How many tokens the prompt of a text or a conversation has. Nothing is generated."""
+    async with pool_of(request).use(body.model) as loaded:
+        chat = await loaded.threads.run(_prepare, loaded.model, body)
+    return input_tokens(chat.prompt)
 
 
 def _prepare(model: Model, body: ResponsesRequest) -> PreparedChat:
@@ -156,9 +165,13 @@ class _ResponseAnswer:
     def _usage(self) -> dict[str, Any]:
         result = self._answer.result
         n_input, n_output = result.stats.prompt_tokens, len(result.tokens)
+        cached = result.stats.cached_tokens
         return {
             "input_tokens": n_input,
-            "input_tokens_details": {"cached_tokens": result.stats.cached_tokens},
+            "input_tokens_details": {
+                "cached_tokens": cached,
+                "cache_write_tokens": n_input - cached,
+            },
             "output_tokens": n_output,
             "output_tokens_details": {"reasoning_tokens": self._answer.n_reasoning_tokens},
             "total_tokens": n_input + n_output,

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 from dflash_local.server.answering import bounds
 from dflash_local.server.answering.sampling_fields import SamplingFields
 from dflash_local.server.answering.tools import (
+    Arguments,
     Function,
     FunctionTool,
     HostedTool,
@@ -55,7 +56,7 @@ class FunctionCall(BaseModel):
     type: Literal["function_call"]
     call_id: bounds.Label
     name: bounds.Name
-    arguments: bounds.JsonText
+    arguments: Arguments
 
 
 class FunctionCallOutput(BaseModel):

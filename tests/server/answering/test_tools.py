@@ -143,6 +143,17 @@ def test_a_conversation_with_calls_goes_on(tool_client: httpx.Client) -> None:
     assert shown > 100  # the template shows what the tools are
 
 
+def test_the_arguments_of_an_earlier_call_may_be_an_object(tool_client: httpx.Client) -> None:
+    prompts = []
+    for arguments in ('{"city": "Köln"}', {"city": "Köln"}):
+        call = {"id": "a", "type": "function"}
+        call |= {"function": {"name": "get_weather", "arguments": arguments}}
+        messages = [*user("Weather?"), {"role": "assistant", "tool_calls": [call]}]
+        body = {"messages": messages, "tools": TOOLS}
+        prompts.append(tool_client.post("/apply-template", json=body).json()["prompt"])
+    assert prompts[0] == prompts[1] and "Köln" in prompts[0]
+
+
 def test_reasoning_is_told_apart(tool_client: httpx.Client, model: Model) -> None:
     body = {"messages": user(QUESTION), **wrote("<think>\nhm, two\n</think>\n\n1 + 1")}
     whole = post(tool_client, CHAT, **body)
@@ -173,6 +184,28 @@ def test_a_schema_binds_what_comes_after_the_reasoning(tool_client: httpx.Client
     assert "reasoning_content" in message or json.loads(message["content"]) == {"a": 1}
 
 
+@pytest.mark.parametrize("likely", ["{", "<tool_call>"])
+def test_with_tools_and_a_schema_the_answer_is_a_call_or_of_the_schema(
+    tool_client: httpx.Client, model: Model, likely: str
+) -> None:
+    bound = {
+        "tools": [WEATHER],
+        "parallel_tool_calls": False,
+        "response_format": {"type": "json_object", "schema": {"const": {"a": 1}}},
+        # The shipped model would do neither.
+        "logit_bias": {str(model.tokenize(likely)[0]): 30},
+        "reasoning_effort": "none",
+    }
+    told = ask(tool_client, **bound)
+    if likely == "{":
+        assert json.loads(told["message"]["content"]) == {"a": 1}
+        assert told["finish_reason"] == "stop"
+    else:
+        [call] = told["message"]["tool_calls"]
+        assert_weather(call)
+        assert told["finish_reason"] == "tool_calls"
+
+
 def test_templates_hear_of_their_variables(tool_client: httpx.Client) -> None:
     def n_prompt(**body: Any) -> int:
         told = post(tool_client, CHAT, messages=user(QUESTION), max_tokens=1, **body)
@@ -199,7 +232,6 @@ def test_templates_hear_of_their_variables(tool_client: httpx.Client) -> None:
             "tools[0].function.name",
             "pattern",
         ),
-        ({"response_format": {"type": "json_object"}}, "response_format", "tools"),
         ({"chat_template_kwargs": {"messages": []}}, None, "messages"),
     ],
 )

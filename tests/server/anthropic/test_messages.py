@@ -316,9 +316,9 @@ def test_models(sdk: anthropic.Anthropic) -> None:
 
 def test_bad_requests_are_exceptions_of_their_kind(sdk: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.BadRequestError) as bad:
-        ask(sdk, extra_body={"temperature": 3})
+        ask(sdk, extra_body={"temperature": -1})
     assert "temperature" in str(bad.value)
-    with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long: request"):
         ask(sdk, messages=user("a b c d " * 100_000))
     with pytest.raises(anthropic.NotFoundError):
         sdk.messages.batches.list()

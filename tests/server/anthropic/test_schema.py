@@ -37,7 +37,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ),
         ("messages", [{"role": "assistant", "content": [IMAGE]}], "type image"),
         ("system", [IMAGE], "type image"),
-        ("temperature", 3, "temperature"),
+        ("temperature", -1, "temperature"),
         ("top_p", 2, "top_p"),
         ("top_k", 1.5, "top_k"),
         ("stop_sequences", "END", "stop_sequences"),

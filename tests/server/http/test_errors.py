@@ -115,9 +115,13 @@ def test_a_prompt_that_does_not_fit_gets_the_numbers(client: httpx.Client) -> No
     n_ctx = client.get("/props").json()["default_generation_settings"]["n_ctx"]
     answer = client.post("/v1/completions", json={"prompt": "word " * 2 * n_ctx, "max_tokens": 1})
     assert answer.status_code == 400
-    told = error(answer)
+    told = answer.json()["error"]
     assert told["code"] == "context_length_exceeded"
-    assert str(n_ctx) in told["message"]
+    n = told["n_prompt_tokens"]
+    assert n > told["n_ctx"] == n_ctx
+    # What agents look for, and read the numbers from.
+    assert f"request ({n} tokens) exceeds the available context size ({n_ctx} " in told["message"]
+    assert told["type"] == "exceed_context_size_error"
 
 
 def test_a_prompt_that_does_not_fit_is_refused_before_a_stream_begins(
@@ -126,7 +130,7 @@ def test_a_prompt_that_does_not_fit_is_refused_before_a_stream_begins(
     body = {"prompt": "word " * 20_000, "max_tokens": 1, "stream": True}
     answer = client.post("/v1/completions", json=body)
     assert answer.status_code == 400
-    assert error(answer)["code"] == "context_length_exceeded"
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
 
 
 def test_the_server_is_as_before_after_all_of_this(

@@ -41,6 +41,11 @@ def events(text: str) -> list[dict[str, Any]]:
         {"temperature": 1.2, "seed": 3, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
         {"temperature": 0.7, "seed": 5, "repeat_penalty": 1.3, "repeat_last_n": 32},
         {"temperature": 0.0, "presence_penalty": 0.5, "frequency_penalty": 0.7},
+        {
+            **{"temperature": 0.9, "seed": 3, "dry_multiplier": 0.8, "dry_allowed_length": 1},
+            **{"top_n_sigma": 2.0, "typical_p": 0.9, "xtc_probability": 0.5, "xtc_threshold": 0.05},
+            **{"dynatemp_range": 0.5, "dry_sequence_breakers": ["(", "n"], "dry_base": 2.0},
+        },
     ],
 )
 def test_an_answer_is_the_model_s_own(
@@ -84,6 +89,16 @@ def test_a_stream_is_the_whole_answer_in_pieces(client: httpx.Client) -> None:
     assert last["content"] == ""
     same = ("stop_type", "stopping_word", "tokens_predicted", "tokens_evaluated", "truncated")
     assert {key: last[key] for key in same} == {key: whole[key] for key in same}
+
+
+def test_a_stream_tells_the_time_where_asked(client: httpx.Client) -> None:
+    body = {"prompt": PROMPT, "n_predict": 16, "temperature": 0, "stream": True}
+    told = events(client.post("/completion", json={**body, "timings_per_token": True}).text)
+    assert [event["timings"]["predicted_n"] for event in told] == [
+        event["tokens_predicted"] for event in told
+    ]
+    *parts, last = events(client.post("/completion", json=body).text)
+    assert "timings" in last and not any("timings" in part for part in parts)
 
 
 def test_a_prompt_may_be_ids_or_mixed(client: httpx.Client, model: Model) -> None:
@@ -151,6 +166,23 @@ def test_a_forbidden_token_is_not_taken(client: httpx.Client, model: Model) -> N
         assert told["tokens"] == own.tokens != [first]
 
 
+def test_a_text_s_tokens_are_biased(client: httpx.Client, model: Model) -> None:
+    tokens = set(model.tokenize("zebra"))
+    for bias in ({"zebra": 100}, [["zebra", 100]]):
+        told = complete(client, n_predict=4, return_tokens=True, logit_bias=bias, temperature=2.5)
+        assert set(told["tokens"]) <= tokens
+    forbidden = model.generate(PROMPT, max_tokens=4, logit_bias={"zebra": float("inf") * -1})
+    assert not tokens & set(forbidden.tokens)
+
+
+def test_a_prompt_may_be_an_object(client: httpx.Client) -> None:
+    whole = complete(client, temperature=0)["content"]
+    given = {"prompt_string": PROMPT, "multimodal_data": []}
+    assert complete(client, prompt=given, temperature=0)["content"] == whole
+    both = complete(client, prompt=[given, PROMPT], temperature=0)
+    assert [answer["content"] for answer in both] == [whole, whole]
+
+
 def test_a_grammar_binds_the_answer(client: httpx.Client) -> None:
     assert complete(client, grammar='root ::= "yes" | "no"')["content"] in ("yes", "no")
     schema = {
@@ -183,7 +215,9 @@ def test_probabilities_are_the_model_s(client: httpx.Client, model: Model) -> No
         ({"prompt": "a", "temperature": "hot"}, "temperature"),
         ({"prompt": "a", "n_cmpl": 1000}, "n_cmpl"),
         ({"prompt": "a", "mirostat": 2}, "mirostat"),
-        ({"prompt": "a", "dry_multiplier": 0.8}, "dry_multiplier"),
+        ({"prompt": "a", "post_sampling_probs": True}, "post_sampling_probs"),
+        ({"prompt": "a", "dry_multiplier": -0.8}, "dry_multiplier"),
+        ({"prompt": "a", "top_n_sigma": "x"}, "top_n_sigma"),
         ({"prompt": "a", "stop": [""]}, "stop"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [[1], 2]}, "prompt"),
@@ -202,7 +236,8 @@ def test_a_bad_field_is_named(client: httpx.Client, body: dict[str, Any], param:
         {"prompt": ""},
         {"prompt": [10**6]},
         {"prompt": "a", "grammar": "root = 'a'"},
-        {"prompt": "a", "logit_bias": [["word", 1.0]]},
+        {"prompt": {"prompt_string": "a", "multimodal_data": ["x"]}},
+        {"prompt": {"text": "a"}},
         {"prompt": "a", "grammar": 'root ::= "a"', "json_schema": {}},
     ],
 )
@@ -211,9 +246,14 @@ def test_what_the_model_cannot_take_is_refused(client: httpx.Client, body: dict[
 
 
 def test_a_prompt_that_does_not_fit_is_refused_with_the_numbers(client: httpx.Client) -> None:
-    error = refused(client, prompt="a b c " * 50_000)
+    answer = client.post("/completion", json={"prompt": "a b c " * 50_000})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (400, "exceed_context_size_error")
     assert error["code"] == "context_length_exceeded"
-    assert any(part.isdigit() for part in error["message"].split())
+    assert (
+        f"({error['n_prompt_tokens']} tokens)" in error["message"] or "at least" in error["message"]
+    )
+    assert error["n_prompt_tokens"] > error["n_ctx"]
 
 
 def test_null_is_a_field_left_out(client: httpx.Client) -> None:

@@ -129,7 +129,7 @@ def test_a_late_answer_ends_with_its_line(client: httpx.Client, model: Model) ->
     [
         ({"input_suffix": ""}, "input_prefix"),
         ({"input_prefix": ""}, "input_suffix"),
-        ({"input_prefix": "", "input_suffix": "", "prompt": ["a"]}, "prompt"),
+        ({"input_prefix": "", "input_suffix": "", "prompt": ["a", -1]}, "prompt"),
         ({"input_prefix": "", "input_suffix": "", "input_extra": {}}, "input_extra"),
         ({"input_prefix": "", "input_suffix": "", "input_extra": [{}]}, "input_extra"),
         ({"input_prefix": "", "input_suffix": "", "input_extra": [{"text": 1}]}, "input_extra"),
@@ -154,3 +154,16 @@ def test_a_gap_in_a_long_file_is_filled(client: httpx.Client) -> None:
     answer = client.post("/infill", json=body)
     assert answer.status_code == 200
     assert answer.json()["tokens_predicted"] > 0
+
+
+def test_a_gap_may_be_given_in_tokens(client: httpx.Client, model: Model) -> None:
+    gap = {"input_prefix": PREFIX, "input_suffix": SUFFIX, "prompt": "    ", "n_predict": 4}
+    ids = {
+        "input_prefix": model.tokenize(PREFIX),
+        "input_suffix": ["\n\n", *model.tokenize(SUFFIX.removeprefix("\n\n"))],
+        "prompt": model.tokenize("    "),
+    }
+    whole, told = (client.post("/infill", json=body).json() for body in (gap, {**gap, **ids}))
+    assert (told["prompt"], told["content"]) == (whole["prompt"], whole["content"])
+    for bad in ([-1] * 200_000, [True], [[1]], [10**6]):
+        assert client.post("/infill", json={**gap, "input_prefix": bad}).status_code == 400

@@ -83,6 +83,9 @@ def test_nothing_is_loaded_until_it_is_asked_for(
     assert states(client) == dict.fromkeys(names, "unloaded")
     assert client.get("/slots").json() == []
     assert client.get("/slots?model=coder").json() == []
+    props = client.get("/props?model=coder").json()
+    assert (props["model_alias"], props["is_sleeping"]) == ("coder", True)
+    client.get("/metrics").raise_for_status()
     assert "serving last, coder, plain:q8, broken at" in several.wait_for("^serving").string
     assert not any(line.startswith("loading") for line in several.log)
 
@@ -133,19 +136,15 @@ def test_looking_at_a_model_does_not_load_it(client: httpx.Client) -> None:
     client.post("/api/generate", json={"model": "coder", "keep_alive": 0}).raise_for_status()
     until(lambda: state() == "unloaded")
     answer = client.get("/props?model=coder")
-    assert answer.status_code == 503
-    assert answer.json()["error"]["code"] == "model_not_loaded"
+    assert answer.status_code == 200
+    assert answer.json()["is_sleeping"]
     for path in ("/slots?model=coder", "/v1/models", "/metrics", "/api/tags", "/api/ps", "/health"):
         assert client.get(path).status_code == 200
     assert state() == "unloaded"
 
 
 def test_llama_servers_routes_take_a_name(client: httpx.Client) -> None:
-    for name in ("plain:q8", "coder"):
-        body = {"model": name, "content": "def"}
-        client.post("/tokenize", json=body).raise_for_status()  # loads it
-        assert client.get("/props", params={"model": name}).json()["model_alias"] == name
-    client.post("/tokenize", json={"model": "plain:q8", "content": "a"})
+    client.post("/tokenize", json={"model": "plain:q8", "content": "def"}).raise_for_status()
     assert client.get("/props?model=plain:q8").json()["default_generation_settings"]["n_ctx"] == 512
     assert [slot["id"] for slot in client.get("/slots?model=plain:q8").json()] == [0]
     named = {"model": "plain:q8"}
@@ -333,3 +332,31 @@ def test_an_idle_model_is_unloaded_and_comes_back(pair: tuple[Path, Path]) -> No
             assert n_loads(server, name) == n
             assert client.post(COMPLETIONS, json=SHORT).status_code == 200
         assert n_loads(server, name) == 2
+
+
+def test_who_only_looks_keeps_no_model_awake(pair: tuple[Path, Path]) -> None:
+    arguments = ("--target", str(pair[0]), *EXACT[:-2], "--keep-alive", "500ms")
+    with serving(*arguments) as server, server.client() as client:
+
+        def counted() -> tuple[float, float]:
+            lines = client.get("/metrics").text.splitlines()
+            values = dict(line.rsplit(" ", 1) for line in lines if line and line[0] != "#")
+            name = next(key for key in values if key.startswith("vllm:generation_tokens_total"))
+            return float(values["llamacpp:prompt_tokens_total"]), float(values[name])
+
+        body = {"prompt": "def f(x):", "max_tokens": 3, "temperature": 0, "cache_prompt": False}
+        client.post(COMPLETIONS, json=body).raise_for_status()
+        once = counted()
+        assert once[1] == 3
+        n_lines = len(server.log)
+
+        def asleep() -> bool:
+            for path in ("/health", "/slots", "/v1/models", "/metrics"):
+                client.get(path).raise_for_status()
+            return bool(client.get("/props").json()["is_sleeping"])
+
+        until(asleep)
+        assert not any(line.startswith("loading") for line in server.log[n_lines:])
+        assert counted() == once
+        client.post(COMPLETIONS, json=body).raise_for_status()
+        assert counted() == (2 * once[0], 6)

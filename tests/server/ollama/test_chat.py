@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
 import ollama
 import pytest
 
@@ -190,9 +191,34 @@ def test_what_goes_wrong_is_an_exception(api: ollama.Client) -> None:
         api.show("another")
     assert missing.value.status_code == 404
     with pytest.raises(ollama.ResponseError, match=r"options\.temperature") as bad:
-        api.chat(NAME, messages=user("Hi"), options={"temperature": 3})
+        api.chat(NAME, messages=user("Hi"), options={"temperature": -1})
     assert bad.value.status_code == 400
-    with pytest.raises(ollama.ResponseError, match="the context holds"):
+    with pytest.raises(ollama.ResponseError, match="context size"):
         list(api.chat(NAME, messages=user("a b c d " * 100_000), stream=True))
     with pytest.raises(ollama.ResponseError):
         api.embed(NAME, "Hi")
+
+
+# What Ollama's clients send besides.
+
+ASKED = {"model": NAME, "messages": user(QUESTION), "stream": False, "options": GREEDY}
+CURL_S_OWN = {"Content-Type": "application/x-www-form-urlencoded"}
+
+
+@pytest.mark.parametrize("headers", [{}, CURL_S_OWN], ids=["no type", "curl -d"])
+def test_a_body_needs_no_content_type(client: httpx.Client, headers: dict[str, str]) -> None:
+    body = json.dumps(ASKED)
+    answer = client.post("/api/chat", content=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["done"]
+    assert client.post("/api/show", content='{"model": "no"}', headers=headers).status_code == 404
+    refused = client.post("/api/chat", content=body[:-1], headers=headers)
+    assert refused.status_code == 400 and "JSON" in refused.json()["error"]
+
+
+def test_a_page_s_body_needs_its_content_type(client: httpx.Client) -> None:
+    headers = {**CURL_S_OWN, "Origin": "http://localhost:3000"}
+    answer = client.post("/api/chat", content=json.dumps(ASKED), headers=headers)
+    assert answer.status_code == 415
+    answer = client.post("/v1/completions", content="{}", headers=CURL_S_OWN)
+    assert answer.status_code == 415

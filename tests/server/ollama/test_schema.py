@@ -7,7 +7,6 @@ from typing import Any
 import httpx
 import pytest
 
-from chat_models import WEATHER
 from openai_api import user
 
 
@@ -23,11 +22,6 @@ from openai_api import user
         ("/api/chat", {"messages": user("x"), "options": {"top_p": 2}}, "options.top_p"),
         ("/api/chat", {"messages": user("x"), "options": {"stop": 5}}, "options.stop"),
         ("/api/chat", {"messages": user("x"), "tools": [{"function": {}}]}, "tools[0]"),
-        (
-            "/api/chat",
-            {"messages": user("x"), "tools": [WEATHER], "format": "json"},
-            "tools need it free",
-        ),
         ("/api/generate", {"prompt": "x", "template": "{{ .Prompt }}"}, "template"),
         ("/api/generate", {"prompt": "x", "context": [1, 2]}, "context"),
         ("/api/generate", {"prompt": "x", "images": ["x"]}, "images"),

@@ -12,7 +12,7 @@ import pytest
 from dflash_local import Model
 from dflash_local.engine.engine import Engine
 from gap_rule import equal_by_gap_rule, joint_noise
-from openai_api import CHAT, QUESTION, ask, post, streamed, user
+from openai_api import CHAT, QUESTION, ask, post, refused, streamed, user
 from pair_engine import open_engine
 
 # As the server samples where a request says nothing.
@@ -271,6 +271,51 @@ def test_llama_server_s_ways_to_bind_an_answer(client: httpx.Client, body: dict[
     assert json.loads(content(ask(client, max_tokens=96, temperature=0, **body))) == {"a": [1]}
 
 
+@pytest.mark.parametrize("older", [False, True], ids=["structured_outputs", "guided_..."])
+@pytest.mark.parametrize(
+    ("bound", "expected"),
+    [
+        ({"json": {"const": {"a": [1]}}}, ('{"a": [1]}',)),
+        ({"json": '{"const": 7}'}, ("7",)),
+        ({"choice": ["left/right", 'up"down']}, ("left/right", 'up"down')),
+        ({"regex": "^a/[0-1]\\/b$"}, ("a/0/b", "a/1/b")),
+        ({"grammar": 'root ::= "yes"'}, ("yes",)),
+        ({"grammar": 'start: "no"'}, ("no",)),
+    ],
+)
+def test_vllm_s_ways_to_bind_an_answer(
+    client: httpx.Client, bound: dict[str, Any], expected: tuple[str, ...], older: bool
+) -> None:
+    body = {"structured_outputs": bound}
+    if older:
+        body = {f"guided_{name}": value for name, value in bound.items()}
+    assert content(ask(client, max_tokens=96, temperature=0, **body)) in expected
+
+
+def test_alternatives_by_llama_server_s_name(client: httpx.Client) -> None:
+    told = ask(client, max_tokens=3, temperature=0, n_probs=4)["choices"][0]["logprobs"]["content"]
+    assert [len(token["top_logprobs"]) for token in told] == [4, 4, 4]
+    told = ask(client, max_tokens=3, temperature=0, n_probs=0)
+    assert told["choices"][0]["logprobs"] is None
+
+
+def test_each_chunk_tells_its_usage_and_time_where_asked(client: httpx.Client) -> None:
+    body = {"messages": user(QUESTION), "max_tokens": 12, "timings_per_token": True}
+    usage = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = streamed(client, CHAT, **body, temperature=0, stream_options=usage)
+    told = [chunk["usage"] for chunk in chunks if chunk["usage"]]
+    counts = [each["completion_tokens"] for each in told]
+    assert len(told) > 1 and counts == sorted(counts)
+    whole = last["usage"]
+    assert all(u["total_tokens"] == u["prompt_tokens"] + u["completion_tokens"] for u in told)
+    ends = {name: whole[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
+    assert told[-1] == ends
+    times = [chunk["timings"] for chunk in chunks if "timings" in chunk]
+    assert [time["predicted_n"] for time in times] == counts
+    plain = streamed(client, CHAT, messages=user(QUESTION), max_tokens=12, temperature=0)
+    assert ["timings" in chunk for chunk in plain] == [False] * (len(plain) - 1) + [True]
+
+
 def test_a_json_object_is_one(client: httpx.Client) -> None:
     told = ask(client, response_format={"type": "json_object"}, max_tokens=64, temperature=0)
     assert told["choices"][0]["finish_reason"] == "length" or isinstance(
@@ -331,3 +376,78 @@ def test_what_a_message_may_be(client: httpx.Client) -> None:
     )
     assert content(told) == expected
     assert told["model"] == "tiny-coder-q8_0"
+
+
+# Answers that the client begins.
+
+BEGUN = {"role": "assistant", "content": "def add(a, "}
+
+
+def prompt_of(client: httpx.Client, **body: Any) -> str:
+    answer = client.post("/apply-template", json=body)
+    assert answer.status_code == 200, answer.text
+    prompt = answer.json()["prompt"]
+    assert isinstance(prompt, str)
+    return prompt
+
+
+def test_a_last_message_of_the_assistant_begins_the_answer(client: httpx.Client) -> None:
+    messages = [*user(QUESTION), BEGUN]
+    asked = prompt_of(client, messages=user(QUESTION))
+    for more in ({}, {"continue_final_message": True, "add_generation_prompt": False}):
+        assert prompt_of(client, messages=messages, **more) == asked + BEGUN["content"]
+        told = post(client, CHAT, messages=messages, max_tokens=8, temperature=0, **more)
+        raw = client.post(
+            "/completion",
+            json={"prompt": asked + BEGUN["content"], "n_predict": 8, "temperature": 0},
+        ).json()
+        assert content(told) == raw["content"]
+    parts = {**BEGUN, "content": [{"type": "text", "text": BEGUN["content"]}]}
+    assert prompt_of(client, messages=[*user(QUESTION), parts]) == asked + BEGUN["content"]
+
+
+def test_a_last_message_may_be_complete(client: httpx.Client) -> None:
+    messages = [*user(QUESTION), BEGUN]
+    whole = prompt_of(client, messages=messages, add_generation_prompt=False)
+    asked = prompt_of(client, messages=user(QUESTION), add_generation_prompt=False)
+    head = prompt_of(client, messages=user(QUESTION)).removeprefix(asked)
+    assert head and whole.startswith(asked + head + BEGUN["content"])
+    after = prompt_of(client, messages=messages, continue_final_message=False)
+    assert after == whole + head
+
+
+@pytest.mark.parametrize(
+    ("messages", "flags", "words"),
+    [
+        ([*user("a"), BEGUN], {"add_generation_prompt": True}, "contradict"),
+        (user("a"), {}, "last message of the assistant"),
+        ([BEGUN], {}, "after one of the user"),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, "/apply-template"])
+def test_flags_that_contradict_each_other(
+    client: httpx.Client, path: str, messages: Any, flags: dict[str, Any], words: str
+) -> None:
+    error = refused(client, path, messages=messages, continue_final_message=True, **flags)
+    assert error["param"] == "continue_final_message" and words in error["message"]
+
+
+def test_only_free_text_can_be_begun(client: httpx.Client) -> None:
+    bound = {"messages": [*user("a"), BEGUN], "response_format": {"type": "json_object"}}
+    assert "free text" in refused(client, CHAT, **bound)["message"]
+    thought = {**BEGUN, "reasoning_content": "Hm."}
+    assert "reasoning" in refused(client, CHAT, messages=[*user("a"), thought])["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
+def test_the_tokens_of_a_prompt_are_counted(client: httpx.Client, model: Model, path: str) -> None:
+    given = {"messages": user(QUESTION)} if path == CHAT else {"input": QUESTION}
+    told = post(client, f"{path}/input_tokens", **given)
+    n = len(model.chat_prompt(user(QUESTION)))
+    assert told == {"object": "response.input_tokens", "input_tokens": n}
+    most = {"max_tokens": 1} if path == CHAT else {"max_output_tokens": 1}
+    usage = post(client, path, **given, **most)["usage"]
+    assert usage.get("input_tokens", usage.get("prompt_tokens")) == n
+    if path != CHAT:
+        details = usage["input_tokens_details"]
+        assert details["cached_tokens"] + details["cache_write_tokens"] == n

@@ -30,7 +30,7 @@ from openai_api import CHAT, refused, user
             "input_audio",
         ),
         ({"temperature": "hot"}, "temperature", "'hot'"),
-        ({"temperature": 2.1}, "temperature", "2"),
+        ({"temperature": 101}, "temperature", "100"),
         ({"top_p": -0.1}, "top_p", "0"),
         ({"n": 0}, "n", "1"),
         ({"n": True}, "n", "integer"),
@@ -39,7 +39,7 @@ from openai_api import CHAT, refused, user
         ({"stop": 3}, "stop", "string"),
         ({"stop": [""]}, "stop[0]", "at least 1"),
         ({"seed": "x"}, "seed", "integer"),
-        ({"logit_bias": {"a": 1}}, "logit_bias", "token ids"),
+        ({"logit_bias": {"a": "b"}}, "logit_bias.a", "number"),
         ({"logit_bias": {"1": 101}}, "logit_bias.1", "100"),
         ({"top_logprobs": 3}, "top_logprobs", "logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
@@ -51,6 +51,25 @@ from openai_api import CHAT, refused, user
         ({"function_call": {"name": "f"}}, "function_call", "tool_choice"),
         ({"modalities": ["text", "audio"]}, "modalities", "text"),
         ({"tool_choice": "required"}, "tool_choice", "tools"),
+        ({"mirostat": 2}, "mirostat", "no such setting"),
+        ({"min_tokens": 4}, "min_tokens", "no such setting"),
+        ({"stop_token_ids": [3]}, "stop_token_ids", "no such setting"),
+        ({"include_stop_str_in_output": True}, "include_stop_str_in_output", "no such setting"),
+        ({"return_progress": True}, "return_progress", "no such setting"),
+        ({"typical_p": 2.0}, "typical_p", "1"),
+        ({"n_probs": 101}, "n_probs", "100"),
+        ({"guided_choice": []}, "choice", "1"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "both"),
+        (
+            {"structured_outputs": {"structural_tag": {}}},
+            "structured_outputs.structural_tag",
+            "None",
+        ),
+        (
+            {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+            "structured_outputs",
+            "give one",
+        ),
         ({"tools": [{"type": "custom"}]}, "tools[0]", "custom"),
     ],
 )
@@ -77,7 +96,9 @@ def test_a_call_that_the_model_cannot_make_is_refused(client: httpx.Client) -> N
 
 def test_a_conversation_that_does_not_fit(client: httpx.Client) -> None:
     n_ctx = client.get("/v1/models").json()["data"][0]["meta"]["n_ctx"]
-    error = refused(client, CHAT, messages=user("a b c d " * n_ctx))
+    answer = client.post(CHAT, json={"messages": user("a b c d " * n_ctx)})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (400, "exceed_context_size_error")
     assert error["code"] == "context_length_exceeded"
     assert str(n_ctx) in error["message"]
 

@@ -127,6 +127,13 @@ def test_a_stream_is_the_whole_answer_in_pieces(client: httpx.Client) -> None:
             assert found == expected["logprobs"][key]
 
 
+def test_llama_server_s_and_vllm_s_names(client: httpx.Client) -> None:
+    told = complete(client, n_predict=3, n_probs=2)
+    assert told["usage"]["completion_tokens"] == 3
+    assert [len(top) for top in told["choices"][0]["logprobs"]["top_logprobs"]] == [2, 2, 2]
+    assert text(complete(client, guided_choice=["yes"], max_tokens=8)) == "yes"
+
+
 def test_an_answer_may_be_bound(client: httpx.Client) -> None:
     given = {"type": "json_schema", "json_schema": {"schema": {"enum": [[1, 2]]}}}
     told = complete(client, response_format=given, max_tokens=64)

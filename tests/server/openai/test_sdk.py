@@ -207,7 +207,7 @@ def test_models(sdk: openai.OpenAI) -> None:
 
 def test_bad_requests_are_exceptions_of_their_kind(sdk: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
-        sdk.chat.completions.create(model=MODEL, messages=user("hi"), temperature=3)
+        sdk.chat.completions.create(model=MODEL, messages=user("hi"), temperature=-1)
     assert bad.value.param == "temperature"
     assert bad.value.type == "invalid_request_error"
     with pytest.raises(openai.BadRequestError) as long:
