@@ -33,7 +33,7 @@ def engine(two_slots: Engine) -> Iterator[Engine]:
     yield two_slots
     for slot in two_slots.slots:
         assert not slot.busy
-    two_slots.forget_all()
+    two_slots.slots.forget_all()
 
 
 def begin(
