@@ -1,0 +1,1 @@
+"""Whether drafting pays on this machine, and how many rows to verify."""

@@ -20,20 +20,22 @@ DEPTHS = (32, 480)
 """Tokens of context before the rows that are compared: a few, and more than the 256 cells after
 which kernels may split the context among threads."""
 
-_BUDGET_S = 1.0
-_BUDGET_STEPS = 32
-_FORMAT = 1
+_BUDGET_S = 2.0
+_MOST_ROWS = 2048
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
 class Exactness:
     """`differences[depth][width]`: the largest difference of a logit between decoding `width` rows
-    at once and one by one, after `depth` tokens of context."""
+    at once and one by one, after `depth` tokens of context, in `n_rows[depth]` rows of random
+    tokens. Rows that were not tried may differ."""
 
     differences: dict[int, dict[int, float]]
+    n_rows: dict[int, int]
 
     def exact_width(self, depth: int) -> int:
-        """The width up to which verify passes are exact to the bit at this depth; 1 if none is."""
+        """The width up to which no row of verify passes differed at this depth; 1 if none."""
         exact = 1
         for width, difference in sorted(self.differences[depth].items()):
             if difference != 0.0:
@@ -52,12 +54,13 @@ class Exactness:
         texts = []
         for depth, widths in sorted(self.differences.items()):
             exact, widest = self.exact_width(depth), max(widths)
-            text = f"after {depth} tokens: verifying is exact to the bit "
+            text = f"after {depth} tokens: of {self.n_rows[depth]} rows none differed by a bit "
+            text += f"when verified at widths up to {exact}"
             if exact >= widest:
-                text += f"up to width {widest}, the widest measured"
+                text += ", the widest measured"
             else:
                 beyond = max(d for width, d in widths.items() if width > exact)
-                text += f"up to width {exact}; beyond, logits differ by up to {beyond:.3g}"
+                text += f"; beyond, logits differ by up to {beyond:.3g}"
             texts.append(text)
         return texts
 
@@ -66,6 +69,7 @@ class Exactness:
         return {
             str(depth): {
                 "exact_width": self.exact_width(depth),
+                "rows": self.n_rows[depth],
                 "largest_difference": {str(width): d for width, d in widths.items()},
             }
             for depth, widths in sorted(self.differences.items())
@@ -73,52 +77,55 @@ class Exactness:
 
 
 def measure_exactness(target: Target, *, before: Callable[[], None]) -> Exactness:
-    """The exactness of `target`, kept on disk per machine, file, build and settings.
+    """The exactness of `target`, kept per machine, file, build and settings.
 
-    Measuring takes a second, or 32 target steps if these take longer. `before` empties all caches
-    of the target. It is called only if there is something to measure.
+    Takes two seconds or 2,048 rows, and 16 rows where those take longer. `before` empties all
+    caches of the target: called only if there is something to measure.
     """
     key = _key(target)
-    with suppress(ValueError, AttributeError, TypeError):  # not measured yet, or damaged
+    with suppress(ValueError, AttributeError, TypeError, KeyError):  # not measured, or damaged
         raw = disk_cache.read("exactness", key)
         return Exactness(
-            {int(d): {int(w): float(x) for w, x in ws.items()} for d, ws in raw.items()}
+            {int(d): {int(w): float(x) for w, x in ws.items()} for d, ws in raw["max"].items()},
+            {int(depth): int(n) for depth, n in raw["rows"].items()},
         )
     before()
     try:
         found = _measure(target)
     finally:
         target.clear(0)
-    disk_cache.write("exactness", key, found.differences)
+    disk_cache.write("exactness", key, {"max": found.differences, "rows": found.n_rows})
     return found
 
 
 def _measure(target: Target) -> Exactness:
-    start = time.perf_counter()
+    end = time.perf_counter() + _BUDGET_S
     n = min(max(WIDTHS), target.n_batch)
+    widths = [width for width in WIDTHS if width <= n]
+    depths = dict.fromkeys(min(depth, target.n_ctx - n) for depth in DEPTHS)
     rng = np.random.default_rng(0)
-    differences: dict[int, dict[int, float]] = {}
-    steps = 0
-    for depth in DEPTHS:
-        depth = min(depth, target.n_ctx - n)
-        cost = n + sum(n // width for width in WIDTHS if width <= n) + depth // target.n_batch + 1
-        spent = time.perf_counter() - start
-        if steps and (steps + cost > _BUDGET_STEPS and spent * (1 + cost / steps) > _BUDGET_S):
-            break
-        if depth < 1 or depth in differences:
+    found = Exactness({}, {})
+    for i, depth in enumerate(depths):
+        begun = time.perf_counter()
+        if depth < 1 or (i and begun >= end):
             continue
-        tokens = rng.integers(0, target.n_vocab, depth + n, dtype=np.int32)
         target.clear(0)
+        context = rng.integers(0, target.n_vocab, depth, dtype=np.int32)
         for begin in range(0, depth, target.n_batch):
-            _decode(target, tokens[:depth], begin, target.n_batch)
-        single = _rows(target, tokens, depth, 1)
-        differences[depth] = {
-            width: float(np.abs(_rows(target, tokens, depth, width) - single).max())
-            for width in WIDTHS
-            if width <= n
-        }
-        steps += cost
-    return Exactness(differences)
+            _decode(target, context, begin, target.n_batch)
+        differences = found.differences[depth] = dict.fromkeys(widths, 0.0)
+        found.n_rows[depth] = 0
+        share = begun + (end - begun) / (len(depths) - i)
+        while found.n_rows[depth] < _MOST_ROWS:
+            tokens = np.append(context, rng.integers(0, target.n_vocab, n, dtype=np.int32))
+            single = _rows(target, tokens, depth, 1)
+            for width in widths:
+                difference = float(np.abs(_rows(target, tokens, depth, width) - single).max())
+                differences[width] = max(differences[width], difference)
+            found.n_rows[depth] += n
+            if time.perf_counter() >= share:
+                break
+    return found
 
 
 def _rows(target: Target, tokens: NDArray[np.int32], depth: int, width: int) -> NDArray[np.float32]:

@@ -11,6 +11,7 @@ import pytest
 
 from dflash_local import Model, demo, load
 from dflash_local.engine.engine import Engine
+from dflash_local.target import exactness
 from dflash_local.target.exactness import WIDTHS, Exactness, measure_exactness
 from dflash_local.target.target import Target
 from gap_rule import equal_by_gap_rule, joint_noise
@@ -42,7 +43,12 @@ def test_the_shipped_pair_is_exact_to_its_block(model: Model) -> None:
     found = model.exactness()
     assert found.exact_width(32) == 16
     assert found.differences[32] == dict.fromkeys(WIDTHS, 0.0)
-    assert "after 32 tokens: verifying is exact to the bit up to width 16" in found.lines()[0]
+    n = found.n_rows[32]
+    assert n >= 16
+    assert found.lines()[0] == (
+        f"after 32 tokens: of {n} rows none differed by a bit when verified at widths up to 16, "
+        "the widest measured"
+    )
     assert found.as_dict()["32"]["exact_width"] == 16
     json.dumps(found.as_dict())
 
@@ -115,11 +121,24 @@ def test_a_context_too_small_to_measure_in(own_cache: Path) -> None:
 
 
 def test_in_words() -> None:
-    exact = Exactness({32: {2: 0.0, 4: 0.0, 8: 0.25, 16: 0.5}, 480: dict.fromkeys(WIDTHS, 0.0)})
+    exact = Exactness(
+        {32: {2: 0.0, 4: 0.0, 8: 0.25, 16: 0.5}, 480: dict.fromkeys(WIDTHS, 0.0)},
+        {32: 2048, 480: 16},
+    )
     assert exact.lines() == [
-        "after 32 tokens: verifying is exact to the bit up to width 4; "
+        "after 32 tokens: of 2048 rows none differed by a bit when verified at widths up to 4; "
         "beyond, logits differ by up to 0.5",
-        "after 480 tokens: verifying is exact to the bit up to width 16, the widest measured",
+        "after 480 tokens: of 16 rows none differed by a bit when verified at widths up to 16, "
+        "the widest measured",
     ]
     assert exact.noise() == 0.5
-    assert Exactness({32: {2: 1e-6, 4: 0.0}}).exact_width(32) == 1
+    assert Exactness({32: {2: 1e-6, 4: 0.0}}, {32: 16}).exact_width(32) == 1
+
+
+def test_it_looks_at_as_many_rows_as_the_time_allows(
+    own_cache: Path, f32: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixteen may all be equal where some in a hundred are not."""
+    monkeypatch.setattr(exactness, "_BUDGET_S", 1e9)
+    monkeypatch.setattr(exactness, "_MOST_ROWS", 48)
+    assert set(measure_exactness(f32, before=no_caches).n_rows.values()) == {48}
