@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from dflash_local import load
-from dflash_local.fit.options import LoadOptions
+from dflash_local.draft.shape import DraftShape
+from dflash_local.fit.options import MAX_OUTPUT_ROWS, LoadOptions
 from dflash_local.llama import runtime
 from dflash_local.llama.runtime import Device
 from dflash_local.loading import open_pair, usual_shape
+from gguf_files import UINT32, Value, changed
 
 OPTIONS = {"n_ctx": 512, "n_gpu_layers": 0, "n_threads": 1}
 
@@ -60,3 +62,19 @@ def test_drafts_are_trees_or_chains_where_rows_are_cheap() -> None:
 def test_on_a_cpu_drafts_are_chains(pair: tuple[Path, Path]) -> None:
     with load(*pair, **OPTIONS, quiet=True) as model:
         assert (model.draft_shape, model.target.options.n_branches) == ("chain", 1)
+
+
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+def test_a_block_wider_than_a_verify_pass_drafts_as_far_as_one_goes(
+    pair: tuple[Path, Path], tmp_path: Path, shape: DraftShape
+) -> None:
+    keys: dict[str, Value | None] = {"dflash.block_size": (128, UINT32, None)}
+    drafter = changed(pair[1], tmp_path / "wide.gguf", keys=keys)
+    with load(pair[0], drafter, **OPTIONS, kv_type="q8_0", quiet=True, draft_shape=shape) as model:
+        assert model.engine.max_width == MAX_OUTPUT_ROWS
+        plain = model.generate("def f(", max_tokens=24, draft_width=0)
+        for width in ("auto", MAX_OUTPUT_ROWS):
+            model.forget()
+            drafted = model.generate("def f(", max_tokens=24, draft_width=width)
+            assert drafted.tokens == plain.tokens
+        assert drafted.stats.drafted

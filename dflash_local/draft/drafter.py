@@ -53,7 +53,8 @@ class Drafter(ABC):
     @property
     @abstractmethod
     def block_size(self) -> int:
-        """Tokens of a block, anchor included: at most `block_size - 1` are proposed at once."""
+        """Tokens of a block, anchor included: at most `block_size - 1` are proposed at once. At
+        most `fit.options.MAX_OUTPUT_ROWS`: a pass of the target verifies no more."""
 
     @abstractmethod
     def length(self, seq: int) -> int:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.drafter import Drafter, DraftRequest
 from dflash_local.errors import ClosedError, InputError
+from dflash_local.fit.options import MAX_OUTPUT_ROWS
 from dflash_local.gguf.drafter_spec import DrafterSpec
 from dflash_local.gguf.file import file_key
 from dflash_local.llama import native
@@ -73,7 +74,7 @@ class FusedDrafter(Drafter):
 
     @property
     def block_size(self) -> int:
-        return self.spec.block_size
+        return min(self.spec.block_size, MAX_OUTPUT_ROWS)
 
     @property
     def n_features(self) -> int:

@@ -15,7 +15,7 @@ from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.drafter import Drafter, DraftRequest
 from dflash_local.draft.llama_context import ContextOptions, DraftContext, Placement
 from dflash_local.errors import BackendError, ClosedError, ContextFullError, FileError, InputError
-from dflash_local.fit.options import MAX_IDS
+from dflash_local.fit.options import MAX_IDS, MAX_OUTPUT_ROWS
 from dflash_local.gguf.drafter_spec import DrafterSpec
 from dflash_local.gguf.file import file_key
 from dflash_local.target.taps import Features
@@ -111,7 +111,7 @@ class LlamaDrafter(Drafter):
     def block_size(self) -> int:
         """One more than the most drafts. For DSpark, which also drafts at the anchor, that is one
         more than its file says."""
-        return self.spec.n_draft + 1
+        return min(self.spec.n_draft + 1, MAX_OUTPUT_ROWS)
 
     @property
     def n_features(self) -> int:
