@@ -27,29 +27,31 @@ from dflash_local.pays.survival import Prior
 __all__ = ["Controller", "Policy"]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 4, 64
-"""Rounds from the end of drafting to a look, twice as many after each look in vain. With a longest
-one, a text that turns late is not missed; the budget alone would look too often."""
+"""Rounds from the end of drafting to the first probe; twice as many after each that fails, up to
+the longest. Without these pauses, probes come too often; without a longest one, a text that changes
+late is missed."""
 _ANSWER = 100
-"""Rounds in which the way to drafting and back must be earned. Without, drafting begins and ends by
-turns."""
+"""Rounds in which the way to drafting and back must be earned. Without this price, drafting
+begins and ends by turns."""
 _PHASE = 25
-"""Rounds in which the change from chains to trees, or back, must be earned. Without, they change by
-turns where they are worth the same."""
+"""Rounds in which the change from chains to trees, or back, must be earned. Without this
+price, they change by turns where they are worth the same."""
 _REPLAN = 8
 """Rounds between plans: they take host time, up to a tenth of a tiny model's step."""
 _EARLY_ROUNDS, _KNOWN_ROUNDS = 4, 16
 """A request's first rounds, and a drafter's, in which seeing the outcome of a few drafts is worth
-more than what they bring. Without, a drafter whose confidence says nothing is never found out to be
-good."""
+more than what they bring. Without these rounds, a good drafter whose confidence says nothing is
+never found to be good."""
 _FIRST_PROBE = 5.0
-"""Plain rounds that a round of a drafter's very first probe may cost. Without, several sequences of
-a tiny model never try a drafter that would pay: the probe is dearer than the budget."""
+"""Plain rounds that a round of a drafter's very first probe may cost. Without this
+gift, several sequences of a tiny model never try a drafter that would pay, as the probe costs more
+than the budget has."""
 _LONGEST_TIME = 1.5
-"""A round counts as no longer than this many times what it should take. Without, a hiccup of the
-machine ends drafting that pays."""
+"""A round counts as no longer than this many times what it should take. Without this
+limit, a hiccup of the machine ends drafting that pays."""
 _CHECK_SHARE = 0.002
-"""Of the time of drafting, what looking again at plain decoding may cost. Without, a calibration
-that found plain decoding too slow is never put right."""
+"""Of the time of drafting, what looking again at plain decoding may cost. Without these
+looks, a calibration that found plain decoding too slow is never corrected."""
 _FOREVER = 1 << 30
 
 

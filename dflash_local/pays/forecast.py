@@ -1,8 +1,8 @@
 """What drafting for a batch would cost and bring, before it is done: estimates, no decisions.
 
-From the costs of this machine and the chances of every sequence's drafts. As drafts survive less
-and less likely along a chain, the best k drafts of all sequences are a prefix of each chain; costs
-are looked up for every k, because they are not monotone.
+From the costs of this machine and the chances of every sequence's drafts. The chance to
+survive falls along a chain, so the best k drafts of all sequences are a prefix of each chain. Costs
+are looked up for every k, because they do not always rise with k.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from dflash_local.pays.survival import Prior, Survival
 PROBED = 3
 """Drafts verified where the drafter's own confidence is not believed."""
 _SPARSE = 4
-"""Of so many rounds with chains one is looked at as a tree, if trees are allowed."""
+"""One in so many rounds with chains is also judged as a tree, if trees are allowed."""
 
 
 @dataclass(frozen=True)

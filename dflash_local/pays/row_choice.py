@@ -35,8 +35,8 @@ class RowChoice:
     def price(
         self, base: int, passes: Sequence[float], rate: float, shape: ShapeName = "chain"
     ) -> None:
-        """A plain pass has `base` rows; one with k more takes `passes[k]` seconds, in which `rate`
-        tokens a second could be had otherwise."""
+        """A plain pass has `base` rows; one with k more takes `passes[k]` seconds. `rate`: the
+        tokens a second that it must beat."""
         if (base, shape) != self._kind:
             self._values = []
         self._kind, self._rate = (base, shape), rate

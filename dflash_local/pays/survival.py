@@ -29,15 +29,17 @@ FACE_VALUE = (-0.3, 1.1)
 _UNKNOWN = (0.5, 0.0, 0.12)
 """Variances of `a`, both and `b` before anything is seen of a drafter."""
 _APART = (0.15, 0.0, 0.02)
-"""What the requests of one drafter differ by. Without, several at once lose 1 % more."""
+"""Variances of `a`, both and `b` between requests of one drafter. Without them, several requests at
+once lose 1 % more."""
 _WALK = (0.0015, 0.0001)
-"""What a round adds to the variances of `a` and `b`. Without, a text that drifts is not followed:
+"""What a round adds to the variances of `a` and `b`. Without it, a text that drifts is not followed:
 some answers lose 1 % more."""
-_TURN = 0.4
-"""What a turn of the text adds to the variance of `a`, and how many variances of the outcomes of
-the last rounds, each weighing `_MEMORY` of the next, show it. Without, a text that turns is worth
-no more than the best fixed width."""
 _MEMORY, _SURPRISE = 0.85, 5.0
+"""The last rounds' outcomes are compared with what was expected; each round weighs `_MEMORY` of the
+next. The text has turned when the difference squared is more than `_SURPRISE` variances."""
+_TURN = 0.4
+"""What is then added to the variance of `a`. Without it, a text that turns is drafted no better than
+at the best fixed width."""
 _COLD_CHANCE = 0.8
 """Of each draft, before any is seen. With 0.5 good drafters are never tried."""
 _YOUNG = 32

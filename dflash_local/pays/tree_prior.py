@@ -9,7 +9,7 @@ _SHARE, _MEMORY = 0.02, 0.98
 _COLD_SHARES = (0.5, 0.2, 0.1)
 """Of what the first choice leaves, what the next ones are thought to have before any is seen."""
 _DOUBT = 4.0
-"""Misses of a first choice that the drafter's own shares are believed for."""
+"""The weight of the drafter's own shares, in misses of a first choice that were seen."""
 
 
 class TreePrior:
