@@ -29,8 +29,8 @@ Verify: TypeAlias = Callable[[Draft, Callable[[int], int], Callable[[int], bool]
 _NO_DRAFT = Draft.chain([])
 _NO_TOKEN = -1
 _MOST_WITH_A_DRAFT = 16
-"""The most rows that are injected together with a draft. More rows are injected before it: the clock
-of the draft stage is for drafts, not for a long injection."""
+"""The most rows that are injected together with a draft. More rows are injected before it: the
+clock of the draft stage is for drafts, not for a long injection."""
 
 
 class Round:

@@ -32,8 +32,8 @@ _APART = (0.15, 0.0, 0.02)
 """Variances of `a`, both and `b` between requests of one drafter. Without them, several requests at
 once lose 1 % more."""
 _WALK = (0.0015, 0.0001)
-"""What a round adds to the variances of `a` and `b`. Without it, a text that drifts is not followed:
-some answers lose 1 % more."""
+"""What a round adds to the variances of `a` and `b`. Without it, a text that drifts is not
+followed: some answers lose 1 % more."""
 _MEMORY, _SURPRISE = 0.85, 5.0
 """The last rounds' outcomes are compared with what was expected; each round weighs `_MEMORY` of the
 next. The text has turned when the difference squared is more than `_SURPRISE` variances."""
