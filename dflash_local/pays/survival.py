@@ -38,8 +38,8 @@ _MEMORY, _SURPRISE = 0.85, 5.0
 """The last rounds' outcomes are compared with what was expected; each round weighs `_MEMORY` of the
 next. The text has turned when the difference squared is more than `_SURPRISE` variances."""
 _TURN = 0.4
-"""What is then added to the variance of `a`. Without it, a text that turns is drafted no better than
-at the best fixed width."""
+"""What is then added to the variance of `a`. Without it, a text that turns is drafted no better
+than at the best fixed width."""
 _COLD_CHANCE = 0.8
 """Of each draft, before any is seen. With 0.5 good drafters are never tried."""
 _YOUNG = 32
