@@ -172,7 +172,7 @@ def test_draws_follow_the_law_of_the_logits(vocab: Vocab) -> None:
         ({"top_k": 0, "top_p": 0.7, "min_p": 0.0}, {3, 30}),
         ({"top_k": 0, "top_p": 1.0, "min_p": 0.5}, {3, 30}),
         ({"top_k": 1}, {3}),
-        ({"top_k": 0, "top_p": 1.0, "min_p": 0.0, "top_n_sigma": 0.9}, {3, 30}),
+        ({"top_k": 0, "top_p": 1.0, "min_p": 0.0, "top_n_sigma": 1.2}, {3, 30}),
         ({"top_k": 3, "top_p": 1.0, "min_p": 0.0, "typical_p": 0.2}, {30}),
         ({"top_k": 3, "min_p": 0.0, "xtc_probability": 1.0, "xtc_threshold": 0.25}, {30, 300}),
     ],
