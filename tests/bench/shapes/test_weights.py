@@ -25,3 +25,13 @@ def test_values_are_small_and_finite(name: str, std: float) -> None:
     assert values.std() == pytest.approx(std, rel=0.1)
     assert abs(values.mean()) < 0.1 * std
     assert abs(values).max() < 8 * std
+
+
+def test_no_two_rows_of_a_vocabulary_are_equal() -> None:
+    """Else their logits are, and sampling takes longer than it does for trained weights."""
+    n_rows, row = 40_000, 2 * gguf.GGML_QUANT_SIZES[Type.Q6_K][1]
+    weights = RandomWeights(0.02)
+    list(weights.take(Type.Q6_K, 1000 * row))
+    pieces = weights.take(Type.Q6_K, n_rows * row)
+    raw = np.concatenate([np.frombuffer(piece, np.uint8) for piece in pieces])
+    assert len({line.tobytes() for line in raw.reshape(n_rows, row)}) == n_rows
