@@ -30,7 +30,8 @@ class LookupDrafter(Drafter):
         drafts = []
         for request in requests:
             self.inject(request.seq, request.features)
-            drafts.append(Draft.chain(self._lookup([*request.text, request.anchor], request.n_draft)))
+            text = [*request.text, request.anchor]
+            drafts.append(Draft.chain(self._lookup(text, request.n_draft)))
         return drafts
 
     def _lookup(self, text: list[int], n: int) -> list[int]:
