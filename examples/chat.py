@@ -1,6 +1,6 @@
 """A conversation of two turns. The second one decodes only what is new.
 
-    python examples/chat.py
+python examples/chat.py
 """
 
 from __future__ import annotations

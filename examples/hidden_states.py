@@ -1,6 +1,6 @@
 """A probe on hidden states: does a token lie inside a comment? Read off one layer of a GGUF model.
 
-    python examples/hidden_states.py
+python examples/hidden_states.py
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 from dflash_local import Target, demo
 
 LAYER = 5
-CODE = '''
+CODE = """
 def area(width, height):
     # both in metres, and never negative
     return width * height
@@ -19,7 +19,7 @@ def area(width, height):
 pairs = sorted(names.items())
 for name, value in pairs:  # the shortest first
     print(name, value)  # one per line
-'''
+"""
 
 
 def main() -> None:

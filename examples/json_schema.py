@@ -1,6 +1,6 @@
 """An answer that follows a JSON schema, drafts included.
 
-    python examples/json_schema.py
+python examples/json_schema.py
 """
 
 from __future__ import annotations

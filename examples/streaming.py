@@ -1,6 +1,6 @@
 """Three answers at once on an event loop, each printed when it is whole.
 
-    python examples/streaming.py
+python examples/streaming.py
 """
 
 from __future__ import annotations
