@@ -25,6 +25,7 @@ from dflash_local.target.target import Target
 from pair_engine import answer, consistent
 from pair_engine import request as asked
 from shapes import SHAPES, exact_file, exact_target
+from thinned import thinned
 
 N = 32
 SEEDED = {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}
@@ -259,7 +260,7 @@ class FaultyDrafter(ScriptedDrafter):
 @pytest.mark.parametrize(
     ("method", "nth"),
     # Injections are of the prompt, then one per round, then one at the end of the answer.
-    [("inject", 1), ("inject", 2), ("inject", 5), ("draft", 1), ("draft", 3)],
+    thinned([("inject", 1), ("inject", 5), ("draft", 1), ("draft", 3), ("inject", 2)], 2),
 )
 def test_a_drafter_that_fails_is_put_aside_and_tried_again_later(
     known: Known,

@@ -21,6 +21,7 @@ from dflash_local.target.target import Target
 from pair_engine import answer, fused_drafter
 from pair_engine import request as asked
 from shapes import assert_equal, exact_target
+from thinned import thinned
 
 N = 32
 RECORD = {
@@ -59,7 +60,7 @@ def target(shape: DraftShape, either_file: Path) -> Iterator[Target]:
 
 
 @pytest.mark.parametrize("drawn", DRAWN)
-@pytest.mark.parametrize("bound", BOUND)
+@pytest.mark.parametrize("bound", thinned(BOUND))
 def test_drafted_answers_are_the_plain_ones(
     model: Model, shape: DraftShape, bound: str, drawn: str
 ) -> None:
@@ -109,7 +110,7 @@ class Known:
         return drafted.stats
 
 
-@pytest.fixture(scope="module", params=[*BOUND])
+@pytest.fixture(scope="module", params=thinned(BOUND))
 def bound(request: pytest.FixtureRequest) -> dict[str, Any]:
     found: dict[str, Any] = BOUND[request.param]
     return found

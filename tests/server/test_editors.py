@@ -20,6 +20,7 @@ import httpx
 import pytest
 
 from server_process import ServerProcess
+from thinned import thinned
 
 FOLDER = Path(__file__).parent / "editor_requests"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "editors.md"
@@ -274,7 +275,7 @@ def prompt_tokens(answer: httpx.Response) -> tuple[int, int]:
     return timings["prompt_n"] + timings["cache_n"], timings["cache_n"]
 
 
-@pytest.mark.parametrize("name", sorted(CLIENTS))
+@pytest.mark.parametrize("name", thinned(sorted(CLIENTS)))
 def test_a_client_reads_what_it_needs(name: str, server: ServerProcess) -> None:
     """From the shipped pair, with which somebody tries an editor first."""
     for request in CLIENTS[name]["requests"]:
