@@ -54,7 +54,7 @@ MALFORMED: tuple[tuple[str, bytes, str], ...] = (
     ("/v1/completions", b'{"prompt": "a", "max_tokens": 1e400}', "application/json"),
     ("/v1/completions", b'{"prompt": "a", "temperature": NaN}', "application/json"),
     ("/v1/completions", b'{"prompt": [99999999]}', "application/json"),
-    ("/v1/completions", b'{"prompt": "a", "logit_bias": {"x": 1}}', "application/json"),
+    ("/v1/completions", b'{"prompt": "a", "logit_bias": [1]}', "application/json"),
     ("/infill", b'{"input_prefix": 7}', "application/json"),
     ("/completion", b'{"prompt": {"a": 1}}', "application/json"),
 )
