@@ -14,7 +14,7 @@ from dflash_local.cli import main
 
 COMMAND = (sys.executable, __file__, "serve", "--port", "0")
 LONG_S = 0.3
-"""Of the loop's CPU time. It is 0.1 on a quiet machine; what this guards against took 10 s and more."""
+"""Of the loop's CPU time; under 0.1 on a quiet machine. What this guards against took 10 s."""
 
 _run = asyncio.events.Handle._run
 
