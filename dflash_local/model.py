@@ -262,9 +262,9 @@ class Model:
         return self.astream(prompt, **options)
 
     def exactness(self) -> Exactness:
-        """Up to which width verifying equals plain decoding to the bit on this machine.
+        """How much verifying differs from plain decoding on this machine, in some random rows.
 
-        It is measured once, which takes about a second and empties the caches, and then kept.
+        It is measured once, which takes about two seconds and empties the caches, and then kept.
         """
         found: list[Exactness] = []
 
@@ -313,20 +313,15 @@ class Model:
 
     def _knows(self, options: dict[str, Any]) -> bool:
         """Whether the grammar that a request names is compiled already."""
-        check_option_names(options)
-        sampling = sampling_of(options)
-        sampling.validate(self.target.n_vocab)
-        return self._engine.grammars.knows(sampling)
+        return self._engine.grammars.knows(self._sampling(options))
 
     def _text_request(self, prompt: str | Sequence[int], options: dict[str, Any]) -> TextRequest:
         """Check a request before it is queued, so that bad ones fail at the call."""
-        check_option_names(options)
+        sampling = self._sampling(options)
         if isinstance(prompt, str):
             tokens = self._vocabulary.tokenize(prompt, n_ctx=self.n_ctx)
         else:
             tokens = token_ids(prompt)
-        sampling = self._with_token_ids(sampling_of(options))
-        sampling.validate(self.target.n_vocab)
         # Compiled here: on the model's thread all other requests would wait for it.
         constraint = self._engine.grammars.constraint(sampling)
         if options.get("ignore_eos"):
@@ -355,6 +350,13 @@ class Model:
             seconds_of("deadline_s", options),
             self._tell,
         )
+
+    def _sampling(self, options: dict[str, Any]) -> SamplingParams:
+        """The checked sampling parameters of a request."""
+        check_option_names(options)
+        sampling = self._with_token_ids(sampling_of(options))
+        sampling.validate(self.target.n_vocab)
+        return sampling
 
     def _with_token_ids(self, sampling: SamplingParams) -> SamplingParams:
         """With the tokens of texts in `logit_bias` in their place."""

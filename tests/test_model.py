@@ -330,3 +330,10 @@ def test_a_known_grammar_waits_for_no_unknown_one(model: Model) -> None:
         return waited
 
     assert asyncio.run(all_of_them()) < 5
+
+
+def test_a_grammar_goes_with_texts_in_the_bias(model: Model) -> None:
+    """Asynchronous callers ask first whether the grammar is known."""
+    options: dict[str, Any] = {"json_schema": {"type": "integer"}, "logit_bias": {"7": 50.0}}
+    answer = asyncio.run(model.agenerate("x", **options, max_tokens=2, temperature=0))
+    assert answer.text == "77"

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from dflash_local import disk_cache
 from dflash_local.llama import runtime
+from dflash_local.target.bare_pass import prefill, rows_of
 from dflash_local.target.target import Target
 
 WIDTHS = (2, 4, 8, 16)
@@ -110,17 +111,15 @@ def _measure(target: Target) -> Exactness:
         if depth < 1 or (i and begun >= end):
             continue
         target.clear(0)
-        context = rng.integers(0, target.n_vocab, depth, dtype=np.int32)
-        for begin in range(0, depth, target.n_batch):
-            _decode(target, context, begin, target.n_batch)
+        prefill(target, rng.integers(0, target.n_vocab, depth).tolist())
         differences = found.differences[depth] = dict.fromkeys(widths, 0.0)
         found.n_rows[depth] = 0
         share = begun + (end - begun) / (len(depths) - i)
         while found.n_rows[depth] < _MOST_ROWS:
-            tokens = np.append(context, rng.integers(0, target.n_vocab, n, dtype=np.int32))
-            single = _rows(target, tokens, depth, 1)
+            tokens = rng.integers(0, target.n_vocab, n).tolist()
+            single = _rows(target, depth, tokens, 1)
             for width in widths:
-                difference = float(np.abs(_rows(target, tokens, depth, width) - single).max())
+                difference = float(np.abs(_rows(target, depth, tokens, width) - single).max())
                 differences[width] = max(differences[width], difference)
             found.n_rows[depth] += n
             if time.perf_counter() >= share:
@@ -128,22 +127,10 @@ def _measure(target: Target) -> Exactness:
     return found
 
 
-def _rows(target: Target, tokens: NDArray[np.int32], depth: int, width: int) -> NDArray[np.float32]:
-    """Logits of the rows after `depth`, decoded `width` at a time; float32 [rows, n_vocab]."""
-    target.truncate(0, depth)
-    rows = []
-    for begin in range(depth, len(tokens), width):
-        _decode(target, tokens, begin, width)
-        rows += [target.logits(i).copy() for i in range(min(width, len(tokens) - begin))]
-    return np.stack(rows)
-
-
-def _decode(target: Target, tokens: NDArray[np.int32], begin: int, width: int) -> None:
-    chunk = tokens[begin : begin + width]
-    last = begin + len(chunk)
-    # The context's rows need no logits, and would not fit the output buffer.
-    output = [width <= max(WIDTHS)] * len(chunk)
-    target.decode(chunk, range(begin, last), [0] * len(chunk), output)
+def _rows(target: Target, begin: int, tokens: list[int], width: int) -> NDArray[np.float32]:
+    """Logits of these rows from `begin` on, decoded `width` at a time; float32 [rows, n_vocab]."""
+    target.truncate(0, begin)
+    return np.stack(rows_of(target, begin, tokens, width))
 
 
 def _key(target: Target) -> dict[str, Any]:

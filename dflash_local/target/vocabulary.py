@@ -63,7 +63,7 @@ class _Names:
 
     def are_many(self, text: str) -> bool:
         """Whether there may be more than `_MOST_NAMES` in it."""
-        if self._starts is None or len(text) <= _MOST_NAMES:
+        if self._starts is None:
             return False
         return next(islice(self._starts.finditer(text), _MOST_NAMES, None), None) is not None
 
@@ -182,6 +182,8 @@ class Vocabulary:
             ) from None
         if n_ctx is not None:
             self._check_length(n_bytes, n_ctx)
+        if len(text) <= _MOST_NAMES:
+            return self._tokenize(text, special, add_special)
         names = self._names(special)
         if not names.are_many(text):
             return self._tokenize(text, special, add_special)

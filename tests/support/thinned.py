@@ -10,11 +10,9 @@ import pytest
 
 def thinned(cases: Iterable[Any], every: int = 3) -> list[Any]:
     """Parameters of a test, or of a fixture: the first of each `every` stays in the daily run."""
-    return [
-        case
-        if i % every == 0
-        else pytest.param(*case, marks=pytest.mark.slow)
-        if isinstance(case, tuple)
-        else pytest.param(case, marks=pytest.mark.slow)
-        for i, case in enumerate(cases)
-    ]
+    return [case if i % every == 0 else _slow(case) for i, case in enumerate(cases)]
+
+
+def _slow(case: Any) -> Any:
+    values = case if isinstance(case, tuple) else (case,)
+    return pytest.param(*values, marks=pytest.mark.slow)

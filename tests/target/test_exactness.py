@@ -35,6 +35,13 @@ def f32(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     path.unlink()  # of 110 MB
 
 
+@pytest.fixture
+def in_48_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However fast the machine is."""
+    monkeypatch.setattr(exactness, "_BUDGET_S", 1e9)
+    monkeypatch.setattr(exactness, "_MOST_ROWS", 48)
+
+
 def no_caches() -> None:
     pass
 
@@ -53,7 +60,7 @@ def test_the_shipped_pair_is_exact_to_its_block(model: Model) -> None:
     json.dumps(found.as_dict())
 
 
-def test_it_is_measured_once(own_cache: Path) -> None:
+def test_it_is_measured_once(own_cache: Path, in_48_rows: None) -> None:
     """The second time nothing is decoded: what the caches hold stays."""
     prompt = demo.prompts()["code"][0]
     with load(
@@ -136,9 +143,7 @@ def test_in_words() -> None:
 
 
 def test_it_looks_at_as_many_rows_as_the_time_allows(
-    own_cache: Path, f32: Target, monkeypatch: pytest.MonkeyPatch
+    own_cache: Path, in_48_rows: None, f32: Target
 ) -> None:
     """Sixteen may all be equal where some in a hundred are not."""
-    monkeypatch.setattr(exactness, "_BUDGET_S", 1e9)
-    monkeypatch.setattr(exactness, "_MOST_ROWS", 48)
     assert set(measure_exactness(f32, before=no_caches).n_rows.values()) == {48}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_local.bench.measure.target_pass import decode, prefill
+from dflash_local.target.bare_pass import prefill, rows_of
 from dflash_local.target.batch import Batch
 from dflash_local.target.target import Target
 
@@ -64,12 +64,7 @@ def _chains(
     target: Target, prompt: Sequence[int], answer: Sequence[int], width: int
 ) -> list[NDArray[np.float32]]:
     """Logits of each row of the answer, decoded `width` rows at a time."""
-    rows = []
-    for begin in range(0, len(answer), width):
-        tokens = answer[begin : begin + width]
-        decode(target, len(prompt) + begin, tokens)
-        rows += [target.logits(row).copy() for row in range(len(tokens))]
-    return rows
+    return rows_of(target, len(prompt), answer, width)
 
 
 def _trees(

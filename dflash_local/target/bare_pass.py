@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dflash_local.target.batch import Batch, Outputs
 from dflash_local.target.target import Target
 
@@ -22,3 +25,15 @@ def prefill(target: Target, tokens: Sequence[int]) -> int:
         n = len(tokens[begin : begin + target.n_batch])
         decode(target, begin, tokens[begin : begin + n], "last")
     return n - 1
+
+
+def rows_of(
+    target: Target, begin: int, tokens: Sequence[int], width: int
+) -> list[NDArray[np.float32]]:
+    """Logits of each of these tokens' rows, decoded `width` rows at a time; float32 [n_vocab]."""
+    rows = []
+    for i in range(0, len(tokens), width):
+        chunk = tokens[i : i + width]
+        decode(target, begin + i, chunk)
+        rows += [target.logits(row).copy() for row in range(len(chunk))]
+    return rows
