@@ -33,9 +33,9 @@ from .options import (
     option,
     values_of,
 )
+from .progress import writing_progress
 from .report import Say, speaker
 from .values import name_list, number, whole, whole_list
-from .writing import writing_progress
 
 if TYPE_CHECKING:
     from dflash_local.bench.benchmark import BenchOptions

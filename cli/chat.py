@@ -27,7 +27,7 @@ from .options import (
     max_tokens,
 )
 from .report import Say, speaker, stats_page, summary
-from .single import read_prompt, run_single
+from .request import read_prompt, run_single
 from .values import utf8_text
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from .options import (
     option,
 )
 from .report import speaker
-from .single import read_prompt, run_single
+from .request import read_prompt, run_single
 from .values import utf8_text
 
 FILE = option(

@@ -13,13 +13,13 @@ import click
 
 from .answer import write_stdout
 from .options import QUIET, SectionedCommand, option
+from .progress import writing_progress
 from .report import byte_size, speaker
-from .writing import writing_progress
 
 if TYPE_CHECKING:
     from dflash_local.convert import ConvertResult
 
-# as `dflash_local.convert.quantize` has them, which needs llama.cpp to load
+# as `dflash_local.convert.quantization` has them, which needs llama.cpp to load
 OUTTYPES = (
     "f32",
     "bf16",

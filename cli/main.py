@@ -20,8 +20,8 @@ from .chat import chat
 from .complete import complete
 from .convert import convert
 from .inspect import inspect
+from .request import INTERRUPTED
 from .serve import serve
-from .single import INTERRUPTED
 
 NAME = "dflash-local"
 FAILED = 1

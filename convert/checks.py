@@ -19,7 +19,7 @@ from dflash_local.gguf.file import GgufFile, TensorInfo
 
 from .files.source import Source
 from .key import Key
-from .quantize import n_bytes
+from .quantization import n_bytes
 from .tensors.plan import TensorPlan
 
 Tensors = Sequence[tuple[TensorPlan, GGMLQuantizationType]]

@@ -28,7 +28,7 @@ from .files.reading import read_json
 from .files.source import CONFIG, Source, fetch_drafter, fetch_target, target_hint
 from .key import Key
 from .provenance import model_name, provenance_keys
-from .quantize import file_type, tensor_type
+from .quantization import file_type, tensor_type
 from .tensors.masked_embedding import masked_tensors
 from .tensors.names import absolute_ids, left_out, plan_tensors
 from .tensors.plan import RowSource, TensorPlan, planned_rows

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from dflash_local.errors import InputError
 
 from .key import Key
-from .quantize import encode, n_bytes
+from .quantization import encode, n_bytes
 from .tensors.plan import TensorPlan
 
 _PIECE = 1 << 21  # values that are in memory at once, as f32

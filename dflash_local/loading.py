@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_local.draft.drafter import Drafter
-from dflash_local.draft.fused import TREE_TOP_K, FusedDrafter
+from dflash_local.draft.fused_drafter import TREE_TOP_K, FusedDrafter
 from dflash_local.draft.llama_drafter import LlamaDrafter
 from dflash_local.draft.shape import DraftShape, checked_shape
 from dflash_local.draft.trial import ensure_drafts

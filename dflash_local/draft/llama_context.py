@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dflash_local.errors import BackendError, FileError, InputError
 from dflash_local.llama import runtime
-from dflash_local.target import saved
+from dflash_local.target import sequence_state
 
 # isort: split
 import llama_cpp.llama_cpp as api
@@ -248,12 +248,12 @@ class DraftContext:
         return int(api.llama_memory_seq_pos_min(self._memory, seq))
 
     def save(self, seq: int) -> NDArray[np.uint8]:
-        """The rows of a sequence as bytes, uint8 [n]. See `target.saved`."""
-        return saved.save(self._context, seq)
+        """The rows of a sequence as bytes, uint8 [n]. See `target.sequence_state`."""
+        return sequence_state.save(self._context, seq)
 
     def restore(self, seq: int, state: NDArray[np.uint8]) -> bool:
         """Replace the rows of a sequence by saved ones. If they do not fit: False, it is empty."""
-        return saved.restore(self._context, seq, state)
+        return sequence_state.restore(self._context, seq, state)
 
     def close(self) -> None:
         """Free context and model. Safe to call again."""

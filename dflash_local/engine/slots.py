@@ -19,7 +19,7 @@ from dflash_local.engine.prefix import Entry, Prefix
 from dflash_local.engine.prefixes import Found, PrefixStore
 from dflash_local.engine.reuse import LEAST_GAIN, Holder, choose, common_prefix, worth_keeping
 from dflash_local.errors import InputError
-from dflash_local.target import saved
+from dflash_local.target import sequence_state
 from dflash_local.target.batch import Batch
 from dflash_local.target.taps import StoredFeatures
 from dflash_local.target.target import Target
@@ -381,7 +381,7 @@ class Slots:
         """Replace what a slot has by a saved sequence. If that fails, the slot is empty."""
         self.forget(slot)
         self.make_room(len(entry))
-        if not saved.restore(self.target.context, slot.seq, entry.target):
+        if not sequence_state.restore(self.target.context, slot.seq, entry.target):
             return
         slot.cached = list(entry.tokens)
         slot.gave_up = entry.gave_up
@@ -403,10 +403,10 @@ class Slots:
             slot.gave_up,
         )
         context = self.target.context
-        if store.has(prefix) or saved.size_of(context, slot.seq) > store.max_bytes:
+        if store.has(prefix) or sequence_state.size_of(context, slot.seq) > store.max_bytes:
             return
         try:
-            state = saved.save(context, slot.seq)
+            state = sequence_state.save(context, slot.seq)
             rows = drafter.save(slot.seq) if drafter else np.empty(0, np.uint8)
         except MemoryError:
             return

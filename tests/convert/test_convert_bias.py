@@ -10,7 +10,7 @@ import pytest
 import hf_drafters
 from dflash_local.convert import convert
 from dflash_local.draft.drafter import DraftRequest
-from dflash_local.draft.fused import FusedDrafter
+from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.errors import FileError
 from dflash_local.loading import open_drafter
 from dflash_local.target.target import Target

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dflash_local import load
-from dflash_local.draft.fused import FusedDrafter
+from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.errors import FileError
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.drafter_spec import DrafterSpec

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dflash_local import load
-from dflash_local.draft.fused import FusedDrafter
+from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.draft.llama_drafter import LlamaDrafter
 from dflash_local.draft.trial import ensure_drafts
 from dflash_local.errors import FileError, InputError, PairError

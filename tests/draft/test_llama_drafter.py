@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dflash_local import demo
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import Drafter, DraftRequest
-from dflash_local.draft.fused import FusedDrafter
+from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.draft.llama_drafter import LlamaDrafter, best_path, top_ids
 from dflash_local.engine.engine import Engine
 from dflash_local.errors import BackendError, ClosedError, ContextFullError, InputError

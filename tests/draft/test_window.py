@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dflash_local import demo, load
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import DraftRequest
-from dflash_local.draft.fused import FusedDrafter
+from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.draft.llama_drafter import LlamaDrafter
 from dflash_local.draft.shape import DraftShape
 from dflash_local.errors import InputError

@@ -15,7 +15,7 @@ import pytest
 
 from add_up import LOT, N_NODES, add_up
 from dflash_local import Model, demo
-from dflash_local.draft.fused import FusedDrafter
+from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine import widths
 from dflash_local.engine.engine import Engine

@@ -20,7 +20,7 @@ from add_up import LOT, N_NODES, add_up
 from adversarial import ScriptedDrafter
 from dflash_local import demo
 from dflash_local.draft.draft import Draft
-from dflash_local.draft.fused import FusedDrafter
+from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine import widths
 from dflash_local.engine.engine import Engine

@@ -19,7 +19,7 @@ from dflash_local.engine.prefixes import PrefixStore
 from dflash_local.engine.sequence import Sequence
 from dflash_local.errors import InputError
 from dflash_local.loading import open_drafter, state_key
-from dflash_local.target import saved
+from dflash_local.target import sequence_state
 from dflash_local.target.batch import Batch
 from dflash_local.target.options import TargetOptions
 from dflash_local.target.target import Target
@@ -236,14 +236,14 @@ def test_saved_bytes_that_do_not_fit_are_refused(engine: Engine, text: list[int]
     empty(engine)
     sequence = answer(engine, text[:300], 0, 2)
     context, seq = engine.target.context, sequence.slot.seq
-    state = saved.save(context, seq)
-    assert saved.restore(context, seq, state)
+    state = sequence_state.save(context, seq)
+    assert sequence_state.restore(context, seq, state)
     flipped = state.copy()
     flipped[8:12] = 0xFF  # how many cells there are
     longer = np.concatenate([state, state[:9]])
     for bad in (state[:0], state[:7], state[:1000], state[:-1], longer, flipped):
-        assert not saved.restore(context, seq, bad)
-        assert saved.size_of(context, seq) < 100
+        assert not sequence_state.restore(context, seq, bad)
+        assert sequence_state.size_of(context, seq) < 100
     engine.slots.forget_all()
     assert engine.slots.free_cells == engine.target.n_ctx
     expected = sequence.tokens

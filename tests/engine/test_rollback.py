@@ -17,7 +17,7 @@ from adversarial import MeddledDrafter
 from dflash_local import demo
 from dflash_local.draft.draft import ANCHOR, Candidates, Draft
 from dflash_local.draft.drafter import DraftRequest
-from dflash_local.draft.fused import FusedDrafter
+from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
 from dflash_local.target.target import Target

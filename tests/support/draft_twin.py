@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import DraftRequest
-from dflash_local.draft.fused import FusedDrafter
+from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
 from dflash_local.target.target import Target

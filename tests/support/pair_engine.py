@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dflash_local import demo
 from dflash_local.draft.drafter import Drafter
-from dflash_local.draft.fused import TREE_TOP_K, FusedDrafter
+from dflash_local.draft.fused_drafter import TREE_TOP_K, FusedDrafter
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.request import Request

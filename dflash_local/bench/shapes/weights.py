@@ -15,7 +15,7 @@ from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 
-from dflash_local.convert.quantize import encode
+from dflash_local.convert.quantization import encode
 
 _N_BLOCKS = {256: 16_381, 32: 131_071, 1: 4_194_301}
 """Blocks of a pool, by the values in a block, for 4 million values. They are primes, so that any

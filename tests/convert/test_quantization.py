@@ -12,7 +12,7 @@ import pytest
 from gguf import GGML_QUANT_SIZES, quants
 from gguf import GGMLQuantizationType as Type
 
-from dflash_local.convert.quantize import OUTTYPES, encode, file_type, n_bytes, tensor_type
+from dflash_local.convert.quantization import OUTTYPES, encode, file_type, n_bytes, tensor_type
 from dflash_local.errors import InputError
 from dflash_local.llama import runtime
 from tensor_plans import plan_of, plans
