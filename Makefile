@@ -19,7 +19,7 @@ test: check
 
 # Tests that take longer and prove more of the same: long texts, many requests, large files.
 slow-test: setup-test
-	$(PYTEST) -m slow $$(grep -rlE "pytest.mark.slow|thinned\(" tests --include="test_*.py")
+	$(PYTEST) -m slow $$(grep -rlE "pytest.mark.(slow|one_in)" tests --include="test_*.py")
 
 # The server with real clients that are not on PyPI. What is missing is installed from Debian and npm.
 client-test: browser-test node-test

@@ -52,6 +52,7 @@ def assert_ends_together(model: Model, prompt: str, result: Result) -> None:
 # What ends an answer
 
 
+@pytest.mark.one_in(6)
 @of_both_shapes("n", [1, 2, 3, 7, 15, 16, 17, 18], [2, 15, 17])
 def test_max_tokens_anywhere_in_a_block(either_model: Model, prompt: str, n: int) -> None:
     model = either_model
@@ -75,6 +76,7 @@ def test_end_of_text_anywhere_in_a_block(either_model: Model, n: int) -> None:
     assert_ends_together(model, "x = ", result)
 
 
+@pytest.mark.one_in(5)
 @of_both_shapes("at", [0, 1, 4, 9, 14, 22], [4, 14, 22])
 def test_a_stop_string_anywhere_in_a_block(either_model: Model, prompt: str, at: int) -> None:
     model = either_model
@@ -117,6 +119,7 @@ def test_each_token_is_an_accepted_draft_or_the_targets_own(
     assert (chunks[0].drafting is None) == (width != "auto")
 
 
+@pytest.mark.one_in(3)
 @of_both_shapes("width", [0, 16], [16])
 def test_characters_are_never_split(either_model: Model, width: int) -> None:
     for seed in range(4):
@@ -308,6 +311,7 @@ def test_settings_that_do_not_load(options: dict[str, Any], named: str) -> None:
     assert "\n" not in str(found.value)
 
 
+@pytest.mark.slow
 def test_a_known_grammar_waits_for_no_unknown_one(model: Model) -> None:
     """As many as there are threads to compile them are tried for ten seconds each."""
     known = {"type": "integer"}

@@ -326,6 +326,7 @@ def test_a_prompt_in_another_locale() -> None:
     assert there["tokens"] == json.loads(run(*arguments).stdout)["tokens"]
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -342,6 +343,7 @@ def test_what_only_the_model_can_refuse(arguments: list[str], named: str) -> Non
     assert named in refused("complete", "-q", *arguments)
 
 
+@pytest.mark.slow
 def test_files_that_are_no_model(tmp_path: Path) -> None:
     text, short = tmp_path / "text.gguf", tmp_path / "short.gguf"
     text.write_text("no model at all")

@@ -77,6 +77,7 @@ def test_json_is_one_object_with_all_that_was_asked_for(tmp_path: Path) -> None:
     assert found["n_beyond_rounding"] == 0
 
 
+@pytest.mark.slow
 def test_requests_at_once_are_measured_too() -> None:
     rows = told(*FEW, "--category", "chat", "--temps", "0", "--concurrency", "1,2")["concurrency"]
     assert [(row["category"], row["concurrency"], row["shape"]) for row in rows] == [
@@ -85,6 +86,7 @@ def test_requests_at_once_are_measured_too() -> None:
     assert all(row["drafted"]["total_tokens_per_second"]["median"] > 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_synthetic_acceptance_is_the_same_for_all_drafts() -> None:
     found = told(
         *(*ON_CPU, "--category", "chat", "--limit", "1", "--temps", "0", "-n", "49"),

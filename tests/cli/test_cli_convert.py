@@ -110,6 +110,7 @@ def test_a_dry_run_writes_nothing(made: tuple[Path, Path], folder: Path) -> None
     assert told["dry_run"] is True and told["n_tensors"] > 0 and not list(folder.iterdir())
 
 
+@pytest.mark.slow
 def test_the_target_may_come_from_the_environment(made: tuple[Path, Path], folder: Path) -> None:
     drafter, target = made
     given = converted(drafter, "--target", target, "-o", "a.gguf", folder=folder)
@@ -171,6 +172,7 @@ def hub() -> Iterator[Hub]:
         yield hub
 
 
+@pytest.mark.slow
 def test_what_the_hub_refuses(
     hub: Hub, made: tuple[Path, Path], folder: Path, tmp_path: Path
 ) -> None:
@@ -204,6 +206,7 @@ def interrupted(process: subprocess.Popen[str]) -> tuple[str, str]:
     return out, error
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
 @pytest.mark.parametrize("existing", [False, True])
 def test_ctrl_c_while_it_writes(existing: bool, tmp_path: Path, folder: Path) -> None:
@@ -224,6 +227,7 @@ def test_ctrl_c_while_it_writes(existing: bool, tmp_path: Path, folder: Path) ->
     assert left == ({"d.gguf": b"what was there"} if existing else {})
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
 def test_ctrl_c_while_it_downloads(
     hub: Hub, made: tuple[Path, Path], folder: Path, tmp_path: Path
@@ -254,6 +258,7 @@ def test_an_existing_file_is_kept(made: tuple[Path, Path], folder: Path) -> None
     assert GgufFile.open(folder / "d.gguf").architecture == "dflash"
 
 
+@pytest.mark.slow
 def test_places_that_cannot_be_written(made: tuple[Path, Path], folder: Path) -> None:
     drafter, target = made
     for output in ("no/such/folder/d.gguf", "."):
@@ -261,6 +266,7 @@ def test_places_that_cannot_be_written(made: tuple[Path, Path], folder: Path) ->
         assert "folder" in line
 
 
+@pytest.mark.slow
 def test_sources_that_are_no_drafter(made: tuple[Path, Path], folder: Path, tmp_path: Path) -> None:
     _, target = made
     empty = tmp_path / "empty"
@@ -280,6 +286,7 @@ def test_sources_that_are_no_drafter(made: tuple[Path, Path], folder: Path, tmp_
         assert words in refused(source, "--target", target, folder=folder)
 
 
+@pytest.mark.slow
 def test_targets_that_it_is_not_for(made: tuple[Path, Path], folder: Path, tmp_path: Path) -> None:
     drafter, _ = made
     large = write_target(tmp_path / "large.gguf", n_layer=8, n_vocab=352)

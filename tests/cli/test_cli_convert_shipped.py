@@ -31,6 +31,7 @@ def folder(tmp_path: Path) -> Path:
     return work
 
 
+@pytest.mark.slow
 def test_the_shipped_drafter_comes_back(shipped: Path, folder: Path) -> None:
     path = converted(shipped, "--target", TARGET, folder=folder).stdout.strip()
     ours = {tensor.name: tensor for tensor in gguf.GGUFReader(folder / path).tensors}
@@ -44,6 +45,7 @@ def test_the_shipped_drafter_comes_back(shipped: Path, folder: Path) -> None:
     assert {name: keys[name] for name in described} == {name: known[name] for name in described}
 
 
+@pytest.mark.slow
 def test_it_drafts_as_the_shipped_one(shipped: Path, folder: Path) -> None:
     path = converted(shipped, "--target", TARGET, folder=folder).stdout.strip()
     options = ("complete", "--json", "-q", "-n", "48", "--draft-width", "16", "--gpu-layers", "0")

@@ -174,6 +174,7 @@ def test_a_target_in_the_environment_is_for_drafters() -> None:
     assert told(TARGET, DFLASH_LOCAL_TARGET=TARGET) == told(TARGET)
 
 
+@pytest.mark.slow
 def test_bad_files(tmp_path: Path) -> None:
     short = tmp_path / "short.gguf"
     short.write_bytes(Path(TARGET).read_bytes()[:100_000])

@@ -48,6 +48,7 @@ def test_help_names_a_variable_for_every_option() -> None:
         assert f"env var: {option.envvar}" in text
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -86,6 +87,7 @@ def test_bad_options(arguments: list[str], named: str) -> None:
     assert named in refused(*arguments)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]"])
 def test_other_machines_are_not_let_in_without_a_key(host: str) -> None:
     line = refused("--host", host)
@@ -97,6 +99,7 @@ def test_all_websites_are_not_let_in_without_a_key() -> None:
     assert "--api-key" in refused("--cors-origin", "*")
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("text", ["", "\n\n", "one key\n", "naïve\n"])
 def test_files_that_hold_no_keys(tmp_path: Path, text: str) -> None:
     file = tmp_path / "keys.txt"

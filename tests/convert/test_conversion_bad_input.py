@@ -147,6 +147,7 @@ def test_a_hubs_drafter_is_converted_and_says_so(
     assert file.get("general.source.repo_url") == "https://huggingface.co/lab/Tiny-DFlash"
 
 
+@pytest.mark.slow
 def test_the_target_that_a_drafter_names_is_fetched_without_its_weights(
     hub: Hub, fetched: Callable[..., str], drafter: Path, pair: Pair, tmp_path: Path
 ) -> None:

@@ -80,6 +80,7 @@ def test_the_file_decides_what_runs_it(
     drafter.close()
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("options", FAMILIES.values(), ids=FAMILIES.keys())
 def test_a_drafter_of_each_family_loads_and_changes_no_answer(
     options: Mapping[str, Any], tmp_path: Path

@@ -91,6 +91,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("options", SHAPES.values(), ids=SHAPES.keys())
 def test_equals_the_reference(options: dict[str, Any], make_twin: TwinMaker) -> None:
     twin = make_twin(**options)
@@ -112,6 +113,7 @@ def test_what_a_scale_a_cap_and_biases_change_is_seen(make_twin: TwinMaker) -> N
         twin.assert_not(0, plain.reference.draft(0, anchor=11))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("quant", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"])
 def test_equals_the_reference_in_every_type(quant: str, make_twin: TwinMaker) -> None:
     twin = make_twin(quant=quant, n_embd=256, head_dim=64, target_layers=(1, 2))

@@ -167,6 +167,7 @@ def test_equals_the_drafter_of_llama_cpp(
         theirs.close()
 
 
+@pytest.mark.slow
 def test_every_option_changes_the_draft(target: Path, tmp_path: Path) -> None:
     """Else the comparison with llama.cpp would not show an option that both ignore."""
     drafts = {}

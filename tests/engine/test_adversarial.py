@@ -25,7 +25,6 @@ from dflash_local.target.target import Target
 from pair_engine import answer, consistent
 from pair_engine import request as asked
 from shapes import SHAPES, exact_file, exact_target
-from thinned import thinned
 
 N = 32
 SEEDED = {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}
@@ -140,6 +139,7 @@ def test_right_for_another_number_each_round(known: Known) -> None:
     assert len(stats.accepted_lengths) > 2
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("at", [0, 1, 5, 14])
 def test_a_wrong_end_of_text_ends_nothing(known: Known, at: int) -> None:
     know, end = oracle(known.text), ends_of_text(known.target)[0]
@@ -152,6 +152,7 @@ def test_a_wrong_end_of_text_ends_nothing(known: Known, at: int) -> None:
     assert max(stats.accepted_lengths) == at + 1
 
 
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 14, 15, 16, 17])
 def test_a_right_end_of_text_ends_the_answer_with_it(
@@ -172,6 +173,7 @@ def test_a_right_end_of_text_ends_the_answer_with_it(
         assert stats.rounds == math.ceil(n / width)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("invalid", [-1, -(2**31), 2**31 - 1, None], ids=str)
 @pytest.mark.parametrize("at", [0, 1, 14])
 def test_ids_outside_the_vocabulary(known: Known, invalid: int | None, at: int) -> None:
@@ -257,10 +259,11 @@ class FaultyDrafter(ScriptedDrafter):
         super().truncate(seq, length)
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     ("method", "nth"),
     # Injections are of the prompt, then one per round, then one at the end of the answer.
-    thinned([("inject", 1), ("inject", 5), ("draft", 1), ("draft", 3), ("inject", 2)], 2),
+    [("inject", 1), ("inject", 5), ("draft", 1), ("draft", 3), ("inject", 2)],
 )
 def test_a_drafter_that_fails_is_put_aside_and_tried_again_later(
     known: Known,

@@ -114,6 +114,7 @@ def prompts(pair: Pair) -> list[list[int]]:
 only_chains = pytest.mark.parametrize("shape", ["chain"], indirect=True)
 
 
+@pytest.mark.one_in(18)
 @of_both_shapes("decider, way", product(DECIDERS, WAYS), product(LOT, WAYS))
 def test_answers_are_the_plain_ones(
     pair: Pair, prompts: list[list[int]], decider: str, way: str
@@ -184,6 +185,7 @@ def test_every_length_ends_there(pair: Pair, prompts: list[list[int]], decider: 
         pair.in_step(engine, [*prompts[1], *sequence.tokens])
 
 
+@pytest.mark.one_in(3)
 @only_chains
 @pytest.mark.parametrize("decider", ["by the row", "hopeless", "by lot"])
 def test_an_end_of_text_ends_the_answer(pair: Pair, decider: str) -> None:
@@ -198,6 +200,7 @@ def test_an_end_of_text_ends_the_answer(pair: Pair, decider: str) -> None:
     assert len(places) > 2
 
 
+@pytest.mark.one_in(4)
 @of_both_shapes("decider", ["cheap", "even", "probing", "hopeless", "by lot"], LOT)
 def test_stop_texts_are_found_wherever_they_come(pair: Pair, decider: str) -> None:
     prompt = demo.prompts()["code"][0]
@@ -222,6 +225,7 @@ def test_stop_texts_are_found_wherever_they_come(pair: Pair, decider: str) -> No
         assert model.generate(ended, max_tokens=4).tokens == pair.plain(ended, 4).tokens
 
 
+@pytest.mark.one_in(4)
 @of_both_shapes("decider", DECIDERS, LOT)
 def test_a_cancelled_answer_leaves_the_next_one_right(
     pair: Pair, prompts: list[list[int]], decider: str
@@ -246,6 +250,7 @@ def test_a_cancelled_answer_leaves_the_next_one_right(
 # One request after another
 
 
+@pytest.mark.one_in(7)
 @of_both_shapes(
     "decider, first",
     [

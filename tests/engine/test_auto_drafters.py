@@ -79,6 +79,7 @@ def test_always_right(known: Known, decider: str) -> None:
         assert stats.rounds < N / 8
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("decider", DECIDERS)
 def test_always_wrong(known: Known, decider: str) -> None:
     drafter = ScriptedDrafter(always_wrong(known.text, known.target.n_vocab))
@@ -88,6 +89,7 @@ def test_always_wrong(known: Known, decider: str) -> None:
         assert stats.widths[1] > N / 2
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("k", [1, 3, 7])
 @pytest.mark.parametrize("decider", ["cheap", "by the row", "even", "by lot"])
 def test_right_for_so_many_tokens(known: Known, decider: str, k: int) -> None:
@@ -141,6 +143,7 @@ def test_drafts_of_other_lengths_than_asked_for(known: Known, decider: str) -> N
         known.check(ScriptedDrafter(script), decider)
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("n", [1, 2, 14, 15, 16, 17])
 @pytest.mark.parametrize("decider", ["cheap", "by the row", "hopeless", "by lot"])
 def test_an_end_of_text_at_every_place_of_a_block(target: Target, decider: str, n: int) -> None:

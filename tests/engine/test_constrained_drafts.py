@@ -21,7 +21,6 @@ from dflash_local.target.target import Target
 from pair_engine import answer, fused_drafter
 from pair_engine import request as asked
 from shapes import assert_equal, exact_target
-from thinned import thinned
 
 N = 32
 RECORD = {
@@ -59,8 +58,9 @@ def target(shape: DraftShape, either_file: Path) -> Iterator[Target]:
         yield opened
 
 
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("drawn", DRAWN)
-@pytest.mark.parametrize("bound", thinned(BOUND))
+@pytest.mark.parametrize("bound", BOUND)
 def test_drafted_answers_are_the_plain_ones(
     model: Model, shape: DraftShape, bound: str, drawn: str
 ) -> None:
@@ -110,12 +110,13 @@ class Known:
         return drafted.stats
 
 
-@pytest.fixture(scope="module", params=thinned(BOUND))
+@pytest.fixture(scope="module", params=BOUND)
 def bound(request: pytest.FixtureRequest) -> dict[str, Any]:
     found: dict[str, Any] = BOUND[request.param]
     return found
 
 
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("drawn", DRAWN)
 def test_drafters_good_and_bad(
     target: Target, shape: DraftShape, bound: dict[str, Any], drawn: str
@@ -133,6 +134,7 @@ def test_drafters_good_and_bad(
         assert max(partly.accepted_lengths) <= k + 1
 
 
+@pytest.mark.one_in(2)
 def test_what_the_grammar_forbids_is_not_proposed(target: Target, shape: DraftShape) -> None:
     """Neither a letter where digits are due, nor the end of a text that may not end."""
     vocabulary = target.vocabulary

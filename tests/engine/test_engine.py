@@ -146,6 +146,7 @@ def test_idle_slots_make_room(engine: Engine) -> None:
     assert [s.tokens for s in found] == [expected[i].tokens for i in (0, 1, 0)]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("widths", [(0, 0), (16, 16), (16, 3)], ids=str)
 def test_two_at_once_share_the_context_to_its_last_cell(
     engine: Engine, widths: tuple[int, int]
@@ -253,6 +254,7 @@ def test_one_that_fails_leaves_the_others_alone(engine: Engine) -> None:
     assert_equal(engine, [expected], [first])
 
 
+@pytest.mark.one_in(2)
 def test_suspended_and_resumed_as_if_nothing_had_been(engine: Engine) -> None:
     """Alone, so to the bit: with its caches, and without."""
     prompt = text(engine, 40)

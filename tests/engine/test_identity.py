@@ -28,7 +28,6 @@ from long_text import PYTHON_SOURCE
 from pair_engine import answer, fused_drafter, open_engine, open_target, request
 from sampling_ways import JSON_LIST, WAYS
 from shapes import assert_equal, exact_model, exact_target
-from thinned import thinned
 
 WIDTHS: dict[DraftShape, tuple[int, ...]] = {
     "chain": (2, 5, 8, 9, 16),
@@ -81,9 +80,8 @@ def long_prompts() -> dict[str, str]:
     return {"conversation": turns + chat[15], "source": source[:2600]}
 
 
-@pytest.mark.parametrize(
-    ("shape", "way", "width"), thinned(CASES), indirect=["shape"], scope="module"
-)
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize(("shape", "way", "width"), CASES, indirect=["shape"], scope="module")
 def test_drafted_answers_are_the_plain_ones(
     model: Model, plain: Plain, shape: DraftShape, way: str, width: int
 ) -> None:
@@ -107,15 +105,14 @@ def test_a_grammar_holds_in_drafted_text(model: Model) -> None:
     assert isinstance(json.loads(result.text), list)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "kind", "widths"),
-    thinned(
-        [
-            ("chain", "source", (5, 16)),
-            ("chain", "conversation", (5, 16)),
-            ("tree", "source", (16,)),
-        ]
-    ),
+    [
+        ("chain", "source", (5, 16)),
+        ("chain", "conversation", (5, 16)),
+        ("tree", "source", (16,)),
+    ],
     indirect=["shape"],
     scope="module",
 )
@@ -132,6 +129,7 @@ def test_long_prompts(
             assert_equal(model.generate(prompt, draft_width=width, **options), expected)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("way", ["greedy", "seeded with penalties"])
 def test_log_probabilities_too(model: Model, plain: Plain, shape: DraftShape, way: str) -> None:
     for prompt in some_prompts(shape):
@@ -142,6 +140,7 @@ def test_log_probabilities_too(model: Model, plain: Plain, shape: DraftShape, wa
         assert [entry.token for entry in expected.logprobs] == expected.tokens
 
 
+@pytest.mark.one_in(2)
 def test_across_the_last_positions_of_the_context(shape: DraftShape, either_file: Path) -> None:
     with exact_model(shape, either_file, n_ctx=256) as model:
         source = model.tokenize(PYTHON_SOURCE)
@@ -164,6 +163,7 @@ def test_across_the_last_positions_of_the_context(shape: DraftShape, either_file
                 assert_equal(model.generate(prompt, draft_width=width, **options), expected)
 
 
+@pytest.mark.one_in(2)
 def test_after_prefix_reuse(model: Model, plain: Plain, shape: DraftShape) -> None:
     n = MAX_TOKENS[shape]
     first, _, third = some_prompts()
@@ -177,6 +177,7 @@ def test_after_prefix_reuse(model: Model, plain: Plain, shape: DraftShape) -> No
         assert_equal(drafted, expected)
 
 
+@pytest.mark.one_in(2)
 def test_after_a_request_whose_every_draft_was_rejected(
     shape: DraftShape, either_file: Path
 ) -> None:
@@ -238,6 +239,7 @@ def test_half_precision_cache_and_long_context_by_the_gap_rule(
     print(f"f16 KV, 600 tokens: noise {noise:.3g}, {different} of {len(ways)} answers differ")
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kv_type", ["q8_0", "f16"])
 @pytest.mark.parametrize("widths", [(5, 16), (2, 0, 16, 9)], ids=str)
 def test_every_one_of_several_sequences(

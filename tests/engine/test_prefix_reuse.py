@@ -34,6 +34,7 @@ def common(a: list[int], b: list[int]) -> int:
     return len(a) if at is None else at
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("options", [{}, SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("width", [0, 5, 16])
 def test_the_second_request_equals_the_first(
@@ -43,6 +44,7 @@ def test_the_second_request_equals_the_first(
     twice(model, {"draft_width": width, **options})
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("options", [{}, SEEDED], ids=["greedy", "seeded"])
 def test_the_second_request_equals_the_first_with_trees(
     tree_model: Model, options: dict[str, Any]
@@ -61,6 +63,7 @@ def twice(model: Model, options: dict[str, Any]) -> Result:
     return second
 
 
+@pytest.mark.one_in(2)
 def test_what_was_answered_is_cached_too(either_model: Model) -> None:
     model = either_model
     prompt = source(model, 100)
@@ -76,6 +79,7 @@ def test_what_was_answered_is_cached_too(either_model: Model) -> None:
     assert_as_well_drafted(warm.stats, expected.stats)
 
 
+@pytest.mark.slow
 def test_growing_and_shrinking_prompts(model: Model) -> None:
     text = source(model, 500)
     lengths = (500, 120, 119, 300, 1, 450, 2)
@@ -89,6 +93,7 @@ def test_growing_and_shrinking_prompts(model: Model) -> None:
         cached = text[:n] + result.tokens[:-1]
 
 
+@pytest.mark.slow
 def test_unlike_prompts_in_turn(model: Model) -> None:
     prompts = demo.prompts()["code"][:3]
     expected = [cold(model, p, max_tokens=N).tokens for p in prompts]
@@ -97,6 +102,7 @@ def test_unlike_prompts_in_turn(model: Model) -> None:
             assert model.generate(prompt, max_tokens=N).tokens == tokens
 
 
+@pytest.mark.one_in(2)
 def test_changing_the_last_turn_computes_only_what_changed(either_model: Model) -> None:
     model = either_model
     system = {"role": "system", "content": "You write Python.\n" + "Keep it short. " * 30}
@@ -145,6 +151,7 @@ def test_drafts_after_a_hit_are_as_good_as_cold(model: Model) -> None:
         assert warm.stats.mean_accepted_length > 1.5
 
 
+@pytest.mark.one_in(2)
 def test_a_drafting_request_after_a_plain_one(either_model: Model) -> None:
     """The plain one leaves the drafter without rows; they are computed again, not done without."""
     model = either_model
@@ -160,6 +167,7 @@ def test_a_drafting_request_after_a_plain_one(either_model: Model) -> None:
     assert plain.stats.cached_tokens == len(prompt) - 1
 
 
+@pytest.mark.one_in(2)
 def test_plain_requests_in_between_keep_the_drafter_right(either_model: Model) -> None:
     model = either_model
     prompt = source(model, 200)
@@ -175,6 +183,7 @@ def test_plain_requests_in_between_keep_the_drafter_right(either_model: Model) -
     assert_as_well_drafted(drafted.stats, expected.stats)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("width", [0, 16])
 def test_after_a_cancelled_request(either_model: Model, width: int) -> None:
     model = either_model
@@ -193,6 +202,7 @@ def test_after_a_cancelled_request(either_model: Model, width: int) -> None:
     assert_as_well_drafted(again.stats, expected.stats)
 
 
+@pytest.mark.slow
 def test_after_one_cancelled_within_its_prompt(model: Model) -> None:
     prompt = source(model, 1200)  # several batches
     expected = cold(model, prompt, max_tokens=9)

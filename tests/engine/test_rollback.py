@@ -200,6 +200,7 @@ def test_any_history_of_trees_and_chains_ends_as_a_fresh_prefill(forking: Bench)
     assert forking.n_tree_rounds > 0
 
 
+@pytest.mark.slow
 def test_within_rounding_where_nothing_is_exact() -> None:
     """An f16 cache past 256 cells: the history's logits are as far from those of a prefill as
     logits of single steps are from those of batches, and no farther."""

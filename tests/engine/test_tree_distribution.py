@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from dflash_local.draft.draft import Candidates, Draft
@@ -84,6 +85,7 @@ def drawn_again(draft: Draft, sample: Callable[[int], int], stop: Callable[[int]
     return verify(draft, biased, stop)
 
 
+@pytest.mark.slow
 def test_a_biased_rule_is_caught() -> None:
     found, limit = chi_square(transitions(drawn_again))
     assert found > limit

@@ -94,6 +94,7 @@ def test_rounding_is_small(
     assert known.noise < 0.3
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_one_slot(engine: Engine, known: Known, budget: int) -> None:
     engine.slots.forget_all()
@@ -159,6 +160,7 @@ def test_a_cancelled_answer_leaves_its_slot_in_step(engine: Engine, known: Known
     known.check(1, again)
 
 
+@pytest.mark.one_in(2)
 def test_all_ids_stay_in_step_whatever_becomes_of_requests(engine: Engine, known: Known) -> None:
     """Slots come and go with chains and trees, greedy and sampled, shared and cancelled."""
     rng = Random(5)
@@ -231,6 +233,7 @@ def test_what_follows_is_what_follows_a_fresh_prefill(
         assert abs(expected - logits).max() <= 2 * max(known.noise, 0.15)
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("shape", ["tree", "auto"])
 @pytest.mark.parametrize("fork_ms", [0.1, 40.0])
 def test_widths_left_to_the_controller(
@@ -268,6 +271,7 @@ BOUND = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("bound", BOUND)
 def test_bound_and_sampled_answers(exact: Engine, bound: str) -> None:
     """Where sums hardly round, so that even draws are the same."""

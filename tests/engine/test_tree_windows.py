@@ -27,6 +27,7 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_windowed(path, demo.pair()[0], WINDOW)
 
 
+@pytest.mark.slow
 def test_answers_longer_than_the_window(windowed: Path) -> None:
     """Two at once; then each goes on where it ended, and from further back."""
     with exact_target("tree", windowed, n_ctx=512, n_seq=2) as target:
@@ -86,6 +87,7 @@ def test_what_a_window_has_left_behind_is_not_taken_over(windowed: Path) -> None
         assert again.tokens == plain.tokens
 
 
+@pytest.mark.slow
 def test_trees_after_chains_that_gave_cells_away(windowed: Path) -> None:
     """Chains take the cells behind the window from the first branch; the others keep what trees
     have left them, until a tree needs them again."""

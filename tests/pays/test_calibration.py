@@ -147,6 +147,7 @@ def test_seconds_are_those_of_the_variable(
     assert budget_s() == seconds
 
 
+@pytest.mark.slow
 def test_several_sequences(own_cache: Path, passes: list[int]) -> None:
     with open_target(n_ctx=512, n_seq=3) as target:
         costs = measure(target, fused_drafter(target), before=nothing)
@@ -165,6 +166,7 @@ def test_a_small_context(n_ctx: int) -> None:
         assert np.isfinite(target.logits(0)).all()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize("n_rows", [9, 12, 16, 32])
 def test_batches_as_small_as_a_tree(n_rows: int, passes: list[int]) -> None:

@@ -405,6 +405,7 @@ def test_unusual_grammars_work(vocab: Vocab, grammar: str, text: str) -> None:
 GBNF = st.text('ab"[]()|*+?{},0123:= \n.^-\\<>!root#', max_size=40)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(tail=GBNF, seed=st.integers(0, 99))
 def test_no_grammar_ends_the_process(vocab: Vocab, tail: str, seed: int) -> None:

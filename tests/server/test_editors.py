@@ -20,7 +20,6 @@ import httpx
 import pytest
 
 from server_process import ServerProcess
-from thinned import thinned
 
 FOLDER = Path(__file__).parent / "editor_requests"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "editors.md"
@@ -275,13 +274,15 @@ def prompt_tokens(answer: httpx.Response) -> tuple[int, int]:
     return timings["prompt_n"] + timings["cache_n"], timings["cache_n"]
 
 
-@pytest.mark.parametrize("name", thinned(sorted(CLIENTS)))
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("name", sorted(CLIENTS))
 def test_a_client_reads_what_it_needs(name: str, server: ServerProcess) -> None:
     """From the shipped pair, with which somebody tries an editor first."""
     for request in CLIENTS[name]["requests"]:
         replay(server, request)
 
 
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("name", sorted(CLIENTS))
 def test_a_client_reads_what_it_needs_of_a_model_with_tools(
     name: str, tool_server: ServerProcess

@@ -56,6 +56,7 @@ def test_sigterm_lets_running_answers_finish(cache_folder: Path) -> None:
         assert "Traceback" not in "\n".join(server.log)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("signals", "exit_code"),
     [((signal.SIGTERM, signal.SIGTERM), 143), ((signal.SIGINT,), 130)],
@@ -76,6 +77,7 @@ def test_ends_at_once(
         assert "Traceback" not in "\n".join(server.log)
 
 
+@pytest.mark.slow
 def test_what_does_not_finish_in_time_is_cut_off(cache_folder: Path) -> None:
     with serving(command=COMMAND) as server, server.client() as client:
         with pytest.raises(httpx.TransportError), streaming(client, LONG) as lines:
@@ -93,6 +95,7 @@ def test_health(client: httpx.Client) -> None:
     assert client.head("/health").status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs limits of open files")
 def test_more_idle_connections_than_files_fill_no_log(cache_folder: Path) -> None:
     limited = ("sh", "-c", 'ulimit -n 256; exec "$@"', "sh", *SERVE)

@@ -51,6 +51,7 @@ def given_up(server: ServerProcess, prompt: str) -> str:
         return next(line for line in answer.iter_lines() if line)
 
 
+@pytest.mark.slow
 def test_several_clients_some_of_whom_leave(trees: ServerProcess, tree_model: Model) -> None:
     code, chat = demo.prompts()["code"], demo.prompts()["chat"]
     whole = tree_model.generate(code[0], max_tokens=N, draft_width=0).text

@@ -60,6 +60,7 @@ def test_the_shipped_pair_is_exact_to_its_block(model: Model) -> None:
     json.dumps(found.as_dict())
 
 
+@pytest.mark.slow
 def test_it_is_measured_once(own_cache: Path, in_48_rows: None) -> None:
     """The second time nothing is decoded: what the caches hold stays."""
     prompt = demo.prompts()["code"][0]
@@ -101,6 +102,7 @@ def test_weights_in_f32_are_not_exact(own_cache: Path, f32: Target) -> None:
     assert f"beyond, logits differ by up to {found.noise():.3g}" in "\n".join(found.lines())
 
 
+@pytest.mark.slow
 def test_answers_of_f32_weights_by_the_gap_rule(f32: Target) -> None:
     prompts = [f32.vocabulary.tokenize(text) for text in demo.prompts()["code"][:2]]
     bare, different = Engine(f32, None), 0

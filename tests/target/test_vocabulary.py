@@ -44,6 +44,7 @@ def tokens_at_once(vocabulary: Vocabulary, text: str, special: bool, add_special
     return ids[:n]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "edges"),
     [("plain", (True, True)), ("plain", (False, True)), ("phi-3", (True, False))],

@@ -46,6 +46,7 @@ def test_the_shipped_pair_loads_and_the_verdict_is_kept(
 
 
 # each passes our own reader; the first three end in an assertion of llama.cpp
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
@@ -83,6 +84,7 @@ def test_a_tap_that_llama_cpp_does_not_offer() -> None:
         ensure_loadable(TARGET, None, layers=(4, 8))
 
 
+@pytest.mark.slow
 def test_a_changed_file_is_tried_again(tmp_path: Path) -> None:
     good = TARGET.read_bytes()
     path = tmp_path / "model.gguf"
@@ -95,6 +97,7 @@ def test_a_changed_file_is_tried_again(tmp_path: Path) -> None:
     ensure_loadable(path, None, layers=())
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("damage", ["", "{", "[]", "{}", '{"verdict": {"no": 1}}', "\0\0"])
 def test_a_damaged_cache_is_ignored(own_cache: Path, damage: str) -> None:
     ensure_loadable(TARGET, None, layers=())

@@ -50,6 +50,7 @@ def cold(model: Model, prompt: str, **options: Any) -> Result:
     return model.generate(prompt, **options)
 
 
+@pytest.mark.one_in(3)
 @of_both_shapes("width", [0, 16], [16])
 def test_an_abandoned_generator_leaves_the_model_usable(
     either_model: Model, prompt: str, endless: dict[str, Any], width: int
@@ -392,6 +393,7 @@ def test_a_cancel_that_raises_ends_its_own_request(model: Model, prompt: str) ->
     assert model.generate(prompt, max_tokens=N).tokens == expected
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("way", EXITS)
 def test_python_exits_in_the_middle_of_an_answer(way: str) -> None:
     process = python(BEGIN + EXITS[way])

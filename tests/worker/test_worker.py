@@ -148,6 +148,7 @@ def close(streams: list[Iterator[Any]]) -> None:
 # Answers
 
 
+@pytest.mark.one_in(2)
 @of_both_shapes
 def test_more_requests_than_slots_of_unequal_length_and_width(bench: Bench) -> None:
     orders = [(0, 0, N), (1, 16, 9), (2, 5, N), (3, "auto", N), (4, 8, 3), (1, 0, N), (0, 16, 1)]
@@ -222,6 +223,7 @@ def test_many_asynchronous_readers(bench: Bench) -> None:
         bench.check(i % 5, tokens)
 
 
+@pytest.mark.one_in(4)
 @of_both_shapes
 @pytest.mark.parametrize("right", [True, False])
 def test_drafters_that_are_always_right_or_always_wrong(bench: Bench, right: bool) -> None:
@@ -256,6 +258,7 @@ def test_drafters_that_are_always_right_or_always_wrong(bench: Bench, right: boo
     assert accepted > 0 if right else accepted < sum(r.stats.drafted for r in results) / 8
 
 
+@pytest.mark.one_in(2)
 @of_both_shapes
 def test_sequences_that_outgrow_the_cells_lose_nothing(bench: Bench) -> None:
     """Three that would each fill the whole context: those that began last step aside in turn."""

@@ -39,6 +39,7 @@ def loads_and_drafts(shape: PairShape, quant: str, folder: Path) -> None:
     assert len(chat.tokens) == 2
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("shape", "quant"),
     [(DENSE, "Q4_0"), (LLAMA, "Q4_K_M"), (EXPERTS, "BF16"), (EXPERTS, "MXFP4"), (GPT_OSS, "Q8_0")],
@@ -155,6 +156,7 @@ print(peak(), sum(file.stat().st_size for file in files))
 """
 
 
+@pytest.mark.slow
 def test_writing_takes_little_memory(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", WRITE, str(tmp_path)],

@@ -127,6 +127,7 @@ def start(request: Request) -> int:
     return int(request.range.removeprefix("bytes=").removesuffix("-"))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("on_xet", [False, True])
 def test_after_an_interrupt_the_rest_is_fetched(hub: Hub, client: Client, on_xet: bool) -> None:
     hub.add(DRAFTER, drafter_files() | {"model.safetensors": LARGE}, on_xet=on_xet)
@@ -179,6 +180,7 @@ def wait_for_part(home: Path) -> Path:
     raise AssertionError("nothing arrived")
 
 
+@pytest.mark.slow
 def test_a_server_that_knows_no_ranges_does_no_harm(hub: Hub, client: Client) -> None:
     hub.add(DRAFTER, drafter_files() | {"model.safetensors": LARGE})
     hub.breaks, hub.ignores_ranges = [25_000_000], True
@@ -204,6 +206,7 @@ def test_a_repository_that_moved_is_found(hub: Hub, client: Client) -> None:
     assert (source.folder / "model.safetensors").read_bytes() == WEIGHTS
 
 
+@pytest.mark.slow
 def test_the_token_of_the_usual_places_opens_gated_repositories(hub: Hub, client: Client) -> None:
     hub.add(DRAFTER, drafter_files(), gated=True)
     hub.tokens = {"member": True, "guest": False}
@@ -240,6 +243,7 @@ def test_what_is_not_there_is_said(hub: Hub, client: Client) -> None:
     assert "holds no safetensors file; pytorch_model.bin is a pickle" in message
 
 
+@pytest.mark.slow
 def test_without_a_network_the_cache_serves(hub: Hub, client: Client) -> None:
     commit = hub.add(DRAFTER, sharded_files())
     message = client.refusal("fetch_drafter", TARGET)
@@ -263,6 +267,7 @@ def test_without_a_network_the_cache_serves(hub: Hub, client: Client) -> None:
     assert "1 of 2 safetensors files are missing: model-00002" in message
 
 
+@pytest.mark.slow
 def test_a_hub_in_trouble_is_said(hub: Hub, client: Client) -> None:
     hub.add(DRAFTER, drafter_files())
     hub.status = 503
@@ -273,6 +278,7 @@ def test_a_hub_in_trouble_is_said(hub: Hub, client: Client) -> None:
         assert client.fetch("fetch_drafter", DRAFTER) == online
 
 
+@pytest.mark.slow
 def test_a_target_comes_without_its_weights(hub: Hub, client: Client) -> None:
     commit = hub.add(TARGET, target_files())
     source = client.fetch("fetch_target", TARGET)
@@ -296,6 +302,7 @@ except InputError as error:
 """
 
 
+@pytest.mark.slow
 def test_of_a_targets_weights_only_the_shards_asked_for_come(hub: Hub, client: Client) -> None:
     def tensors(*names: str) -> Any:
         done = subprocess.run(

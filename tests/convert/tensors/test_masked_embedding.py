@@ -43,6 +43,7 @@ def bring(folder: Path, vector: NDArray[np.float32], token: int = MASK) -> None:
     torch.save(saved, folder / "mask_embedding.pt")
 
 
+@pytest.mark.slow
 def test_the_targets_own_vector_changes_nothing(pair: Pair, drafter: Path, tmp_path: Path) -> None:
     bring(drafter, values(pair[0], "token_embd.weight")[MASK].copy())
     told: list[str] = []
@@ -66,6 +67,7 @@ def test_the_targets_own_vector_changes_nothing(pair: Pair, drafter: Path, tmp_p
     assert after.stats.accepted == before.stats.accepted > 0
 
 
+@pytest.mark.slow
 def test_one_row_is_replaced(pair: Pair, drafter: Path, tmp_path: Path) -> None:
     vector = as_bfloat16(np.linspace(-1, 1, 512, dtype=np.float32))
     bring(drafter, vector)
@@ -76,6 +78,7 @@ def test_one_row_is_replaced(pair: Pair, drafter: Path, tmp_path: Path) -> None:
     assert np.array_equal(values(found.path, "output.weight")[MASK], theirs[MASK])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("tied", [True, False])
 def test_files_of_the_target_give_the_two_tensors(
     tied: bool, pair: Pair, drafter: Path, tmp_path: Path

@@ -31,6 +31,7 @@ def rounds(found: list[dict[str, Any]]) -> list[int]:
     return [n for chunk in found for n in chunk["draft_detail"]["rounds"]]
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "more",
     [{}, {"stop": ["return"]}, {"grammar": NON_ASCII}, {"n": 2}, {"logprobs": True}],

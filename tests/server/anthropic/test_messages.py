@@ -228,6 +228,7 @@ def test_any_tool_and_none(tool_sdk: anthropic.Anthropic) -> None:
     assert none == without
 
 
+@pytest.mark.slow
 def test_a_call_that_is_cut_off_has_what_there_is_of_its_input(
     tool_sdk: anthropic.Anthropic,
 ) -> None:

@@ -25,6 +25,7 @@ def impatient(cache_folder: Path) -> Iterator[ServerProcess]:
         yield running
 
 
+@pytest.mark.slow
 def test_a_stuck_reader_neither_holds_the_slot_nor_its_connection(
     impatient: ServerProcess,
 ) -> None:

@@ -33,6 +33,7 @@ def events(text: str) -> list[dict[str, Any]]:
     return [json.loads(block.removeprefix("data: ")) for block in blocks]
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     "options",
     [

@@ -147,6 +147,7 @@ def test_a_bad_field_is_named(client: httpx.Client, body: dict[str, Any], param:
     assert error["param"].startswith(param)
 
 
+@pytest.mark.slow
 def test_a_gap_in_a_long_file_is_filled(client: httpx.Client) -> None:
     file = "def f(x):\n    return x\n\n\n" * 80_000
     body = {"input_prefix": file, "input_suffix": file, "n_predict": 4}

@@ -248,6 +248,7 @@ def test_a_broken_model_tells_its_own_requests_and_hurts_no_other(
     assert "Traceback" not in "\n".join(several.log)
 
 
+@pytest.mark.slow
 def test_a_model_that_was_mended_is_loaded_at_the_next_request(
     models: Path, pair: tuple[Path, Path]
 ) -> None:
@@ -330,6 +331,7 @@ def test_an_idle_model_is_unloaded_and_comes_back(pair: tuple[Path, Path]) -> No
         assert n_loads(server, name) == 2
 
 
+@pytest.mark.slow
 def test_who_only_looks_keeps_no_model_awake(pair: tuple[Path, Path]) -> None:
     arguments = ("--target", str(pair[0]), *EXACT[:-2], "--keep-alive", "500ms")
     with serving(*arguments) as server, server.client() as client:

@@ -25,6 +25,7 @@ def content(answer: dict[str, Any], index: int = 0) -> str:
     return text
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("body", "options"),
     [
@@ -54,6 +55,7 @@ def test_an_answer_is_the_model_s_own(
     assert told["usage"]["prompt_tokens"] == len(model.chat_prompt(user(QUESTION)))
 
 
+@pytest.mark.slow
 def test_answers_at_once_are_each_what_they_are_alone(client: httpx.Client) -> None:
     """Where they part, the target was undecided: by more than that, slots would be mixed up."""
     questions = [QUESTION, "What is a list?", "Hi", "Explain how to sort " + "a, b, c, " * 30]

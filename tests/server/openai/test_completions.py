@@ -26,6 +26,7 @@ def complete(client: httpx.Client, **body: Any) -> Any:
     return post(client, COMPLETIONS, **{"prompt": PROMPT, "temperature": 0, **body})
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "options",
     [{"temperature": 0}, {"temperature": 1.3, "seed": 9, "top_p": 0.9, "top_k": 30, "min_p": 0}],
