@@ -116,7 +116,7 @@ def _target_rows(report: TargetReport) -> Iterator[tuple[str, str]]:
 
 
 def _drafter_rows(report: DrafterReport) -> Iterator[tuple[str, str]]:
-    yield "family", _FAMILIES[report.family]
+    yield "family", _FAMILIES.get(report.family, report.family)
     yield "runs on", _runner_text(report)
     anchor = "the anchor and its" if report.n_draft < report.block_size else "drafts from it on,"
     yield "block", f"{report.block_size} positions: {anchor} {report.n_draft} drafts"

@@ -20,7 +20,6 @@ def grow_tree(
     n_nodes: int,
     n_leaves: int,
     n_depth: int,
-    n_children: int,
 ) -> tuple[list[int], list[int], list[float]]: ...
 
 class TargetPass:
@@ -79,8 +78,6 @@ class FusedDrafter:
     ) -> None: ...
     @property
     def n_builds(self) -> int: ...
-    @property
-    def n_weight_bytes(self) -> int: ...
     @property
     def n_cache_bytes(self) -> int: ...
     @property

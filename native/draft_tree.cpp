@@ -16,11 +16,10 @@ struct candidate {
 };
 
 // The candidates of a position that can be drafted, best first.
-std::vector<candidate> usable(const int32_t * ids, const float * logprobs, int k, int n_vocab,
-                              int most) {
+std::vector<candidate> usable(const int32_t * ids, const float * logprobs, int k, int n_vocab) {
     std::vector<candidate> found;
     float least = 0.0f;
-    for (int i = 0; i < k && static_cast<int>(found.size()) < most; i++) {
+    for (int i = 0; i < k; i++) {
         const bool is_known = std::any_of(found.begin(), found.end(),
                                           [&](const candidate & c) { return c.token == ids[i]; });
         // A token whose log-probability is not a number is left out.
@@ -57,8 +56,7 @@ draft_tree grow_tree(const int32_t * ids, const float * logprobs, int n_position
             return;
         }
         if (level == static_cast<int>(levels.size())) {
-            levels.push_back(
-                usable(ids + level * k, logprobs + level * k, k, n_vocab, bounds.n_children));
+            levels.push_back(usable(ids + level * k, logprobs + level * k, k, n_vocab));
         }
         if (rank < static_cast<int>(levels[level].size())) {
             waiting.push({before - levels[level][rank].logprob, level, parent, rank, before});

@@ -17,7 +17,6 @@ struct tree_bounds {
     int n_nodes;
     int n_leaves;
     int n_depth;
-    int n_children;
 };
 
 // The best tree of a block's candidates, ids and log-probabilities [n_positions, k], each row best

@@ -72,10 +72,6 @@ draft_weights::draft_weights(const std::string & path, const draft_params & of_f
     read(path, gguf.get());
 }
 
-size_t draft_weights::n_bytes() const {
-    return device_buffer_ ? ggml_backend_buffer_get_size(device_buffer_.get()) : 0;
-}
-
 void draft_weights::create(const ggml_context * file, const gguf_context * gguf) {
     const int64_t n = gguf_get_n_tensors(gguf);
     // Each tensor, the stacks of some, and the parts of stacks.

@@ -57,7 +57,6 @@ class draft_weights {
     ggml_tensor * all_kv_bias = nullptr;  // f32 [2 kv, 1, n_layer], optional
     ggml_tensor * all_k_norm = nullptr;   // f32 [head_dim, 1, 1, n_layer]
 
-    size_t n_bytes() const;  // on the device
 
   private:
     void create(const ggml_context * file, const gguf_context * gguf);

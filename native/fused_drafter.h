@@ -51,7 +51,6 @@ class fused_drafter {
     int top_k() const { return top_k_; }
     int length(int seq) const;
     int64_t n_builds() const { return n_builds_; }  // draft graphs made so far
-    size_t n_weight_bytes() const { return weights_.n_bytes(); }
     size_t n_cache_bytes() const { return cache_.n_bytes(); }
     std::string device_name() const;
 

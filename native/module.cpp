@@ -309,13 +309,13 @@ void edit_cells(uintptr_t context, const cuts & cut, const copies & copied) {
 using id_rows = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 nb::tuple grow_nodes(const id_rows & ids, const float_rows & logprobs, int n_vocab, int n_nodes,
-                     int n_leaves, int n_depth, int n_children) {
+                     int n_leaves, int n_depth) {
     if (ids.shape(0) != logprobs.shape(0) || ids.shape(1) != logprobs.shape(1)) {
         throw std::invalid_argument("each candidate has one id and one log-probability");
     }
     const draft_tree tree = grow_tree(ids.data(), logprobs.data(), static_cast<int>(ids.shape(0)),
                                       static_cast<int>(ids.shape(1)), n_vocab,
-                                      {n_nodes, n_leaves, n_depth, n_children});
+                                      {n_nodes, n_leaves, n_depth});
     return nb::make_tuple(tree.tokens, tree.parents, tree.logprobs);
 }
 
@@ -337,7 +337,7 @@ NB_MODULE(_native, m) {
           "positions of others, from and to.");
     m.def(
         "grow_tree", &grow_nodes, nb::arg("ids"), nb::arg("logprobs"), nb::arg("n_vocab"),
-        nb::arg("n_nodes"), nb::arg("n_leaves"), nb::arg("n_depth"), nb::arg("n_children"),
+        nb::arg("n_nodes"), nb::arg("n_leaves"), nb::arg("n_depth"),
         "Tokens, parents and log-probabilities of the best tree. See dflash_local/draft/tree.py.");
 
     nb::class_<thread_pool>(m, "ThreadPool",
@@ -382,7 +382,6 @@ NB_MODULE(_native, m) {
              nb::arg("threads").none() = nb::none(),
              "`spec`: the numbers that Python has read from the keys of the file at `path`.")
         .def_prop_ro("n_builds", &fused_drafter::n_builds, "Draft graphs made so far.")
-        .def_prop_ro("n_weight_bytes", &fused_drafter::n_weight_bytes)
         .def_prop_ro("n_cache_bytes", &fused_drafter::n_cache_bytes)
         .def_prop_ro("device", &fused_drafter::device_name)
         .def("length", &fused_drafter::length, nb::arg("seq"))

@@ -91,10 +91,6 @@ class FusedDrafter(Drafter):
         return self._open.n_builds
 
     @property
-    def n_weight_bytes(self) -> int:
-        return self._open.n_weight_bytes
-
-    @property
     def n_cache_bytes(self) -> int:
         """Size of the cache now. It grows with the context in use, up to the window."""
         return self._open.n_cache_bytes

@@ -22,7 +22,6 @@ from dflash_local.target.taps import Features
 from dflash_local.target.target import Target
 
 _MAX_ROWS = 1 << 24
-_CHUNK = 128  # tokens; a row's best are in its chunks with the highest peaks
 
 
 class LlamaDrafter(Drafter):
@@ -240,7 +239,7 @@ class LlamaDrafter(Drafter):
         first = 0 if self.spec.sample_from_anchor else 1
         logits = self._context.logits(n_rows)[block][first : first + n_draft]
         logprobs = self._log_softmax(logits)
-        ids = top_ids(logprobs, 1)
+        ids = logprobs.argmax(axis=1, keepdims=True).astype(np.int32)
         best = np.take_along_axis(logprobs, ids, axis=1)
         candidates = Candidates(ids, best) if self.spec.family == "dflash" else None
         return Draft.chain(ids[:, 0].tolist(), best[:, 0].tolist(), candidates)
@@ -344,24 +343,6 @@ def best_path(lattice: NDArray[np.float32], top_k: int) -> Draft:
         tokens.append(int(row[before]))
         logprobs.append(-float(np.log(np.exp(scores - peak).sum())))
     return Draft.chain(tokens, logprobs)
-
-
-def top_ids(rows: NDArray[np.float32], k: int) -> NDArray[np.int32]:
-    """Indices of the k largest values of each row, largest first, ties by index: int32 [n, k].
-
-    They are in the k chunks with the highest peaks, so whole rows need no sorting.
-    """
-    n, width = rows.shape
-    k = min(k, width)
-    whole = width // _CHUNK * _CHUNK
-    chunks = rows[:, :whole].reshape(n, -1, _CHUNK).max(axis=2) if whole else rows[:, :0]
-    best = np.empty((n, k), np.int32)
-    for i, row in enumerate(rows):
-        kept = np.sort(np.argsort(-chunks[i], kind="stable")[:k])
-        ids = (kept[:, None] * _CHUNK + np.arange(_CHUNK)).ravel()
-        ids = np.concatenate([ids, np.arange(whole, width)])
-        best[i] = ids[np.argsort(-row[ids], kind="stable")[:k]]
-    return best
 
 
 def _no_number() -> BackendError:

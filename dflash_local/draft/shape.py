@@ -1,4 +1,4 @@
-"""Chains and trees: the two shapes in which a proposal can be verified. Pure.
+"""Chains and trees: the two shapes in which a proposal can be verified.
 
 A drafter proposes a chain, with several candidates for each position if it can. A `Shape` turns it
 into what one round verifies: the chain itself, or the best tree of the candidates.

@@ -26,7 +26,6 @@ def grow(
     *,
     max_leaves: int = 64,
     max_depth: int | None = None,
-    max_children: int | None = None,
 ) -> Draft:
     """The best tree of at most `n_nodes`, likeliest node first. Of equals the shallower one comes
     first, then the one whose parent came first, then the drafter's first.
@@ -43,6 +42,5 @@ def grow(
         n_nodes,
         max_leaves,
         _ALL if max_depth is None else max_depth,
-        _ALL if max_children is None else max_children,
     )
     return Draft(tokens, parents, logprobs, candidates)

@@ -92,15 +92,12 @@ def test_a_smaller_tree_begins_a_larger_one(levels: Levels, n: int, m: int) -> N
 
 
 @settings(deadline=None)
-@given(distributions(), st.integers(0, 40), st.integers(0, 4), st.integers(0, 4), st.integers(0, 4))
-def test_bounds_hold(levels: Levels, n: int, leaves: int, depth: int, children: int) -> None:
-    draft = grow(
-        candidates(levels), n, N_VOCAB, max_leaves=leaves, max_depth=depth, max_children=children
-    )
+@given(distributions(), st.integers(0, 40), st.integers(0, 4), st.integers(0, 4))
+def test_bounds_hold(levels: Levels, n: int, leaves: int, depth: int) -> None:
+    draft = grow(candidates(levels), n, N_VOCAB, max_leaves=leaves, max_depth=depth)
     assert len(draft) <= n
     assert n_leaves(draft) <= leaves
     assert max((len(path_of(draft, node)) for node in range(len(draft))), default=0) <= depth
-    assert max(map(draft.parents.count, draft.parents), default=0) <= children
 
 
 @settings(deadline=None)
