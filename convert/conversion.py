@@ -113,7 +113,7 @@ def convert(
     """Write the drafter `source`, a hub id or a local folder, as a GGUF file.
 
     `target`: the model that it drafts for, as a GGUF file, a local folder or a hub id; by default
-    the one that the drafter names. `outtype`: one of `quantize.OUTTYPES`. `output`: by default
+    the one that the drafter names. `outtype`: one of `quantization.OUTTYPES`. `output`: by default
     `<drafter>-<outtype>.gguf` in the working folder; an existing file is only replaced with
     `force`. `revision`: branch, tag or commit of a drafter on the hub. With `dry_run`, everything
     is fetched and planned, and nothing is written. `say` is called with a line for each decision,

@@ -26,7 +26,7 @@ from convert_command import (
 )
 from dflash_local.cli.convert import OUTTYPES, convert
 from dflash_local.cli.inspect import inspect
-from dflash_local.convert import quantize
+from dflash_local.convert import quantization
 from dflash_local.gguf.file import GgufFile
 from hf_drafters import write
 from hub_stand_in import Hub, running
@@ -317,7 +317,7 @@ def test_bad_options(made: tuple[Path, Path], folder: Path) -> None:
 
 
 def test_outtypes_are_those_of_the_converter() -> None:
-    assert OUTTYPES == quantize.OUTTYPES
+    assert OUTTYPES == quantization.OUTTYPES
 
 
 @pytest.mark.parametrize("command", [convert, inspect])
