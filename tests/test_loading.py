@@ -64,7 +64,7 @@ def test_on_a_cpu_drafts_are_chains(pair: tuple[Path, Path]) -> None:
         assert (model.draft_shape, model.target.options.n_branches) == ("chain", 1)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 def test_a_block_wider_than_a_verify_pass_drafts_as_far_as_one_goes(
     pair: tuple[Path, Path], tmp_path: Path, shape: DraftShape

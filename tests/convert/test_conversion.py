@@ -120,6 +120,7 @@ def test_it_drafts_as_the_shipped_one(pair: Pair, drafter: Path, tmp_path: Path)
     assert after.stats.drafted == before.stats.drafted
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     "outtype",
     ["f16", "q4_k_m", *(pytest.param(t, marks=pytest.mark.slow) for t in ("bf16", "f32", "q4_0"))],

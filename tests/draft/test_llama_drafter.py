@@ -368,6 +368,7 @@ def test_any_order_of_closing(tmp_path: Path) -> None:
 # At work in the engine
 
 
+@pytest.mark.slow
 def test_the_shipped_pair_answers_as_without_and_accepts_as_fused() -> None:
     prompts = demo.prompts()
     prompts = prompts["chat"][:3] + prompts["code"][:3]

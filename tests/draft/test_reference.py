@@ -232,6 +232,7 @@ def test_sequences_are_truncated_and_copied(target: Path, tmp_path: Path) -> Non
     assert reference.draft(1, anchor=9).shape == expected.shape
 
 
+@pytest.mark.slow
 def test_drafts_of_real_hidden_states_are_accepted() -> None:
     """Six prompts, 64 tokens each, greedy: 3.1 tokens a round.
 

@@ -74,6 +74,7 @@ def test_quantised_types_may_differ(make_twin: TwinMaker) -> None:
         twin.draft({0: n_rows})
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("n_vocab", [321, 333, 352, 384])
 @pytest.mark.parametrize("top_k", [1, 8])
 def test_any_vocabulary(n_vocab: int, top_k: int, make_twin: TwinMaker) -> None:

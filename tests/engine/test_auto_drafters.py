@@ -117,6 +117,7 @@ def test_log_probabilities_that_are_none(known: Known, decider: str, logprob: fl
     known.check(ScriptedDrafter(script), decider)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("decider", ["cheap", "by lot"])
 @pytest.mark.parametrize("invalid", [-1, 2**31 - 1], ids=str)
 @pytest.mark.parametrize("at", [0, 3])
@@ -200,6 +201,7 @@ def long_answers(shape: DraftShape, either_file: Path) -> Iterator[Callable[[int
         yield known
 
 
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize(
     ("shape", "decider", "n_prompt"),
     [

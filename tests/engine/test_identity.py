@@ -140,7 +140,7 @@ def test_log_probabilities_too(model: Model, plain: Plain, shape: DraftShape, wa
         assert [entry.token for entry in expected.logprobs] == expected.tokens
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 def test_across_the_last_positions_of_the_context(shape: DraftShape, either_file: Path) -> None:
     with exact_model(shape, either_file, n_ctx=256) as model:
         source = model.tokenize(PYTHON_SOURCE)

@@ -167,7 +167,7 @@ def test_a_drafting_request_after_a_plain_one(either_model: Model) -> None:
     assert plain.stats.cached_tokens == len(prompt) - 1
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 def test_plain_requests_in_between_keep_the_drafter_right(either_model: Model) -> None:
     model = either_model
     prompt = source(model, 200)

@@ -274,7 +274,7 @@ def prompt_tokens(answer: httpx.Response) -> tuple[int, int]:
     return timings["prompt_n"] + timings["cache_n"], timings["cache_n"]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("name", sorted(CLIENTS))
 def test_a_client_reads_what_it_needs(name: str, server: ServerProcess) -> None:
     """From the shipped pair, with which somebody tries an editor first."""

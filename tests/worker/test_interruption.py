@@ -91,6 +91,7 @@ def test_cancelled_from_another_thread(
     assert model.generate(prompt, max_tokens=N).tokens == expected
 
 
+@pytest.mark.slow
 def test_threads_take_turns(model: Model) -> None:
     prompts = [*demo.prompts()["code"][:2], *demo.prompts()["chat"][:2]]
     expected = [cold(model, p, max_tokens=N).text for p in prompts]

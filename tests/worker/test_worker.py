@@ -196,6 +196,7 @@ def test_what_prompts_have_in_common_is_decoded_once(bench: Bench) -> None:
     at_rest(model)
 
 
+@pytest.mark.one_in(2)
 @of_both_shapes
 def test_a_sampled_answer_is_that_of_its_seed(bench: Bench) -> None:
     prompt = bench.plain[0].prompt
@@ -210,6 +211,7 @@ def test_a_sampled_answer_is_that_of_its_seed(bench: Bench) -> None:
     assert bench.alone(prompt, **sampled).tokens == expected.tokens
 
 
+@pytest.mark.one_in(2)
 @of_both_shapes
 def test_many_asynchronous_readers(bench: Bench) -> None:
     async def read(which: int) -> list[int]:

@@ -31,6 +31,7 @@ def without_infill(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFac
     )
 
 
+@pytest.mark.slow
 def test_a_model_that_fills_no_gaps_goes_on(without_infill: Path) -> None:
     gap = Gap(PREFIX, SUFFIX, "    return ", (OtherText(text="a = 1\n", filename="a.py"),))
     expected = f"\n\n--- snippet ---\n\na = 1\n{PREFIX}    return "

@@ -205,6 +205,7 @@ def test_the_one_used_longest_ago_leaves(small: ServerProcess) -> None:
     assert "to make room for c" in small.wait_for("^unloading b").string
 
 
+@pytest.mark.slow
 def test_one_with_a_request_stays(small: ServerProcess) -> None:
     use(small, "b", "a")
     with busy(small, "b"):
