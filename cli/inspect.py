@@ -106,12 +106,13 @@ def _target_rows(report: TargetReport) -> Iterator[tuple[str, str]]:
         if report.offers_taps
         else "no: llama.cpp hands out no hidden states of this architecture",
     )
-    yield (
-        "roll back",
-        "yes: rejected tokens can be taken back"
-        if report.rolls_back
-        else "no: recurrent layers, whose state cannot be taken back row by row",
-    )
+    if not report.is_recurrent:
+        roll_back = "yes: rejected tokens can be taken back"
+    elif report.rolls_back:
+        roll_back = "yes: recurrent layers, by snapshots of their state; drafts are chains"
+    else:
+        roll_back = "no: recurrent layers, whose state cannot be taken back row by row"
+    yield "roll back", roll_back
     yield "drafting", "with a drafter, or plain" if report.takes_drafters else "plain decoding only"
 
 

@@ -12,7 +12,11 @@ from gguf import GGMLQuantizationType
 
 from dflash_local.draft.trial import try_drafter
 from dflash_local.errors import FileError, InputError
-from dflash_local.fit.architectures import RECURRENT_ARCHITECTURES, TAPPED_ARCHITECTURES
+from dflash_local.fit.architectures import (
+    RECURRENT_ARCHITECTURES,
+    SNAPSHOT_ARCHITECTURES,
+    TAPPED_ARCHITECTURES,
+)
 from dflash_local.fit.pairing import check_pair
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile, TensorInfo
@@ -63,8 +67,9 @@ def check_fit(target: GgufFile | Source, drafter: GgufFile) -> CheckResult:
     if isinstance(target, Source):
         return CheckResult([f"sizes and taps fit the config of {target.name}"])
     name = target.architecture
-    if name in RECURRENT_ARCHITECTURES or name not in TAPPED_ARCHITECTURES:
-        why = "has recurrent layers" if name in RECURRENT_ARCHITECTURES else "offers no taps"
+    is_stuck = name in RECURRENT_ARCHITECTURES and name not in SNAPSHOT_ARCHITECTURES
+    if is_stuck or name not in TAPPED_ARCHITECTURES:
+        why = "has recurrent layers" if is_stuck else "offers no taps"
         return CheckResult(notes=[f"dflash-local cannot draft for this target: {name!r} {why}"])
     check_pair(target, drafter)
     return CheckResult([f"fits the target {target.path.name}"])

@@ -20,7 +20,8 @@ from dflash_local.engine.engine import Engine, most_nodes
 from dflash_local.engine.prefix_files import PrefixFiles
 from dflash_local.engine.prefixes import PrefixStore
 from dflash_local.errors import DflashError, FileError
-from dflash_local.fit.options import LoadOptions
+from dflash_local.fit.architectures import RECURRENT_ARCHITECTURES, SNAPSHOT_ARCHITECTURES
+from dflash_local.fit.options import MAX_OUTPUT_ROWS, SNAPSHOT_ROWS, LoadOptions
 from dflash_local.fit.pairing import check_pair, check_target
 from dflash_local.fit.plan import Plan, make_plan
 from dflash_local.gguf.drafter_keys import read_drafter
@@ -57,14 +58,31 @@ class Pair:
         """What `load` would do on a machine with these devices. Raises InputError for what does not
         fit there."""
         shape = usual_shape(devices, options)
-        n_branches = self.n_branches(shape, options.n_seq, options.n_batch)
-        return make_plan(self.target, self.draft, self.spec, options, devices, n_branches)
+        return make_plan(
+            self.target,
+            self.draft,
+            self.spec,
+            options,
+            devices,
+            n_branches=self.n_branches(shape, options.n_seq, options.n_batch),
+            n_snapshots=self.n_snapshots(options.n_batch),
+        )
 
     def n_branches(self, shape: DraftShape, n_seq: int, n_batch: int) -> int:
         """Branches of each of `n_seq` sequences. It is 1 if drafts are chains, as they are for a
-        drafter that gives only one candidate per position."""
+        drafter that gives only one candidate per position, and for a target with a recurrent state,
+        which follows one path."""
         trees = shape != "chain" and self.spec is not None and self.spec.runs_on == "fused"
+        trees = trees and self.target.architecture not in RECURRENT_ARCHITECTURES
         return branches_of_each(n_seq, n_batch) if trees else 1
+
+    def n_snapshots(self, n_batch: int) -> int:
+        """Snapshots of a recurrent state that a whole draft needs, as a batch allows; 0 for a
+        target without such a state, and without a drafter."""
+        if self.spec is None or self.target.architecture not in SNAPSHOT_ARCHITECTURES:
+            return 0
+        most = min(self.spec.n_draft, MAX_OUTPUT_ROWS - 1)
+        return max(1, min(most, n_batch - SNAPSHOT_ROWS))
 
 
 def usual_shape(devices: Sequence[Device], options: LoadOptions) -> DraftShape:
@@ -183,6 +201,7 @@ def open_engine(
         pair.draft.path if pair.draft else None,
         layers=wanted.tapped_layers,
         n_gpu_layers=plan.n_gpu_layers,
+        snapshots=wanted.n_snapshots > 0,
     )
     if pair.draft and pair.spec and pair.spec.runs_on == "llama.cpp":
         ensure_drafts(pair.draft.path, pair.spec, pair.target.path)
@@ -276,6 +295,7 @@ def _target_options(
         tensor_split=plan.tensor_split,
         tapped_layers=pair.spec.target_layers if pair.spec else (),
         n_branches=pair.n_branches(shape, plan.n_seq, plan.n_batch),
+        n_snapshots=plan.n_snapshots,
     )
 
 
@@ -288,7 +308,8 @@ def _controller(target: Target, drafter: Drafter, say: Say, again: bool) -> Cont
     n_nodes = most_nodes(n_branches, drafter.block_size) if n_branches > 1 else 0
     greedy, sampled = calibration.known_priors(target, drafter, n_nodes)
     costs = calibration.measure(target, drafter, before=begin, again=again)
-    return Controller(costs, drafter.block_size, greedy, sampled, n_nodes)
+    width = min(drafter.block_size, target.max_width)
+    return Controller(costs, width, greedy, sampled, n_nodes)
 
 
 def _open_store(
@@ -318,7 +339,7 @@ def state_key(target: Target, drafter: Drafter | None) -> dict[str, Any]:
     option can be forgotten here. `n_ctx` matters: llama.cpp chooses RoPE factors by it.
     """
     options = asdict(target.options)
-    for name in ("n_seq", "n_branches", "tapped_layers"):
+    for name in ("n_seq", "n_branches", "tapped_layers", "n_snapshots"):
         del options[name]
     key: dict[str, Any] = {
         "machine": runtime.machine(),

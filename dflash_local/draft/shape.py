@@ -59,8 +59,11 @@ class Shape(ABC):
         `rate` returns. Raises InputError for a proposal of the wrong shape."""
 
     @abstractmethod
-    def place(self, batch: Batch, seq: int, begin: int, anchor: int, draft: Draft) -> Part:
-        """Add the anchor, at position `begin`, and the draft to a batch."""
+    def place(
+        self, batch: Batch, seq: int, begin: int, anchor: int, draft: Draft, n_rows: int = 1
+    ) -> Part:
+        """Add the anchor, at position `begin`, and the draft to a batch. A chain gets at least
+        `n_rows` rows: those after its draft are never accepted."""
 
     @abstractmethod
     def count(self, stats: Stats, draft: Draft, path: Sequence[int]) -> None:
@@ -87,8 +90,11 @@ class Chain(Shape):
             raise InputError("this engine verifies chains; the drafter proposed a tree")
         return proposal.valid_prefix(n_vocab).clip(limit)
 
-    def place(self, batch: Batch, seq: int, begin: int, anchor: int, draft: Draft) -> Part:
-        return batch.add(seq, begin, [anchor, *draft.tokens])
+    def place(
+        self, batch: Batch, seq: int, begin: int, anchor: int, draft: Draft, n_rows: int = 1
+    ) -> Part:
+        n_more = n_rows - 1 - len(draft)
+        return batch.add(seq, begin, [anchor, *draft.tokens, *[anchor] * n_more])
 
     def count(self, stats: Stats, draft: Draft, path: Sequence[int]) -> None:
         stats.record_round(drafted=len(draft), emitted=len(path))
@@ -124,7 +130,9 @@ class Tree(Shape):
         bounds = _Bounds(limit, depth, self.n_leaves)
         return _within(proposal.valid_prefix(n_vocab), bounds)
 
-    def place(self, batch: Batch, seq: int, begin: int, anchor: int, draft: Draft) -> Part:
+    def place(
+        self, batch: Batch, seq: int, begin: int, anchor: int, draft: Draft, n_rows: int = 1
+    ) -> Part:
         if not draft:
             return batch.add(seq, begin, [anchor])
         # A tree that happens to be a chain is placed like any other, so that the graph is the same.

@@ -61,8 +61,9 @@ class Engine:
 
     @property
     def max_width(self) -> int:
-        """The widest verify pass of chains: the drafter's block, 0 without a drafter."""
-        return self.drafter.block_size if self.drafter else 0
+        """The widest verify pass of chains: the drafter's block, as far as the target can take it
+        back; 0 without a drafter."""
+        return min(self.drafter.block_size, self.target.max_width) if self.drafter else 0
 
     def widest(self, shape: DraftShape) -> int:
         """The widest verify pass for drafts of that shape."""
@@ -79,6 +80,8 @@ class Engine:
         possible, and None without a drafter."""
         if self.drafter is None or self.takes_trees:
             return None
+        if self.target.is_recurrent:
+            return "drafts are chains: the target has recurrent layers, which know no branches"
         if not self.drafter.gives_candidates:
             return "drafts are chains: this drafter gives only one token for each position"
         return (

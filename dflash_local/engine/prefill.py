@@ -1,4 +1,5 @@
-"""Prompts, decoded chunk by chunk. One batch holds chunks of several sequences."""
+"""Prompts, decoded chunk by chunk. One batch holds chunks of several sequences, if the target can
+decode unequal ones together."""
 
 from __future__ import annotations
 
@@ -33,6 +34,16 @@ class Prefill:
         served = self._with_room(self._chunks(sequences, round_s))
         if not served:
             return
+        if self._target.needs_equal_rows:
+            for chunk in served:
+                self._decode([chunk], turn)
+        else:
+            self._decode(served, turn)
+        n_rows = sum(n for _, n in served)
+        self._count([sequence for sequence, _ in served], n_rows, start)
+
+    def _decode(self, served: list[tuple[Sequence, int]], turn: int) -> None:
+        """One pass over chunks of prompts."""
         batch = Batch()
         for sequence, n in served:
             begin = len(sequence.slot.cached)
@@ -54,7 +65,6 @@ class Prefill:
                 self._round.emit_first(sequence, end - 1, output_row)
                 output_row += 1
             sequence.turn = turn
-        self._count([sequence for sequence, _ in served], len(batch), start)
 
     def _chunks(self, sequences: list[Sequence], round_s: float) -> list[tuple[Sequence, int]]:
         """The sequences whose prompt goes on in this step, with their numbers of rows."""

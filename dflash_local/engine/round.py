@@ -20,7 +20,7 @@ from dflash_local.engine.sequence import Sequence
 from dflash_local.engine.slots import Slots
 from dflash_local.engine.verify import Verdict
 from dflash_local.engine.widths import Choice, Widths
-from dflash_local.errors import GrammarError
+from dflash_local.errors import BackendError, GrammarError
 from dflash_local.sampling.sampler import not_finite
 from dflash_local.target.batch import Batch, Part
 
@@ -124,8 +124,9 @@ class Round:
     def _verify(self, sequences: list[Sequence], drafts: list[Draft]) -> Batch:
         """One pass of the target over the anchor and the draft of every sequence."""
         batch = Batch()
+        n_rows = self._widths.n_rows(drafts)
         for s, draft in zip(sequences, drafts, strict=True):
-            s.shape.place(batch, s.slot.seq, len(s.slot.cached), s.anchor, draft)
+            s.shape.place(batch, s.slot.seq, len(s.slot.cached), s.anchor, draft, n_rows)
         self._slots.decode(batch)
         return batch
 
@@ -143,7 +144,8 @@ class Round:
                 lambda token: sequence.emit(token, ends_text=ends_text(token)),
             )
         path = verdict.path
-        self._target.keep(part, path)
+        if not self._target.keep(part, path):
+            raise BackendError("llama.cpp cannot take back the rejected rows of a draft")
         self._slots.commit(
             sequence.slot,
             [anchor, *(draft.tokens[row - 1] for row in path[1:])],

@@ -161,6 +161,8 @@ class Slots:
         usable = {other.seq: self._n_usable(other, prompt, for_drafts) for other in others}
         if for_drafts:
             usable = {o.seq: self._n_drafted_from(o, usable[o.seq]) for o in others}
+        usable = {seq: n for seq, n in usable.items() if self.target.can_copy(seq, n)}
+        others = [other for other in others if other.seq in usable]
         source = max(others, key=lambda other: usable[other.seq], default=None)
         gain = usable[source.seq] - len(slot.cached) if source else 0
         if source is None or gain < LEAST_GAIN:
@@ -341,10 +343,17 @@ class Slots:
         n = min(common_prefix(slot.cached, prompt), len(prompt) - 1)
         if self.drafter and for_drafts:
             n = min(n, self.drafter.length(slot.seq) + len(slot.pending))
-        return 0 if n < len(slot.cached) and not self.target.can_roll_back else n
+        return n
+
+    def _can_cut(self, slot: Slot, length: int) -> bool:
+        """Whether a slot can be cut to its first `length` tokens, one or more, now."""
+        return length >= self.target.shortest(slot.seq)
 
     def _holder(self, slot: Slot, wanted: _Wanted) -> Holder:
         n = self._n_usable(slot, wanted.prompt, wanted.drafts_in(slot.gave_up))
+        # A slot that is busy can only be copied from. All others are cut, or go on as they are.
+        if not (self.target.can_copy(slot.seq, n) if slot.busy else self._can_cut(slot, n)):
+            n = 0
         return Holder(len(slot.cached), n, self._n_elsewhere(slot), slot.busy, slot.last_use)
 
     def _n_elsewhere(self, slot: Slot) -> int:
@@ -393,7 +402,9 @@ class Slots:
         """Save a slot, if worth it, before it loses all but its first `n_kept` tokens."""
         store, n = self.store, len(slot.cached)
         n_kept = max(n_kept, self._n_elsewhere(slot))
-        if store is None or not worth_keeping(n - n_kept, n) or not self.target.can_roll_back:
+        if store is None or not worth_keeping(n - n_kept, n):
+            return
+        if not self._can_cut(slot, 1):  # then it would be of use to no other text
             return
         drafter = self.drafter if self.drafter and self.drafter.saves_rows else None
         prefix = Prefix(

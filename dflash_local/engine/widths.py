@@ -65,6 +65,7 @@ class Widths:
 
     def clip(self, sequences: list[Sequence], drafts: list[Draft], choice: Choice) -> list[Draft]:
         """Cut each draft, after drafting, where verifying more of it would not pay off."""
+        whole = list(drafts)
         if self._controller and (left := _left_to_controller(sequences)):
             widths = self._controller.widths(
                 [policy for _, policy in left],
@@ -73,7 +74,19 @@ class Widths:
             )
             for (i, _), width in zip(left, widths, strict=True):
                 drafts[i] = drafts[i].clip(width - 1)
+        if self._slots.target.needs_equal_rows:
+            # All get as many rows as the widest. Some have more drafts to fill theirs.
+            n_rows = self.n_rows(drafts)
+            return [draft.clip(n_rows - 1) for draft in whole]
         return drafts
+
+    def n_rows(self, drafts: list[Draft]) -> int:
+        """The least number of rows that each sequence gets in a pass over these drafts."""
+        target = self._slots.target
+        if not target.needs_equal_rows:
+            return 1
+        room = min(self._slots.free_cells, target.n_batch)
+        return min(1 + max(map(len, drafts)), room // len(drafts))
 
     def n_steps_ahead(self, sequences: list[Sequence]) -> int:
         """How many plain steps to decode at once, without a delay that a reader would notice."""

@@ -18,12 +18,19 @@ TAPPED_ARCHITECTURES = frozenset({
     "starcoder2",
 })  # fmt: skip
 
-# llm_arch_is_recurrent and llm_arch_is_hybrid: their state cannot be rolled back row by row
+# llm_arch_is_recurrent and llm_arch_is_hybrid: a state stands for all tokens of a sequence
 RECURRENT_ARCHITECTURES = frozenset({
     "arwkv7", "bailingmoe3", "deepseek4", "falcon-h1", "glm5-next", "granitehybrid", "jamba",
     "kimi-k3", "kimi-linear", "lfm2", "lfm2moe", "mamba", "mamba2", "minimax-01", "nemotron_h",
     "nemotron_h_moe", "plamo2", "qwen35", "qwen35moe", "qwen3next", "qwen4exp", "rwkv6",
     "rwkv6qwen2", "rwkv7",
+})  # fmt: skip
+
+# Of these llama.cpp keeps snapshots of the state, one after each row (some of those in
+# llm_arch_supports_rs_rollback), and the tests have shown that they are exact. The others are not
+# rolled back: bailingmoe3, deepseek4, glm5-next, kimi-k3 and qwen4exp were not tried.
+SNAPSHOT_ARCHITECTURES = frozenset({
+    "lfm2", "lfm2moe", "nemotron_h", "qwen35", "qwen35moe",
 })  # fmt: skip
 
 # These do not write text one token after the other.

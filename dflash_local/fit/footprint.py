@@ -95,7 +95,9 @@ class Footprint:
         spec: DrafterSpec | None,
         options: LoadOptions,
         n_branches: int = 1,
+        n_snapshots: int = 0,
     ) -> None:
+        self._n_states = options.n_seq * (1 + n_snapshots)
         self._draft_window, self._n_branches = options.draft_window, n_branches
         self._target, self._arch = target, target.architecture
         self._n_seq, self._n_batch = options.n_seq, options.n_batch
@@ -113,6 +115,8 @@ class Footprint:
             _sums([row for row, _ in rows]),
             _sums([state for _, state in rows]),
         )
+        # A pass makes the snapshots of a layer before it stores them.
+        self._new_states = max(state for _, state in rows) * self._n_states if n_snapshots else 0
         self._read_shape()
         self.taps = len(spec.target_layers) if spec else 0
         self._read_drafter(drafter, spec)
@@ -172,6 +176,8 @@ class Footprint:
         prefix = f"blk.{layer}."
         recurrent = any(f"{prefix}ssm_{part}" in names for part in ("a", "conv1d.weight"))
         state = 0
+        if f"{prefix}shortconv.conv.weight" in names:
+            state = 4 * ((self._key("shortconv.l_cache") or 1) - 1) * self._n_embd
         if recurrent:
             inner, size = self._key("ssm.inner_size") or 0, self._key("ssm.state_size") or 0
             groups, kernel = self._key("ssm.group_count") or 0, self._key("ssm.conv_kernel") or 1
@@ -216,11 +222,16 @@ class Footprint:
         return self._packed[layers.stop] - self._packed[layers.start]
 
     def kv(self, n_ctx: int, layers: range) -> int:
-        """The target's cache. Layers with a sliding window keep the whole context, too."""
+        """The target's cache and its states. Layers with a sliding window keep the whole context,
+        too."""
         row = self._row[layers.stop] - self._row[layers.start]
-        return row * cells(n_ctx) + self._n_seq * (
-            self._state[layers.stop] - self._state[layers.start]
-        )
+        state = self._state[layers.stop] - self._state[layers.start]
+        return row * cells(n_ctx) + self._n_states * state
+
+    @property
+    def states(self) -> int:
+        """What the recurrent states of all sequences take of that, with their snapshots."""
+        return self._n_states * self._state[-1]
 
     def drafter_kv(self, n_ctx: int) -> int:
         """The drafter's f16 cache for all sequences, when the context is full."""
@@ -256,7 +267,7 @@ class Footprint:
             width = 3 * self._n_embd + 2 * self._query + 4 * self._keys
             buffer = max(buffer, 4 * (scores + mask + rows * width))
         # A tap must outlive its graph. That took up to two buffers of its size.
-        return buffer + 8 * rows * self.taps * self._n_embd
+        return buffer + self._new_states + 8 * rows * self.taps * self._n_embd
 
     def compute_head(self, n_ctx: int) -> int:
         """The buffer of the output layer: logits and its inputs."""

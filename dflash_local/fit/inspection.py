@@ -12,7 +12,11 @@ from typing import Any
 
 from gguf import LlamaFileType
 
-from dflash_local.fit.architectures import RECURRENT_ARCHITECTURES, TAPPED_ARCHITECTURES
+from dflash_local.fit.architectures import (
+    RECURRENT_ARCHITECTURES,
+    SNAPSHOT_ARCHITECTURES,
+    TAPPED_ARCHITECTURES,
+)
 from dflash_local.fit.pairing import check_target
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.drafter_spec import Family, RopeSpec, Runner
@@ -146,8 +150,11 @@ class TargetReport:
     context_length: int
     offers_taps: bool
     """Whether llama.cpp gives out the hidden states of this architecture's layers."""
+    is_recurrent: bool
+    """Whether some layers have a state that stands for all tokens of a sequence."""
     rolls_back: bool
-    """Whether rejected tokens can be taken back, as there are no recurrent layers."""
+    """Whether rejected tokens can be taken back. With recurrent layers this needs snapshots of
+    their state."""
 
     @property
     def takes_drafters(self) -> bool:
@@ -173,7 +180,8 @@ def inspect_file(file: GgufFile) -> DrafterReport | TargetReport:
         n_vocab=file.n_vocab or 0,
         context_length=file.require(f"{name}.context_length", int),
         offers_taps=name in TAPPED_ARCHITECTURES,
-        rolls_back=name not in RECURRENT_ARCHITECTURES,
+        is_recurrent=name in RECURRENT_ARCHITECTURES,
+        rolls_back=name not in RECURRENT_ARCHITECTURES or name in SNAPSHOT_ARCHITECTURES,
     )
 
 

@@ -19,6 +19,9 @@ MAX_IDS = 256
 MAX_OUTPUT_ROWS = 64
 """The most rows of a batch, per sequence, that can have logits: the widest verify pass."""
 
+SNAPSHOT_ROWS = 2
+"""How many rows more than snapshots a batch must hold: llama.cpp asserts it at its first pass."""
+
 
 @dataclass(frozen=True)
 class LoadOptions:

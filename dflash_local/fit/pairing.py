@@ -11,6 +11,7 @@ from dflash_local.errors import InputError, PairError
 from dflash_local.fit.architectures import (
     NOT_GENERATIVE_ARCHITECTURES,
     RECURRENT_ARCHITECTURES,
+    SNAPSHOT_ARCHITECTURES,
     TAPPED_ARCHITECTURES,
 )
 from dflash_local.gguf.drafter_keys import MAX_LAYERS, read_drafter
@@ -171,9 +172,11 @@ def _roll_back(target: GgufFile) -> FieldFit:
     name = target.architecture
     if name not in RECURRENT_ARCHITECTURES:
         return FieldFit("roll back", f"{name}: yes", "needed")
+    if name in SNAPSHOT_ARCHITECTURES:
+        return FieldFit("roll back", f"{name}: by snapshots", "needed")
     fault = (
         f"{target.path}: general.architecture is {name!r}, which has recurrent layers whose "
-        f"state cannot be rolled back; choose a target without, {_PLAIN}"
+        f"state cannot be rolled back here; choose a target without, {_PLAIN}"
     )
     return FieldFit("roll back", f"{name}: no", "needed", fault)
 

@@ -8,6 +8,7 @@ kernels, fragmentation.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,10 @@ class Plan:
     """Tokens that the drafter looks back at; 0: the whole context."""
     mapped_bytes: int = 0
     """Weights that the host uses directly in the mapped file. The system can free that memory."""
+    state_bytes: int = 0
+    """The part of `kv_bytes` that recurrent states take, with their snapshots."""
+    n_snapshots: int = 0
+    """Snapshots of the recurrent state of each sequence."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -80,13 +85,17 @@ class Plan:
         target, kv = size_text(self.target_bytes), size_text(self.kv_bytes)
         drafter, drafter_kv = size_text(self.drafter_bytes), size_text(self.drafter_kv_bytes)
         head = used[-1] if used else self.host.name
+        states = ""
+        if self.state_bytes:
+            each = f", {self.n_snapshots} snapshots of each" if self.n_snapshots else ""
+            states = f", {size_text(self.state_bytes)} of it for recurrent states{each}"
         window = f" for the last {self.draft_window} tokens" if self.draft_window else ""
         return [
             f"target: {self.target_name}, {target}, {layers if used else f'all on {head}'}",
             f"drafter: {self.drafter_name}, {drafter}, cache up to {drafter_kv}{window}, on {head}"
             if self.drafter_name
             else "drafter: none, plain decoding",
-            f"context: {self.n_ctx} tokens, {self.kv_type} KV cache of {kv}",
+            f"context: {self.n_ctx} tokens, {self.kv_type} KV cache of {kv}{states}",
             f"memory: {'; '.join(use.brief for use in self.devices)}",
             *(f"note: {note}" for note in self.notes),
         ]
@@ -99,26 +108,32 @@ def make_plan(
     options: LoadOptions,
     devices: Sequence[Device],
     n_branches: int = 1,
+    n_snapshots: int = 0,
 ) -> Plan:
     """The plan for a machine of `devices`, as `runtime.devices()` gives them.
 
     First, all layers go to GPUs, with the context that the target was trained on, at most 32768. It
     is halved until it fits, down to 4096. If it still does not fit, as many layers as possible go
     to GPUs, with a context of 4096, then 2048. `n_branches` are the branches of each sequence, more
-    than one for trees. Raises InputError if nothing fits.
+    than one for trees. `n_snapshots` are the snapshots that a recurrent state can use: there are
+    fewer if they would cost context, or layers on GPUs. Raises InputError if nothing fits.
     """
-    n_ctx, n_gpu_layers = options.n_ctx, options.n_gpu_layers
     _check_kv_type(target, options.kv_type, options.flash_attn)
-    model = Footprint(target, drafter, spec, options, n_branches)
     check_whole("main_gpu", options.main_gpu, 0, max(0, len(usable_gpus(devices)) - 1))
-    places = Devices(model, devices, options)
-    most = model.n_blocks + 1 if places.gpus else 0
-    if n_gpu_layers is None:
-        layers = list(range(most, -1, -1))
-    else:
-        layers = [most if n_gpu_layers < 0 else min(n_gpu_layers, most)]
-    contexts = [n_ctx] if n_ctx else _contexts(model.trained, on_gpu=layers[0] > 0)
-    context, count, host, gpus = places.choose(contexts, layers, fixed=n_ctx is not None)
+
+    def arranged(n: int) -> _Arrangement:
+        return _arrange(Footprint(target, drafter, spec, options, n_branches, n), devices, options)
+
+    fewest, *more = _fewer(n_snapshots)
+    found, n_kept = arranged(fewest), fewest
+    for n in more:
+        with suppress(InputError):
+            richer = arranged(n)
+            if (richer.n_ctx, richer.count) == (found.n_ctx, found.count):
+                found, n_kept = richer, n
+    model, places = found.model, found.places
+    context, count, most = found.n_ctx, found.count, found.most
+    n_gpu_layers = options.n_gpu_layers
 
     notes = []
     if n_gpu_layers and not places.gpus:
@@ -127,6 +142,11 @@ def make_plan(
         notes.append(f"the target was trained on {model.trained} tokens, fewer than {context}")
     if count < most and n_gpu_layers is None:
         notes.append(f"{most - count} layers stay on the CPU: the free GPU memory holds no more")
+    if n_kept < n_snapshots:
+        notes.append(
+            f"at most {n_kept} tokens are drafted at once, not {n_snapshots}: the memory holds no "
+            "more snapshots of the recurrent state"
+        )
     plan = Plan(
         n_ctx=context,
         n_cells=cells(context),
@@ -135,14 +155,16 @@ def make_plan(
         n_batch=min(options.n_batch, cells(context)),
         n_seq=options.n_seq,
         kv_type=options.kv_type,
-        tensor_split=tensor_split_of([use.layers for use in gpus]),
-        gpus=gpus,
-        host=host,
+        tensor_split=tensor_split_of([use.layers for use in found.gpus]),
+        gpus=found.gpus,
+        host=found.host,
         target_name=target.path.name,
         target_bytes=model.weights,
         drafter_name=drafter.path.name if drafter else None,
         drafter_bytes=model.drafter_weights,
         kv_bytes=model.kv(context, range(model.n_blocks)),
+        state_bytes=model.states,
+        n_snapshots=n_kept,
         drafter_kv_bytes=model.drafter_kv(context),
         draft_window=options.draft_window,
         mapped_bytes=places.mapped(count),
@@ -150,6 +172,42 @@ def make_plan(
     if plan.reads_disk:
         notes.append("the weights exceed the free memory of the host: decoding may read the disk")
     return replace(plan, notes=tuple(notes))
+
+
+@dataclass(frozen=True)
+class _Arrangement:
+    """The first choice of context and layers that fits."""
+
+    model: Footprint
+    places: Devices
+    most: int
+    """The most layers that could be on GPUs."""
+    n_ctx: int
+    count: int
+    """Layers on GPUs."""
+    host: Use
+    gpus: tuple[Use, ...]
+
+
+def _arrange(model: Footprint, devices: Sequence[Device], options: LoadOptions) -> _Arrangement:
+    n_ctx, n_gpu_layers = options.n_ctx, options.n_gpu_layers
+    places = Devices(model, devices, options)
+    most = model.n_blocks + 1 if places.gpus else 0
+    if n_gpu_layers is None:
+        layers = list(range(most, -1, -1))
+    else:
+        layers = [most if n_gpu_layers < 0 else min(n_gpu_layers, most)]
+    contexts = [n_ctx] if n_ctx else _contexts(model.trained, on_gpu=layers[0] > 0)
+    choice = places.choose(contexts, layers, fixed=n_ctx is not None)
+    return _Arrangement(model, places, most, *choice)
+
+
+def _fewer(n_snapshots: int) -> list[int]:
+    """Numbers of snapshots to try, the least first: of half as many rows each time."""
+    found = [n_snapshots]
+    while found[0] > 1:
+        found.insert(0, max((found[0] + 1) // 2 - 1, 1))
+    return found
 
 
 def _contexts(trained: int, on_gpu: bool) -> list[int]:

@@ -21,7 +21,7 @@ from dflash_local.pays.costs import Costs
 from dflash_local.pays.survival import Prior
 from dflash_local.target.batch import Batch
 from dflash_local.target.taps import Features, StoredFeatures
-from dflash_local.target.target import Target
+from dflash_local.target.target import Checkpoint, Target
 
 WIDTHS = (1, 2, 8, 4, 16, 9, 6, 3, 12)
 """Rows of a sequence, those first that say most: a slow machine gets no further."""
@@ -94,7 +94,7 @@ def measure(
 def known_priors(target: Target, drafter: Drafter, n_nodes: int) -> tuple[Prior, Prior]:
     """What earlier processes have learnt of this drafter's drafts, of greedy requests and of those
     that sample; else what is thought of any. `n_nodes` are the most of a tree."""
-    size = drafter.block_size
+    size = min(drafter.block_size, target.max_width)
     try:
         greedy, sampled = disk_cache.read("costs", _key(target, drafter))["priors"]
         return Prior.from_dict(greedy, size, n_nodes), Prior.from_dict(sampled, size, n_nodes)
@@ -122,6 +122,7 @@ class _Trial:
         self.start = time.perf_counter()
         self.n_steps = 0
         self.part = 0  # cached tokens of each sequence
+        self.starts: list[Checkpoint] = []  # of each sequence, when it had just these
         # A GPU's graph is captured with the second pass after a change and replayed from the third.
         self.warm_up = 3 if target.options.n_gpu_layers else 1
         self.rng = np.random.default_rng(0)
@@ -131,7 +132,7 @@ class _Trial:
         self.injections: list[float] = []
         self.tree_s: float | None = None  # not measured
         most = max(target.options.n_branches, drafter.block_size)
-        most = min(most, target.n_batch // self.n_seq)
+        most = min(most, target.n_batch // self.n_seq, target.max_width)
         widths = TREE_WIDTHS if target.options.n_branches > 1 else WIDTHS
         self.widths = [width for width in widths if width <= most]
 
@@ -201,11 +202,13 @@ class _Trial:
             for seq in range(self.n_seq):
                 self.drafter.inject(seq, _features(self.target, range(seq * n, (seq + 1) * n)))
         self.part = part
+        self.starts = [self.target.checkpoint(seq, part) for seq in range(self.n_seq)]
         return _features(self.target, range(n))
 
     def _pass(self, n_rows: int, *, output: bool = True) -> float:
         """Seconds of a pass of random rows, dealt to the sequences as evenly as they go."""
-        seq_ids = sorted(i % self.n_seq for i in range(n_rows))
+        n_seqs = math.gcd(n_rows, self.n_seq) if self.target.needs_equal_rows else self.n_seq
+        seq_ids = sorted(i % n_seqs for i in range(n_rows))
         positions = [self.part + i - seq_ids.index(seq) for i, seq in enumerate(seq_ids)]
         tokens = self.rng.integers(0, self.target.n_vocab, n_rows, dtype=np.int32)
         begin = time.perf_counter()
@@ -222,8 +225,7 @@ class _Trial:
         seconds = []
         for _ in range(n):
             seconds.append(self._pass(n_rows))
-            for seq in range(self.n_seq):
-                self.target.truncate(seq, self.part)
+            self._undo()
         known.setdefault(n_rows, []).extend(seconds[self.warm_up :])
         if timed > 1:
             usual = median(seconds[self.warm_up :])
@@ -266,9 +268,13 @@ class _Trial:
         self.target.run(batch)
         seconds = time.perf_counter() - begin
         self.target.keep(batch.parts[0], [0])
-        self.target.truncate(0, self.part)
+        self.target.restore(0, self.starts[0])
         self.n_steps += 1
         return seconds
+
+    def _undo(self) -> None:
+        for seq, start in enumerate(self.starts):
+            self.target.restore(seq, start)
 
     def _guess(self, n_rows: int) -> float:
         """Seconds of a pass, if need be from the nearest narrower one timed, by the row."""
@@ -301,8 +307,7 @@ class _Trial:
 
     def _new_features(self, n_rows: int) -> Features:
         self._pass(n_rows, output=False)
-        for seq in range(self.n_seq):
-            self.target.truncate(seq, self.part)
+        self._undo()
         return _features(self.target, range(n_rows))
 
     def _one_draft(self, n_seqs: int, features: Features) -> float:

@@ -19,6 +19,7 @@ from typing import Any
 from dflash_local.fit.options import MAX_IDS
 from dflash_local.llama import native
 from dflash_local.target.batch import Batch, Part
+from dflash_local.target.rollback import Rollback
 
 # isort: split
 import llama_cpp.llama_cpp as api
@@ -100,13 +101,17 @@ class _Verified:
 class Cells:
     """The cells of all sequences in a context. `ids[seq]` are the ids of a sequence."""
 
-    def __init__(self, context: Any, n_seq: int, n_branches: int, *, n_swa: int) -> None:
-        """`n_swa`: how far layers with a sliding window look back, in tokens; 0 without any."""
+    def __init__(
+        self, context: Any, n_seq: int, n_branches: int, *, n_swa: int, rollback: Rollback
+    ) -> None:
+        """`n_swa`: how far layers with a sliding window look back, in tokens; 0 without any.
+        `rollback`: how far back the sequences can be cut."""
         self.ids = ids_of(n_seq, n_branches)
         self._n_branches = n_branches
         self._context = native.address(context)
         self._memory = api.llama_get_memory(context)
         self._n_swa = n_swa
+        self._rollback = rollback
         self._held = [[0] * n_branches for _ in range(n_seq)]
         """For each branch, how many tokens of its sequence it has. Not used for the first one."""
         self._n_used = [1] * n_seq
@@ -137,7 +142,7 @@ class Cells:
     def keep(self, part: Part, path: Sequence[int]) -> bool:
         """Keep only those rows of a part that are in `path`, which numbers them within the part.
 
-        False: the model cannot forget the others, and nothing was done.
+        False: the sequence cannot forget the others, and nothing was done.
         """
         lines = self._lines.pop(part.seq, None)
         if lines is None:
@@ -174,11 +179,14 @@ class Cells:
         native.edit_cells(self._context, cuts, copies)
 
     def truncate(self, seq: int, length: int) -> bool:
-        """Forget positions `length` and up. False: this model cannot, and nothing was done."""
+        """Forget positions `length` and up. False: this sequence cannot, and nothing was done."""
         self.tidy()
         ids, held = self.ids[seq], self._held[seq]
+        if 0 < length < self._rollback.shortest(seq):
+            return False
         if not api.llama_memory_seq_rm(self._memory, ids[0], length, -1):
             return False
+        self._rollback.cut(seq, length)
         for branch, n in enumerate(held):
             if n > length:
                 api.llama_memory_seq_rm(self._memory, ids[branch], length, -1)
@@ -188,6 +196,7 @@ class Cells:
     def copy(self, source: int, target: int, length: int) -> None:
         """Let sequence `target`, which is empty, share the first `length` positions of `source`."""
         api.llama_memory_seq_cp(self._memory, self.ids[source][0], self.ids[target][0], 0, length)
+        self._rollback.share(source, target)
 
     def sees(self, seq: int, length: int) -> bool:
         """Whether a sequence of `length` tokens still has all cells that the next token looks at.
@@ -204,6 +213,7 @@ class Cells:
         self._verified.pop(seq, None)
         for id_ in self.ids[seq][: self._n_used[seq]]:
             api.llama_memory_seq_rm(self._memory, id_, -1, -1)
+        self._rollback.cut(seq, 0)
         self._held[seq] = [0] * len(self.ids[seq])
         self._n_used[seq] = 1
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dflash_local import disk_cache
 from dflash_local.llama import runtime
 from dflash_local.target.bare_pass import prefill, rows_of
-from dflash_local.target.target import Target
+from dflash_local.target.target import Checkpoint, Target
 
 WIDTHS = (2, 4, 8, 16)
 DEPTHS = (32, 480)
@@ -112,14 +112,15 @@ def _measure(target: Target) -> Exactness:
             continue
         target.clear(0)
         prefill(target, rng.integers(0, target.n_vocab, depth).tolist())
+        start = target.checkpoint(0, depth)
         differences = found.differences[depth] = dict.fromkeys(widths, 0.0)
         found.n_rows[depth] = 0
         share = begun + (end - begun) / (len(depths) - i)
         while found.n_rows[depth] < _MOST_ROWS:
             tokens = rng.integers(0, target.n_vocab, n).tolist()
-            single = _rows(target, depth, tokens, 1)
+            single = _rows(target, start, tokens, 1)
             for width in widths:
-                difference = float(np.abs(_rows(target, depth, tokens, width) - single).max())
+                difference = float(np.abs(_rows(target, start, tokens, width) - single).max())
                 differences[width] = max(differences[width], difference)
             found.n_rows[depth] += n
             if time.perf_counter() >= share:
@@ -127,10 +128,10 @@ def _measure(target: Target) -> Exactness:
     return found
 
 
-def _rows(target: Target, begin: int, tokens: list[int], width: int) -> NDArray[np.float32]:
-    """Logits of these rows from `begin` on, decoded `width` at a time; float32 [rows, n_vocab]."""
-    target.truncate(0, begin)
-    return np.stack(rows_of(target, begin, tokens, width))
+def _rows(target: Target, start: Checkpoint, tokens: list[int], width: int) -> NDArray[np.float32]:
+    """Logits of these rows from `start` on, decoded `width` at a time; float32 [rows, n_vocab]."""
+    target.restore(0, start)
+    return np.stack(rows_of(target, start.length, tokens, width))
 
 
 def _key(target: Target) -> dict[str, Any]:

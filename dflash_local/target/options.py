@@ -14,6 +14,7 @@ from dflash_local.fit.options import (
     KV_TYPES,
     MAX_IDS,
     MAX_OUTPUT_ROWS,
+    SNAPSHOT_ROWS,
     SPLIT_MODES,
     check_one_of,
     check_whole,
@@ -39,7 +40,8 @@ class TargetOptions:
     `n_ctx` are cells of KV cache, shared by all `n_seq` sequences. `n_batch` is the most rows of
     one decode. A sequence may fork into `n_branches` while a draft tree is verified. Each branch
     takes one of llama.cpp's sequence ids. `tapped_layers` are the layers whose inputs are kept as
-    hidden states; they cannot be changed later.
+    hidden states; they cannot be changed later. `n_snapshots` are the rows of a pass that a
+    recurrent sequence can take back. For each of them there is one more state in memory.
     """
 
     n_ctx: int
@@ -54,6 +56,7 @@ class TargetOptions:
     tensor_split: Sequence[float] | None = None
     tapped_layers: tuple[int, ...] = ()
     n_branches: int = 1
+    n_snapshots: int = 0
 
     def __post_init__(self) -> None:
         check_one_of("kv_type", self.kv_type, KV_TYPES)
@@ -73,6 +76,11 @@ class TargetOptions:
             raise InputError(
                 f"n_batch is {self.n_batch} with {self.n_seq} sequences{of_each}; "
                 "give it at least one row for each"
+            )
+        if self.n_snapshots and self.n_batch < self.n_snapshots + SNAPSHOT_ROWS:
+            raise InputError(
+                f"n_batch is {self.n_batch} with {self.n_snapshots} snapshots; give it at least "
+                f"{self.n_snapshots + SNAPSHOT_ROWS}"
             )
 
     def model_params(self) -> Any:
@@ -102,6 +110,7 @@ class TargetOptions:
         params.n_batch = self.n_batch
         params.n_ubatch = self.n_batch
         params.n_seq_max = self.n_seq * self.n_branches
+        params.n_rs_seq = self.n_snapshots
         params.n_outputs_max = min(self.n_batch, MAX_OUTPUT_ROWS * self.n_seq)
         params.n_outputs_max_per_seq = MAX_OUTPUT_ROWS
         params.n_threads = n_threads

@@ -1,7 +1,8 @@
 """Saves what a llama.cpp context holds of a sequence as bytes in host memory, and restores it.
 
 Restore bytes only in a context of the same model and options: llama.cpp does not check everything.
-Of layers with a sliding window only the window is saved.
+Of layers with a sliding window only the window is saved. With `state_only`, the keys and values of
+attention layers are left out and left alone: what remains is the recurrent state.
 """
 
 from __future__ import annotations
@@ -18,29 +19,36 @@ import dflash_local.llama.runtime  # noqa: F401  loads llama_cpp
 import llama_cpp.llama_cpp as api
 
 
-def size_of(context: Any, seq: int) -> int:
+def size_of(context: Any, seq: int, *, state_only: bool = False) -> int:
     """How many bytes `save` would return."""
-    return int(api.llama_state_seq_get_size(context, seq))
+    return int(api.llama_state_seq_get_size_ext(context, seq, _flags(state_only)))
 
 
-def save(context: Any, seq: int) -> NDArray[np.uint8]:
+def save(context: Any, seq: int, *, state_only: bool = False) -> NDArray[np.uint8]:
     """Keys and values of all cells of a sequence, uint8 [n]; empty if llama.cpp cannot save."""
-    state = np.empty(size_of(context, seq), np.uint8)
-    n = api.llama_state_seq_get_data(context, _pointer(state), len(state), seq)
+    state = np.empty(size_of(context, seq, state_only=state_only), np.uint8)
+    flags = _flags(state_only)
+    n = api.llama_state_seq_get_data_ext(context, _pointer(state), len(state), seq, flags)
     return state[:n]
 
 
-def restore(context: Any, seq: int, state: NDArray[np.uint8]) -> bool:
+def restore(context: Any, seq: int, state: NDArray[np.uint8], *, state_only: bool = False) -> bool:
     """Replace the cells of a sequence by saved ones.
 
     False if there are too few free cells or the bytes do not fit this context. The sequence is then
     empty.
     """
-    n = api.llama_state_seq_set_data(context, _pointer(state), len(state), seq)
+    flags = _flags(state_only)
+    n = api.llama_state_seq_set_data_ext(context, _pointer(state), len(state), seq, flags)
     if n == len(state) > 0:
         return True
     api.llama_memory_seq_rm(api.llama_get_memory(context), seq, -1, -1)
     return False
+
+
+def _flags(state_only: bool) -> int:
+    none, partial = api.LLAMA_STATE_SEQ_FLAGS_NONE, api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+    return int(partial if state_only else none)
 
 
 def _pointer(state: NDArray[np.uint8]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -18,9 +19,11 @@ from dflash_local.fit.pairing import check_taps, check_target
 from dflash_local.gguf.file import GgufFile, file_key
 from dflash_local.llama import native, runtime
 from dflash_local.llama.host import default_threads
+from dflash_local.target import sequence_state
 from dflash_local.target.batch import Batch, Part
 from dflash_local.target.cells import Cells
 from dflash_local.target.options import TargetOptions
+from dflash_local.target.rollback import Rollback, StateRollback
 from dflash_local.target.vocabulary import Vocabulary
 from dflash_local.trial.model import ensure_loadable
 
@@ -36,6 +39,14 @@ class Closable(Protocol):
 
     def close(self) -> None:
         """Free everything. Safe to call again."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A sequence of `length` tokens as it was once. `state` is empty without recurrent layers."""
+
+    length: int
+    state: NDArray[np.uint8]
 
 
 class Target:
@@ -88,7 +99,11 @@ class Target:
         check_target(file)
         check_taps(file, wanted.tapped_layers)
         ensure_loadable(
-            file.path, None, layers=wanted.tapped_layers, n_gpu_layers=wanted.n_gpu_layers
+            file.path,
+            None,
+            layers=wanted.tapped_layers,
+            n_gpu_layers=wanted.n_gpu_layers,
+            snapshots=wanted.n_snapshots > 0,
         )
         return cls(file.path, wanted)
 
@@ -128,19 +143,39 @@ class Target:
         self.n_ctx: int = min(options.n_ctx, api.llama_n_ctx(self._context))
         self.n_batch: int = api.llama_n_batch(self._context)
         self.n_threads = n_threads
-        if options.tapped_layers and not self.can_roll_back and options.n_seq > 1:
+        self.is_recurrent: bool = api.llama_model_is_recurrent(
+            self._model
+        ) or api.llama_model_is_hybrid(self._model)
+        """Whether a sequence has a state that stands for all its tokens at once."""
+        # 0 as well for an architecture of which llama.cpp keeps none
+        self.n_snapshots: int = api.llama_n_rs_seq(self._context) if self.is_recurrent else 0
+        """The most rows of a pass that a recurrent sequence can take back."""
+        in_graph = not self.is_recurrent or self.n_snapshots > 0 or options.n_seq == 1
+        self.needs_equal_rows = self.is_recurrent and in_graph
+        """Whether all sequences of a pass must have the same number of rows: llama.cpp would split
+        any other, and only the last part would be seen."""
+        if options.tapped_layers and not in_graph:
             raise InputError(
                 f"{self.path} is recurrent: its layers cannot be tapped for {options.n_seq} "
                 "sequences at once; load it with one"
             )
-        self._cells = Cells(self._context, options.n_seq, options.n_branches, n_swa=self.n_swa)
+        self._rollback = Rollback()
+        if self.is_recurrent:
+            self._rollback = StateRollback(options.n_seq, self.n_snapshots)
+        self._cells = Cells(
+            self._context,
+            options.n_seq,
+            options.n_branches,
+            n_swa=self.n_swa,
+            rollback=self._rollback,
+        )
         self._pass = native.TargetPass(
             native.address(self._context),
             options.n_seq,
             self.n_batch,
             list(options.tapped_layers),
             self.n_batch + options.n_seq * _STORED_PER_SEQUENCE,
-            self.can_roll_back or options.n_seq == 1,
+            in_graph,
             options.n_branches,
         )
 
@@ -167,12 +202,9 @@ class Target:
         return self._context
 
     @property
-    def can_roll_back(self) -> bool:
-        """False for recurrent and hybrid models, whose state cannot be cut at a position."""
-        self._check_open()
-        return not (
-            api.llama_model_is_recurrent(self._model) or api.llama_model_is_hybrid(self._model)
-        )
+    def max_width(self) -> int:
+        """The most rows of one sequence in a pass of which all but the first can be taken back."""
+        return 1 + self.n_snapshots if self.is_recurrent else MAX_OUTPUT_ROWS
 
     @property
     def chat_template(self) -> str | None:
@@ -205,7 +237,7 @@ class Target:
     def keep(self, part: Part, path: Sequence[int]) -> bool:
         """Keep only those rows of a part of the last batch that are in `path`.
 
-        `path` numbers rows within the part, the anchor first. False: this model cannot forget the
+        `path` numbers rows within the part, the anchor first. False: the sequence cannot forget the
         others, and nothing was done.
         """
         self._check_open()
@@ -224,7 +256,9 @@ class Target:
         self._output, self._best = [], None
         self._cells.tidy()
         runtime.clear_log()
+        self._rollback.begin_pass()
         self._check_status(self._pass.decode(tokens, positions, seq_ids, output, ids), n)
+        self._rollback.end_pass(seq_ids, positions)
         self._output = output
 
     def decode_ahead(
@@ -242,8 +276,11 @@ class Target:
         self._output, self._best = [], None
         runtime.clear_log()
         self._cells.tidy()
+        self._rollback.begin_pass()
         status, found = self._pass.decode_ahead(tokens, positions, seq_ids, n_steps)
         self._check_status(status, n)
+        more = len(found) // n - 1
+        self._rollback.end_pass(seq_ids, [position + more for position in positions])
         return [found[i : i + n] for i in range(0, len(found), n)]
 
     def best(self) -> list[int]:
@@ -318,10 +355,41 @@ class Target:
         states = self.stored([first + row for row in wanted])
         return states.reshape(len(wanted), len(self.options.tapped_layers), self.n_embd)
 
+    def shortest(self, seq: int) -> int:
+        """The least length, besides 0, to which `truncate` can cut a sequence now."""
+        self._check_open()
+        return self._rollback.shortest(seq)
+
     def truncate(self, seq: int, length: int) -> bool:
-        """Forget positions `length` and up. False: this model cannot, and nothing was done."""
+        """Forget positions `length` and up. False: `length` is less than `shortest`, and nothing
+        was done."""
         self._check_open()
         return self._cells.truncate(seq, length)
+
+    def checkpoint(self, seq: int, length: int) -> Checkpoint:
+        """What `restore` needs to come back to a sequence as it is now, with `length` tokens.
+
+        Takes as many bytes of host memory as a recurrent state has. Raises MemoryError.
+        """
+        self._check_open()
+        state = np.empty(0, np.uint8)
+        if self.is_recurrent and length:
+            state = sequence_state.save(self._context, seq, state_only=True)
+        return Checkpoint(length, state)
+
+    def restore(self, seq: int, checkpoint: Checkpoint) -> bool:
+        """Cut a sequence back to a checkpoint of it. It must still begin with the same tokens.
+
+        False: llama.cpp does not take the state, and the sequence is empty.
+        """
+        self._check_open()
+        if not self.is_recurrent or not checkpoint.length:
+            return self._cells.truncate(seq, checkpoint.length)
+        if not sequence_state.restore(self._context, seq, checkpoint.state, state_only=True):
+            self._cells.clear(seq)
+            return False
+        self._rollback.restore(seq, checkpoint.length)
+        return self._cells.truncate(seq, checkpoint.length)
 
     def tidy(self) -> None:
         """Do now what the next pass over a tree would begin with, while the device is busy."""
@@ -329,9 +397,21 @@ class Target:
         self._cells.tidy(ahead=True)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Let sequence `target`, which is empty, share the first `length` positions of `source`."""
-        self._check_open()
+        """Let sequence `target`, which is empty, share the first `length` positions of `source`.
+
+        Raises InputError if `can_copy` says no.
+        """
+        if not self.can_copy(source, length):
+            raise InputError(
+                f"the first {length} tokens of sequence {source} cannot be shared now: its "
+                "recurrent state stands for others"
+            )
         self._cells.copy(source, target, length)
+
+    def can_copy(self, seq: int, length: int) -> bool:
+        """Whether another sequence can share the first `length` positions of this one now."""
+        self._check_open()
+        return self._rollback.can_copy(seq, length)
 
     def sees(self, seq: int, length: int) -> bool:
         """Whether a sequence of `length` tokens has all cells that the next token looks at.

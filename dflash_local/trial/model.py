@@ -52,9 +52,11 @@ def ensure_loadable(
     *,
     layers: tuple[int, ...],
     n_gpu_layers: int = 0,
+    snapshots: bool = False,
     limit_s: float = _LIMIT_S,
 ) -> None:
-    """Return if llama.cpp can load `target` and decode with taps on `layers`.
+    """Return if llama.cpp can load `target` and decode with taps on `layers`, and with `snapshots`
+    of its recurrent state.
 
     If there is a `draft`, llama.cpp must be able to read its header. All this is tried in a child
     process, unless a verdict is kept from before. The child gets `limit_s` seconds, and more for
@@ -70,6 +72,7 @@ def ensure_loadable(
         "cpu": _cpu(),
         "layers": list(layers),
         "n_gpu_layers": n_gpu_layers,
+        **({"snapshots": True} if snapshots else {}),
     }
     verdict = _kept(key)
     if verdict is None:
@@ -78,6 +81,7 @@ def ensure_loadable(
             "draft": str(draft) if draft else None,
             "layers": list(layers),
             "n_gpu_layers": n_gpu_layers,
+            "snapshots": snapshots,
         }
         verdict = _tried(target, request, limit_s, files)
         if verdict.lasting:

@@ -16,7 +16,7 @@ class _Fault(Exception):
 
 
 def main(request: dict[str, Any]) -> None:
-    """Run all stages for `request`: target, draft (or null), layers, n_gpu_layers."""
+    """Run all stages for `request`: target, draft (or null), layers, n_gpu_layers, snapshots."""
     die_quietly()
     try:
         _stages(request)
@@ -88,17 +88,20 @@ def _try_model(path: bytes, request: dict[str, Any]) -> None:
     model = _loaded(path, params)
     say(stage="context")
     runtime.clear_log()
-    context = llama_cpp.llama_init_from_model(model, _context_params(n_gpu_layers))
+    params = _context_params(n_gpu_layers)
+    params.n_rs_seq = 1 if request["snapshots"] else 0
+    context = llama_cpp.llama_init_from_model(model, params)
     if not context:
         raise _Fault(runtime.first_error_line() or "no context")
-    passes = _try_passes(model, context, request["layers"])
+    passes = _try_passes(model, context, request["layers"], request["snapshots"])
     llama_cpp.llama_free(context)
     del passes  # after the context, whose graph it is part of
     llama_cpp.llama_model_free(model)
 
 
-def _try_passes(model: Any, context: Any, layers: list[int]) -> Any:
-    """Decode two rows, then one, as `Target` does. Returns the `native.TargetPass`."""
+def _try_passes(model: Any, context: Any, layers: list[int], snapshots: bool) -> Any:
+    """Decode two rows, then one, as `Target` does. With `snapshots`, the second row is taken back
+    in between. Returns the `native.TargetPass`."""
     import llama_cpp
 
     from dflash_local.errors import DflashError
@@ -109,7 +112,10 @@ def _try_passes(model: Any, context: Any, layers: list[int]) -> Any:
         passes = native.TargetPass(context, 1, _N_CTX, layers, _N_CTX, True)
         say(stage="decode")
         n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
-        for positions in ([0, 1], [2]):
+        for positions in ([0, 1], [1] if snapshots else [2]):
+            if snapshots:
+                memory = llama_cpp.llama_get_memory(context)
+                llama_cpp.llama_memory_seq_rm(memory, 0, positions[0], -1)
             runtime.clear_log()
             n = len(positions)
             tokens = [position % n_vocab for position in positions]

@@ -15,7 +15,11 @@ import pytest
 
 from dflash_local import demo
 from dflash_local.errors import FileError
-from dflash_local.fit.architectures import RECURRENT_ARCHITECTURES, TAPPED_ARCHITECTURES
+from dflash_local.fit.architectures import (
+    RECURRENT_ARCHITECTURES,
+    SNAPSHOT_ARCHITECTURES,
+    TAPPED_ARCHITECTURES,
+)
 from dflash_local.fit.inspection import (
     DrafterReport,
     TargetReport,
@@ -158,13 +162,16 @@ def test_the_shipped_target() -> None:
     assert report.offers_taps and report.rolls_back and report.takes_drafters
 
 
-@pytest.mark.parametrize("name", ["qwen3", "llama", "deepseek2", "gemma3n", "qwen35", "mamba"])
+@pytest.mark.parametrize(
+    "name", ["qwen3", "llama", "deepseek2", "gemma3n", "qwen35", "qwen3next", "nemotron_h", "mamba"]
+)
 def test_what_llama_cpp_lets_a_drafter_do(name: str) -> None:
     target = of_architecture(GgufFile.open(TARGET), name)
     report = inspect_file(target)
     assert isinstance(report, TargetReport)
     assert report.offers_taps == (name in TAPPED_ARCHITECTURES)
-    assert report.rolls_back == (name not in RECURRENT_ARCHITECTURES)
+    assert report.is_recurrent == (name in RECURRENT_ARCHITECTURES)
+    assert report.rolls_back == (not report.is_recurrent or name in SNAPSHOT_ARCHITECTURES)
     assert compare_pair(target, GgufFile.open(DRAFTER)).fits == report.takes_drafters
 
 

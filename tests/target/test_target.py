@@ -264,7 +264,7 @@ def test_a_loaded_model_says_so_too(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("n_seq", [1, 3])
 def test_recurrent_targets_have_a_best_as_well(recurrent: Path, n_seq: int) -> None:
     with opened(recurrent, n_seq=n_seq) as target:
-        assert not target.can_roll_back
+        assert target.is_recurrent and target.max_width == 1
         rows = Rows(target)
         for widths in ([7, 3, 1], [1, 1, 1], [2, 0, 5], [16, 1, 3]):
             check_best(target, rows.decode(widths[:n_seq], 0.6))

@@ -32,16 +32,17 @@ def cost_curve(target: Target, widths: Sequence[int], *, depth: int = DEPTH) -> 
     found = {}
     try:
         prefill(target, tokens[:depth])
+        before = target.checkpoint(0, depth)
         for width in widths:
             decode(target, depth, tokens[depth : depth + width])
-            target.truncate(0, depth)
+            target.restore(0, before)
             # The pass above built the graph of this width, as the first of many equal rounds does.
             times: list[float] = []
             while len(times) < _LEAST_TIMED or (len(times) < _TIMED and sum(times) < enough_s):
                 start = time.perf_counter()
                 decode(target, depth, tokens[depth : depth + width])
                 times.append(time.perf_counter() - start)
-                target.truncate(0, depth)
+                target.restore(0, before)
             found[width] = float(np.median(times))
     finally:
         target.clear(0)

@@ -47,11 +47,12 @@ def lead_after(
     """
     try:
         last_row = prefill(target, prompt)
+        start = target.checkpoint(0, len(prompt))
         single = np.stack([target.logits(last_row).copy(), *_chains(target, prompt, answer, 1)])
         noise = 0.0
         for width in widths if answer else ():
             for logits in (_chains, _trees) if forked and width > 2 else (_chains,):
-                target.truncate(0, len(prompt))
+                target.restore(0, start)
                 batched = np.stack(logits(target, prompt, answer, width))
                 noise = max(noise, float(np.abs(batched - single[1:]).max()))
         second, first = np.partition(single[-1], -2)[-2:]

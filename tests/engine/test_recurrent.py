@@ -1,0 +1,238 @@
+"""Chains on targets with recurrent layers: the text is that of plain decoding, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count, cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_local import demo
+from dflash_local.engine.engine import Engine
+from dflash_local.engine.sequence import Sequence as Answer
+from dflash_local.target.target import Target
+from hybrid import TAPPED, write_hybrid
+from hybrid_engine import BLOCK, Knowing, PlainAnswers, hybrid_target
+from pair_engine import answer, consistent, request
+
+N = 40
+SEEDED = {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}
+WAYS: dict[str, dict[str, Any]] = {"greedy": {}, "seeded": SEEDED}
+N_SEQ = 3
+
+
+@pytest.fixture(scope="module", params=TAPPED)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hybrid")
+    return write_hybrid(folder / "target.gguf", request.param, demo.pair()[0])
+
+
+@pytest.fixture(scope="module")
+def plain(path: Path) -> Iterator[PlainAnswers]:
+    with hybrid_target(path, drafts=False) as target:
+        yield PlainAnswers(target)
+
+
+@pytest.fixture(scope="module")
+def target(path: Path) -> Iterator[Target]:
+    with hybrid_target(path) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def targets(path: Path) -> Iterator[Target]:
+    """For several sequences at once."""
+    with hybrid_target(path, n_seq=N_SEQ) as opened:
+        yield opened
+
+
+def prompts(target: Target, n: int = N_SEQ) -> list[list[int]]:
+    rng = np.random.default_rng(1)
+    return [rng.integers(0, target.n_vocab - 8, 7 + 9 * i).tolist() for i in range(n)]
+
+
+def engine_of(
+    target: Target, texts: list[list[int]], n_right: Callable[[], int]
+) -> tuple[Engine, Knowing]:
+    for seq in range(target.options.n_seq):
+        target.clear(seq)
+    drafter = Knowing(n_right, target.n_vocab, target.options.n_seq)
+    drafter.texts = texts
+    return Engine(target, drafter, n_seq=target.options.n_seq), drafter
+
+
+def check(engine: Engine, drafter: Knowing, sequence: Answer, right: list[int]) -> None:
+    assert sequence.tokens == right
+    stats = sequence.stats
+    assert stats.emitted == 1 + stats.rounds + stats.accepted
+    consistent(engine, drafter, len(sequence.request.prompt) + len(right) - 1, sequence.slot.seq)
+
+
+def test_the_answers_vary(target: Target, plain: PlainAnswers) -> None:
+    """If they did not, a wrong state would not show."""
+    for prompt in prompts(target):
+        assert len(set(plain(prompt, N))) > N // 3
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_accepted_length_occurs(target: Target, plain: PlainAnswers, way: str) -> None:
+    (prompt,) = prompts(target, 1)
+    right = plain(prompt, 200, **WAYS[way])
+    lengths = cycle([*range(BLOCK), *reversed(range(BLOCK))])
+    engine, drafter = engine_of(target, [prompt + right], lambda: next(lengths))
+    found = answer(engine, prompt, BLOCK, 200, **WAYS[way])
+    check(engine, drafter, found, right)
+    assert set(found.stats.accepted_lengths) >= set(range(1, BLOCK + 1))
+
+
+@pytest.mark.parametrize("width", [2, 3, 8])
+def test_narrow_passes(target: Target, plain: PlainAnswers, width: int) -> None:
+    (prompt,) = prompts(target, 1)
+    right = plain(prompt, N)
+    rounds = count()
+    engine, drafter = engine_of(target, [prompt + right], lambda: next(rounds) % width)
+    check(engine, drafter, answer(engine, prompt, width, N), right)
+
+
+def test_always_wrong_is_plain_decoding(target: Target, plain: PlainAnswers) -> None:
+    (prompt,) = prompts(target, 1)
+    right = plain(prompt, N)
+    engine, drafter = engine_of(target, [prompt + right], lambda: 0)
+    found = answer(engine, prompt, BLOCK, N)
+    check(engine, drafter, found, right)
+    assert found.stats.accepted_lengths == {1: N - 1}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("widths", [(16, 16, 16), (16, 5, 0), (2, 16, 7)])
+def test_several_sequences_of_unequal_widths(
+    targets: Target, plain: PlainAnswers, widths: tuple[int, ...], way: str
+) -> None:
+    asked = prompts(targets)
+    right = [plain(prompt, N + 9 * i, **WAYS[way]) for i, prompt in enumerate(asked)]
+    texts = [prompt + tokens for prompt, tokens in zip(asked, right, strict=True)]
+    rng = np.random.default_rng(2)
+    engine, drafter = engine_of(targets, texts, lambda: int(rng.integers(0, BLOCK)))
+    sequences = [
+        engine.begin(request(prompt, width, N + 9 * i, **WAYS[way]))
+        for i, (prompt, width) in enumerate(zip(asked, widths, strict=True))
+    ]
+    engine.run(sequences)
+    for sequence, tokens, width in zip(sequences, right, widths, strict=True):
+        assert sequence.tokens == tokens
+        if width:
+            check(engine, drafter, sequence, tokens)
+            assert sequence.stats.accepted > 0
+
+
+def test_sequences_that_come_and_go(targets: Target, plain: PlainAnswers) -> None:
+    """Prompts are read while others draft; slots change hands; a full context cuts drafts."""
+    asked = [*prompts(targets), *[[*p, 7, 8] for p in prompts(targets)]]
+    right = [plain(prompt, N) for prompt in asked]
+    texts = [prompt + tokens for prompt, tokens in zip(asked, right, strict=True)]
+    rng = np.random.default_rng(3)
+    engine, _ = engine_of(targets, texts, lambda: int(rng.integers(0, BLOCK)))
+    waiting, running, done = list(enumerate(asked)), {}, {}
+    for step in count():
+        if waiting and len(running) < N_SEQ and step % 3 == 0:
+            i, prompt = waiting.pop(0)
+            running[i] = engine.begin(request(prompt, (16, 4)[i % 2], N))
+        engine.step(list(running.values()))
+        for i in [i for i, sequence in running.items() if sequence.finish_reason]:
+            done[i] = running.pop(i)
+            engine.end(done[i])
+        if not waiting and not running:
+            break
+    assert [done[i].tokens for i in range(len(asked))] == right
+
+
+def test_a_suspended_answer_goes_on(targets: Target, plain: PlainAnswers) -> None:
+    asked = prompts(targets)[:2]
+    right = [plain(prompt, N) for prompt in asked]
+    texts = [prompt + tokens for prompt, tokens in zip(asked, right, strict=True)]
+    engine, _ = engine_of(targets, texts, lambda: 3)
+    sequences = [engine.begin(request(prompt, 8, N)) for prompt in asked]
+    for _ in range(4):
+        engine.step(sequences)
+    engine.suspend(sequences[0])
+    engine.slots.forget_all()
+    engine.step(sequences[1:])
+    engine.resume(sequences[0])
+    engine.run(sequences)
+    assert [sequence.tokens for sequence in sequences] == right
+
+
+@pytest.mark.parametrize("width", [0, 16])
+def test_turns_after_an_answer_that_was_stopped(
+    target: Target, plain: PlainAnswers, width: int
+) -> None:
+    """It stops inside a draft, or inside several plain steps at once. What the slot has then is
+    cut, or all decoded again; the next turn is that of empty caches."""
+    (prompt,) = prompts(target, 1)
+    right = plain(prompt, N)
+    for stop_after in range(1, 24, 2):
+        kept = right[:stop_after]
+        following = [*prompt, *kept, 5, 6, 7]
+        next_right = plain(following, N)
+        engine, drafter = engine_of(target, [prompt + right, following + next_right], lambda: 9)
+        left = iter(range(stop_after - 1, -1, -1))
+        asked = replace(request(prompt, width, N), on_token=lambda _, left=left: next(left) == 0)
+        sequence = engine.begin(asked)
+        engine.run([sequence])
+        assert (sequence.tokens, sequence.finish_reason) == (kept, "stop")
+        assert answer(engine, following, 16, N).tokens == next_right
+        # The text that was left, once more, and one that forks off inside of it.
+        assert answer(engine, prompt, 16, N).tokens == right
+        forked = [*prompt, *right[:3], 9]
+        assert answer(engine, forked, 16, 12).tokens == plain(forked, 12)
+        del drafter
+
+
+def test_the_next_turn_reads_only_what_is_new(target: Target, plain: PlainAnswers) -> None:
+    (prompt,) = prompts(target, 1)
+    right = plain(prompt, N)
+    following = [*prompt, *right, 5, 6, 7]
+    engine, _ = engine_of(target, [prompt + right, following + plain(following, N)], lambda: 4)
+    answer(engine, prompt, 16, N)
+    found = answer(engine, following, 16, N)
+    assert found.tokens == plain(following, N)
+    assert found.stats.cached_tokens == len(prompt) + N - 1
+
+
+def test_the_same_prompt_for_several_at_once(targets: Target, plain: PlainAnswers) -> None:
+    """They share the state of the one that reads it, or read it themselves."""
+    prompt = prompts(targets)[2]
+    right = plain(prompt, N)
+    engine, _ = engine_of(targets, [prompt + right], lambda: 6)
+    sequences = [engine.begin(request(prompt, 16, N)) for _ in range(N_SEQ)]
+    engine.run(sequences)
+    assert [sequence.tokens for sequence in sequences] == [right] * N_SEQ
+    longer = [*prompt, *right, 3]
+    engine.run(
+        [engine.begin(request(longer, 8, 12)), second := engine.begin(request(prompt, 8, N))]
+    )
+    assert second.tokens == right
+
+
+def test_trees_become_chains(target: Target) -> None:
+    (prompt,) = prompts(target, 1)
+    engine, _ = engine_of(target, [], lambda: 0)
+    assert not engine.takes_trees and engine.max_width == BLOCK
+    found = answer(engine, prompt, 8, 8, shape="tree")
+    assert found.stats.leaves == 0 and found.stats.drafted > 0
+    assert "recurrent layers, which know no branches" in (found.stats.drafting or "")
+
+
+def test_a_block_is_cut_to_the_snapshots(path: Path, plain: PlainAnswers) -> None:
+    with hybrid_target(path, n_snapshots=4) as target:
+        (prompt,) = prompts(target, 1)
+        right = plain(prompt, N)
+        engine, drafter = engine_of(target, [prompt + right], lambda: BLOCK)
+        assert engine.max_width == 5
+        found = answer(engine, prompt, 5, N)
+        check(engine, drafter, found, right)
+        assert max(found.stats.accepted_lengths) == 5

@@ -1,0 +1,306 @@
+"""Tiny targets with random weights whose layers are partly recurrent, one of each architecture.
+
+Their weights are scaled so that the next token depends on the whole state: a state that is wrong
+anywhere shows in the answer.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType
+
+from gguf_files import ARRAY, FLOAT32, INT32, STRING, UINT32, Tensor, Value, parts, write
+from synthetic import LOGIT_STD, quantize
+
+SNAPSHOTS = ("qwen35", "qwen35moe", "lfm2", "lfm2moe", "nemotron_h")
+"""llama.cpp keeps snapshots of their states."""
+WITHOUT = ("qwen3next", "granitehybrid")
+"""It does not of these."""
+TAPPED = ("qwen35", "qwen35moe", "lfm2", "lfm2moe")
+"""Drafts are made for these: their layers can be tapped, too."""
+
+N_EMBD, N_LAYER, N_FF = 64, 6, 96
+N_HEAD, N_HEAD_KV, HEAD_DIM = 2, 1, 32
+STATE, N_KEY_HEADS, N_VALUE_HEADS, KERNEL = 32, 1, 2, 4
+N_EXPERT, N_USED, N_FF_EXPERT = 8, 2, 32
+L_CACHE = 3
+ATTENTION_LAYERS = (2, 5)
+TAPS = (2, 5)
+"""Inputs of these layers are what the tests tap: one follows a recurrent layer, one attention."""
+
+
+def write_hybrid(
+    path: Path, architecture: str, source: Path, *, quant: str = "Q8_0", seed: int = 0
+) -> Path:
+    """Write a target of that architecture with the vocabulary of the target at `source`.
+
+    `quant` names the ggml type of its matrices. Routers have it, too: in F32 they would choose
+    other experts now and then when several rows are computed together.
+    """
+    of_source, _ = parts(source)
+    model = _Model(architecture, GGMLQuantizationType[quant], seed)
+    model.keys |= {name: v for name, v in of_source.items() if name.startswith("tokenizer.")}
+    _WRITERS[architecture](model, len(of_source["tokenizer.ggml.tokens"][0]))
+    return write(path, model.keys, model.tensors)
+
+
+@dataclass
+class _Model:
+    """Keys and tensors of a file. Each tensor depends only on the seed and its own name."""
+
+    architecture: str
+    quant: GGMLQuantizationType
+    seed: int
+    keys: dict[str, Value] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.keys["general.architecture"] = (self.architecture, STRING, None)
+
+    def numbers(self, **numbers: int | float | list[int]) -> None:
+        for name, value in numbers.items():
+            key = f"{self.architecture}.{name.replace('__', '.')}"
+            if isinstance(value, list):
+                self.keys[key] = (value, ARRAY, INT32)
+            else:
+                self.keys[key] = (value, FLOAT32 if isinstance(value, float) else UINT32, None)
+
+    def normal(self, name: str, *shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+        rng = np.random.default_rng([self.seed, zlib.crc32(name.encode())])
+        return rng.standard_normal(shape, dtype=np.float32)
+
+    def matrix(self, name: str, *shape: int, gain: float = 1.0) -> None:
+        """The last dimension is that of the input."""
+        values = self.normal(name, *shape) * np.float32(gain / np.sqrt(shape[-1]))
+        packed = quantize(values.reshape(-1, shape[-1]), self.quant)
+        self.tensors[name] = packed.reshape(*shape[:-1], -1), self.quant
+
+    def plain(self, name: str, values: Any) -> None:
+        f32 = GGMLQuantizationType.F32
+        self.tensors[name] = np.ascontiguousarray(values, np.float32), f32
+
+    def norm(self, name: str, *shape: int, mean: float = 1.0) -> None:
+        self.plain(name, mean + 0.2 * self.normal(name, *shape))
+
+    def shape(self, **more: int | float | list[int]) -> None:
+        self.numbers(
+            block_count=N_LAYER,
+            context_length=4096,
+            embedding_length=N_EMBD,
+            attention__head_count=N_HEAD,
+            attention__key_length=HEAD_DIM,
+            attention__value_length=HEAD_DIM,
+            attention__layer_norm_rms_epsilon=1e-6,
+            rope__freq_base=1e6,
+        )
+        self.numbers(**more)
+
+    def experts(self, **more: int) -> None:
+        self.numbers(
+            expert_count=N_EXPERT,
+            expert_used_count=N_USED,
+            expert_feed_forward_length=N_FF_EXPERT,
+            **more,
+        )
+
+
+def _head(model: _Model, n_vocab: int, norm: str = "output_norm.weight") -> None:
+    model.matrix("token_embd.weight", n_vocab, N_EMBD, gain=LOGIT_STD)
+    model.matrix("output.weight", n_vocab, N_EMBD, gain=LOGIT_STD)
+    model.norm(norm, N_EMBD)
+
+
+def _attention(model: _Model, block: str, *, gated: bool = False, qk_norm: bool = True) -> None:
+    width = N_HEAD * HEAD_DIM
+    model.matrix(block + "attn_q.weight", width * (2 if gated else 1), N_EMBD)
+    model.matrix(block + "attn_k.weight", N_HEAD_KV * HEAD_DIM, N_EMBD)
+    model.matrix(block + "attn_v.weight", N_HEAD_KV * HEAD_DIM, N_EMBD)
+    model.matrix(block + "attn_output.weight", N_EMBD, width, gain=2)
+    if qk_norm:
+        model.norm(block + "attn_q_norm.weight", HEAD_DIM, mean=1.4)
+        model.norm(block + "attn_k_norm.weight", HEAD_DIM, mean=1.4)
+
+
+def _delta_net(model: _Model, block: str) -> None:
+    keys, values = N_KEY_HEADS * STATE, N_VALUE_HEADS * STATE
+    model.matrix(block + "attn_qkv.weight", 2 * keys + values, N_EMBD)
+    model.matrix(block + "attn_gate.weight", values, N_EMBD)
+    _conv(model, block, 2 * keys + values)
+    model.plain(block + "ssm_dt.bias", model.normal(block + "dt", N_VALUE_HEADS))
+    model.plain(block + "ssm_a", -np.exp(model.normal(block + "a", N_VALUE_HEADS) - 2))
+    if model.architecture == "qwen3next":
+        model.matrix(block + "ssm_ba.weight", 2 * N_VALUE_HEADS, N_EMBD)
+    else:
+        model.matrix(block + "ssm_beta.weight", N_VALUE_HEADS, N_EMBD)
+        model.matrix(block + "ssm_alpha.weight", N_VALUE_HEADS, N_EMBD)
+    model.norm(block + "ssm_norm.weight", STATE)
+    model.matrix(block + "ssm_out.weight", N_EMBD, values, gain=2)
+
+
+def _conv(model: _Model, block: str, width: int, *, bias: bool = False) -> None:
+    model.plain(block + "ssm_conv1d.weight", model.normal(block + "conv", width, KERNEL))
+    if bias:
+        model.plain(block + "ssm_conv1d.bias", model.normal(block + "conv_bias", width))
+
+
+def _mamba2(model: _Model, block: str, inner: int) -> None:
+    n_heads, n_groups = N_VALUE_HEADS, 1
+    width = inner + 2 * n_groups * STATE
+    model.matrix(block + "ssm_in.weight", inner + width + n_heads, N_EMBD)
+    _conv(model, block, width, bias=True)
+    model.plain(block + "ssm_dt.bias", model.normal(block + "dt", n_heads))
+    model.plain(block + "ssm_a", -np.exp(model.normal(block + "a", n_heads, 1) - 2))
+    model.plain(block + "ssm_d", np.ones((n_heads, 1)))
+    model.norm(block + "ssm_norm.weight", n_groups, inner // n_groups)
+    model.matrix(block + "ssm_out.weight", N_EMBD, inner, gain=2)
+
+
+def _states(model: _Model, inner: int, n_groups: int) -> None:
+    model.numbers(
+        ssm__conv_kernel=KERNEL,
+        ssm__inner_size=inner,
+        ssm__state_size=STATE,
+        ssm__time_step_rank=N_VALUE_HEADS,
+        ssm__group_count=n_groups,
+    )
+
+
+def _dense(model: _Model, block: str, *, gated: bool = True) -> None:
+    if gated:
+        model.matrix(block + "ffn_gate.weight", N_FF, N_EMBD, gain=2)
+    model.matrix(block + "ffn_up.weight", N_FF, N_EMBD)
+    model.matrix(block + "ffn_down.weight", N_EMBD, N_FF)
+
+
+def _experts(model: _Model, block: str, *, shared: bool) -> None:
+    model.matrix(block + "ffn_gate_inp.weight", N_EXPERT, N_EMBD, gain=4)
+    model.matrix(block + "ffn_gate_exps.weight", N_EXPERT, N_FF_EXPERT, N_EMBD, gain=2)
+    model.matrix(block + "ffn_up_exps.weight", N_EXPERT, N_FF_EXPERT, N_EMBD)
+    model.matrix(block + "ffn_down_exps.weight", N_EXPERT, N_EMBD, N_FF_EXPERT)
+    if shared:
+        model.matrix(block + "ffn_gate_inp_shexp.weight", N_EMBD)
+        model.matrix(block + "ffn_gate_shexp.weight", N_FF_EXPERT, N_EMBD, gain=2)
+        model.matrix(block + "ffn_up_shexp.weight", N_FF_EXPERT, N_EMBD)
+        model.matrix(block + "ffn_down_shexp.weight", N_EMBD, N_FF_EXPERT)
+
+
+def _qwen(model: _Model, n_vocab: int) -> None:
+    """qwen35, qwen35moe and qwen3next: gated delta nets, and gated attention."""
+    has_experts = model.architecture != "qwen35"
+    model.shape(
+        feed_forward_length=N_FF,
+        attention__head_count_kv=N_HEAD_KV,
+        rope__dimension_count=16,
+        full_attention_interval=3,
+    )
+    if model.architecture != "qwen3next":
+        model.numbers(rope__dimension_sections=[3, 3, 2, 0])
+    _states(model, N_VALUE_HEADS * STATE, N_KEY_HEADS)
+    if has_experts:
+        model.experts(expert_shared_feed_forward_length=N_FF_EXPERT)
+    _head(model, n_vocab)
+    for layer in range(N_LAYER):
+        block = f"blk.{layer}."
+        model.norm(block + "attn_norm.weight", N_EMBD)
+        model.norm(block + "post_attention_norm.weight", N_EMBD)
+        if layer in ATTENTION_LAYERS:
+            _attention(model, block, gated=True)
+        else:
+            _delta_net(model, block)
+        if has_experts:
+            _experts(model, block, shared=True)
+        else:
+            _dense(model, block)
+
+
+def _lfm2(model: _Model, n_vocab: int) -> None:
+    """lfm2 and lfm2moe: short convolutions, and attention."""
+    has_experts = model.architecture == "lfm2moe"
+    model.shape(
+        feed_forward_length=N_FF,
+        attention__head_count_kv=[
+            N_HEAD_KV * (layer in ATTENTION_LAYERS) for layer in range(N_LAYER)
+        ],
+        shortconv__l_cache=L_CACHE,
+    )
+    if has_experts:
+        model.experts(leading_dense_block_count=1, expert_gating_func=2)
+    _head(model, n_vocab, "token_embd_norm.weight")
+    for layer in range(N_LAYER):
+        block = f"blk.{layer}."
+        model.norm(block + "attn_norm.weight", N_EMBD)
+        model.norm(block + "ffn_norm.weight", N_EMBD)
+        if layer in ATTENTION_LAYERS:
+            _attention(model, block)
+        else:
+            conv = model.normal(block + "shortconv", N_EMBD, L_CACHE)
+            model.plain(block + "shortconv.conv.weight", conv)
+            model.matrix(block + "shortconv.in_proj.weight", 3 * N_EMBD, N_EMBD, gain=2)
+            model.matrix(block + "shortconv.out_proj.weight", N_EMBD, N_EMBD)
+        if has_experts and layer >= 1:
+            _experts(model, block, shared=False)
+            bias = 0.1 * model.normal(block + "exp_probs", N_EXPERT)
+            model.plain(block + "exp_probs_b.bias", bias)
+        else:
+            _dense(model, block)
+
+
+def _nemotron_h(model: _Model, n_vocab: int) -> None:
+    """Mamba 2, attention and feed-forward in layers of their own."""
+    kinds = ["mamba", "dense", "attention", "mamba", "dense", "attention"]
+    model.shape(
+        feed_forward_length=[N_FF * (kind == "dense") for kind in kinds],
+        attention__head_count_kv=[N_HEAD_KV * (kind == "attention") for kind in kinds],
+        attention__layer_norm_epsilon=1e-6,
+        rope__dimension_count=HEAD_DIM,
+    )
+    _states(model, N_EMBD, 1)
+    _head(model, n_vocab)
+    for layer, kind in enumerate(kinds):
+        block = f"blk.{layer}."
+        model.norm(block + "attn_norm.weight", N_EMBD)
+        if kind == "mamba":
+            _mamba2(model, block, N_EMBD)
+        elif kind == "dense":
+            _dense(model, block, gated=False)
+        else:
+            _attention(model, block, qk_norm=False)
+
+
+def _granite_hybrid(model: _Model, n_vocab: int) -> None:
+    """Mamba 2 or attention, then feed-forward."""
+    model.shape(
+        feed_forward_length=N_FF,
+        attention__head_count_kv=[
+            N_HEAD_KV * (layer in ATTENTION_LAYERS) for layer in range(N_LAYER)
+        ],
+        rope__dimension_count=HEAD_DIM,
+    )
+    _states(model, 2 * N_EMBD, 1)
+    _head(model, n_vocab)
+    for layer in range(N_LAYER):
+        block = f"blk.{layer}."
+        model.norm(block + "attn_norm.weight", N_EMBD)
+        model.norm(block + "ffn_norm.weight", N_EMBD)
+        if layer in ATTENTION_LAYERS:
+            _attention(model, block, qk_norm=False)
+        else:
+            _mamba2(model, block, 2 * N_EMBD)
+        _dense(model, block)
+
+
+_WRITERS: dict[str, Callable[[_Model, int], None]] = {
+    "qwen35": _qwen,
+    "qwen35moe": _qwen,
+    "qwen3next": _qwen,
+    "lfm2": _lfm2,
+    "lfm2moe": _lfm2,
+    "nemotron_h": _nemotron_h,
+    "granitehybrid": _granite_hybrid,
+}

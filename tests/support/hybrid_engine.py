@@ -1,0 +1,67 @@
+"""Engines on tiny targets with recurrent layers, and drafters that know the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from adversarial import ScriptedDrafter
+from dflash_local.draft.draft import Draft
+from dflash_local.draft.drafter import DraftRequest
+from dflash_local.engine.engine import Engine
+from dflash_local.target.options import TargetOptions
+from dflash_local.target.target import Target
+from hybrid import TAPS
+from pair_engine import answer
+
+BLOCK = 16
+
+
+@contextmanager
+def hybrid_target(path: Path, *, drafts: bool = True, **options: Any) -> Iterator[Target]:
+    """A target that is exact to the bit, for drafts of a block or for none."""
+    defaults: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_batch": 64, "kv_type": "q8_0"}
+    if drafts:
+        defaults |= {"tapped_layers": TAPS, "n_snapshots": BLOCK - 1}
+    with Target(path, TargetOptions(**defaults | options)) as target:
+        yield target
+
+
+class Knowing(ScriptedDrafter):
+    """Knows the whole texts of all sequences, and drafts `n_right()` right tokens, then wrong ones
+    to the end of the block."""
+
+    def __init__(self, n_right: Callable[[], int], n_vocab: int, n_seq: int = 1) -> None:
+        super().__init__(self._nothing, block_size=BLOCK, n_seq=n_seq)
+        self.texts: list[list[int]] = []
+        self.n_right, self._n_vocab = n_right, n_vocab
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        return [self._one(request) for request in requests]
+
+    def _one(self, request: DraftRequest) -> Draft:
+        self.drafts += 1
+        self.inject(request.seq, request.features)
+        known = [*request.text, request.anchor]
+        assert self.length(request.seq) == len(request.text)
+        right = next((t[len(known) :] for t in self.texts if t[: len(known)] == known), [])
+        tokens = (right + [0] * BLOCK)[: request.n_draft]
+        good = self.n_right()
+        return Draft.chain(tokens[:good] + [(t + 1) % self._n_vocab for t in tokens[good:]])
+
+    @staticmethod
+    def _nothing(_at: int, _anchor: int, _n: int) -> Draft:
+        raise AssertionError
+
+
+class PlainAnswers:
+    """Answers of plain decoding by a target without snapshots, each from empty caches."""
+
+    def __init__(self, target: Target) -> None:
+        self.engine = Engine(target, None)
+
+    def __call__(self, prompt: Sequence[int], max_tokens: int, **params: Any) -> list[int]:
+        self.engine.slots.forget_all()
+        return answer(self.engine, prompt, 0, max_tokens, **params).tokens

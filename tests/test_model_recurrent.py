@@ -1,0 +1,149 @@
+"""Loaded models with recurrent layers: they draft where llama.cpp keeps snapshots, and say so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_local import Model, demo, load
+from dflash_local.errors import PairError
+from hybrid import TAPPED, TAPS, WITHOUT, write_hybrid
+from synthetic import Markov, write_drafter
+
+N = 24
+OPTIONS: dict[str, Any] = {
+    "n_ctx": 512,
+    "n_threads": 1,
+    "kv_type": "q8_0",
+    "n_gpu_layers": 0,
+    "quiet": True,
+}
+PROMPTS = ["def read(path):", "Say something about trees, and about", "x"]
+KINDS: dict[str, dict[str, Any]] = {"fused": {}, "llama.cpp": {"markov": Markov()}}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tuple[Path, Path]]:
+    """A target of an architecture, and a drafter for it that runs in the engine of that name."""
+    folder = tmp_path_factory.mktemp("hybrid")
+
+    def find(architecture: str, kind: str) -> tuple[Path, Path]:
+        target, draft = folder / f"{architecture}.gguf", folder / f"{architecture}-{kind}.gguf"
+        if not target.exists():
+            write_hybrid(target, architecture, demo.pair()[0])
+        if not draft.exists():
+            write_drafter(draft, target, target_layers=TAPS, **KINDS[kind])
+        return target, draft
+
+    return find
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("qwen35", "fused"), ("lfm2moe", "fused"), ("lfm2", "llama.cpp")],
+    ids="-".join,
+)
+def models(
+    request: pytest.FixtureRequest, files: Callable[[str, str], tuple[Path, Path]]
+) -> Iterator[tuple[Model, Model]]:
+    """One that drafts, and one that decodes the same target plainly."""
+    target, draft = files(*request.param)
+    with load(target, draft, n_seq=2, **OPTIONS) as drafting, load(target, **OPTIONS) as plain:
+        yield drafting, plain
+
+
+@pytest.mark.parametrize("width", [2, 8, "auto"])
+def test_texts_are_those_of_plain_decoding(models: tuple[Model, Model], width: Any) -> None:
+    drafting, plain = models
+    for prompt in PROMPTS:
+        for params in ({}, {"temperature": 0.9, "seed": 3}):
+            drafting.forget()
+            plain.forget()
+            found = drafting.generate(prompt, max_tokens=N, draft_width=width, **params)
+            assert found.tokens == plain.generate(prompt, max_tokens=N, **params).tokens
+            if width != "auto":
+                assert found.stats.drafted > 0
+
+
+def test_stop_strings_and_the_turns_after_them(models: tuple[Model, Model]) -> None:
+    drafting, plain = models
+    plain.forget()
+    whole = plain.generate(PROMPTS[0], max_tokens=N)
+    n_stopped = 0
+    for n in range(1, N - 4, 3):
+        before, stop = plain.detokenize(whole.tokens[:n]), plain.detokenize([whole.tokens[n]])
+        if not stop or stop in before or "\ufffd" in stop + before:
+            continue
+        n_stopped += 1
+        for width in (0, 8):
+            found = drafting.generate(PROMPTS[0], max_tokens=N, stop=stop, draft_width=width)
+            assert (found.finish_reason, found.text) == ("stop", before)
+            following = PROMPTS[0] + before + " again"
+            plain.forget()
+            right = plain.generate(following, max_tokens=N).tokens
+            assert drafting.generate(following, max_tokens=N, draft_width=8).tokens == right
+    assert n_stopped
+
+
+def test_two_streams_at_once(models: tuple[Model, Model]) -> None:
+    drafting, plain = models
+    right = []
+    for prompt in PROMPTS[:2]:
+        plain.forget()
+        right.append(plain.generate(prompt, max_tokens=N).text)
+    drafting.forget()
+    streams = [
+        drafting.stream(prompt, max_tokens=N, draft_width=width)
+        for prompt, width in zip(PROMPTS[:2], (8, 3), strict=True)
+    ]
+    texts = ["", ""]
+    open_streams = dict(enumerate(streams))
+    while open_streams:
+        for i, stream in list(open_streams.items()):
+            chunk = next(stream, None)
+            if chunk is None:
+                del open_streams[i]
+            else:
+                texts[i] += chunk.text
+    assert texts == right
+
+
+def test_the_plan_counts_the_snapshots(
+    files: Callable[[str, str], tuple[Path, Path]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    target, draft = files("qwen35", "fused")
+    with load(target, draft, **OPTIONS | {"quiet": False}, draft_shape="tree") as model:
+        said = capfd.readouterr().err
+        assert model.engine.max_width == 8
+    assert "for recurrent states, 7 snapshots of each" in said
+    assert "drafts are chains: the target has recurrent layers" in said
+
+
+@pytest.mark.parametrize("architecture", TAPPED)
+def test_exactness_is_told_of_them(
+    architecture: str,
+    files: Callable[[str, str], tuple[Path, Path]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The passes that are compared begin with the same state."""
+    monkeypatch.setenv("DFLASH_LOCAL_CACHE", str(tmp_path))
+    monkeypatch.setattr("dflash_local.target.exactness._MOST_ROWS", 32)
+    with load(files(architecture, "fused")[0], **OPTIONS) as model:
+        assert model.exactness().exact_width(32) == 16
+
+
+@pytest.mark.parametrize("architecture", WITHOUT)
+def test_others_decode_plainly_and_say_so(
+    architecture: str, files: Callable[[str, str], tuple[Path, Path]]
+) -> None:
+    target, draft = files(architecture, "fused")
+    with pytest.raises(PairError, match="recurrent layers whose state cannot be rolled back"):
+        load(target, draft, **OPTIONS)
+    with load(target, **OPTIONS) as model:
+        first = model.generate(PROMPTS[0], max_tokens=N).tokens
+        model.forget()
+        assert model.generate(PROMPTS[0], max_tokens=N).tokens == first
