@@ -25,6 +25,7 @@ from dflash_local.llama import runtime
 from dflash_local.llama.runtime import Device
 from dflash_local.target.options import TargetOptions
 from dflash_local.target.target import Target
+from hybrid import SNAPSHOTS, WITHOUT, write_hybrid
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -359,6 +360,41 @@ def test_the_shipped_pair_takes_what_was_planned(n_ctx, kv_type):
         assert logged_mib("compute buffer size") == pytest.approx(expected / MIB, abs=1.1)
     finally:
         opened.close()
+
+
+@pytest.mark.parametrize("architecture", [*SNAPSHOTS, *WITHOUT])
+def test_recurrent_states_take_what_was_planned(architecture, tmp_path):
+    path = write_hybrid(tmp_path / "target.gguf", architecture, pair()[0])
+    n = 5 if architecture in SNAPSHOTS else 0
+    found = make_plan(
+        GgufFile.open(path), None, None, LoadOptions(n_ctx=256, n_seq=3), [host(8, 16)], 1, n
+    )
+    assert found.n_snapshots == n
+    runtime.init()
+    runtime.clear_log()
+    with Target(path, TargetOptions(n_ctx=256, n_seq=3, n_threads=1, n_snapshots=n)):
+        states, keys = logged_mib("RS buffer size"), logged_mib("KV buffer size")
+    assert states == pytest.approx(found.state_bytes / MIB, abs=0.01)
+    assert states + keys == pytest.approx(found.kv_bytes / MIB, abs=0.02)
+
+
+def test_snapshots_give_way_to_context_and_layers(tmp_path):
+    path = write_hybrid(tmp_path / "target.gguf", "qwen35", pair()[0])
+    file, options = GgufFile.open(path), LoadOptions(n_ctx=4096, n_seq=250)
+
+    def with_most(n: int, gib: float) -> Plan:
+        return make_plan(file, None, None, options, [host(gib, 64)], 1, n)
+
+    needs = {n: with_most(n, 60).host.needed for n in (0, 1, 3, 7, 15)}
+    assert sorted(needs.values()) == list(needs.values())
+    margin = 256 * MIB
+    for n, fewer in ((15, 7), (7, 3), (3, 1)):
+        less = with_most(15, (needs[n] + margin - MIB) / GIB)
+        assert (less.n_snapshots, less.n_ctx) == (fewer, 4096)
+        assert f"at most {fewer} tokens are drafted at once, not 15" in less.notes[0]
+        assert with_most(n, (needs[n] + margin + MIB) / GIB).n_snapshots == n
+    with pytest.raises(InputError, match="do not fit"):
+        with_most(15, (needs[1] + margin - MIB) / GIB)
 
 
 def test_ids_of_a_sequence_that_forks_are_counted_on_the_host():
