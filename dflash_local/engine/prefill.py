@@ -65,6 +65,8 @@ class Prefill:
                 self._round.emit_first(sequence, end - 1, output_row)
                 output_row += 1
             sequence.turn = turn
+            if len(sequence.slot.cached) == self._checkpoint_at(sequence):
+                self._slots.keep_checkpoint(sequence.slot)
 
     def _chunks(self, sequences: list[Sequence], round_s: float) -> list[tuple[Sequence, int]]:
         """The sequences whose prompt goes on in this step, with their numbers of rows."""
@@ -75,7 +77,15 @@ class Prefill:
             self._target.n_batch, len(reading) < len(sequences), self._rows_per_s, round_s
         )
         rows = scheduler.share_rows([Prompt(s.n_left, s.turn) for s in reading], n_rows)
-        return [(s, n) for s, n in zip(reading, rows, strict=True) if n]
+        return [(s, self._to_checkpoint(s, n)) for s, n in zip(reading, rows, strict=True) if n]
+
+    def _to_checkpoint(self, sequence: Sequence, n_rows: int) -> int:
+        """At most `n_rows` rows, up to where a checkpoint is to be kept."""
+        n = (self._checkpoint_at(sequence) or 0) - len(sequence.slot.cached)
+        return n if 0 < n < n_rows else n_rows
+
+    def _checkpoint_at(self, sequence: Sequence) -> int | None:
+        return self._slots.checkpoint_at(sequence.slot, len(sequence.request.prompt))
 
     def _without_repeats(self, sequences: list[Sequence]) -> list[Sequence]:
         """The sequences whose prompt goes on. If several begin with the same text, one decodes it

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -17,16 +17,27 @@ import numpy as np
 from dflash_local.draft.drafter import Drafter
 from dflash_local.engine.prefix import Entry, Prefix
 from dflash_local.engine.prefixes import Found, PrefixStore
-from dflash_local.engine.reuse import LEAST_GAIN, Holder, choose, common_prefix, worth_keeping
+from dflash_local.engine.reuse import (
+    LEAST_GAIN,
+    LEAST_KEPT,
+    Holder,
+    choose,
+    common_prefix,
+    worth_keeping,
+)
 from dflash_local.errors import InputError
 from dflash_local.target import sequence_state
 from dflash_local.target.batch import Batch
 from dflash_local.target.taps import StoredFeatures
-from dflash_local.target.target import Target
+from dflash_local.target.target import Checkpoint, Target
 
 _ASIDE_S = 60.0
 """How long to do without a drafter that has failed. Without a pause, what fails at some length of
 the text is tried again with each request, and takes its time."""
+
+_BEFORE_END = 32
+"""Tokens between a checkpoint and the end of its prompt: there a template opens the answer, and
+perhaps a thought that the next turn leaves out."""
 
 Origin = Literal["slot", "shared", "memory", "disk", "none"]
 """Where the beginning of a prompt came from: the slot itself, another slot, the store in memory or
@@ -45,6 +56,8 @@ class Slot:
     seq: int
     cached: list[int] = field(default_factory=list)
     pending: list[int] = field(default_factory=list)
+    checkpoint: Checkpoint | None = None
+    """Of a recurrent state after some of `cached`: where other texts may fork off."""
     busy: bool = False
     last_use: int = 0
     gave_up: bool = False
@@ -161,8 +174,7 @@ class Slots:
         usable = {other.seq: self._n_usable(other, prompt, for_drafts) for other in others}
         if for_drafts:
             usable = {o.seq: self._n_drafted_from(o, usable[o.seq]) for o in others}
-        usable = {seq: n for seq, n in usable.items() if self.target.can_copy(seq, n)}
-        others = [other for other in others if other.seq in usable]
+        usable = {o.seq: self._reach(o, usable[o.seq], copied=True) for o in others}
         source = max(others, key=lambda other: usable[other.seq], default=None)
         gain = usable[source.seq] - len(slot.cached) if source else 0
         if source is None or gain < LEAST_GAIN:
@@ -187,6 +199,7 @@ class Slots:
         """Empty a slot."""
         slot.cached.clear()
         slot.pending = []
+        slot.checkpoint = None
         slot.gave_up = False
         self._shared.cut(slot.seq, 0)
         self.target.clear(slot.seq)
@@ -259,6 +272,18 @@ class Slots:
             slot.pending = []
         slot.cached += tokens
 
+    def checkpoint_at(self, slot: Slot, n_prompt: int) -> int | None:
+        """The length at which `keep_checkpoint` should be called while a slot decodes a prompt."""
+        length = n_prompt - _BEFORE_END
+        before = slot.checkpoint.length if slot.checkpoint else 0
+        is_far = length - before >= LEAST_KEPT
+        return length if is_far and self.target.is_recurrent else None
+
+    def keep_checkpoint(self, slot: Slot) -> None:
+        """Let other texts fork off from what a slot has now. It has one checkpoint at most."""
+        with suppress(MemoryError):
+            slot.checkpoint = self.target.checkpoint(slot.seq, len(slot.cached))
+
     def _keep_stored(self, n_rows: int) -> None:
         """Inject pending rows that the next `n_rows` would overwrite in the target's store."""
         lost = self._n_decoded + n_rows - self.target.n_stored
@@ -311,13 +336,14 @@ class Slots:
 
     def roll_back(self, slot: Slot, length: int, *, for_drafts: bool) -> None:
         """Cut both caches to a common length, at most `length`."""
+        if self.drafter and for_drafts:
+            # Rows that only the target has are decoded again for their hidden states.
+            length = self._n_drafted_from(slot, min(length, self.drafter.length(slot.seq)))
+        length = self._reach(slot, length, copied=False)
         if self.drafter:
-            if for_drafts:
-                # Rows that only the target has are decoded again for their hidden states.
-                length = self._n_drafted_from(slot, min(length, self.drafter.length(slot.seq)))
             self.drafter.truncate(slot.seq, length)
         if length < len(slot.cached):
-            if not self.target.truncate(slot.seq, length):
+            if not self._cut(slot, length):
                 self.forget(slot)
                 return
             del slot.cached[length:]
@@ -346,14 +372,32 @@ class Slots:
         return n
 
     def _can_cut(self, slot: Slot, length: int) -> bool:
-        """Whether a slot can be cut to its first `length` tokens, one or more, now."""
+        """Whether a slot can be cut to its first `length` tokens, one or more, as it is now."""
         return length >= self.target.shortest(slot.seq)
+
+    def _reach(self, slot: Slot, length: int, *, copied: bool) -> int:
+        """The most tokens, at most `length`, that can be kept of a slot when it is cut, or that
+        another slot can get if they are `copied`."""
+        if self.target.can_copy(slot.seq, length) if copied else self._can_cut(slot, length):
+            return length
+        checkpoint = slot.checkpoint
+        return checkpoint.length if checkpoint and checkpoint.length <= length else 0
+
+    def _cut(self, slot: Slot, length: int) -> bool:
+        """Cut the target's cache to a length within `_reach`. False: it cannot, or it is empty."""
+        checkpoint = slot.checkpoint
+        if checkpoint and checkpoint.length > length:
+            slot.checkpoint = None
+        if not length or self._can_cut(slot, length):
+            return self.target.truncate(slot.seq, length)
+        if checkpoint is None or checkpoint.length != length:
+            return False
+        return self.target.restore(slot.seq, checkpoint)
 
     def _holder(self, slot: Slot, wanted: _Wanted) -> Holder:
         n = self._n_usable(slot, wanted.prompt, wanted.drafts_in(slot.gave_up))
-        # A slot that is busy can only be copied from. All others are cut, or go on as they are.
-        if not (self.target.can_copy(slot.seq, n) if slot.busy else self._can_cut(slot, n)):
-            n = 0
+        # A slot that is busy can only be copied from. The others are cut, or go on as they are.
+        n = self._reach(slot, n, copied=slot.busy)
         return Holder(len(slot.cached), n, self._n_elsewhere(slot), slot.busy, slot.last_use)
 
     def _n_elsewhere(self, slot: Slot) -> int:
@@ -364,7 +408,12 @@ class Slots:
     def _share(self, source: Slot, slot: Slot, length: int) -> None:
         """Let a slot share the first tokens of another one, in place of its own."""
         self.forget(slot)
-        self.target.copy(source.seq, slot.seq, length)
+        length = self._reach(source, length, copied=True)
+        at = None if self.target.can_copy(source.seq, length) else source.checkpoint
+        if not length or not self.target.copy(source.seq, slot.seq, length, at):
+            return
+        if source.checkpoint and source.checkpoint.length <= length:
+            slot.checkpoint = source.checkpoint
         self._shared.share(source.seq, slot.seq, length)
         slot.cached = source.cached[:length]
         slot.gave_up = source.gave_up

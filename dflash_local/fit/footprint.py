@@ -275,14 +275,15 @@ class Footprint:
         return 4 * (min(rows, self._n_outputs) * self._n_vocab + 2 * rows * self._n_embd)
 
     def host_buffers(self, n_ctx: int, copies: int = 1) -> int:
-        """What the host always holds: inputs, taps, the logits of all rows, and the list of tokens
-        of each sequence id. After a wide tree, all ids of a sequence have all of its tokens.
-        """
+        """What the host always holds: inputs, taps, the logits of all rows, a checkpoint of each
+        recurrent state, and the list of tokens of each sequence id. After a wide tree, all ids of a
+        sequence have all of its tokens."""
         rows = self._rows(n_ctx)
         inputs = 4 * rows * self._n_embd + 2 * self._masks * rows * cells(n_ctx) * copies
         taps = 4 * self._n_batch * self.taps * self._n_embd
         ids = _ID_BYTES * self._n_branches * cells(n_ctx)
-        return inputs + taps + ids + 4 * self._n_outputs * self._n_vocab
+        checkpoints = self._n_seq * self._state[-1]
+        return inputs + taps + checkpoints + ids + 4 * self._n_outputs * self._n_vocab
 
     def _rows(self, n_ctx: int) -> int:
         return min(self._n_batch, UBATCH_ROWS, cells(n_ctx))

@@ -396,17 +396,21 @@ class Target:
         self._check_open()
         self._cells.tidy(ahead=True)
 
-    def copy(self, source: int, target: int, length: int) -> None:
+    def copy(
+        self, source: int, target: int, length: int, checkpoint: Checkpoint | None = None
+    ) -> bool:
         """Let sequence `target`, which is empty, share the first `length` positions of `source`.
 
-        Raises InputError if `can_copy` says no.
+        Without a `checkpoint` of `source` at that length, `can_copy` must hold: else InputError.
+        False: llama.cpp does not take the checkpoint, and sequence `target` is empty.
         """
-        if not self.can_copy(source, length):
+        if checkpoint is None and not self.can_copy(source, length):
             raise InputError(
                 f"the first {length} tokens of sequence {source} cannot be shared now: its "
                 "recurrent state stands for others"
             )
         self._cells.copy(source, target, length)
+        return checkpoint is None or self.restore(target, checkpoint)
 
     def can_copy(self, seq: int, length: int) -> bool:
         """Whether another sequence can share the first `length` positions of this one now."""

@@ -1,0 +1,135 @@
+"""Prompts that a target with recurrent layers has read in part: what is kept, and is it right?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_local import demo
+from dflash_local.engine.engine import Engine
+from dflash_local.target.target import Target
+from hybrid import WITHOUT, write_hybrid
+from hybrid_engine import Knowing, PlainAnswers, hybrid_target
+from pair_engine import answer, request
+
+N, N_PROMPT = 24, 150
+KEPT = N_PROMPT - 32
+"""Tokens before a prompt's end there is a checkpoint."""
+
+
+@pytest.fixture(scope="module", params=["qwen35", "lfm2", *WITHOUT])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp(request.param)
+    return write_hybrid(folder / f"{request.param}.gguf", request.param, demo.pair()[0])
+
+
+@pytest.fixture(scope="module")
+def plain(path: Path) -> Iterator[PlainAnswers]:
+    with hybrid_target(path, drafts=False) as target:
+        yield PlainAnswers(target)
+
+
+@pytest.fixture(scope="module")
+def target(path: Path) -> Iterator[Target]:
+    """Two slots. It drafts if there are snapshots."""
+    drafts = path.stem not in WITHOUT
+    with hybrid_target(path, drafts=drafts, n_seq=2, n_ctx=1024) as opened:
+        yield opened
+
+
+class Chat:
+    """An engine whose answers are those of empty caches."""
+
+    def __init__(self, target: Target, plain: PlainAnswers) -> None:
+        for seq in range(target.options.n_seq):
+            target.clear(seq)
+        self.plain = plain
+        self.rng = np.random.default_rng(4)
+        self.drafter = None
+        if target.n_snapshots:
+            self.drafter = Knowing(lambda: int(self.rng.integers(16)), target.n_vocab, 2)
+        self.engine = Engine(target, self.drafter, n_seq=2)
+        self.width = 16 if self.drafter else 0
+
+    def tokens(self, n: int) -> list[int]:
+        return self.rng.integers(0, 8000, n).tolist()
+
+    def ask(self, prompt: list[int]) -> tuple[list[int], int]:
+        """The answer, and how many tokens of the prompt were not read again."""
+        right = self.plain(prompt, N)
+        if self.drafter:
+            self.drafter.texts = [prompt + right]
+        found = answer(self.engine, prompt, self.width, N)
+        assert found.tokens == right
+        return right, found.stats.cached_tokens
+
+
+@pytest.fixture
+def chat(target: Target, plain: PlainAnswers) -> Chat:
+    return Chat(target, plain)
+
+
+def test_the_same_prompt_again(chat: Chat) -> None:
+    prompt = chat.tokens(N_PROMPT)
+    assert chat.ask(prompt)[1] == 0
+    assert chat.ask(prompt)[1] == KEPT
+    assert chat.ask(prompt)[1] == KEPT
+
+
+def test_the_next_turn_and_one_that_leaves_out_the_thought(chat: Chat) -> None:
+    prompt = chat.tokens(N_PROMPT)
+    said, _ = chat.ask(prompt)
+    assert chat.ask([*prompt, *said, *chat.tokens(9)])[1] == N_PROMPT + N - 1
+    # What it thought, and the opening of the thought before it, are not in the prompt any more.
+    without = [*prompt[:-5], *said[-6:], *chat.tokens(90)]
+    assert chat.ask(without)[1] == KEPT
+    assert chat.ask(without)[1] == len(without) - 32
+
+
+def test_a_text_that_forks_off_before_the_checkpoint_is_read_from_its_beginning(chat: Chat) -> None:
+    prompt = chat.tokens(N_PROMPT)
+    chat.ask(prompt)
+    assert chat.ask([*prompt[:-40], *chat.tokens(50)])[1] == 0
+
+
+def test_two_at_once_read_what_they_share_once(chat: Chat, target: Target) -> None:
+    shared = chat.tokens(N_PROMPT)
+    prompts = [[*shared, 7, 8], [*shared, 9]]
+    right = [chat.plain(prompt, N) for prompt in prompts]
+    if chat.drafter:
+        chat.drafter.texts = [p + r for p, r in zip(prompts, right, strict=True)]
+    engine = chat.engine
+    sequences = [engine.begin(request(prompt, chat.width, N)) for prompt in prompts]
+    engine.run(sequences)
+    assert [sequence.tokens for sequence in sequences] == right
+    assert sum(s.stats.cached_tokens for s in sequences) >= KEPT
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_turns_are_those_of_empty_caches(chat: Chat, seed: int) -> None:
+    """Random prompts that begin with parts of earlier texts, two at a time."""
+    chat.rng = rng = np.random.default_rng(seed)
+    texts: list[list[int]] = [chat.tokens(90)]
+    reused = 0
+    for _ in range(8):
+        asked: list[list[int]] = []
+        for _ in range(int(rng.integers(1, 3))):
+            base = texts[int(rng.integers(len(texts)))]
+            cut = int(rng.integers(len(base) // 2, len(base) + 1))
+            asked.append([*base[:cut], *chat.tokens(int(rng.integers(1, 60)))][:400])
+        right = [chat.plain(prompt, N) for prompt in asked]
+        if chat.drafter:
+            chat.drafter.texts = [p + r for p, r in zip(asked, right, strict=True)]
+        sequences: list[Any] = [
+            chat.engine.begin(request(prompt, chat.width, N)) for prompt in asked
+        ]
+        chat.engine.run(sequences)
+        for sequence, tokens in zip(sequences, right, strict=True):
+            assert sequence.tokens == tokens
+            reused += sequence.stats.cached_tokens
+        texts += [p + r for p, r in zip(asked, right, strict=True)]
+    assert reused > 0
