@@ -136,6 +136,24 @@ def test_exactness_is_told_of_them(
         assert model.exactness().exact_width(32) == 16
 
 
+def test_a_conversation_goes_on_after_a_restart(
+    files: Callable[[str, str], tuple[Path, Path]], tmp_path: Path
+) -> None:
+    target, draft = files("qwen35", "fused")
+    prompt = "\n".join(demo.prompts()["chat"])[:900]
+    following = prompt + " And now?"
+    kept = {"cache_mb": 64, "cache_dir": tmp_path, **OPTIONS}
+    with load(target, **OPTIONS) as plain:
+        right = plain.generate(following, max_tokens=N).tokens
+    with load(target, draft, **kept) as model:
+        n = model.generate(prompt, max_tokens=N, draft_width=8).stats.prompt_tokens
+        assert n > 96
+    with load(target, draft, **kept) as model:
+        found = model.generate(following, max_tokens=N, draft_width=8)
+        assert found.stats.cached_tokens == n - 32
+        assert found.tokens == right and found.stats.drafted > 0
+
+
 @pytest.mark.parametrize("architecture", WITHOUT)
 def test_others_decode_plainly_and_say_so(
     architecture: str, files: Callable[[str, str], tuple[Path, Path]]

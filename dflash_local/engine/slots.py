@@ -26,7 +26,6 @@ from dflash_local.engine.reuse import (
     worth_keeping,
 )
 from dflash_local.errors import InputError
-from dflash_local.target import sequence_state
 from dflash_local.target.batch import Batch
 from dflash_local.target.taps import StoredFeatures
 from dflash_local.target.target import Checkpoint, Target
@@ -277,7 +276,7 @@ class Slots:
         length = n_prompt - _BEFORE_END
         before = slot.checkpoint.length if slot.checkpoint else 0
         is_far = length - before >= LEAST_KEPT
-        return length if is_far and self.target.is_recurrent else None
+        return length if is_far and self.target.keeps_checkpoints else None
 
     def keep_checkpoint(self, slot: Slot) -> None:
         """Let other texts fork off from what a slot has now. It has one checkpoint at most."""
@@ -439,34 +438,41 @@ class Slots:
         """Replace what a slot has by a saved sequence. If that fails, the slot is empty."""
         self.forget(slot)
         self.make_room(len(entry))
-        if not sequence_state.restore(self.target.context, slot.seq, entry.target):
+        if not self.target.restore_saved(slot.seq, entry.target, len(entry)):
             return
         slot.cached = list(entry.tokens)
+        if self.target.keeps_checkpoints:
+            self.keep_checkpoint(slot)
         slot.gave_up = entry.gave_up
         if self.drafter and len(entry.drafter):
             with self._drafter_may_fail():
                 self.drafter.restore(slot.seq, entry.drafter)
 
     def _save(self, slot: Slot, n_kept: int = 0) -> None:
-        """Save a slot, if worth it, before it loses all but its first `n_kept` tokens."""
+        """Save a slot, if worth it, before it loses all but its first `n_kept` tokens. A slot that
+        cannot be cut anywhere is saved as it was at its checkpoint, where others may fork off."""
         store, n = self.store, len(slot.cached)
+        is_whole = self._can_cut(slot, 1)
+        if not is_whole:
+            n = slot.checkpoint.length if slot.checkpoint else 0
         n_kept = max(n_kept, self._n_elsewhere(slot))
         if store is None or not worth_keeping(n - n_kept, n):
             return
-        if not self._can_cut(slot, 1):  # then it would be of use to no other text
-            return
         drafter = self.drafter if self.drafter and self.drafter.saves_rows else None
         prefix = Prefix(
-            list(slot.cached),
-            n - 1 if 0 < self.target.n_swa < n else 0,
-            drafter.length(slot.seq) if drafter else 0,
+            slot.cached[:n],
+            (n - 1 if 0 < self.target.n_swa < n else 0) if is_whole else n,
+            min(drafter.length(slot.seq), n) if drafter else 0,
             slot.gave_up,
         )
-        context = self.target.context
-        if store.has(prefix) or sequence_state.size_of(context, slot.seq) > store.max_bytes:
+        if store.has(prefix):
+            return
+        if not is_whole:
+            self.roll_back(slot, n, for_drafts=False)
+        if len(slot.cached) != n or self.target.sequence_bytes(slot.seq) > store.max_bytes:
             return
         try:
-            state = sequence_state.save(context, slot.seq)
+            state = self.target.save(slot.seq)
             rows = drafter.save(slot.seq) if drafter else np.empty(0, np.uint8)
         except MemoryError:
             return

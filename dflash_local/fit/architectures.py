@@ -33,6 +33,9 @@ SNAPSHOT_ARCHITECTURES = frozenset({
     "lfm2", "lfm2moe", "nemotron_h", "qwen35", "qwen35moe",
 })  # fmt: skip
 
+# Their states are kept in llama.cpp by code of their own, whose checkpoints were not tried.
+OWN_STATE_ARCHITECTURES = frozenset({"deepseek4", "glm5-next", "qwen4exp"})
+
 # These do not write text one token after the other.
 NOT_GENERATIVE_ARCHITECTURES = frozenset({
     "bert", "clip", "eagle3", "eurobert", "gemma-embedding", "gemma4-assistant", "jina-bert-v2",

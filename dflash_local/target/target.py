@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local.errors import BackendError, ClosedError, ContextFullError, FileError, InputError
+from dflash_local.fit.architectures import OWN_STATE_ARCHITECTURES
 from dflash_local.fit.options import MAX_OUTPUT_ROWS
 from dflash_local.fit.pairing import check_taps, check_target
 from dflash_local.gguf.file import GgufFile, file_key
@@ -147,6 +149,10 @@ class Target:
             self._model
         ) or api.llama_model_is_hybrid(self._model)
         """Whether a sequence has a state that stands for all its tokens at once."""
+        self.keeps_checkpoints = (
+            self.is_recurrent and self._architecture() not in OWN_STATE_ARCHITECTURES
+        )
+        """Whether it has such a state, of a kind whose checkpoints were tried."""
         # 0 as well for an architecture of which llama.cpp keeps none
         self.n_snapshots: int = api.llama_n_rs_seq(self._context) if self.is_recurrent else 0
         """The most rows of a pass that a recurrent sequence can take back."""
@@ -178,6 +184,11 @@ class Target:
             in_graph,
             options.n_branches,
         )
+
+    def _architecture(self) -> str:
+        name = ctypes.create_string_buffer(64)
+        api.llama_model_meta_val_str(self._model, b"general.architecture", name, len(name))
+        return name.value.decode("utf-8", "replace")
 
     @property
     def is_open(self) -> bool:
@@ -395,6 +406,29 @@ class Target:
         """Do now what the next pass over a tree would begin with, while the device is busy."""
         self._check_open()
         self._cells.tidy(ahead=True)
+
+    def sequence_bytes(self, seq: int) -> int:
+        """How many bytes `save` would return."""
+        self._check_open()
+        return sequence_state.size_of(self._context, seq)
+
+    def save(self, seq: int) -> NDArray[np.uint8]:
+        """All cells and the state of a sequence, uint8 [n]; empty if llama.cpp cannot save.
+
+        Raises MemoryError.
+        """
+        self._check_open()
+        return sequence_state.save(self._context, seq)
+
+    def restore_saved(self, seq: int, state: NDArray[np.uint8], length: int) -> bool:
+        """Replace a sequence by a saved one of `length` tokens. False: it does not fit, and the
+        sequence is empty."""
+        self._check_open()
+        if not sequence_state.restore(self._context, seq, state):
+            self._cells.clear(seq)
+            return False
+        self._rollback.restore(seq, length)
+        return True
 
     def copy(
         self, source: int, target: int, length: int, checkpoint: Checkpoint | None = None

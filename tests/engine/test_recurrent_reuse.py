@@ -11,6 +11,8 @@ import pytest
 
 from dflash_local import demo
 from dflash_local.engine.engine import Engine
+from dflash_local.engine.prefix_files import PrefixFiles
+from dflash_local.engine.prefixes import PrefixStore
 from dflash_local.target.target import Target
 from hybrid import WITHOUT, write_hybrid
 from hybrid_engine import Knowing, PlainAnswers, hybrid_target
@@ -44,7 +46,9 @@ def target(path: Path) -> Iterator[Target]:
 class Chat:
     """An engine whose answers are those of empty caches."""
 
-    def __init__(self, target: Target, plain: PlainAnswers) -> None:
+    def __init__(
+        self, target: Target, plain: PlainAnswers, store: PrefixStore | None = None
+    ) -> None:
         for seq in range(target.options.n_seq):
             target.clear(seq)
         self.plain = plain
@@ -52,7 +56,7 @@ class Chat:
         self.drafter = None
         if target.n_snapshots:
             self.drafter = Knowing(lambda: int(self.rng.integers(16)), target.n_vocab, 2)
-        self.engine = Engine(target, self.drafter, n_seq=2)
+        self.engine = Engine(target, self.drafter, n_seq=2, store=store)
         self.width = 16 if self.drafter else 0
 
     def tokens(self, n: int) -> list[int]:
@@ -94,6 +98,30 @@ def test_a_text_that_forks_off_before_the_checkpoint_is_read_from_its_beginning(
     prompt = chat.tokens(N_PROMPT)
     chat.ask(prompt)
     assert chat.ask([*prompt[:-40], *chat.tokens(50)])[1] == 0
+
+
+def store_in(folder: Path) -> PrefixStore:
+    key = {"of": folder.name}
+    return PrefixStore(1 << 26, PrefixFiles(folder, key, 1 << 26, lambda _line: None))
+
+
+def test_texts_that_left_their_slots(target: Target, plain: PlainAnswers, tmp_path: Path) -> None:
+    """They come back from memory and, after a restart, from disk, as they were at a checkpoint."""
+    chat = Chat(target, plain, store_in(tmp_path))
+    prompts = [chat.tokens(N_PROMPT) for _ in range(4)]
+    said = [chat.ask(prompt) for prompt in prompts]
+    assert [n for _, n in said] == [0] * 4
+    following = [
+        [*prompt, *answer_, *chat.tokens(70)]
+        for prompt, (answer_, _) in zip(prompts, said, strict=True)
+    ]
+    assert [chat.ask(prompt)[1] for prompt in following[:2]] == [KEPT] * 2
+    assert chat.engine.slots.reused["memory"] == 2
+    chat.engine.slots.close()
+    again = Chat(target, plain, store_in(tmp_path))
+    assert again.ask([*prompts[2], 5, 6])[1] == KEPT
+    assert again.engine.slots.reused["disk"] == 1
+    again.engine.slots.close()
 
 
 def test_two_at_once_read_what_they_share_once(chat: Chat, target: Target) -> None:

@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from adversarial import ScriptedDrafter
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import DraftRequest
@@ -33,6 +36,8 @@ class Knowing(ScriptedDrafter):
     """Knows the whole texts of all sequences, and drafts `n_right()` right tokens, then wrong ones
     to the end of the block."""
 
+    saves_rows = True
+
     def __init__(self, n_right: Callable[[], int], n_vocab: int, n_seq: int = 1) -> None:
         super().__init__(self._nothing, block_size=BLOCK, n_seq=n_seq)
         self.texts: list[list[int]] = []
@@ -50,6 +55,15 @@ class Knowing(ScriptedDrafter):
         tokens = (right + [0] * BLOCK)[: request.n_draft]
         good = self.n_right()
         return Draft.chain(tokens[:good] + [(t + 1) % self._n_vocab for t in tokens[good:]])
+
+    def save(self, seq: int) -> NDArray[np.uint8]:
+        return np.array([self.length(seq)], "<i4").view(np.uint8)
+
+    def restore(self, seq: int, saved: NDArray[np.uint8]) -> None:
+        self._lengths[seq] = int(saved.view("<i4")[0])
+
+    def n_visible(self, seq: int, length: int) -> int:
+        return length
 
     @staticmethod
     def _nothing(_at: int, _anchor: int, _n: int) -> Draft:

@@ -283,6 +283,7 @@ def test_without_snapshots_there_are_checkpoints(architecture: str, path_of: Pat
         assert (target.n_snapshots, target.max_width) == (0, 1)
         target.decode(range(9), range(9), [0] * 9, [True] * 9)
         assert target.shortest(0) == 9 and not target.truncate(0, 8)
+        assert target.keeps_checkpoints
         start = target.checkpoint(0, 9)
         for token in (3, 4):
             target.decode([token, 5], [9, 10], [0, 0], [True] * 2)
