@@ -26,6 +26,7 @@ from dflash_local.engine.reuse import (
     worth_keeping,
 )
 from dflash_local.errors import InputError
+from dflash_local.fit.options import CHECKPOINTS
 from dflash_local.target.batch import Batch
 from dflash_local.target.taps import StoredFeatures
 from dflash_local.target.target import Checkpoint, Target
@@ -55,8 +56,9 @@ class Slot:
     seq: int
     cached: list[int] = field(default_factory=list)
     pending: list[int] = field(default_factory=list)
-    checkpoint: Checkpoint | None = None
-    """Of a recurrent state after some of `cached`: where other texts may fork off."""
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    """Of a recurrent state after some of `cached`, the shortest first: where other texts may fork
+    off."""
     busy: bool = False
     last_use: int = 0
     gave_up: bool = False
@@ -198,7 +200,7 @@ class Slots:
         """Empty a slot."""
         slot.cached.clear()
         slot.pending = []
-        slot.checkpoint = None
+        slot.checkpoints = []
         slot.gave_up = False
         self._shared.cut(slot.seq, 0)
         self.target.clear(slot.seq)
@@ -274,14 +276,15 @@ class Slots:
     def checkpoint_at(self, slot: Slot, n_prompt: int) -> int | None:
         """The length at which `keep_checkpoint` should be called while a slot decodes a prompt."""
         length = n_prompt - _BEFORE_END
-        before = slot.checkpoint.length if slot.checkpoint else 0
+        before = slot.checkpoints[-1].length if slot.checkpoints else 0
         is_far = length - before >= LEAST_KEPT
         return length if is_far and self.target.keeps_checkpoints else None
 
     def keep_checkpoint(self, slot: Slot) -> None:
-        """Let other texts fork off from what a slot has now. It has one checkpoint at most."""
+        """Let other texts fork off from what a slot has now."""
         with suppress(MemoryError):
-            slot.checkpoint = self.target.checkpoint(slot.seq, len(slot.cached))
+            slot.checkpoints.append(self.target.checkpoint(slot.seq, len(slot.cached)))
+        del slot.checkpoints[:-CHECKPOINTS]
 
     def _keep_stored(self, n_rows: int) -> None:
         """Inject pending rows that the next `n_rows` would overwrite in the target's store."""
@@ -379,19 +382,16 @@ class Slots:
         another slot can get if they are `copied`."""
         if self.target.can_copy(slot.seq, length) if copied else self._can_cut(slot, length):
             return length
-        checkpoint = slot.checkpoint
-        return checkpoint.length if checkpoint and checkpoint.length <= length else 0
+        return max((c.length for c in slot.checkpoints if c.length <= length), default=0)
 
     def _cut(self, slot: Slot, length: int) -> bool:
         """Cut the target's cache to a length within `_reach`. False: it cannot, or it is empty."""
-        checkpoint = slot.checkpoint
-        if checkpoint and checkpoint.length > length:
-            slot.checkpoint = None
+        slot.checkpoints = [c for c in slot.checkpoints if c.length <= length]
         if not length or self._can_cut(slot, length):
             return self.target.truncate(slot.seq, length)
-        if checkpoint is None or checkpoint.length != length:
+        if not slot.checkpoints or slot.checkpoints[-1].length != length:
             return False
-        return self.target.restore(slot.seq, checkpoint)
+        return self.target.restore(slot.seq, slot.checkpoints[-1])
 
     def _holder(self, slot: Slot, wanted: _Wanted) -> Holder:
         n = self._n_usable(slot, wanted.prompt, wanted.drafts_in(slot.gave_up))
@@ -408,11 +408,13 @@ class Slots:
         """Let a slot share the first tokens of another one, in place of its own."""
         self.forget(slot)
         length = self._reach(source, length, copied=True)
-        at = None if self.target.can_copy(source.seq, length) else source.checkpoint
-        if not length or not self.target.copy(source.seq, slot.seq, length, at):
+        if not length:
             return
-        if source.checkpoint and source.checkpoint.length <= length:
-            slot.checkpoint = source.checkpoint
+        checkpoints = [c for c in source.checkpoints if c.length <= length]
+        at = None if self.target.can_copy(source.seq, length) else checkpoints[-1]
+        if not self.target.copy(source.seq, slot.seq, length, at):
+            return
+        slot.checkpoints = checkpoints
         self._shared.share(source.seq, slot.seq, length)
         slot.cached = source.cached[:length]
         slot.gave_up = source.gave_up
@@ -450,11 +452,11 @@ class Slots:
 
     def _save(self, slot: Slot, n_kept: int = 0) -> None:
         """Save a slot, if worth it, before it loses all but its first `n_kept` tokens. A slot that
-        cannot be cut anywhere is saved as it was at its checkpoint, where others may fork off."""
+        cannot be cut anywhere is saved as it was at its last checkpoint."""
         store, n = self.store, len(slot.cached)
         is_whole = self._can_cut(slot, 1)
         if not is_whole:
-            n = slot.checkpoint.length if slot.checkpoint else 0
+            n = slot.checkpoints[-1].length if slot.checkpoints else 0
         n_kept = max(n_kept, self._n_elsewhere(slot))
         if store is None or not worth_keeping(n - n_kept, n):
             return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from dflash_local.fit.options import MAX_OUTPUT_ROWS, LoadOptions
+from dflash_local.fit.options import CHECKPOINTS, MAX_OUTPUT_ROWS, LoadOptions
 
 if TYPE_CHECKING:
     from dflash_local.gguf.drafter_spec import DrafterSpec
@@ -275,14 +275,14 @@ class Footprint:
         return 4 * (min(rows, self._n_outputs) * self._n_vocab + 2 * rows * self._n_embd)
 
     def host_buffers(self, n_ctx: int, copies: int = 1) -> int:
-        """What the host always holds: inputs, taps, the logits of all rows, a checkpoint of each
+        """What the host always holds: inputs, taps, the logits of all rows, checkpoints of each
         recurrent state, and the list of tokens of each sequence id. After a wide tree, all ids of a
         sequence have all of its tokens."""
         rows = self._rows(n_ctx)
         inputs = 4 * rows * self._n_embd + 2 * self._masks * rows * cells(n_ctx) * copies
         taps = 4 * self._n_batch * self.taps * self._n_embd
         ids = _ID_BYTES * self._n_branches * cells(n_ctx)
-        checkpoints = self._n_seq * self._state[-1]
+        checkpoints = CHECKPOINTS * self._n_seq * self._state[-1]
         return inputs + taps + checkpoints + ids + 4 * self._n_outputs * self._n_vocab
 
     def _rows(self, n_ctx: int) -> int:

@@ -22,6 +22,10 @@ MAX_OUTPUT_ROWS = 64
 SNAPSHOT_ROWS = 2
 """How many rows more than snapshots a batch must hold: llama.cpp asserts it at its first pass."""
 
+CHECKPOINTS = 2
+"""Of each recurrent state, on the host: at the ends of a slot's last two prompts. With only one, a
+changed last turn would read the whole conversation again."""
+
 
 @dataclass(frozen=True)
 class LoadOptions:

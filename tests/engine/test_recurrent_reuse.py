@@ -94,6 +94,15 @@ def test_the_next_turn_and_one_that_leaves_out_the_thought(chat: Chat) -> None:
     assert chat.ask(without)[1] == len(without) - 32
 
 
+def test_a_changed_last_turn(chat: Chat) -> None:
+    prompt = chat.tokens(N_PROMPT)
+    said, _ = chat.ask(prompt)
+    turn = [*prompt, *said]
+    assert chat.ask([*turn, *chat.tokens(80)])[1] == len(turn) - 1
+    assert chat.ask([*turn, *chat.tokens(70)])[1] == KEPT
+    assert chat.ask([*turn, *chat.tokens(60)])[1] == KEPT
+
+
 def test_a_text_that_forks_off_before_the_checkpoint_is_read_from_its_beginning(chat: Chat) -> None:
     prompt = chat.tokens(N_PROMPT)
     chat.ask(prompt)
