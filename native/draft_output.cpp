@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <initializer_list>
 #include <numeric>
 #include <string>
 
+#include "chunks.h"
 #include "errors.h"
 #include "host_buffer.h"
 #include "largest.h"
@@ -15,29 +15,7 @@ namespace dflash {
 
 namespace {
 
-// Rows of logits are few and long for a GPU. Chunks of this size keep all of it busy.
-constexpr int64_t wanted_chunk = 128;
 constexpr size_t alignment = 64;
-
-int64_t chunk_of(int64_t n_vocab) {
-    for (int64_t size = wanted_chunk; size >= 32; size /= 2) {
-        if (n_vocab % size == 0) {
-            return size;
-        }
-    }
-    return n_vocab;
-}
-
-bool supports(ggml_backend_t backend, std::initializer_list<const ggml_tensor *> ops) {
-    return std::all_of(ops.begin(), ops.end(), [&](const ggml_tensor * op) {
-        return ggml_backend_supports_op(backend, op);
-    });
-}
-
-ggml_tensor * peaks_of(ggml_context * c, ggml_tensor * logits, int64_t size) {
-    const int step = static_cast<int>(size);
-    return ggml_pool_2d(c, logits, GGML_OP_POOL_MAX, step, 1, step, 1, 0, 0);
-}
 
 [[noreturn]] void refuse() {
     throw backend_error(
@@ -61,11 +39,10 @@ void draft_output::build(ggml_context * nodes, ggml_cgraph * graph, ggml_backend
     const bool found =
         wanted != selection::on_host &&
         (top_k == 1 ? build_best(nodes, backend, logits)
-                    : build_chunks(nodes, backend, logits) || build_top_k(nodes, backend, logits));
+                    : build_chunks(nodes, backend, logits, wanted == selection::on_device) ||
+                          build_top_k(nodes, backend, logits));
     if (!found) {
         logits_ = logits;
-    } else if (few_rows_ != nullptr && wanted == selection::on_device) {
-        build_best_of_few(nodes, backend);
     }
     for (ggml_tensor * result : {chunks_, places_, normaliser_, few_, few_rows_, best_, values_,
                                  ids_, logprobs_, logits_}) {
@@ -113,7 +90,7 @@ bool draft_output::build_best(ggml_context * c, ggml_backend_t backend, ggml_ten
     ggml_tensor * columns = ggml_reshape_2d(c, chunks, 1, n_rows_);
     ggml_tensor * chunk = ggml_get_rows(c, ggml_reshape_3d(c, logits, size, n, n_rows_), columns);
     ggml_tensor * places = ggml_argmax(c, ggml_reshape_2d(c, chunk, size, n_rows_));
-    ggml_tensor * sums = normalisers(c, backend, logits, peaks, columns);
+    ggml_tensor * sums = exp_sums(c, backend, logits, peaks, columns);
     if (sums == nullptr || !supports(backend, {peaks, chunks, chunk, places})) {
         return false;
     }
@@ -123,20 +100,6 @@ bool draft_output::build_best(ggml_context * c, ggml_backend_t backend, ggml_ten
     places_ = places;
     normaliser_ = sums;
     return true;
-}
-
-// sum(exp(x - M)) of each row, where M is the peak in this column of its peaks; null if the backend
-// cannot compute it.
-ggml_tensor * draft_output::normalisers(ggml_context * c, ggml_backend_t backend,
-                                        ggml_tensor * logits, ggml_tensor * peaks,
-                                        ggml_tensor * columns) const {
-    const int64_t n = peaks->ne[0];
-    ggml_tensor * peak = ggml_get_rows(c, ggml_reshape_3d(c, peaks, 1, n, n_rows_), columns);
-    ggml_tensor * less = ggml_sub(c, logits, ggml_reshape_2d(c, peak, 1, n_rows_));
-    ggml_tensor * e = ggml_exp(c, less);
-    ggml_tensor * parts = ggml_sum_rows(c, ggml_reshape_2d(c, e, n_vocab_ / n, n * n_rows_));
-    ggml_tensor * sums = ggml_sum_rows(c, ggml_reshape_2d(c, parts, n, n_rows_));
-    return supports(backend, {peak, less, e, parts, sums}) ? sums : nullptr;
 }
 
 // On some backends the argmax of values that are not numbers is -1. Gathering then reads what is
@@ -162,45 +125,27 @@ void draft_output::guard(ggml_backend_t backend, const std::vector<ggml_tensor *
     }
 }
 
-// The k best of a row are in the k chunks with the largest peaks, so only these are searched. Not
-// with ggml_top_k: CUDA computes it one row after the other.
-bool draft_output::build_chunks(ggml_context * c, ggml_backend_t backend, ggml_tensor * logits) {
-    const int64_t size = chunk_of(n_vocab_);
-    const int64_t n = n_vocab_ / size;
-    if (n < 2 * top_k_) {
+bool draft_output::build_chunks(ggml_context * c, ggml_backend_t backend, ggml_tensor * logits,
+                                bool on_device) {
+    const auto chunks = find_chunks(c, backend, logits, top_k_);
+    if (!chunks) {
         return false;
     }
-    ggml_tensor * peaks = peaks_of(c, logits, size);
-    ggml_tensor * sorted = ggml_argsort(c, peaks, GGML_SORT_ORDER_DESC);
-    ggml_tensor * few = ggml_cont(c, ggml_view_2d(c, sorted, top_k_, n_rows_, sorted->nb[1], 0));
-    ggml_tensor * rows = ggml_get_rows(c, ggml_reshape_3d(c, logits, size, n, n_rows_), few);
-    ggml_tensor * columns = ggml_view_2d(c, sorted, 1, n_rows_, sorted->nb[1], 0);
-    ggml_tensor * sums = normalisers(c, backend, logits, peaks, columns);
-    if (sums == nullptr || !supports(backend, {peaks, sorted, few, rows})) {
-        return false;
+    guard(backend, {logits, chunks->peaks});
+    chunk_size_ = chunks->size;
+    few_ = chunks->few;
+    few_rows_ = chunks->rows;
+    normaliser_ = chunks->sums;
+    if (on_device) {
+        // Only the best of these few come to the host. Reading all of them would take the host as
+        // long as a layer of a small drafter.
+        if (const auto found = find_best(c, backend, *chunks)) {
+            best_ = found->places;
+            values_ = found->values;
+            few_rows_ = nullptr;
+        }
     }
-    guard(backend, {logits, peaks});
-    chunk_size_ = size;
-    few_ = few;
-    few_rows_ = rows;
-    normaliser_ = sums;
     return true;
-}
-
-// Of these few, only the best come to the host. Reading all of them would take the host as long as
-// a layer of a small drafter.
-void draft_output::build_best_of_few(ggml_context * c, ggml_backend_t backend) {
-    ggml_tensor * rows = few_rows_;
-    const int64_t n = rows->ne[0] * rows->ne[1];
-    ggml_tensor * sorted =
-        ggml_argsort(c, ggml_reshape_2d(c, rows, n, n_rows_), GGML_SORT_ORDER_DESC);
-    ggml_tensor * best = ggml_cont(c, ggml_view_2d(c, sorted, top_k_, n_rows_, sorted->nb[1], 0));
-    ggml_tensor * values = ggml_get_rows(c, ggml_reshape_3d(c, rows, 1, n, n_rows_), best);
-    if (supports(backend, {sorted, best, values})) {
-        best_ = best;
-        values_ = values;
-        few_rows_ = nullptr;
-    }
 }
 
 // Softmax and sort of whole rows.

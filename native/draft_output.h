@@ -35,10 +35,8 @@ class draft_output {
   private:
     bool build_best(ggml_context * nodes, ggml_backend_t backend, ggml_tensor * logits);
     bool build_top_k(ggml_context * nodes, ggml_backend_t backend, ggml_tensor * logits);
-    bool build_chunks(ggml_context * nodes, ggml_backend_t backend, ggml_tensor * logits);
-    void build_best_of_few(ggml_context * nodes, ggml_backend_t backend);
-    ggml_tensor * normalisers(ggml_context * nodes, ggml_backend_t backend, ggml_tensor * logits,
-                              ggml_tensor * peaks, ggml_tensor * columns) const;
+    bool build_chunks(ggml_context * nodes, ggml_backend_t backend, ggml_tensor * logits,
+                      bool on_device);
     void guard(ggml_backend_t backend, const std::vector<ggml_tensor *> & gathered);
     void stage(ggml_backend_t backend);
     template <typename T>

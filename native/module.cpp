@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "draft_tree.h"
+#include "draw.h"
 #include "errors.h"
 #include "fused_drafter.h"
 #include "llama.h"
@@ -306,6 +307,32 @@ void edit_cells(uintptr_t context, const cuts & cut, const copies & copied) {
     }
 }
 
+using id_row = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using float_row = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+std::unique_ptr<token_draw> open_draw(int n_vocab, uintptr_t altering, uintptr_t choosing,
+                                      int top_k, float min_p, float most_raised) {
+    return std::make_unique<token_draw>(
+        draw_rule{n_vocab, reinterpret_cast<llama_sampler *>(altering),
+                  reinterpret_cast<llama_sampler *>(choosing), top_k, min_p, most_raised});
+}
+
+int32_t draw_from_row(token_draw & self, const float_row & logits) {
+    if (logits.shape(0) != static_cast<size_t>(self.n_vocab())) {
+        throw std::invalid_argument("a row of " + std::to_string(logits.shape(0)) + " logits");
+    }
+    const nb::gil_scoped_release release;
+    return self.from_row(logits.data());
+}
+
+// A few candidates take less time than to let other threads run.
+int32_t draw_from_candidates(token_draw & self, const id_row & ids, const float_row & logits) {
+    if (ids.shape(0) != logits.shape(0)) {
+        throw std::invalid_argument("each candidate has one id and one logit");
+    }
+    return self.from_candidates(ids.data(), logits.data(), static_cast<int>(ids.shape(0)));
+}
+
 using id_rows = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 nb::tuple grow_nodes(const id_rows & ids, const float_rows & logprobs, int n_vocab, int n_nodes,
@@ -340,6 +367,15 @@ NB_MODULE(_native, m) {
         nb::arg("n_nodes"), nb::arg("n_leaves"), nb::arg("n_depth"),
         "Tokens, parents and log-probabilities of the best tree. See dflash_local/draft/tree.py.");
 
+    nb::class_<token_draw>(m, "TokenDraw", "How tokens are drawn. See native/draw.h.")
+        .def(nb::new_(&open_draw), nb::arg("n_vocab"), nb::arg("altering"), nb::arg("choosing"),
+             nb::arg("top_k"), nb::arg("min_p"), nb::arg("most_raised"),
+             "Two chains of llama.cpp by their addresses, 0 for none, which must outlive this.")
+        .def("from_row", &draw_from_row, nb::arg("logits"),
+             "A token from float32 [n_vocab]; -2: none is left.")
+        .def("from_candidates", &draw_from_candidates, nb::arg("ids"), nb::arg("logits"),
+             "A token from int32 [n] and float32 [n], largest first; -1: it takes the whole row.");
+
     nb::class_<thread_pool>(m, "ThreadPool",
                             "Threads that compute on the CPU. See native/thread_pool.h.")
         .def(nb::init<int>(), nb::arg("n_threads"))
@@ -364,6 +400,10 @@ NB_MODULE(_native, m) {
         .def("logits", &logits, nb::arg("output_row"), "float32 [n_vocab]")
         .def("candidates", &candidates, nb::arg("output_row"), nb::arg("k"),
              "The k largest logits of a row: ids int32 [k], logits float32 [k], largest first.")
+        .def("log_sum", &target_pass::log_sum, nb::arg("output_row"),
+             "log(sum(exp(logits))) of a row.")
+        .def_rw("search_on_cpu", &target_pass::search_on_cpu,
+                "Find candidates with a graph on the CPU, too: for tests.")
         .def("hidden_states", &hidden_states, nb::arg("rows"),
              "float32 [n_rows, n_taps * n_embd], of rows by their numbers in the store.")
         .def_prop_ro("first_stored", &target_pass::first_stored,

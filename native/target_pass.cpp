@@ -1,6 +1,8 @@
 #include "target_pass.h"
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -11,6 +13,13 @@
 #include "target_tensors.h"
 
 namespace dflash {
+
+namespace {
+
+// Rows that are searched at once. Each needs memory on the device for a copy of its logits.
+constexpr int most_searched = 32;
+
+}  // namespace
 
 // The functions that llama.cpp calls. There is a sampler for each sequence, all with the same pass.
 struct target_pass::door {
@@ -64,7 +73,8 @@ target_pass::target_pass(llama_context * ctx, int n_seq, int n_batch, std::vecto
       n_vocab_(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)))),
       n_embd_(llama_model_n_embd(llama_get_model(ctx))),
       layers_(std::move(layers)),
-      in_graph_(in_graph) {
+      in_graph_(in_graph),
+      too_many_(n_vocab_ + 1) {
     const int n_layer = llama_model_n_layer(llama_get_model(ctx));
     for (const int32_t layer : layers_) {
         if (layer < 1 || layer >= n_layer) {
@@ -159,6 +169,10 @@ int target_pass::decode(const std::vector<batch_row> & rows) {
     batch.n_tokens = n;
     n_outputs_ = 0;
     best_.clear();
+    search_.forget();
+    if (most_candidates_now_ > 0) {
+        most_candidates_ = std::exchange(most_candidates_now_, 0);
+    }
     for (int32_t i = 0; i < n; i++) {
         batch.token[i] = rows[i].token;
         batch.pos[i] = rows[i].position;
@@ -241,11 +255,15 @@ void target_pass::find_best() {
     }
 }
 
-const float * target_pass::row_on_host(int output_row) {
+void target_pass::check_output(int output_row) const {
     if (output_row < 0 || output_row >= n_outputs_) {
         throw std::invalid_argument("output row " + std::to_string(output_row) +
                                     " is not in the last pass of " + std::to_string(n_outputs_));
     }
+}
+
+const float * target_pass::row_on_host(int output_row) {
+    check_output(output_row);
     const size_t offset = static_cast<size_t>(output_row) * n_vocab_;
     if (!in_graph_) {
         return llama_get_logits(ctx_) + offset;
@@ -277,11 +295,48 @@ void target_pass::candidates(int output_row, int k, int32_t * ids, float * logit
         throw std::invalid_argument(std::to_string(k) + " candidates of " +
                                     std::to_string(n_vocab_) + " tokens");
     }
-    if (!largest_of(row_on_host(output_row), n_vocab_, k, ids, logits)) {
+    check_output(output_row);
+    const bool found = search(output_row, k)
+                           ? search_.read(output_row, k, ids, logits)
+                           : largest_of(row_on_host(output_row), n_vocab_, k, ids, logits);
+    if (!found) {
         throw backend_error(
             "the target's logits are not finite numbers; the model file is damaged, or this "
             "llama.cpp computes it wrongly: try flash_attn=False or the CPU");
     }
+}
+
+double target_pass::log_sum(int output_row) {
+    check_output(output_row);
+    if (search_.has(output_row, 1)) {
+        return search_.log_sum(output_row);
+    }
+    const float * row = row_on_host(output_row);
+    const double peak = *std::max_element(row, row + n_vocab_);
+    const double sum = std::accumulate(
+        row, row + n_vocab_, 0.0, [=](double sum, float x) { return sum + std::exp(x - peak); });
+    return peak + std::log(sum);
+}
+
+// Whether the device has found the k candidates of this row.
+bool target_pass::search(int output_row, int k) {
+    const bool on_device = in_graph_ && k < too_many_ &&
+                           (search_on_cpu || !ggml_backend_buffer_is_host(graph_logits_->buffer));
+    if (!on_device) {
+        return false;
+    }
+    most_candidates_now_ = std::max(most_candidates_now_, k);
+    if (search_.has(output_row, k)) {
+        return true;
+    }
+    // Sequences ask for different numbers; most likely for the same ones as after the last pass.
+    const int wanted = most_candidates_ < too_many_ ? std::max(k, most_candidates_) : k;
+    const int first = output_row / most_searched * most_searched;
+    if (!search_.find(*graph_logits_, first, std::min(most_searched, n_outputs_ - first), wanted)) {
+        too_many_ = wanted;
+        return search(output_row, k);
+    }
+    return true;
 }
 
 }  // namespace dflash

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "candidate_search.h"
 #include "ggml-cpp.h"
 #include "llama.h"
 #include "tap_store.h"
@@ -58,9 +59,19 @@ class target_pass {
     // Logits of an output row of the last pass, [n_vocab].
     void logits(int output_row, float * out);
 
-    // The k largest logits of an output row, largest first, equal ones by id. Throws backend_error
-    // if one of the logits is a NaN or the largest is not finite.
+    // The k largest logits of an output row, largest first, equal ones by id. If not all equal ones
+    // fit, the host takes the lowest ids, a device any of them. Throws backend_error if one of the
+    // logits is a NaN or the largest is not finite.
+    //
+    // On a GPU the first call finds them for all rows at once, there, and copies them. Where the
+    // logits are in host memory, reading that one row costs less than another graph.
     void candidates(int output_row, int k, int32_t * ids, float * logits);
+
+    // log(sum(exp(x))) over an output row.
+    double log_sum(int output_row);
+
+    // Search for candidates with a graph on the CPU, too: for tests.
+    bool search_on_cpu = false;
 
     int n_vocab() const { return n_vocab_; }
     int n_outputs() const { return n_outputs_; }
@@ -74,7 +85,9 @@ class target_pass {
     void build(ggml_context * nodes, ggml_cgraph * graph, ggml_tensor * logits);
     void check(const batch_row & row) const;
     void find_best();
+    void check_output(int output_row) const;
     const float * row_on_host(int output_row);
+    bool search(int output_row, int k);
 
     llama_context * ctx_;
     int32_t n_seq_;
@@ -99,6 +112,11 @@ class target_pass {
     int n_outputs_ = 0;
     int64_t first_stored_ = 0;
     std::vector<int32_t> best_;
+
+    candidate_search search_;
+    int too_many_;                 // candidates for the device to find
+    int most_candidates_ = 0;      // that were asked for after the last pass with any
+    int most_candidates_now_ = 0;  // after this pass
 };
 
 }  // namespace dflash

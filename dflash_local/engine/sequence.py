@@ -101,22 +101,26 @@ class Sequence:
 
         Fetches only those logits that the sampler needs.
         """
-        sampler = self.sampler
-        whole = partial(target.logits, row)
-        if self.request.sampling.logprobs is not None:
-            logits = whole()
-            token = sampler.sample(logits)
-            self.logprobs.append(sampler.logprobs(logits, token))
-            return token
-        if sampler.begins_with_best:
+        sampler, whole = self.sampler, partial(target.logits, row)
+        wants_logprobs = self.request.sampling.logprobs is not None
+        if sampler.begins_with_best and not wants_logprobs:
             best = target.best()[output_row]
             if best < 0:
                 raise not_finite()
             return sampler.sample_best(best, whole)
         n_candidates = sampler.n_candidates
-        if n_candidates is not None:
-            return sampler.sample_from(*target.candidates(output_row, n_candidates), whole)
-        return sampler.sample(whole())
+        if n_candidates is None:
+            logits = whole()
+            token = sampler.sample(logits)
+            if wants_logprobs:
+                self.logprobs.append(sampler.logprobs(logits, token))
+            return token
+        ids, logits = target.candidates(output_row, n_candidates)
+        token = sampler.sample_from(ids, logits, whole)
+        if wants_logprobs:
+            log_sum = target.log_sum(output_row)
+            self.logprobs.append(sampler.logprobs_from(ids, logits, log_sum, token, whole))
+        return token
 
     def emit(self, token: int, *, ends_text: bool) -> bool:
         """Append a token to the answer. True if the answer ends with it."""

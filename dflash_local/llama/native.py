@@ -19,10 +19,19 @@ runtime.check_same_library(_native.llama_decode_address())
 FusedDrafter = _native.FusedDrafter
 TargetPass = _native.TargetPass
 ThreadPool = _native.ThreadPool
+TokenDraw = _native.TokenDraw
 edit_cells = _native.edit_cells
 grow_tree = _native.grow_tree
 
-__all__ = ["FusedDrafter", "TargetPass", "ThreadPool", "address", "edit_cells", "grow_tree"]
+__all__ = [
+    "FusedDrafter",
+    "TargetPass",
+    "ThreadPool",
+    "TokenDraw",
+    "address",
+    "edit_cells",
+    "grow_tree",
+]
 
 
 def address(handle: Any) -> int:

@@ -86,10 +86,11 @@ class SamplingParams:
         return self.dry_multiplier > 0 and self.dry_penalty_last_n != 0
 
     @property
-    def needs_whole_row(self) -> bool:
-        """Whether a draw depends on more than the `top_k` largest logits."""
-        sigma = self.top_n_sigma > 0 and not self.greedy
-        return bool(self.logit_bias) or self.penalises or self.is_dry or sigma
+    def only_lowers(self) -> bool:
+        """Whether no penalty makes a token likelier."""
+        return (
+            self.repeat_penalty >= 1 and self.presence_penalty >= 0 and self.frequency_penalty >= 0
+        )
 
     def validate(self, n_vocab: int) -> None:
         """Raises InputError, which names the first value that is out of its range."""

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local.errors import BackendError, ClosedError, GrammarError, InputError
-from dflash_local.llama import runtime  # noqa: F401  (the check of the installed llama_cpp comes first)
+from dflash_local.llama import native  # the check of the installed llama_cpp comes first
 from dflash_local.sampling.grammar import Constraint
 from dflash_local.sampling.params import RANDOM_SEED, SamplingParams, TokenLogprob
 from dflash_local.target.vocabulary import Vocabulary
@@ -28,14 +28,9 @@ from dflash_local.target.vocabulary import Vocabulary
 import llama_cpp.llama_cpp as api
 
 _MOST_CANDIDATES = 256  # with more, finding them costs as much as fetching all logits
-_TOKEN_DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-"""`llama_token_data`, which llama.cpp's samplers read and change."""
-
-
-def _token_data_array(data: NDArray[Any]) -> api.llama_token_data_array:
-    """A view of `data`, of dtype `_TOKEN_DATA`; `data` must outlive it."""
-    pointer = ctypes.cast(data.ctypes.data, api.llama_token_data_p)
-    return api.llama_token_data_array(pointer, len(data), -1, False)
+_ABOVE_MIN_P = 64  # usually more than min-p leaves without top-k; if not, all logits are fetched
+_MAY_FALL = 64  # candidates that penalties may push out: `repeat_last_n` by default
+_NEEDS_WHOLE_ROW, _NOTHING_LEFT = -1, -2  # what `native.TokenDraw` returns instead of a token
 
 
 class Sampler:
@@ -65,28 +60,43 @@ class Sampler:
         self.seed = secrets.randbelow(RANDOM_SEED) if params.seed is None else int(params.seed)
         self._n_vocab = n_vocab
         self._constraint = constraint
-        self._ids = np.arange(n_vocab, dtype=np.int32)
-        self._data = np.zeros(n_vocab, dtype=_TOKEN_DATA)
-
-        self._chain: Any = None
         self._penalties: list[Any] = []
-        owned: list[Any] = []
-        self._finalizer = weakref.finalize(self, _free, owned)
+        self._owned: list[Any] = []
+        self._finalizer = weakref.finalize(self, _free, self._owned)
         # At exit the model's thread may still be drawing a token.
         self._finalizer.atexit = False
-        if not params.greedy or params.needs_whole_row:
-            self._chain = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
-            owned.append(self._chain)
-            self._fill_chain(n_ctx, vocabulary)
+        self._altering = self._chain(self._alterations(n_ctx, vocabulary))
+        """What changes single logits; None if nothing does."""
+        self._choosing = None if params.greedy else self._chain(self._choices())
+        """What then draws a token; None if the likeliest is taken."""
+        self._native = native.TokenDraw(
+            n_vocab,
+            native.address(self._altering),
+            native.address(self._choosing),
+            int(params.top_k),
+            float(params.min_p),
+            max(0.0, *params.logit_bias.values()) if params.logit_bias else 0.0,
+        )
+        self.n_candidates = self._count_candidates()
+        """How many of the largest logits `sample_from` needs for a draw; None: it needs all."""
 
-    def _fill_chain(self, n_ctx: int, vocabulary: Vocabulary | None) -> None:
-        params, chain = self.params, self._chain
+    def _chain(self, samplers: Iterator[Any]) -> Any:
+        """A chain of these, which it owns; None without any."""
+        chain: Any = None
+        for sampler in samplers:
+            if chain is None:
+                chain = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
+                self._owned.append(chain)
+            api.llama_sampler_chain_add(chain, sampler)
+        return chain
+
+    def _alterations(self, n_ctx: int, vocabulary: Vocabulary | None) -> Iterator[Any]:
+        params = self.params
         if params.logit_bias:
             biases = (api.llama_logit_bias * len(params.logit_bias))(
                 *(api.llama_logit_bias(int(t), float(b)) for t, b in params.logit_bias.items())
             )
-            sampler = api.llama_sampler_init_logit_bias(self._n_vocab, len(biases), biases)
-            api.llama_sampler_chain_add(chain, sampler)
+            yield api.llama_sampler_init_logit_bias(self._n_vocab, len(biases), biases)
         if params.penalises:
             # llama.cpp reserves the memory for the whole window at once.
             window = n_ctx if params.repeat_last_n < 0 else min(int(params.repeat_last_n), n_ctx)
@@ -98,23 +108,21 @@ class Sampler:
                 float(params.presence_penalty),
             )
             self._penalties.append(penalties)
-            api.llama_sampler_chain_add(chain, penalties)
+            yield penalties
         if params.is_dry:
             self._penalties.append(self._dry(n_ctx, vocabulary))
-            api.llama_sampler_chain_add(chain, self._penalties[-1])
-        if params.greedy:
-            api.llama_sampler_chain_add(chain, api.llama_sampler_init_greedy())
-            return
-        for sampler in self._truncations():
-            api.llama_sampler_chain_add(chain, sampler)
+            yield self._penalties[-1]
+
+    def _choices(self) -> Iterator[Any]:
+        params = self.params
+        yield from self._truncations()
         temperature, varied = float(params.temperature), float(params.dynatemp_range)
         if varied > 0:
             exponent = float(params.dynatemp_exponent)
-            sampler = api.llama_sampler_init_temp_ext(temperature, varied, exponent)
+            yield api.llama_sampler_init_temp_ext(temperature, varied, exponent)
         else:
-            sampler = api.llama_sampler_init_temp(temperature)
-        api.llama_sampler_chain_add(chain, sampler)
-        api.llama_sampler_chain_add(chain, api.llama_sampler_init_dist(self.seed))
+            yield api.llama_sampler_init_temp(temperature)
+        yield api.llama_sampler_init_dist(self.seed)
 
     def _truncations(self) -> Iterator[Any]:
         """The samplers that leave out unlikely tokens, or with XTC likely ones."""
@@ -147,24 +155,35 @@ class Sampler:
                 len(breakers),
             )
 
+    def _count_candidates(self) -> int | None:
+        params = self.params
+        if params.penalises and not params.only_lowers:
+            return None  # a logit that rises may come from anywhere
+        if params.greedy:
+            n = 1
+        elif params.top_n_sigma > 0:
+            return None
+        elif 1 <= params.top_k < self._n_vocab:
+            n = params.top_k
+        elif params.top_k == 0 and params.top_p >= 1 and params.typical_p >= 1 and params.min_p > 0:
+            n = _ABOVE_MIN_P
+        else:
+            return None
+        if self._altering is not None:
+            n += _MAY_FALL
+        # One more than are kept shows whether there is a tie for the last place.
+        n = max(n, params.logprobs or 0) + 1
+        return n if n <= _MOST_CANDIDATES and n < self._n_vocab else None
+
     @property
     def takes_best(self) -> bool:
         """Whether each draw is simply the likeliest token of the logits."""
-        return self._chain is None and self._constraint is None
+        return self.begins_with_best and self._constraint is None
 
     @property
     def begins_with_best(self) -> bool:
         """Whether each draw is the likeliest allowed token, so that `sample_best` will do."""
-        return self._chain is None
-
-    @property
-    def n_candidates(self) -> int | None:
-        """How many of the largest logits `sample_from` needs for a draw; None: it needs all."""
-        params, most = self.params, self.params.top_k
-        bounded = not params.greedy and 1 <= most < min(_MOST_CANDIDATES, self._n_vocab)
-        plain = not params.needs_whole_row
-        # One more than are kept shows whether there is a tie for the last place.
-        return most + 1 if bounded and plain and params.logprobs is None else None
+        return self._altering is None and self._choosing is None
 
     def accept_prompt(self, tokens: Iterable[int]) -> None:
         """Show the prompt to the penalties, once, before the first draw. The grammar ignores it."""
@@ -202,19 +221,35 @@ class Sampler:
         """`sample`, given only the `n_candidates` largest logits of the row, the largest first. The
         token and the state afterwards are the same.
 
-        `row` is called only if the constraint forbids the drawn token, or if some of these logits
-        are equal: their order then depends on the whole row.
+        `row` is called only if the constraint forbids the drawn token, or if other logits may
+        matter: some of these are equal, or bias and penalties have changed too many.
         """
         self._check_open()
-        n = len(ids)
-        if not (logits[:-1] > logits[1:]).all():
+        token = self._native.from_candidates(ids, logits)
+        if token == _NEEDS_WHOLE_ROW:
             return self.sample(row())
-        data = self._data[:n]
-        data["id"] = ids
-        data["logit"] = logits
-        array = _token_data_array(data)
-        api.llama_sampler_apply(self._chain, ctypes.byref(array))
-        return self._settle(int(array.data[array.selected].id), row)
+        return self._settle(self._checked(token), row)
+
+    def logprobs_from(
+        self,
+        ids: NDArray[np.int32],
+        logits: NDArray[np.float32],
+        log_sum: float,
+        token: int,
+        row: Callable[[], NDArray[np.float32]],
+    ) -> TokenLogprob:
+        """`logprobs`, given what `sample_from` takes and log(sum(exp(logits))) of the whole row.
+
+        `row` is called only if they are not among these logits.
+        """
+        n = self.params.logprobs or 0
+        place = np.flatnonzero(ids == token)
+        if len(place) == 0 or (n > 0 and logits[n - 1] == logits[-1]):
+            return self.logprobs(row(), token)
+        top = [
+            (int(i), float(logit) - log_sum) for i, logit in zip(ids[:n], logits[:n], strict=True)
+        ]
+        return TokenLogprob(token, float(logits[place[0]]) - log_sum, top)
 
     def logprobs(self, logits: NDArray[np.float32], token: int) -> TokenLogprob:
         """The target's own log-probability of `token`, before bias, penalties and temperature.
@@ -244,17 +279,10 @@ class Sampler:
         self.close()
 
     def _draw(self, logits: NDArray[np.float32]) -> int:
-        if self._chain is None:
-            token = int(logits.argmax())  # the first of equal ones, as llama.cpp's greedy sampler
-            logit = float(logits[token])
-        else:
-            self._data["id"] = self._ids
-            self._data["logit"] = logits
-            array = _token_data_array(self._data)
-            api.llama_sampler_apply(self._chain, ctypes.byref(array))
-            chosen = array.data[array.selected]
-            token, logit = int(chosen.id), float(chosen.logit)
-        if logit == -math.inf:
+        return self._checked(self._native.from_row(logits))
+
+    def _checked(self, token: int) -> int:
+        if token == _NOTHING_LEFT:
             kind = InputError if self._constraint is None else GrammarError
             raise kind(
                 "grammar and logit_bias leave no token of the vocabulary; allow at least one"
@@ -269,8 +297,8 @@ class Sampler:
             constraint.mask(masked)
             while not constraint.allows(token := self._draw(masked)):
                 masked[token] = -np.inf  # the mask missed it
-        if self._chain is not None:
-            api.llama_sampler_accept(self._chain, token)
+        for penalties in self._penalties:  # what has a memory of tokens
+            api.llama_sampler_accept(penalties, token)
         if constraint is not None:
             constraint.accept(token)
         return token

@@ -315,13 +315,23 @@ class Target:
 
     def candidates(self, output_row: int, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The k largest logits of an output row of the last batch: ids int32 [k] and logits float32
-        [k], the largest first, equal ones by id.
+        [k], the largest first, equal ones by id. If not all equal ones fit, the CPU takes the
+        lowest ids, a GPU any of them.
 
-        Raises BackendError for logits that are not finite numbers.
+        A GPU finds those of all rows at the first call. Raises BackendError for logits that are not
+        finite numbers.
         """
         self._check_open()
         ids, logits = self._pass.candidates(output_row, k)
         return ids, logits
+
+    def log_sum(self, output_row: int) -> float:
+        """log(sum(exp(logits))) of an output row of the last batch, for log-probabilities.
+
+        Costs no look at the whole row where a GPU has found its candidates.
+        """
+        self._check_open()
+        return float(self._pass.log_sum(output_row))
 
     @property
     def n_features(self) -> int:

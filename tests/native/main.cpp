@@ -17,6 +17,7 @@ int main(int argc, char ** argv) {
     int status = check::run(top_k_tests());
     status |= check::run(mask_tests());
     status |= check::run(output_tests());
+    status |= check::run(search_tests());
     {
         const shipped_pair pair(argv[1], argv[2]);
         status |= check::run(target_tests(pair));

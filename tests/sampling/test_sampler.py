@@ -602,23 +602,6 @@ def test_a_tie_among_the_largest_logits_needs_the_whole_row(vocab: Vocab) -> Non
         assert row.fetched == 1
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        {"top_k": 0},
-        {"top_k": 300},
-        {"logit_bias": {3: 1.0}},
-        {"repeat_penalty": 1.1},
-        {"dry_multiplier": 0.8},
-        {"top_n_sigma": 1.0},
-        {"logprobs": 0},
-    ],
-)
-def test_other_draws_need_all_logits(vocab: Vocab, params: dict[str, Any]) -> None:
-    with vocab.sampler(**{"temperature": 1.0, "seed": 1} | params) as sampler:
-        assert sampler.n_candidates is None
-
-
 def test_a_sampler_is_not_made_without_its_grammar(vocab: Vocab) -> None:
     with pytest.raises(InputError, match="constraint"):
         Sampler(SamplingParams(grammar='root ::= "a"'), vocab.n, n_ctx=64)

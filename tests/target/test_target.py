@@ -114,6 +114,25 @@ def test_candidates_are_the_largest_logits(target: Target, k: int) -> None:
             target.candidates(output_row, n)
 
 
+def test_a_device_finds_the_candidates_of_all_rows(tmp_path: Path) -> None:
+    """By the graph of a GPU, here on the CPU."""
+    with opened(write_target(tmp_path / "wide.gguf", n_vocab=4096), n_batch=128, n_seq=2) as target:
+        target.native.search_on_cpu = True
+        rows = Rows(target)
+        for widths, ks in (((40, 30), (20, 41)), ((1, 0), (41,)), ((3, 1), (64, 5, 65, 300))):
+            wanted = [row for row, asked in enumerate(rows.decode(widths, 0.8)) if asked]
+            for k in ks:
+                for output_row, row in reversed(list(enumerate(wanted))):
+                    logits = target.logits(row)
+                    ids, largest = target.candidates(output_row, k)
+                    assert np.array_equal(ids, np.argsort(-logits, kind="stable")[:k])
+                    assert np.array_equal(largest, logits[ids])
+                    total = np.log(np.exp(logits.astype(np.float64)).sum())
+                    assert target.log_sum(output_row) == pytest.approx(total, abs=1e-5)
+            with pytest.raises(InputError, match="output row"):
+                target.candidates(len(wanted), 5)
+
+
 @pytest.mark.parametrize("layer", LAYERS)
 def test_hidden_states_are_what_goes_into_a_layer(path: Path, tmp_path: Path, layer: int) -> None:
     """A target cut off before that layer makes its logits of them."""

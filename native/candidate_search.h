@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <tuple>
+
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
+
+namespace dflash {
+
+// Finds the largest logits of rows on the device that has computed them, so that only a few
+// kilobytes come to the host. It has a small graph of its own, which runs when it is asked for:
+// passes whose rows are not sampled pay nothing.
+class candidate_search {
+  public:
+    // Searches rows `first` .. `first + n` - 1 of logits, f32 [n_vocab, rows], which must be there,
+    // for their k largest. False if the device cannot do it; then it is of no use for these logits.
+    bool find(const ggml_tensor & logits, int64_t first, int64_t n, int k);
+
+    // Whether row `row` has been searched for k candidates since `forget`.
+    bool has(int64_t row, int k) const { return row >= first_ && row < first_ + n_ && k <= k_; }
+
+    // The logits have changed.
+    void forget() { n_ = 0; }
+
+    // The k largest of a row that has been searched: largest first, equal ones by id. If not all
+    // equal ones fit, any of them. False if the largest is not finite or a NaN is in the row.
+    bool read(int64_t row, int k, int32_t * ids, float * logits) const;
+
+    // log(sum(exp(x))) over the whole of a row that has been searched.
+    double log_sum(int64_t row) const;
+
+  private:
+    // Where the logits are, how many rows, how many candidates.
+    using shape = std::tuple<const void *, int64_t, int>;
+    struct search_graph;
+    struct deleter {
+        void operator()(search_graph * graph) const;
+    };
+    using graph_ptr = std::unique_ptr<search_graph, deleter>;
+
+    bool open(ggml_backend_dev_t device);
+    search_graph * graph(const ggml_tensor & logits, int64_t first, int64_t n, int k);
+    graph_ptr build(const ggml_tensor & logits, int64_t first, int64_t n, int k) const;
+    bool fetch(const search_graph & graph);
+    template <typename T>
+    const T * fetched(int part, int64_t row) const;
+
+    ggml_backend_ptr backend_;
+    ggml_gallocr_ptr allocator_;  // of all graphs, as only one runs at a time
+    std::map<shape, graph_ptr> graphs_;
+
+    static constexpr int n_parts = 4;
+    ggml_backend_buffer_ptr host_;  // memory that the device writes to
+    size_t offsets_[n_parts] = {};
+    size_t row_bytes_[n_parts] = {};
+    int64_t first_ = 0;
+    int64_t n_ = 0;
+    int k_ = 0;
+    int64_t chunk_size_ = 0;
+};
+
+}  // namespace dflash

@@ -1,0 +1,89 @@
+#include "chunks.h"
+
+#include <algorithm>
+
+namespace dflash {
+
+namespace {
+
+constexpr int64_t wanted_size = 128;
+constexpr int64_t least_size = 32;
+
+// The largest size that divides a row into so many chunks or more; 0 if there is none.
+int64_t size_of(int64_t n_vocab, int64_t n_chunks) {
+    for (int64_t size = wanted_size; size >= least_size; size /= 2) {
+        if (n_vocab % size == 0 && n_vocab / size >= n_chunks) {
+            return size;
+        }
+    }
+    return 0;
+}
+
+}  // namespace
+
+bool supports(ggml_backend_t backend, std::initializer_list<const ggml_tensor *> ops) {
+    return std::all_of(ops.begin(), ops.end(), [&](const ggml_tensor * op) {
+        return ggml_backend_supports_op(backend, op);
+    });
+}
+
+int64_t chunk_of(int64_t n_vocab) {
+    const int64_t size = size_of(n_vocab, 1);
+    return size > 0 ? size : n_vocab;
+}
+
+ggml_tensor * peaks_of(ggml_context * c, ggml_tensor * logits, int64_t size) {
+    const int step = static_cast<int>(size);
+    return ggml_pool_2d(c, logits, GGML_OP_POOL_MAX, step, 1, step, 1, 0, 0);
+}
+
+ggml_tensor * exp_sums(ggml_context * c, ggml_backend_t backend, ggml_tensor * logits,
+                       ggml_tensor * peaks, ggml_tensor * columns) {
+    const int64_t n = peaks->ne[0];
+    const int64_t n_vocab = logits->ne[0];
+    const int64_t n_rows = logits->ne[1];
+    ggml_tensor * peak = ggml_get_rows(c, ggml_reshape_3d(c, peaks, 1, n, n_rows), columns);
+    ggml_tensor * less = ggml_sub(c, logits, ggml_reshape_2d(c, peak, 1, n_rows));
+    ggml_tensor * e = ggml_exp(c, less);
+    ggml_tensor * parts = ggml_sum_rows(c, ggml_reshape_2d(c, e, n_vocab / n, n * n_rows));
+    ggml_tensor * sums = ggml_sum_rows(c, ggml_reshape_2d(c, parts, n, n_rows));
+    return supports(backend, {peak, less, e, parts, sums}) ? sums : nullptr;
+}
+
+// Not with ggml_top_k: CUDA computes it one row after the other.
+std::optional<likely_chunks> find_chunks(ggml_context * c, ggml_backend_t backend,
+                                         ggml_tensor * logits, int64_t k) {
+    const int64_t size = size_of(logits->ne[0], 2 * k);
+    if (size == 0) {
+        return std::nullopt;
+    }
+    const int64_t n = logits->ne[0] / size;
+    const int64_t n_rows = logits->ne[1];
+    ggml_tensor * peaks = peaks_of(c, logits, size);
+    ggml_tensor * sorted = ggml_argsort(c, peaks, GGML_SORT_ORDER_DESC);
+    ggml_tensor * few = ggml_cont(c, ggml_view_2d(c, sorted, k, n_rows, sorted->nb[1], 0));
+    ggml_tensor * rows = ggml_get_rows(c, ggml_reshape_3d(c, logits, size, n, n_rows), few);
+    ggml_tensor * columns = ggml_view_2d(c, sorted, 1, n_rows, sorted->nb[1], 0);
+    ggml_tensor * sums = exp_sums(c, backend, logits, peaks, columns);
+    if (sums == nullptr || !supports(backend, {peaks, sorted, few, rows})) {
+        return std::nullopt;
+    }
+    return likely_chunks{size, peaks, few, rows, sums};
+}
+
+std::optional<best_of_few> find_best(ggml_context * c, ggml_backend_t backend,
+                                     const likely_chunks & chunks) {
+    const int64_t k = chunks.few->ne[0];
+    const int64_t n_rows = chunks.few->ne[1];
+    const int64_t n = chunks.size * k;
+    ggml_tensor * sorted =
+        ggml_argsort(c, ggml_reshape_2d(c, chunks.rows, n, n_rows), GGML_SORT_ORDER_DESC);
+    ggml_tensor * places = ggml_cont(c, ggml_view_2d(c, sorted, k, n_rows, sorted->nb[1], 0));
+    ggml_tensor * values = ggml_get_rows(c, ggml_reshape_3d(c, chunks.rows, 1, n, n_rows), places);
+    if (!supports(backend, {sorted, places, values})) {
+        return std::nullopt;
+    }
+    return best_of_few{places, values};
+}
+
+}  // namespace dflash

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+
+#include "ggml-backend.h"
+
+namespace dflash {
+
+// Nodes that search rows of logits, f32 [n_vocab, rows], on any ggml backend. Rows of logits are
+// few and long for a GPU, so each row is cut into chunks, which keep all of it busy.
+
+bool supports(ggml_backend_t backend, std::initializer_list<const ggml_tensor *> ops);
+
+// The size of a chunk; n_vocab itself if it has no suitable divisor.
+int64_t chunk_of(int64_t n_vocab);
+
+// The largest of each chunk, f32 [n_vocab / size, rows].
+ggml_tensor * peaks_of(ggml_context * c, ggml_tensor * logits, int64_t size);
+
+// sum(exp(x - M)) of each row, f32 [1, rows], where M is the peak in this column (i32 [1, rows]) of
+// its peaks; null if the backend cannot compute it.
+ggml_tensor * exp_sums(ggml_context * c, ggml_backend_t backend, ggml_tensor * logits,
+                       ggml_tensor * peaks, ggml_tensor * columns);
+
+// The k best of a row are in the k chunks with the largest peaks, so only these are searched.
+struct likely_chunks {
+    int64_t size = 0;  // of a chunk
+    ggml_tensor * peaks = nullptr;
+    ggml_tensor * few = nullptr;   // i32 [k, rows]: the chunks with the largest peaks
+    ggml_tensor * rows = nullptr;  // f32 [size, k, rows]: their logits
+    ggml_tensor * sums = nullptr;  // f32 [1, rows], as exp_sums with the largest of the row
+};
+
+// None if there are too few chunks of any size for it to pay, or if the backend cannot do it.
+std::optional<likely_chunks> find_chunks(ggml_context * c, ggml_backend_t backend,
+                                         ggml_tensor * logits, int64_t k);
+
+struct best_of_few {
+    ggml_tensor * places = nullptr;  // i32 [k, rows]: among the logits of the few chunks
+    ggml_tensor * values = nullptr;  // f32 [1, k, rows]: the largest, in descending order
+};
+
+// None if the backend cannot do it.
+std::optional<best_of_few> find_best(ggml_context * c, ggml_backend_t backend,
+                                     const likely_chunks & chunks);
+
+}  // namespace dflash

@@ -1,0 +1,100 @@
+#include "draw.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "largest.h"
+
+namespace dflash {
+
+namespace {
+
+bool is_before(const llama_token_data & a, const llama_token_data & b) {
+    return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
+}
+
+bool has_lower_id(const llama_token_data & a, const llama_token_data & b) { return a.id < b.id; }
+
+void apply(llama_sampler * chain, std::vector<llama_token_data> & data) {
+    llama_token_data_array array{data.data(), data.size(), -1, false};
+    llama_sampler_apply(chain, &array);
+}
+
+// Whether the first k, and no others, are kept, and in this order. `most_outside`: no logit that is
+// not in `sorted` is larger.
+bool are_the_best(const std::vector<llama_token_data> & sorted, size_t k, float most_outside) {
+    if (k > sorted.size()) {
+        return false;
+    }
+    for (size_t i = 0; i < k; i++) {
+        const float next = i + 1 < sorted.size() ? sorted[i + 1].logit : most_outside;
+        if (!(sorted[i].logit > next)) {
+            return false;
+        }
+    }
+    return sorted[k - 1].logit > most_outside;
+}
+
+}  // namespace
+
+int32_t token_draw::from_row(const float * row) {
+    if (rule_.altering == nullptr && rule_.choosing == nullptr) {
+        const int32_t best = largest_of(row, rule_.n_vocab);
+        return best < 0 ? nothing_left : best;
+    }
+    data_.resize(rule_.n_vocab);
+    for (int32_t i = 0; i < rule_.n_vocab; i++) {
+        data_[i] = {i, row[i], 0.0f};
+    }
+    if (rule_.altering != nullptr) {
+        apply(rule_.altering, data_);
+    }
+    if (rule_.choosing == nullptr) {
+        // The first of equal ones, as llama.cpp's greedy sampler.
+        const auto chosen = std::min_element(data_.begin(), data_.end(), is_before);
+        return chosen->logit == -INFINITY ? nothing_left : chosen->id;
+    }
+    return choose();
+}
+
+int32_t token_draw::from_candidates(const int32_t * ids, const float * logits, int n) {
+    if (n < 1) {
+        return needs_whole_row;
+    }
+    data_.resize(n);
+    for (int i = 0; i < n; i++) {
+        data_[i] = {ids[i], logits[i], 0.0f};
+    }
+    float most_outside = n < rule_.n_vocab ? logits[n - 1] : -INFINITY;
+    if (rule_.altering != nullptr) {
+        apply(rule_.altering, data_);
+        most_outside += rule_.most_raised;
+        std::sort(data_.begin(), data_.end(), is_before);
+    }
+    if (rule_.choosing == nullptr) {
+        return data_[0].logit > most_outside ? data_[0].id : needs_whole_row;
+    }
+    if (rule_.top_k > 0) {
+        if (!are_the_best(data_, std::min(rule_.top_k, rule_.n_vocab), most_outside)) {
+            return needs_whole_row;
+        }
+    } else {
+        // min-p keeps logits from this one on, in the order of the row. The margin is for rounding.
+        const float least = data_[0].logit + std::log(rule_.min_p);
+        const float margin = 1e-5f * (1.0f + std::abs(data_[0].logit));
+        if (!(least - margin > most_outside)) {
+            return needs_whole_row;
+        }
+        std::sort(data_.begin(), data_.end(), has_lower_id);
+    }
+    return choose();
+}
+
+int32_t token_draw::choose() {
+    llama_token_data_array array{data_.data(), data_.size(), -1, false};
+    llama_sampler_apply(rule_.choosing, &array);
+    const llama_token_data & chosen = array.data[array.selected];
+    return chosen.logit == -INFINITY ? nothing_left : chosen.id;
+}
+
+}  // namespace dflash

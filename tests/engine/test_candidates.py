@@ -1,0 +1,54 @@
+"""Answers drawn from candidates that a device has found, by the graph of a GPU run on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dflash_local.engine.engine import Engine
+from pair_engine import answer, fused_drafter, open_target, request
+from sampling_ways import WAYS
+
+SAMPLED: dict[str, dict[str, Any]] = {
+    "by default": {"temperature": 0.8, "seed": 5},
+    "hot": {"temperature": 2.0, "seed": 6, "top_k": 3, "min_p": 0.0},
+    "by min-p": {"temperature": 0.8, "seed": 5, "top_k": 0, "top_p": 1.0, "min_p": 0.05},
+    "temperature alone": {"temperature": 1.0, "seed": 8, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+    "with log-probabilities": {"temperature": 0.8, "seed": 5, "logprobs": 4},
+    **WAYS,
+}
+PROMPT = [40 + i for i in range(30)]
+
+
+@pytest.mark.parametrize("way", SAMPLED)
+def test_answers_are_those_from_whole_rows(way: str) -> None:
+    with open_target() as target:
+        engine = Engine(target, fused_drafter(target), n_seq=1)
+        expected = answer(engine, PROMPT, 0, **SAMPLED[way])
+        target.native.search_on_cpu = True
+        for width in (0, 8):
+            found = answer(engine, PROMPT, width, **SAMPLED[way])
+            assert found.tokens == expected.tokens
+            assert [p.token for p in found.logprobs] == [p.token for p in expected.logprobs]
+            for entry, known in zip(found.logprobs, expected.logprobs, strict=True):
+                assert entry.logprob == pytest.approx(known.logprob, abs=1e-3)
+                assert [i for i, _ in entry.top] == [i for i, _ in known.top]
+
+
+def test_sequences_with_different_settings_are_drawn_from_one_search() -> None:
+    names = ["by default", "hot", "greedy", "by min-p"]
+    with open_target(n_seq=4) as target:
+        engine = Engine(target, fused_drafter(target), n_seq=4)
+
+        def run(width: int) -> list[list[int]]:
+            sequences = [
+                engine.begin(request(PROMPT, width, 32, **SAMPLED[name])) for name in names
+            ]
+            engine.run(sequences)
+            return [sequence.tokens for sequence in sequences]
+
+        expected = run(0)
+        target.native.search_on_cpu = True
+        assert run(0) == expected
+        assert run(6) == expected
