@@ -15,12 +15,12 @@ namespace dflash {
 
 namespace {
 
-constexpr size_t n_nodes = 32;
+constexpr size_t n_nodes = 40;
 constexpr size_t most_graphs = 16;
 constexpr size_t alignment = 128;
 
 // What comes to the host, in this order.
-enum part { few, places, values, sums };
+enum part { few, places, values, sums, sums_of_chunks };
 
 }  // namespace
 
@@ -53,7 +53,7 @@ bool candidate_search::open(ggml_backend_dev_t device) {
 }
 
 candidate_search::graph_ptr candidate_search::build(const ggml_tensor & logits, int64_t first,
-                                                    int64_t n, int k) const {
+                                                    int64_t n, int k, float temperature) const {
     graph_ptr built(new search_graph);
     built->nodes.reset(
         ggml_init({ggml_tensor_overhead() * n_nodes + ggml_graph_overhead_custom(n_nodes, false),
@@ -68,19 +68,29 @@ candidate_search::graph_ptr candidate_search::build(const ggml_tensor & logits, 
     if (!best) {
         return nullptr;
     }
+    ggml_tensor * tempered = nullptr;
+    if (temperature > 0) {
+        tempered = tempered_sums(c, backend_.get(), *chunks, temperature);
+        if (tempered == nullptr) {
+            return nullptr;
+        }
+    }
     built->chunk_size = chunks->size;
-    built->results = {chunks->few, best->places, best->values, chunks->sums};
+    built->results = {chunks->few, best->places, best->values, chunks->exps.sums, tempered};
     built->graph = ggml_new_graph_custom(c, n_nodes, false);
     for (ggml_tensor * result : built->results) {
-        ggml_set_output(result);
-        ggml_build_forward_expand(built->graph, result);
+        if (result != nullptr) {
+            ggml_set_output(result);
+            ggml_build_forward_expand(built->graph, result);
+        }
     }
     return built;
 }
 
 candidate_search::search_graph * candidate_search::graph(const ggml_tensor & logits, int64_t first,
-                                                         int64_t n, int k) {
-    const shape wanted{static_cast<const char *>(logits.data) + first * logits.nb[1], n, k};
+                                                         int64_t n, int k, float temperature) {
+    const shape wanted{static_cast<const char *>(logits.data) + first * logits.nb[1], n, k,
+                       temperature};
     const auto known = graphs_.find(wanted);
     if (known != graphs_.end()) {
         return known->second.get();
@@ -88,7 +98,7 @@ candidate_search::search_graph * candidate_search::graph(const ggml_tensor & log
     if (graphs_.size() >= most_graphs) {
         graphs_.clear();
     }
-    auto built = build(logits, first, n, k);
+    auto built = build(logits, first, n, k, temperature);
     if (!built) {
         return nullptr;
     }
@@ -103,19 +113,21 @@ candidate_search::search_graph * candidate_search::graph(const ggml_tensor & log
     return graphs_.emplace(wanted, std::move(built)).first->second.get();
 }
 
-bool candidate_search::find(const ggml_tensor & logits, int64_t first, int64_t n, int k) {
+bool candidate_search::find(const ggml_tensor & logits, int64_t first, int64_t n, int k,
+                            float temperature) {
     forget();
     ggml_backend_buffer_type_t type = ggml_backend_buffer_get_type(logits.buffer);
     if (!open(ggml_backend_buft_get_device(type))) {
         return false;
     }
-    const search_graph * wanted = graph(logits, first, n, k);
+    const search_graph * wanted = graph(logits, first, n, k, temperature);
     if (wanted == nullptr || !fetch(*wanted)) {
         return false;
     }
     first_ = first;
     n_ = n;
     k_ = k;
+    temperature_ = temperature;
     chunk_size_ = wanted->chunk_size;
     return true;
 }
@@ -126,6 +138,9 @@ bool candidate_search::fetch(const search_graph & graph) {
     size_t n_bytes = 0;
     for (int i = 0; i < n_parts; i++) {
         const ggml_tensor * result = graph.results[i];
+        if (result == nullptr) {
+            continue;
+        }
         offsets_[i] = n_bytes;
         row_bytes_[i] = ggml_nbytes(result) / ggml_nrows(graph.results[sums]);
         n_bytes += (ggml_nbytes(result) + alignment - 1) / alignment * alignment;
@@ -146,8 +161,10 @@ bool candidate_search::fetch(const search_graph & graph) {
     }
     auto * base = static_cast<char *>(ggml_backend_buffer_get_base(host_.get()));
     for (int i = 0; i < n_parts; i++) {
-        ggml_backend_tensor_get_async(backend, graph.results[i], base + offsets_[i], 0,
-                                      ggml_nbytes(graph.results[i]));
+        if (const ggml_tensor * result = graph.results[i]) {
+            ggml_backend_tensor_get_async(backend, result, base + offsets_[i], 0,
+                                          ggml_nbytes(result));
+        }
     }
     ggml_backend_synchronize(backend);
     return true;
@@ -182,6 +199,10 @@ bool candidate_search::read(int64_t row, int k, int32_t * ids, float * logits) c
 
 double candidate_search::log_sum(int64_t row) const {
     return *fetched<float>(values, row) + std::log(double{*fetched<float>(sums, row)});
+}
+
+const float * candidate_search::chunk_sums(int64_t row) const {
+    return fetched<float>(sums_of_chunks, row);
 }
 
 }  // namespace dflash

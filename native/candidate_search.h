@@ -16,11 +16,16 @@ namespace dflash {
 class candidate_search {
   public:
     // Searches rows `first` .. `first + n` - 1 of logits, f32 [n_vocab, rows], which must be there,
-    // for their k largest. False if the device cannot do it; then it is of no use for these logits.
-    bool find(const ggml_tensor & logits, int64_t first, int64_t n, int k);
+    // for their k largest. With a temperature it sums up chunks, too. False if the device cannot do
+    // it; then nothing is found.
+    bool find(const ggml_tensor & logits, int64_t first, int64_t n, int k, float temperature = 0);
 
-    // Whether row `row` has been searched for k candidates since `forget`.
-    bool has(int64_t row, int k) const { return row >= first_ && row < first_ + n_ && k <= k_; }
+    // Whether row `row` has been searched for k candidates since `forget`, and summed up at this
+    // temperature.
+    bool has(int64_t row, int k, float temperature = 0) const {
+        return row >= first_ && row < first_ + n_ && k <= k_ &&
+               (temperature == 0 || temperature == temperature_);
+    }
 
     // The logits have changed.
     void forget() { n_ = 0; }
@@ -32,9 +37,13 @@ class candidate_search {
     // log(sum(exp(x))) over the whole of a row that has been searched.
     double log_sum(int64_t row) const;
 
+    // sum(exp((x - peak) / T)) of each of the chunks of a row that has been summed up.
+    const float * chunk_sums(int64_t row) const;
+    int64_t chunk_size() const { return chunk_size_; }
+
   private:
-    // Where the logits are, how many rows, how many candidates.
-    using shape = std::tuple<const void *, int64_t, int>;
+    // Where the logits are, how many rows, how many candidates, and the temperature.
+    using shape = std::tuple<const void *, int64_t, int, float>;
     struct search_graph;
     struct deleter {
         void operator()(search_graph * graph) const;
@@ -42,8 +51,10 @@ class candidate_search {
     using graph_ptr = std::unique_ptr<search_graph, deleter>;
 
     bool open(ggml_backend_dev_t device);
-    search_graph * graph(const ggml_tensor & logits, int64_t first, int64_t n, int k);
-    graph_ptr build(const ggml_tensor & logits, int64_t first, int64_t n, int k) const;
+    search_graph * graph(const ggml_tensor & logits, int64_t first, int64_t n, int k,
+                         float temperature);
+    graph_ptr build(const ggml_tensor & logits, int64_t first, int64_t n, int k,
+                    float temperature) const;
     bool fetch(const search_graph & graph);
     template <typename T>
     const T * fetched(int part, int64_t row) const;
@@ -52,13 +63,14 @@ class candidate_search {
     ggml_gallocr_ptr allocator_;  // of all graphs, as only one runs at a time
     std::map<shape, graph_ptr> graphs_;
 
-    static constexpr int n_parts = 4;
+    static constexpr int n_parts = 5;
     ggml_backend_buffer_ptr host_;  // memory that the device writes to
     size_t offsets_[n_parts] = {};
     size_t row_bytes_[n_parts] = {};
     int64_t first_ = 0;
     int64_t n_ = 0;
     int k_ = 0;
+    float temperature_ = 0;
     int64_t chunk_size_ = 0;
 };
 

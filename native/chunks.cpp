@@ -37,17 +37,29 @@ ggml_tensor * peaks_of(ggml_context * c, ggml_tensor * logits, int64_t size) {
     return ggml_pool_2d(c, logits, GGML_OP_POOL_MAX, step, 1, step, 1, 0, 0);
 }
 
-ggml_tensor * exp_sums(ggml_context * c, ggml_backend_t backend, ggml_tensor * logits,
-                       ggml_tensor * peaks, ggml_tensor * columns) {
+std::optional<exp_sums> sum_exps(ggml_context * c, ggml_backend_t backend, ggml_tensor * logits,
+                                 ggml_tensor * peaks, ggml_tensor * columns) {
     const int64_t n = peaks->ne[0];
     const int64_t n_vocab = logits->ne[0];
     const int64_t n_rows = logits->ne[1];
     ggml_tensor * peak = ggml_get_rows(c, ggml_reshape_3d(c, peaks, 1, n, n_rows), columns);
-    ggml_tensor * less = ggml_sub(c, logits, ggml_reshape_2d(c, peak, 1, n_rows));
-    ggml_tensor * e = ggml_exp(c, less);
+    ggml_tensor * below = ggml_sub(c, logits, ggml_reshape_2d(c, peak, 1, n_rows));
+    ggml_tensor * e = ggml_exp(c, below);
     ggml_tensor * parts = ggml_sum_rows(c, ggml_reshape_2d(c, e, n_vocab / n, n * n_rows));
     ggml_tensor * sums = ggml_sum_rows(c, ggml_reshape_2d(c, parts, n, n_rows));
-    return supports(backend, {peak, less, e, parts, sums}) ? sums : nullptr;
+    if (!supports(backend, {peak, below, e, parts, sums})) {
+        return std::nullopt;
+    }
+    return exp_sums{below, sums};
+}
+
+ggml_tensor * tempered_sums(ggml_context * c, ggml_backend_t backend, const likely_chunks & chunks,
+                            float temperature) {
+    ggml_tensor * scaled = ggml_scale(c, chunks.exps.below, 1.0f / temperature);
+    ggml_tensor * e = ggml_exp(c, scaled);
+    ggml_tensor * sums =
+        ggml_sum_rows(c, ggml_reshape_2d(c, e, chunks.size, ggml_nelements(e) / chunks.size));
+    return supports(backend, {scaled, e, sums}) ? sums : nullptr;
 }
 
 // Not with ggml_top_k: CUDA computes it one row after the other.
@@ -64,11 +76,11 @@ std::optional<likely_chunks> find_chunks(ggml_context * c, ggml_backend_t backen
     ggml_tensor * few = ggml_cont(c, ggml_view_2d(c, sorted, k, n_rows, sorted->nb[1], 0));
     ggml_tensor * rows = ggml_get_rows(c, ggml_reshape_3d(c, logits, size, n, n_rows), few);
     ggml_tensor * columns = ggml_view_2d(c, sorted, 1, n_rows, sorted->nb[1], 0);
-    ggml_tensor * sums = exp_sums(c, backend, logits, peaks, columns);
-    if (sums == nullptr || !supports(backend, {peaks, sorted, few, rows})) {
+    const auto exps = sum_exps(c, backend, logits, peaks, columns);
+    if (!exps || !supports(backend, {peaks, sorted, few, rows})) {
         return std::nullopt;
     }
-    return likely_chunks{size, peaks, few, rows, sums};
+    return likely_chunks{size, peaks, few, rows, *exps};
 }
 
 std::optional<best_of_few> find_best(ggml_context * c, ggml_backend_t backend,

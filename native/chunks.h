@@ -19,10 +19,14 @@ int64_t chunk_of(int64_t n_vocab);
 // The largest of each chunk, f32 [n_vocab / size, rows].
 ggml_tensor * peaks_of(ggml_context * c, ggml_tensor * logits, int64_t size);
 
-// sum(exp(x - M)) of each row, f32 [1, rows], where M is the peak in this column (i32 [1, rows]) of
-// its peaks; null if the backend cannot compute it.
-ggml_tensor * exp_sums(ggml_context * c, ggml_backend_t backend, ggml_tensor * logits,
-                       ggml_tensor * peaks, ggml_tensor * columns);
+struct exp_sums {
+    ggml_tensor * below = nullptr;  // f32 [n_vocab, rows]: x - M
+    ggml_tensor * sums = nullptr;   // f32 [1, rows]: sum(exp(x - M))
+};
+
+// M is the peak in this column (i32 [1, rows]) of a row's peaks. None if the backend cannot do it.
+std::optional<exp_sums> sum_exps(ggml_context * c, ggml_backend_t backend, ggml_tensor * logits,
+                                 ggml_tensor * peaks, ggml_tensor * columns);
 
 // The k best of a row are in the k chunks with the largest peaks, so only these are searched.
 struct likely_chunks {
@@ -30,12 +34,17 @@ struct likely_chunks {
     ggml_tensor * peaks = nullptr;
     ggml_tensor * few = nullptr;   // i32 [k, rows]: the chunks with the largest peaks
     ggml_tensor * rows = nullptr;  // f32 [size, k, rows]: their logits
-    ggml_tensor * sums = nullptr;  // f32 [1, rows], as exp_sums with the largest of the row
+    exp_sums exps;                 // M is the largest of the row
 };
 
 // None if there are too few chunks of any size for it to pay, or if the backend cannot do it.
 std::optional<likely_chunks> find_chunks(ggml_context * c, ggml_backend_t backend,
                                          ggml_tensor * logits, int64_t k);
+
+// sum(exp((x - M) / T)) of each chunk of each row, f32 [1, chunks * rows]; null if the backend
+// cannot do it.
+ggml_tensor * tempered_sums(ggml_context * c, ggml_backend_t backend, const likely_chunks & chunks,
+                            float temperature);
 
 struct best_of_few {
     ggml_tensor * places = nullptr;  // i32 [k, rows]: among the logits of the few chunks

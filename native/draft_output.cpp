@@ -90,15 +90,15 @@ bool draft_output::build_best(ggml_context * c, ggml_backend_t backend, ggml_ten
     ggml_tensor * columns = ggml_reshape_2d(c, chunks, 1, n_rows_);
     ggml_tensor * chunk = ggml_get_rows(c, ggml_reshape_3d(c, logits, size, n, n_rows_), columns);
     ggml_tensor * places = ggml_argmax(c, ggml_reshape_2d(c, chunk, size, n_rows_));
-    ggml_tensor * sums = exp_sums(c, backend, logits, peaks, columns);
-    if (sums == nullptr || !supports(backend, {peaks, chunks, chunk, places})) {
+    const auto exps = sum_exps(c, backend, logits, peaks, columns);
+    if (!exps || !supports(backend, {peaks, chunks, chunk, places})) {
         return false;
     }
     guard(backend, {logits, peaks});
     chunk_size_ = size;
     chunks_ = chunks;
     places_ = places;
-    normaliser_ = sums;
+    normaliser_ = exps->sums;
     return true;
 }
 
@@ -135,7 +135,7 @@ bool draft_output::build_chunks(ggml_context * c, ggml_backend_t backend, ggml_t
     chunk_size_ = chunks->size;
     few_ = chunks->few;
     few_rows_ = chunks->rows;
-    normaliser_ = chunks->sums;
+    normaliser_ = chunks->exps.sums;
     if (on_device) {
         // Only the best of these few come to the host. Reading all of them would take the host as
         // long as a layer of a small drafter.

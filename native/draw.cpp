@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "largest.h"
 
 namespace dflash {
 
 namespace {
+
+constexpr int chunk = 256;
 
 bool is_before(const llama_token_data & a, const llama_token_data & b) {
     return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
@@ -39,6 +42,9 @@ bool are_the_best(const std::vector<llama_token_data> & sorted, size_t k, float 
 
 int32_t token_draw::from_row(const float * row) {
     if (rule_.altering == nullptr && rule_.choosing == nullptr) {
+        if (rule_.temperature > 0.0f) {
+            return from_all(row);
+        }
         const int32_t best = largest_of(row, rule_.n_vocab);
         return best < 0 ? nothing_left : best;
     }
@@ -48,6 +54,12 @@ int32_t token_draw::from_row(const float * row) {
     }
     if (rule_.altering != nullptr) {
         apply(rule_.altering, data_);
+    }
+    if (rule_.choosing == nullptr && rule_.temperature > 0.0f) {
+        std::vector<float> altered(data_.size());
+        std::transform(data_.begin(), data_.end(), altered.begin(),
+                       [](const llama_token_data & token) { return token.logit; });
+        return from_all(altered.data());
     }
     if (rule_.choosing == nullptr) {
         // The first of equal ones, as llama.cpp's greedy sampler.
@@ -88,6 +100,87 @@ int32_t token_draw::from_candidates(const int32_t * ids, const float * logits, i
         std::sort(data_.begin(), data_.end(), has_lower_id);
     }
     return choose();
+}
+
+// In [0, 1), as llama.cpp draws it.
+double token_draw::number() {
+    if (unused_) {
+        const double number = *unused_;
+        unused_.reset();
+        return number;
+    }
+    return std::uniform_real_distribution<double>(0.0, 1.0)(random_);
+}
+
+int32_t token_draw::from_all(const float * row) {
+    const int n = rule_.n_vocab;
+    const float peak = *std::max_element(row, row + n) / rule_.temperature;
+    if (peak == -INFINITY) {
+        return nothing_left;
+    }
+    const auto weight = [&](int i) { return std::exp(row[i] / rule_.temperature - peak); };
+    // The sum after each chunk. A search in one chunk then goes through the very same sums.
+    std::vector<double> sums;
+    double sum = 0.0;
+    for (int begin = 0; begin < n; begin += chunk) {
+        for (int i = begin; i < std::min(begin + chunk, n); i++) {
+            sum += weight(i);
+        }
+        sums.push_back(sum);
+    }
+    const double target = sum * number();
+    const auto found = std::lower_bound(sums.begin(), sums.end(), target);
+    const auto index = static_cast<int>(found - sums.begin());
+    int i = index * chunk;
+    for (sum = index > 0 ? sums[index - 1] : 0.0; i < n; i++) {
+        sum += weight(i);
+        if (sum >= target) {
+            break;
+        }
+    }
+    i = std::min(i, n - 1);
+    return row[i] == -INFINITY ? nothing_left : i;
+}
+
+int32_t token_draw::chunk_of(const float * sums, int n, float peak) {
+    const double total = std::accumulate(sums, sums + n, 0.0);
+    const double drawn = number();
+    unused_ = drawn;  // until a token is found
+    // Of exp: several units in the last place, and more with its argument, which is rounded, too.
+    constexpr double unit = 1.0 / (1 << 24);
+    chunk_.margin = total * unit * (512.0 + 8.0 * std::abs(peak) / rule_.temperature);
+    chunk_.target = total * drawn;
+    chunk_.peak = peak;
+    chunk_.before = 0.0;
+    for (int i = 0; i < n; i++) {
+        const double after = chunk_.before + sums[i];
+        if (after >= chunk_.target) {
+            const bool is_sure = chunk_.target - chunk_.before > chunk_.margin &&
+                                 after - chunk_.target > chunk_.margin;
+            return is_sure ? i : needs_whole_row;
+        }
+        chunk_.before = after;
+    }
+    return needs_whole_row;
+}
+
+int32_t token_draw::from_chunk(const float * logits, int n) {
+    const float peak = chunk_.peak / rule_.temperature;
+    double sum = chunk_.before;
+    for (int i = 0; i < n; i++) {
+        const double before = sum;
+        sum += std::exp(logits[i] / rule_.temperature - peak);
+        if (sum >= chunk_.target) {
+            const bool is_sure =
+                chunk_.target - before > chunk_.margin && sum - chunk_.target > chunk_.margin;
+            if (!is_sure) {
+                break;
+            }
+            unused_.reset();
+            return i;
+        }
+    }
+    return needs_whole_row;
 }
 
 int32_t token_draw::choose() {

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <random>
 #include <vector>
 
 #include "llama.h"
@@ -11,18 +13,24 @@ namespace dflash {
 struct draw_rule {
     int n_vocab = 0;
     llama_sampler * altering = nullptr;  // bias, penalties, DRY; null: none
-    llama_sampler * choosing = nullptr;  // what follows; null: the largest is taken
+    llama_sampler * choosing = nullptr;  // what follows; null: see `temperature`
     int top_k = 0;                       // of `choosing`; 0: off
     float min_p = 0.0f;                  // of `choosing`, whose top-p and typical are then off
     float most_raised = 0.0f;            // by how much `altering` may raise a logit
+    float temperature = 0.0f;            // of draws from all tokens; 0: the largest is taken
+    uint32_t seed = 0;                   // of these
 };
 
+// Draws from all tokens, with nothing but a temperature, are computed here as llama.cpp computes
+// them: a number from the generator, and the first token, by id, at which the sum of exp(x / T)
+// reaches that share of the whole. Where a device has the sums of chunks, only the chunk in which
+// that token is comes to the host.
 class token_draw {
   public:
     static constexpr int32_t needs_whole_row = -1;
     static constexpr int32_t nothing_left = -2;
 
-    explicit token_draw(const draw_rule & rule) : rule_(rule) {}
+    explicit token_draw(const draw_rule & rule) : rule_(rule), random_(rule.seed) {}
 
     int n_vocab() const { return rule_.n_vocab; }
 
@@ -36,11 +44,29 @@ class token_draw {
     // equal, and their order depends on the whole row.
     int32_t from_candidates(const int32_t * ids, const float * logits, int n);
 
+    // The chunk in which a draw from all tokens ends, given the sum of exp((x - peak) / T) in each,
+    // as a device computes them. `needs_whole_row` if another one is within the rounding.
+    int32_t chunk_of(const float * sums, int n, float peak);
+
+    // The token, given the n logits of that chunk; or `needs_whole_row`.
+    int32_t from_chunk(const float * logits, int n);
+
   private:
     int32_t choose();
+    int32_t from_all(const float * row);
+    double number();
 
     draw_rule rule_;
     std::vector<llama_token_data> data_;
+
+    std::mt19937 random_;
+    std::optional<double> unused_;  // drawn, but the row has yet to come
+    struct {
+        float peak;
+        double before;  // sum of the chunks before it
+        double target;
+        double margin;  // for the rounding of a device
+    } chunk_ = {};
 };
 
 }  // namespace dflash

@@ -278,6 +278,26 @@ nb::tuple candidates(target_pass & self, int output_row, int k) {
                           as_array<float>(std::move(logits), {n}));
 }
 
+nb::ndarray<nb::numpy, float> copied(const std::vector<float> & values) {
+    auto out = std::make_unique<float[]>(values.size());
+    std::copy(values.begin(), values.end(), out.get());
+    return as_array<float>(std::move(out), {values.size()});
+}
+
+nb::tuple chunk_sums(target_pass & self, int output_row, float temperature) {
+    float peak = 0.0f;
+    std::vector<float> sums;
+    {
+        const nb::gil_scoped_release release;
+        sums = self.chunk_sums(output_row, temperature, peak);
+    }
+    return nb::make_tuple(copied(sums), peak);
+}
+
+nb::ndarray<nb::numpy, float> chunk(target_pass & self, int output_row, int index) {
+    return copied(self.chunk(output_row, index));
+}
+
 nb::ndarray<nb::numpy, float> hidden_states(const target_pass & self,
                                             const std::vector<int64_t> & rows) {
     if (self.store() == nullptr) {
@@ -311,10 +331,11 @@ using id_row = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device:
 using float_row = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 std::unique_ptr<token_draw> open_draw(int n_vocab, uintptr_t altering, uintptr_t choosing,
-                                      int top_k, float min_p, float most_raised) {
-    return std::make_unique<token_draw>(
-        draw_rule{n_vocab, reinterpret_cast<llama_sampler *>(altering),
-                  reinterpret_cast<llama_sampler *>(choosing), top_k, min_p, most_raised});
+                                      int top_k, float min_p, float most_raised, float temperature,
+                                      uint32_t seed) {
+    return std::make_unique<token_draw>(draw_rule{
+        n_vocab, reinterpret_cast<llama_sampler *>(altering),
+        reinterpret_cast<llama_sampler *>(choosing), top_k, min_p, most_raised, temperature, seed});
 }
 
 int32_t draw_from_row(token_draw & self, const float_row & logits) {
@@ -323,6 +344,14 @@ int32_t draw_from_row(token_draw & self, const float_row & logits) {
     }
     const nb::gil_scoped_release release;
     return self.from_row(logits.data());
+}
+
+int32_t draw_chunk(token_draw & self, const float_row & sums, float peak) {
+    return self.chunk_of(sums.data(), static_cast<int>(sums.shape(0)), peak);
+}
+
+int32_t draw_from_chunk(token_draw & self, const float_row & logits) {
+    return self.from_chunk(logits.data(), static_cast<int>(logits.shape(0)));
 }
 
 // A few candidates take less time than to let other threads run.
@@ -369,10 +398,15 @@ NB_MODULE(_native, m) {
 
     nb::class_<token_draw>(m, "TokenDraw", "How tokens are drawn. See native/draw.h.")
         .def(nb::new_(&open_draw), nb::arg("n_vocab"), nb::arg("altering"), nb::arg("choosing"),
-             nb::arg("top_k"), nb::arg("min_p"), nb::arg("most_raised"),
+             nb::arg("top_k"), nb::arg("min_p"), nb::arg("most_raised"), nb::arg("temperature"),
+             nb::arg("seed"),
              "Two chains of llama.cpp by their addresses, 0 for none, which must outlive this.")
         .def("from_row", &draw_from_row, nb::arg("logits"),
              "A token from float32 [n_vocab]; -2: none is left.")
+        .def("chunk_of", &draw_chunk, nb::arg("sums"), nb::arg("peak"),
+             "The chunk, of float32 [n_chunks], in which a draw ends; -1: it takes the whole row.")
+        .def("from_chunk", &draw_from_chunk, nb::arg("logits"),
+             "The place of a token in float32 [n]; -1: it takes the whole row.")
         .def("from_candidates", &draw_from_candidates, nb::arg("ids"), nb::arg("logits"),
              "A token from int32 [n] and float32 [n], largest first; -1: it takes the whole row.");
 
@@ -400,6 +434,9 @@ NB_MODULE(_native, m) {
         .def("logits", &logits, nb::arg("output_row"), "float32 [n_vocab]")
         .def("candidates", &candidates, nb::arg("output_row"), nb::arg("k"),
              "The k largest logits of a row: ids int32 [k], logits float32 [k], largest first.")
+        .def("chunk_sums", &chunk_sums, nb::arg("output_row"), nb::arg("temperature"),
+             "float32 [n_chunks], empty where the host has the logits; and the largest logit.")
+        .def("chunk", &chunk, nb::arg("output_row"), nb::arg("index"), "float32 [chunk size]")
         .def("log_sum", &target_pass::log_sum, nb::arg("output_row"),
              "log(sum(exp(logits))) of a row.")
         .def_rw("search_on_cpu", &target_pass::search_on_cpu,

@@ -19,6 +19,12 @@ namespace {
 // Rows that are searched at once. Each needs memory on the device for a copy of its logits.
 constexpr int most_searched = 32;
 
+[[noreturn]] void refuse() {
+    throw backend_error(
+        "the target's logits are not finite numbers; the model file is damaged, or this llama.cpp "
+        "computes it wrongly: try flash_attn=False or the CPU");
+}
+
 }  // namespace
 
 // The functions that llama.cpp calls. There is a sampler for each sequence, all with the same pass.
@@ -300,10 +306,35 @@ void target_pass::candidates(int output_row, int k, int32_t * ids, float * logit
                            ? search_.read(output_row, k, ids, logits)
                            : largest_of(row_on_host(output_row), n_vocab_, k, ids, logits);
     if (!found) {
-        throw backend_error(
-            "the target's logits are not finite numbers; the model file is damaged, or this "
-            "llama.cpp computes it wrongly: try flash_attn=False or the CPU");
+        refuse();
     }
+}
+
+std::vector<float> target_pass::chunk_sums(int output_row, float temperature, float & peak) {
+    check_output(output_row);
+    if (!search(output_row, 1, temperature)) {
+        return {};
+    }
+    int32_t best = 0;
+    if (!search_.read(output_row, 1, &best, &peak)) {
+        refuse();
+    }
+    const float * sums = search_.chunk_sums(output_row);
+    return {sums, sums + n_vocab_ / search_.chunk_size()};
+}
+
+std::vector<float> target_pass::chunk(int output_row, int index) {
+    check_output(output_row);
+    const auto size = static_cast<size_t>(search_.chunk_size());
+    if (!search_.has(output_row, 1) || index < 0 || (index + 1) * size > size_t(n_vocab_)) {
+        throw std::invalid_argument("there is no chunk " + std::to_string(index) + " of row " +
+                                    std::to_string(output_row));
+    }
+    std::vector<float> logits(size);
+    const size_t begin = static_cast<size_t>(output_row) * n_vocab_ + index * size;
+    ggml_backend_tensor_get(graph_logits_, logits.data(), begin * sizeof(float),
+                            size * sizeof(float));
+    return logits;
 }
 
 double target_pass::log_sum(int output_row) {
@@ -318,23 +349,24 @@ double target_pass::log_sum(int output_row) {
     return peak + std::log(sum);
 }
 
-// Whether the device has found the k candidates of this row.
-bool target_pass::search(int output_row, int k) {
+// Whether the device has found the k candidates of this row, and its sums at a temperature.
+bool target_pass::search(int output_row, int k, float temperature) {
     const bool on_device = in_graph_ && k < too_many_ &&
                            (search_on_cpu || !ggml_backend_buffer_is_host(graph_logits_->buffer));
     if (!on_device) {
         return false;
     }
     most_candidates_now_ = std::max(most_candidates_now_, k);
-    if (search_.has(output_row, k)) {
+    if (search_.has(output_row, k, temperature)) {
         return true;
     }
     // Sequences ask for different numbers; most likely for the same ones as after the last pass.
     const int wanted = most_candidates_ < too_many_ ? std::max(k, most_candidates_) : k;
     const int first = output_row / most_searched * most_searched;
-    if (!search_.find(*graph_logits_, first, std::min(most_searched, n_outputs_ - first), wanted)) {
+    const int n = std::min(most_searched, n_outputs_ - first);
+    if (!search_.find(*graph_logits_, first, n, wanted, temperature)) {
         too_many_ = wanted;
-        return search(output_row, k);
+        return search(output_row, k, temperature);
     }
     return true;
 }

@@ -67,6 +67,14 @@ class target_pass {
     // logits are in host memory, reading that one row costs less than another graph.
     void candidates(int output_row, int k, int32_t * ids, float * logits);
 
+    // For a draw at a temperature from all tokens: sum(exp((x - peak) / T)) of each chunk of an
+    // output row, where the peak is its largest logit. Empty where the logits are in host memory,
+    // or the device cannot do it. Throws as `candidates`.
+    std::vector<float> chunk_sums(int output_row, float temperature, float & peak);
+
+    // The logits of one of these chunks.
+    std::vector<float> chunk(int output_row, int index);
+
     // log(sum(exp(x))) over an output row.
     double log_sum(int output_row);
 
@@ -87,7 +95,7 @@ class target_pass {
     void find_best();
     void check_output(int output_row) const;
     const float * row_on_host(int output_row);
-    bool search(int output_row, int k);
+    bool search(int output_row, int k, float temperature = 0);
 
     llama_context * ctx_;
     int32_t n_seq_;

@@ -108,6 +108,11 @@ class Sequence:
             if best < 0:
                 raise not_finite()
             return sampler.sample_best(best, whole)
+        if sampler.adds_up and not wants_logprobs:
+            temperature = float(self.request.sampling.temperature)
+            sums = target.chunk_sums(output_row, temperature)
+            if sums is not None:
+                return sampler.sample_from_sums(*sums, partial(target.chunk, output_row), whole)
         n_candidates = sampler.n_candidates
         if n_candidates is None:
             logits = whole()

@@ -86,6 +86,13 @@ class SamplingParams:
         return self.dry_multiplier > 0 and self.dry_penalty_last_n != 0
 
     @property
+    def draws_from_all(self) -> bool:
+        """Whether every token may be drawn, by its probability at a fixed temperature."""
+        cut = self.top_k > 0 or self.top_p < 1 or self.min_p > 0 or self.typical_p < 1
+        bent = self.top_n_sigma > 0 or self.xtc_probability > 0 or self.dynatemp_range > 0
+        return not (self.greedy or cut or bent)
+
+    @property
     def only_lowers(self) -> bool:
         """Whether no penalty makes a token likelier."""
         return (

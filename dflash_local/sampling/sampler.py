@@ -67,8 +67,9 @@ class Sampler:
         self._finalizer.atexit = False
         self._altering = self._chain(self._alterations(n_ctx, vocabulary))
         """What changes single logits; None if nothing does."""
-        self._choosing = None if params.greedy else self._chain(self._choices())
-        """What then draws a token; None if the likeliest is taken."""
+        by_chain = not params.greedy and not params.draws_from_all
+        self._choosing = self._chain(self._choices()) if by_chain else None
+        """What then draws a token; None if the likeliest is taken, or any at a temperature."""
         self._native = native.TokenDraw(
             n_vocab,
             native.address(self._altering),
@@ -76,6 +77,8 @@ class Sampler:
             int(params.top_k),
             float(params.min_p),
             max(0.0, *params.logit_bias.values()) if params.logit_bias else 0.0,
+            float(params.temperature) if params.draws_from_all else 0.0,
+            self.seed,
         )
         self.n_candidates = self._count_candidates()
         """How many of the largest logits `sample_from` needs for a draw; None: it needs all."""
@@ -183,7 +186,12 @@ class Sampler:
     @property
     def begins_with_best(self) -> bool:
         """Whether each draw is the likeliest allowed token, so that `sample_best` will do."""
-        return self._altering is None and self._choosing is None
+        return self._altering is None and self.params.greedy
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether `sample_from_sums` will do."""
+        return self._altering is None and self.params.draws_from_all
 
     def accept_prompt(self, tokens: Iterable[int]) -> None:
         """Show the prompt to the penalties, once, before the first draw. The grammar ignores it."""
@@ -229,6 +237,27 @@ class Sampler:
         if token == _NEEDS_WHOLE_ROW:
             return self.sample(row())
         return self._settle(self._checked(token), row)
+
+    def sample_from_sums(
+        self,
+        sums: NDArray[np.float32],
+        peak: float,
+        chunk: Callable[[int], NDArray[np.float32]],
+        row: Callable[[], NDArray[np.float32]],
+    ) -> int:
+        """`sample`, if it `adds_up`: given sum(exp((logits - peak) / temperature)) of each chunk of
+        the row, and its largest logit. `chunk` fetches the logits of one of them.
+
+        `row` is called only if the constraint forbids the drawn token, or if the rounding of these
+        sums might matter.
+        """
+        self._check_open()
+        index = self._native.chunk_of(sums, peak)
+        if index != _NEEDS_WHOLE_ROW:
+            place = self._native.from_chunk(chunk(index))
+            if place != _NEEDS_WHOLE_ROW:
+                return self._settle(index * (self._n_vocab // len(sums)) + place, row)
+        return self.sample(row())
 
     def logprobs_from(
         self,

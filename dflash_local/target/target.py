@@ -325,6 +325,24 @@ class Target:
         ids, logits = self._pass.candidates(output_row, k)
         return ids, logits
 
+    def chunk_sums(
+        self, output_row: int, temperature: float
+    ) -> tuple[NDArray[np.float32], float] | None:
+        """sum(exp((logits - peak) / temperature)) of each chunk of an output row, float32
+        [n_chunks], and the peak: its largest logit. None where the logits are on the host.
+
+        Raises BackendError for logits that are not finite numbers.
+        """
+        self._check_open()
+        sums, peak = self._pass.chunk_sums(output_row, temperature)
+        return (sums, peak) if len(sums) else None
+
+    def chunk(self, output_row: int, index: int) -> NDArray[np.float32]:
+        """The logits of one of these chunks, float32 [n_vocab / n_chunks]."""
+        self._check_open()
+        logits: NDArray[np.float32] = self._pass.chunk(output_row, index)
+        return logits
+
     def log_sum(self, output_row: int) -> float:
         """log(sum(exp(logits))) of an output row of the last batch, for log-probabilities.
 

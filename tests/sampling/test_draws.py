@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from contextlib import ExitStack
 from typing import Any
 
+import llama_cpp.llama_cpp as api
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -173,3 +175,79 @@ def test_some_draws_need_all_logits(options: dict[str, Any]) -> None:
     with ExitStack() as stack:
         _, few = samplers(stack, **{"temperature": 0.8, "top_p": 1.0, **options})
         assert few.n_candidates is None
+
+
+ALL: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+TEMPERATURES = st.sampled_from([1e-5, 0.05, 0.7, 1.0, 3.0, 100.0])
+
+
+def llama_cpp_draws(rows: list[Row], temperature: float, seed: int) -> list[int]:
+    chain = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
+    for sampler in (
+        api.llama_sampler_init_temp(temperature),
+        api.llama_sampler_init_dist(seed),
+    ):
+        api.llama_sampler_chain_add(chain, sampler)
+    drawn = []
+    for row in rows:
+        tokens = (api.llama_token_data * N_VOCAB)(
+            *(api.llama_token_data(i, float(x), 0.0) for i, x in enumerate(row.logits))
+        )
+        array = api.llama_token_data_array(tokens, N_VOCAB, -1, False)
+        api.llama_sampler_apply(chain, ctypes.byref(array))
+        drawn.append(int(array.data[array.selected].id))
+    api.llama_sampler_free(chain)
+    return drawn
+
+
+@settings(deadline=None)
+@given(temperature=TEMPERATURES, rows=ROWS, seed=st.integers(0, 2**32 - 2))
+def test_draws_from_all_tokens_are_those_of_llama_cpp(
+    temperature: float, rows: dict[str, Any], seed: int
+) -> None:
+    few = rows_of(**rows)
+    params = SamplingParams(temperature=temperature, seed=seed, **ALL)
+    biased = SamplingParams(temperature=temperature, seed=seed, logit_bias={5: 0.0}, **ALL)
+    expected = llama_cpp_draws(few, temperature, seed)
+    for given_params in (params, biased):
+        with Sampler(given_params, N_VOCAB, n_ctx=64) as sampler:
+            assert [sampler.sample(row.logits) for row in few] == expected
+
+
+def sums_of(row: Row, temperature: float, rng: np.random.Generator) -> Logits:
+    """As a device rounds them, a little worse."""
+    below = (row.logits - row.logits.max()) / np.float32(temperature)
+    sums = np.exp(below).reshape(-1, 20).sum(axis=1, dtype=np.float32)
+    return (sums * (1 + rng.normal(0, 1e-6, len(sums)))).astype(np.float32)
+
+
+def draw_from_sums(sampler: Sampler, row: Row, rng: np.random.Generator) -> int:
+    def chunk(index: int) -> Logits:
+        return row.logits[index * 20 : (index + 1) * 20]
+
+    sums = sums_of(row, float(sampler.params.temperature), rng)
+    return sampler.sample_from_sums(sums, float(row.logits.max()), chunk, row)
+
+
+@settings(deadline=None)
+@given(temperature=TEMPERATURES, rows=ROWS)
+def test_sums_of_chunks_draw_what_the_whole_row_draws(
+    temperature: float, rows: dict[str, Any]
+) -> None:
+    rng = np.random.default_rng(rows["seed"])
+    with ExitStack() as stack:
+        whole, few = samplers(stack, temperature=temperature, **ALL)
+        assert few.adds_up
+        for row in rows_of(**rows):
+            assert draw_from_sums(few, row, rng) == whole.sample(row.logits)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_sums_of_chunks_are_enough_for_most_draws(temperature: float) -> None:
+    rng = np.random.default_rng(1)
+    rows = [row for i in range(50) for row in rows_of(seed=i, spread=3.0, levels=0, forbidden=0.0)]
+    with ExitStack() as stack:
+        whole, few = samplers(stack, temperature=temperature, **ALL)
+        for row in rows:
+            assert draw_from_sums(few, row, rng) == whole.sample(row.logits)
+    assert sum(row.fetched for row in rows) < 0.1 * len(rows)

@@ -129,8 +129,23 @@ def test_a_device_finds_the_candidates_of_all_rows(tmp_path: Path) -> None:
                     assert np.array_equal(largest, logits[ids])
                     total = np.log(np.exp(logits.astype(np.float64)).sum())
                     assert target.log_sum(output_row) == pytest.approx(total, abs=1e-5)
+            for temperature in (0.5, 1.0):
+                for output_row, row in enumerate(wanted):
+                    logits = target.logits(row)
+                    found = target.chunk_sums(output_row, temperature)
+                    assert found is not None
+                    sums, peak = found
+                    assert peak == logits.max()
+                    chunks = logits.reshape(len(sums), -1)
+                    expected = np.exp((chunks - peak) / temperature).sum(axis=1)
+                    assert sums == pytest.approx(expected, rel=1e-5)
+                    assert np.array_equal(target.chunk(output_row, 7), chunks[7])
+                with pytest.raises(InputError, match="no chunk"):
+                    target.chunk(0, len(sums))
             with pytest.raises(InputError, match="output row"):
                 target.candidates(len(wanted), 5)
+            with pytest.raises(InputError, match="output row"):
+                target.chunk_sums(len(wanted), 1.0)
 
 
 @pytest.mark.parametrize("layer", LAYERS)
