@@ -12,7 +12,7 @@ namespace dflash {
 namespace {
 
 constexpr int n_lanes = 16;
-constexpr int chunk = 128;
+constexpr int largest_chunk = 128;
 
 // Of n floats; NaN where one is among them. In lanes, which compilers turn into vectors.
 float peak_of(const float * row, int n) {
@@ -45,6 +45,9 @@ int32_t largest_of(const float * row, int n) {
 }
 
 bool largest_of(const float * row, int n, int k, int32_t * indices, float * values) {
+    // Several chunks for each that is kept, so that few are searched; each of whole lanes.
+    const int wanted = n / (4 * k) / n_lanes * n_lanes;
+    const int chunk = std::clamp(wanted, n_lanes, largest_chunk);
     std::vector<float> peaks;
     for (int begin = 0; begin < n; begin += chunk) {
         peaks.push_back(peak_of(row + begin, std::min(chunk, n - begin)));
