@@ -50,6 +50,7 @@ class TargetPass:
     def candidates(
         self, output_row: int, k: int
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]: ...
+    def search(self, output_row: int, k: int) -> bool: ...
     def chunk_sums(
         self, output_row: int, temperature: float
     ) -> tuple[NDArray[np.float32], float]: ...
@@ -69,8 +70,10 @@ class TokenDraw:
         self,
         n_vocab: int,
         altering: int,
+        cutting: int,
         choosing: int,
         top_k: int,
+        top_p: float,
         min_p: float,
         most_raised: float,
         temperature: float,
@@ -79,7 +82,9 @@ class TokenDraw:
     def chunk_of(self, sums: NDArray[np.float32], peak: float) -> int: ...
     def from_chunk(self, logits: NDArray[np.float32]) -> int: ...
     def from_row(self, logits: NDArray[np.float32]) -> int: ...
-    def from_candidates(self, ids: NDArray[np.int32], logits: NDArray[np.float32]) -> int: ...
+    def from_candidates(
+        self, ids: NDArray[np.int32], logits: NDArray[np.float32], log_sum: float
+    ) -> int: ...
 
 class ThreadPool:
     def __init__(self, n_threads: int) -> None: ...

@@ -66,10 +66,11 @@ int32_t token_draw::from_row(const float * row) {
         const auto chosen = std::min_element(data_.begin(), data_.end(), is_before);
         return chosen->logit == -INFINITY ? nothing_left : chosen->id;
     }
-    return choose();
+    return choose(/*is_cut=*/false);
 }
 
-int32_t token_draw::from_candidates(const int32_t * ids, const float * logits, int n) {
+int32_t token_draw::from_candidates(const int32_t * ids, const float * logits, int n,
+                                    double log_sum) {
     if (n < 1) {
         return needs_whole_row;
     }
@@ -87,19 +88,44 @@ int32_t token_draw::from_candidates(const int32_t * ids, const float * logits, i
         return data_[0].logit > most_outside ? data_[0].id : needs_whole_row;
     }
     if (rule_.top_k > 0) {
-        if (!are_the_best(data_, std::min(rule_.top_k, rule_.n_vocab), most_outside)) {
-            return needs_whole_row;
-        }
-    } else {
-        // min-p keeps logits from this one on, in the order of the row. The margin is for rounding.
-        const float least = data_[0].logit + std::log(rule_.min_p);
-        const float margin = 1e-5f * (1.0f + std::abs(data_[0].logit));
-        if (!(least - margin > most_outside)) {
-            return needs_whole_row;
-        }
-        std::sort(data_.begin(), data_.end(), has_lower_id);
+        const int k = std::min(rule_.top_k, rule_.n_vocab);
+        return are_the_best(data_, k, most_outside) ? choose(/*is_cut=*/false) : needs_whole_row;
     }
-    return choose();
+    if (rule_.top_p < 1.0f) {
+        const size_t k = nucleus(log_sum);
+        if (k == 0 || !are_the_best(data_, k, most_outside)) {
+            return needs_whole_row;
+        }
+        data_.resize(k);
+        return choose(/*is_cut=*/true);
+    }
+    // min-p keeps logits from this one on, in the order of the row. The margin is for rounding.
+    const float least = data_[0].logit + std::log(rule_.min_p);
+    const float margin = 1e-5f * (1.0f + std::abs(data_[0].logit));
+    if (!(least - margin > most_outside)) {
+        return needs_whole_row;
+    }
+    std::sort(data_.begin(), data_.end(), has_lower_id);
+    return choose(/*is_cut=*/false);
+}
+
+// How many tokens top-p keeps; 0 if it keeps more than there are, or if its rounding might matter.
+size_t token_draw::nucleus(double log_sum) const {
+    std::vector<double> sums;
+    double sum = 0.0;
+    for (const llama_token_data & token : data_) {
+        sums.push_back(sum += std::exp(token.logit - log_sum));
+    }
+    // llama.cpp adds up the whole row in single precision. Each token is rounded away by half a
+    // unit in the last place of the sum at most, or by its own share if that is less.
+    constexpr double unit = 1.0 / (1 << 24);
+    const double others = std::min(std::max(1.0 - sum, 0.0) + 1e-5, rule_.n_vocab * unit);
+    const double margin = others + static_cast<double>(data_.size()) * unit + 2e-5;
+    const auto found = std::upper_bound(sums.begin(), sums.end(), rule_.top_p - margin);
+    if (found == sums.end() || *found < rule_.top_p + margin) {
+        return 0;
+    }
+    return static_cast<size_t>(found - sums.begin()) + 1;
 }
 
 // In [0, 1), as llama.cpp draws it.
@@ -114,10 +140,11 @@ double token_draw::number() {
 
 int32_t token_draw::from_all(const float * row) {
     const int n = rule_.n_vocab;
-    const float peak = *std::max_element(row, row + n) / rule_.temperature;
-    if (peak == -INFINITY) {
+    const int32_t best = largest_of(row, n);
+    if (best < 0) {
         return nothing_left;
     }
+    const float peak = row[best] / rule_.temperature;
     const auto weight = [&](int i) { return std::exp(row[i] / rule_.temperature - peak); };
     // The sum after each chunk. A search in one chunk then goes through the very same sums.
     std::vector<double> sums;
@@ -183,8 +210,12 @@ int32_t token_draw::from_chunk(const float * logits, int n) {
     return needs_whole_row;
 }
 
-int32_t token_draw::choose() {
-    llama_token_data_array array{data_.data(), data_.size(), -1, false};
+// Draws from `data_`. If that is cut already, it is in order, too.
+int32_t token_draw::choose(bool is_cut) {
+    llama_token_data_array array{data_.data(), data_.size(), -1, /*sorted=*/is_cut};
+    if (!is_cut && rule_.cutting != nullptr) {
+        llama_sampler_apply(rule_.cutting, &array);
+    }
     llama_sampler_apply(rule_.choosing, &array);
     const llama_token_data & chosen = array.data[array.selected];
     return chosen.logit == -INFINITY ? nothing_left : chosen.id;

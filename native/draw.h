@@ -13,9 +13,11 @@ namespace dflash {
 struct draw_rule {
     int n_vocab = 0;
     llama_sampler * altering = nullptr;  // bias, penalties, DRY; null: none
+    llama_sampler * cutting = nullptr;   // top-n-sigma, top-k, typical, top-p; null: none
     llama_sampler * choosing = nullptr;  // what follows; null: see `temperature`
-    int top_k = 0;                       // of `choosing`; 0: off
-    float min_p = 0.0f;                  // of `choosing`, whose top-p and typical are then off
+    int top_k = 0;                       // of `cutting`; 0: off
+    float top_p = 1.0f;                  // of `cutting`; 1: off
+    float min_p = 0.0f;                  // of `choosing`; 0: off
     float most_raised = 0.0f;            // by how much `altering` may raise a logit
     float temperature = 0.0f;            // of draws from all tokens; 0: the largest is taken
     uint32_t seed = 0;                   // of these
@@ -38,11 +40,13 @@ class token_draw {
     // that could be drawn are -inf.
     int32_t from_row(const float * row);
 
-    // The same, given only the n largest logits of the row, the largest first. The token and the
+    // The same, given only the n largest logits of the row, the largest first, of rules with top-k,
+    // min-p, top-p without bias or penalties, or of those that take the largest. The token and the
     // state of the samplers afterwards are the same. `needs_whole_row`, with nothing changed, if
     // other logits might matter: they might get among those that are kept, or some of these are
-    // equal, and their order depends on the whole row.
-    int32_t from_candidates(const int32_t * ids, const float * logits, int n);
+    // equal, and their order depends on the whole row. `log_sum` is log(sum(exp(x))) over the whole
+    // row, for top-p without top-k.
+    int32_t from_candidates(const int32_t * ids, const float * logits, int n, double log_sum);
 
     // The chunk in which a draw from all tokens ends, given the sum of exp((x - peak) / T) in each,
     // as a device computes them. `needs_whole_row` if another one is within the rounding.
@@ -52,7 +56,8 @@ class token_draw {
     int32_t from_chunk(const float * logits, int n);
 
   private:
-    int32_t choose();
+    size_t nucleus(double log_sum) const;
+    int32_t choose(bool is_cut);
     int32_t from_all(const float * row);
     double number();
 

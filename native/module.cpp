@@ -330,12 +330,13 @@ void edit_cells(uintptr_t context, const cuts & cut, const copies & copied) {
 using id_row = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using float_row = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-std::unique_ptr<token_draw> open_draw(int n_vocab, uintptr_t altering, uintptr_t choosing,
-                                      int top_k, float min_p, float most_raised, float temperature,
-                                      uint32_t seed) {
-    return std::make_unique<token_draw>(draw_rule{
-        n_vocab, reinterpret_cast<llama_sampler *>(altering),
-        reinterpret_cast<llama_sampler *>(choosing), top_k, min_p, most_raised, temperature, seed});
+std::unique_ptr<token_draw> open_draw(int n_vocab, uintptr_t altering, uintptr_t cutting,
+                                      uintptr_t choosing, int top_k, float top_p, float min_p,
+                                      float most_raised, float temperature, uint32_t seed) {
+    const auto chain = [](uintptr_t address) { return reinterpret_cast<llama_sampler *>(address); };
+    return std::make_unique<token_draw>(draw_rule{n_vocab, chain(altering), chain(cutting),
+                                                  chain(choosing), top_k, top_p, min_p, most_raised,
+                                                  temperature, seed});
 }
 
 int32_t draw_from_row(token_draw & self, const float_row & logits) {
@@ -355,11 +356,12 @@ int32_t draw_from_chunk(token_draw & self, const float_row & logits) {
 }
 
 // A few candidates take less time than to let other threads run.
-int32_t draw_from_candidates(token_draw & self, const id_row & ids, const float_row & logits) {
+int32_t draw_from_candidates(token_draw & self, const id_row & ids, const float_row & logits,
+                             double log_sum) {
     if (ids.shape(0) != logits.shape(0)) {
         throw std::invalid_argument("each candidate has one id and one logit");
     }
-    return self.from_candidates(ids.data(), logits.data(), static_cast<int>(ids.shape(0)));
+    return self.from_candidates(ids.data(), logits.data(), static_cast<int>(ids.shape(0)), log_sum);
 }
 
 using id_rows = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -397,10 +399,10 @@ NB_MODULE(_native, m) {
         "Tokens, parents and log-probabilities of the best tree. See dflash_local/draft/tree.py.");
 
     nb::class_<token_draw>(m, "TokenDraw", "How tokens are drawn. See native/draw.h.")
-        .def(nb::new_(&open_draw), nb::arg("n_vocab"), nb::arg("altering"), nb::arg("choosing"),
-             nb::arg("top_k"), nb::arg("min_p"), nb::arg("most_raised"), nb::arg("temperature"),
-             nb::arg("seed"),
-             "Two chains of llama.cpp by their addresses, 0 for none, which must outlive this.")
+        .def(nb::new_(&open_draw), nb::arg("n_vocab"), nb::arg("altering"), nb::arg("cutting"),
+             nb::arg("choosing"), nb::arg("top_k"), nb::arg("top_p"), nb::arg("min_p"),
+             nb::arg("most_raised"), nb::arg("temperature"), nb::arg("seed"),
+             "Three chains of llama.cpp by their addresses, 0 for none, which must outlive this.")
         .def("from_row", &draw_from_row, nb::arg("logits"),
              "A token from float32 [n_vocab]; -2: none is left.")
         .def("chunk_of", &draw_chunk, nb::arg("sums"), nb::arg("peak"),
@@ -408,6 +410,7 @@ NB_MODULE(_native, m) {
         .def("from_chunk", &draw_from_chunk, nb::arg("logits"),
              "The place of a token in float32 [n]; -1: it takes the whole row.")
         .def("from_candidates", &draw_from_candidates, nb::arg("ids"), nb::arg("logits"),
+             nb::arg("log_sum"),
              "A token from int32 [n] and float32 [n], largest first; -1: it takes the whole row.");
 
     nb::class_<thread_pool>(m, "ThreadPool",
@@ -434,6 +437,13 @@ NB_MODULE(_native, m) {
         .def("logits", &logits, nb::arg("output_row"), "float32 [n_vocab]")
         .def("candidates", &candidates, nb::arg("output_row"), nb::arg("k"),
              "The k largest logits of a row: ids int32 [k], logits float32 [k], largest first.")
+        .def(
+            "search",
+            [](target_pass & self, int output_row, int k) {
+                const nb::gil_scoped_release release;
+                return self.search(output_row, k);
+            },
+            nb::arg("output_row"), nb::arg("k"), "Whether the device finds the candidates.")
         .def("chunk_sums", &chunk_sums, nb::arg("output_row"), nb::arg("temperature"),
              "float32 [n_chunks], empty where the host has the logits; and the largest logit.")
         .def("chunk", &chunk, nb::arg("output_row"), nb::arg("index"), "float32 [chunk size]")

@@ -301,7 +301,6 @@ void target_pass::candidates(int output_row, int k, int32_t * ids, float * logit
         throw std::invalid_argument(std::to_string(k) + " candidates of " +
                                     std::to_string(n_vocab_) + " tokens");
     }
-    check_output(output_row);
     const bool found = search(output_row, k)
                            ? search_.read(output_row, k, ids, logits)
                            : largest_of(row_on_host(output_row), n_vocab_, k, ids, logits);
@@ -311,7 +310,6 @@ void target_pass::candidates(int output_row, int k, int32_t * ids, float * logit
 }
 
 std::vector<float> target_pass::chunk_sums(int output_row, float temperature, float & peak) {
-    check_output(output_row);
     if (!search(output_row, 1, temperature)) {
         return {};
     }
@@ -351,6 +349,7 @@ double target_pass::log_sum(int output_row) {
 
 // Whether the device has found the k candidates of this row, and its sums at a temperature.
 bool target_pass::search(int output_row, int k, float temperature) {
+    check_output(output_row);
     const bool on_device = in_graph_ && k < too_many_ &&
                            (search_on_cpu || !ggml_backend_buffer_is_host(graph_logits_->buffer));
     if (!on_device) {

@@ -78,6 +78,9 @@ class target_pass {
     // log(sum(exp(x))) over an output row.
     double log_sum(int output_row);
 
+    // Whether the device finds the k candidates of this row. It does so now, if it has not yet.
+    bool search(int output_row, int k) { return search(output_row, k, 0.0f); }
+
     // Search for candidates with a graph on the CPU, too: for tests.
     bool search_on_cpu = false;
 
@@ -95,7 +98,7 @@ class target_pass {
     void find_best();
     void check_output(int output_row) const;
     const float * row_on_host(int output_row);
-    bool search(int output_row, int k, float temperature = 0);
+    bool search(int output_row, int k, float temperature);
 
     llama_context * ctx_;
     int32_t n_seq_;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import dataclass, field
 from functools import partial
@@ -114,6 +115,9 @@ class Sequence:
             if sums is not None:
                 return sampler.sample_from_sums(*sums, partial(target.chunk, output_row), whole)
         n_candidates = sampler.n_candidates
+        if n_candidates is not None and sampler.takes_log_sum:
+            # On the host, adding up the row costs as much as drawing from it.
+            n_candidates = n_candidates if target.searches(output_row, n_candidates) else None
         if n_candidates is None:
             logits = whole()
             token = sampler.sample(logits)
@@ -121,9 +125,10 @@ class Sequence:
                 self.logprobs.append(sampler.logprobs(logits, token))
             return token
         ids, logits = target.candidates(output_row, n_candidates)
-        token = sampler.sample_from(ids, logits, whole)
+        takes_sum = wants_logprobs or sampler.takes_log_sum
+        log_sum = target.log_sum(output_row) if takes_sum else math.nan
+        token = sampler.sample_from(ids, logits, whole, log_sum)
         if wants_logprobs:
-            log_sum = target.log_sum(output_row)
             self.logprobs.append(sampler.logprobs_from(ids, logits, log_sum, token, whole))
         return token
 

@@ -29,6 +29,7 @@ import llama_cpp.llama_cpp as api
 
 _MOST_CANDIDATES = 256  # with more, finding them costs as much as fetching all logits
 _ABOVE_MIN_P = 64  # usually more than min-p leaves without top-k; if not, all logits are fetched
+_NUCLEUS = 128  # the same for top-p
 _MAY_FALL = 64  # candidates that penalties may push out: `repeat_last_n` by default
 _NEEDS_WHOLE_ROW, _NOTHING_LEFT = -1, -2  # what `native.TokenDraw` returns instead of a token
 
@@ -68,13 +69,17 @@ class Sampler:
         self._altering = self._chain(self._alterations(n_ctx, vocabulary))
         """What changes single logits; None if nothing does."""
         by_chain = not params.greedy and not params.draws_from_all
+        self._cutting = self._chain(self._cuts()) if by_chain else None
+        """What then leaves out unlikely tokens."""
         self._choosing = self._chain(self._choices()) if by_chain else None
         """What then draws a token; None if the likeliest is taken, or any at a temperature."""
         self._native = native.TokenDraw(
             n_vocab,
             native.address(self._altering),
+            native.address(self._cutting),
             native.address(self._choosing),
             int(params.top_k),
+            float(params.top_p),
             float(params.min_p),
             max(0.0, *params.logit_bias.values()) if params.logit_bias else 0.0,
             float(params.temperature) if params.draws_from_all else 0.0,
@@ -116,19 +121,7 @@ class Sampler:
             self._penalties.append(self._dry(n_ctx, vocabulary))
             yield self._penalties[-1]
 
-    def _choices(self) -> Iterator[Any]:
-        params = self.params
-        yield from self._truncations()
-        temperature, varied = float(params.temperature), float(params.dynatemp_range)
-        if varied > 0:
-            exponent = float(params.dynatemp_exponent)
-            yield api.llama_sampler_init_temp_ext(temperature, varied, exponent)
-        else:
-            yield api.llama_sampler_init_temp(temperature)
-        yield api.llama_sampler_init_dist(self.seed)
-
-    def _truncations(self) -> Iterator[Any]:
-        """The samplers that leave out unlikely tokens, or with XTC likely ones."""
+    def _cuts(self) -> Iterator[Any]:
         params = self.params
         if params.top_n_sigma > 0:
             yield api.llama_sampler_init_top_n_sigma(float(params.top_n_sigma))
@@ -136,10 +129,20 @@ class Sampler:
         if params.typical_p < 1:
             yield api.llama_sampler_init_typical(float(params.typical_p), 1)
         yield api.llama_sampler_init_top_p(float(params.top_p), 1)
+
+    def _choices(self) -> Iterator[Any]:
+        params = self.params
         yield api.llama_sampler_init_min_p(float(params.min_p), 1)
         if params.xtc_probability > 0:
             chance, threshold = float(params.xtc_probability), float(params.xtc_threshold)
             yield api.llama_sampler_init_xtc(chance, threshold, 1, self.seed)
+        temperature, varied = float(params.temperature), float(params.dynatemp_range)
+        if varied > 0:
+            exponent = float(params.dynatemp_exponent)
+            yield api.llama_sampler_init_temp_ext(temperature, varied, exponent)
+        else:
+            yield api.llama_sampler_init_temp(temperature)
+        yield api.llama_sampler_init_dist(self.seed)
 
     def _dry(self, n_ctx: int, vocabulary: Vocabulary | None) -> Any:
         if vocabulary is None:
@@ -168,15 +171,26 @@ class Sampler:
             return None
         elif 1 <= params.top_k < self._n_vocab:
             n = params.top_k
-        elif params.top_k == 0 and params.top_p >= 1 and params.typical_p >= 1 and params.min_p > 0:
+        elif params.top_k > 0 or params.typical_p < 1:
+            return None
+        elif params.top_p < 1:
+            n = _NUCLEUS
+        elif params.min_p > 0:
             n = _ABOVE_MIN_P
         else:
             return None
         if self._altering is not None:
+            if self.takes_log_sum:
+                return None  # of the altered logits, which the whole row has
             n += _MAY_FALL
         # One more than are kept shows whether there is a tie for the last place.
         n = max(n, params.logprobs or 0) + 1
         return n if n <= _MOST_CANDIDATES and n < self._n_vocab else None
+
+    @property
+    def takes_log_sum(self) -> bool:
+        """Whether `sample_from` needs log(sum(exp(logits))) of the row: for top-p without top-k."""
+        return self.params.top_k == 0 and self.params.top_p < 1 and not self.params.greedy
 
     @property
     def takes_best(self) -> bool:
@@ -225,15 +239,16 @@ class Sampler:
         ids: NDArray[np.int32],
         logits: NDArray[np.float32],
         row: Callable[[], NDArray[np.float32]],
+        log_sum: float = math.nan,
     ) -> int:
         """`sample`, given only the `n_candidates` largest logits of the row, the largest first. The
-        token and the state afterwards are the same.
+        token and the state afterwards are the same. `log_sum` counts only if it `takes_log_sum`.
 
         `row` is called only if the constraint forbids the drawn token, or if other logits may
-        matter: some of these are equal, or bias and penalties have changed too many.
+        matter: too few are given, some of these are equal, or bias and penalties have changed them.
         """
         self._check_open()
-        token = self._native.from_candidates(ids, logits)
+        token = self._native.from_candidates(ids, logits, log_sum)
         if token == _NEEDS_WHOLE_ROW:
             return self.sample(row())
         return self._settle(self._checked(token), row)

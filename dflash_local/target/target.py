@@ -325,6 +325,11 @@ class Target:
         ids, logits = self._pass.candidates(output_row, k)
         return ids, logits
 
+    def searches(self, output_row: int, k: int) -> bool:
+        """Whether a GPU finds `candidates` and `log_sum`, so that they cost no look at the row."""
+        self._check_open()
+        return bool(self._pass.search(output_row, k))
+
     def chunk_sums(
         self, output_row: int, temperature: float
     ) -> tuple[NDArray[np.float32], float] | None:
@@ -344,10 +349,7 @@ class Target:
         return logits
 
     def log_sum(self, output_row: int) -> float:
-        """log(sum(exp(logits))) of an output row of the last batch, for log-probabilities.
-
-        Costs no look at the whole row where a GPU has found its candidates.
-        """
+        """log(sum(exp(logits))) of an output row of the last batch."""
         self._check_open()
         return float(self._pass.log_sum(output_row))
 

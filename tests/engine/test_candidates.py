@@ -14,6 +14,7 @@ SAMPLED: dict[str, dict[str, Any]] = {
     "by default": {"temperature": 0.8, "seed": 5},
     "hot": {"temperature": 2.0, "seed": 6, "top_k": 3, "min_p": 0.0},
     "by min-p": {"temperature": 0.8, "seed": 5, "top_k": 0, "top_p": 1.0, "min_p": 0.05},
+    "by top-p": {"temperature": 0.8, "seed": 5, "top_k": 0, "top_p": 0.9, "min_p": 0.0},
     "temperature alone": {"temperature": 1.0, "seed": 8, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
     "with log-probabilities": {"temperature": 0.8, "seed": 5, "logprobs": 4},
     **WAYS,

@@ -115,13 +115,13 @@ def test_candidates_draw_what_the_whole_row_draws(
             except InputError:
                 if k is not None:
                     with pytest.raises(InputError, match="no token"):
-                        few.sample_from(*row.largest(k, rng), row)
+                        few.sample_from(*row.largest(k, rng), row, row.log_sum)
                 return
             if k is None:
                 assert few.sample(row.logits) == drawn
                 continue
             ids, logits = row.largest(k, rng)
-            assert few.sample_from(ids, logits, row) == drawn
+            assert few.sample_from(ids, logits, row, row.log_sum) == drawn
             if few.params.logprobs is not None:
                 told = few.logprobs_from(ids, logits, row.log_sum, drawn, row)
                 expected = whole.logprobs(row.logits, drawn)
@@ -136,6 +136,8 @@ def test_candidates_draw_what_the_whole_row_draws(
         {},
         {"top_k": 200},
         {"top_k": 0, "top_p": 1.0},
+        {"top_k": 0, "top_p": 0.85},
+        {"top_k": 0, "top_p": 0.6, "min_p": 0.0, "xtc_probability": 0.5},
         {"repeat_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.2},
         {"logit_bias": {3: -math.inf, 4: -2.0}},
         {"temperature": 0.0, "presence_penalty": 1.0},
@@ -151,7 +153,7 @@ def test_usual_rows_are_not_fetched(options: dict[str, Any]) -> None:
         assert few.n_candidates is not None
         for row in rows_of(seed=3, spread=3.0, levels=0, forbidden=0.0):
             ids, logits = row.largest(few.n_candidates, rng)
-            drawn = few.sample_from(ids, logits, row)
+            drawn = few.sample_from(ids, logits, row, row.log_sum)
             if "logprobs" in options:
                 few.logprobs_from(ids, logits, row.log_sum, drawn, row)
             assert not row.fetched
@@ -162,7 +164,8 @@ def test_usual_rows_are_not_fetched(options: dict[str, Any]) -> None:
     "options",
     [
         {"top_k": 0, "min_p": 0.0},
-        {"top_k": 0, "top_p": 0.9},
+        {"top_k": 0, "top_p": 0.9, "presence_penalty": 1.0},
+        {"top_k": 0, "top_p": 0.9, "typical_p": 0.5},
         {"top_k": 300},
         {"repeat_penalty": 0.9},
         {"presence_penalty": -0.5},
