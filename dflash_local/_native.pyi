@@ -75,6 +75,7 @@ class TokenDraw:
         top_k: int,
         top_p: float,
         min_p: float,
+        reorders: bool,
         most_raised: float,
         temperature: float,
         seed: int,
@@ -85,6 +86,7 @@ class TokenDraw:
     def from_candidates(
         self, ids: NDArray[np.int32], logits: NDArray[np.float32], log_sum: float
     ) -> int: ...
+    def in_order_of(self, logits: NDArray[np.float32]) -> int: ...
 
 class ThreadPool:
     def __init__(self, n_threads: int) -> None: ...

@@ -23,8 +23,8 @@ void apply(llama_sampler * chain, std::vector<llama_token_data> & data) {
     llama_sampler_apply(chain, &array);
 }
 
-// Whether the first k, and no others, are kept, and in this order. `most_outside`: no logit that is
-// not in `sorted` is larger.
+// Whether the first k are in this order, and no others are among them. `most_outside`: no logit
+// that is not in `sorted` is larger.
 bool are_the_best(const std::vector<llama_token_data> & sorted, size_t k, float most_outside) {
     if (k > sorted.size()) {
         return false;
@@ -48,13 +48,7 @@ int32_t token_draw::from_row(const float * row) {
         const int32_t best = largest_of(row, rule_.n_vocab);
         return best < 0 ? nothing_left : best;
     }
-    data_.resize(rule_.n_vocab);
-    for (int32_t i = 0; i < rule_.n_vocab; i++) {
-        data_[i] = {i, row[i], 0.0f};
-    }
-    if (rule_.altering != nullptr) {
-        apply(rule_.altering, data_);
-    }
+    take(row);
     if (rule_.choosing == nullptr && rule_.temperature > 0.0f) {
         std::vector<float> altered(data_.size());
         std::transform(data_.begin(), data_.end(), altered.begin(),
@@ -67,6 +61,17 @@ int32_t token_draw::from_row(const float * row) {
         return chosen->logit == -INFINITY ? nothing_left : chosen->id;
     }
     return choose(/*is_cut=*/false);
+}
+
+// Makes `data_` of a row, altered.
+void token_draw::take(const float * row) {
+    data_.resize(rule_.n_vocab);
+    for (int32_t i = 0; i < rule_.n_vocab; i++) {
+        data_[i] = {i, row[i], 0.0f};
+    }
+    if (rule_.altering != nullptr) {
+        apply(rule_.altering, data_);
+    }
 }
 
 int32_t token_draw::from_candidates(const int32_t * ids, const float * logits, int n,
@@ -88,16 +93,12 @@ int32_t token_draw::from_candidates(const int32_t * ids, const float * logits, i
         return data_[0].logit > most_outside ? data_[0].id : needs_whole_row;
     }
     if (rule_.top_k > 0) {
-        const int k = std::min(rule_.top_k, rule_.n_vocab);
-        return are_the_best(data_, k, most_outside) ? choose(/*is_cut=*/false) : needs_whole_row;
+        const size_t k = std::min(rule_.top_k, rule_.n_vocab);
+        return choose_among(k, most_outside, /*is_cut=*/false);
     }
     if (rule_.top_p < 1.0f) {
         const size_t k = nucleus(log_sum);
-        if (k == 0 || !are_the_best(data_, k, most_outside)) {
-            return needs_whole_row;
-        }
-        data_.resize(k);
-        return choose(/*is_cut=*/true);
+        return k == 0 ? needs_whole_row : choose_among(k, most_outside, /*is_cut=*/true);
     }
     // min-p keeps logits from this one on, in the order of the row. The margin is for rounding.
     const float least = data_[0].logit + std::log(rule_.min_p);
@@ -107,6 +108,36 @@ int32_t token_draw::from_candidates(const int32_t * ids, const float * logits, i
     }
     std::sort(data_.begin(), data_.end(), has_lower_id);
     return choose(/*is_cut=*/false);
+}
+
+// Draws from the first k of `data_`, in descending order.
+int32_t token_draw::choose_among(size_t k, float most_outside, bool is_cut) {
+    const bool are_known =
+        k <= data_.size() && data_[k - 1].logit >= most_outside && data_[k - 1].logit > -INFINITY;
+    if (!are_known || (rule_.reorders && !are_the_best(data_, k, most_outside))) {
+        return needs_whole_row;
+    }
+    std::vector<float> logits;  // which the samplers change
+    for (const llama_token_data & token : data_) {
+        logits.push_back(token.logit);
+    }
+    data_.resize(is_cut ? k : data_.size());
+    const int32_t token = choose(is_cut);
+    if (rule_.reorders) {
+        return token;
+    }
+    const size_t i = place_;
+    const float next = i + 1 < logits.size() ? logits[i + 1] : -INFINITY;
+    const bool is_alone =
+        logits[i] > std::max(next, most_outside) && (i == 0 || logits[i - 1] > logits[i]);
+    return is_alone ? token : needs_order;
+}
+
+int32_t token_draw::in_order_of(const float * row) {
+    const auto place = place_;
+    take(row);
+    apply(rule_.cutting, data_);
+    return data_[place].id;
 }
 
 // How many tokens top-p keeps; 0 if it keeps more than there are, or if its rounding might matter.
@@ -218,6 +249,7 @@ int32_t token_draw::choose(bool is_cut) {
     }
     llama_sampler_apply(rule_.choosing, &array);
     const llama_token_data & chosen = array.data[array.selected];
+    place_ = &chosen - data_.data();
     return chosen.logit == -INFINITY ? nothing_left : chosen.id;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <random>
@@ -18,6 +19,7 @@ struct draw_rule {
     int top_k = 0;                       // of `cutting`; 0: off
     float top_p = 1.0f;                  // of `cutting`; 1: off
     float min_p = 0.0f;                  // of `choosing`; 0: off
+    bool reorders = false;               // `cutting` leaves no descending order: typical
     float most_raised = 0.0f;            // by how much `altering` may raise a logit
     float temperature = 0.0f;            // of draws from all tokens; 0: the largest is taken
     uint32_t seed = 0;                   // of these
@@ -31,6 +33,7 @@ class token_draw {
   public:
     static constexpr int32_t needs_whole_row = -1;
     static constexpr int32_t nothing_left = -2;
+    static constexpr int32_t needs_order = -3;
 
     explicit token_draw(const draw_rule & rule) : rule_(rule), random_(rule.seed) {}
 
@@ -43,10 +46,15 @@ class token_draw {
     // The same, given only the n largest logits of the row, the largest first, of rules with top-k,
     // min-p, top-p without bias or penalties, or of those that take the largest. The token and the
     // state of the samplers afterwards are the same. `needs_whole_row`, with nothing changed, if
-    // other logits might matter: they might get among those that are kept, or some of these are
-    // equal, and their order depends on the whole row. `log_sum` is log(sum(exp(x))) over the whole
-    // row, for top-p without top-k.
+    // other logits might matter: they might get among those that are kept. `log_sum` is
+    // log(sum(exp(x))) over the whole row, for top-p without top-k.
+    //
+    // Tokens of equal logits have the same chance, so their order does not change at which place
+    // the draw ends, only which of them is there. That depends on the whole row: `needs_order` if
+    // one of them is drawn. The state is then that after the draw, and `in_order_of` tells the
+    // token.
     int32_t from_candidates(const int32_t * ids, const float * logits, int n, double log_sum);
+    int32_t in_order_of(const float * row);
 
     // The chunk in which a draw from all tokens ends, given the sum of exp((x - peak) / T) in each,
     // as a device computes them. `needs_whole_row` if another one is within the rounding.
@@ -56,13 +64,16 @@ class token_draw {
     int32_t from_chunk(const float * logits, int n);
 
   private:
+    void take(const float * row);
     size_t nucleus(double log_sum) const;
     int32_t choose(bool is_cut);
+    int32_t choose_among(size_t k, float most_outside, bool is_cut);
     int32_t from_all(const float * row);
     double number();
 
     draw_rule rule_;
     std::vector<llama_token_data> data_;
+    std::ptrdiff_t place_ = 0;  // in `data_` of the last choice
 
     std::mt19937 random_;
     std::optional<double> unused_;  // drawn, but the row has yet to come

@@ -332,19 +332,30 @@ using float_row = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device
 
 std::unique_ptr<token_draw> open_draw(int n_vocab, uintptr_t altering, uintptr_t cutting,
                                       uintptr_t choosing, int top_k, float top_p, float min_p,
-                                      float most_raised, float temperature, uint32_t seed) {
+                                      bool reorders, float most_raised, float temperature,
+                                      uint32_t seed) {
     const auto chain = [](uintptr_t address) { return reinterpret_cast<llama_sampler *>(address); };
     return std::make_unique<token_draw>(draw_rule{n_vocab, chain(altering), chain(cutting),
-                                                  chain(choosing), top_k, top_p, min_p, most_raised,
-                                                  temperature, seed});
+                                                  chain(choosing), top_k, top_p, min_p, reorders,
+                                                  most_raised, temperature, seed});
+}
+
+void check_row(const token_draw & draw, const float_row & logits) {
+    if (logits.shape(0) != static_cast<size_t>(draw.n_vocab())) {
+        throw std::invalid_argument("a row of " + std::to_string(logits.shape(0)) + " logits");
+    }
 }
 
 int32_t draw_from_row(token_draw & self, const float_row & logits) {
-    if (logits.shape(0) != static_cast<size_t>(self.n_vocab())) {
-        throw std::invalid_argument("a row of " + std::to_string(logits.shape(0)) + " logits");
-    }
+    check_row(self, logits);
     const nb::gil_scoped_release release;
     return self.from_row(logits.data());
+}
+
+int32_t draw_in_order(token_draw & self, const float_row & logits) {
+    check_row(self, logits);
+    const nb::gil_scoped_release release;
+    return self.in_order_of(logits.data());
 }
 
 int32_t draw_chunk(token_draw & self, const float_row & sums, float peak) {
@@ -401,7 +412,7 @@ NB_MODULE(_native, m) {
     nb::class_<token_draw>(m, "TokenDraw", "How tokens are drawn. See native/draw.h.")
         .def(nb::new_(&open_draw), nb::arg("n_vocab"), nb::arg("altering"), nb::arg("cutting"),
              nb::arg("choosing"), nb::arg("top_k"), nb::arg("top_p"), nb::arg("min_p"),
-             nb::arg("most_raised"), nb::arg("temperature"), nb::arg("seed"),
+             nb::arg("reorders"), nb::arg("most_raised"), nb::arg("temperature"), nb::arg("seed"),
              "Three chains of llama.cpp by their addresses, 0 for none, which must outlive this.")
         .def("from_row", &draw_from_row, nb::arg("logits"),
              "A token from float32 [n_vocab]; -2: none is left.")
@@ -411,7 +422,11 @@ NB_MODULE(_native, m) {
              "The place of a token in float32 [n]; -1: it takes the whole row.")
         .def("from_candidates", &draw_from_candidates, nb::arg("ids"), nb::arg("logits"),
              nb::arg("log_sum"),
-             "A token from int32 [n] and float32 [n], largest first; -1: it takes the whole row.");
+             "A token from int32 [n] and float32 [n], largest first; -1: it takes the whole row; "
+             "-3: "
+             "it takes `in_order_of`.")
+        .def("in_order_of", &draw_in_order, nb::arg("logits"),
+             "The token that was drawn, one of several with equal logits.");
 
     nb::class_<thread_pool>(m, "ThreadPool",
                             "Threads that compute on the CPU. See native/thread_pool.h.")

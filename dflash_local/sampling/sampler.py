@@ -31,7 +31,8 @@ _MOST_CANDIDATES = 256  # with more, finding them costs as much as fetching all 
 _ABOVE_MIN_P = 64  # usually more than min-p leaves without top-k; if not, all logits are fetched
 _NUCLEUS = 128  # the same for top-p
 _MAY_FALL = 64  # candidates that penalties may push out: `repeat_last_n` by default
-_NEEDS_WHOLE_ROW, _NOTHING_LEFT = -1, -2  # what `native.TokenDraw` returns instead of a token
+_NEEDS_WHOLE_ROW, _NOTHING_LEFT, _NEEDS_ORDER = -1, -2, -3
+"""What `native.TokenDraw` returns instead of a token."""
 
 
 class Sampler:
@@ -81,6 +82,7 @@ class Sampler:
             int(params.top_k),
             float(params.top_p),
             float(params.min_p),
+            params.typical_p < 1,
             max(0.0, *params.logit_bias.values()) if params.logit_bias else 0.0,
             float(params.temperature) if params.draws_from_all else 0.0,
             self.seed,
@@ -245,12 +247,15 @@ class Sampler:
         token and the state afterwards are the same. `log_sum` counts only if it `takes_log_sum`.
 
         `row` is called only if the constraint forbids the drawn token, or if other logits may
-        matter: too few are given, some of these are equal, or bias and penalties have changed them.
+        matter: too few are given, bias and penalties have changed them, or others are equal to the
+        one that is drawn.
         """
         self._check_open()
         token = self._native.from_candidates(ids, logits, log_sum)
         if token == _NEEDS_WHOLE_ROW:
             return self.sample(row())
+        if token == _NEEDS_ORDER:
+            token = self._native.in_order_of(row())
         return self._settle(self._checked(token), row)
 
     def sample_from_sums(

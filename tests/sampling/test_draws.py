@@ -160,6 +160,21 @@ def test_usual_rows_are_not_fetched(options: dict[str, Any]) -> None:
             assert whole.sample(row.logits) == drawn
 
 
+def test_logits_of_sixteen_bits_are_seldom_fetched() -> None:
+    """They are often equal, but of a token that is drawn seldom."""
+    rng = np.random.default_rng(1)
+    rows = [row for i in range(40) for row in rows_of(seed=i, spread=8.0, levels=8, forbidden=0.0)]
+    with ExitStack() as stack:
+        whole, few = samplers(stack, temperature=0.8, top_k=40)
+        n_tied = 0
+        for row in rows:
+            ids, logits = row.largest(41, rng)
+            n_tied += len(set(logits.tolist())) < 41
+            assert few.sample_from(ids, logits, row) == whole.sample(row.logits)
+    assert n_tied > 0.9 * len(rows)
+    assert sum(row.fetched for row in rows) < 0.1 * len(rows)
+
+
 @pytest.mark.parametrize(
     "options",
     [

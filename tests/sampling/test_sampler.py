@@ -591,15 +591,17 @@ def test_the_likeliest_token_is_enough_where_the_grammar_allows_it(
             assert row.fetched == fetched
 
 
-def test_a_tie_among_the_largest_logits_needs_the_whole_row(vocab: Vocab) -> None:
-    with vocab.sampler(temperature=1.0, top_k=2, seed=1) as sampler:
-        ids = np.array([3, 4, 5], np.int32)
-        row = Row(vocab.row())
-        row.logits[[3, 4, 5]] = 9, 8, 8
-        assert sampler.sample_from(ids, np.array([9, 8, 8], np.float32), row) in (3, 4)
-        assert row.fetched == 1
-        assert sampler.sample_from(ids, np.array([9, 8, 7.5], np.float32), row) in (3, 4)
-        assert row.fetched == 1
+def test_a_draw_among_equal_logits_needs_the_whole_row(vocab: Vocab) -> None:
+    row = Row(vocab.row())
+    row.logits[[3, 4, 5]] = 9, 8, 8
+    settings = {"temperature": 1.0, "top_k": 2, "seed": 1}
+    with vocab.sampler(**settings) as whole, vocab.sampler(**settings) as few:
+        for _ in range(40):
+            before = row.fetched
+            drawn = few.sample_from(*row.largest(3), row)
+            assert drawn == whole.sample(row.logits)
+            assert row.fetched - before == (drawn != 3)
+    assert 0 < row.fetched < 40
 
 
 def test_a_sampler_is_not_made_without_its_grammar(vocab: Vocab) -> None:
