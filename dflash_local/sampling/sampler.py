@@ -82,8 +82,8 @@ class Sampler:
             int(params.top_k),
             float(params.top_p),
             float(params.min_p),
-            params.typical_p < 1,
-            max(0.0, *params.logit_bias.values()) if params.logit_bias else 0.0,
+            bool(params.typical_p < 1),
+            float(max(0.0, *params.logit_bias.values())) if params.logit_bias else 0.0,
             float(params.temperature) if params.draws_from_all else 0.0,
             self.seed,
         )
@@ -172,7 +172,7 @@ class Sampler:
         elif params.top_n_sigma > 0:
             return None
         elif 1 <= params.top_k < self._n_vocab:
-            n = params.top_k
+            n = int(params.top_k)
         elif params.top_k > 0 or params.typical_p < 1:
             return None
         elif params.top_p < 1:
@@ -186,7 +186,7 @@ class Sampler:
                 return None  # of the altered logits, which the whole row has
             n += _MAY_FALL
         # One more than are kept shows whether there is a tie for the last place.
-        n = max(n, params.logprobs or 0) + 1
+        n = max(n, int(params.logprobs or 0)) + 1
         return n if n <= _MOST_CANDIDATES and n < self._n_vocab else None
 
     @property

@@ -474,7 +474,8 @@ def test_a_setting_out_of_range_is_one_line(vocab: Vocab, settings: dict[str, An
 
 def test_numpy_numbers_are_numbers(vocab: Vocab) -> None:
     settings = {"temperature": np.float32(0.5), "top_k": np.int64(3), "seed": np.uint32(4)}
-    bias = {np.int32(3): np.float64(1)}
+    settings |= {"typical_p": np.float32(0.5), "top_p": np.float16(0.5), "logprobs": np.uint8(255)}
+    bias = {np.int32(3): np.float32(1)}
     with vocab.sampler(**settings, logit_bias=bias, repeat_penalty=np.float32(1.1)) as sampler:
         sampler.sample(vocab.row())
 
