@@ -140,6 +140,12 @@ LOADING = (
     ),
     DRAFT_SHAPE,
     option(
+        "--exact",
+        is_flag=True,
+        help="Let each answer depend on its own request alone, to the bit on a CPU: one request at "
+        "a time, chains only, and earlier prompts are used again in whole batches only.",
+    ),
+    option(
         "--split-mode",
         type=click.Choice(SPLIT_MODES),
         default="layer",

@@ -122,7 +122,7 @@ PARALLEL = option(
     type=whole(1, 64),
     metavar="N",
     default=4,
-    help="Requests that a model answers at once; they share its context.",
+    help="Requests that a model answers at once; they share its context. One with --exact.",
 )
 
 SERVING = (
@@ -261,7 +261,10 @@ def _source(model: NamedModel, values: Mapping[str, Any]) -> ModelSource:
         model.name,
         model.target,
         model.draft,
-        {**values_of((*LOADING, *CACHE), values), "n_seq": values["n_seq"]},
+        {
+            **values_of((*LOADING, *CACHE), values),
+            "n_seq": 1 if values["exact"] else values["n_seq"],
+        },
         values["draft_width"],
         values["max_queue"],
         model.settings.get("keep_alive_s"),

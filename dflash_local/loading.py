@@ -93,6 +93,8 @@ def usual_shape(devices: Sequence[Device], options: LoadOptions) -> DraftShape:
     """
     if options.draft_shape is not None:
         return checked_shape(options.draft_shape)
+    if options.exact:
+        return "chain"
     uses_gpu = options.n_gpu_layers != 0 and any(d.type in ("gpu", "igpu") for d in devices)
     return "auto" if uses_gpu else "chain"
 
@@ -124,6 +126,7 @@ def load(
     draft_shape: DraftShape | None = None,
     cache_mb: int = 0,
     cache_dir: str | os.PathLike[str] | None = None,
+    exact: bool = False,
     recalibrate: bool = False,
     quiet: bool = False,
     progress: Progress | None = None,
@@ -147,7 +150,10 @@ def load(
     candidates for a position, and enough sequence ids of llama.cpp.
 
     Prompts and answers that leave their slot are kept in `cache_mb` MiB of host memory and, with
-    `cache_dir`, in as many MiB of files in that folder. `recalibrate` measures the costs of
+    `cache_dir`, in as many MiB of files in that folder. `exact` makes answers depend on their own
+    request alone, to the bit on a CPU, in any `kv_type` (see docs/exactness.md): requests run one
+    after the other, drafts are chains, and of earlier prompts only whole batches of `n_batch`
+    tokens are used again. `recalibrate` measures the costs of
     drafting on this machine again. `progress` is called with the fraction of the target that is
     loaded, from 0 to 1, and again between the later steps. If it raises, the load ends.
 
@@ -169,6 +175,7 @@ def load(
         draft_shape=draft_shape,
         cache_mb=cache_mb,
         cache_dir=cache_dir,
+        exact=exact,
         recalibrate=recalibrate,
     )
     say = _silent if quiet else _to_stderr
@@ -222,8 +229,8 @@ def open_engine(
             )
         steps(1.0)
         controller = _controller(loaded, drafter, say, options.recalibrate) if drafter else None
-        store = _open_store(loaded, drafter, options.cache_mb, options.cache_dir, say)
-        engine = Engine(loaded, drafter, plan.n_seq, controller, store=store)
+        store = _open_store(loaded, drafter, options, say)
+        engine = Engine(loaded, drafter, plan.n_seq, controller, store=store, exact=options.exact)
         engine.usual_shape = shape
         if shape == "tree" and (reason := engine.chains_because):
             say(reason)
@@ -313,22 +320,19 @@ def _controller(target: Target, drafter: Drafter, say: Say, again: bool) -> Cont
 
 
 def _open_store(
-    target: Target,
-    drafter: Drafter | None,
-    cache_mb: int,
-    cache_dir: str | os.PathLike[str] | None,
-    say: Say,
+    target: Target, drafter: Drafter | None, options: LoadOptions, say: Say
 ) -> PrefixStore | None:
     """A store of `cache_mb` MiB in memory and, with a folder, as much on disk; None for 0 MiB.
 
     Raises InputError for a folder that cannot be used.
     """
-    if not cache_mb:
+    if not options.cache_mb:
         return None
-    max_bytes = cache_mb << 20
+    max_bytes = options.cache_mb << 20
     files = None
-    if cache_dir is not None:
-        files = PrefixFiles(cache_dir, state_key(target, drafter), max_bytes, say)
+    if options.cache_dir is not None:
+        key = state_key(target, drafter) | ({"exact": True} if options.exact else {})
+        files = PrefixFiles(options.cache_dir, key, max_bytes, say)
     return PrefixStore(max_bytes, files)
 
 

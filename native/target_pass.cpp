@@ -99,7 +99,7 @@ target_pass::target_pass(llama_context * ctx, int n_seq, int n_batch, std::vecto
     on_host_ = ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
     if (!layers_.empty()) {
         // llama.cpp reserves memory for a batch that is rounded up to a multiple of the ids.
-        const int most_rows = n_batch + n_ids_ - 1;
+        const int most_rows = n_batch + static_cast<int>(llama_n_seq_max(ctx_)) - 1;
         store_ = std::make_unique<tap_store>(device, static_cast<int>(layers_.size()) * n_embd_,
                                              n_stored, most_rows);
     }

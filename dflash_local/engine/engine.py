@@ -36,15 +36,18 @@ class Engine:
         controller: Controller | None = None,
         *,
         store: PrefixStore | None = None,
+        exact: bool = False,
         verify: Verify = verify,
     ) -> None:
         """`controller` decides for requests of width "auto"; without one they decode plainly.
-        `store` keeps what leaves its slot. `verify` checks drafts."""
+        `store` keeps what leaves its slot. `exact`: answers use nothing of earlier requests but
+        what they would compute in the same way themselves. `verify` checks drafts."""
         self.target = target
         self.drafter = drafter
         self.controller = controller if drafter else None
         self.verify = verify
-        self.slots = Slots(target, drafter, n_seq, store)
+        self.exact = exact
+        self.slots = Slots(target, drafter, n_seq, store, least=target.n_batch if exact else 1)
         self.grammars = Grammars(target.vocabulary)
         self.usual_shape: DraftShape = "chain"
         """The draft shape of requests that name none."""
@@ -173,6 +176,10 @@ class Engine:
         sequence.has_slot = False
         gave_up = sequence.policy is not None and sequence.policy.off
         self.slots.give_back(sequence.slot, gave_up=gave_up)
+        if self.exact:
+            # Rows of answers are computed in passes of other widths than those of a prompt.
+            n = len(sequence.request.prompt)
+            self.slots.roll_back(sequence.slot, n, for_drafts=False)
 
     def resume(self, sequence: Sequence) -> None:
         """Give a suspended sequence a free slot. What the caches have lost of its text is decoded

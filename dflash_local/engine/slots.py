@@ -86,14 +86,17 @@ class Slots:
         drafter: Drafter | None,
         n_seq: int,
         store: PrefixStore | None = None,
+        *,
+        least: int = 1,
     ) -> None:
-        """`store` keeps what leaves its slot."""
+        """`store` keeps what leaves its slot. Slots are cut to multiples of `least` tokens."""
         self.target = target
         self.drafter = drafter
         """None while it is put aside."""
         self.failure: str | None = None
         """Why the drafter was put aside last, if it ever was."""
         self.store = store
+        self._least = least
         self._aside: Drafter | None = None
         self._back_at = 0.0
         self._slots = [Slot(seq) for seq in range(n_seq)]
@@ -338,10 +341,13 @@ class Slots:
 
     def roll_back(self, slot: Slot, length: int, *, for_drafts: bool) -> None:
         """Cut both caches to a common length, at most `length`."""
+        length = min(length, len(slot.cached))
         if self.drafter and for_drafts:
             # Rows that only the target has are decoded again for their hidden states.
             length = self._n_drafted_from(slot, min(length, self.drafter.length(slot.seq)))
-        length = self._reach(slot, length, copied=False)
+        length = self._reach(slot, length - length % self._least, copied=False)
+        if length % self._least:  # a checkpoint of a recurrent state
+            length = 0
         if self.drafter:
             self.drafter.truncate(slot.seq, length)
         if length < len(slot.cached):

@@ -45,6 +45,7 @@ class LoadOptions:
     draft_shape: str | None = None
     cache_mb: int = 0
     cache_dir: str | os.PathLike[str] | None = None
+    exact: bool = False
     recalibrate: bool = False
 
     def __post_init__(self) -> None:
@@ -66,6 +67,15 @@ class LoadOptions:
         check_one_of("split_mode", self.split_mode, SPLIT_MODES)
         if self.draft_shape is not None:
             check_one_of("draft_shape", self.draft_shape, SHAPES)
+        if self.exact and self.n_seq > 1:
+            raise InputError(
+                f"exact answers are computed one at a time, and n_seq is {self.n_seq}; give n_seq=1"
+            )
+        if self.exact and self.draft_shape not in (None, "chain"):
+            raise InputError(
+                f"trees round differently than plain decoding, and draft_shape is "
+                f"{self.draft_shape!r}; for exact answers give 'chain'"
+            )
         if self.cache_dir is not None and not self.cache_mb:
             raise InputError("cache_dir needs room in memory, too; give cache_mb, 1 or more")
 

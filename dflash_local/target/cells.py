@@ -8,6 +8,9 @@ it carry the id of that branch, too. A chain needs only the first branch.
 The first branch always has everything that was accepted. The others catch up with it when a tree
 needs them. Rejected rows are removed before anything else is decoded, if possible while the device
 is busy with a draft: each of these edits looks at all cells.
+
+Where the order of cells decides how sums round and nothing else does, sequences keep theirs in
+order (see `CellLog`). Freed cells then belong to a spare id until the cache is packed.
 """
 
 from __future__ import annotations
@@ -16,13 +19,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dflash_local.errors import BackendError
 from dflash_local.fit.options import MAX_IDS
 from dflash_local.llama import native
+from dflash_local.llama.host import host_memory
+from dflash_local.target import sequence_state
 from dflash_local.target.batch import Batch, Part
+from dflash_local.target.cell_log import CellLog
 from dflash_local.target.rollback import Rollback
 
 # isort: split
 import llama_cpp.llama_cpp as api
+import numpy as np
+from numpy.typing import NDArray
 
 MOST_BRANCHES, LEAST_BRANCHES = 32, 16
 """Branches of a sequence: one for each row of the widest trees that paid off anywhere (32 rows, 8B
@@ -102,11 +111,22 @@ class Cells:
     """The cells of all sequences in a context. `ids[seq]` are the ids of a sequence."""
 
     def __init__(
-        self, context: Any, n_seq: int, n_branches: int, *, n_swa: int, rollback: Rollback
+        self,
+        context: Any,
+        n_seq: int,
+        n_branches: int,
+        *,
+        n_swa: int,
+        rollback: Rollback,
+        in_order: bool = False,
     ) -> None:
         """`n_swa`: how far layers with a sliding window look back, in tokens; 0 without any.
-        `rollback`: how far back the sequences can be cut."""
+        `rollback`: how far back the sequences can be cut. `in_order`: keep each sequence's cells in
+        the order of its tokens. The context has one more id for that, and no branches."""
         self.ids = ids_of(n_seq, n_branches)
+        self._spare = n_seq * n_branches
+        self._whole_context = context
+        self._log = CellLog(api.llama_n_ctx(context), n_seq) if in_order else None
         self._n_branches = n_branches
         self._context = native.address(context)
         self._memory = api.llama_get_memory(context)
@@ -178,12 +198,49 @@ class Cells:
         self._verified.clear()
         native.edit_cells(self._context, cuts, copies)
 
+    def before_pass(self, n_rows: int) -> None:
+        """Make room for `n_rows` rows in the next cells. Raises BackendError if that fails; all
+        sequences are then lost."""
+        self.tidy()
+        log = self._log
+        if log is None or not log.must_pack(n_rows):
+            return
+        api.llama_memory_seq_rm(self._memory, self._spare, -1, -1)
+        if sequence_state.size_of_all(self._whole_context) > host_memory()[0] // 2:
+            self._log = None  # no room for the copy: from now on rows go where there is room
+            return
+        if not sequence_state.pack(self._whole_context):
+            raise BackendError("llama.cpp could not move the cells of its cache together")
+        log.pack()
+
+    def after_pass(self, seq_ids: Sequence[int]) -> None:
+        """Rows of these sequences, in this order, are in the cache now."""
+        if self._log is not None:
+            self._log.append(seq_ids)
+
+    def restore(self, seq: int, state: NDArray[np.uint8], length: int) -> bool:
+        """Put `length` saved tokens back into an empty sequence; see `sequence_state.restore`."""
+        self.before_pass(length)
+        if not sequence_state.restore(self._whole_context, seq, state):
+            return False
+        self.after_pass([seq] * length)
+        return True
+
+    def _give_up(self, seq: int, length: int) -> None:
+        """Before a sequence loses positions `length` and up: their cells stay taken."""
+        if self._log is None:
+            return
+        begin, end = self._log.cut(seq, length)
+        if begin < end:
+            api.llama_memory_seq_cp(self._memory, self.ids[seq][0], self._spare, begin, end)
+
     def truncate(self, seq: int, length: int) -> bool:
         """Forget positions `length` and up. False: this sequence cannot, and nothing was done."""
         self.tidy()
         ids, held = self.ids[seq], self._held[seq]
         if 0 < length < self._rollback.shortest(seq):
             return False
+        self._give_up(seq, length)
         if not api.llama_memory_seq_rm(self._memory, ids[0], length, -1):
             return False
         self._rollback.cut(seq, length)
@@ -197,6 +254,8 @@ class Cells:
         """Let sequence `target`, which is empty, share the first `length` positions of `source`."""
         api.llama_memory_seq_cp(self._memory, self.ids[source][0], self.ids[target][0], 0, length)
         self._rollback.share(source, target)
+        if self._log is not None:
+            self._log.share(source, target, length)
 
     def sees(self, seq: int, length: int) -> bool:
         """Whether a sequence of `length` tokens still has all cells that the next token looks at.
@@ -211,6 +270,7 @@ class Cells:
     def clear(self, seq: int) -> None:
         """Forget a sequence, also what a failed pass has left of it."""
         self._verified.pop(seq, None)
+        self._give_up(seq, 0)
         for id_ in self.ids[seq][: self._n_used[seq]]:
             api.llama_memory_seq_rm(self._memory, id_, -1, -1)
         self._rollback.cut(seq, 0)

@@ -51,5 +51,18 @@ def _flags(state_only: bool) -> int:
     return int(partial if state_only else none)
 
 
+def size_of_all(context: Any) -> int:
+    """How many bytes of host memory `pack` takes for a moment."""
+    return int(api.llama_state_get_size(context))
+
+
+def pack(context: Any) -> bool:
+    """Move the cells of all sequences together, in their order, so that no free cell is left
+    between them. False if llama.cpp cannot; the cache is then empty."""
+    state = np.empty(size_of_all(context), np.uint8)
+    n = api.llama_state_get_data(context, _pointer(state), len(state))
+    return bool(0 < n == api.llama_state_set_data(context, _pointer(state), n))
+
+
 def _pointer(state: NDArray[np.uint8]) -> Any:
     return ctypes.cast(state.ctypes.data, ctypes.POINTER(ctypes.c_uint8))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dflash_local.errors import BackendError, ClosedError, ContextFullError, FileError, InputError
 from dflash_local.fit.architectures import OWN_STATE_ARCHITECTURES
-from dflash_local.fit.options import MAX_OUTPUT_ROWS
+from dflash_local.fit.options import MAX_IDS, MAX_OUTPUT_ROWS
 from dflash_local.fit.pairing import check_taps, check_target
 from dflash_local.gguf.file import GgufFile, file_key
 from dflash_local.llama import native, runtime
@@ -130,8 +130,14 @@ class Target:
 
     def _open_context(self) -> None:
         options = self.options
+        self.is_recurrent: bool = api.llama_model_is_recurrent(
+            self._model
+        ) or api.llama_model_is_hybrid(self._model)
+        """Whether a sequence has a state that stands for all its tokens at once."""
         n_threads = options.n_threads or default_threads()
         params = options.context_params(n_threads)
+        in_order = self._keeps_order()
+        params.n_seq_max += in_order
         runtime.clear_log()
         self._context = api.llama_init_from_model(self._model, params)
         if not self._context:
@@ -145,10 +151,6 @@ class Target:
         self.n_ctx: int = min(options.n_ctx, api.llama_n_ctx(self._context))
         self.n_batch: int = api.llama_n_batch(self._context)
         self.n_threads = n_threads
-        self.is_recurrent: bool = api.llama_model_is_recurrent(
-            self._model
-        ) or api.llama_model_is_hybrid(self._model)
-        """Whether a sequence has a state that stands for all its tokens at once."""
         self.keeps_checkpoints = (
             self.is_recurrent and self._architecture() not in OWN_STATE_ARCHITECTURES
         )
@@ -174,6 +176,7 @@ class Target:
             options.n_branches,
             n_swa=self.n_swa,
             rollback=self._rollback,
+            in_order=in_order,
         )
         self._pass = native.TargetPass(
             native.address(self._context),
@@ -193,6 +196,20 @@ class Target:
     @property
     def is_open(self) -> bool:
         return bool(self._context)
+
+    def _keeps_order(self) -> bool:
+        """Whether the cells of several sequences are kept in order: on a CPU, where answers then
+        depend on their own sequence alone. On a GPU the rows beside them decide, too."""
+        options = self.options
+        n_more = options.n_seq + 1
+        return (
+            options.n_seq > 1
+            and options.n_branches == 1
+            and options.n_gpu_layers == 0
+            and not self.n_swa
+            and not self.is_recurrent
+            and n_more <= min(MAX_IDS, options.n_batch)
+        )
 
     @property
     def address(self) -> int:
@@ -265,10 +282,11 @@ class Target:
         n = len(tokens)
         self._check_size(n)
         self._output, self._best = [], None
-        self._cells.tidy()
+        self._cells.before_pass(n)
         runtime.clear_log()
         self._rollback.begin_pass()
         self._check_status(self._pass.decode(tokens, positions, seq_ids, output, ids), n)
+        self._cells.after_pass(seq_ids)
         self._rollback.end_pass(seq_ids, positions)
         self._output = output
 
@@ -285,10 +303,11 @@ class Target:
         self._check_open()
         n = len(tokens)
         self._output, self._best = [], None
+        self._cells.before_pass(n * n_steps)
         runtime.clear_log()
-        self._cells.tidy()
         self._rollback.begin_pass()
         status, found = self._pass.decode_ahead(tokens, positions, seq_ids, n_steps)
+        self._cells.after_pass(list(seq_ids) * (len(found) // n))
         self._check_status(status, n)
         more = len(found) // n - 1
         self._rollback.end_pass(seq_ids, [position + more for position in positions])
@@ -454,7 +473,7 @@ class Target:
         """Replace a sequence by a saved one of `length` tokens. False: it does not fit, and the
         sequence is empty."""
         self._check_open()
-        if not sequence_state.restore(self._context, seq, state):
+        if not self._cells.restore(seq, state, length):
             self._cells.clear(seq)
             return False
         self._rollback.restore(seq, length)
