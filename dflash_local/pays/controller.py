@@ -20,7 +20,7 @@ from dflash_local.draft.shape import Chain, Shape, ShapeName
 from dflash_local.pays.budget import Budget
 from dflash_local.pays.costs import Costs, PassTimes
 from dflash_local.pays.forecast import Forecast
-from dflash_local.pays.policy import Findings, Policy
+from dflash_local.pays.policy import PROBED, Findings, Policy
 from dflash_local.pays.row_choice import RowChoice
 from dflash_local.pays.survival import Prior
 
@@ -46,6 +46,10 @@ _FIRST_PROBE = 5.0
 """Plain rounds that a round of a drafter's very first probe may cost. Without this
 gift, several sequences of a tiny model never try a drafter that would pay, as the probe costs more
 than the budget has."""
+_LATEST_LOOK = 1000
+"""Rounds after which drafting is tried once in any case. Without this look, costs that were
+measured on a busy machine, many times too dear, keep drafting off for good. A look of
+thirty plain rounds is then three in a hundred, once."""
 _LONGEST_TIME = 1.5
 """A round counts as no longer than this many times what it should take. Without this
 limit, a hiccup of the machine ends drafting that pays."""
@@ -89,6 +93,9 @@ class Controller:
         self._members: list[Policy] = []
         self._drafting = False
         self._probing = False
+        self._unseen = True  # no draft was verified yet
+        self._looking = False
+        self._n_resting = 0  # rows that a probe has to inject
         self._shape: ShapeName = "chain"
         self._doubt = 0.0
         self._least = 1
@@ -167,6 +174,8 @@ class Controller:
             chains.append(policy.chances(draft, limit, early=early, believed=known))
             policy.rounds += 1
             policy.rest_from = self._round
+        if self._looking:  # whatever it is thought to cost
+            return [1 + min(PROBED, len(chain)) for chain in chains]
         budget = self._budget.amount if self._probing else None
         last_rows = self._passes.rows(self._shape)
         return self._row_choice.widths(chains, last_rows, self.costs.switch_s, budget)
@@ -207,8 +216,12 @@ class Controller:
             costs.observe_host(n_drafting > 0, host_s)
         if not n_drafting:
             return
+        self._unseen = self._unseen and n_rows <= self._forecast.base
         usual_s = costs.step_s(n_rows, depth, shape)
-        if not self._probing:
+        if self._probing:
+            costs.bound_draft(n_drafting, depth, draft_s, self._n_resting)
+            self._n_resting = 0
+        else:
             costs.observe_draft(n_drafting, depth, draft_s)  # a probe has many rows to inject
             if self._passes.fresh:  # graphs are made once, and say nothing of the drafter's worth
                 verify_s = min(verify_s, usual_s)
@@ -232,6 +245,7 @@ class Controller:
     # The plan
 
     def _plan(self, policies: Sequence[Policy], other_rows: int) -> None:
+        self._looking = False
         now, forecast = self._round, self._forecast
         self._budget.earn(now)
         n_rounds, self._planned_at = now - self._planned_at, now
@@ -319,13 +333,18 @@ class Controller:
             due = due[: 1 + len(self._members) // 4]
             loss = forecast.probe_loss(due, n_on, now)
         first = self._untried and self.prior.rounds == 0
-        if loss > budget.amount and not (first and loss <= _FIRST_PROBE * forecast.probe_rounds):
+        first = first and loss <= _FIRST_PROBE * forecast.probe_rounds
+        overdue = self._unseen and now >= _LATEST_LOOK
+        if loss > budget.amount and not first and not overdue:
             wait = budget.wait(loss, forecast.upkeep(len(due)))
             if wait is None:
                 for policy in due:
                     policy.off = True
+            elif self._unseen:
+                wait = min(wait, _LATEST_LOOK - now)
             return wait or _FOREVER
-        self._untried = False
+        self._untried, self._looking = False, overdue
+        self._n_resting = sum(now - policy.rest_from for policy in due)
         for policy in due:
             policy.probing = True
             policy.survival.rest(now - policy.rest_from)

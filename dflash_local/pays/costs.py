@@ -21,7 +21,8 @@ _DRIFT = 0.02
 """The part of each surprise that is taken to hold for all counts: the machine, not the width."""
 _CLIP = 0.25
 """Surprise, in natural logarithms, beyond which an observation says no more: outliers. Where it
-lasts, the calibration was disturbed, and the clip widens. Without, a hiccup turns drafting off."""
+lasts, the calibration was disturbed, and the clip widens. Without, a hiccup turns drafting off.
+Nothing makes a machine faster for a moment, so a time that is far shorter is believed at once."""
 
 
 class Costs:
@@ -89,8 +90,23 @@ class Costs:
         """A draft stage that had no more to inject than the rows of a round."""
         self._drafts.observe(n_seqs, depth, seconds)
 
+    def bound_step(
+        self, n_rows: int, depth: int, seconds: float, shape: ShapeName = "chain"
+    ) -> None:
+        """A pass that also made graphs: without them it takes no longer than this."""
+        self._steps.bound(n_rows, depth, seconds)
+        if shape == "tree":
+            self.tree_s = min(self.tree_s, seconds)
+
+    def bound_draft(self, n_seqs: int, depth: int, seconds: float, n_injected: int) -> None:
+        """A draft stage that had `n_injected` rows to inject: neither it nor they take longer."""
+        self._drafts.bound(n_seqs, depth, seconds)
+        if n_injected:
+            self.inject_s = min(self.inject_s, seconds / n_injected)
+
     def observe_switch(self, extra_s: float, usual_s: float) -> None:
         """What the passes that made new graphs took on top, all together; one takes `usual_s`."""
+        self.switch_s = min(self.switch_s, max(extra_s, 0.0) + _TO_MAKE * usual_s)
         extra_s = min(max(extra_s, 0.0), max(4 * self.switch_s, 0.25 * usual_s))
         self.switch_s += 0.05 * (extra_s - self.switch_s)
 
@@ -199,18 +215,11 @@ class _Surface:
         return self._drift * max(seconds + more, 0.5 * seconds, _LEAST_S)
 
     def observe(self, n: int, depth: int, seconds: float) -> None:
-        known = self.at(n, depth)
         if not (seconds > 0 and math.isfinite(seconds)):
             return
-        surprise = math.log(seconds / known)
-        i = bisect_left(self.counts, n)
-        if i == len(self.counts) or self.counts[i] != n:
-            slope = _between(self.counts, self._slopes, n)
-            self._seconds.insert(i, self.at(n, self.depth) / self._drift)
-            self._slopes.insert(i, slope)
-            self._weights.insert(i, 1)
-            self._surprises.insert(i, 0.0)
-            self.counts.insert(i, n)
+        self.bound(n, depth, seconds)
+        surprise = math.log(seconds / self.at(n, depth))
+        i = self._point(n)
         lasting = self._surprises[i] = 0.9 * self._surprises[i] + 0.1 * surprise
         clip = max(_CLIP, abs(lasting))
         surprise = min(max(surprise, -clip), clip)
@@ -219,6 +228,32 @@ class _Surface:
         self._seconds[i] *= factor
         self._slopes[i] *= factor
         self._drift *= math.exp(surprise * _DRIFT)
+
+    def bound(self, n: int, depth: int, seconds: float) -> None:
+        """A time that `seconds` can only be longer than. If it is shorter than what is known, that
+        was measured on a busy machine, and so were the counts that were not seen since."""
+        part = seconds / self.at(n, depth)
+        if not 0 < part < math.exp(-_CLIP):
+            return
+        i = self._point(n)
+        for j, weight in enumerate(self._weights):
+            if j == i or (j > i and weight == _MEASURED):
+                self._seconds[j] *= part
+                self._slopes[j] *= part
+            elif j < i:
+                self._seconds[j] = min(self._seconds[j], self._seconds[i] * part)
+
+    def _point(self, n: int) -> int:
+        """The place of a count among the points; it becomes one."""
+        i = bisect_left(self.counts, n)
+        if i == len(self.counts) or self.counts[i] != n:
+            slope = _between(self.counts, self._slopes, n)
+            self._seconds.insert(i, self.at(n, self.depth) / self._drift)
+            self._slopes.insert(i, slope)
+            self._weights.insert(i, 1)
+            self._surprises.insert(i, 0.0)
+            self.counts.insert(i, n)
+        return i
 
     def as_dict(self) -> dict[str, dict[str, float]]:
         """To the picosecond, so that what is read is written again as it was: the slope between two
@@ -309,6 +344,7 @@ class PassTimes:
             self._kind, self._made, self._extra_s = kind, 0, 0.0
         self.fresh = self._made < _TO_MAKE
         if self.fresh:
+            costs.bound_step(n_rows, depth, seconds, shape)
             self._made += n
             self._extra_s += n * (seconds - usual_s)
             if self._made >= _TO_MAKE:
