@@ -264,8 +264,8 @@ void draft_graph::build() {
         inject(g);
     }
     if (bucket.n_streams > 0) {
-        output_.build(nodes_.get(), graph_, parts_.backend, logits(denoise()), bucket.top_k,
-                      wanted_selection());
+        output_.build(nodes_.get(), graph_, parts_.backend, parts_.scratch, logits(denoise()),
+                      bucket.top_k, wanted_selection());
     }
     check_first_node();
 }
@@ -298,8 +298,7 @@ void draft_graph::allocate() {
                                 ", which the draft graph needs; load without a drafter");
         }
     }
-    allocator_.reset(ggml_gallocr_new(ggml_backend_get_default_buffer_type(backend)));
-    if (!ggml_gallocr_alloc_graph(allocator_.get(), graph_)) {
+    if (!parts_.scratch.allocate(graph_)) {
         throw backend_error("no room for the draft graph on " +
                             std::string(ggml_backend_name(backend)));
     }

@@ -5,6 +5,7 @@
 #include "draft_bucket.h"
 #include "draft_cache.h"
 #include "draft_output.h"
+#include "draft_scratch.h"
 #include "draft_weights.h"
 #include "ggml-cpp.h"
 #include "input_pack.h"
@@ -27,6 +28,7 @@ struct draft_parts {
     const tap_store * store;              // null: all features come from the host
     const std::vector<float> & mask_row;  // the embedding of the mask token
     ggml_backend_t backend;
+    draft_scratch & scratch;
 };
 
 // One static ggml graph. It injects rows of features into the drafter's cache, then denoises a
@@ -103,7 +105,6 @@ class draft_graph {
     ggml_backend_buffer_ptr constant_buffer_;
 
     ggml_context_ptr nodes_;
-    ggml_gallocr_ptr allocator_;
     ggml_cgraph * graph_ = nullptr;
     draft_output output_;
 };

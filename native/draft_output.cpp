@@ -32,14 +32,15 @@ void check_numbers(const float * values, int64_t n) {
 }  // namespace
 
 void draft_output::build(ggml_context * nodes, ggml_cgraph * graph, ggml_backend_t backend,
-                         ggml_tensor * logits, int top_k, selection wanted) {
+                         draft_scratch & scratch, ggml_tensor * logits, int top_k,
+                         selection wanted) {
     top_k_ = top_k;
     n_vocab_ = logits->ne[0];
     n_rows_ = logits->ne[1];
     const bool found =
         wanted != selection::on_host &&
-        (top_k == 1 ? build_best(nodes, backend, logits)
-                    : build_chunks(nodes, backend, logits, wanted == selection::on_device) ||
+        (top_k == 1 ? build_best(nodes, backend, scratch, logits)
+                    : build_chunks(nodes, backend, scratch, logits, wanted == selection::on_device) ||
                           build_top_k(nodes, backend, logits));
     if (!found) {
         logits_ = logits;
@@ -82,7 +83,8 @@ const T * draft_output::staged(const ggml_tensor * tensor) const {
 
 // Finds the peak of each chunk, the best of these, then its place in its chunk. The best of the
 // row, M, has the probability 1 / sum(exp(x - M)).
-bool draft_output::build_best(ggml_context * c, ggml_backend_t backend, ggml_tensor * logits) {
+bool draft_output::build_best(ggml_context * c, ggml_backend_t backend, draft_scratch & scratch,
+                              ggml_tensor * logits) {
     const int64_t size = chunk_of(n_vocab_);
     const int64_t n = n_vocab_ / size;
     ggml_tensor * peaks = peaks_of(c, logits, size);
@@ -94,7 +96,7 @@ bool draft_output::build_best(ggml_context * c, ggml_backend_t backend, ggml_ten
     if (!exps || !supports(backend, {peaks, chunks, chunk, places})) {
         return false;
     }
-    guard(backend, {logits, peaks});
+    guard(backend, scratch, {logits, peaks});
     chunk_size_ = size;
     chunks_ = chunks;
     places_ = places;
@@ -104,7 +106,8 @@ bool draft_output::build_best(ggml_context * c, ggml_backend_t backend, ggml_ten
 
 // On some backends the argmax of values that are not numbers is -1. Gathering then reads what is
 // before the tensor, so that must be valid memory.
-void draft_output::guard(ggml_backend_t backend, const std::vector<ggml_tensor *> & gathered) {
+void draft_output::guard(ggml_backend_t backend, draft_scratch & scratch,
+                         const std::vector<ggml_tensor *> & gathered) const {
     ggml_backend_buffer_type_t type = ggml_backend_get_default_buffer_type(backend);
     const size_t step = ggml_backend_buft_get_alignment(type);
     size_t n_bytes = (chunk_of(n_vocab_) * sizeof(float) + step - 1) / step * step;
@@ -113,25 +116,24 @@ void draft_output::guard(ggml_backend_t backend, const std::vector<ggml_tensor *
         offsets.push_back(n_bytes);
         n_bytes += (ggml_backend_buft_get_alloc_size(type, tensor) + step - 1) / step * step;
     }
-    guarded_.reset(ggml_backend_buft_alloc_buffer(type, n_bytes));
-    if (!guarded_) {
+    ggml_backend_buffer_t buffer = scratch.buffer(n_bytes);
+    if (buffer == nullptr) {
         throw backend_error("no room for the output of the draft graph on " +
                             std::string(ggml_backend_name(backend)));
     }
-    ggml_backend_buffer_clear(guarded_.get(), 0);
-    char * base = static_cast<char *>(ggml_backend_buffer_get_base(guarded_.get()));
+    char * base = static_cast<char *>(ggml_backend_buffer_get_base(buffer));
     for (size_t i = 0; i < gathered.size(); i++) {
-        ggml_backend_tensor_alloc(guarded_.get(), gathered[i], base + offsets[i]);
+        ggml_backend_tensor_alloc(buffer, gathered[i], base + offsets[i]);
     }
 }
 
-bool draft_output::build_chunks(ggml_context * c, ggml_backend_t backend, ggml_tensor * logits,
-                                bool on_device) {
+bool draft_output::build_chunks(ggml_context * c, ggml_backend_t backend, draft_scratch & scratch,
+                                ggml_tensor * logits, bool on_device) {
     const auto chunks = find_chunks(c, backend, logits, top_k_);
     if (!chunks) {
         return false;
     }
-    guard(backend, {logits, chunks->peaks});
+    guard(backend, scratch, {logits, chunks->peaks});
     chunk_size_ = chunks->size;
     few_ = chunks->few;
     few_rows_ = chunks->rows;

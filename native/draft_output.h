@@ -4,6 +4,7 @@
 #include <map>
 #include <vector>
 
+#include "draft_scratch.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 
@@ -25,7 +26,7 @@ class draft_output {
 
     // Throws backend_error if the memory does not suffice.
     void build(ggml_context * nodes, ggml_cgraph * graph, ggml_backend_t backend,
-               ggml_tensor * logits, int top_k, selection wanted);
+               draft_scratch & scratch, ggml_tensor * logits, int top_k, selection wanted);
 
     // Waits for the graph. ids and logprobs: [rows, top_k], best first, equal ones by id. If not
     // all equal ones fit, it is always the same ones. Throws backend_error if the output is not a
@@ -33,11 +34,13 @@ class draft_output {
     void read(ggml_backend_t backend, int32_t * ids, float * logprobs);
 
   private:
-    bool build_best(ggml_context * nodes, ggml_backend_t backend, ggml_tensor * logits);
+    bool build_best(ggml_context * nodes, ggml_backend_t backend, draft_scratch & scratch,
+                    ggml_tensor * logits);
     bool build_top_k(ggml_context * nodes, ggml_backend_t backend, ggml_tensor * logits);
-    bool build_chunks(ggml_context * nodes, ggml_backend_t backend, ggml_tensor * logits,
-                      bool on_device);
-    void guard(ggml_backend_t backend, const std::vector<ggml_tensor *> & gathered);
+    bool build_chunks(ggml_context * nodes, ggml_backend_t backend, draft_scratch & scratch,
+                      ggml_tensor * logits, bool on_device);
+    void guard(ggml_backend_t backend, draft_scratch & scratch,
+               const std::vector<ggml_tensor *> & gathered) const;
     void stage(ggml_backend_t backend);
     template <typename T>
     const T * staged(const ggml_tensor * tensor) const;
@@ -56,7 +59,6 @@ class draft_output {
     ggml_tensor * chunks_ = nullptr;      // i32 [rows]: which chunk the best is in
     ggml_tensor * places_ = nullptr;      // i32 [rows]: where in it
     ggml_tensor * normaliser_ = nullptr;  // f32 [1, rows]: one over the probability of the best
-    ggml_backend_buffer_ptr guarded_;
     // Top k of a few chunks, with the normaliser
     ggml_tensor * few_ = nullptr;       // i32 [top_k, rows]: the chunks with the largest peaks
     ggml_tensor * few_rows_ = nullptr;  // f32 [chunk_size, top_k, rows]: their logits

@@ -49,7 +49,8 @@ fused_drafter::fused_drafter(const llama_model * model, const tap_store * store,
       weights_(path, params, target_.device()),
       cache_(weights_.params, target_.device(), n_seq, n_ctx, draft_window),
       top_k_(top_k),
-      allowed_(allowed) {
+      allowed_(allowed),
+      scratch_(backend_.get()) {
     check_target_fits();
     if (threads_ && threads_->n_threads() >= n_threads) {
         threads_->attach(backend_.get());
@@ -144,9 +145,19 @@ fused_drafter::graph_slot & fused_drafter::graph(const draft_bucket & bucket) {
         }
         graph_slot slot;
         n_builds_++;
-        slot.graph = std::make_unique<draft_graph>(
-            draft_parts{weights_, target_, cache_, store_, mask_row_, backend_.get()}, bucket,
-            allowed_);
+        const size_t before = n_compute_bytes();
+        try {
+            slot.graph =
+                std::make_unique<draft_graph>(draft_parts{weights_, target_, cache_, store_, mask_row_,
+                                                          backend_.get(), scratch_},
+                                              bucket, allowed_);
+        } catch (...) {
+            graphs_.clear();  // their memory may be gone
+            throw;
+        }
+        if (n_compute_bytes() != before) {
+            graphs_.clear();  // they had the smaller memory
+        }
         if (bucket.n_streams > 0) {
             const int n_rows = bucket.n_streams * weights_.params.block_size;
             slot.mask.emplace(slot.graph->mask(), bucket.n_kv, n_rows, cache_.n_ring());

@@ -9,6 +9,7 @@
 #include "draft_cache.h"
 #include "draft_graph.h"
 #include "draft_mask.h"
+#include "draft_scratch.h"
 #include "draft_weights.h"
 #include "feature_rows.h"
 #include "ggml-cpp.h"
@@ -52,6 +53,7 @@ class fused_drafter {
     int length(int seq) const;
     int64_t n_builds() const { return n_builds_; }  // draft graphs made so far
     size_t n_cache_bytes() const { return cache_.n_bytes(); }
+    size_t n_compute_bytes() const { return scratch_.n_bytes(); }
     std::string device_name() const;
 
     // Turns rows of features into K and V, from position length(seq) on.
@@ -136,6 +138,7 @@ class fused_drafter {
         std::optional<draft_mask> sliding_mask;
         uint64_t last_use = 0;
     };
+    draft_scratch scratch_;
     std::map<draft_bucket, graph_slot> graphs_;
     uint64_t clock_ = 0;
     int64_t n_builds_ = 0;

@@ -485,6 +485,7 @@ NB_MODULE(_native, m) {
              "`spec`: the numbers that Python has read from the keys of the file at `path`.")
         .def_prop_ro("n_builds", &fused_drafter::n_builds, "Draft graphs made so far.")
         .def_prop_ro("n_cache_bytes", &fused_drafter::n_cache_bytes)
+        .def_prop_ro("n_compute_bytes", &fused_drafter::n_compute_bytes)
         .def_prop_ro("device", &fused_drafter::device_name)
         .def("length", &fused_drafter::length, nb::arg("seq"))
         .def("inject", &inject, nb::arg("seq"), nb::arg("features"))

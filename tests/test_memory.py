@@ -8,13 +8,17 @@ import os
 import random
 import subprocess
 import threading
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dflash_local import Model, demo, load
+from dflash_local.bench.shapes.writer import write_pair
 from dflash_local.draft.draft import ANCHOR
 from dflash_local.target.batch import Batch
+from mini_shapes import DENSE
 from pair_engine import open_target
 
 # What the allocator may still gain after 100 requests: arenas of new threads' first use, a heap
@@ -88,3 +92,35 @@ def grown_by_ids(n_tokens: int, n_branches: int) -> int:
         batch.add_tree(0, n_tokens, 5, [6 + i for i in nodes], [ANCHOR] * len(nodes))
         target.run(batch)
         return resident_bytes() - before
+
+
+@pytest.mark.slow
+def test_a_pair_takes_no_more_than_planned(tmp_path: Path) -> None:
+    """Where the vocabulary is large and four requests draft at once, at many widths and lengths."""
+    shape = replace(DENSE, name="many-words", n_vocab=60_000)
+    paths = write_pair(shape, "Q8_0", tmp_path)
+    with multiprocessing.get_context("spawn").Pool(1) as child:
+        planned, taken = child.apply(taken_by_drafts, paths)
+    print(f"planned {planned / 2**20:.0f} MiB, taken {taken / 2**20:.0f} MiB")
+    assert planned / 2 < taken < planned + 8 * BOUND
+
+
+def taken_by_drafts(target: Path, drafter: Path) -> tuple[int, int]:
+    """Bytes planned, and bytes taken after many drafts."""
+    with open_target():  # what any model takes
+        before = resident_bytes()
+    options: dict[str, Any] = {"n_ctx": 2048, "n_gpu_layers": 0, "n_threads": 1, "quiet": True}
+    with load(target, drafter, n_seq=4, **options) as model:
+        assert model.plan is not None
+        planned = model.plan.host.needed + model.plan.mapped_bytes
+        draw = random.Random(0)
+        for width in (16, 9, 5, 3, 16):
+            for n in (4, 2, 1):
+                prompts = [[draw.randrange(60_000) for _ in range(20 * width)] for _ in range(n)]
+                asked = [
+                    model.stream(prompt, max_tokens=12, draft_width=width) for prompt in prompts
+                ]
+                for chunks in asked:
+                    for _ in chunks:
+                        pass
+        return planned, resident_bytes() - before

@@ -95,6 +95,12 @@ class FusedDrafter(Drafter):
         """Size of the cache now. It grows with the context in use, up to the window."""
         return self._open.n_cache_bytes
 
+    @property
+    def n_compute_bytes(self) -> int:
+        """What drafts compute with on the drafter's device: memory that all its graphs share. It
+        grows with the largest of them."""
+        return self._open.n_compute_bytes
+
     def length(self, seq: int) -> int:
         return self._open.length(seq)
 

@@ -19,6 +19,8 @@ _MIB, _GIB = 1 << 20, 1 << 30
 _HOST_MARGIN, _GPU_LEAST, _GPU_MOST = 256 * _MIB, 512 * _MIB, 1024 * _MIB
 UBATCH_ROWS = 512  # what Target asks llama.cpp for, at most
 _CELLS = 256  # llama.cpp rounds a context up to this, and the draft graph its KV length
+_OUTPUT_BYTES = 16  # llama.cpp's buffer per token and row: two kinds of logits, chances, ids
+_MEASURED_ROWS = 16  # of the widest pass that measures how exact a machine is
 _ID_BYTES = 48  # per token, in the list that llama.cpp keeps for each sequence id
 _SPARE_ROWS = 64  # rows that the draft graph's cache keeps before a window
 _BLOCK_TENSOR = re.compile(r"^blk\.(\d+)\.")
@@ -107,6 +109,8 @@ class Footprint:
         self._n_embd = target.require(f"{self._arch}.embedding_length", int)
         self._n_vocab = target.n_vocab or 0
         self._n_outputs = min(self._n_batch, MAX_OUTPUT_ROWS * self._n_seq)
+        width = MAX_OUTPUT_ROWS if n_branches > 1 else spec.block_size if spec else 1
+        self._n_verified = min(self._n_batch, max(self._n_seq * width, _MEASURED_ROWS))
         self._masks = 2 if self._key("attention.sliding_window") else 1
         self._read_weights()
         self._kv_type = GGMLQuantizationType[options.kv_type.upper()]
@@ -275,15 +279,15 @@ class Footprint:
         return 4 * (min(rows, self._n_outputs) * self._n_vocab + 2 * rows * self._n_embd)
 
     def host_buffers(self, n_ctx: int, copies: int = 1) -> int:
-        """What the host always holds: inputs, taps, the logits of all rows, checkpoints of each
-        recurrent state, and the list of tokens of each sequence id. After a wide tree, all ids of a
+        """What the host always holds: inputs, taps, the output of the widest verify pass,
+        checkpoints of each recurrent state, and the list of tokens of each sequence id. After a wide tree, all ids of a
         sequence have all of its tokens."""
         rows = self._rows(n_ctx)
         inputs = 4 * rows * self._n_embd + 2 * self._masks * rows * cells(n_ctx) * copies
         taps = 4 * self._n_batch * self.taps * self._n_embd
         ids = _ID_BYTES * self._n_branches * cells(n_ctx)
         checkpoints = CHECKPOINTS * self._n_seq * self._state[-1]
-        return inputs + taps + checkpoints + ids + 4 * self._n_outputs * self._n_vocab
+        return inputs + taps + checkpoints + ids + _OUTPUT_BYTES * self._n_verified * self._n_vocab
 
     def _rows(self, n_ctx: int) -> int:
         return min(self._n_batch, UBATCH_ROWS, cells(n_ctx))

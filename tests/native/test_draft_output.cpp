@@ -49,11 +49,10 @@ candidates found(const std::vector<float> & logits, int top_k, selection wanted)
                    nullptr, true}));
     ggml_cgraph * graph = ggml_new_graph_custom(nodes.get(), n_nodes, false);
     dflash::draft_output output;
-    output.build(nodes.get(), graph, backend.get(), ggml_scale(nodes.get(), input, 1.0f), top_k,
-                 wanted);
-    const ggml_gallocr_ptr allocator(
-        ggml_gallocr_new(ggml_backend_get_default_buffer_type(backend.get())));
-    check::that(ggml_gallocr_alloc_graph(allocator.get(), graph), "no memory for the graph");
+    dflash::draft_scratch scratch(backend.get());
+    output.build(nodes.get(), graph, backend.get(), scratch,
+                 ggml_scale(nodes.get(), input, 1.0f), top_k, wanted);
+    check::that(scratch.allocate(graph), "no memory for the graph");
     check::equal(ggml_backend_graph_compute(backend.get(), graph), GGML_STATUS_SUCCESS, "status");
     candidates out{std::vector<int32_t>(n_rows * top_k), std::vector<float>(n_rows * top_k)};
     output.read(backend.get(), out.ids.data(), out.logprobs.data());
