@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from dflash_local.engine.prefix import Entry, Prefix
 from dflash_local.engine.prefix_files import PrefixFiles, StoredPrefix
 
+_LEAST_LEAVING = 64 << 20
+
 
 @dataclass(frozen=True)
 class Found:
@@ -27,7 +29,8 @@ class Found:
 
 
 class PrefixStore:
-    """At most `max_bytes` of entries in memory, and one more on its way to disk.
+    """At most `max_bytes` of entries in memory, and as many, or 64 MiB, on their way to disk. What
+    the disk is too slow for is forgotten: the thread that uses the store never waits for it.
 
     One thread uses it. Any thread may read its counts.
     """
@@ -37,7 +40,8 @@ class PrefixStore:
         self.n_bytes = 0
         self._files = files
         self._entries: list[Entry] = []  # the one used longest ago first
-        self._leaving: Entry | None = None
+        self._leaving: list[Entry] = []  # to be written, in this order
+        self._lock = threading.Lock()  # of `_leaving` and `_writer`
         self._writer: threading.Thread | None = None
 
     @property
@@ -68,8 +72,8 @@ class PrefixStore:
         return found
 
     def _all(self) -> list[Prefix]:
-        leaving = [self._leaving] if self._leaving else []
-        return [*self._entries, *leaving, *(self._files.prefixes() if self._files else [])]
+        on_disk = self._files.prefixes() if self._files else []
+        return [*self._entries, *self._leaving, *on_disk]
 
     def fetch(self, found: Found) -> Entry | None:
         """What was found, with its content. It then counts as the last used. None if the file turns
@@ -113,24 +117,38 @@ class PrefixStore:
         self._entries = entries
         self.n_bytes = sum(entry.n_bytes for entry in entries)
 
-    def _spill(self, entry: Entry) -> None:
-        """Write an entry to disk on a thread, after the one before is written."""
+    def _spill(self, entry: Entry, *, wait: bool = False) -> None:
+        """Let a thread write an entry to disk, after those before it. `wait`: if the disk is slow,
+        rather than forget the entry."""
         files = self._files
         if files is None or any(p.serves_for(entry) for p in files.prefixes()):
             return
-        self._wait()
-        self._leaving = entry
-        self._writer = threading.Thread(
-            target=self._write, args=(files, entry), name="prefix-writer"
-        )
-        self._writer.start()
+        if wait:
+            self._wait()
+        with self._lock:
+            n_bytes = sum(other.n_bytes for other in self._leaving)
+            if n_bytes + entry.n_bytes > max(self.max_bytes, _LEAST_LEAVING):
+                return
+            self._leaving = [*self._leaving, entry]
+            if self._writer is None:
+                self._writer = threading.Thread(
+                    target=self._write, args=(files,), name="prefix-writer"
+                )
+                self._writer.start()
 
-    def _write(self, files: PrefixFiles, entry: Entry) -> None:
-        files.write(entry)
-        self._leaving = None
+    def _write(self, files: PrefixFiles) -> None:
+        while True:
+            with self._lock:
+                if not self._leaving:
+                    self._writer = None
+                    return
+                entry = self._leaving[0]
+            files.write(entry)
+            with self._lock:
+                self._leaving = self._leaving[1:]
 
     def _wait(self) -> None:
-        writer, self._writer = self._writer, None
+        writer = self._writer
         if writer is not None:
             writer.join()
 
@@ -151,6 +169,6 @@ class PrefixStore:
                     break
                 kept.append(entry)
             for entry in reversed(kept):
-                self._spill(entry)
+                self._spill(entry, wait=True)
         self._wait()
         self._replace([])

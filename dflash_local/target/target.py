@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -79,6 +80,7 @@ class Target:
         self._model: Any = None
         self._context: Any = None
         self._pass: Any = None
+        self.vocabulary: Vocabulary
         self.threads: Any = None
         """The `native.ThreadPool` that computes on the CPU, also for a drafter."""
         self._output: list[bool] = []
@@ -193,10 +195,6 @@ class Target:
         api.llama_model_meta_val_str(self._model, b"general.architecture", name, len(name))
         return name.value.decode("utf-8", "replace")
 
-    @property
-    def is_open(self) -> bool:
-        return bool(self._context)
-
     def _keeps_order(self) -> bool:
         """Whether the cells of several sequences are kept in order: on a CPU, where answers then
         depend on their own sequence alone. On a GPU the rows beside them decide, too."""
@@ -210,6 +208,10 @@ class Target:
             and not self.is_recurrent
             and n_more <= min(MAX_IDS, options.n_batch)
         )
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._context)
 
     @property
     def address(self) -> int:
@@ -521,17 +523,20 @@ class Target:
 
     def close(self) -> None:
         """Free context and model, and close the drafters on it. Safe to call again."""
+        self._close(wait=True)
+
+    def _close(self, *, wait: bool) -> None:
+        """`wait` for those that read the vocabulary; see `Vocabulary.close`."""
         for drafter in list(self._drafters):
             drafter.close()
-        if self._model:
-            self.vocabulary.close()
         context, self._context = self._context, None
         model, self._model = self._model, None
-        if context:
-            api.llama_free(context)
-        self._pass = self.threads = None  # after the context, whose graph they are part of
-        if model:
-            api.llama_model_free(model)
+        parts, self._pass, self.threads = [self._pass, self.threads], None, None
+        free = partial(_free, context, model, parts)
+        if model and hasattr(self, "vocabulary"):
+            self.vocabulary.close(free, wait=wait)
+        else:
+            free()
 
     def __enter__(self) -> Target:
         return self
@@ -546,7 +551,7 @@ class Target:
 
     def __del__(self) -> None:
         if getattr(self, "_model", None):
-            self.close()
+            self._close(wait=False)
 
     def _check_open(self) -> None:
         if not self._context:
@@ -575,6 +580,15 @@ class Target:
         self._check_open()
         if not self.options.tapped_layers:
             raise InputError("no layers are tapped; load with tapped_layers or with a drafter")
+
+
+def _free(context: Any, model: Any, parts: list[Any]) -> None:
+    """`parts` are freed after the context, whose graph they are part of."""
+    if context:
+        api.llama_free(context)
+    parts.clear()
+    if model:
+        api.llama_model_free(model)
 
 
 def _list(values: Any) -> list[Any]:

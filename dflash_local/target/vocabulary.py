@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -125,6 +125,7 @@ class Vocabulary:
         self._pointer = pointer
         self._readers = 0
         self._changed = threading.Condition()
+        self._free: Callable[[], None] | None = None
         self.n_tokens: int = api.llama_vocab_n_tokens(pointer)
         self._pieces: dict[int, bytes] = {}
         self._special: dict[int, bytes] = {}
@@ -138,24 +139,37 @@ class Vocabulary:
             raise ClosedError("this model is closed; load it again")
         return self._pointer
 
-    def close(self) -> None:
-        """Call this before the model is freed. It waits for readers and lets no new ones begin."""
+    def close(self, free: Callable[[], None] | None = None, *, wait: bool = True) -> None:
+        """Let no new readers begin, and call `free`, which frees the model, after the last one.
+
+        `wait`: until then. A finalizer cannot: it may run in the midst of a reader.
+        """
         with self._changed:
             self._pointer = None
-            self._changed.wait_for(lambda: not self._readers)
+            if wait:
+                self._changed.wait_for(lambda: not self._readers)
+            elif self._readers:
+                self._free = free
+                return
+        if free is not None:
+            free()
 
     @contextmanager
     def reading(self) -> Iterator[Any]:
         """The `llama_vocab *` for any thread; the model is not freed meanwhile."""
         with self._changed:
-            pointer = self.pointer
-            self._readers += 1
+            self._readers += 1  # first, as a finalizer may run at any point
+        free = None
         try:
-            yield pointer
+            yield self.pointer
         finally:
             with self._changed:
                 self._readers -= 1
                 self._changed.notify_all()
+                if not self._readers:
+                    free, self._free = self._free, None
+            if free is not None:
+                free()
 
     def tokenize(
         self,

@@ -9,12 +9,14 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dflash_local.engine import prefixes
 from dflash_local.engine.prefix import Entry
 from dflash_local.engine.prefix_files import PrefixFiles
 from dflash_local.engine.prefixes import PrefixStore
@@ -133,6 +135,32 @@ def test_what_leaves_memory_is_found_on_disk(tmp_path: Path) -> None:
             assert hit is not None and equal(hit, entry(earlier))
     assert store.n_bytes <= 2 * size
     assert store.n_entries == 2
+
+
+def test_a_slow_disk_delays_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread of the model puts entries into the store. What the disk has no time for is
+    forgotten; what is on its way can be had."""
+    may_go_on, folder = threading.Event(), files(tmp_path)
+    write = folder.write
+
+    def slowly(leaving: Entry) -> bool:
+        may_go_on.wait(60)
+        return write(leaving)
+
+    monkeypatch.setattr(folder, "write", slowly)
+    monkeypatch.setattr(prefixes, "_LEAST_LEAVING", 0)
+    size = entry(1).n_bytes
+    store = PrefixStore(2 * size, folder)
+    start = time.monotonic()
+    for token in range(9):
+        store.put(entry(token))
+    took = time.monotonic() - start
+    there = [n_found(store, token) for token in range(9)]
+    may_go_on.set()
+    assert took < 30
+    assert there == [1, 1, 0, 0, 0, 0, 0, 1, 1]
+    store.close()
+    assert PrefixStore(LARGE, files(tmp_path)).n_disk_entries == 4
 
 
 def test_what_was_in_memory_is_there_after_a_restart(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +15,11 @@ import llama_cpp.llama_cpp as api
 import pytest
 
 import gguf_files
-from dflash_local.errors import ContextFullError
+from dflash_local import demo
+from dflash_local.errors import ClosedError, ContextFullError
 from dflash_local.llama import runtime
+from dflash_local.target.options import TargetOptions
+from dflash_local.target.target import Target
 from dflash_local.target.vocabulary import Vocabulary
 
 NAMES = ["<unk>", "<s>", "</s>", "<|a|>", "<|a|><|a|>", "|>~~", "~|", "|~|", "~~<"]
@@ -103,3 +108,25 @@ def test_a_text_that_would_take_gigabytes_is_refused(pair: tuple[Path, Path]) ->
         with pytest.raises(ContextFullError, match="at most 1048576 are read"):
             read.tokenize(" " * (4 << 20), n_ctx=40_000)
         assert len(read.tokenize(" " * (1 << 17), n_ctx=2000)) == 4096
+
+
+def test_a_model_that_is_collected_in_the_midst_of_a_reader() -> None:
+    """A finalizer runs on any thread at any point: one that waited for readers would wait for its
+    own thread."""
+    read: list[str] = []
+
+    def reader() -> None:
+        abandoned = Target(demo.pair()[0], TargetOptions(n_ctx=64, n_threads=1))
+        found = abandoned.vocabulary
+        with found.reading() as pointer:
+            del abandoned
+            gc.collect()
+            read.append(str(api.llama_vocab_n_tokens(pointer)))
+        with pytest.raises(ClosedError):
+            found.tokenize("a")
+        read.append("closed")
+
+    thread = threading.Thread(target=reader, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert read == ["8192", "closed"]
