@@ -124,3 +124,29 @@ def taken_by_drafts(target: Path, drafter: Path) -> tuple[int, int]:
                     for _ in chunks:
                         pass
         return planned, resident_bytes() - before
+
+
+@pytest.mark.slow
+def test_closed_models_leave_nothing_behind() -> None:
+    """Loaded and closed on threads that come and go, as a server does it."""
+    with multiprocessing.get_context("spawn").Pool(1) as child:
+        used = child.apply(after_loads, (15,))
+    print([f"{size / 2**20:.0f} MiB" for size in used])
+    assert max(used[-5:]) - used[1] < 3 * BOUND
+
+
+def after_loads(n: int) -> list[int]:
+    """Resident bytes after each of `n` loads."""
+    used = []
+    for _ in range(n):
+        for work in (load_once, load_once):
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+        used.append(resident_bytes())
+    return used
+
+
+def load_once() -> None:
+    with load(*demo.pair(), n_ctx=2048, n_gpu_layers=0, n_threads=1, quiet=True) as model:
+        model.generate("def f(x):", max_tokens=16)

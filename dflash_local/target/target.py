@@ -21,7 +21,7 @@ from dflash_local.fit.options import MAX_IDS, MAX_OUTPUT_ROWS
 from dflash_local.fit.pairing import check_taps, check_target
 from dflash_local.gguf.file import GgufFile, file_key
 from dflash_local.llama import native, runtime
-from dflash_local.llama.host import default_threads
+from dflash_local.llama.host import default_threads, give_back_memory
 from dflash_local.target import sequence_state
 from dflash_local.target.batch import Batch, Part
 from dflash_local.target.cells import Cells
@@ -589,6 +589,7 @@ def _free(context: Any, model: Any, parts: list[Any]) -> None:
     parts.clear()
     if model:
         api.llama_model_free(model)
+        give_back_memory()
 
 
 def _list(values: Any) -> list[Any]:

@@ -42,6 +42,13 @@ class BodyCheck:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # A proxy may have believed the other one, and see two requests here, or one there.
+            raise ApiError(
+                400,
+                "the request has both Content-Length and Transfer-Encoding; send one of them",
+                headers={"Connection": "close"},
+            )
         declared = headers.get("content-length", "0")
         if declared.isdecimal() and int(declared) > self._max:
             raise self._too_large()

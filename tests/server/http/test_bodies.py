@@ -160,3 +160,23 @@ def test_the_server_is_as_before_after_all_of_this(
     assert answer.status_code == 200
     assert not any(slot["is_processing"] for slot in client.get("/slots").json())
     assert not any("Traceback" in line for line in server.log)
+
+
+def test_a_body_of_two_lengths(server: ServerProcess) -> None:
+    """A proxy that believes the other one sees other requests than this server does."""
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    head = [
+        "POST /v1/completions HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        "Transfer-Encoding: chunked",
+        "",
+        "",
+    ]
+    chunked = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    smuggled = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    status, answer = exchange(server, "\r\n".join(head).encode() + chunked + smuggled)
+    assert status == 400
+    assert "both Content-Length and Transfer-Encoding" in message(answer)
+    assert answer.count(b"HTTP/1.1") == 0  # the connection is closed
