@@ -45,7 +45,8 @@ class Exactness:
         return exact
 
     def noise(self) -> float:
-        """The largest difference seen. Answers may differ only where the top two are this close."""
+        """The largest difference seen. Answers may differ only where twice that separates the top
+        two, or where another expert of a mixture is chosen."""
         return max(
             (d for widths in self.differences.values() for d in widths.values()), default=0.0
         )

@@ -4,11 +4,16 @@ where the target is undecided.
 The gap rule: at the first token that differs from plain decoding, the two likeliest logits of the
 plain run must be closer than rounding can bring them: twice the measured noise, as each of the two
 may move by that much.
+
+In a mixture of experts rounding may choose another expert, and then a logit moves by far more than
+in rows of other texts. There the noise is that of the row itself: what it differs by when the same
+text is decoded at the other width. It bounds the gap by definition: where two ways of decoding
+choose different tokens, one of the two logits has moved by half the gap at least.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,22 +42,37 @@ def equal_by_gap_rule(
     logprobs: Sequence[TokenLogprob],
     other: Sequence[int],
     noise: float,
+    row_noise: Callable[[int], float] | None = None,
 ) -> bool:
     """Whether two greedy answers are equal. Fails where they part although they must not.
 
     `logprobs` are those of the plain run, asked for with `logprobs=2`; `noise` is the largest
-    difference of a logit between the two ways of decoding.
+    difference of a logit between the two ways of decoding. `row_noise` gives that of the row which
+    draws the n-th token, for a mixture of experts.
     """
     at = first_difference(plain, other)
     if at is None:
         return True
     assert at < len(plain), "the other answer goes on after the plain one has ended"
     gap = top_two_gap(logprobs[at])
+    if gap > 2 * noise and row_noise is not None:
+        noise = row_noise(at)
     assert gap <= 2 * noise, (
         f"answers part at token {at}, where the likeliest logit leads by {gap:.3g}; "
         f"the largest rounding difference is {noise:.3g}"
     )
     return False
+
+
+def noise_of_row(
+    target: Target, prompt: Sequence[int], tokens: Sequence[int], at: int, widths: Sequence[int]
+) -> float:
+    """Largest difference of a logit in the row that draws `tokens[at]`, between steps of one token
+    and passes of these widths over the answer so far."""
+    begin, text = len(prompt) - 1, [*prompt, *tokens[:at]]
+    single = step_logits(target, text, begin)[-1]
+    wide = [joint_logits(target, [text], begin, [width])[0][-1] for width in widths]
+    return max(float(np.abs(row - single).max()) for row in wide)
 
 
 def step_logits(target: Target, tokens: Sequence[int], begin: int) -> NDArray[np.float32]:

@@ -37,6 +37,7 @@ def open_target(
     n_threads: int | None = 1,
     flash_attn: bool = True,
     n_branches: int = 1,
+    tapped_layers: tuple[int, ...] | None = None,
 ) -> Iterator[Target]:
     """The shipped target, or one of its shape, on the CPU with the layers tapped as its drafter
     wants.
@@ -53,7 +54,7 @@ def open_target(
         n_threads=n_threads,
         kv_type=kv_type,
         flash_attn=flash_attn,
-        tapped_layers=layers,
+        tapped_layers=layers if tapped_layers is None else tapped_layers,
         n_branches=n_branches,
     )
     with Target(path or shipped, options) as target:

@@ -1,0 +1,87 @@
+"""Drafted answers of a mixture of experts are the plain ones, but where rounding chooses another
+token or another expert: the gap rule with the noise of the row itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from dflash_local.bench.shapes.writer import write_pair
+from dflash_local.draft.fused import FusedDrafter
+from dflash_local.engine.engine import Engine
+from dflash_local.gguf.drafter_keys import read_drafter
+from dflash_local.gguf.file import GgufFile
+from dflash_local.sampling.params import TokenLogprob
+from gap_rule import (
+    equal_by_gap_rule,
+    joint_logits,
+    noise_of_row,
+    step_logits,
+    top_two_gap,
+)
+from mini_shapes import EXPERTS
+from pair_engine import answer, open_target
+
+WIDTH = 8
+N_VOCAB = EXPERTS.n_vocab
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """Random weights in BF16, whose products depend on the batch."""
+    target, drafter = write_pair(EXPERTS, "BF16", tmp_path_factory.mktemp("experts"))
+    spec = read_drafter(GgufFile.open(drafter))
+    with open_target(target, kv_type="f16", tapped_layers=spec.target_layers) as opened:
+        yield Engine(opened, FusedDrafter(drafter, opened, spec, n_seq=1, n_ctx=512))
+
+
+def texts(n: int, length: int) -> list[list[int]]:
+    draw = np.random.default_rng(0)
+    return [draw.integers(0, N_VOCAB, length).tolist() for _ in range(n)]
+
+
+def test_an_expert_moves_a_logit_by_more_than_rounding_does(engine: Engine) -> None:
+    """So that noise measured in other texts bounds nothing."""
+    largest = []
+    for text in texts(6, 96):
+        single = step_logits(engine.target, text, 32)
+        wide = joint_logits(engine.target, [text], 32, [WIDTH])[0]
+        largest.append(float(np.abs(wide - single).max()))
+    print(largest)
+    assert max(largest) > 10 * min(largest)
+
+
+def test_drafted_answers_are_the_plain_ones_or_an_expert_differs(
+    engine: Engine, record_property: Callable[[str, object], None]
+) -> None:
+    different, target = 0, engine.target
+    for prompt in texts(6, 40):
+        engine.slots.forget_all()
+        plain = answer(engine, prompt, 0, 32, logprobs=2)
+        engine.slots.forget_all()
+        drafted = answer(engine, prompt, WIDTH, 32).tokens
+        engine.slots.forget_all()
+        different += not equal_by_gap_rule(
+            plain.tokens,
+            plain.logprobs,
+            drafted,
+            0.0,
+            lambda at, p=prompt, t=plain.tokens: noise_of_row(target, p, t, at, (WIDTH, 3, 16)),
+        )
+    print(f"{different} of 6 answers differ")
+    record_property("answers that differ", different)
+
+
+def test_the_rule_asks_for_the_row_s_own_noise() -> None:
+    near, far = ((5, -0.5), (6, -0.51)), ((5, -0.1), (6, -2.1))
+    plain = [5, 5]
+    logprobs = [TokenLogprob(5, top[0][1], top) for top in (near, far)]
+    assert top_two_gap(logprobs[1]) == pytest.approx(2.0)
+    assert not equal_by_gap_rule(plain, logprobs, [6, 5], 0.01)
+    with pytest.raises(AssertionError, match="part at token 1"):
+        equal_by_gap_rule(plain, logprobs, [5, 6], 0.01)
+    assert not equal_by_gap_rule(plain, logprobs, [5, 6], 0.01, lambda at: 1.1 * at)
+    with pytest.raises(AssertionError, match="part at token 1"):
+        equal_by_gap_rule(plain, logprobs, [5, 6], 0.01, lambda _: 0.9)
