@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,7 +62,7 @@ class ChatTemplate:
         self._max_characters = max_characters
         self._ours = {"bos_token": bos, "eos_token": eos}
         self._lock = threading.Lock()
-        _, fault = self._answer({})
+        _, fault, _ = self._answer({})
         if fault:
             raise InputError(f"the model's chat template cannot be read: {fault}")
 
@@ -91,11 +92,13 @@ class ChatTemplate:
                 f"chat_template_kwargs may not set {', '.join(taken)}, which the chat itself sets"
             )
         offered = [tool.shown() if isinstance(tool, Tool) else dict(tool) for tool in tools or ()]
+        now = datetime.now()
         variables = {
             "tool_choice": None,
             # llama-server's: without them Llama 3.1's template takes a day of 2024, and templates
             # differ in what they do with an `enable_thinking` that is not there.
-            "date_string": datetime.now().strftime("%d %b %Y"),
+            "date_string": now.strftime("%d %b %Y"),
+            "datetime": now.strftime("%b %d %Y"),
             "enable_thinking": True,
             **kwargs,
             **self._ours,
@@ -123,13 +126,19 @@ class ChatTemplate:
         return text == self._rendered({**variables, "messages": others})
 
     def _rendered(self, variables: Mapping[str, Any]) -> str:
-        text, fault = self._answer({"variables": variables})
+        text, fault, is_said = self._answer({"variables": variables})
+        if is_said:
+            # Some templates cannot do with a variable that is null, or join arguments as texts.
+            text, other, _ = self._answer({"variables": _as_llama_server(variables)})
+            if not other:
+                return text
         if fault:
             raise InputError(f"the model's chat template refuses this: {fault}")
         return text
 
-    def _answer(self, request: dict[str, Any]) -> tuple[str, str]:
-        """The text and the fault of a rendering, by a child process."""
+    def _answer(self, request: dict[str, Any]) -> tuple[str, str, bool]:
+        """The text and the fault of a rendering, by a child process, and whether the template
+        itself said that fault."""
         request |= {"source": self._source, "max_characters": self._max_characters}
         # One at a time, so that a template that hangs takes one process at most.
         with self._lock, _child() as child:
@@ -140,15 +149,34 @@ class ChatTemplate:
                     f"messages, tools and variables of a chat must be JSON: {error}"
                 ) from None
         if outcome.done:
-            return str(outcome.said[-1].get("text", "")), ""
+            return str(outcome.said[-1].get("text", "")), "", False
         if outcome.short:
-            return "", f"it takes longer than {self._max_seconds:g} s"
-        return "", outcome.fault or outcome.death or "its process ended"
+            return "", f"it takes longer than {self._max_seconds:g} s", False
+        fault = outcome.fault or outcome.death or "its process ended"
+        return "", fault, bool(outcome.fault)
 
     @staticmethod
     def thinking_open(prompt: str) -> bool:
         """Whether a rendered prompt ends inside a reasoning part, which the answer will close."""
         return prompt.rstrip().endswith("<think>")
+
+
+def _as_llama_server(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """The variables that are not null, with the arguments of calls as texts."""
+    found = {name: value for name, value in variables.items() if value is not None}
+    found["messages"] = [
+        {**message, "tool_calls": [_with_text(call) for call in message["tool_calls"]]}
+        if message.get("tool_calls")
+        else message
+        for message in variables["messages"]
+    ]
+    return found
+
+
+def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    text = json.dumps(function["arguments"], ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": text}}
 
 
 def _without_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -21,7 +21,7 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 
 from dflash_local.trial.child import bound_memory, die_quietly, say
 
@@ -37,10 +37,11 @@ def main(request: dict[str, Any]) -> None:
     if hasattr(signal, "alarm"):
         signal.alarm(_ORPHAN_S)
     try:
-        template = _template(request["source"])
+        sandbox, template = _template(request["source"])
         if (variables := request.get("variables")) is None:
             say(done=True)
             return
+        sandbox.given = set(_containers(variables))
         parts = template.generate(
             {**variables, "raise_exception": _raise, "strftime_now": _strftime_now}
         )
@@ -55,7 +56,11 @@ def main(request: dict[str, Any]) -> None:
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """The environment of chat templates, as transformers has it."""
+    """The environment of chat templates, as transformers has it. Lists and objects of a template's
+    own may be changed as well, which Kimi K2's does to count the calls of tools."""
+
+    given: Container[int] = ()
+    """The ids of the lists and objects that a rendering is given."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -63,6 +68,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
         )
         self.globals.pop("lipsum")
         self.filters["tojson"] = _tojson
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if isinstance(obj, (list, dict)) and id(obj) not in self.given:
+            return SandboxedEnvironment.is_safe_attribute(self, obj, attr, value)
+        return super().is_safe_attribute(obj, attr, value)
 
 
 class _GenerationTags(Extension):
@@ -88,7 +98,25 @@ def _tojson(
         indent=indent,
         separators=separators,
         sort_keys=sort_keys,
+        default=_listed,
     )
+
+
+def _listed(value: Any) -> list[Any]:
+    """What filters such as `map` give instead of a list."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _containers(value: Any) -> Iterator[int]:
+    """The ids of all lists and objects in a value of JSON."""
+    left = [value]
+    while left:
+        value = left.pop()
+        if isinstance(value, (list, dict)):
+            yield id(value)
+            left += value.values() if isinstance(value, dict) else value
 
 
 @lru_cache(1)
@@ -98,8 +126,9 @@ def _set_limits() -> None:
 
 
 @lru_cache(4)
-def _template(source: str) -> jinja2.Template:
-    return Sandbox().from_string(source)
+def _template(source: str) -> tuple[Sandbox, jinja2.Template]:
+    sandbox = Sandbox()
+    return sandbox, sandbox.from_string(source)
 
 
 def _joined(parts: Iterator[str], max_characters: int) -> str:

@@ -198,3 +198,44 @@ def test_llama_server_s_variables_are_there() -> None:
     assert thinking == "True"
     assert abs(datetime.strptime(date, "%d %b %Y") - datetime.now()).days <= 1
     assert template("{{ date_string }}").render(HELLO, date_string="1 May") == "1 May"
+
+
+KIMI = """{%- set seen = namespace(ids=[]) -%}
+{%- for message in messages -%}
+{%- if message.tool_calls -%}
+{%- for call in message.tool_calls -%}
+{%- set id = 'functions.' + call.function.name + ':' + (loop.index0 | string) -%}
+{%- set _ = seen.ids.append(id) -%}
+{{ id }} {{ call.function.arguments | tojson }}
+{% endfor -%}
+{%- elif message.role == 'tool' -%}
+{{ seen.ids.pop(0) }} {{ message.content }}
+{% endif -%}
+{%- endfor -%}"""
+
+
+def test_a_template_may_change_lists_of_its_own() -> None:
+    """As Kimi K2's does, which numbers the calls of tools; not those that it is given."""
+    found = template(KIMI)
+    for _ in range(2):
+        assert found.render(CALLED) == (
+            'functions.get_weather:0 {"city": "Paris"}\n'
+            'functions.get_weather:1 {"city": "Paris"}\n'
+            "functions.get_weather:0 sunny\nfunctions.get_weather:1 windy\n"
+        )
+    assert "is unsafe" in refusal("{% set x = messages[0] %}{{ x.clear() }}")
+    assert "unsafe" in refusal("{% set x = [] %}{{ x.__class__.__mro__ }}")
+
+
+def test_variables_that_are_null_and_arguments_as_texts() -> None:
+    """As llama-server gives them, for templates that can do with nothing else."""
+    assert template("{% for tool in tools %}{% endfor %}Hi").render(HELLO) == "Hi"
+    source = "{{ 'call ' + messages[1].tool_calls[0].function.arguments }}"
+    assert template(source).render(CALLED) == 'call {"city": "Paris"}'
+    assert (
+        template("{{ tools | map(attribute='name') | tojson }}").render(
+            HELLO, tools=[{"name": "f"}]
+        )
+        == '["f"]'
+    )
+    assert template("{{ datetime }}").render(HELLO) == datetime.now().strftime("%b %d %Y")
