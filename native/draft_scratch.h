@@ -17,9 +17,7 @@ class draft_scratch {
           allocator_(ggml_gallocr_new(type_)) {}
 
     // Gives memory to all nodes of a graph that have none. False if there is no room.
-    bool allocate(ggml_cgraph * graph) {
-        return ggml_gallocr_alloc_graph(allocator_.get(), graph);
-    }
+    bool allocate(ggml_cgraph * graph) { return ggml_gallocr_alloc_graph(allocator_.get(), graph); }
 
     // A buffer of at least n_bytes beside that memory; null if there is no room.
     ggml_backend_buffer_t buffer(size_t n_bytes) {

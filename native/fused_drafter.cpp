@@ -147,10 +147,9 @@ fused_drafter::graph_slot & fused_drafter::graph(const draft_bucket & bucket) {
         n_builds_++;
         const size_t before = n_compute_bytes();
         try {
-            slot.graph =
-                std::make_unique<draft_graph>(draft_parts{weights_, target_, cache_, store_, mask_row_,
-                                                          backend_.get(), scratch_},
-                                              bucket, allowed_);
+            slot.graph = std::make_unique<draft_graph>(
+                draft_parts{weights_, target_, cache_, store_, mask_row_, backend_.get(), scratch_},
+                bucket, allowed_);
         } catch (...) {
             graphs_.clear();  // their memory may be gone
             throw;

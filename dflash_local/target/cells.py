@@ -38,6 +38,7 @@ MOST_BRANCHES, LEAST_BRANCHES = 32, 16
 in BF16 on an H200), and fewer if several sequences share the ids, as every pass looks at all."""
 
 _ANCHOR = -1
+_LOST = "llama.cpp could not move the cells of its cache together; load the model again"
 
 Lines = list[list[int]]
 """For each row of a part, the branches that it is on, its own branch first."""
@@ -126,6 +127,7 @@ class Cells:
         self.ids = ids_of(n_seq, n_branches)
         self._spare = n_seq * n_branches
         self._whole_context = context
+        self._is_lost = False
         self._log = CellLog(api.llama_n_ctx(context), n_seq) if in_order else None
         self._n_branches = n_branches
         self._context = native.address(context)
@@ -199,18 +201,21 @@ class Cells:
         native.edit_cells(self._context, cuts, copies)
 
     def before_pass(self, n_rows: int) -> None:
-        """Make room for `n_rows` rows in the next cells. Raises BackendError if that fails; all
-        sequences are then lost."""
+        """Make room for `n_rows` rows in the next cells. Raises BackendError if llama.cpp fails at
+        that, then and from then on: all sequences are lost."""
         self.tidy()
         log = self._log
+        if self._is_lost:
+            raise BackendError(_LOST)
         if log is None or not log.must_pack(n_rows):
             return
         api.llama_memory_seq_rm(self._memory, self._spare, -1, -1)
         if sequence_state.size_of_all(self._whole_context) > host_memory()[0] // 2:
             self._log = None  # no room for the copy: from now on rows go where there is room
             return
-        if not sequence_state.pack(self._whole_context):
-            raise BackendError("llama.cpp could not move the cells of its cache together")
+        self._is_lost = not sequence_state.pack(self._whole_context)
+        if self._is_lost:
+            raise BackendError(_LOST)
         log.pack()
 
     def after_pass(self, seq_ids: Sequence[int]) -> None:

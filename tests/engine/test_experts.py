@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dflash_local.bench.shapes.writer import write_pair
-from dflash_local.draft.fused import FusedDrafter
+from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.engine.engine import Engine
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile

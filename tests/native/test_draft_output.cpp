@@ -50,8 +50,8 @@ candidates found(const std::vector<float> & logits, int top_k, selection wanted)
     ggml_cgraph * graph = ggml_new_graph_custom(nodes.get(), n_nodes, false);
     dflash::draft_output output;
     dflash::draft_scratch scratch(backend.get());
-    output.build(nodes.get(), graph, backend.get(), scratch,
-                 ggml_scale(nodes.get(), input, 1.0f), top_k, wanted);
+    output.build(nodes.get(), graph, backend.get(), scratch, ggml_scale(nodes.get(), input, 1.0f),
+                 top_k, wanted);
     check::that(scratch.allocate(graph), "no memory for the graph");
     check::equal(ggml_backend_graph_compute(backend.get(), graph), GGML_STATUS_SUCCESS, "status");
     candidates out{std::vector<int32_t>(n_rows * top_k), std::vector<float>(n_rows * top_k)};
