@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
+import numpy as np
+
 from dflash_local.draft.draft import Candidates
 from dflash_local.draft.shape import Shape
 from dflash_local.engine.request import Request
@@ -105,6 +107,10 @@ class Sequence:
         sampler, whole = self.sampler, partial(target.logits, row)
         wants_logprobs = self.request.sampling.logprobs is not None
         if sampler.begins_with_best and not wants_logprobs:
+            if not self.tokens and np.isnan(whole()).any():
+                # A GPU passes over single NaNs, which damaged weights put into each row. Looking at
+                # all of a row takes longer than a small model's step, so at the first one only.
+                raise not_finite()
             best = target.best()[output_row]
             if best < 0:
                 raise not_finite()

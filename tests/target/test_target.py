@@ -286,6 +286,28 @@ def test_logits_that_are_not_finite_are_one_clear_line(
             assert not any(slot.busy or slot.cached for slot in engine.slots)
 
 
+def test_a_row_with_a_single_nan(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA's argmax never takes a NaN, as no comparison with it holds."""
+
+    def spoil_one(tensors: dict[str, Tensor]) -> None:
+        values, kind = tensors["token_embd.weight"]
+        values = values.copy()
+        values[77] = np.nan
+        tensors["token_embd.weight"] = values, kind
+
+    def best_on_a_gpu(target: Target) -> list[int]:
+        return [int(np.nanargmax(target.logits(0)))]
+
+    bad = changed(path, tmp_path / "bad.gguf", tensors=spoil_one)
+    monkeypatch.setattr(Target, "best", best_on_a_gpu)
+    with opened(bad, n_seq=1) as target:
+        engine = Engine(target, None)
+        with pytest.raises(BackendError, match="not finite numbers"):
+            engine.run([engine.begin(Request([4, 5, 6], SamplingParams(), 8, 0))])
+
+
 def test_a_loaded_model_says_so_too(path: Path, tmp_path: Path) -> None:
     bad = changed(path, tmp_path / "bad.gguf", tensors=spoil)
     with load(bad, n_ctx=128, n_gpu_layers=0, quiet=True) as model:
