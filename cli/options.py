@@ -142,8 +142,9 @@ LOADING = (
     option(
         "--exact",
         is_flag=True,
-        help="Let each answer depend on its own request alone, to the bit on a CPU: one request at "
-        "a time, chains only, and earlier prompts are used again in whole batches only.",
+        help="Let each answer depend on its own request alone: one request at a time, chains only, "
+        "and earlier prompts are used again in whole batches only. With --draft-width 0 that holds "
+        "to the bit on a CPU.",
     ),
     option(
         "--split-mode",

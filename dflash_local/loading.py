@@ -151,9 +151,9 @@ def load(
 
     Prompts and answers that leave their slot are kept in `cache_mb` MiB of host memory and, with
     `cache_dir`, in as many MiB of files in that folder. `exact` makes answers depend on their own
-    request alone, to the bit on a CPU, in any `kv_type` (see docs/exactness.md): requests run one
-    after the other, drafts are chains, and of earlier prompts only whole batches of `n_batch`
-    tokens are used again. `recalibrate` measures the costs of
+    request alone, in any `kv_type`, plain ones to the bit on a CPU (see docs/exactness.md):
+    requests run one after the other, drafts are chains, and of earlier prompts only whole batches
+    of `n_batch` tokens are used again. `recalibrate` measures the costs of
     drafting on this machine again. `progress` is called with the fraction of the target that is
     loaded, from 0 to 1, and again between the later steps. If it raises, the load ends.
 
