@@ -133,7 +133,7 @@ class Slots:
         """A free slot, busy from now on, and how many tokens of the prompt its caches have.
 
         These tokens come from the slot itself, from another slot, which may be busy, or from the
-        store: see `reuse.choose`. At most `len(prompt) - 1` are kept, as the logits of the last row
+        store: see `reuse.choose`. A handful of a longer prompt is not worth it. At most `len(prompt) - 1` are kept, as the logits of the last row
         give the first token. `for_drafts` keeps only what the drafter has, too. `unless_gave_up`
         makes an exception for slots in which drafting was given up: they keep what the target has.
         Raises InputError if no slot is free.
@@ -150,7 +150,9 @@ class Slots:
         if choice.source is None and found and self.store:
             entry = self.store.fetch(found)
             choice = choice if entry else choose(holders)
-        slot = self._slots[choice.slot]
+        slot, length = self._slots[choice.slot], choice.length
+        if length < LEAST_GAIN and length < len(prompt) - 1:
+            length = 0  # saves no time, and rows of another pass may round differently
         origin: Origin = "slot"
         if entry:
             origin = "disk" if found and found.is_on_disk else "memory"
@@ -161,8 +163,8 @@ class Slots:
             self._save(slot)
             self._share(self._slots[choice.source or 0], slot, choice.length)
         else:
-            self._save(slot, choice.length)
-        self.roll_back(slot, choice.length, for_drafts=wanted.drafts_in(slot.gave_up))
+            self._save(slot, length)
+        self.roll_back(slot, length, for_drafts=wanted.drafts_in(slot.gave_up))
         self.reused[origin if slot.cached else "none"] += 1
         slot.busy = True
         slot.gave_up = False

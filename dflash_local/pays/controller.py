@@ -47,9 +47,9 @@ _FIRST_PROBE = 5.0
 gift, several sequences of a tiny model never try a drafter that would pay, as the probe costs more
 than the budget has."""
 _LATEST_LOOK = 1000
-"""Rounds after which drafting is tried once in any case. Without this look, costs that were
-measured on a busy machine, many times too dear, keep drafting off for good. A look of
-thirty plain rounds is then three in a hundred, once."""
+"""Rounds after which drafting is tried once in any case, at the latest with the next request.
+Without this look, costs that were measured on a busy machine, many times too dear, keep drafting
+off for good. A look of thirty plain rounds is then three in a hundred, once."""
 _LONGEST_TIME = 1.5
 """A round counts as no longer than this many times what it should take. Without this
 limit, a hiccup of the machine ends drafting that pays."""

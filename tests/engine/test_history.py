@@ -111,6 +111,21 @@ def test_answers_depend_on_their_own_request(
     assert crowded.slots.reused["slot"] + crowded.slots.reused["shared"] > N / 4
 
 
+def test_a_handful_of_equal_tokens_leaves_no_trace() -> None:
+    """Prompts mostly begin with the same few tokens. An f16 cache would show that they were
+    decoded in another pass."""
+    with open_target(n_ctx=N_CTX, kv_type="f16") as target:
+        engine = Engine(target, None)
+        wanted = [r for r in requests(engine, N, 0) if len(r.prompt) > 70][:3]
+        for each in wanted:
+            expected = by_itself(engine, each)
+            engine.slots.forget_all()
+            among_others(engine, [request([*each.prompt[:5], 7, 8, 9], 0, 4)], 1)
+            found = among_others(engine, [each], 1)[0]
+            assert found.stats.cached_tokens == 0
+            assert found.logprobs == expected.logprobs
+
+
 @pytest.mark.parametrize("width", [0, 8])
 def test_exact_answers_in_half_precision(width: int) -> None:
     """An f16 cache rounds by how many rows a pass has, so that kept rows of another request's

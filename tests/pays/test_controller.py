@@ -349,7 +349,7 @@ def test_costs_that_are_too_dear_by_far_are_found_out(
     machine_name: str, times: float, what: str
 ) -> None:
     """Measured on a busy machine and kept: in an idle one drafting pays after all, and is not off
-    for many more than a thousand rounds."""
+    for more than a thousand rounds and the answers in progress."""
     true, text = MACHINES[machine_name], TEXTS["code"]
     best = play(true, text, Controller(true.costs(1), BLOCK), [2000]).rate
     controller = Controller(dearer(true, what, times).costs(1), BLOCK)
