@@ -37,11 +37,11 @@ void draft_output::build(ggml_context * nodes, ggml_cgraph * graph, ggml_backend
     top_k_ = top_k;
     n_vocab_ = logits->ne[0];
     n_rows_ = logits->ne[1];
-    const bool found =
-        wanted != selection::on_host &&
-        (top_k == 1 ? build_best(nodes, backend, scratch, logits)
-                    : build_chunks(nodes, backend, scratch, logits, wanted == selection::on_device) ||
-                          build_top_k(nodes, backend, logits));
+    const bool found = wanted != selection::on_host &&
+                       (top_k == 1 ? build_best(nodes, backend, scratch, logits)
+                                   : build_chunks(nodes, backend, scratch, logits,
+                                                  wanted == selection::on_device) ||
+                                         build_top_k(nodes, backend, logits));
     if (!found) {
         logits_ = logits;
     }
