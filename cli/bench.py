@@ -61,7 +61,7 @@ SHAPE = (
         "--shape",
         metavar="NAME",
         help="Instead of --target: a model with random weights and the shape of this one, written "
-        "first. qwen3-8b, qwen3-4b, qwen3-30b-a3b, llama-3.1-8b and others.",
+        "first. qwen3-8b, qwen3-4b, qwen3-30b-a3b, qwen3.6-27b, llama-3.1-8b and others.",
     ),
     option("--quant", default="Q4_K_M", metavar="TYPE", help="Quantisation of --shape."),
     option("--shape-layers", type=whole(1, 1000), metavar="N", help="Another number of layers."),

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from dflash_local import demo
+from dflash_local.bench.shapes.writer import write_pair
 from dflash_local.cli.bench import SECTIONS
 from in_process import Done, command
+from mini_shapes import HYBRID
 
 COMMAND = Path(sysconfig.get_path("scripts"), "dflash-local")
 TARGET, DRAFTER = map(str, demo.pair())
@@ -75,6 +77,16 @@ def test_json_is_one_object_with_all_that_was_asked_for(tmp_path: Path) -> None:
     assert {row["cache"] for row in found["rows"]} == {"cold", "hit"}
     assert sum(row["n_differing"] for row in found["rows"] if row["shape"] == "chain") == 0
     assert found["n_beyond_rounding"] == 0
+
+
+def test_trees_are_left_out_for_a_target_with_recurrent_layers(tmp_path: Path) -> None:
+    target, draft = map(str, write_pair(HYBRID, "Q8_0", tmp_path, n_layer=4))
+    files = ("--target", target, "--draft", draft, "--category", "chat")
+    found = told(*FEW, *files, "--temps", "0", "--widths", "4")
+    ways = [(way["shape"], way["width"]) for way in found["settings"]["ways"]]
+    assert ways == [("chain", "auto"), ("chain", 4)]
+    assert sum(row["n_differing"] for row in found["rows"]) == 0
+    assert any("recurrent layers, which know no branches" in note for note in found["notes"])
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dflash_local.bench.shapes.shape import DrafterShape, Experts, PairShape
+from dflash_local.bench.shapes.shape import DeltaNet, DrafterShape, Experts, Heads, PairShape
 
 DENSE = PairShape(
     name="mini",
@@ -21,6 +21,20 @@ DENSE = PairShape(
 )
 EXPERTS = replace(
     DENSE, name="mini-experts", architecture="qwen3moe", experts=Experts(8, 2, 256), tied=True
+)
+HYBRID = replace(
+    DENSE,
+    name="mini-hybrid",
+    architecture="qwen35",
+    drafter=DrafterShape(2, 512, heads=Heads(4, 1, 32)),
+    delta_net=DeltaNet(1, 2, head_dim=128),
+    pre_tokenizer="qwen35",
+)
+HYBRID_EXPERTS = replace(
+    HYBRID,
+    name="mini-hybrid-experts",
+    architecture="qwen35moe",
+    experts=Experts(8, 2, 256, n_ff_shared=256),
 )
 LLAMA = replace(DENSE, name="mini-llama", architecture="llama", pre_tokenizer="llama-bpe")
 GPT_OSS = replace(

@@ -11,7 +11,7 @@ import numpy as np
 from gguf import GGUFWriter, TokenType
 from gguf.vocab import bytes_to_unicode
 
-from dflash_local.bench.shapes.shape import PairShape
+from dflash_local.bench.shapes.shape import DeltaNet, Heads, PairShape
 from dflash_local.bench.shapes.tensors import (
     QUANTS,
     Quant,
@@ -76,12 +76,18 @@ def target_file(shape: PairShape, quant: str) -> ShapeFile:
             + ", ".join(name for name, each in QUANTS.items() if not each.experts)
         )
     title = f"{shape.name}, random weights"
-    header = _header(shape, shape.architecture, title, types, shape.n_layer, shape.n_ff)
-    header.add_rope_dimension_count(shape.head_dim)
+    layers = shape.n_layer, shape.n_ff
+    header = _header(shape, shape.architecture, title, types, *layers, shape.heads)
+    if shape.delta_net:
+        _add_delta_net(header, shape.delta_net, shape.head_dim)
+    else:
+        header.add_rope_dimension_count(shape.head_dim)
     if shape.experts:
         header.add_expert_count(shape.experts.n)
         header.add_expert_used_count(shape.experts.n_used)
         header.add_expert_feed_forward_length(shape.experts.n_ff)
+        if shape.experts.n_ff_shared:
+            header.add_expert_shared_feed_forward_length(shape.experts.n_ff_shared)
     if shape.architecture == "gpt-oss":
         header.add_sliding_window(128)
         header.add_rope_scaling_type(gguf.RopeScalingType.YARN)
@@ -99,7 +105,8 @@ def drafter_file(shape: PairShape, quant: str) -> ShapeFile:
     if types.experts:
         raise InputError(f"{quant} is for mixtures of experts; expected another for the drafter")
     title = f"DFlash drafter for {shape.name}, random weights"
-    header = _header(shape, "dflash", title, types, drafter.n_layer, drafter.n_ff)
+    heads = drafter.heads or shape.heads
+    header = _header(shape, "dflash", title, types, drafter.n_layer, drafter.n_ff, heads)
     header.add_uint32("dflash.block_size", drafter.block_size)
     header.add_array("dflash.target_layers", list(shape.taps))
     header.add_mask_token_id(shape.n_vocab - 1)
@@ -110,7 +117,13 @@ def drafter_file(shape: PairShape, quant: str) -> ShapeFile:
 
 
 def _header(
-    shape: PairShape, architecture: str, title: str, quant: Quant, n_layer: int, n_ff: int
+    shape: PairShape,
+    architecture: str,
+    title: str,
+    quant: Quant,
+    n_layer: int,
+    n_ff: int,
+    heads: Heads,
 ) -> GGUFWriter:
     """The keys that both files have."""
     header = GGUFWriter(None, architecture)
@@ -122,13 +135,28 @@ def _header(
     header.add_context_length(shape.context_length)
     header.add_embedding_length(shape.n_embd)
     header.add_feed_forward_length(n_ff)
-    header.add_head_count(shape.n_head)
-    header.add_head_count_kv(shape.n_head_kv)
-    header.add_key_length(shape.head_dim)
-    header.add_value_length(shape.head_dim)
+    header.add_head_count(heads.n)
+    header.add_head_count_kv(heads.n_kv)
+    header.add_key_length(heads.dim)
+    header.add_value_length(heads.dim)
     header.add_layer_norm_rms_eps(shape.rms_eps)
     header.add_rope_freq_base(shape.rope_base)
     return header
+
+
+def _add_delta_net(header: GGUFWriter, net: DeltaNet, head_dim: int) -> None:
+    """The keys of its layers, and of the positions of the attention between them."""
+    header.add_full_attention_interval(net.interval)
+    header.add_ssm_conv_kernel(net.kernel)
+    header.add_ssm_state_size(net.head_dim)
+    header.add_ssm_inner_size(net.n_values)
+    header.add_ssm_time_step_rank(net.n_value_heads)
+    header.add_ssm_group_count(net.n_key_heads)
+    n_rotated = min(64, head_dim // 4)
+    third = n_rotated // 6
+    header.add_rope_dimension_count(n_rotated)
+    # Of text all three parts turn by the same position.
+    header.add_rope_dimension_sections([n_rotated // 2 - 2 * third, third, third, 0])
 
 
 def _add_vocabulary(header: GGUFWriter, shape: PairShape) -> None:

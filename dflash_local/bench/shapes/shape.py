@@ -3,7 +3,8 @@
 Targets have the dimensions of their published configs. Drafters have 5 layers, blocks of 16 tokens
 and 5 taps, but 8 layers for the mixtures of experts and blocks of 10 for Llama 3.1 (arXiv
 2602.06036, section 5). Heads, rope base and context are those of the target, as in the published
-checkpoints.
+checkpoints. Drafters for targets with recurrent layers have heads of their own; their sizes are
+approximate, and the windows of some published ones are left out.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Literal
 
 from dflash_local.errors import InputError
 
-Architecture = Literal["qwen3", "qwen3moe", "llama", "gpt-oss"]
+Architecture = Literal["qwen3", "qwen3moe", "qwen35", "qwen35moe", "llama", "gpt-oss"]
 
 _MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
 _N_TAPS = 5
@@ -21,20 +22,64 @@ _N_TAPS = 5
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts in place of each layer's feed-forward network."""
+    """A mixture of experts in place of each layer's feed-forward network. `n_ff_shared`: the width
+    of one more expert, which every token uses; 0 without it."""
 
     n: int
     n_used: int
     n_ff: int
+    n_ff_shared: int = 0
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Attention heads: of queries, of keys and values, and the values of each."""
+
+    n: int
+    n_kv: int
+    dim: int
+
+
+@dataclass(frozen=True)
+class DeltaNet:
+    """Gated delta nets in place of attention, but for each layer whose number `interval` divides.
+
+    The attention that is left has a gate, and rotates 64 of a head's values or, if it has fewer,
+    a quarter of them.
+    """
+
+    n_key_heads: int
+    n_value_heads: int
+    head_dim: int = 128
+    kernel: int = 4
+    interval: int = 4
+
+    @property
+    def n_keys(self) -> int:
+        return self.n_key_heads * self.head_dim
+
+    @property
+    def n_values(self) -> int:
+        return self.n_value_heads * self.head_dim
+
+    @property
+    def n_conv(self) -> int:
+        """Columns of the convolution: queries, keys and values."""
+        return 2 * self.n_keys + self.n_values
+
+    def is_recurrent(self, layer: int) -> bool:
+        return (layer + 1) % self.interval != 0
 
 
 @dataclass(frozen=True)
 class DrafterShape:
-    """A DFlash drafter: layers like those of Qwen3, without embeddings or an output head."""
+    """A DFlash drafter: layers like those of Qwen3, without embeddings or an output head. `heads`:
+    None for those of the target."""
 
     n_layer: int
     n_ff: int
     block_size: int = 16
+    heads: Heads | None = None
 
 
 @dataclass(frozen=True)
@@ -59,7 +104,12 @@ class PairShape:
     rms_eps: float = 1e-6
     tied: bool = False
     experts: Experts | None = None
+    delta_net: DeltaNet | None = None
     pre_tokenizer: str = "qwen2"
+
+    @property
+    def heads(self) -> Heads:
+        return Heads(self.n_head, self.n_head_kv, self.head_dim)
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -71,12 +121,14 @@ class PairShape:
         return tuple(layer + 1 for layer in sorted(tapped))
 
     def with_layers(self, n_layer: int | None) -> PairShape:
-        """The same with another number of target layers. Raises InputError outside 3 to 512."""
+        """The same with another number of target layers. Raises InputError outside 3 to 512; with
+        delta nets there must be one layer of attention, the fourth."""
         if n_layer is None or n_layer == self.n_layer:
             return self
-        if not 3 <= n_layer <= _MAX_LAYERS:
+        least = self.delta_net.interval if self.delta_net else 3
+        if not least <= n_layer <= _MAX_LAYERS:
             raise InputError(
-                f"{n_layer} layers for the shape {self.name}; expected 3 to {_MAX_LAYERS}"
+                f"{n_layer} layers for the shape {self.name}; expected {least} to {_MAX_LAYERS}"
             )
         return replace(self, name=f"{self.name}-l{n_layer}", n_layer=n_layer)
 
@@ -146,6 +198,35 @@ _GPT_OSS_20B = PairShape(
     experts=Experts(32, 4, 2880),
     pre_tokenizer="gpt-4o",
 )
+_QWEN3_6_27B = PairShape(
+    name="qwen3.6-27b",
+    architecture="qwen35",
+    n_layer=64,
+    n_embd=5120,
+    n_ff=17408,
+    n_head=24,
+    n_head_kv=4,
+    head_dim=256,
+    n_vocab=248320,
+    drafter=DrafterShape(5, 17408, heads=Heads(32, 8, 128)),
+    context_length=262144,
+    rope_base=1e7,
+    delta_net=DeltaNet(16, 48),
+    pre_tokenizer="qwen35",
+)
+_QWEN3_6_35B_A3B = replace(
+    _QWEN3_6_27B,
+    name="qwen3.6-35b-a3b",
+    architecture="qwen35moe",
+    n_layer=40,
+    n_embd=2048,
+    n_ff=6144,
+    n_head=16,
+    n_head_kv=2,
+    drafter=DrafterShape(8, 6144, heads=Heads(32, 4, 128)),
+    experts=Experts(256, 8, 512, n_ff_shared=512),
+    delta_net=DeltaNet(16, 32),
+)
 
 PAIR_SHAPES: dict[str, PairShape] = {
     shape.name: shape
@@ -156,6 +237,8 @@ PAIR_SHAPES: dict[str, PairShape] = {
         _QWEN3_CODER_30B_A3B,
         _LLAMA_3_1_8B,
         _GPT_OSS_20B,
+        _QWEN3_6_27B,
+        _QWEN3_6_35B_A3B,
     )
 }
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from gguf import GGML_QUANT_SIZES, LlamaFileType
 from gguf import GGMLQuantizationType as Type
 
-from dflash_local.bench.shapes.shape import PairShape
+from dflash_local.bench.shapes.shape import DeltaNet, Heads, PairShape
 from dflash_local.errors import InputError
 
 
@@ -78,11 +78,17 @@ def target_tensors(shape: PairShape, quant: Quant) -> tuple[TensorSpec, ...]:
     for layer in range(shape.n_layer):
         block = f"blk.{layer}."
         more = quant.more if _more_bits(layer, shape.n_layer) else quant.base
-        tensors += _attention(block, shape, quant.base, more)
-        if shape.architecture.startswith("qwen3"):
-            tensors += _head_norms(block, shape.head_dim)
+        net = shape.delta_net
+        if net and net.is_recurrent(layer):
+            tensors += _delta_net(block, n_embd, net, quant.base, more)
+        else:
+            tensors += _attention(block, n_embd, shape.heads, quant.base, more, gated=bool(net))
+            if shape.architecture.startswith("qwen3"):
+                tensors += _head_norms(block, shape.head_dim)
         if shape.architecture == "gpt-oss":
             tensors += _gpt_oss_extras(block, shape)
+        elif net:
+            tensors.append(_ones(f"{block}post_attention_norm.weight", n_embd))
         else:
             tensors.append(_ones(f"{block}ffn_norm.weight", n_embd))
         tensors += _feed_forward(block, shape, quant, more)
@@ -92,6 +98,7 @@ def target_tensors(shape: PairShape, quant: Quant) -> tuple[TensorSpec, ...]:
 def drafter_tensors(shape: PairShape, quant: Quant) -> tuple[TensorSpec, ...]:
     """All tensors of the drafter. Raises InputError where rows do not divide into blocks."""
     n_embd, drafter = shape.n_embd, shape.drafter
+    heads = drafter.heads or shape.heads
     # What every draft passes through keeps eight bits, as in converted drafters.
     fc = Type.BF16 if quant.base == Type.BF16 else Type.Q8_0
     tensors = [
@@ -102,8 +109,8 @@ def drafter_tensors(shape: PairShape, quant: Quant) -> tuple[TensorSpec, ...]:
     for layer in range(drafter.n_layer):
         block = f"blk.{layer}."
         more = quant.more if _more_bits(layer, drafter.n_layer) else quant.base
-        tensors += _attention(block, shape, quant.base, more)
-        tensors += _head_norms(block, shape.head_dim)
+        tensors += _attention(block, n_embd, heads, quant.base, more)
+        tensors += _head_norms(block, heads.dim)
         tensors.append(_ones(f"{block}ffn_norm.weight", n_embd))
         tensors += _dense(block, n_embd, drafter.n_ff, quant.base, more)
     return tuple(tensors)
@@ -115,20 +122,38 @@ def _more_bits(layer: int, n_layer: int) -> bool:
     return layer < eighth or layer >= 7 * n_layer // 8 or (layer - eighth) % 3 == 2
 
 
-def _attention(block: str, shape: PairShape, base: Type, more: Type) -> list[TensorSpec]:
-    n_embd, n_q, n_kv = shape.n_embd, *_attention_widths(shape)
+def _attention(
+    block: str, n_embd: int, heads: Heads, base: Type, more: Type, *, gated: bool = False
+) -> list[TensorSpec]:
+    n_q, n_kv = _attention_widths(heads)
     return [
         _ones(f"{block}attn_norm.weight", n_embd),
-        _matrix(f"{block}attn_q.weight", n_embd, n_q, base),
+        _matrix(f"{block}attn_q.weight", n_embd, n_q * (2 if gated else 1), base),
         _matrix(f"{block}attn_k.weight", n_embd, n_kv, base),
         _matrix(f"{block}attn_v.weight", n_embd, n_kv, more),
         _matrix(f"{block}attn_output.weight", n_q, n_embd, base),
     ]
 
 
-def _attention_widths(shape: PairShape) -> tuple[int, int]:
+def _attention_widths(heads: Heads) -> tuple[int, int]:
     """Values of all queries of a token, and of all its keys."""
-    return shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
+    return heads.n * heads.dim, heads.n_kv * heads.dim
+
+
+def _delta_net(block: str, n_embd: int, net: DeltaNet, base: Type, more: Type) -> list[TensorSpec]:
+    """Constants keep states finite: a state decays a little with each token."""
+    return [
+        _ones(f"{block}attn_norm.weight", n_embd),
+        _matrix(f"{block}attn_qkv.weight", n_embd, net.n_conv, more),
+        _matrix(f"{block}attn_gate.weight", n_embd, net.n_values, base),
+        TensorSpec(f"{block}ssm_conv1d.weight", (net.kernel, net.n_conv), Type.F32, 0.5),
+        TensorSpec(f"{block}ssm_dt.bias", (net.n_value_heads,), Type.F32, 0.0),
+        TensorSpec(f"{block}ssm_a", (net.n_value_heads,), Type.F32, -0.1),
+        _matrix(f"{block}ssm_alpha.weight", n_embd, net.n_value_heads, base),
+        _matrix(f"{block}ssm_beta.weight", n_embd, net.n_value_heads, base),
+        _ones(f"{block}ssm_norm.weight", net.head_dim),
+        _matrix(f"{block}ssm_out.weight", net.n_values, n_embd, base),
+    ]
 
 
 def _head_norms(block: str, head_dim: int) -> list[TensorSpec]:
@@ -136,7 +161,7 @@ def _head_norms(block: str, head_dim: int) -> list[TensorSpec]:
 
 
 def _gpt_oss_extras(block: str, shape: PairShape) -> list[TensorSpec]:
-    n_q, n_kv = _attention_widths(shape)
+    n_q, n_kv = _attention_widths(shape.heads)
     widths = {"attn_q": n_q, "attn_k": n_kv, "attn_v": n_kv, "attn_output": shape.n_embd}
     return [
         *(TensorSpec(f"{block}{name}.bias", (n,), Type.F32) for name, n in widths.items()),
@@ -149,14 +174,21 @@ def _feed_forward(block: str, shape: PairShape, quant: Quant, more: Type) -> lis
     n_embd, experts = shape.n_embd, shape.experts
     if experts is None:
         return _dense(block, n_embd, shape.n_ff, quant.base, more)
-    base, more = quant.experts or quant.base, quant.experts or more
+    routed, routed_more = quant.experts or quant.base, quant.experts or more
     n, n_ff = experts.n, experts.n_ff
     tensors = [
         TensorSpec(f"{block}ffn_gate_inp.weight", (n_embd, n), Type.F32),
-        _matrix(f"{block}ffn_gate_exps.weight", n_embd, n_ff, base, n),
-        _matrix(f"{block}ffn_up_exps.weight", n_embd, n_ff, base, n),
-        _matrix(f"{block}ffn_down_exps.weight", n_ff, n_embd, more, n),
+        _matrix(f"{block}ffn_gate_exps.weight", n_embd, n_ff, routed, n),
+        _matrix(f"{block}ffn_up_exps.weight", n_embd, n_ff, routed, n),
+        _matrix(f"{block}ffn_down_exps.weight", n_ff, n_embd, routed_more, n),
     ]
+    if experts.n_ff_shared:
+        tensors += [
+            TensorSpec(f"{block}ffn_gate_inp_shexp.weight", (n_embd,), Type.F32),
+            _matrix(f"{block}ffn_gate_shexp.weight", n_embd, experts.n_ff_shared, quant.base),
+            _matrix(f"{block}ffn_up_shexp.weight", n_embd, experts.n_ff_shared, quant.base),
+            _matrix(f"{block}ffn_down_shexp.weight", experts.n_ff_shared, n_embd, more),
+        ]
     if shape.architecture == "gpt-oss":
         tensors.append(TensorSpec(f"{block}ffn_gate_inp.bias", (n,), Type.F32))
         for name, width in (("gate", n_ff), ("up", n_ff), ("down", n_embd)):

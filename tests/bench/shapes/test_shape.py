@@ -6,7 +6,7 @@ import pytest
 
 from dflash_local.bench.shapes.shape import PAIR_SHAPES, find_shape
 from dflash_local.errors import InputError
-from mini_shapes import DENSE
+from mini_shapes import DENSE, HYBRID
 
 
 def test_taps_are_those_of_the_published_drafters() -> None:
@@ -30,3 +30,8 @@ def test_an_unknown_name_is_refused() -> None:
 def test_a_number_of_layers_that_nothing_runs_is_refused(n_layer: int) -> None:
     with pytest.raises(InputError, match="expected 3 to 512"):
         DENSE.with_layers(n_layer)
+
+
+def test_a_hybrid_shape_keeps_a_layer_of_attention() -> None:
+    with pytest.raises(InputError, match="expected 4 to 512"):
+        HYBRID.with_layers(3)

@@ -25,6 +25,19 @@ def test_a_target_is_as_large_as_the_real_one(name: str, quant: str, gigabytes: 
     assert sum(tensor.n_bytes for tensor in tensors) / 1e9 == pytest.approx(gigabytes, rel=0.01)
 
 
+@pytest.mark.parametrize(("name", "mebibytes"), [("qwen3.6-27b", 149.6), ("qwen3.6-35b-a3b", 62.8)])
+def test_a_recurrent_state_is_as_large_as_the_real_one(name: str, mebibytes: float) -> None:
+    shape, n_values = find_shape(name), 0
+    assert shape.delta_net
+    for tensor in target_tensors(shape, find_quant("Q4_K_M")):
+        if tensor.name.endswith("ssm_conv1d.weight"):
+            kernel, width = tensor.shape
+            n_values += (kernel - 1) * width
+        elif tensor.name.endswith("ssm_a"):
+            n_values += tensor.shape[0] * shape.delta_net.head_dim**2
+    assert 4 * n_values / 2**20 == pytest.approx(mebibytes, abs=0.05)
+
+
 def test_an_unknown_quantisation_is_refused() -> None:
     with pytest.raises(
         InputError, match=r"no quantisation 'Q3_X' for shapes; expected one of Q4_K_M, "
