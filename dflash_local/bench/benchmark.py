@@ -33,6 +33,7 @@ from dflash_local.bench.report.report import Report
 from dflash_local.bench.synthetic.acceptance import SyntheticAcceptance
 from dflash_local.bench.synthetic.engine import synthetic_engine
 from dflash_local.bench.synthetic.recorded import RecordedDrafts
+from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
 from dflash_local.errors import InputError
 from dflash_local.fit.options import LoadOptions
@@ -154,11 +155,14 @@ def _possible(model: Model, settings: RunSettings) -> tuple[RunSettings, list[st
     InputError where none is left, and for a width that no shape has."""
     engine, variants = model.engine, settings.variants
     shapes = dict.fromkeys(variant.shape for variant in variants)
-    most = max((engine.widest(shape) for shape in shapes), default=0)
+    widest: DraftShape = max(shapes, key=engine.widest, default="chain")
+    most = engine.widest(widest)
     for width in (variant.width for variant in variants if variant.width != "auto"):
         if width > most:
-            what = "this drafter's block" if most == engine.max_width else "the draft trees"
-            raise InputError(f"a width of {width} exceeds {what} of {most}: name smaller ones")
+            raise InputError(
+                f"a width of {width}: {engine.limit(widest)} allows at most {most}; name smaller "
+                "ones"
+            )
     notes = []
     if engine.chains_because and list(shapes) != ["chain"]:
         variants = tuple(dict.fromkeys(Variant(variant.width) for variant in variants))

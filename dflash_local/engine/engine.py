@@ -72,6 +72,14 @@ class Engine:
         """The widest verify pass for drafts of that shape."""
         return MAX_OUTPUT_ROWS if self.takes_trees and shape != "chain" else self.max_width
 
+    def limit(self, shape: DraftShape) -> str:
+        """What sets `widest`, in words."""
+        if self.takes_trees and shape != "chain":
+            return "a draft tree"
+        if self.drafter and self.max_width < self.drafter.block_size and self.target.is_recurrent:
+            return "the room for snapshots of the target's recurrent state"
+        return "this drafter's block"
+
     @property
     def takes_trees(self) -> bool:
         """Whether drafts may be trees: the target was loaded with branches."""
@@ -94,8 +102,8 @@ class Engine:
 
     def check(self, request: Request) -> None:
         """Raises InputError or ContextFullError for a request that cannot begin."""
-        width = self.widest(request.draft_shape)
-        request.check(self.target.n_vocab, self.target.n_ctx, width)
+        shape, target = request.draft_shape, self.target
+        request.check(target.n_vocab, target.n_ctx, self.widest(shape), self.limit(shape))
 
     # A sequence's life
 

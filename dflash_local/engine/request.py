@@ -43,10 +43,10 @@ class Request:
     def drafts(self) -> bool:
         return self.draft_width == "auto" or self.draft_width > 1
 
-    def check(self, n_vocab: int, n_ctx: int, max_width: int) -> None:
+    def check(self, n_vocab: int, n_ctx: int, max_width: int, limit: str) -> None:
         """Raises InputError or PromptTooLongError if it cannot begin.
 
-        `max_width` is the widest verify pass; 0 without a drafter.
+        `max_width` is the widest verify pass; 0 without a drafter. `limit` says what sets it.
         """
         if not self.prompt:
             raise InputError("the prompt is empty; give at least one token")
@@ -78,8 +78,7 @@ class Request:
                 "load one with draft=, or set draft_width to 0"
             )
         if width > max(max_width, 1):
-            what = "this drafter's block" if self.draft_shape == "chain" else "a draft tree"
-            raise InputError(f"draft_width is {width}; {what} allows at most {max_width}")
+            raise InputError(f"draft_width is {width}; {limit} allows at most {max_width}")
 
 
 def _is_count(value: object, least: int) -> bool:

@@ -125,7 +125,10 @@ def test_a_target_alone_is_decoded_plainly() -> None:
         (("--draft", DRAFTER), "without its target"),
         (("--target", "no.gguf"), "does not exist"),
         (("--widths", "1"), "not a list of whole numbers"),
-        (("--widths", "17", "--draft-shape", "chain", "-n", "4"), "block of 16"),
+        (
+            ("--widths", "17", "--draft-shape", "chain", "-n", "4"),
+            "block allows at most 16",
+        ),
         (("--draft-shape", "chain,bush"), "not a list of some of chain, tree, auto"),
         (("--depths", "1x"), "not a list of whole numbers"),
         (("--temps", "0,warm"), "not a number"),

@@ -14,6 +14,7 @@ import pytest
 from dflash_local import demo
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence as Answer
+from dflash_local.errors import InputError
 from dflash_local.target.target import Target
 from hybrid import TAPPED, write_hybrid
 from hybrid_engine import BLOCK, Knowing, PlainAnswers, hybrid_target
@@ -236,3 +237,6 @@ def test_a_block_is_cut_to_the_snapshots(path: Path, plain: PlainAnswers) -> Non
         found = answer(engine, prompt, 5, N)
         check(engine, drafter, found, right)
         assert max(found.stats.accepted_lengths) == 5
+        for shape in ("chain", "tree"):
+            with pytest.raises(InputError, match="recurrent state allows at most 5"):
+                answer(engine, prompt, 6, N, shape=shape)
