@@ -34,7 +34,9 @@ def calibrate(**values: Any) -> None:
     check_files(values)
     if values["target"] is not None and values["draft"] is None:
         raise click.UsageError("calibrate measures what drafting costs: add --draft.")
-    with load_model(values, speaker(values["quiet"]), recalibrate=True) as model:
+    # With a width the drafter stays loaded, whatever the costs are.
+    more = {"recalibrate": True, "draft_width": 2}
+    with load_model(values, speaker(values["quiet"]), **more) as model:
         controller, drafter = model.engine.controller, model.drafter
         assert controller is not None and drafter is not None
         costs, block_size = controller.costs, drafter.block_size

@@ -49,8 +49,8 @@ def _load(values: Mapping[str, Any], say: Say, more: Mapping[str, Any]) -> Model
     import dflash_local
 
     target, draft = chosen_files(values, say)
-    options = values_of(LOADING, values)
-    return dflash_local.load(target, draft, quiet=values["quiet"], **options, **more)
+    options = {"draft_width": values.get("draft_width"), **values_of(LOADING, values)}
+    return dflash_local.load(target, draft, quiet=values["quiet"], **{**options, **more})
 
 
 def chosen_files(values: Mapping[str, Any], say: Say) -> tuple[Path, Path | None]:

@@ -7,9 +7,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.fused_drafter import TREE_TOP_K, FusedDrafter
@@ -44,6 +44,14 @@ Say = Callable[[str], None]
 """Called with each line for the user."""
 
 _QUIET_S = 2.0
+_NO_GAIN = (
+    "drafting is off: it could not pay here even if every draft were accepted, so no snapshots of "
+    "the recurrent state are kept; a draft width set at the load keeps them"
+)
+_NO_WIDTH = (
+    "drafting is off: the draft width was 0 at the load, so no snapshots of the recurrent state "
+    "are kept"
+)
 
 
 @dataclass(frozen=True)
@@ -58,15 +66,26 @@ class Pair:
         """What `load` would do on a machine with these devices. Raises InputError for what does not
         fit there."""
         shape = usual_shape(devices, options)
+        pair = self.used(options)
         return make_plan(
-            self.target,
-            self.draft,
-            self.spec,
+            pair.target,
+            pair.draft,
+            pair.spec,
             options,
             devices,
-            n_branches=self.n_branches(shape, options.n_seq, options.n_batch),
-            n_snapshots=self.n_snapshots(options.n_batch),
+            n_branches=pair.n_branches(shape, options.n_seq, options.n_batch),
+            n_snapshots=pair.n_snapshots(options.n_batch),
         )
+
+    def used(self, options: LoadOptions) -> Pair:
+        """Without the drafter where the width is plain decoding's and snapshots would only slow it
+        down."""
+        plain = options.draft_width in (0, 1) and self.n_snapshots(options.n_batch)
+        return self.alone() if plain else self
+
+    def alone(self) -> Pair:
+        """The target without a drafter."""
+        return Pair(self.target, None, None)
 
     def n_branches(self, shape: DraftShape, n_seq: int, n_batch: int) -> int:
         """Branches of each of `n_seq` sequences. It is 1 if drafts are chains, as they are for a
@@ -124,6 +143,7 @@ def load(
     n_seq: int = 1,
     draft_window: int = 0,
     draft_shape: DraftShape | None = None,
+    draft_width: int | Literal["auto"] | None = None,
     cache_mb: int = 0,
     cache_dir: str | os.PathLike[str] | None = None,
     exact: bool = False,
@@ -149,6 +169,13 @@ def load(
     pays best. None is "auto" on a GPU and "chain" on a CPU. Trees need a drafter that gives several
     candidates for a position, and enough sequence ids of llama.cpp.
 
+    `draft_width` is that of requests that name none: target rows of a verify pass, 0 for plain
+    decoding, "auto", the default with a drafter, for what pays best. Drafting for a target with
+    recurrent layers needs snapshots of their state, which slow down every step. Such a target is
+    loaded without them, and without its drafter, at a width of 0 or 1, or if no number is given and
+    drafting could not pay on this machine even if every draft were accepted. Then all requests are
+    decoded plainly, and their `stats.drafting` says why.
+
     Prompts and answers that leave their slot are kept in `cache_mb` MiB of host memory and, with
     `cache_dir`, in as many MiB of files in that folder. `exact` makes answers depend on their own
     request alone, in any `kv_type`, plain ones to the bit on a CPU (see docs/exactness.md):
@@ -173,6 +200,7 @@ def load(
         n_seq=n_seq,
         draft_window=draft_window,
         draft_shape=draft_shape,
+        draft_width=draft_width,
         cache_mb=cache_mb,
         cache_dir=cache_dir,
         exact=exact,
@@ -180,7 +208,10 @@ def load(
     )
     say = _silent if quiet else _to_stderr
     engine, plan = open_engine(target, draft, options, say=say, progress=progress)
-    return Model(engine, plan, say=say)
+    model = Model(engine, plan, say=say)
+    if draft_width is not None:
+        model.draft_width = draft_width
+    return model
 
 
 def open_engine(
@@ -197,10 +228,12 @@ def open_engine(
     if draft is not None:
         calibration.budget_s()  # a bad value is refused now, not after minutes of loading
     devices = runtime.devices()
-    pair = open_pair(target, draft)
+    named = open_pair(target, draft)
+    pair = named.used(options)
     plan = pair.plan(devices, options)
     for line in plan.lines():
         say(line)
+    plain_because = _NO_WIDTH if pair is not named else None
     shape = usual_shape(devices, options)
     wanted = _target_options(pair, plan, options, shape)
     ensure_loadable(
@@ -229,9 +262,17 @@ def open_engine(
             )
         steps(1.0)
         controller = _controller(loaded, drafter, say, options.recalibrate) if drafter else None
+        if controller and loaded.n_snapshots and not isinstance(options.draft_width, int):
+            width = min(loaded.max_width, pair.spec.block_size) if pair.spec else 1
+            if controller.costs.best_gain(width - 1, plan.n_seq) <= 1:
+                plain_because, pair, drafter, controller = _NO_GAIN, pair.alone(), None, None
+                say(plain_because)
+                fixed = replace(options, n_ctx=plan.n_ctx, n_gpu_layers=plan.n_gpu_layers)
+                plan = pair.plan(devices, fixed)
+                loaded.reopen(_target_options(pair, plan, options, shape))
         store = _open_store(loaded, drafter, options, say)
         engine = Engine(loaded, drafter, plan.n_seq, controller, store=store, exact=options.exact)
-        engine.usual_shape = shape
+        engine.usual_shape, engine.plain_because = shape, plain_because
         if shape == "tree" and (reason := engine.chains_because):
             say(reason)
         return engine, plan

@@ -57,7 +57,8 @@ class Model:
         self.plan = plan
         self.target = target
         self.drafter = engine.drafter
-        self.draft_width: int | Literal["auto"] = "auto" if engine.drafter else 0
+        drafts = engine.drafter or engine.plain_because
+        self.draft_width: int | Literal["auto"] = "auto" if drafts else 0
         """Verify width of requests that name none."""
         self._vocabulary = target.vocabulary
         self._engine = engine

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from dflash_local import Model, demo, load
-from dflash_local.errors import PairError
+from dflash_local.errors import InputError, PairError
+from dflash_local.pays.costs import Costs
 from hybrid import TAPPED, TAPS, WITHOUT, write_hybrid
 from synthetic import Markov, write_drafter
 
@@ -21,6 +22,7 @@ OPTIONS: dict[str, Any] = {
     "n_gpu_layers": 0,
     "quiet": True,
 }
+DRAFTING = OPTIONS | {"draft_width": 8}  # whether it pays on this machine or not
 PROMPTS = ["def read(path):", "Say something about trees, and about", "x"]
 KINDS: dict[str, dict[str, Any]] = {"fused": {}, "llama.cpp": {"markov": Markov()}}
 
@@ -51,7 +53,7 @@ def models(
 ) -> Iterator[tuple[Model, Model]]:
     """One that drafts, and one that decodes the same target plainly."""
     target, draft = files(*request.param)
-    with load(target, draft, n_seq=2, **OPTIONS) as drafting, load(target, **OPTIONS) as plain:
+    with load(target, draft, n_seq=2, **DRAFTING) as drafting, load(target, **OPTIONS) as plain:
         yield drafting, plain
 
 
@@ -115,11 +117,54 @@ def test_the_plan_counts_the_snapshots(
     files: Callable[[str, str], tuple[Path, Path]], capfd: pytest.CaptureFixture[str]
 ) -> None:
     target, draft = files("qwen35", "fused")
-    with load(target, draft, **OPTIONS | {"quiet": False}, draft_shape="tree") as model:
+    with load(target, draft, **DRAFTING | {"quiet": False}, draft_shape="tree") as model:
         said = capfd.readouterr().err
         assert model.engine.max_width == 8
     assert "for recurrent states, 7 snapshots of each" in said
     assert "drafts are chains: the target has recurrent layers" in said
+
+
+def test_where_drafting_cannot_pay_there_are_no_snapshots(
+    files: Callable[[str, str], tuple[Path, Path]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("DFLASH_LOCAL_CACHE", str(tmp_path))
+    target, draft = files("qwen35", "fused")
+    options = OPTIONS | {"quiet": False}
+    with load(target, draft, draft_width=8, **options) as model:
+        right = model.generate(PROMPTS[0], max_tokens=N).tokens
+        assert model.engine.controller is not None
+        # Kept for the next load: a draft costs more than all that it could bring.
+        model.engine.controller.costs = Costs({8: {1: 0.01, 8: 0.02}}, {8: {1: 0.07}})
+    capfd.readouterr()
+    with load(target, draft, **options) as model:
+        assert capfd.readouterr().err.count("could not pay here") == 1
+        assert (model.target.n_snapshots, model.drafter) == (0, None)
+        assert model.plan is not None and model.plan.n_snapshots == 0
+        for width in (None, 8):
+            model.forget()
+            found = model.generate(PROMPTS[0], max_tokens=N, draft_width=width)
+            assert (found.tokens, found.stats.drafted) == (right, 0)
+            assert "could not pay here" in (found.stats.drafting or "")
+        with pytest.raises(InputError, match="expected a whole number"):
+            model.generate(PROMPTS[0], draft_width=-1)
+    with load(target, draft, draft_width=8, **options) as model:
+        assert model.generate(PROMPTS[0], max_tokens=N).stats.drafted > 0
+
+
+def test_a_width_of_plain_decoding_needs_no_snapshots(
+    files: Callable[[str, str], tuple[Path, Path]],
+) -> None:
+    target, draft = files("qwen35", "fused")
+    with load(target, draft, draft_width=0, **OPTIONS) as model:
+        assert (model.target.n_snapshots, model.drafter) == (0, None)
+        assert model.generate(PROMPTS[0], max_tokens=4).stats.drafting is None
+        found = model.generate(PROMPTS[0], max_tokens=4, draft_width=8)
+        assert "draft width was 0 at the load" in (found.stats.drafting or "")
+    with load(*demo.pair(), draft_width=0, **OPTIONS) as model:
+        assert model.drafter is not None and model.draft_width == 0
 
 
 @pytest.mark.parametrize("architecture", TAPPED)
@@ -142,7 +187,7 @@ def test_a_conversation_goes_on_after_a_restart(
     target, draft = files("qwen35", "fused")
     prompt = "\n".join(demo.prompts()["chat"])[:900]
     following = prompt + " And now?"
-    kept = {"cache_mb": 64, "cache_dir": tmp_path, **OPTIONS}
+    kept = {"cache_mb": 64, "cache_dir": tmp_path, **DRAFTING}
     with load(target, **OPTIONS) as plain:
         right = plain.generate(following, max_tokens=N).tokens
     with load(target, draft, **kept) as model:

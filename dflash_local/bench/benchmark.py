@@ -145,9 +145,10 @@ def _settings(options: BenchOptions) -> RunSettings:
 
 
 def _loading(options: BenchOptions) -> Mapping[str, Any]:
-    """Ready for trees where any drafts are to be trees; chains are measured on the same model."""
+    """Ready for trees where any drafts are to be trees; chains are measured on the same model. With
+    a width the drafter stays loaded, whether drafting can pay or not."""
     trees = any(variant.shape != "chain" for variant in options.settings.variants)
-    return {**options.loading, "draft_shape": "auto" if trees else "chain"}
+    return {**options.loading, "draft_shape": "auto" if trees else "chain", "draft_width": 2}
 
 
 def _possible(model: Model, settings: RunSettings) -> tuple[RunSettings, list[str]]:

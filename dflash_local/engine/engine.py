@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 
 from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.shape import Chain, DraftShape, Shape, Tree
@@ -51,6 +52,9 @@ class Engine:
         self.grammars = Grammars(target.vocabulary)
         self.usual_shape: DraftShape = "chain"
         """The draft shape of requests that name none."""
+        self.plain_because: str | None = None
+        """One line on why there is no drafter although one was named: all requests are decoded
+        plainly then. Else None."""
         self._chain = Chain(max(self.max_width - 1, 0))
         self._tree: Tree | None = None
         if self.takes_trees:
@@ -103,7 +107,8 @@ class Engine:
     def check(self, request: Request) -> None:
         """Raises InputError or ContextFullError for a request that cannot begin."""
         shape, target = request.draft_shape, self.target
-        request.check(target.n_vocab, target.n_ctx, self.widest(shape), self.limit(shape))
+        most = MAX_OUTPUT_ROWS if self.plain_because else self.widest(shape)
+        request.check(target.n_vocab, target.n_ctx, most, self.limit(shape))
 
     # A sequence's life
 
@@ -114,6 +119,9 @@ class Engine:
         """
         begun_at = time.perf_counter()
         self.check(request)
+        reason = self.plain_because if request.drafts else None
+        if reason:
+            request = replace(request, draft_width=0)
         sampler = Sampler(
             request.sampling,
             self.target.n_vocab,
@@ -130,6 +138,7 @@ class Engine:
             )
         slot = self._take(request, request.prompt, policy)
         stats = Stats(prompt_tokens=len(request.prompt), cached_tokens=len(slot.cached))
+        stats.drafting = reason
         return Sequence(
             request,
             slot,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from dflash_local.errors import InputError
 
@@ -43,6 +43,7 @@ class LoadOptions:
     n_seq: int = 1
     draft_window: int = 0
     draft_shape: str | None = None
+    draft_width: int | Literal["auto"] | None = None
     cache_mb: int = 0
     cache_dir: str | os.PathLike[str] | None = None
     exact: bool = False
@@ -76,6 +77,8 @@ class LoadOptions:
                 f"trees round differently than plain decoding, and draft_shape is "
                 f"{self.draft_shape!r}; for exact answers give 'chain'"
             )
+        if self.draft_width != "auto":
+            check_whole("draft_width", self.draft_width, 0, MAX_OUTPUT_ROWS)
         if self.cache_dir is not None and not self.cache_mb:
             raise InputError("cache_dir needs room in memory, too; give cache_mb, 1 or more")
 

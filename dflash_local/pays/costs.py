@@ -71,6 +71,20 @@ class Costs:
         """The draft stage for `n_seqs` sequences with a round's rows to inject; 0 for none."""
         return self._drafts.at(n_seqs, depth) if n_seqs > 0 else 0.0
 
+    def best_gain(self, n_draft: int, n_seqs: int) -> float:
+        """How many times as fast as plain decoding drafting would be if every draft were accepted:
+        at the best depth that was measured, with the best number of drafts up to `n_draft`, for one
+        sequence or for `n_seqs`."""
+        best = 0.0
+        for depth in self.depths:
+            for n in {1, n_seqs}:
+                plain_s = self.step_s(n, depth) + self.host_s
+                extra_s = self.draft_s(n, depth) + self.draft_host_s + self.host_s
+                for width in range(2, n_draft + 2):
+                    seconds = extra_s + self.step_s(n * width, depth)
+                    best = max(best, width * plain_s / seconds)
+        return best
+
     def observe_step(
         self, n_rows: int, depth: int, seconds: float, shape: ShapeName = "chain"
     ) -> None:

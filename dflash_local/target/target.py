@@ -521,6 +521,16 @@ class Target:
         self._check_open()
         self._drafters.add(drafter)
 
+    def reopen(self, options: TargetOptions) -> None:
+        """Begin again with an empty context of these options. The weights stay where they are, and
+        the drafters are closed. Raises BackendError if memory is short."""
+        for drafter in list(self._drafters):
+            drafter.close()
+        self._close_context()
+        self.options = options
+        self._output, self._best = [], None
+        self._open_context()
+
     def close(self) -> None:
         """Free context and model, and close the drafters on it. Safe to call again."""
         self._close(wait=True)
@@ -537,6 +547,12 @@ class Target:
             self.vocabulary.close(free, wait=wait)
         else:
             free()
+
+    def _close_context(self) -> None:
+        context, self._context = self._context, None
+        if context:
+            api.llama_free(context)
+        self._pass = self.threads = None  # after the context, whose graph they are part of
 
     def __enter__(self) -> Target:
         return self

@@ -37,6 +37,17 @@ def test_lines_between_them_keep_the_cliff() -> None:
     assert 0.0084 <= found.step_s(32, 100) < 0.0168
 
 
+def test_the_best_gain_is_that_of_whole_drafts() -> None:
+    dear = Costs({8: {1: 0.01, 2: 0.02, 8: 0.08}}, {8: {1: 0.001}})
+    assert dear.best_gain(7, 1) < 1
+    cheap = Costs({8: {1: 0.01, 8: 0.01}}, {8: {1: 0.01}})
+    assert cheap.best_gain(7, 1) == pytest.approx(4)
+    assert cheap.best_gain(3, 1) == pytest.approx(2)
+    # Where one sequence gains nothing, two may.
+    shared = Costs({8: {1: 0.01, 2: 0.02, 4: 0.02}}, {8: {1: 0.015, 2: 0.0}})
+    assert shared.best_gain(1, 1) < 1 < shared.best_gain(1, 2)
+
+
 def test_depth_adds_what_it_adds_to_the_nearest_widths() -> None:
     found = costs()
     assert found.step_s(1, 600) == pytest.approx(0.0045)

@@ -42,7 +42,13 @@ class ModelSource:
         `is_alone` tells whether no other request runs, so that a pause of the whole process would
         delay nobody. Raises what `dflash_local.load` raises.
         """
-        model = load(self.target, self.draft, progress=progress, **self.options)
+        model = load(
+            self.target,
+            self.draft,
+            draft_width=self.draft_width,
+            progress=progress,
+            **self.options,
+        )
         try:
             model.max_queue = self.max_queue
             if self.draft_width is not None:
@@ -64,7 +70,7 @@ class ModelSource:
 
     def plan(self, pair: Pair, devices: Sequence[Device]) -> Plan:
         """What loading it on a machine with `devices` would take. Raises InputError."""
-        return pair.plan(devices, LoadOptions(**self.options))
+        return pair.plan(devices, LoadOptions(draft_width=self.draft_width, **self.options))
 
     @staticmethod
     def _set_width(model: Model, width: int | Literal["auto"]) -> None:

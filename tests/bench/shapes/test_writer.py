@@ -32,8 +32,9 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 def loads_and_drafts(shape: PairShape, quant: str, folder: Path) -> None:
     drafter_quant = "Q8_0" if quant == "MXFP4" else quant
     pair = write_pair(shape, quant, folder, drafter_quant=drafter_quant)
-    with load(*pair, n_ctx=512, n_gpu_layers=0, n_threads=1, quiet=True) as model:
-        result = model.generate("def f(x):\n", max_tokens=12, draft_width=8)
+    options = {"n_ctx": 512, "n_gpu_layers": 0, "n_threads": 1, "quiet": True}
+    with load(*pair, draft_width=8, **options) as model:
+        result = model.generate("def f(x):\n", max_tokens=12)
         chat = model.chat([{"role": "user", "content": "Hi"}], max_tokens=2)
     assert len(result.tokens) == 12
     assert result.stats.drafted > 0
@@ -56,8 +57,8 @@ def test_a_hybrid_pair_drafts_what_plain_decoding_gives(shape: PairShape, tmp_pa
     files = write_pair(shape, "Q4_K_M", tmp_path, n_layer=5)
     options = {"n_ctx": 512, "n_gpu_layers": 0, "n_threads": 1, "kv_type": "q8_0", "quiet": True}
     wanted = {"max_tokens": 48, "logprobs": 2}
-    with load(*files, **options) as model, load(files[0], **options) as target:
-        drafted = model.generate("def f(x):\n", draft_width=8, **wanted)
+    with load(*files, draft_width=8, **options) as model, load(files[0], **options) as target:
+        drafted = model.generate("def f(x):\n", **wanted)
         plain = target.generate("def f(x):\n", **wanted)
     assert drafted.stats.drafted > 0
     assert all(np.isfinite(entry.logprob) for entry in plain.logprobs)
