@@ -57,7 +57,6 @@ class draft_weights {
     ggml_tensor * all_kv_bias = nullptr;  // f32 [2 kv, 1, n_layer], optional
     ggml_tensor * all_k_norm = nullptr;   // f32 [head_dim, 1, 1, n_layer]
 
-
   private:
     void create(const ggml_context * file, const gguf_context * gguf);
     void add(ggml_context * home, const ggml_tensor * shape, const std::string & name);

@@ -382,9 +382,9 @@ nb::tuple grow_nodes(const id_rows & ids, const float_rows & logprobs, int n_voc
     if (ids.shape(0) != logprobs.shape(0) || ids.shape(1) != logprobs.shape(1)) {
         throw std::invalid_argument("each candidate has one id and one log-probability");
     }
-    const draft_tree tree = grow_tree(ids.data(), logprobs.data(), static_cast<int>(ids.shape(0)),
-                                      static_cast<int>(ids.shape(1)), n_vocab,
-                                      {n_nodes, n_leaves, n_depth});
+    const draft_tree tree =
+        grow_tree(ids.data(), logprobs.data(), static_cast<int>(ids.shape(0)),
+                  static_cast<int>(ids.shape(1)), n_vocab, {n_nodes, n_leaves, n_depth});
     return nb::make_tuple(tree.tokens, tree.parents, tree.logprobs);
 }
 
