@@ -46,7 +46,8 @@ Say = Callable[[str], None]
 _QUIET_S = 2.0
 _NO_GAIN = (
     "drafting is off: it could not pay here even if every draft were accepted, so no snapshots of "
-    "the recurrent state are kept; a draft width set at the load keeps them"
+    "the recurrent state are kept; a draft width set at the load keeps them, and `dflash-local "
+    "calibrate` measures again"
 )
 _NO_WIDTH = (
     "drafting is off: the draft width was 0 at the load, so no snapshots of the recurrent state "
