@@ -78,7 +78,7 @@ class LoadOptions:
                 f"{self.draft_shape!r}; for exact answers give 'chain'"
             )
         if self.draft_width != "auto":
-            check_whole("draft_width", self.draft_width, 0, MAX_OUTPUT_ROWS)
+            check_whole("draft_width", self.draft_width, 0, None)
         if self.cache_dir is not None and not self.cache_mb:
             raise InputError("cache_dir needs room in memory, too; give cache_mb, 1 or more")
 
