@@ -30,8 +30,10 @@ from dflash_local.server.models.pool import ModelPool
 _MAX_HEAD = 64 << 10
 _FLUSH_S = 5
 _BACKLOG = 50
-"""Connections that asyncio accepts at once, before any of them is counted. Where it finds no more
-files for one, it logs a line for each that it may accept, and the lines multiply."""
+"""Connections that asyncio accepts at once. Where it finds no more files for one, it logs a line
+for each that it may accept, and the lines multiply."""
+_UNCOUNTED = 3 * _BACKLOG
+"""Connections that it may accept before the first of them is counted."""
 _OTHER_FILES = 80
 """Open files of the models, of the devices and of the children."""
 
@@ -102,11 +104,11 @@ def _most_connections(settings: ServerSettings) -> int:
     import resource
 
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = settings.max_connections + _BACKLOG + _OTHER_FILES
+    needed = settings.max_connections + _UNCOUNTED + _OTHER_FILES
     if files < needed and files != resource.RLIM_INFINITY:
         files = needed if most == resource.RLIM_INFINITY else min(needed, most)
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
-        return max(files - _BACKLOG - _OTHER_FILES, 1)
+        return max(files - _UNCOUNTED - _OTHER_FILES, 1)
     return settings.max_connections
 
 

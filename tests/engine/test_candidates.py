@@ -22,6 +22,7 @@ SAMPLED: dict[str, dict[str, Any]] = {
 PROMPT = [40 + i for i in range(30)]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("way", SAMPLED)
 def test_answers_are_those_from_whole_rows(way: str) -> None:
     with open_target() as target:
@@ -37,6 +38,7 @@ def test_answers_are_those_from_whole_rows(way: str) -> None:
                 assert [i for i, _ in entry.top] == [i for i, _ in known.top]
 
 
+@pytest.mark.slow
 def test_sequences_with_different_settings_are_drawn_from_one_search() -> None:
     names = ["by default", "hot", "greedy", "by min-p"]
     with open_target(n_seq=4) as target:

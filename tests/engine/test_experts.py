@@ -53,6 +53,7 @@ def test_an_expert_moves_a_logit_by_more_than_rounding_does(engine: Engine) -> N
     assert max(largest) > 10 * min(largest)
 
 
+@pytest.mark.slow
 def test_drafted_answers_are_the_plain_ones_or_an_expert_differs(
     engine: Engine, record_property: Callable[[str, object], None]
 ) -> None:

@@ -93,7 +93,8 @@ def by_itself(engine: Engine, wanted: Request) -> Sequence:
     return sequence
 
 
-@pytest.mark.parametrize(("n_at_once", "width"), [(1, 0), (1, 8), (4, 0), (4, 8)])
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(("n_at_once", "width"), [(1, 8), (1, 0), (4, 8), (4, 0)])
 def test_answers_depend_on_their_own_request(
     crowded: Engine,
     alone: list[Sequence],
@@ -126,6 +127,7 @@ def test_a_handful_of_equal_tokens_leaves_no_trace() -> None:
             assert found.logprobs == expected.logprobs
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("width", [0, 8])
 def test_exact_answers_in_half_precision(width: int) -> None:
     """An f16 cache rounds by how many rows a pass has, so that kept rows of another request's

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dflash_local import Model, Result, demo
+from dflash_local.engine.reuse import LEAST_GAIN
 from gap_rule import first_difference
 from long_text import PYTHON_SOURCE
 from shapes import assert_as_well_drafted, assert_equal
@@ -89,7 +90,9 @@ def test_growing_and_shrinking_prompts(model: Model) -> None:
     for n in lengths:
         result = model.generate(text[:n], max_tokens=12)
         assert result.tokens == expected[n]
-        assert result.stats.cached_tokens == min(common(cached, text[:n]), n - 1)
+        shared = min(common(cached, text[:n]), n - 1)
+        a_handful = shared < min(LEAST_GAIN, n - 1)
+        assert result.stats.cached_tokens == (0 if a_handful else shared)
         cached = text[:n] + result.tokens[:-1]
 
 

@@ -167,6 +167,7 @@ def test_a_suspended_answer_goes_on(targets: Target, plain: PlainAnswers) -> Non
     assert [sequence.tokens for sequence in sequences] == right
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("width", [0, 16])
 def test_turns_after_an_answer_that_was_stopped(
     target: Target, plain: PlainAnswers, width: int

@@ -12,11 +12,11 @@ const PROMPT = "a = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12";
 const asked = { model: MODEL, prompt: PROMPT, max_tokens: CERTAIN, temperature: 0 };
 
 /** The error of a request that is refused, which the SDK must have read from the answer's body. */
-async function refusal(request, kind, status) {
+async function refusal(request, kind, status, type = "invalid_request_error") {
   const error = await request.then(() => assert.fail("it was not refused"), (caught) => caught);
   assert.ok(error instanceof kind, String(error));
   assert.equal(error.status, status);
-  assert.equal(error.type, "invalid_request_error");
+  assert.equal(error.type, type);
   assert.ok(error.error.message && !error.error.message.includes("\n"));
   return error;
 }
@@ -64,7 +64,8 @@ test("requests that are wrong", async () => {
   assert.equal(none.param, "messages");
   const streamed = await refusal(chat({ max_tokens: -5, stream: true }), BadRequestError, 400);
   assert.equal(streamed.param, "max_tokens");
-  const long = await refusal(chat({ messages: user("a b c d ".repeat(9000)) }), BadRequestError, 400);
+  const beyond = chat({ messages: user("a b c d ".repeat(9000)) });
+  const long = await refusal(beyond, BadRequestError, 400, "exceed_context_size_error");
   assert.equal(long.code, "context_length_exceeded");
 });
 

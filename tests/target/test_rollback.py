@@ -204,6 +204,7 @@ def test_steps_ahead_leave_no_snapshot(texts: Texts) -> None:
     texts.decode([0, 1], 2)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("architecture", SNAPSHOTS)
 def test_any_history_leaves_the_right_states(architecture: str, path_of: PathOf) -> None:
     """Passes over some sequences, cuts, copies, checkpoints and new texts in any order.
