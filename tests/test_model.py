@@ -64,6 +64,7 @@ def test_max_tokens_anywhere_in_a_block(either_model: Model, prompt: str, n: int
     assert_ends_together(model, prompt, result)
 
 
+@pytest.mark.one_in(10)
 @of_both_shapes("n", [1, 2, 5, 9, 15, 16, 17], [2, 5, 15])
 def test_end_of_text_anywhere_in_a_block(either_model: Model, n: int) -> None:
     model = either_model

@@ -57,6 +57,7 @@ def models(
         yield drafting, plain
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("width", [2, 8, "auto"])
 def test_texts_are_those_of_plain_decoding(models: tuple[Model, Model], width: Any) -> None:
     drafting, plain = models
@@ -70,6 +71,7 @@ def test_texts_are_those_of_plain_decoding(models: tuple[Model, Model], width: A
                 assert found.stats.drafted > 0
 
 
+@pytest.mark.one_in(3)
 def test_stop_strings_and_the_turns_after_them(models: tuple[Model, Model]) -> None:
     drafting, plain = models
     plain.forget()
@@ -167,6 +169,7 @@ def test_a_width_of_plain_decoding_needs_no_snapshots(
         assert model.drafter is not None and model.draft_width == 0
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("architecture", TAPPED)
 def test_exactness_is_told_of_them(
     architecture: str,
@@ -199,6 +202,7 @@ def test_a_conversation_goes_on_after_a_restart(
         assert found.tokens == right and found.stats.drafted > 0
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("architecture", WITHOUT)
 def test_others_decode_plainly_and_say_so(
     architecture: str, files: Callable[[str, str], tuple[Path, Path]]

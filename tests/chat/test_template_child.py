@@ -34,7 +34,7 @@ LONG = "20000 characters"
 LARGE = "1024 MiB"
 
 
-@pytest.mark.one_in(13)
+@pytest.mark.one_in(30)
 @pytest.mark.parametrize(
     ("source", "part"),
     [

@@ -61,6 +61,7 @@ def test_tables_go_to_stdout_and_progress_to_stderr(tmp_path: Path) -> None:
     assert picture.read_text(encoding="utf-8").startswith("<?xml")
 
 
+@pytest.mark.slow
 def test_json_is_one_object_with_all_that_was_asked_for(tmp_path: Path) -> None:
     prompts = tmp_path / "mine.jsonl"
     prompts.write_text('{"prompt": "def add(a, b):", "category": "mine"}\n', encoding="utf-8")

@@ -35,6 +35,7 @@ def test_trees_are_held_against_plain_decoding_and_chains(width: str) -> None:
     assert re.fullmatch(r"[\d.]+ drafts, [\d.]+ deep, in [\d.]+ branches; .*", trees[2])
 
 
+@pytest.mark.slow
 def test_json_has_both() -> None:
     done = compare("--draft-shape", "tree", "--draft-width", "16", "--json")
     compared = json.loads(done.stdout)["compare"]

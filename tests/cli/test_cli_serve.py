@@ -120,6 +120,7 @@ def test_a_file_of_keys_that_others_may_read_is_told(tmp_path: Path) -> None:
         assert "a-key" not in done.stderr
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "files", [["--target", TARGET, "--draft", DRAFTER], ["--model", f"pair={TARGET},{DRAFTER}"]]
 )

@@ -128,6 +128,7 @@ def test_two_models_of_one_name() -> None:
     check_names(models[:2])
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

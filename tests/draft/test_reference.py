@@ -145,6 +145,7 @@ def random_features(n_rows: int, reference: Reference, seed: int = 0) -> NDArray
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("options", DRAFTERS.values(), ids=DRAFTERS.keys())
 def test_equals_the_drafter_of_llama_cpp(
     options: Mapping[str, Any], target: Path, tmp_path: Path

@@ -265,7 +265,7 @@ def test_the_plan_says_what_the_window_bounds() -> None:
 # Answers
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.slow
 @of_both_shapes("window", [1, 24], [24])
 def test_answers_are_those_without_a_window(
     shape: DraftShape, either_file: Path, window: int

@@ -114,6 +114,7 @@ def test_always_right_fills_every_round(known: Known, width: int) -> None:
     assert stats.drafted == stats.accepted == N - 1 - stats.rounds
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("width", [2, 16])
 def test_always_wrong_is_plain_decoding(known: Known, width: int) -> None:
     drafter = ScriptedDrafter(always_wrong(known.text, known.target.n_vocab))
@@ -122,6 +123,7 @@ def test_always_wrong_is_plain_decoding(known: Known, width: int) -> None:
     assert stats.accepted_lengths == {1: N - 1}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("k", [1, 3, 7, 14])
 def test_right_for_so_many_tokens(known: Known, k: int) -> None:
     stats = known.check(ScriptedDrafter(right_for(known.text, lambda: k, known.target.n_vocab)))

@@ -124,6 +124,7 @@ def test_answers_are_the_plain_ones(
         pair.check(engine, prompt, **WAYS[way])
 
 
+@pytest.mark.slow
 @only_chains
 def test_the_machines_do_what_they_are_here_for(pair: Pair, prompts: list[list[int]]) -> None:
     """Else the answers above would say little."""
@@ -152,6 +153,7 @@ def test_trees_are_among_what_they_do(pair: Pair, prompts: list[list[int]]) -> N
     assert stats.tree_rounds < n_drafted  # by lot some are chains
 
 
+@pytest.mark.one_in(2)
 def test_chances_alone_switch_as_they_like(pair: Pair, prompts: list[list[int]]) -> None:
     for seed in range(3):
         resigns = 0.05 * (seed % 3)
@@ -174,6 +176,7 @@ def test_log_probabilities_too(pair: Pair, prompts: list[list[int]], decider: st
 # Ends
 
 
+@pytest.mark.one_in(5)
 @of_both_shapes("decider", ["cheap", "even", "hopeless", "by lot"], LOT)
 def test_every_length_ends_there(pair: Pair, prompts: list[list[int]], decider: str) -> None:
     engine = pair.engine(decider)

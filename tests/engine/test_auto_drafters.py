@@ -71,6 +71,7 @@ def known(target: Target, request: pytest.FixtureRequest) -> Known:
     return Known(target, prompt, **(SEEDED if request.param == "seeded" else {}))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("decider", DECIDERS)
 def test_always_right(known: Known, decider: str) -> None:
     stats = known.check(ScriptedDrafter(oracle(known.text)), decider).stats
@@ -105,6 +106,7 @@ def test_right_for_another_number_each_round(known: Known, decider: str) -> None
     known.check(ScriptedDrafter(script), decider)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("decider", ["cheap", "by lot"])
 @pytest.mark.parametrize("logprob", [math.nan, math.inf, -math.inf, 5.0, -1e30])
 def test_log_probabilities_that_are_none(known: Known, decider: str, logprob: float) -> None:
@@ -133,6 +135,7 @@ def test_ids_outside_the_vocabulary(known: Known, decider: str, invalid: int, at
     assert max(stats.accepted_lengths) <= at + 1
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("decider", ["cheap", "by lot"])
 def test_drafts_of_other_lengths_than_asked_for(known: Known, decider: str) -> None:
     know = oracle(known.text)

@@ -183,6 +183,7 @@ def test_branches_that_the_grammar_forbids_are_pruned(f32_target: Path) -> None:
     assert stats.outcomes[3, 3] == stats.accepted_lengths[3]
 
 
+@pytest.mark.one_in(2)
 def test_several_at_once_each_keep_to_their_own(shape: DraftShape, either_file: Path) -> None:
     ways = [BOUND["json_schema"], BOUND["gbnf"], BOUND["lark"], {}]
     prompts = demo.prompts()["code"][:4]

@@ -243,6 +243,7 @@ def test_batches_smaller_than_the_drafts_of_all(
         pass
 
 
+@pytest.mark.one_in(2)
 def test_one_that_fails_leaves_the_others_alone(engine: Engine) -> None:
     prompts = [text(engine, 30), text(engine, 50)[20:]]
     expected = Plain(engine, prompts[0])

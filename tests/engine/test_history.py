@@ -127,7 +127,7 @@ def test_a_handful_of_equal_tokens_leaves_no_trace() -> None:
             assert found.logprobs == expected.logprobs
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [0, 8])
 def test_exact_answers_in_half_precision(width: int) -> None:
     """An f16 cache rounds by how many rows a pass has, so that kept rows of another request's

@@ -64,7 +64,7 @@ def twice(model: Model, options: dict[str, Any]) -> Result:
     return second
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 def test_what_was_answered_is_cached_too(either_model: Model) -> None:
     model = either_model
     prompt = source(model, 100)
@@ -142,6 +142,7 @@ def test_a_conversation_goes_on_where_it_was(model: Model) -> None:
     assert model.chat(messages, max_tokens=N).stats.cached_tokens >= cached
 
 
+@pytest.mark.slow
 def test_drafts_after_a_hit_are_as_good_as_cold(model: Model) -> None:
     """They are the same: a drafter without its context would have a fraction of them accepted."""
     for text in demo.prompts()["code"][:2]:
@@ -154,7 +155,7 @@ def test_drafts_after_a_hit_are_as_good_as_cold(model: Model) -> None:
         assert warm.stats.mean_accepted_length > 1.5
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 def test_a_drafting_request_after_a_plain_one(either_model: Model) -> None:
     """The plain one leaves the drafter without rows; they are computed again, not done without."""
     model = either_model

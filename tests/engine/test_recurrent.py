@@ -108,6 +108,7 @@ def test_always_wrong_is_plain_decoding(target: Target, plain: PlainAnswers) -> 
     assert found.stats.accepted_lengths == {1: N - 1}
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("widths", [(16, 16, 16), (16, 5, 0), (2, 16, 7)])
 def test_several_sequences_of_unequal_widths(

@@ -85,6 +85,7 @@ def exact(f32_target: Path) -> Iterator[Engine]:
         yield Engine(opened, fused_drafter(opened))
 
 
+@pytest.mark.one_in(2)
 def test_rounding_is_small(
     target: Target, known: Known, record_property: Callable[[str, object], None]
 ) -> None:
@@ -122,6 +123,7 @@ def test_four_slots_of_all_shapes(engine: Engine, known: Known) -> None:
         assert (sequence.stats.tree_rounds > 0) == (shape == "tree" and width > 1)
 
 
+@pytest.mark.one_in(2)
 def test_four_trees(engine: Engine, known: Known) -> None:
     engine.slots.forget_all()
     sequences = [engine.begin(request(prompt, 16, N, shape="tree")) for prompt in known.prompts]
@@ -130,6 +132,7 @@ def test_four_trees(engine: Engine, known: Known) -> None:
         known.check(i, sequence)
 
 
+@pytest.mark.one_in(2)
 def test_prefixes_are_taken_over_from_where_trees_have_been(engine: Engine, known: Known) -> None:
     """In the slot itself, and in another one that is at work."""
     engine.slots.forget_all()
@@ -160,7 +163,7 @@ def test_a_cancelled_answer_leaves_its_slot_in_step(engine: Engine, known: Known
     known.check(1, again)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 def test_all_ids_stay_in_step_whatever_becomes_of_requests(engine: Engine, known: Known) -> None:
     """Slots come and go with chains and trees, greedy and sampled, shared and cancelled."""
     rng = Random(5)
@@ -338,6 +341,7 @@ ADVERSARIAL = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("build", ADVERSARIAL, ids=lambda build: build.__name__)
 def test_whatever_the_tree_is(target: Target, known: Known, build: Any) -> None:
     run, prompt = known.runs[1], known.prompts[1]

@@ -178,6 +178,7 @@ def test_batches_as_small_as_a_tree(n_rows: int, passes: list[int]) -> None:
         assert np.isfinite(target.logits(0)).all()
 
 
+@pytest.mark.slow
 def test_both_caches_are_empty_after_it(own_cache: Path) -> None:
     with open_engine(n_ctx=256) as engine:
         prompt = [5, 6, 7, 8, 9]

@@ -73,7 +73,7 @@ SEVERAL = [
 ]
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize("machine_name, n_seqs", SEVERAL)
 def test_near_the_best_width_in_hindsight(machine_name: str, n_seqs: int) -> None:
     """Knowing nothing at first, and again after other answers of the kind."""
@@ -341,7 +341,7 @@ def dearer(machine: Machine, what: str, times: float) -> Machine:
     )
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("what", ["drafts", "wide passes", "all but plain steps"])
 @pytest.mark.parametrize("times", [3, 10, 30])
 @pytest.mark.parametrize("machine_name", ["h200-q4_k_m", "rtx-4090", "laptop", "tiny-gpu"])

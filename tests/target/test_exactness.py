@@ -87,6 +87,7 @@ def test_it_is_measured_once(own_cache: Path, in_48_rows: None) -> None:
         assert len(list((own_cache / "exactness").iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_the_kept_verdict_is_used_by_the_next_process(own_cache: Path, model: Model) -> None:
     calls: list[None] = []
     model.forget()  # nothing runs on the target now
@@ -95,6 +96,7 @@ def test_the_kept_verdict_is_used_by_the_next_process(own_cache: Path, model: Mo
     assert len(calls) == 1
 
 
+@pytest.mark.slow
 def test_weights_in_f32_are_not_exact(own_cache: Path, f32: Target) -> None:
     found = measure_exactness(f32, before=no_caches)
     assert 0 < found.noise() < 0.1
@@ -144,6 +146,7 @@ def test_in_words() -> None:
     assert Exactness({32: {2: 1e-6, 4: 0.0}}, {32: 16}).exact_width(32) == 1
 
 
+@pytest.mark.slow
 def test_it_looks_at_as_many_rows_as_the_time_allows(
     own_cache: Path, in_48_rows: None, f32: Target
 ) -> None:

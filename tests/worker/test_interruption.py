@@ -118,6 +118,7 @@ def test_two_streams_of_one_thread(model: Model, prompt: str) -> None:
     assert begun + "".join(chunk.text for chunk in first) == expected
 
 
+@pytest.mark.slow
 def test_asynchronous_callers(model: Model, prompt: str, endless: dict[str, Any]) -> None:
     expected = cold(model, prompt, max_tokens=N)
 

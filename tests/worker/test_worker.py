@@ -168,6 +168,7 @@ def test_more_requests_than_slots_of_unequal_length_and_width(bench: Bench) -> N
         assert result.text == bench.model.detokenize(result.tokens)
 
 
+@pytest.mark.one_in(2)
 @of_both_shapes
 def test_a_new_request_does_not_wait_for_those_at_work(bench: Bench) -> None:
     streams = occupy(bench.model, N_SEQ - 1)
@@ -179,6 +180,7 @@ def test_a_new_request_does_not_wait_for_those_at_work(bench: Bench) -> None:
     close(streams)
 
 
+@pytest.mark.one_in(2)
 @of_both_shapes
 def test_what_prompts_have_in_common_is_decoded_once(bench: Bench) -> None:
     model = bench.model
@@ -307,6 +309,7 @@ def test_cancelled_in_its_prompt(bench: Bench) -> None:
     close(streams)
 
 
+@pytest.mark.one_in(2)
 @of_both_shapes
 def test_cancelled_by_lot_again_and_again(bench: Bench) -> None:
     model = bench.model

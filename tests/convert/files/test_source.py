@@ -109,6 +109,7 @@ def test_a_revision_is_pinned(hub: Hub, client: Client) -> None:
     assert message.startswith(f"{DRAFTER}: has no revision v2")
 
 
+@pytest.mark.slow
 def test_a_transfer_that_breaks_goes_on(hub: Hub, client: Client) -> None:
     hub.add(DRAFTER, drafter_files() | {"model.safetensors": LARGE})
     hub.breaks = [25_000_000, 12_000_000]
@@ -227,6 +228,7 @@ def test_the_token_of_the_usual_places_opens_gated_repositories(hub: Hub, client
     assert {request.token for request in hub.requests if request.server == "storage"} == {None}
 
 
+@pytest.mark.slow
 def test_what_is_not_there_is_said(hub: Hub, client: Client) -> None:
     hub.add("lab/private", drafter_files(), private=True)
     for name in ("lab/nothing", "lab/private"):

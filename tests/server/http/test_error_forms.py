@@ -49,6 +49,7 @@ ROUTES: list[tuple[str, Callable[[httpx.Response, str], None], dict[str, str]]] 
 ]
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("path", "told", "headers"), ROUTES, ids=lambda value: str(value)[:24])
 def test_at_the_door(
     path: str,

@@ -197,6 +197,7 @@ def busy(server: ServerProcess, name: str) -> Iterator[None]:
         assert rest[-1] == "data: [DONE]"
 
 
+@pytest.mark.slow
 def test_the_one_used_longest_ago_leaves(small: ServerProcess) -> None:
     use(small, "a", "b")
     assert loaded_names(small) == {"a", "b"}

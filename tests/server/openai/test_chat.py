@@ -25,7 +25,7 @@ def content(answer: dict[str, Any], index: int = 0) -> str:
     return text
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("body", "options"),
     [
@@ -273,6 +273,7 @@ def test_llama_server_s_ways_to_bind_an_answer(client: httpx.Client, body: dict[
     assert json.loads(content(ask(client, max_tokens=96, temperature=0, **body))) == {"a": [1]}
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("older", [False, True], ids=["structured_outputs", "guided_..."])
 @pytest.mark.parametrize(
     ("bound", "expected"),

@@ -148,6 +148,7 @@ def test_what_was_answered_goes_back_in(api: openai.OpenAI) -> None:
     assert reused >= first.usage.input_tokens
 
 
+@pytest.mark.slow
 def test_a_schema_binds_the_answer(api: openai.OpenAI) -> None:
     told = api.responses.parse(
         model="any",
