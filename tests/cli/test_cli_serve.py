@@ -87,7 +87,7 @@ def test_bad_options(arguments: list[str], named: str) -> None:
     assert named in refused(*arguments)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]"])
 def test_other_machines_are_not_let_in_without_a_key(host: str) -> None:
     line = refused("--host", host)

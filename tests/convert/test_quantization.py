@@ -61,7 +61,7 @@ def test_shipped_drafter_encodes_to_the_bytes_that_it_has(pair: tuple[Path, Path
         assert encode(rows, tensor.tensor_type) == tensor.data.tobytes(), plan.name
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("outtype", ["q4_k_m", "q4_k_s", "q3_k_m", "q5_0"])
 def test_files_are_mixed_as_llama_cpp_mixes_them(
     outtype: str, pair: tuple[Path, Path], tmp_path: Path

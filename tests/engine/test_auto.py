@@ -188,7 +188,7 @@ def test_every_length_ends_there(pair: Pair, prompts: list[list[int]], decider: 
         pair.in_step(engine, [*prompts[1], *sequence.tokens])
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.slow
 @only_chains
 @pytest.mark.parametrize("decider", ["by the row", "hopeless", "by lot"])
 def test_an_end_of_text_ends_the_answer(pair: Pair, decider: str) -> None:

@@ -204,7 +204,7 @@ def long_answers(shape: DraftShape, either_file: Path) -> Iterator[Callable[[int
         yield known
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "decider", "n_prompt"),
     [

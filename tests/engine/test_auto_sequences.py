@@ -138,7 +138,7 @@ def play(bench: Bench, engine: Engine, orders: Sequence[Order]) -> list[Answer]:
     return done
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.slow
 @of_both_shapes("decider", DECIDERS, ["cheap"])
 def test_all_leave_it_to_the_controller(bench: Bench, decider: str) -> None:
     done = play(bench, bench.engine(decider), [(i, "auto", N, 0) for i in range(4)])

@@ -163,7 +163,7 @@ def test_across_the_last_positions_of_the_context(shape: DraftShape, either_file
                 assert_equal(model.generate(prompt, draft_width=width, **options), expected)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 def test_after_prefix_reuse(model: Model, plain: Plain, shape: DraftShape) -> None:
     n = MAX_TOKENS[shape]
     first, _, third = some_prompts()

@@ -212,6 +212,7 @@ def test_a_short_request_does_not_evict_a_long_chat(engine: Engine, text: list[i
     assert answer(engine, text[:700], 0, 2).stats.cached_tokens == 699
 
 
+@pytest.mark.slow
 def test_an_evicted_chat_comes_back_from_memory(engine: Engine, text: list[int]) -> None:
     """The cache has room for two of three chats, the store for all."""
     empty(engine)

@@ -171,6 +171,7 @@ def forking(f32_target: Path) -> Iterator[Bench]:
         yield Bench(used, fresh)
 
 
+@pytest.mark.slow
 def test_any_history_of_trees_and_chains_ends_as_a_fresh_prefill(forking: Bench) -> None:
     @settings(max_examples=10, deadline=None)
     @given(

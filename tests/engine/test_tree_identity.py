@@ -85,7 +85,7 @@ def exact(f32_target: Path) -> Iterator[Engine]:
         yield Engine(opened, fused_drafter(opened))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 def test_rounding_is_small(
     target: Target, known: Known, record_property: Callable[[str, object], None]
 ) -> None:

@@ -32,6 +32,7 @@ def drafted(n_threads: int, drafter_threads: int | None = None) -> tuple[list[in
     return best, list(draft.tokens)
 
 
+@pytest.mark.slow
 def test_any_number_of_threads_computes_the_same() -> None:
     one = drafted(1)
     assert drafted(2) == one

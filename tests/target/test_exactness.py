@@ -122,6 +122,7 @@ def test_answers_of_f32_weights_by_the_gap_rule(f32: Target) -> None:
     print(f"F32: {different} of 4 answers differ")
 
 
+@pytest.mark.slow
 def test_a_context_too_small_to_measure_in(own_cache: Path) -> None:
     with open_target(n_ctx=256) as target:
         found = measure_exactness(target, before=no_caches)

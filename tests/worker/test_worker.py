@@ -262,7 +262,7 @@ def test_drafters_that_are_always_right_or_always_wrong(bench: Bench, right: boo
     assert accepted > 0 if right else accepted < sum(r.stats.drafted for r in results) / 8
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @of_both_shapes
 def test_sequences_that_outgrow_the_cells_lose_nothing(bench: Bench) -> None:
     """Three that would each fill the whole context: those that began last step aside in turn."""

@@ -45,6 +45,7 @@ def rows(measured: Measured) -> list[SpeedRow]:
     return measured[0]
 
 
+@pytest.mark.slow
 def test_every_combination_has_a_row(rows: list[SpeedRow]) -> None:
     found = [(row.temperature, row.category, row.variant, row.cache) for row in rows]
     assert found == [

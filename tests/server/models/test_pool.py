@@ -318,6 +318,7 @@ def test_many_first_requests_load_a_model_once(
     assert n_loads(several, "last") == before + 1
 
 
+@pytest.mark.slow
 def test_an_idle_model_is_unloaded_and_comes_back(pair: tuple[Path, Path]) -> None:
     arguments = ("--target", str(pair[0]), *EXACT[:-2], "--keep-alive", "300ms")
     with serving(*arguments) as server, server.client() as client:

@@ -142,6 +142,7 @@ def test_several_choices_count_on_from_the_seed(client: httpx.Client, model: Mod
     assert len(set(alone)) > 1
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_answer_and_no_seed_another(client: httpx.Client) -> None:
     def told(**body: Any) -> tuple[str, str]:
         answer = ask(client, temperature=2, top_k=0, min_p=0, top_p=1, max_tokens=16, **body)
