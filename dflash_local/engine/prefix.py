@@ -51,8 +51,8 @@ class Prefix:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Entry(Prefix):
-    """A saved sequence: `target` from `sequence_state.save`, `drafter` from `Drafter.save` (empty
-    without a drafter)."""
+    """A saved sequence: `target` from `Target.save`, `drafter` from `Drafter.save` (empty without a
+    drafter)."""
 
     target: Bytes
     drafter: Bytes

@@ -128,14 +128,18 @@ class Target:
         self.n_swa: int = api.llama_model_n_swa(self._model)
         """The sliding window of layers that have one, in tokens; 0 without such layers."""
         self.n_ctx_train: int = api.llama_model_n_ctx_train(self._model)
-        self._open_context()
-
-    def _open_context(self) -> None:
-        options = self.options
         self.is_recurrent: bool = api.llama_model_is_recurrent(
             self._model
         ) or api.llama_model_is_hybrid(self._model)
         """Whether a sequence has a state that stands for all its tokens at once."""
+        self.keeps_checkpoints = (
+            self.is_recurrent and self._architecture() not in OWN_STATE_ARCHITECTURES
+        )
+        """Whether it has such a state, of a kind whose checkpoints were tried."""
+        self._open_context()
+
+    def _open_context(self) -> None:
+        options = self.options
         n_threads = options.n_threads or default_threads()
         params = options.context_params(n_threads)
         in_order = self._keeps_order()
@@ -153,10 +157,6 @@ class Target:
         self.n_ctx: int = min(options.n_ctx, api.llama_n_ctx(self._context))
         self.n_batch: int = api.llama_n_batch(self._context)
         self.n_threads = n_threads
-        self.keeps_checkpoints = (
-            self.is_recurrent and self._architecture() not in OWN_STATE_ARCHITECTURES
-        )
-        """Whether it has such a state, of a kind whose checkpoints were tried."""
         # 0 as well for an architecture of which llama.cpp keeps none
         self.n_snapshots: int = api.llama_n_rs_seq(self._context) if self.is_recurrent else 0
         """The most rows of a pass that a recurrent sequence can take back."""
@@ -255,6 +255,7 @@ class Target:
         it has. Raises ContextFullError, with nothing changed, if the cache has no room, and
         BackendError if llama.cpp fails: the sequences of the batch should then be cleared.
         """
+        self._check_size(len(tokens))
         self._pass_of(_list(tokens), _list(positions), _list(seq_ids), _list(output))
 
     def run(self, batch: Batch) -> None:
@@ -282,7 +283,6 @@ class Target:
         ids: Sequence[Sequence[int]] = (),
     ) -> None:
         n = len(tokens)
-        self._check_size(n)
         self._output, self._best = [], None
         self._cells.before_pass(n)
         runtime.clear_log()
@@ -524,9 +524,7 @@ class Target:
     def reopen(self, options: TargetOptions) -> None:
         """Begin again with an empty context of these options. The weights stay where they are, and
         the drafters are closed. Raises BackendError if memory is short."""
-        for drafter in list(self._drafters):
-            drafter.close()
-        self._close_context()
+        self._detach()()
         self.options = options
         self._output, self._best = [], None
         self._open_context()
@@ -537,22 +535,21 @@ class Target:
 
     def _close(self, *, wait: bool) -> None:
         """`wait` for those that read the vocabulary; see `Vocabulary.close`."""
-        for drafter in list(self._drafters):
-            drafter.close()
-        context, self._context = self._context, None
+        free_context = self._detach()
         model, self._model = self._model, None
-        parts, self._pass, self.threads = [self._pass, self.threads], None, None
-        free = partial(_free, context, model, parts)
+        free = partial(_free, free_context, model)
         if model and hasattr(self, "vocabulary"):
             self.vocabulary.close(free, wait=wait)
         else:
             free()
 
-    def _close_context(self) -> None:
+    def _detach(self) -> Callable[[], None]:
+        """Close the drafters and let go of the context. Returns what frees it."""
+        for drafter in list(self._drafters):
+            drafter.close()
         context, self._context = self._context, None
-        if context:
-            api.llama_free(context)
-        self._pass = self.threads = None  # after the context, whose graph they are part of
+        parts, self._pass, self.threads = [self._pass, self.threads], None, None
+        return partial(_free_context, context, parts)
 
     def __enter__(self) -> Target:
         return self
@@ -598,11 +595,15 @@ class Target:
             raise InputError("no layers are tapped; load with tapped_layers or with a drafter")
 
 
-def _free(context: Any, model: Any, parts: list[Any]) -> None:
+def _free_context(context: Any, parts: list[Any]) -> None:
     """`parts` are freed after the context, whose graph they are part of."""
     if context:
         api.llama_free(context)
     parts.clear()
+
+
+def _free(free_context: Callable[[], None], model: Any) -> None:
+    free_context()
     if model:
         api.llama_model_free(model)
         give_back_memory()
