@@ -12,11 +12,7 @@ from gguf import GGMLQuantizationType
 
 from dflash_local.draft.trial import try_drafter
 from dflash_local.errors import FileError, InputError
-from dflash_local.fit.architectures import (
-    RECURRENT_ARCHITECTURES,
-    SNAPSHOT_ARCHITECTURES,
-    TAPPED_ARCHITECTURES,
-)
+from dflash_local.fit.architectures import TAPPED_ARCHITECTURES, rolls_back
 from dflash_local.fit.pairing import check_pair
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile, TensorInfo
@@ -67,9 +63,8 @@ def check_fit(target: GgufFile | Source, drafter: GgufFile) -> CheckResult:
     if isinstance(target, Source):
         return CheckResult([f"sizes and taps fit the config of {target.name}"])
     name = target.architecture
-    is_stuck = name in RECURRENT_ARCHITECTURES and name not in SNAPSHOT_ARCHITECTURES
-    if is_stuck or name not in TAPPED_ARCHITECTURES:
-        why = "has recurrent layers" if is_stuck else "offers no taps"
+    if not rolls_back(name) or name not in TAPPED_ARCHITECTURES:
+        why = "offers no taps" if rolls_back(name) else "has recurrent layers"
         return CheckResult(notes=[f"dflash-local cannot draft for this target: {name!r} {why}"])
     check_pair(target, drafter)
     return CheckResult([f"fits the target {target.path.name}"])

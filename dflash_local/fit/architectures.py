@@ -43,3 +43,8 @@ NOT_GENERATIVE_ARCHITECTURES = frozenset({
     "pockettts", "qwen3tts", "t5", "t5encoder", "wavtokenizer-dec", "dream", "llada",
     "llada-moe", "rnd1",
 })  # fmt: skip
+
+
+def rolls_back(architecture: str) -> bool:
+    """Whether rejected tokens can be taken back: with recurrent layers this needs snapshots."""
+    return architecture not in RECURRENT_ARCHITECTURES or architecture in SNAPSHOT_ARCHITECTURES

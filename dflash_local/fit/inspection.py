@@ -14,8 +14,8 @@ from gguf import LlamaFileType
 
 from dflash_local.fit.architectures import (
     RECURRENT_ARCHITECTURES,
-    SNAPSHOT_ARCHITECTURES,
     TAPPED_ARCHITECTURES,
+    rolls_back,
 )
 from dflash_local.fit.pairing import check_target
 from dflash_local.gguf.drafter_keys import read_drafter
@@ -181,7 +181,7 @@ def inspect_file(file: GgufFile) -> DrafterReport | TargetReport:
         context_length=file.require(f"{name}.context_length", int),
         offers_taps=name in TAPPED_ARCHITECTURES,
         is_recurrent=name in RECURRENT_ARCHITECTURES,
-        rolls_back=name not in RECURRENT_ARCHITECTURES or name in SNAPSHOT_ARCHITECTURES,
+        rolls_back=rolls_back(name),
     )
 
 
