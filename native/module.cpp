@@ -423,8 +423,7 @@ NB_MODULE(_native, m) {
         .def("from_candidates", &draw_from_candidates, nb::arg("ids"), nb::arg("logits"),
              nb::arg("log_sum"),
              "A token from int32 [n] and float32 [n], largest first; -1: it takes the whole row; "
-             "-3: "
-             "it takes `in_order_of`.")
+             "-3: it takes `in_order_of`.")
         .def("in_order_of", &draw_in_order, nb::arg("logits"),
              "The token that was drawn, one of several with equal logits.");
 

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from counted_row import CountedRow
 from dflash_local.errors import InputError
 from dflash_local.sampling.params import SamplingParams
 from dflash_local.sampling.sampler import Sampler
@@ -24,17 +25,7 @@ N_VOCAB = 600
 N_ROWS = 8
 
 
-class Row:
-    """A row of logits that counts how often it is fetched whole."""
-
-    def __init__(self, logits: Logits) -> None:
-        self.logits = logits
-        self.fetched = 0
-
-    def __call__(self) -> Logits:
-        self.fetched += 1
-        return self.logits
-
+class Row(CountedRow):
     def largest(self, k: int, rng: np.random.Generator) -> tuple[NDArray[np.int32], Logits]:
         """As a device finds them: of equal ones at the end any, and in order of their ids."""
         mixed = rng.permutation(len(self.logits))

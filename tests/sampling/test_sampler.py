@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from counted_row import CountedRow
 from dflash_local.demo import pair
 from dflash_local.errors import BackendError, ClosedError, GrammarError, InputError
 from dflash_local.llama import runtime
@@ -511,17 +512,7 @@ def test_closing_twice_is_fine_and_using_after_is_not(vocab: Vocab) -> None:
             use()
 
 
-class Row:
-    """A row of logits that counts how often it is fetched whole."""
-
-    def __init__(self, logits: Logits) -> None:
-        self.logits = logits
-        self.fetched = 0
-
-    def __call__(self) -> Logits:
-        self.fetched += 1
-        return self.logits
-
+class Row(CountedRow):
     def largest(self, k: int) -> tuple[NDArray[np.int32], Logits]:
         ids = np.argsort(-self.logits, kind="stable")[:k].astype(np.int32)
         return ids, self.logits[ids]
