@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 FOLDER = Path(__file__).parents[1] / "examples"
 
 
@@ -29,6 +31,7 @@ def test_chat() -> None:
     assert 0 < int(at_hand) < int(whole)
 
 
+@pytest.mark.slow
 def test_streaming() -> None:
     assert output("streaming").count("```python") == 3
 

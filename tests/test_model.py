@@ -137,6 +137,7 @@ def test_characters_are_never_split(either_model: Model, width: int) -> None:
         assert len(result.text) == 14 < len(result.tokens) - 1
 
 
+@pytest.mark.one_in(2)
 def test_a_seed_that_was_drawn_can_be_given_again(either_model: Model, prompt: str) -> None:
     model = either_model
     drawn = cold(model, prompt, max_tokens=N, temperature=1.0)

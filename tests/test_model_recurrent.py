@@ -57,7 +57,7 @@ def models(
         yield drafting, plain
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("width", [2, 8, "auto"])
 def test_texts_are_those_of_plain_decoding(models: tuple[Model, Model], width: Any) -> None:
     drafting, plain = models

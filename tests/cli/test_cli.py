@@ -94,7 +94,7 @@ def test_defaults_are_those_of_the_library() -> None:
 # Raw completion.
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("width", ["16", "8", "0"])
 def test_tokens_do_not_depend_on_the_draft_width(width: str, greedy: dict[str, Any]) -> None:
     drawn = completion("--temp", "0", "--max-tokens", "64", "--draft-width", width, PROMPT)

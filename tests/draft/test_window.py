@@ -42,6 +42,7 @@ def make_twin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwinMaker]:
 # The draft graph, against the reference
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("window", [1, 7, 64, 183, 300, N_CTX, 10**9])
 def test_equals_the_reference_however_often_the_ring_comes_round(
     window: int, make_twin: TwinMaker
@@ -226,6 +227,7 @@ def history(make_twin: TwinMaker) -> History:
 # Memory
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("window", "cells"), [(20, 256), (183, 256), (184, 512), (1500, 1792)])
 def test_memory_does_not_grow_beyond_the_window(
     window: int, cells: int, make_twin: TwinMaker

@@ -105,6 +105,7 @@ def ends_of_text(target: Target) -> list[int]:
     return [t for t in range(target.n_vocab) if target.vocabulary.ends_text(t)]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("width", [2, 8, 16])
 def test_always_right_fills_every_round(known: Known, width: int) -> None:
     stats = known.check(ScriptedDrafter(oracle(known.text)), width)
@@ -141,7 +142,7 @@ def test_right_for_another_number_each_round(known: Known) -> None:
     assert len(stats.accepted_lengths) > 2
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("at", [0, 1, 5, 14])
 def test_a_wrong_end_of_text_ends_nothing(known: Known, at: int) -> None:
     know, end = oracle(known.text), ends_of_text(known.target)[0]
@@ -154,7 +155,7 @@ def test_a_wrong_end_of_text_ends_nothing(known: Known, at: int) -> None:
     assert max(stats.accepted_lengths) == at + 1
 
 
-@pytest.mark.one_in(11)
+@pytest.mark.one_in(22)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 14, 15, 16, 17])
 def test_a_right_end_of_text_ends_the_answer_with_it(
@@ -175,7 +176,7 @@ def test_a_right_end_of_text_ends_the_answer_with_it(
         assert stats.rounds == math.ceil(n / width)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(20)
 @pytest.mark.parametrize("invalid", [-1, -(2**31), 2**31 - 1, None], ids=str)
 @pytest.mark.parametrize("at", [0, 1, 14])
 def test_ids_outside_the_vocabulary(known: Known, invalid: int | None, at: int) -> None:
@@ -314,6 +315,7 @@ def test_a_drafter_that_cannot_even_forget_leaves_the_engine_usable(known: Known
     engine.slots.forget_all()
 
 
+@pytest.mark.one_in(3)
 def test_a_drafter_that_miscounts_is_found_out(known: Known) -> None:
     """One draft is expected here; none and two are not passed over."""
     for n_drafts in (0, 2):

@@ -114,7 +114,7 @@ def prompts(pair: Pair) -> list[list[int]]:
 only_chains = pytest.mark.parametrize("shape", ["chain"], indirect=True)
 
 
-@pytest.mark.one_in(18)
+@pytest.mark.one_in(36)
 @of_both_shapes("decider, way", product(DECIDERS, WAYS), product(LOT, WAYS))
 def test_answers_are_the_plain_ones(
     pair: Pair, prompts: list[list[int]], decider: str, way: str
@@ -162,6 +162,7 @@ def test_chances_alone_switch_as_they_like(pair: Pair, prompts: list[list[int]])
             pair.check(engine, prompt)
 
 
+@pytest.mark.one_in(4)
 @of_both_shapes("decider", ["cheap", "probing", "by lot"], LOT)
 def test_log_probabilities_too(pair: Pair, prompts: list[list[int]], decider: str) -> None:
     engine = pair.engine(decider)
@@ -203,7 +204,7 @@ def test_an_end_of_text_ends_the_answer(pair: Pair, decider: str) -> None:
     assert len(places) > 2
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @of_both_shapes("decider", ["cheap", "even", "probing", "hopeless", "by lot"], LOT)
 def test_stop_texts_are_found_wherever_they_come(pair: Pair, decider: str) -> None:
     prompt = demo.prompts()["code"][0]

@@ -147,7 +147,7 @@ def test_all_leave_it_to_the_controller(bench: Bench, decider: str) -> None:
     assert (stats.tree_rounds > 0) == (bench.n_nodes > 0)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.slow
 @of_both_shapes("decider", ["cheap", "even", "resigning", "by lot"], [])
 def test_auto_fixed_and_plain_ones_join_and_leave(bench: Bench, decider: str) -> None:
     orders = [
@@ -253,7 +253,7 @@ def test_the_drafter_hears_of_every_row_of_its_sequence(bench: Bench, seed: int)
         assert apart.max() < 0.1
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @of_both_shapes("decider", ["cheap", "even", "hopeless", "by lot"], LOT)
 def test_a_context_that_fills_up_ends_answers_for_their_length(
     shape: DraftShape, either_file: Path, decider: str

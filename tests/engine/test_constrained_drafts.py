@@ -58,7 +58,7 @@ def target(shape: DraftShape, either_file: Path) -> Iterator[Target]:
         yield opened
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize("drawn", DRAWN)
 @pytest.mark.parametrize("bound", BOUND)
 def test_drafted_answers_are_the_plain_ones(
@@ -116,7 +116,7 @@ def bound(request: pytest.FixtureRequest) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize("drawn", DRAWN)
 def test_drafters_good_and_bad(
     target: Target, shape: DraftShape, bound: dict[str, Any], drawn: str

@@ -93,7 +93,7 @@ def by_itself(engine: Engine, wanted: Request) -> Sequence:
     return sequence
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.slow
 @pytest.mark.parametrize(("n_at_once", "width"), [(4, 8), (1, 8), (4, 0), (1, 0)])
 def test_answers_depend_on_their_own_request(
     crowded: Engine,

@@ -36,6 +36,7 @@ def prompts(model: Model) -> list[list[int]]:
     return [text[100 * i : 100 * i + 130] for i in range(6)]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_chat_goes_on_after_a_restart(
     prompts: list[list[int]],

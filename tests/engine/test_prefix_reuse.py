@@ -45,7 +45,7 @@ def test_the_second_request_equals_the_first(
     twice(model, {"draft_width": width, **options})
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, SEEDED], ids=["greedy", "seeded"])
 def test_the_second_request_equals_the_first_with_trees(
     tree_model: Model, options: dict[str, Any]
@@ -105,7 +105,7 @@ def test_unlike_prompts_in_turn(model: Model) -> None:
             assert model.generate(prompt, max_tokens=N).tokens == tokens
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 def test_changing_the_last_turn_computes_only_what_changed(either_model: Model) -> None:
     model = either_model
     system = {"role": "system", "content": "You write Python.\n" + "Keep it short. " * 30}

@@ -124,7 +124,7 @@ def test_the_second_answer_is_the_first(
     assert found.stats.accepted_lengths == expected.stats.accepted_lengths
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_the_second_answer_is_the_first_with_trees(
     forking: Engine, text: list[int], way: str, tmp_path: Path

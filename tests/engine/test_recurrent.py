@@ -73,12 +73,14 @@ def check(engine: Engine, drafter: Knowing, sequence: Answer, right: list[int]) 
     consistent(engine, drafter, len(sequence.request.prompt) + len(right) - 1, sequence.slot.seq)
 
 
+@pytest.mark.one_in(4)
 def test_the_answers_vary(target: Target, plain: PlainAnswers) -> None:
     """If they did not, a wrong state would not show."""
     for prompt in prompts(target):
         assert len(set(plain(prompt, N))) > N // 3
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("way", WAYS)
 def test_every_accepted_length_occurs(target: Target, plain: PlainAnswers, way: str) -> None:
     (prompt,) = prompts(target, 1)
@@ -168,7 +170,7 @@ def test_a_suspended_answer_goes_on(targets: Target, plain: PlainAnswers) -> Non
     assert [sequence.tokens for sequence in sequences] == right
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("width", [0, 16])
 def test_turns_after_an_answer_that_was_stopped(
     target: Target, plain: PlainAnswers, width: int

@@ -95,7 +95,7 @@ def test_rounding_is_small(
     assert known.noise < 0.3
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_one_slot(engine: Engine, known: Known, budget: int) -> None:
     engine.slots.forget_all()
@@ -108,6 +108,7 @@ def test_one_slot(engine: Engine, known: Known, budget: int) -> None:
     consistent(engine, engine.drafter, len(engine.slots[drafted.slot.seq].cached), drafted.slot.seq)
 
 
+@pytest.mark.one_in(2)
 def test_four_slots_of_all_shapes(engine: Engine, known: Known) -> None:
     """Trees of several budgets, a chain and plain decoding share batches, and end at different
     times."""
@@ -212,6 +213,7 @@ def on_every_branch(
     return logits
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("budget", [7, 31])
 def test_what_follows_is_what_follows_a_fresh_prefill(
     engine: Engine, known: Known, budget: int
@@ -274,7 +276,7 @@ BOUND = {
 }
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("bound", BOUND)
 def test_bound_and_sampled_answers(exact: Engine, bound: str) -> None:
     """Where sums hardly round, so that even draws are the same."""

@@ -362,6 +362,7 @@ def test_the_shipped_pair_takes_what_was_planned(n_ctx, kv_type):
         opened.close()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("architecture", [*SNAPSHOTS, *WITHOUT])
 def test_recurrent_states_take_what_was_planned(architecture, tmp_path):
     path = write_hybrid(tmp_path / "target.gguf", architecture, pair()[0])

@@ -347,6 +347,7 @@ def test_cancelled_by_lot_again_and_again(bench: Bench) -> None:
     assert 0 < model.status().requests - before <= 60
 
 
+@pytest.mark.one_in(2)
 @of_both_shapes
 def test_what_goes_wrong_with_one_is_its_own_affair(bench: Bench) -> None:
     streams = occupy(bench.model, 2)

@@ -57,6 +57,7 @@ def test_every_combination_has_a_row(rows: list[SpeedRow]) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_progress_is_told_once_for_each_category(measured: Measured) -> None:
     assert [line.split(":")[0] for line in measured[1]] == [
         "chat, temperature 0",
