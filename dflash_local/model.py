@@ -126,6 +126,8 @@ class Model:
             rounds=totals.rounds,
             drafted=totals.drafted,
             accepted=totals.accepted,
+            copied=totals.copied,
+            copied_accepted=totals.copied_accepted,
             position_drafted=tuple(totals.position_drafted),
             position_accepted=tuple(totals.position_accepted),
             prompt_s=totals.prompt_s,

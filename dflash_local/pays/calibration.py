@@ -70,8 +70,8 @@ def budget_s() -> float:
 def measure(
     target: Target, drafter: Drafter | None, *, before: Callable[[], None], again: bool = False
 ) -> Costs:
-    """The costs of this pair, or of a target alone, for up to `target.options.n_seq` sequences, kept per machine, files,
-    build and settings; `again` measures them though they are kept.
+    """The costs of this pair, or of a target alone, for up to `target.options.n_seq` sequences,
+    kept per machine, files, build and settings; `again` measures them though they are kept.
 
     Takes `budget_s()` seconds or `BUDGET_STEPS` target steps, whichever end first, but always wakes
     the model with a pass, and takes the time of two drafts, two plain steps and two of two rows.
@@ -93,7 +93,7 @@ def measure(
 
 
 def known_copies(target: Target, drafter: Drafter | None) -> CopyPrior:
-    """What earlier processes have learnt of what this model repeats; else what is thought of any."""
+    """What earlier processes have learnt of this model's copies; else what is thought of any."""
     try:
         return CopyPrior.from_dict(disk_cache.read("costs", _key(target, drafter))["copies"])
     except (ValueError, LookupError, TypeError):
