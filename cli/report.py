@@ -102,6 +102,11 @@ def _stats_lines(result: Result) -> list[str]:
             f"drafts   {stats.accepted} accepted of {stats.drafted} in {stats.rounds} rounds, "
             f"{stats.mean_accepted_length:.2f} tokens per round"
         )
+    if stats.copied:
+        lines.append(
+            f"copies   {stats.copied_accepted} of these accepted of {stats.copied} that only the "
+            "text proposed"
+        )
     if stats.tree_rounds:
         lines.append(f"trees    {drafts_text(stats)}")
     if stats.drafting:

@@ -22,6 +22,15 @@ def grow_tree(
     n_depth: int,
 ) -> tuple[list[int], list[int], list[float]]: ...
 
+class CopyIndex:
+    n_cells: int
+    n_lengths: int
+    n_agreements: int
+    n_bytes: int
+    def extend(self, tokens: Sequence[int]) -> None: ...
+    def find(self, n_copies: int, n_tokens: int) -> list[tuple[list[int], list[int]]]: ...
+    def __len__(self) -> int: ...
+
 class TargetPass:
     def __init__(
         self,

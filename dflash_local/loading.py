@@ -21,7 +21,13 @@ from dflash_local.engine.prefix_files import PrefixFiles
 from dflash_local.engine.prefixes import PrefixStore
 from dflash_local.errors import DflashError, FileError
 from dflash_local.fit.architectures import RECURRENT_ARCHITECTURES, SNAPSHOT_ARCHITECTURES
-from dflash_local.fit.options import MAX_OUTPUT_ROWS, SNAPSHOT_ROWS, LoadOptions
+from dflash_local.fit.options import (
+    COPIES,
+    COPY_SNAPSHOTS,
+    MAX_OUTPUT_ROWS,
+    SNAPSHOT_ROWS,
+    LoadOptions,
+)
 from dflash_local.fit.pairing import check_pair, check_target
 from dflash_local.fit.plan import Plan, make_plan
 from dflash_local.gguf.drafter_keys import read_drafter
@@ -57,16 +63,18 @@ _NO_WIDTH = (
 
 @dataclass(frozen=True)
 class Pair:
-    """The files of a target and, if there is one, of a drafter that fits it."""
+    """The files of a target and, if there is one, of a drafter that fits it. `copies`: copies were
+    asked for in place of a drafter."""
 
     target: GgufFile
     draft: GgufFile | None
     spec: DrafterSpec | None
+    copies: bool = False
 
     def plan(self, devices: Sequence[Device], options: LoadOptions) -> Plan:
         """What `load` would do on a machine with these devices. Raises InputError for what does not
         fit there."""
-        shape = usual_shape(devices, options)
+        shape = self.shape(devices, options)
         pair = self.used(options)
         return make_plan(
             pair.target,
@@ -88,20 +96,36 @@ class Pair:
         """The target without a drafter."""
         return Pair(self.target, None, None)
 
+    def shape(self, devices: Sequence[Device], options: LoadOptions) -> DraftShape:
+        """The draft shape of requests that name none: copies alone are chains."""
+        if self.draft is None and (options.draft_shape is None or not self.may_copy(options)):
+            return "chain"
+        return usual_shape(devices, options)
+
+    def may_copy(self, options: LoadOptions) -> bool:
+        """Whether what a text has already is drafted: where anything else is, where it was asked
+        for, and everywhere else where it slows no step down and may be of use."""
+        if self.draft is not None or self.copies:
+            return True
+        is_plain = options.exact or options.draft_width in (0, 1)
+        return not is_plain and self.target.architecture not in RECURRENT_ARCHITECTURES
+
     def n_branches(self, shape: DraftShape, n_seq: int, n_batch: int) -> int:
         """Branches of each of `n_seq` sequences. It is 1 if drafts are chains, as they are for a
         drafter that gives only one candidate per position, and for a target with a recurrent state,
         which follows one path."""
-        trees = shape != "chain" and self.spec is not None and self.spec.runs_on == "fused"
+        trees = shape != "chain" and (self.spec is None or self.spec.runs_on == "fused")
         trees = trees and self.target.architecture not in RECURRENT_ARCHITECTURES
         return branches_of_each(n_seq, n_batch) if trees else 1
 
     def n_snapshots(self, n_batch: int) -> int:
         """Snapshots of a recurrent state that a whole draft needs, as a batch allows; 0 for a
         target without such a state, and without a drafter."""
-        if self.spec is None or self.target.architecture not in SNAPSHOT_ARCHITECTURES:
+        if self.target.architecture not in SNAPSHOT_ARCHITECTURES:
             return 0
-        most = min(self.spec.n_draft, MAX_OUTPUT_ROWS - 1)
+        if self.spec is None and not self.copies:
+            return 0
+        most = min(self.spec.n_draft, MAX_OUTPUT_ROWS - 1) if self.spec else COPY_SNAPSHOTS
         return max(1, min(most, n_batch - SNAPSHOT_ROWS))
 
 
@@ -120,9 +144,12 @@ def usual_shape(devices: Sequence[Device], options: LoadOptions) -> DraftShape:
 
 
 def open_pair(target: str | os.PathLike[str], draft: str | os.PathLike[str] | None = None) -> Pair:
-    """Check both files and whether they fit. Only headers are read. Raises FileError, PairError."""
+    """Check both files and whether they fit. Only headers are read. `draft` may be "copies". Raises
+    FileError, PairError."""
     target_file = GgufFile.open(target)
     check_target(target_file)
+    if draft is not None and os.fspath(draft) == COPIES:
+        return Pair(target_file, None, None, copies=True)
     draft_file = GgufFile.open(draft) if draft is not None else None
     spec = check_pair(target_file, draft_file) if draft_file else None
     return Pair(target_file, draft_file, spec)
@@ -153,6 +180,10 @@ def load(
     progress: Progress | None = None,
 ) -> Model:
     """Load a GGUF target and, if given, the DFlash drafter that drafts for it.
+
+    What a text repeats is drafted, too, as copies: beside a drafter, and without one where it costs
+    nothing when it is not used. "copies" in place of a drafter asks for it also where that takes
+    snapshots (see below).
 
     `n_ctx` (tokens) and `n_gpu_layers` (-1 for all): None takes what fits the free memory. The plan
     is printed to stderr unless `quiet` is set. `kv_type` is the type of the target's KV cache,
@@ -226,16 +257,16 @@ def open_engine(
     """The engine that `load` makes a model of, and its plan. Raises what `load` raises."""
     steps = _Steps(progress)
     steps(0.0)
-    if draft is not None:
-        calibration.budget_s()  # a bad value is refused now, not after minutes of loading
     devices = runtime.devices()
     named = open_pair(target, draft)
     pair = named.used(options)
+    if pair.may_copy(options):
+        calibration.budget_s()  # a bad value is refused now, not after minutes of loading
     plan = pair.plan(devices, options)
     for line in plan.lines():
         say(line)
     plain_because = _NO_WIDTH if pair is not named else None
-    shape = usual_shape(devices, options)
+    shape = named.shape(devices, options)
     wanted = _target_options(pair, plan, options, shape)
     ensure_loadable(
         pair.target.path,
@@ -262,17 +293,30 @@ def open_engine(
                 for_trees=wanted.n_branches > 1,
             )
         steps(1.0)
-        controller = _controller(loaded, drafter, say, options.recalibrate) if drafter else None
+        copies = controller = None
+        if pair.may_copy(options):
+            copies = calibration.known_copies(loaded, drafter)
+            controller = _controller(loaded, drafter, say, options.recalibrate)
         if controller and loaded.n_snapshots and not isinstance(options.draft_width, int):
-            width = min(loaded.max_width, pair.spec.block_size) if pair.spec else 1
+            most = pair.spec.block_size if pair.spec else loaded.max_width
+            width = min(loaded.max_width, most)
             if controller.costs.best_gain(width - 1, plan.n_seq) <= 1:
                 plain_because, pair, drafter, controller = _NO_GAIN, pair.alone(), None, None
+                copies = None
                 say(plain_because)
                 fixed = replace(options, n_ctx=plan.n_ctx, n_gpu_layers=plan.n_gpu_layers)
                 plan = pair.plan(devices, fixed)
                 loaded.reopen(_target_options(pair, plan, options, shape))
         store = _open_store(loaded, drafter, options, say)
-        engine = Engine(loaded, drafter, plan.n_seq, controller, store=store, exact=options.exact)
+        engine = Engine(
+            loaded,
+            drafter,
+            plan.n_seq,
+            controller,
+            store=store,
+            exact=options.exact,
+            copies=copies,
+        )
         engine.usual_shape, engine.plain_because = shape, plain_because
         if shape == "tree" and (reason := engine.chains_because):
             say(reason)
@@ -348,17 +392,21 @@ def _target_options(
     )
 
 
-def _controller(target: Target, drafter: Drafter, say: Say, again: bool) -> Controller:
+def _controller(target: Target, drafter: Drafter | None, say: Say, again: bool) -> Controller:
     def begin() -> None:
         once = "" if again else ", once"
         say(f"measuring what drafting costs on this machine{once}: a few seconds")
 
+    n_copied = target.max_width - 1
+    if drafter is None:
+        costs = calibration.measure(target, None, before=begin, again=again)
+        return Controller(costs, 1, n_copied=n_copied)
     n_branches = target.options.n_branches
     n_nodes = most_nodes(n_branches, drafter.block_size) if n_branches > 1 else 0
     greedy, sampled = calibration.known_priors(target, drafter, n_nodes)
     costs = calibration.measure(target, drafter, before=begin, again=again)
     width = min(drafter.block_size, target.max_width)
-    return Controller(costs, width, greedy, sampled, n_nodes)
+    return Controller(costs, width, greedy, sampled, n_nodes, n_copied)
 
 
 def _open_store(

@@ -57,7 +57,7 @@ class Model:
         self.plan = plan
         self.target = target
         self.drafter = engine.drafter
-        drafts = engine.drafter or engine.plain_because
+        drafts = engine.drafter or engine.plain_because or engine.copies is not None
         self.draft_width: int | Literal["auto"] = "auto" if drafts else 0
         """Verify width of requests that name none."""
         self._vocabulary = target.vocabulary
@@ -126,6 +126,8 @@ class Model:
             rounds=totals.rounds,
             drafted=totals.drafted,
             accepted=totals.accepted,
+            copied=totals.copied,
+            copied_accepted=totals.copied_accepted,
             position_drafted=tuple(totals.position_drafted),
             position_accepted=tuple(totals.position_accepted),
             prompt_s=totals.prompt_s,
@@ -295,10 +297,14 @@ class Model:
         """Keep what was learnt while decoding, unless drafts were verified by other rules."""
         engine = self._engine
         learnt = engine.controller and self.target.is_open and engine.verify is verify
-        if engine.controller and self.drafter and learnt:
+        if engine.controller and learnt:
             priors = engine.controller.priors
             calibration.keep(
-                self.target, self.drafter, engine.controller.costs, (priors[True], priors[False])
+                self.target,
+                self.drafter,
+                engine.controller.costs,
+                (priors[True], priors[False]) if self.drafter else None,
+                engine.copies,
             )
 
     def __enter__(self) -> Model:
@@ -374,7 +380,7 @@ class Model:
 
     def _tell(self, stats: Stats) -> None:
         """Tell the user, once each, that drafting does not pay here and what may be wrong."""
-        off = stats.drafting if stats.drafting and not stats.drafted else None
+        off = stats.drafting if self.drafter and stats.drafting and not stats.drafted else None
         for kind, line in (("off", off), ("warning", stats.warning)):
             if line and self._say and kind not in self._said:
                 self._said.add(kind)

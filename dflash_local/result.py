@@ -19,7 +19,8 @@ class Result:
     `text` ends before either. `finish_reason`: "stop" (end of text, or a stop string), "length"
     (`max_tokens`, or the end of the context), "cancelled". `logprobs` has an entry per token if
     they were asked for. `seed` is the seed that was used. `from_draft` says for each token whether
-    it is an accepted draft.
+    it is an accepted draft, and `from_copy` whether it is one that no drafter proposed: the text
+    had it already.
     """
 
     text: str
@@ -29,6 +30,7 @@ class Result:
     seed: int
     logprobs: list[TokenLogprob] = field(default_factory=list)
     from_draft: list[bool] = field(default_factory=list)
+    from_copy: list[bool] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,9 @@ class Chunk:
 
     `text` may be empty while a character or a stop string is incomplete. `from_draft` says for each
     token whether it is an accepted draft: the target would have written the same token, but needed
-    no pass of its own for it. Every pass ends with one token that is not. `drafting` is a line on
-    whether the controller drafts at the moment, and why; None if it has nothing to decide. Only the
-    last chunk of a stream has a `result`.
+    no pass of its own for it. Every pass ends with one token that is not. `from_copy` is as in
+    `Result`. `drafting` is a line on whether the controller drafts at the moment, and why; None if
+    it has nothing to decide. Only the last chunk of a stream has a `result`.
     """
 
     text: str
@@ -48,6 +50,7 @@ class Chunk:
     result: Result | None = None
     from_draft: list[bool] = field(default_factory=list)
     drafting: str | None = None
+    from_copy: list[bool] = field(default_factory=list)
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -88,6 +91,8 @@ class ModelStatus:
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
+    copied: int = 0
+    copied_accepted: int = 0
     position_drafted: tuple[int, ...] = ()
     position_accepted: tuple[int, ...] = ()
     prompt_s: float = 0.0
@@ -109,6 +114,8 @@ _COUNTED = (
     "rounds",
     "drafted",
     "accepted",
+    "copied",
+    "copied_accepted",
     "position_drafted",
     "position_accepted",
     "prompt_s",

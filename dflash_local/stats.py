@@ -19,6 +19,9 @@ class Stats:
     and `side_rounds` those whose answer left the chain of the drafter's best tokens.
     `graph_rebuilds` are passes for which llama.cpp built its graph again.
 
+    `copied` are the drafted tokens that no drafter proposed, as the text had them already, and
+    `copied_accepted` those of them that were accepted.
+
     `drafting` says in a line why the controller drafts or does not, `warning` what seems wrong.
     `prompt_tokens` include the `cached_tokens`, which were not computed again. `prompt_s` ends and
     `decode_s` begins with the prompt's last row. `draft_s`, `verify_s` and `sample_s` are parts of
@@ -30,6 +33,8 @@ class Stats:
     drafted: int = 0
     accepted: int = 0
     emitted: int = 0
+    copied: int = 0
+    copied_accepted: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     queue_s: float = 0.0
@@ -74,6 +79,11 @@ class Stats:
         self.emitted += emitted
         _add(self.outcomes, (drafted, emitted))
         _add(self.reaches, (drafted if depth is None else depth, emitted))
+
+    def record_copies(self, *, drafted: int, accepted: int) -> None:
+        """Mark so many of a counted pass's drafts as copied."""
+        self.copied += drafted
+        self.copied_accepted += accepted
 
     def record_tree(self, *, leaves: int, on_side: bool) -> None:
         """Mark a counted pass as one over a tree. `on_side`: the answer left the first branch."""
@@ -147,6 +157,8 @@ class Stats:
             "drafted": self.drafted,
             "accepted": self.accepted,
             "emitted": self.emitted,
+            "copied": self.copied,
+            "copied_accepted": self.copied_accepted,
             "mean_accepted_length": round(self.mean_accepted_length, 4),
             "accepted_lengths": {str(n): rounds for n, rounds in self.accepted_lengths.items()},
             "widths": {str(width): rounds for width, rounds in self.widths.items()},

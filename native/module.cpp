@@ -14,6 +14,7 @@
 #include <tuple>
 #include <utility>
 
+#include "copy_index.h"
 #include "draft_tree.h"
 #include "draw.h"
 #include "errors.h"
@@ -388,6 +389,18 @@ nb::tuple grow_nodes(const id_rows & ids, const float_rows & logprobs, int n_voc
     return nb::make_tuple(tree.tokens, tree.parents, tree.logprobs);
 }
 
+void extend_copies(copy_index & self, const std::vector<int32_t> & tokens) {
+    self.extend(tokens.data(), tokens.size());
+}
+
+nb::list find_copies(copy_index & self, int n_copies, int n_tokens) {
+    nb::list found;
+    for (const text_copy & copy : self.find(n_copies, n_tokens)) {
+        found.append(nb::make_tuple(copy.tokens, copy.cells));
+    }
+    return found;
+}
+
 }  // namespace
 }  // namespace dflash
 
@@ -408,6 +421,17 @@ NB_MODULE(_native, m) {
         "grow_tree", &grow_nodes, nb::arg("ids"), nb::arg("logprobs"), nb::arg("n_vocab"),
         nb::arg("n_nodes"), nb::arg("n_leaves"), nb::arg("n_depth"),
         "Tokens, parents and log-probabilities of the best tree. See dflash_local/draft/tree.py.");
+
+    nb::class_<copy_index>(m, "CopyIndex", "What a text may repeat. See native/copy_index.h.")
+        .def(nb::init<>())
+        .def("extend", &extend_copies, nb::arg("tokens"), "Add tokens to the end of the text.")
+        .def("find", &find_copies, nb::arg("n_copies"), nb::arg("n_tokens"),
+             "Tokens and cells of each continuation.")
+        .def("__len__", &copy_index::size)
+        .def_prop_ro("n_bytes", &copy_index::n_bytes)
+        .def_ro_static("n_cells", &copy_index::n_cells)
+        .def_ro_static("n_lengths", &copy_index::n_lengths)
+        .def_ro_static("n_agreements", &copy_index::n_agreements);
 
     nb::class_<token_draw>(m, "TokenDraw", "How tokens are drawn. See native/draw.h.")
         .def(nb::new_(&open_draw), nb::arg("n_vocab"), nb::arg("altering"), nb::arg("cutting"),

@@ -36,19 +36,22 @@ class Draft:
     """Drafted nodes. `parents[i]` is the index of node i's parent: `ANCHOR`, or less than i.
 
     In a chain `parents[i]` is i - 1. `logprobs` are the drafter's own, one natural logarithm for
-    each node. Raises ValueError for lists of unequal lengths and for a parent that does not precede
-    its child.
+    each node. `copied` marks the nodes that no drafter proposed, but the text has already. Raises
+    ValueError for lists of unequal lengths and for a parent that does not precede its child.
     """
 
     tokens: list[int]
     parents: list[int]
     logprobs: list[float] = field(default_factory=list)
     candidates: Candidates | None = None
+    copied: list[bool] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.logprobs:
             object.__setattr__(self, "logprobs", [0.0] * len(self.tokens))
-        if not len(self.tokens) == len(self.parents) == len(self.logprobs):
+        if not self.copied:
+            object.__setattr__(self, "copied", [False] * len(self.tokens))
+        if not len(self.tokens) == len(self.parents) == len(self.logprobs) == len(self.copied):
             raise ValueError(
                 f"a draft of {len(self.tokens)} tokens has {len(self.parents)} parents "
                 f"and {len(self.logprobs)} log-probabilities; the counts must be equal"
@@ -66,6 +69,11 @@ class Draft:
     def is_chain(self) -> bool:
         """Whether each node follows the one before."""
         return self.parents == list(range(ANCHOR, len(self.parents) - 1))
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it is a chain of copied tokens alone."""
+        return all(self.copied) and self.is_chain
 
     @property
     def depths(self) -> list[int]:
@@ -112,7 +120,11 @@ class Draft:
         if n >= len(self):
             return self
         return replace(
-            self, tokens=self.tokens[:n], parents=self.parents[:n], logprobs=self.logprobs[:n]
+            self,
+            tokens=self.tokens[:n],
+            parents=self.parents[:n],
+            logprobs=self.logprobs[:n],
+            copied=self.copied[:n],
         )
 
     def valid_prefix(self, n_vocab: int) -> Draft:
@@ -134,4 +146,5 @@ class Draft:
             tokens=[self.tokens[node] for node in kept],
             parents=[index[self.parents[node]] for node in kept],
             logprobs=[self.logprobs[node] for node in kept],
+            copied=[self.copied[node] for node in kept],
         )

@@ -36,6 +36,8 @@ class Shape(ABC):
     """How the drafts of a sequence are cut, placed in the target's batch, and counted."""
 
     name: ShapeName
+    n_leaves = 1
+    """The most branches that end in a leaf."""
 
     def __init__(self, n_nodes: int) -> None:
         """`n_nodes`: the most drafted nodes of one sequence in a round."""
@@ -133,15 +135,15 @@ class Tree(Shape):
     def place(
         self, batch: Batch, seq: int, begin: int, anchor: int, draft: Draft, n_rows: int = 1
     ) -> Part:
-        if not draft:
-            return batch.add(seq, begin, [anchor])
+        if draft.is_copy:  # or empty; copies alone may have more rows than there are branches
+            return batch.add(seq, begin, [anchor, *draft.tokens])
         # A tree that happens to be a chain is placed like any other, so that the graph is the same.
         return batch.add_tree(seq, begin, anchor, draft.tokens, draft.parents)
 
     def count(self, stats: Stats, draft: Draft, path: Sequence[int]) -> None:
         depth = max(draft.depths, default=0)
         stats.record_round(drafted=len(draft), emitted=len(path), depth=depth)
-        if draft:
+        if not draft.is_copy:
             on_side = draft.leaves_first([row - 1 for row in path[1:]])
             stats.record_tree(leaves=len(draft.leaves), on_side=on_side)
 

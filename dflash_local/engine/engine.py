@@ -6,6 +6,8 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 
+from dflash_local.copies.chances import CopyPrior
+from dflash_local.copies.copier import Copier
 from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.shape import Chain, DraftShape, Shape, Tree
 from dflash_local.engine.meter import Meter
@@ -39,13 +41,16 @@ class Engine:
         store: PrefixStore | None = None,
         exact: bool = False,
         verify: Verify = verify,
+        copies: CopyPrior | None = None,
     ) -> None:
         """`controller` decides for requests of width "auto"; without one they decode plainly.
         `store` keeps what leaves its slot. `exact`: answers use nothing of earlier requests but
-        what they would compute in the same way themselves. `verify` checks drafts."""
+        what they would compute in the same way themselves. `verify` checks drafts. `copies`: what
+        is known of drafts that a text's own repetitions make; None: there are none."""
         self.target = target
         self.drafter = drafter
-        self.controller = controller if drafter else None
+        self.copies = copies
+        self.controller = controller if drafter or copies else None
         self.verify = verify
         self.exact = exact
         self.slots = Slots(target, drafter, n_seq, store, least=target.n_batch if exact else 1)
@@ -69,8 +74,10 @@ class Engine:
     @property
     def max_width(self) -> int:
         """The widest verify pass of chains: the drafter's block, as far as the target can take it
-        back; 0 without a drafter."""
-        return min(self.drafter.block_size, self.target.max_width) if self.drafter else 0
+        back. Without a drafter it is that of copies; 0 without these, too."""
+        if self.drafter:
+            return min(self.drafter.block_size, self.target.max_width)
+        return self.target.max_width if self.copies else 0
 
     def widest(self, shape: DraftShape) -> int:
         """The widest verify pass for drafts of that shape."""
@@ -80,14 +87,16 @@ class Engine:
         """What sets `widest`, in words."""
         if self.takes_trees and shape != "chain":
             return "a draft tree"
-        if self.drafter and self.max_width < self.drafter.block_size and self.target.is_recurrent:
+        most = self.drafter.block_size if self.drafter else MAX_OUTPUT_ROWS
+        if self.max_width < most and self.target.is_recurrent:
             return "the room for snapshots of the target's recurrent state"
-        return "this drafter's block"
+        return "this drafter's block" if self.drafter else "a verify pass"
 
     @property
     def takes_trees(self) -> bool:
         """Whether drafts may be trees: the target was loaded with branches."""
-        return self.drafter is not None and self.target.options.n_branches > 1
+        drafts = self.drafter is not None or self.copies is not None
+        return drafts and self.target.options.n_branches > 1
 
     @property
     def chains_because(self) -> str | None:
@@ -146,6 +155,7 @@ class Engine:
             stats,
             shapes[-1],
             policy,
+            Copier(self.copies) if self.copies and request.drafts else None,
             turn=self._n_steps,
             begun_at=begun_at,
         )

@@ -38,8 +38,11 @@ class Meter:
     def count(self, sequence: Sequence, draft: Draft, verdict: Verdict) -> None:
         """Count a draft and how much of it was accepted."""
         n = len(verdict.tokens)
+        copied = [draft.copied[row - 1] for row in verdict.path[1:]]
         sequence.from_draft[-n:-1] = [True] * (n - 1)
+        sequence.from_copy[-n:-1] = copied
         sequence.shape.count(sequence.stats, draft, verdict.path)
+        sequence.stats.record_copies(drafted=sum(draft.copied), accepted=sum(copied))
         if self.controller and sequence.policy is not None and draft:
             self.controller.observe(sequence.policy, draft, verdict.tokens)
 
@@ -108,7 +111,7 @@ class Lap:
             stats.decode_s += end - self._start
             stats.graph_rebuilds += n_rebuilds
         verify_s = (self._verified - self._drafted) / n_steps
-        if not self._n_drafting:
+        if not self._n_drafting and self._n_rows == len(self._sequences):
             self._meter.step_s += (verify_s - self._meter.step_s) / 4
         controller = self._meter.controller
         if controller and any(s.policy is not None for s in self._sequences):

@@ -1,9 +1,10 @@
 """A round over N sequences: draft, verify, accept, inject.
 
 The method is DFlash (Chen, Liang, Liu 2026, arXiv 2602.06036). A drafter proposes a block of tokens
-after each sequence's anchor. The target decodes anchors and drafts in one batch. The part of each
-draft that equals the target's own tokens is accepted, and one more token of the target is the next
-anchor. The hidden states of the accepted rows are injected into the drafter with its next draft.
+after each sequence's anchor; where the text repeats itself, copies join that draft or replace it.
+The target decodes anchors and drafts in one batch. The part of each draft that equals the target's
+own tokens is accepted, and one more token of the target is the next anchor. The hidden states of
+the accepted rows are injected into the drafter with its next draft.
 """
 
 from __future__ import annotations
@@ -53,12 +54,15 @@ class Round:
             return
         lap = self._meter.start(sequences)
         choice = self._widths.choose(sequences)
-        if not any(choice.n_drafts):
+        proposals = [_NO_DRAFT] * len(sequences)
+        if choice.n_drafting:
+            self._inject(sequences, choice)
+            lap.drafting(choice.n_drafting)
+            proposals = self._draft(sequences, choice)
+        drafts = self._widths.join(sequences, proposals, choice)
+        if not choice.n_drafting and not any(drafts):
             self._plain(sequences, lap)
             return
-        self._inject(sequences, choice)
-        lap.drafting(choice.n_drafting)
-        drafts = self._draft(sequences, choice)
         lap.verifying()
         batch = self._verify(sequences, drafts)
         lap.accepting(len(batch), batch.shape)
@@ -89,8 +93,8 @@ class Round:
                 self._slots.inject(sequence.slot)
 
     def _draft(self, sequences: list[Sequence], choice: Choice) -> list[Draft]:
-        """A draft per sequence, as far as it is to be verified; empty for those without, and for
-        all when the drafter fails."""
+        """The drafter's part of each draft, as far as it can be verified; empty for sequences
+        without, and for all when the drafter fails."""
         drafts = [_NO_DRAFT] * len(sequences)
         drafter = self._slots.drafter
         if drafter is None:
@@ -109,7 +113,7 @@ class Round:
             return drafts
         for (i, _), proposal in zip(drafting, proposals, strict=True):
             drafts[i] = self._cut(sequences[i], proposal, choice.limits[i])
-        return self._widths.clip(sequences, drafts, choice)
+        return drafts
 
     def _cut(self, sequence: Sequence, proposal: Draft, limit: int) -> Draft:
         """The part of a proposal that can be verified: it has room, and the grammar allows it."""

@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from dflash_local.copies.copier import Copier
 from dflash_local.draft.draft import Candidates
 from dflash_local.draft.shape import Shape
 from dflash_local.engine.request import Request
@@ -35,9 +36,13 @@ class Sequence:
     """The shape of its drafts, unless a policy chooses it."""
     policy: Policy | None = None
     """Only for a request that leaves its width to the controller."""
+    copier: Copier | None = None
+    """Only for a request that may draft what its text has already."""
     tokens: list[int] = field(default_factory=list)
     from_draft: list[bool] = field(default_factory=list)
     """For each token, whether it is an accepted draft."""
+    from_copy: list[bool] = field(default_factory=list)
+    """For each token, whether it is an accepted draft that only the text itself proposed."""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: Exception | None = None
@@ -142,6 +147,7 @@ class Sequence:
         """Append a token to the answer. True if the answer ends with it."""
         self.tokens.append(token)
         self.from_draft.append(False)  # set when its round is over
+        self.from_copy.append(False)
         if ends_text or self.request.on_token(token):
             self.finish_reason = "stop"
         elif self.remaining == 0:

@@ -125,6 +125,11 @@ class Slots:
         """Cached tokens of all busy slots together."""
         return sum(len(slot.cached) for slot in self._slots if slot.busy)
 
+    @property
+    def lacks_drafter(self) -> bool:
+        """Whether a drafter that has failed is put aside."""
+        return self._aside is not None
+
     # A slot's life
 
     def take(

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dflash_local.copies.copier import Copy
+from dflash_local.copies.join import copy_alone, heard, joined
 from dflash_local.draft.draft import Draft
 from dflash_local.engine.meter import TO_WARM_UP, Meter
 from dflash_local.engine.sequence import Sequence
 from dflash_local.engine.slots import Slots
+from dflash_local.errors import GrammarError
+from dflash_local.pays.chances import path_chances
 from dflash_local.pays.controller import Controller
 from dflash_local.pays.policy import Policy
 
@@ -18,11 +22,12 @@ out, and a cancel. With one at a time, Python costs a small model a tenth of its
 
 @dataclass(frozen=True)
 class Choice:
-    """For each sequence of a round: how many tokens to draft (0 for a plain step), and how many
-    drafted nodes may be verified."""
+    """For each sequence of a round: how many tokens to draft (0 for none), how many nodes may be
+    verified, and what its text offers to copy."""
 
     n_drafts: list[int]
     limits: list[int]
+    copies: list[list[Copy]]
 
     @property
     def n_drafting(self) -> int:
@@ -38,7 +43,7 @@ class Widths:
         self._controller = controller
 
     def most_nodes(self, sequence: Sequence) -> int:
-        """The most nodes that a round may verify for a sequence."""
+        """The most nodes that a round may verify for a sequence, copies alone apart."""
         width = sequence.request.draft_width
         return sequence.shape.n_nodes if width == "auto" else max(width - 1, 0)
 
@@ -47,38 +52,68 @@ class Widths:
         limits = self._limits(sequences)
         n_drafts = [0] * len(sequences)
         drafter = self._slots.drafter
-        if drafter is None:
-            return Choice(n_drafts, limits)
         for i, (sequence, limit) in enumerate(zip(sequences, limits, strict=True)):
+            if drafter is None:
+                continue
             if sequence.wants_features and not self._slots.can_draft(sequence.slot):
                 sequence.behind = True
             elif limit and sequence.request.draft_width != "auto":
                 n_drafts[i] = min(self.most_nodes(sequence), drafter.block_size - 1)
-        if self._controller and (left := _left_to_controller(sequences)):
+        copies = [self._copies(*pair) for pair in zip(sequences, limits, strict=True)]
+        if self._controller and (left := self._left_to_controller(sequences)):
             policies = [policy for _, policy in left]
             chosen = self._controller.n_drafts(
                 policies, [limits[i] for i, _ in left], len(sequences) - len(left)
             )
+            if any(copies):
+                curves = [copy_alone(copies[i])[1] for i, _ in left]
+                chosen = self._controller.without_sure(policies, chosen, curves)
             for (i, _), n in zip(left, chosen, strict=True):
                 n_drafts[i] = n
-        return Choice(n_drafts, limits)
+        return Choice(n_drafts, limits, copies)
 
-    def clip(self, sequences: list[Sequence], drafts: list[Draft], choice: Choice) -> list[Draft]:
-        """Cut each draft, after drafting, where verifying more of it would not pay off."""
-        whole = list(drafts)
-        if self._controller and (left := _left_to_controller(sequences)):
-            widths = self._controller.widths(
+    def join(self, sequences: list[Sequence], drafts: list[Draft], choice: Choice) -> list[Draft]:
+        """Join each draft with its copies, and cut it where verifying more would not pay off."""
+        if not any(choice.copies):
+            return self._clip(sequences, drafts, choice)
+        chances = self._chances(sequences, drafts, choice)
+        drafts = list(drafts)
+        for i, (sequence, copies) in enumerate(zip(sequences, choice.copies, strict=True)):
+            if copies:
+                drafts[i], chances[i] = self._joined(
+                    sequence, drafts[i], chances[i], copies, choice.limits[i]
+                )
+        widths = [1 + len(draft) for draft in drafts]
+        if self._controller and (left := self._left_to_controller(sequences)):
+            rows = self._controller.rows(
+                [chances[i] for i, _ in left], drafted=choice.n_drafting > 0
+            )
+            for (i, _), width in zip(left, rows, strict=True):
+                widths[i] = width
+        return self._cut(drafts, widths)
+
+    def _clip(self, sequences: list[Sequence], drafts: list[Draft], choice: Choice) -> list[Draft]:
+        """Cut drafts that no copies join."""
+        widths = [1 + len(draft) for draft in drafts]
+        left = self._left_to_controller(sequences)
+        if self._controller and choice.n_drafting and left:
+            rows = self._controller.widths(
                 [policy for _, policy in left],
                 [drafts[i] for i, _ in left],
                 [choice.limits[i] for i, _ in left],
             )
-            for (i, _), width in zip(left, widths, strict=True):
-                drafts[i] = drafts[i].clip(width - 1)
-        if self._slots.target.needs_equal_rows:
-            # All get as many rows as the widest. Some have more drafts to fill theirs.
-            n_rows = self.n_rows(drafts)
-            return [draft.clip(n_rows - 1) for draft in whole]
-        return drafts
+            for (i, _), width in zip(left, rows, strict=True):
+                widths[i] = width
+        return self._cut(drafts, widths)
+
+    def _cut(self, drafts: list[Draft], widths: list[int]) -> list[Draft]:
+        """The first nodes of each draft, for so many rows with the anchor."""
+        cut = [draft.clip(width - 1) for draft, width in zip(drafts, widths, strict=True)]
+        if not self._slots.target.needs_equal_rows:
+            return cut
+        # All get as many rows as the widest. Some have more drafts to fill theirs.
+        n_rows = self.n_rows(cut)
+        return [draft.clip(n_rows - 1) for draft in drafts]
 
     def n_rows(self, drafts: list[Draft]) -> int:
         """The least number of rows that each sequence gets in a pass over these drafts."""
@@ -95,7 +130,7 @@ class Widths:
         by_time = int(_AHEAD_S / self._meter.step_s) + 1
         most = _MOST_AHEAD if n == self._meter.last_rows else TO_WARM_UP
         n_steps = min([*left, self._slots.free_cells // n, by_time, most])
-        if self._controller and self._slots.drafter and _left_to_controller(sequences):
+        if self._controller and self._left_to_controller(sequences):
             n_steps = min(n_steps, self._controller.idle + 1)
         return max(n_steps, 1)
 
@@ -105,12 +140,68 @@ class Widths:
         free = room - len(sequences)  # the anchors
         limits = []
         for sequence in sequences:
-            most = max(min(self.most_nodes(sequence), free), 0)
+            most = self.most_nodes(sequence)
+            if sequence.copier and sequence.policy:
+                most = max(most, self._slots.target.max_width - 1)
+            most = max(min(most, free), 0)
             limits.append(sequence.shape.limit(most, sequence.remaining))
             free -= limits[-1]
         return limits
 
+    def _copies(self, sequence: Sequence, limit: int) -> list[Copy]:
+        """What a sequence's text offers, as far as it may be emitted."""
+        copier, remaining = sequence.copier, sequence.remaining
+        if copier is None or sequence.behind or self._slots.lacks_drafter:
+            return []
+        n = limit if remaining is None else min(limit, remaining - 1)
+        copies = copier.offer(sequence.request.prompt, sequence.tokens, n)
+        try:
+            cut = (copy.clip(sequence.sampler.n_valid(copy.tokens)) for copy in copies)
+            return [copy for copy in cut if len(copy)]
+        except GrammarError:
+            return []  # if the answer itself cannot go on, its draw raises
 
-def _left_to_controller(sequences: list[Sequence]) -> list[tuple[int, Policy]]:
-    """The places of the sequences of width "auto", and their policies."""
-    return [(i, s.policy) for i, s in enumerate(sequences) if s.policy and not s.behind]
+    def _chances(
+        self, sequences: list[Sequence], drafts: list[Draft], choice: Choice
+    ) -> list[list[float]]:
+        """For each sequence, the falling chances of its drafter's nodes."""
+        chances: list[list[float]] = [[] for _ in sequences]
+        if not any(drafts):
+            return chances
+        for i, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
+            if draft and sequence.policy is None and choice.copies[i]:
+                chances[i] = path_chances(draft)
+        if self._controller and (left := self._left_to_controller(sequences)):
+            found = self._controller.chances(
+                [policy for _, policy in left],
+                [drafts[i] for i, _ in left],
+                [choice.limits[i] for i, _ in left],
+            )
+            for (i, _), curve in zip(left, found, strict=True):
+                chances[i] = curve
+        return chances
+
+    def _joined(
+        self,
+        sequence: Sequence,
+        own: Draft,
+        chances: list[float],
+        copies: list[Copy],
+        limit: int,
+    ) -> tuple[Draft, list[float]]:
+        """What a drafter and the text propose together, and the falling chances of its nodes."""
+        copier, shape = sequence.copier, sequence.shape
+        if not own and (self._slots.drafter is not None or shape.n_leaves == 1):
+            return copy_alone(copies)
+        if own and copier:
+            copies = heard(own, copies, copier.chances)
+            copier.heard(copies)
+        n_nodes = min(limit, shape.n_nodes) if shape.n_leaves > 1 else limit
+        return joined(own, chances, copies, n_nodes=n_nodes, n_leaves=shape.n_leaves)
+
+    def _left_to_controller(self, sequences: list[Sequence]) -> list[tuple[int, Policy]]:
+        """The places of the sequences of width "auto", and their policies; none while a drafter
+        that has failed is put aside."""
+        if self._slots.lacks_drafter:
+            return []
+        return [(i, s.policy) for i, s in enumerate(sequences) if s.policy and not s.behind]

@@ -12,12 +12,18 @@ from dflash_local.errors import InputError
 KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 SPLIT_MODES = ("layer", "row", "none")
 SHAPES = ("chain", "tree", "auto")
+COPIES = "copies"
+"""In place of a drafter's file: only what a text has already is drafted."""
 MAX_CONTEXT = 1 << 24
 MAX_IDS = 256
 """Sequence ids of a context: llama.cpp's limit (LLAMA_MAX_SEQ)."""
 
 MAX_OUTPUT_ROWS = 64
 """The most rows of a batch, per sequence, that can have logits: the widest verify pass."""
+
+COPY_SNAPSHOTS = 15
+"""Snapshots of a recurrent state to copy with. More rows than 16 take more memory for states than
+most contexts do for tokens."""
 
 SNAPSHOT_ROWS = 2
 """How many rows more than snapshots a batch must hold: llama.cpp asserts it at its first pass."""

@@ -16,6 +16,7 @@ from dflash_local import _native
 
 runtime.check_same_library(_native.llama_decode_address())
 
+CopyIndex = _native.CopyIndex
 FusedDrafter = _native.FusedDrafter
 TargetPass = _native.TargetPass
 ThreadPool = _native.ThreadPool
@@ -24,6 +25,7 @@ edit_cells = _native.edit_cells
 grow_tree = _native.grow_tree
 
 __all__ = [
+    "CopyIndex",
     "FusedDrafter",
     "TargetPass",
     "ThreadPool",

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from dflash_local import disk_cache
+from dflash_local.copies.chances import CopyPrior
 from dflash_local.draft.drafter import Drafter, DraftRequest
 from dflash_local.errors import InputError
 from dflash_local.llama import runtime
@@ -25,8 +26,8 @@ from dflash_local.target.target import Checkpoint, Target
 
 WIDTHS = (1, 2, 8, 4, 16, 9, 6, 3, 12)
 """Rows of a sequence, those first that say most: a slow machine gets no further."""
-TREE_WIDTHS = (*WIDTHS, 32, 24)
-"""Where drafts may be trees, which are wider than a block."""
+WIDE = (32, 24, 64)
+"""Rows of trees and of copies, which are wider than a block."""
 SHALLOW, DEEP = 4, 1024
 """Cached tokens after which is measured: of each sequence, few, as a slow machine would take long
 to fill a cache; and in all."""
@@ -41,7 +42,7 @@ _MANY_ROWS = 64
 _TIMED = 3
 _DEEP_WIDTHS = (1, 8, 16)
 _TREE_ROWS = 16
-_FORMAT = 3
+_FORMAT = 4
 _DEAREST = 1.2  # at most so many times the seconds of a pass of more rows
 # What Python spends around a draft and a pass; live rounds tell better.
 _HOST_S, _DRAFT_HOST_S = 1e-5, 1e-4
@@ -67,10 +68,10 @@ def budget_s() -> float:
 
 
 def measure(
-    target: Target, drafter: Drafter, *, before: Callable[[], None], again: bool = False
+    target: Target, drafter: Drafter | None, *, before: Callable[[], None], again: bool = False
 ) -> Costs:
-    """The costs of this pair for up to `target.options.n_seq` sequences, kept per machine, files,
-    build and settings; `again` measures them though they are kept.
+    """The costs of this pair, or of a target alone, for up to `target.options.n_seq` sequences,
+    kept per machine, files, build and settings; `again` measures them though they are kept.
 
     Takes `budget_s()` seconds or `BUDGET_STEPS` target steps, whichever end first, but always wakes
     the model with a pass, and takes the time of two drafts, two plain steps and two of two rows.
@@ -91,6 +92,14 @@ def measure(
     return costs
 
 
+def known_copies(target: Target, drafter: Drafter | None) -> CopyPrior:
+    """What earlier processes have learnt of this model's copies; else what is thought of any."""
+    try:
+        return CopyPrior.from_dict(disk_cache.read("costs", _key(target, drafter))["copies"])
+    except (ValueError, LookupError, TypeError):
+        return CopyPrior()
+
+
 def known_priors(target: Target, drafter: Drafter, n_nodes: int) -> tuple[Prior, Prior]:
     """What earlier processes have learnt of this drafter's drafts, of greedy requests and of those
     that sample; else what is thought of any. `n_nodes` are the most of a tree."""
@@ -103,19 +112,25 @@ def known_priors(target: Target, drafter: Drafter, n_nodes: int) -> tuple[Prior,
 
 
 def keep(
-    target: Target, drafter: Drafter, costs: Costs, priors: tuple[Prior, Prior] | None = None
+    target: Target,
+    drafter: Drafter | None,
+    costs: Costs,
+    priors: tuple[Prior, Prior] | None = None,
+    copies: CopyPrior | None = None,
 ) -> None:
     """For the next process, which begins with what this one has learnt."""
     kept = costs.as_dict()
     if priors is not None:
         kept["priors"] = [prior.as_dict() for prior in priors]
+    if copies is not None:
+        kept["copies"] = copies.as_dict()
     disk_cache.write("costs", _key(target, drafter), kept)
 
 
 class _Trial:
     """One calibration: passes and drafts on random tokens, timed within the budget."""
 
-    def __init__(self, target: Target, drafter: Drafter) -> None:
+    def __init__(self, target: Target, drafter: Drafter | None) -> None:
         self.target, self.drafter = target, drafter
         self.n_seq = target.options.n_seq
         self.budget_s = budget_s()
@@ -131,24 +146,24 @@ class _Trial:
         self.switches: list[float] = []
         self.injections: list[float] = []
         self.tree_s: float | None = None  # not measured
-        most = max(target.options.n_branches, drafter.block_size)
-        most = min(most, target.n_batch // self.n_seq, target.max_width)
-        widths = TREE_WIDTHS if target.options.n_branches > 1 else WIDTHS
-        self.widths = [width for width in widths if width <= most]
+        most = min(target.n_batch // self.n_seq, target.max_width)
+        self.widths = [width for width in (*WIDTHS, *WIDE) if width <= most]
 
     def run(self) -> Costs:
         features = self._fill(SHALLOW)
         self.start = time.perf_counter()
         shallow = self.n_seq * self.part
-        self._draft(1, 1, features)
+        if features is not None:
+            self._draft(1, 1, features)
         for n_rows in self._rows(self.widths[:2]):
             self._step(n_rows, 1, needed=n_rows in (self.n_seq, 2 * self.n_seq))
         for timed in (1, 2, 2, 2):  # in turn, so that what disturbs one disturbs all
             for n_rows in self._rows(self.widths):
                 self._step(n_rows, timed)
-            for n_seqs in sorted({1, self.n_seq}):
-                self._draft(n_seqs, timed)
-            self._inject()
+            if self.drafter is not None:
+                for n_seqs in sorted({1, self.n_seq}):
+                    self._draft(n_seqs, timed)
+                self._inject()
             if self.tree_s is None:
                 self._tree()
         # Room for a pass of all rows after it, and for a draft of many.
@@ -162,10 +177,11 @@ class _Trial:
             features = self._fill(deep)
             for n_rows in self._rows([w for w in _DEEP_WIDTHS if w in self.widths]):
                 self._step(n_rows, _TIMED)
-            self._draft(1, _TIMED)
+            if self.drafter is not None:
+                self._draft(1, _TIMED)
         return Costs(
             _usual(self.steps),
-            _usual(self.drafts),
+            _usual(self.drafts) if self.drafter is not None else {SHALLOW: {1: 0.0}},
             switch_s=max(median(self.switches), 0.0) if self.switches else 0.0,
             host_s=_HOST_S,
             draft_host_s=_DRAFT_HOST_S,
@@ -176,7 +192,8 @@ class _Trial:
     def empty(self) -> None:
         for seq in range(self.n_seq):
             self.target.clear(seq)
-            self.drafter.truncate(seq, 0)
+            if self.drafter is not None:
+                self.drafter.truncate(seq, 0)
 
     @property
     def depth(self) -> int:
@@ -191,19 +208,22 @@ class _Trial:
         spent = time.perf_counter() - self.start
         return self.n_steps + n_steps <= BUDGET_STEPS and spent + seconds <= self.budget_s
 
-    def _fill(self, part: int) -> Features:
-        """Both caches to `part` tokens of each sequence; returns what the first injected last."""
+    def _fill(self, part: int) -> Features | None:
+        """Both caches to `part` tokens of each sequence; returns what the first injected last, None
+        without a drafter."""
         self.empty()
         chunk = self.target.n_batch // self.n_seq
         for begin in range(0, part, chunk):
             self.part = begin
             n = min(chunk, part - begin)
             self._pass(n * self.n_seq, output=False)
-            for seq in range(self.n_seq):
-                self.drafter.inject(seq, _features(self.target, range(seq * n, (seq + 1) * n)))
+            if self.drafter is not None:
+                for seq in range(self.n_seq):
+                    rows = range(seq * n, (seq + 1) * n)
+                    self.drafter.inject(seq, _features(self.target, rows))
         self.part = part
         self.starts = [self.target.checkpoint(seq, part) for seq in range(self.n_seq)]
-        return _features(self.target, range(n))
+        return _features(self.target, range(n)) if self.drafter is not None else None
 
     def _pass(self, n_rows: int, *, output: bool = True) -> float:
         """Seconds of a pass of random rows, dealt to the sequences as evenly as they go."""
@@ -312,13 +332,15 @@ class _Trial:
 
     def _one_draft(self, n_seqs: int, features: Features) -> float:
         """Seconds of one draft stage that injects `features` in each sequence; then undone."""
-        n_draft = self.drafter.block_size - 1
+        drafter = self.drafter
+        assert drafter is not None
+        n_draft = drafter.block_size - 1
         requests = [DraftRequest(seq, 1, features, n_draft) for seq in range(n_seqs)]
         begin = time.perf_counter()
-        self.drafter.draft(requests)
+        drafter.draft(requests)
         seconds = time.perf_counter() - begin
         for seq in range(n_seqs):
-            self.drafter.truncate(seq, self.part)
+            drafter.truncate(seq, self.part)
         return seconds
 
 
@@ -341,7 +363,7 @@ def _usual(times: dict[int, dict[int, list[float]]]) -> dict[int, dict[int, floa
     return {depth: dict(sorted(row.items())) for depth, row in usual.items()}
 
 
-def _key(target: Target, drafter: Drafter) -> dict[str, Any]:
+def _key(target: Target, drafter: Drafter | None) -> dict[str, Any]:
     options = asdict(target.options)
     options["n_ctx"] = target.n_ctx.bit_length()  # costs follow what is cached, not what could be
     return {
@@ -349,7 +371,7 @@ def _key(target: Target, drafter: Drafter) -> dict[str, Any]:
         "machine": runtime.machine(),
         "threads": target.n_threads,
         "target": target.file_key,
-        "drafter": [drafter.file_key, type(drafter).__name__],
-        "window": drafter.draft_window,
+        "drafter": [drafter.file_key, type(drafter).__name__] if drafter else None,
+        "window": drafter.draft_window if drafter else 0,
         "options": options,
     }

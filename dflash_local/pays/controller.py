@@ -7,6 +7,10 @@ judged together. It has no clock and no randomness: the same measurements give t
 A *plan*, made every few rounds, compares plain decoding with drafting for the best few sequences
 (`Forecast`). Rounds then choose their rows by it (`RowChoice`). The `Budget` pays for *probes*,
 which draft only to see whether it pays, and ends drafting that loses more than the forecast says.
+
+What a text repeats can be *copied*: such drafts cost no time before they are verified, and how sure
+they are is known. So they need no plan. In a round in which nobody drafts, those rows are verified
+that pay; a drafter is left out of a round in which a copy is so sure that a draft adds too little.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import Chain, Shape, ShapeName
@@ -70,9 +75,11 @@ class Controller:
         prior: Prior | None = None,
         sampled: Prior | None = None,
         n_nodes: int = 0,
+        n_copied: int = 0,
     ) -> None:
-        """`block_size` rows with the anchor are the most that a sequence verifies of a chain,
-        `n_nodes` those of a tree without it; 0 where there are none."""
+        """`block_size` rows with the anchor are the most that a sequence verifies of a drafter's
+        chain, 1 without a drafter; `n_nodes` those of a tree without it, and `n_copied` those of
+        a copy; 0 where there are none."""
         self.costs = costs
         cold = partial(Prior, block_size, n_nodes)
         self.priors = {True: prior or cold(), False: sampled or cold()}
@@ -80,8 +87,11 @@ class Controller:
         self.prior = self.priors[True]  # of the request that began last
         self.n_nodes = n_nodes
         self._n_draft = block_size - 1
-        self._forecast = Forecast(costs, max(block_size - 1, n_nodes))
+        self._forecast = Forecast(costs, max(block_size - 1, n_nodes, n_copied))
         self._row_choice = RowChoice()
+        self._copy_choice = RowChoice()
+        self._copy_budget = Budget()
+        self._gain = 1.0  # of drafting, while it is on
         self._passes = PassTimes(costs)
         self._budget = Budget()
         self._untried = True
@@ -113,7 +123,10 @@ class Controller:
         self.prior = self.priors[greedy]
         if len(self._members) <= 1:
             self._budget.renew()
-        return Policy(self.prior, shapes or [Chain(self._n_draft)], self._round)
+            self._copy_budget.renew()
+        policy = Policy(self.prior, shapes or [Chain(self._n_draft)], self._round)
+        policy.has_drafter = self._n_draft > 0
+        return policy
 
     @property
     def idle(self) -> int:
@@ -134,7 +147,7 @@ class Controller:
     def n_drafts(
         self, policies: Sequence[Policy], limits: Sequence[int], other_rows: int = 0
     ) -> list[int]:
-        """How many tokens to draft for each sequence; 0: decode it plainly this round.
+        """How many tokens to draft for each sequence; 0: do without the drafter this round.
 
         `limits` are the most drafts that make sense for each, by the end of its answer and the room
         in the context. `other_rows` are rows of sequences in the same pass that have no policy.
@@ -154,6 +167,26 @@ class Controller:
             for p, limit in zip(policies, limits, strict=True)
         ]
 
+    def without_sure(
+        self, policies: Sequence[Policy], n_drafts: Sequence[int], copies: Sequence[list[float]]
+    ) -> list[int]:
+        """`n_drafts`, without those sequences whose copies, with these falling chances, are so sure
+        that the drafter is not asked."""
+        if self._probing:
+            return list(n_drafts)
+        n_drafting = sum(map(bool, n_drafts))
+        return [
+            0 if n and curve and self._does_without(policy, curve, n_drafting) else n
+            for policy, n, curve in zip(policies, n_drafts, copies, strict=True)
+        ]
+
+    def _does_without(self, policy: Policy, copied: list[float], n_drafting: int) -> bool:
+        """Whether a draft would add less to a copy with these chances than its time is worth."""
+        choice, costs = self._row_choice, self.costs
+        both = list(map(max, zip_longest(copied, policy.typical(), fillvalue=0.0)))
+        draft_s = (costs.draft_s(n_drafting, self._depth) + costs.draft_host_s) / n_drafting
+        return choice.value(both) - choice.value(copied) < draft_s * choice.rate
+
     def widths(
         self,
         policies: Sequence[Policy],
@@ -164,6 +197,16 @@ class Controller:
 
         `drafts` are empty where nothing was drafted.
         """
+        return self.rows(self.chances(policies, drafts, limits), drafted=True)
+
+    def chances(
+        self,
+        policies: Sequence[Policy],
+        drafts: Sequence[Draft],
+        limits: Sequence[int],
+    ) -> list[list[float]]:
+        """The falling chances of what a drafter has drafted for each sequence, to be accepted;
+        empty where it has not."""
         chains: list[list[float]] = []
         for policy, draft, limit in zip(policies, drafts, limits, strict=True):
             if not draft or limit < 1:
@@ -174,19 +217,37 @@ class Controller:
             chains.append(policy.chances(draft, limit, early=early, believed=known))
             policy.rounds += 1
             policy.rest_from = self._round
+        return chains
+
+    def rows(self, chains: Sequence[list[float]], *, drafted: bool) -> list[int]:
+        """Rows to verify for each sequence, its anchor included, by the falling chances of its
+        drafts. `drafted`: the drafter had a part in the round."""
+        if not drafted:
+            return self._rows_of_copies(chains)
         if self._looking:  # whatever it is thought to cost
             return [1 + min(PROBED, len(chain)) for chain in chains]
         budget = self._budget.amount if self._probing else None
         last_rows = self._passes.rows(self._shape)
         return self._row_choice.widths(chains, last_rows, self.costs.switch_s, budget)
 
+    def _rows_of_copies(self, chains: Sequence[list[float]]) -> list[int]:
+        if self._round < self._copy_budget.suspended_until:
+            return [1] * len(chains)
+        forecast = self._forecast
+        forecast.renew(len(chains), forecast.base - len(chains), self._depth)
+        rate = forecast.base / forecast.plain_s * self._gain
+        self._copy_choice.price(forecast.base, forecast.passes, rate)
+        last_rows = self._passes.rows("chain")
+        return self._copy_choice.widths(chains, last_rows, self.costs.switch_s)
+
     def observe(self, policy: Policy, draft: Draft, tokens: Sequence[int]) -> None:
         """What became of a draft: the tokens emitted after its anchor, the last the target's own.
 
         Not needed where nothing was verified.
         """
-        policy.observe(draft, tokens)
         self._accepted += len(tokens) - 1
+        if draft.candidates is not None or not all(draft.copied):
+            policy.observe(draft, tokens)
 
     def observe_round(
         self,
@@ -212,9 +273,13 @@ class Controller:
         self._passes.observe(n_rows, depth, verify_s, shape, rebuilt=rebuilt)
         if n_rows == self._forecast.base:
             self._plain_at = self._round
-        if host_s is not None:
+        copies_alone = not n_drafting and n_rows > self._forecast.base
+        if host_s is not None and not copies_alone:
             costs.observe_host(n_drafting > 0, host_s)
         if not n_drafting:
+            if copies_alone:
+                usual_s = costs.step_s(n_rows, depth) + costs.switch_s
+                self._settle_copies(min(verify_s, _LONGEST_TIME * usual_s) + costs.host_s)
             return
         self._unseen = self._unseen and n_rows <= self._forecast.base
         usual_s = costs.step_s(n_rows, depth, shape)
@@ -242,6 +307,13 @@ class Controller:
             if self._round < self._budget.suspended_until:
                 self._replan_at = 0
 
+    def _settle_copies(self, seconds: float) -> None:
+        """After a round that copied: how far it was ahead of plain decoding."""
+        forecast = self._forecast
+        gained = 1 + self._accepted / forecast.base - seconds / forecast.plain_s
+        self._accepted = 0
+        self._copy_budget.settle(gained, self._round)
+
     # The plan
 
     def _plan(self, policies: Sequence[Policy], other_rows: int) -> None:
@@ -259,7 +331,8 @@ class Controller:
         if findings and (suspended > 0 or not self._pays(findings.gain, n_rounds)):
             on = []
         self._least = findings.shortest if findings else 1
-        rate = forecast.base / forecast.plain_s * (findings.gain if findings and on else 1.0)
+        self._gain = findings.gain if findings and on else 1.0
+        rate = forecast.base / forecast.plain_s * self._gain
         self._row_choice.price(forecast.base, forecast.passes, rate, self._shape)
         for policy in able:
             self._appoint(policy, findings, drafts=policy in on)

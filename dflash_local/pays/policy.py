@@ -73,6 +73,7 @@ class Policy:
         self.drafting = False
         self.probing = False
         """Drafts this round only, to see whether it pays."""
+        self.has_drafter = True
         self.off = False
         """For good: no draft will be asked for again, so the drafter needs no more of the text."""
         self.rounds = 0
@@ -123,6 +124,8 @@ class Policy:
     @property
     def reason(self) -> str:
         """One line: whether drafting is on, and why."""
+        if not self.has_drafter:
+            return "no drafter: what the text has already is drafted where that pays"
         if self.findings is None:
             return "drafting has not been tried yet"
         return self.findings.text(self.drafting)

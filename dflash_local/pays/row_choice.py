@@ -27,7 +27,8 @@ class RowChoice:
 
     def __init__(self) -> None:
         self._kind: tuple[int, ShapeName] = (0, "chain")
-        self._rate = 0.0
+        self.rate = 0.0
+        """The tokens a second that rows must beat."""
         self._plain_price = 0.0
         self._prices: list[float] = []
         self._values: list[float] = []  # by row count: blended over the rounds of this batch
@@ -39,9 +40,15 @@ class RowChoice:
         tokens a second that it must beat."""
         if (base, shape) != self._kind:
             self._values = []
-        self._kind, self._rate = (base, shape), rate
+        self._kind, self.rate = (base, shape), rate
         self._plain_price = rate * passes[0]
         self._prices = [rate * (seconds - passes[0]) for seconds in passes]
+
+    def value(self, chances: Sequence[float]) -> float:
+        """What the best part of drafts with these falling chances is worth, in tokens, beside a
+        plain pass."""
+        total: float = max(map(sub, accumulate(chances, initial=0.0), self._prices))
+        return total
 
     def widths(
         self,
@@ -88,7 +95,7 @@ class RowChoice:
             most = self._plain_price * max(budget, 1.0)
             chances = chances[: max(k for k, price in enumerate(prices) if price <= most)]
         values = list(map(sub, accumulate(chances, initial=0.0), prices))
-        switch = self._rate * switch_s
+        switch = self.rate * switch_s
         top = max(values)
         best = values.index(top)
         means = self._blended(values)

@@ -196,6 +196,16 @@ _FAMILIES = (
         lambda s: s.position_accepted,
         by_position=True,
     ),
+    _counter(
+        "dflash_local:copied_tokens",
+        "Drafted tokens that were verified and no drafter proposed: the text had them already.",
+        lambda s: s.copied,
+    ),
+    _counter(
+        "dflash_local:copied_accepted_tokens",
+        "Those of them that were accepted.",
+        lambda s: s.copied_accepted,
+    ),
     _gauge("dflash_local:slots", "Requests that can run at once.", lambda s: s.n_slots),
     _counter("dflash_local:requests", "Requests that have ended.", lambda s: s.requests),
     _counter(

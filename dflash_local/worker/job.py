@@ -182,6 +182,7 @@ class Generation(Job):
             seed=sequence.sampler.seed,
             logprobs=sequence.logprobs,
             from_draft=sequence.from_draft,
+            from_copy=sequence.from_copy,
         )
         self._put(rest, result)
 
@@ -198,6 +199,7 @@ class Generation(Job):
                 result,
                 sequence.from_draft[n:],
                 drafting,
+                sequence.from_copy[n:],
             )
         )
 

@@ -17,8 +17,11 @@ MS = 1e-3
 class Elsewhere(Controller):
     """Sees the times of a made-up machine, whatever a round takes on this one."""
 
-    def __init__(self, costs: Costs, n_nodes: int = 0) -> None:
-        super().__init__(Costs.from_dict(costs.as_dict()), BLOCK, n_nodes=n_nodes)
+    def __init__(
+        self, costs: Costs, n_nodes: int = 0, *, block_size: int = BLOCK, n_copied: int = 0
+    ) -> None:
+        own = Costs.from_dict(costs.as_dict())
+        super().__init__(own, block_size, n_nodes=n_nodes, n_copied=n_copied)
         self._machine = costs
 
     def observe_round(

@@ -10,6 +10,10 @@ from dflash_local.result import Chunk
 from dflash_local.server.answering.token_logprobs import TokenSpans
 from dflash_local.target.vocabulary import Vocabulary
 
+_Mark = tuple[bool, bool]
+"""Whether a character was drafted, and whether only the text itself proposed it."""
+_OWN: _Mark = (False, False)
+
 
 class DraftDetail:
     """Reads the model's chunks, and tells for each piece of shown text whether it was drafted.
@@ -21,7 +25,7 @@ class DraftDetail:
     def __init__(self, vocabulary: Vocabulary, *, special: bool = False) -> None:
         self._spans = TokenSpans(vocabulary, special=special)
         self._text = ""  # not yet asked for
-        self._marks: list[bool] = []  # of its characters, and of characters still to come
+        self._marks: list[_Mark] = []  # of its characters, and of characters still to come
         self._rounds: list[int] = []
         self._n_open = 0  # accepted drafts of a round whose last token is still to come
         self._begun = False
@@ -31,9 +35,11 @@ class DraftDetail:
     def push(self, chunk: Chunk) -> None:
         """Take in what the model has added."""
         self._text += chunk.text
-        for token, from_draft in zip(chunk.tokens, chunk.from_draft, strict=True):
-            self._marks += [from_draft] * len(self._spans.push(token))
-            self._count(from_draft)
+        # A chunk of whoever knows no copies has none.
+        copied = chunk.from_copy or [False] * len(chunk.tokens)
+        for token, *mark in zip(chunk.tokens, chunk.from_draft, copied, strict=True):
+            self._marks += [(mark[0], mark[1])] * len(self._spans.push(token))
+            self._count(mark[0])
         self._drafting = chunk.drafting
         if chunk.result is not None:
             self._warning = chunk.result.stats.warning
@@ -41,7 +47,8 @@ class DraftDetail:
     def take(self, shown: str) -> dict[str, Any]:
         """What to tell with `shown`, the next text of the message.
 
-        `pieces` join to `shown`. `rounds` has for each verify pass since the last call how many
+        `pieces` join to `shown`. Those that no drafter proposed, as the text had them already, have
+        `from_copy`. `rounds` has for each verify pass since the last call how many
         tokens it emitted: accepted drafts and one of the target's own. `drafting` is what the
         controller decides at the moment, and why; None for a fixed width.
         """
@@ -61,18 +68,20 @@ class DraftDetail:
             self._rounds.append(self._n_open + 1)
         self._begun, self._n_open = True, 0
 
-    def _marks_of(self, shown: str) -> list[bool]:
+    def _marks_of(self, shown: str) -> list[_Mark]:
         begin = self._text.find(shown)
         if begin < 0:
-            return [False] * len(shown)
+            return [_OWN] * len(shown)
         end = begin + len(shown)
         marks = self._marks[begin:end]
         self._text, self._marks = self._text[end:], self._marks[end:]
-        return marks + [False] * (len(shown) - len(marks))
+        return marks + [_OWN] * (len(shown) - len(marks))
 
 
-def _pieces(text: str, marks: Sequence[bool]) -> list[dict[str, Any]]:
-    pieces = []
-    for mark, run in groupby(zip(text, marks, strict=True), key=lambda pair: pair[1]):
-        pieces.append({"text": "".join(char for char, _ in run), "from_draft": mark})
+def _pieces(text: str, marks: Sequence[_Mark]) -> list[dict[str, Any]]:
+    pieces: list[dict[str, Any]] = []
+    for (drafted, copied), run in groupby(zip(text, marks, strict=True), key=lambda pair: pair[1]):
+        pieces.append({"text": "".join(char for char, _ in run), "from_draft": drafted})
+        if copied:
+            pieces[-1]["from_copy"] = True
     return pieces

@@ -88,6 +88,11 @@ export class Answer {
 
   #grow(source, pieces, text) {
     if (pieces.map((piece) => piece.text).join("") !== text) source.add(text, false);
-    else for (const piece of pieces) source.add(piece.text, piece.from_draft);
+    else for (const piece of pieces) source.add(piece.text, mark(piece));
   }
+}
+
+/** The classes of a piece's text: drafted, and by whom. */
+function mark(piece) {
+  return piece.from_copy ? "draft copied" : piece.from_draft && "draft";
 }

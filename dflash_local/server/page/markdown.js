@@ -39,16 +39,16 @@ function endNesting(context, line) {
   return true;
 }
 
-/** A text and, for each of its UTF-16 units, whether it was an accepted draft. */
+/** A text and, for each of its UTF-16 units, the classes of an accepted draft, or false. */
 export class Source {
   constructor() {
     this.text = "";
     this.marks = [];
   }
 
-  add(text, fromDraft) {
+  add(text, mark) {
     this.text += text;
-    for (let i = 0; i < text.length; i++) this.marks.push(fromDraft);
+    for (let i = 0; i < text.length; i++) this.marks.push(mark);
   }
 }
 
@@ -252,7 +252,7 @@ class Renderer {
       while (next < to && this.marks[next] === mark) next++;
       const text = document.createTextNode(this.source.slice(i, next));
       if (mark) {
-        const span = make("span", "draft");
+        const span = make("span", mark);
         span.append(text);
         parent.append(span);
       } else {

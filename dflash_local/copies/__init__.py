@@ -1,0 +1,1 @@
+"""Drafts without a model: what comes next as the text already has it."""

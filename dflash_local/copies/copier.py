@@ -1,0 +1,85 @@
+"""Offers what a sequence's own text, prompt and answer, has already: continuations of its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import mul
+
+from dflash_local.copies.chances import CopyChances, CopyPrior
+from dflash_local.llama import native
+
+_MOST = 4
+"""Copies offered at once: the edits of a copy that was left, and the best matches. More would be
+looked at in vain."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Tokens that may follow the anchor. `kinds`: of each, what speaks for it (see `chances`).
+    `chances`: of each, that it is right where all before it are."""
+
+    tokens: list[int]
+    kinds: list[int]
+    chances: list[float]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def clip(self, n: int) -> Copy:
+        """The first `n` tokens."""
+        if n >= len(self.tokens):
+            return self
+        return replace(self, tokens=self.tokens[:n], kinds=self.kinds[:n], chances=self.chances[:n])
+
+    @property
+    def curve(self) -> list[float]:
+        """The chance of each token that it and all before it are right."""
+        return list(accumulate(self.chances, mul))
+
+
+class Copier:
+    """Copies for one sequence. Each call takes in what has been written since the one before."""
+
+    def __init__(self, prior: CopyPrior) -> None:
+        self.chances = CopyChances(prior)
+        self._index = native.CopyIndex()
+        self._n_prompt = 0
+        self._offered: list[Copy] = []
+
+    def offer(self, prompt: Sequence[int], tokens: Sequence[int], n: int) -> list[Copy]:
+        """Copies of at most `n` tokens that may follow, the most promising first; none is empty.
+
+        `prompt` is that of all calls, and `tokens`, the answer so far, only grows.
+        """
+        index = self._index
+        if not self._n_prompt:
+            self._n_prompt = len(prompt)
+            index.extend(prompt)
+        new = tokens[len(index) - self._n_prompt :]
+        self._learn(new)
+        index.extend(new)
+        if n < 1:
+            return []
+        found = index.find(_MOST, n)
+        each = self.chances.each
+        copies = [Copy(tokens, kinds, each(kinds)) for tokens, kinds in found]
+        if len(copies) > 1:
+            copies.sort(key=lambda copy: -sum(copy.curve[:8]))
+        self._offered = copies
+        return copies
+
+    def heard(self, copies: Sequence[Copy]) -> None:
+        """The last offer, with what the drafter thinks of it."""
+        self._offered = list(copies)
+
+    def _learn(self, new: Sequence[int]) -> None:
+        """What became of the last offer: `new` was written instead, or just that."""
+        offered, self._offered = self._offered, []
+        learn = self.chances.learn
+        for copy in offered:
+            for token, kind, written in zip(copy.tokens, copy.kinds, new, strict=False):
+                learn(kind, token == written)
+                if token != written:
+                    break

@@ -1,0 +1,236 @@
+"""Drafts that are copies of the text: whatever repeats, the answer is plain decoding's.
+
+A bias leaves the model only a few tokens, so that answers repeat in every way, and copies of them
+are right for a while, then wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adversarial import ScriptedDrafter, right_for
+from dflash_local import demo
+from dflash_local.copies.chances import N_KINDS, CopyPrior
+from dflash_local.draft.draft import Draft
+from dflash_local.engine.engine import Engine
+from dflash_local.target.target import Target
+from elsewhere import CHEAP, Elsewhere
+from hybrid import TAPPED, write_hybrid
+from hybrid_engine import hybrid_target
+from pair_engine import answer, consistent, fused_drafter, open_target, request
+from sampling_ways import WAYS
+from shapes import exact_target
+
+N = 40
+MOST = 63
+
+alphabets = st.lists(st.integers(300, 900), min_size=1, max_size=4, unique=True)
+ways = st.sampled_from(["greedy", "seeded", "seeded with penalties"])
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Target]:
+    with open_target(n_ctx=1024) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def forking(f32_target: Path) -> Iterator[Target]:
+    """Where trees are exact."""
+    with exact_target("tree", f32_target) as opened:
+        yield opened
+
+
+def sure() -> CopyPrior:
+    """Takes every copy for right."""
+    prior = CopyPrior()
+    prior.right = [0.99 * tried for tried in prior.tried]
+    return prior
+
+
+def copying(target: Target, drafter: Any = None, *, n_nodes: int = 0) -> Engine:
+    """Drafts copies wherever there are any: rows cost next to nothing, and copies count as sure."""
+    width = drafter.block_size if drafter else 1
+    n_copied = target.max_width - 1
+    chosen = Elsewhere(CHEAP, n_nodes, block_size=width, n_copied=n_copied)
+    engine = Engine(target, drafter, target.options.n_seq, chosen, copies=sure())
+    engine.slots.forget_all()
+    return engine
+
+
+def options_of(way: str, alphabet: Sequence[int]) -> dict[str, Any]:
+    options = {"temperature": 1.0, "seed": 5} if way == "seeded" else dict(WAYS.get(way, {}))
+    return options | {"logit_bias": dict.fromkeys(alphabet, 60.0)}
+
+
+def plain(target: Target, prompt: list[int], n: int = N, **options: Any) -> list[int]:
+    engine = Engine(target, None, target.options.n_seq)
+    engine.slots.forget_all()
+    tokens = answer(engine, prompt, 0, n, **options).tokens
+    engine.slots.forget_all()
+    return tokens
+
+
+@st.composite
+def repeating(draw: st.DrawFn) -> tuple[list[int], list[int]]:
+    """A few tokens, and a prompt that repeats parts of itself, more or less."""
+    alphabet = draw(alphabets)
+    prompt = draw(st.lists(st.sampled_from(alphabet), min_size=1, max_size=20))
+    for _ in range(draw(st.integers(0, 4))):
+        begin = draw(st.integers(0, len(prompt) - 1))
+        prompt = prompt + prompt[begin : begin + draw(st.integers(1, 20))]
+    return alphabet, prompt[:80]
+
+
+@given(repeating(), ways, st.sampled_from([2, 3, 8, 16, 64, "auto"]))
+@settings(deadline=None, max_examples=20)
+def test_without_a_drafter(
+    target: Target, text: tuple[list[int], list[int]], way: str, width: int | str
+) -> None:
+    alphabet, prompt = text
+    options = options_of(way, alphabet)
+    expected = plain(target, prompt, **options)
+    engine = copying(target)
+    found = answer(engine, prompt, width, N, **options)  # type: ignore[arg-type]
+    assert found.tokens == expected
+    stats = found.stats
+    assert stats.emitted == 1 + stats.rounds + stats.accepted
+    assert stats.copied == stats.drafted and stats.copied_accepted == stats.accepted
+    assert found.from_copy == found.from_draft and sum(found.from_copy) == stats.accepted
+    slot = engine.slots[found.slot.seq]
+    assert slot.cached == [*prompt, *expected[:-1]] and not slot.pending
+
+
+def test_whole_passes_are_copied(target: Target) -> None:
+    """One token again and again: each pass is as wide as it may be."""
+    options = options_of("greedy", [400])
+    expected = plain(target, [400] * 8, 200, **options)
+    found = answer(copying(target), [400] * 8, "auto", 200, **options)
+    assert found.tokens == expected
+    assert found.stats.mean_accepted_length > 40
+    assert max(found.stats.widths) == 1 + MOST
+
+
+@given(repeating(), ways, st.integers(0, 6))
+@settings(deadline=None, max_examples=10)
+def test_beside_a_drafter_that_is_right_for_so_many(
+    target: Target, text: tuple[list[int], list[int]], way: str, k: int
+) -> None:
+    alphabet, prompt = text
+    options = options_of(way, alphabet)
+    expected = plain(target, prompt, **options)
+    drafter = ScriptedDrafter(right_for(prompt + expected, lambda: k, target.n_vocab))
+    for width in (8, "auto"):
+        engine = copying(target, drafter)
+        found = answer(engine, prompt, width, N, **options)  # type: ignore[arg-type]
+        assert found.tokens == expected
+        consistent(engine, drafter, len(prompt) + len(expected) - 1)
+        assert found.stats.copied <= found.stats.drafted
+        assert sum(found.from_copy) == found.stats.copied_accepted <= found.stats.accepted
+
+
+@pytest.mark.parametrize("token", [-1, 1 << 20])
+def test_beside_a_drafter_of_nonsense(target: Target, token: int) -> None:
+    prompt = [400, 401, 402] * 5
+    options = options_of("seeded", [400, 401, 402])
+    expected = plain(target, prompt, **options)
+    drafter = ScriptedDrafter(lambda _at, _anchor, n: Draft.chain([token] * n))
+    assert answer(copying(target, drafter), prompt, 8, N, **options).tokens == expected
+
+
+@given(repeating(), ways, st.sampled_from([4, 16, 32]))
+@settings(deadline=None, max_examples=6)
+def test_trees(forking: Target, text: tuple[list[int], list[int]], way: str, width: int) -> None:
+    """Of the drafter's candidates and copies together, and of several copies alone."""
+    alphabet, prompt = text
+    options = options_of(way, alphabet) | {"shape": "tree"}
+    expected = plain(forking, prompt, 24, **options)
+    for drafter in (None, fused_drafter(forking)):
+        engine = copying(forking, drafter, n_nodes=31)
+        for chosen in (width, "auto"):
+            engine.slots.forget_all()
+            found = answer(engine, prompt, chosen, 24, **options)  # type: ignore[arg-type]
+            assert found.tokens == expected
+
+
+def test_an_answer_is_used_again(target: Target) -> None:
+    """After a prefix hit the text is the whole of prompt and answer, whatever came from a cache."""
+    prompt = [400, 401, 402, 403] * 6
+    options = options_of("seeded", [400, 401, 402, 403])
+    engine = copying(target)
+    first = answer(engine, prompt, "auto", N, **options)
+    longer = prompt + first.tokens + [404, 405]
+    again = answer(engine, longer, "auto", N, **options)
+    assert again.stats.cached_tokens > len(prompt)
+    assert again.tokens == plain(target, longer, **options)
+    assert again.stats.copied_accepted > 0
+
+
+def test_several_at_once(f32_target: Path) -> None:
+    """Each copies its own text. They join and leave, and one is suspended and goes on."""
+    with open_target(f32_target, n_ctx=1024, n_seq=3, kv_type="f32", flash_attn=False) as target:
+        alphabets = [[400, 401], [500, 501, 502], [600]]
+        prompts = [(alphabet * 12)[: 15 + i] for i, alphabet in enumerate(alphabets)]
+        ways = ["greedy", "seeded", "greedy"]
+        options = [options_of(*pair) for pair in zip(ways, alphabets, strict=True)]
+        expected = [plain(target, p, **o) for p, o in zip(prompts, options, strict=True)]
+        for drafter in (None, fused_drafter(target)):
+            engine = copying(target, drafter)
+            answers = [
+                engine.begin(request(p, width, N, **o))  # type: ignore[arg-type]
+                for p, o, width in zip(prompts, options, ["auto", "auto", 8], strict=True)
+            ]
+            for _ in range(3):
+                engine.step(answers)
+            suspended = answers[1]
+            if suspended.finish_reason is None:
+                engine.suspend(suspended)
+                engine.step([answers[0], answers[2]])
+                engine.resume(suspended)
+            engine.run(answers)
+            assert [each.tokens for each in answers] == expected
+            assert all(each.stats.copied_accepted > 0 for each in answers)
+
+
+@pytest.mark.parametrize("width", [2, 8, 16, "auto"])
+def test_recurrent_layers(tmp_path: Path, width: Any) -> None:
+    """Chains of copies, as far as there are snapshots."""
+    path = write_hybrid(tmp_path / "target.gguf", TAPPED[0], demo.pair()[0])
+    alphabet = [40, 41, 42]
+    options = options_of("seeded", alphabet)
+    prompt = alphabet * 6
+    with hybrid_target(path, drafts=False) as target:
+        expected = plain(target, prompt, **options)
+    with hybrid_target(path, drafts=False, n_snapshots=15) as target:
+        engine = copying(target)
+        found = answer(engine, prompt, width, N, **options)
+        assert found.tokens == expected
+        assert found.stats.copied_accepted > 0
+        assert max(found.stats.widths) <= 16
+
+
+def test_nothing_is_lost_where_copies_are_always_wrong(target: Target) -> None:
+    """They are soon known to be, and rounds are plain then, several steps at once."""
+    prompt = [*np.random.default_rng(0).integers(300, 900, 60).tolist()] * 2
+    token = 950
+    engine = copying(target)
+    engine.copies = CopyPrior()
+    biased = {"logit_bias": {token: 60.0}, "presence_penalty": 0.0}
+    expected = plain(target, prompt, **biased)
+    found = answer(engine, prompt, "auto", N, **biased)
+    assert found.tokens == expected
+
+
+def test_the_chances_are_those_of_all_requests(target: Target) -> None:
+    engine = copying(target)
+    prior = engine.copies = CopyPrior()
+    before = list(prior.tried)
+    answer(engine, [400, 401] * 10, "auto", N, **options_of("greedy", [400, 401]))
+    assert len(prior.tried) == N_KINDS and prior.tried != before
