@@ -36,7 +36,6 @@ OUTTYPES = (
     "q4_0",
     "q3_k_m",
 )
-_RUNNERS = {"fused": "the fused draft graph", "llama.cpp": "llama.cpp's own graph"}
 
 SECTIONS = {
     "Input": (
@@ -129,8 +128,7 @@ def _summary(result: ConvertResult, dry_run: bool) -> str:
     did = f"would write {result.path}" if dry_run else "written"
     return (
         f"{did}: {byte_size(result.n_bytes)} in {result.n_tensors} tensors, {result.outtype}; "
-        f"block of {result.block_size}, taps after layers {taps}; "
-        f"runs on {_RUNNERS[result.runs_on]}"
+        f"block of {result.block_size}, taps after layers {taps}"
     )
 
 

@@ -145,10 +145,8 @@ def _drafter_rows(report: DrafterReport) -> Iterator[tuple[str, str]]:
 
 
 def _runner_text(report: DrafterReport) -> str:
-    if report.runs_on == "fused":
-        alone = "" if report.llama_cpp_loads else "; llama.cpp loads no biases of the attention"
-        return f"the fused draft graph, which knows all of its tensors{alone}"
-    return f"llama.cpp's own graph, for {', '.join(report.because) or 'what only it knows'}"
+    alone = "" if report.llama_cpp_loads else "; llama.cpp loads no biases of the attention"
+    return f"the fused draft graph, which knows all of its tensors{alone}"
 
 
 def _window_text(report: DrafterReport) -> str:

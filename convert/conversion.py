@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from dflash_local.errors import InputError
 from dflash_local.fit.pairing import check_target
-from dflash_local.gguf.drafter_keys import read_drafter
-from dflash_local.gguf.drafter_spec import Family, Runner
+from dflash_local.gguf.drafter_spec import Family
 from dflash_local.gguf.drafter_tensors import D2T
 from dflash_local.gguf.file import GgufFile
 
@@ -55,7 +54,6 @@ class ConvertResult:
     """Of the weights; None after a dry run."""
     target: str | None
     family: Family
-    runs_on: Runner
     outtype: str
     n_bytes: int
     """Bytes of the file; after a dry run, of its tensors."""
@@ -137,10 +135,8 @@ def convert(
     keys = _keys(plan, number, sha256)
     planned = planned_file(plan.path, keys, plan.tensors)
     found = CheckResult()
-    runs_on: Runner = "llama.cpp"
     # d2t is checked by its values, which are only there once the file is written
     if D2T not in planned.tensors:
-        runs_on = read_drafter(planned).runs_on
         found = check_fit(plan.target, planned)
     n_bytes = planned.n_bytes
     if not dry_run:
@@ -163,7 +159,6 @@ def convert(
         sha256=sha256 or None,
         target=_shown_target(plan.target),
         family=plan.config.family,
-        runs_on=runs_on,
         outtype=outtype,
         n_bytes=n_bytes,
         n_tensors=len(plan.tensors),

@@ -13,13 +13,11 @@ from typing import Any, Literal
 
 from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.fused_drafter import TREE_TOP_K, FusedDrafter
-from dflash_local.draft.llama_drafter import LlamaDrafter
 from dflash_local.draft.shape import DraftShape, checked_shape
-from dflash_local.draft.trial import ensure_drafts
 from dflash_local.engine.engine import Engine, most_nodes
 from dflash_local.engine.prefix_files import PrefixFiles
 from dflash_local.engine.prefixes import PrefixStore
-from dflash_local.errors import DflashError, FileError
+from dflash_local.errors import DflashError
 from dflash_local.fit.architectures import RECURRENT_ARCHITECTURES, SNAPSHOT_ARCHITECTURES
 from dflash_local.fit.options import (
     COPIES,
@@ -31,7 +29,7 @@ from dflash_local.fit.options import (
 from dflash_local.fit.pairing import check_pair, check_target
 from dflash_local.fit.plan import Plan, make_plan
 from dflash_local.gguf.drafter_keys import read_drafter
-from dflash_local.gguf.drafter_spec import DrafterSpec, Runner
+from dflash_local.gguf.drafter_spec import DrafterSpec
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama import runtime
 from dflash_local.llama.runtime import Device
@@ -114,7 +112,7 @@ class Pair:
         """Branches of each of `n_seq` sequences. It is 1 if drafts are chains, as they are for a
         drafter that gives only one candidate per position, and for a target with a recurrent state,
         which follows one path."""
-        trees = shape != "chain" and (self.spec is None or self.spec.runs_on == "fused")
+        trees = shape != "chain"
         trees = trees and self.target.architecture not in RECURRENT_ARCHITECTURES
         return branches_of_each(n_seq, n_batch) if trees else 1
 
@@ -275,8 +273,6 @@ def open_engine(
         n_gpu_layers=plan.n_gpu_layers,
         snapshots=wanted.n_snapshots > 0,
     )
-    if pair.draft and pair.spec and pair.spec.runs_on == "llama.cpp":
-        ensure_drafts(pair.draft.path, pair.spec, pair.target.path)
     steps(0.0)
     loaded = _loaded(pair.target.path, wanted, steps, say)
     try:
@@ -335,39 +331,25 @@ def open_drafter(
     n_ctx: int,
     draft_window: int = 0,
     n_threads: int | None = None,
-    runs_on: Runner | None = None,
     for_trees: bool = False,
 ) -> Drafter:
     """The drafter at `path` for a loaded target, which closes it.
 
-    `spec` is what its file says, if that was read already. The drafter runs in the fused graph if
-    that knows the family, else in llama.cpp's own context; `runs_on` overrides this. It has `n_ctx`
-    rows for each of `n_seq` sequences. Drafts look at the last `draft_window` of them; 0: at all.
-    `for_trees` asks for several candidates for each position. Raises FileError for a bad file,
-    BackendError if the memory does not suffice.
+    `spec` is what its file says, if that was read already. The drafter has `n_ctx` rows for each of
+    `n_seq` sequences. Drafts look at the last `draft_window` of them; 0: at all. `for_trees` asks
+    for several candidates for each position. Raises FileError for a bad file, BackendError if the
+    memory does not suffice.
     """
     if spec is None:
         spec = read_drafter(GgufFile.open(path), n_vocab=target.n_vocab)
-    if (runs_on or spec.runs_on) == "fused":
-        return FusedDrafter(
-            path,
-            target,
-            spec,
-            n_seq=n_seq,
-            n_ctx=n_ctx,
-            draft_window=draft_window,
-            top_k=TREE_TOP_K if for_trees else 1,
-            n_threads=n_threads,
-        )
-    if spec.attention_bias:
-        raise FileError(f"{path}: llama.cpp loads no drafter whose attention has biases")
-    return LlamaDrafter(
+    return FusedDrafter(
         path,
         target,
         spec,
         n_seq=n_seq,
         n_ctx=n_ctx,
         draft_window=draft_window,
+        top_k=TREE_TOP_K if for_trees else 1,
         n_threads=n_threads,
     )
 

@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "draft_conv.h"
 #include "errors.h"
 
 namespace dflash {
@@ -38,6 +39,10 @@ void draft_graph::create_inputs() {
         const int64_t block = p_.block_size;
         const int64_t n = bucket.n_streams;
         anchors_ = inputs_.add(GGML_TYPE_F32, {p_.n_embd, 1, n});
+        if (p_.rank() > 0) {
+            anchor_rows_ = inputs_.add(GGML_TYPE_F32, {p_.rank(), n});
+        }
+        anchor_tokens.resize(n);
         block_positions_ = inputs_.add(GGML_TYPE_I32, {block * n});
         block_cells_ = inputs_.add(GGML_TYPE_I64, {block * n});
         mask_ = inputs_.add(GGML_TYPE_F16, {bucket.n_kv, block, 1, n});
@@ -68,10 +73,12 @@ ggml_tensor * draft_graph::norm(ggml_tensor * x, ggml_tensor * weight) const {
     return ggml_mul(nodes_.get(), ggml_rms_norm(nodes_.get(), x, p_.rms_eps), weight);
 }
 
-// `bias` may be null.
 ggml_tensor * draft_graph::project(ggml_tensor * x, ggml_tensor * weight,
                                    ggml_tensor * bias) const {
     ggml_tensor * y = ggml_mul_mat(nodes_.get(), weight, x);
+    if (ggml_tensor * scale = parts_.weights.scale_of(weight)) {
+        y = ggml_mul(nodes_.get(), y, scale);
+    }
     return bias != nullptr ? ggml_add(nodes_.get(), y, bias) : y;
 }
 
@@ -96,7 +103,7 @@ ggml_tensor * draft_graph::context_features() {
     ggml_tensor * x = bucket.stored
                           ? ggml_get_rows(nodes_.get(), parts_.store->states, stored_cells_)
                           : features_;
-    return norm(ggml_mul_mat(nodes_.get(), parts_.weights.fc, x), parts_.weights.fc_norm);
+    return norm(project(x, parts_.weights.fc), parts_.weights.fc_norm);
 }
 
 // K and V of context features, [n_embd, n_rows], layer by layer.
@@ -107,9 +114,9 @@ void draft_graph::inject(ggml_tensor * g) {
     for (int i = 0; i < p_.n_layer; i++) {
         const draft_layer & l = parts_.weights.layers[i];
         ggml_tensor * k = project(g, l.attn_k, l.attn_k_bias);
-        k = rope(norm(ggml_reshape_3d(c, k, p_.head_dim, p_.n_head_kv, n), l.attn_k_norm),
-                 positions);
-        ggml_tensor * v = project(g, l.attn_v, l.attn_v_bias);
+        k = ggml_reshape_3d(c, k, p_.head_dim, p_.n_head_kv, n);
+        ggml_tensor * v = values(l, g, k);
+        k = rope(norm(k, l.attn_k_norm), positions);
         ggml_tensor * cells = ggml_view_1d(c, row_cells_, n, i * n * sizeof(int64_t));
         store(parts_.cache.all_k, parts_.cache.all_v, k, v, cells);
     }
@@ -128,6 +135,16 @@ void draft_graph::inject_all(ggml_tensor * g) {
     k = ggml_reshape_3d(c, norm(k, w.all_k_norm), p_.head_dim, p_.n_head_kv, n * p_.n_layer);
     ggml_tensor * v = ggml_view_2d(c, kv, width, n * p_.n_layer, kv->nb[1], width * sizeof(float));
     store(parts_.cache.all_k, parts_.cache.all_v, rope(k, row_positions_), v, row_cells_);
+}
+
+// Values, [n_embd_kv, n], of rows [n_embd, n] with these keys, [head_dim, n_head_kv, n], which are
+// neither normed nor roped.
+ggml_tensor * draft_graph::values(const draft_layer & l, ggml_tensor * x, ggml_tensor * k) const {
+    if (l.attn_v != nullptr) {
+        return project(x, l.attn_v, l.attn_v_bias);
+    }
+    ggml_tensor * v = ggml_rms_norm(nodes_.get(), k, p_.rms_eps);
+    return ggml_reshape_2d(nodes_.get(), v, p_.n_embd_kv(), k->ne[2]);
 }
 
 // Queries of the block, [head_dim, n_head, block_size * n_streams], roped; its K and V go to the
@@ -153,7 +170,7 @@ ggml_tensor * draft_graph::queries(int layer, ggml_tensor * h) {
         q = ggml_reshape_3d(c, q, p_.head_dim, p_.n_head, n);
         k = project(h, l.attn_k, l.attn_k_bias);
         k = ggml_reshape_3d(c, k, p_.head_dim, p_.n_head_kv, n);
-        v = project(h, l.attn_v, l.attn_v_bias);
+        v = values(l, h, k);
     }
     q = rope(norm(q, l.attn_q_norm), block_positions_);
     k = rope(norm(k, l.attn_k_norm), block_positions_);
@@ -173,10 +190,13 @@ ggml_tensor * draft_graph::attention(int layer, ggml_tensor * q) {
 
     ggml_tensor * out = ggml_flash_attn_ext(c, q, k, v, m, p_.attention_scale, 0.0f, 0.0f);
     ggml_prec_set_acc(out, GGML_PREC_F32);
+    ggml_tensor * sinks = parts_.weights.layers[layer].attn_sinks;
+    ggml_flash_attn_ext_add_sinks(out, sinks);
     if (!allowed_.flash_attention || !supports(out)) {
         ggml_tensor * scores = ggml_mul_mat(c, k, q);
         ggml_prec_set_acc(scores, GGML_PREC_F32);
         ggml_tensor * weights = ggml_soft_max_ext(c, scores, m, p_.attention_scale, 0.0f);
+        ggml_soft_max_add_sinks(weights, sinks);
         ggml_tensor * vt = ggml_cont(c, ggml_permute(c, v, 1, 0, 2, 3));
         out = ggml_permute(c, ggml_mul_mat(c, vt, weights), 0, 2, 1, 3);
         out = ggml_cont(c, out);
@@ -193,11 +213,32 @@ ggml_tensor * draft_graph::feed_forward(int layer, ggml_tensor * x) const {
         ggml_tensor * both = ggml_mul_mat(c, l.ffn_gate_up, x);
         h = p_.gelu ? ggml_geglu(c, both) : ggml_swiglu(c, both);
     } else {
-        ggml_tensor * gate = ggml_mul_mat(c, l.ffn_gate, x);
-        ggml_tensor * up = ggml_mul_mat(c, l.ffn_up, x);
+        ggml_tensor * gate = project(x, l.ffn_gate);
+        ggml_tensor * up = project(x, l.ffn_up);
         h = p_.gelu ? ggml_geglu_split(c, gate, up) : ggml_swiglu_split(c, gate, up);
     }
-    return ggml_mul_mat(c, l.ffn_down, h);
+    return project(h, l.ffn_down);
+}
+
+// h: [n_embd, block_size * n_streams], normed
+ggml_tensor * draft_graph::self_attention(int layer, ggml_tensor * h) {
+    const draft_layer & l = parts_.weights.layers[layer];
+    ggml_tensor * x = attention(layer, queries(layer, h));
+    if (p_.value_scale != 0.0f) {
+        x = ggml_scale(nodes_.get(), x, p_.value_scale);
+    }
+    return project(x, l.attn_output, l.attn_output_bias);
+}
+
+// A part of a layer, between its convolutions if it has any.
+template <typename Part>
+ggml_tensor * draft_graph::convolved(const conv_weights & weights, ggml_tensor * x,
+                                     const Part & part) {
+    if (weights.proj == nullptr) {
+        return part(x);
+    }
+    const draft_conv conv(nodes_.get(), p_, weights, x);
+    return conv.after(part(conv.before(x)));
 }
 
 // The output of the last layer, [n_embd, block_size * n_streams].
@@ -207,16 +248,14 @@ ggml_tensor * draft_graph::denoise() {
     ggml_tensor * x = ggml_reshape_2d(c, ggml_concat(c, anchors_, mask_rows_, 1), p_.n_embd, n);
     for (int i = 0; i < p_.n_layer; i++) {
         const draft_layer & l = parts_.weights.layers[i];
-        ggml_tensor * h = attention(i, queries(i, norm(x, l.attn_norm)));
-        if (p_.value_scale != 0.0f) {
-            h = ggml_scale(c, h, p_.value_scale);
-        }
-        h = project(h, l.attn_output, l.attn_output_bias);
+        ggml_tensor * h = convolved(l.attn_conv, norm(x, l.attn_norm),
+                                    [&](ggml_tensor * in) { return self_attention(i, in); });
         if (l.attn_post_norm != nullptr) {
             h = norm(h, l.attn_post_norm);
         }
         x = ggml_add(c, h, x);
-        h = feed_forward(i, norm(x, l.ffn_norm));
+        h = convolved(l.ffn_conv, norm(x, l.ffn_norm),
+                      [&](ggml_tensor * in) { return feed_forward(i, in); });
         if (l.ffn_post_norm != nullptr) {
             h = norm(h, l.ffn_post_norm);
         }
@@ -228,29 +267,27 @@ ggml_tensor * draft_graph::denoise() {
     return x;
 }
 
-// Logits as in training: scaled, then softly capped. [n_vocab, rows]
-ggml_tensor * draft_graph::logits(ggml_tensor * x) const {
+// What the head gets of x, [n_embd, block_size * n_streams]: the drafted positions of every block,
+// normed. [n_embd, n_streams * n_draft], position by position
+ggml_tensor * draft_graph::drafted_states(ggml_tensor * x) const {
     ggml_context * c = nodes_.get();
-    const int64_t rows = static_cast<int64_t>(bucket.n_draft) * bucket.n_streams;
-    // The anchor's own output is not a draft: positions p+1 .. p+n_draft of every block.
+    const int64_t first = p_.from_anchor ? 0 : 1;  // else the anchor's output is not a draft
     const size_t column = p_.n_embd * sizeof(float);
-    x = ggml_view_3d(c, x, p_.n_embd, bucket.n_draft, bucket.n_streams, column,
-                     column * p_.block_size, column);
-    x = ggml_reshape_2d(c, ggml_cont(c, x), p_.n_embd, rows);
-    ggml_tensor * head = parts_.weights.head != nullptr ? parts_.weights.head : parts_.target.head;
-    x = ggml_mul_mat(c, head, norm(x, parts_.weights.out_norm));
-    if (p_.logit_scale != 0.0f) {
-        x = ggml_scale(c, x, p_.logit_scale);
-    }
-    if (p_.logit_cap != 0.0f) {
-        x = ggml_tanh(c, ggml_scale(c, x, 1.0f / p_.logit_cap));
-        x = ggml_scale(c, x, p_.logit_cap);
-    }
-    return x;
+    x = ggml_view_3d(c, x, p_.n_embd, bucket.n_streams, bucket.n_draft, column * p_.block_size,
+                     column, column * first);
+    x = ggml_cont_2d(c, x, p_.n_embd, static_cast<int64_t>(bucket.n_streams) * bucket.n_draft);
+    return norm(x, parts_.weights.out_norm);
 }
 
 void draft_graph::build() {
-    const size_t n_nodes = nodes_per_layer * (p_.n_layer + 1) + draft_output::n_nodes;
+    head_ = make_head(p_);
+    const size_t n_of_convs =
+        p_.selector.rank == 0
+            ? 0
+            : 2 * draft_conv::n_nodes +
+                  4 * draft_conv::n_nodes_per_tap * static_cast<size_t>(p_.selector.kernel_size);
+    const size_t n_nodes =
+        (nodes_per_layer + n_of_convs) * (p_.n_layer + 1) + head_->n_nodes(bucket.n_draft);
     nodes_.reset(
         ggml_init({ggml_tensor_overhead() * n_nodes + ggml_graph_overhead_custom(n_nodes, false),
                    nullptr, /*no_alloc=*/true}));
@@ -264,8 +301,12 @@ void draft_graph::build() {
         inject(g);
     }
     if (bucket.n_streams > 0) {
-        output_.build(nodes_.get(), graph_, parts_.backend, parts_.scratch, logits(denoise()),
-                      bucket.top_k, wanted_selection());
+        ggml_tensor * states = drafted_states(denoise());
+        ggml_tensor * head =
+            parts_.weights.head != nullptr ? parts_.weights.head : parts_.target.head;
+        head_->build({nodes_.get(), graph_, parts_.backend, parts_.scratch, parts_.weights,
+                      bucket.n_draft, bucket.n_streams, bucket.top_k, wanted_selection(), states,
+                      project(states, head), anchor_rows_});
     }
     check_first_node();
 }

@@ -1,10 +1,11 @@
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "draft_bucket.h"
 #include "draft_cache.h"
-#include "draft_output.h"
+#include "draft_head.h"
 #include "draft_scratch.h"
 #include "draft_weights.h"
 #include "ggml-cpp.h"
@@ -46,6 +47,9 @@ class draft_graph {
     // [n_layer, n_rows], cells in the tensors of all layers
     int64_t * row_cells() const { return inputs_.host<int64_t>(row_cells_); }
     float * anchors() const { return inputs_.host<float>(anchors_); }  // [n_streams, n_embd]
+    // [n_streams, rank], only if the head looks up the token before
+    float * anchor_rows() const { return inputs_.host<float>(anchor_rows_); }
+    std::vector<int32_t> anchor_tokens;  // [n_streams]
     // [n_streams, block_size], like the next one, which has cells of one layer
     int32_t * block_positions() const { return inputs_.host<int32_t>(block_positions_); }
     int64_t * block_cells() const { return inputs_.host<int64_t>(block_cells_); }
@@ -56,8 +60,8 @@ class draft_graph {
     // Uploads the inputs and computes. Without blocks it waits for the end.
     void compute();
 
-    // After `compute`, with blocks: rows ordered by stream, then position. See draft_output.
-    void read(int32_t * ids, float * logprobs) { output_.read(parts_.backend, ids, logprobs); }
+    // After `compute`, with blocks. See draft_head.
+    void read(const draft_rows & out) { head_->read(parts_.backend, anchor_tokens, out); }
 
     const draft_bucket bucket;
 
@@ -70,17 +74,23 @@ class draft_graph {
     void allocate();
     ggml_tensor * context_features();
     ggml_tensor * norm(ggml_tensor * x, ggml_tensor * weight) const;
-    ggml_tensor * project(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * bias) const;
+    // `bias` may be null.
+    ggml_tensor * project(ggml_tensor * x, ggml_tensor * weight,
+                          ggml_tensor * bias = nullptr) const;
+    ggml_tensor * values(const draft_layer & l, ggml_tensor * x, ggml_tensor * k) const;
     ggml_tensor * rope(ggml_tensor * x, ggml_tensor * positions) const;
     void inject(ggml_tensor * g);
     void inject_all(ggml_tensor * g);
     ggml_tensor * denoise();
     ggml_tensor * queries(int layer, ggml_tensor * h);
     ggml_tensor * attention(int layer, ggml_tensor * q);
+    ggml_tensor * self_attention(int layer, ggml_tensor * h);
     ggml_tensor * feed_forward(int layer, ggml_tensor * x) const;
+    template <typename Part>
+    ggml_tensor * convolved(const conv_weights & weights, ggml_tensor * x, const Part & part);
     void store(ggml_tensor * k_cache, ggml_tensor * v_cache, ggml_tensor * k, ggml_tensor * v,
                ggml_tensor * cells);
-    ggml_tensor * logits(ggml_tensor * x) const;
+    ggml_tensor * drafted_states(ggml_tensor * x) const;
     bool supports(const ggml_tensor * op) const {
         return ggml_backend_supports_op(parts_.backend, op);
     }
@@ -95,6 +105,7 @@ class draft_graph {
     ggml_tensor * row_positions_ = nullptr;    // i32 [n_rows * n_layer]
     ggml_tensor * row_cells_ = nullptr;        // i64 [n_rows * n_layer]
     ggml_tensor * anchors_ = nullptr;          // f32 [n_embd, 1, n_streams]
+    ggml_tensor * anchor_rows_ = nullptr;      // f32 [rank, n_streams], or null
     ggml_tensor * block_positions_ = nullptr;  // i32 [block_size * n_streams]
     ggml_tensor * block_cells_ = nullptr;      // i64 [block_size * n_streams]
     ggml_tensor * mask_ = nullptr;             // f16 [n_kv, block_size, 1, n_streams]
@@ -106,7 +117,7 @@ class draft_graph {
 
     ggml_context_ptr nodes_;
     ggml_cgraph * graph_ = nullptr;
-    draft_output output_;
+    std::unique_ptr<draft_head> head_;
 };
 
 }  // namespace dflash

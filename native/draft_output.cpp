@@ -3,33 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <string>
 
 #include "chunks.h"
-#include "errors.h"
-#include "host_buffer.h"
 #include "largest.h"
+#include "no_number.h"
 #include "top_k.h"
 
 namespace dflash {
-
-namespace {
-
-constexpr size_t alignment = 64;
-
-[[noreturn]] void refuse() {
-    throw backend_error(
-        "the drafter's output is not a number; fetch its file again, or load without a drafter");
-}
-
-// Values that are not numbers cannot be sorted, and give no drafts.
-void check_numbers(const float * values, int64_t n) {
-    if (std::any_of(values, values + n, [](float x) { return std::isnan(x); })) {
-        refuse();
-    }
-}
-
-}  // namespace
 
 void draft_output::build(ggml_context * nodes, ggml_cgraph * graph, ggml_backend_t backend,
                          draft_scratch & scratch, ggml_tensor * logits, int top_k,
@@ -52,33 +32,8 @@ void draft_output::build(ggml_context * nodes, ggml_cgraph * graph, ggml_backend
             ggml_build_forward_expand(graph, result);
         }
     }
-    stage(backend);
-}
-
-// Tensors that the host reads as a whole are copied to memory that the device writes to directly.
-void draft_output::stage(ggml_backend_t backend) {
-    size_t n_bytes = 0;
-    for (const ggml_tensor * result :
-         {chunks_, places_, normaliser_, few_, few_rows_, best_, values_, ids_, logprobs_}) {
-        if (result != nullptr) {
-            offsets_[result] = n_bytes;
-            n_bytes += (ggml_nbytes(result) + alignment - 1) / alignment * alignment;
-        }
-    }
-    if (n_bytes == 0) {
-        return;
-    }
-    host_.reset(ggml_backend_buft_alloc_buffer(host_buffer_type(ggml_backend_get_device(backend)),
-                                               n_bytes));
-    if (!host_) {
-        throw backend_error("no room on the host for the output of the draft graph");
-    }
-}
-
-template <typename T>
-const T * draft_output::staged(const ggml_tensor * tensor) const {
-    const auto * base = static_cast<const char *>(ggml_backend_buffer_get_base(host_.get()));
-    return reinterpret_cast<const T *>(base + offsets_.at(tensor));
+    results_.place(
+        backend, {chunks_, places_, normaliser_, few_, few_rows_, best_, values_, ids_, logprobs_});
 }
 
 // Finds the peak of each chunk, the best of these, then its place in its chunk. The best of the
@@ -96,35 +51,12 @@ bool draft_output::build_best(ggml_context * c, ggml_backend_t backend, draft_sc
     if (!exps || !supports(backend, {peaks, chunks, chunk, places})) {
         return false;
     }
-    guard(backend, scratch, {logits, peaks});
+    scratch.place_guarded(backend, chunk_of(n_vocab_), {logits, peaks});
     chunk_size_ = size;
     chunks_ = chunks;
     places_ = places;
     normaliser_ = exps->sums;
     return true;
-}
-
-// On some backends the argmax of values that are not numbers is -1. Gathering then reads what is
-// before the tensor, so that must be valid memory.
-void draft_output::guard(ggml_backend_t backend, draft_scratch & scratch,
-                         const std::vector<ggml_tensor *> & gathered) const {
-    ggml_backend_buffer_type_t type = ggml_backend_get_default_buffer_type(backend);
-    const size_t step = ggml_backend_buft_get_alignment(type);
-    size_t n_bytes = (chunk_of(n_vocab_) * sizeof(float) + step - 1) / step * step;
-    std::vector<size_t> offsets;
-    for (const ggml_tensor * tensor : gathered) {
-        offsets.push_back(n_bytes);
-        n_bytes += (ggml_backend_buft_get_alloc_size(type, tensor) + step - 1) / step * step;
-    }
-    ggml_backend_buffer_t buffer = scratch.buffer(n_bytes);
-    if (buffer == nullptr) {
-        throw backend_error("no room for the output of the draft graph on " +
-                            std::string(ggml_backend_name(backend)));
-    }
-    char * base = static_cast<char *>(ggml_backend_buffer_get_base(buffer));
-    for (size_t i = 0; i < gathered.size(); i++) {
-        ggml_backend_tensor_alloc(buffer, gathered[i], base + offsets[i]);
-    }
 }
 
 bool draft_output::build_chunks(ggml_context * c, ggml_backend_t backend, draft_scratch & scratch,
@@ -133,7 +65,7 @@ bool draft_output::build_chunks(ggml_context * c, ggml_backend_t backend, draft_
     if (!chunks) {
         return false;
     }
-    guard(backend, scratch, {logits, chunks->peaks});
+    scratch.place_guarded(backend, chunk_of(n_vocab_), {logits, chunks->peaks});
     chunk_size_ = chunks->size;
     few_ = chunks->few;
     few_rows_ = chunks->rows;
@@ -165,11 +97,7 @@ bool draft_output::build_top_k(ggml_context * c, ggml_backend_t backend, ggml_te
 }
 
 void draft_output::read(ggml_backend_t backend, int32_t * ids, float * logprobs) {
-    auto * base = host_ ? static_cast<char *>(ggml_backend_buffer_get_base(host_.get())) : nullptr;
-    for (const auto & [result, offset] : offsets_) {
-        ggml_backend_tensor_get_async(backend, result, base + offset, 0, ggml_nbytes(result));
-    }
-    ggml_backend_synchronize(backend);
+    results_.fetch(backend);
     if (best_ != nullptr) {
         read_best_of_few(ids, logprobs);
     } else if (few_ != nullptr) {
@@ -183,10 +111,27 @@ void draft_output::read(ggml_backend_t backend, int32_t * ids, float * logprobs)
     }
 }
 
+void draft_output::read(ggml_backend_t backend, int n_streams, int32_t * ids, float * logprobs) {
+    if (n_streams == 1) {
+        read(backend, ids, logprobs);
+        return;
+    }
+    const size_t n = n_rows_ * top_k_;
+    std::vector<int32_t> all_ids(n);
+    std::vector<float> all_logprobs(n);
+    read(backend, all_ids.data(), all_logprobs.data());
+    const int64_t n_positions = n_rows_ / n_streams;
+    for (int64_t row = 0; row < n_rows_; row++) {
+        const int64_t to = (row % n_streams * n_positions + row / n_streams) * top_k_;
+        std::copy_n(all_ids.data() + row * top_k_, top_k_, ids + to);
+        std::copy_n(all_logprobs.data() + row * top_k_, top_k_, logprobs + to);
+    }
+}
+
 void draft_output::read_best(int32_t * ids, float * logprobs) const {
-    const auto * chunks = staged<int32_t>(chunks_);
-    const auto * places = staged<int32_t>(places_);
-    const auto * normaliser = staged<float>(normaliser_);
+    const auto * chunks = results_.of<int32_t>(chunks_);
+    const auto * places = results_.of<int32_t>(places_);
+    const auto * normaliser = results_.of<float>(normaliser_);
     check_numbers(normaliser, n_rows_);
     for (int64_t i = 0; i < n_rows_; i++) {
         ids[i] = static_cast<int32_t>(chunks[i] * chunk_size_ + places[i]);
@@ -195,10 +140,10 @@ void draft_output::read_best(int32_t * ids, float * logprobs) const {
 }
 
 void draft_output::read_best_of_few(int32_t * ids, float * logprobs) const {
-    const auto * few = staged<int32_t>(few_);
-    const auto * best = staged<int32_t>(best_);
-    const auto * values = staged<float>(values_);
-    const auto * normaliser = staged<float>(normaliser_);
+    const auto * few = results_.of<int32_t>(few_);
+    const auto * best = results_.of<int32_t>(best_);
+    const auto * values = results_.of<float>(values_);
+    const auto * normaliser = results_.of<float>(normaliser_);
     check_numbers(normaliser, n_rows_);
     const int k = top_k_;
     const auto size = static_cast<int>(chunk_size_);
@@ -213,9 +158,9 @@ void draft_output::read_best_of_few(int32_t * ids, float * logprobs) const {
 }
 
 void draft_output::read_chunks(int32_t * ids, float * logprobs) const {
-    const auto * few = staged<int32_t>(few_);
-    const auto * rows = staged<float>(few_rows_);
-    const auto * normaliser = staged<float>(normaliser_);
+    const auto * few = results_.of<int32_t>(few_);
+    const auto * rows = results_.of<float>(few_rows_);
+    const auto * normaliser = results_.of<float>(normaliser_);
     check_numbers(normaliser, n_rows_);
     const int k = top_k_;
     const auto size = static_cast<int>(chunk_size_);
@@ -229,7 +174,7 @@ void draft_output::read_chunks(int32_t * ids, float * logprobs) const {
             std::copy_n(rows + (i * k + order[j]) * size, size, logits.data() + j * size);
         }
         if (!largest_of(logits.data(), k * size, k, ids, logprobs)) {
-            refuse();
+            refuse_numbers();
         }
         const float norm = std::log(normaliser[i]) + logprobs[0];
         for (int j = 0; j < k; j++) {
@@ -240,9 +185,9 @@ void draft_output::read_chunks(int32_t * ids, float * logprobs) const {
 }
 
 void draft_output::read_top_k(int32_t * ids, float * logprobs) const {
-    check_numbers(staged<float>(logprobs_), n_rows_ * top_k_);
-    std::copy_n(staged<int32_t>(ids_), n_rows_ * top_k_, ids);
-    std::copy_n(staged<float>(logprobs_), n_rows_ * top_k_, logprobs);
+    check_numbers(results_.of<float>(logprobs_), n_rows_ * top_k_);
+    std::copy_n(results_.of<int32_t>(ids_), n_rows_ * top_k_, ids);
+    std::copy_n(results_.of<float>(logprobs_), n_rows_ * top_k_, logprobs);
     for (int64_t i = 0; i < n_rows_; i++) {
         sort_best_first(ids + i * top_k_, logprobs + i * top_k_, top_k_);
     }

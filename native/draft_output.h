@@ -1,12 +1,11 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <vector>
 
 #include "draft_scratch.h"
 #include "ggml-backend.h"
-#include "ggml-cpp.h"
+#include "host_results.h"
 
 namespace dflash {
 
@@ -33,17 +32,16 @@ class draft_output {
     // number.
     void read(ggml_backend_t backend, int32_t * ids, float * logprobs);
 
+    // The same for rows that are ordered by position, then by stream. What is written is ordered by
+    // stream, then by position.
+    void read(ggml_backend_t backend, int n_streams, int32_t * ids, float * logprobs);
+
   private:
     bool build_best(ggml_context * nodes, ggml_backend_t backend, draft_scratch & scratch,
                     ggml_tensor * logits);
     bool build_top_k(ggml_context * nodes, ggml_backend_t backend, ggml_tensor * logits);
     bool build_chunks(ggml_context * nodes, ggml_backend_t backend, draft_scratch & scratch,
                       ggml_tensor * logits, bool on_device);
-    void guard(ggml_backend_t backend, draft_scratch & scratch,
-               const std::vector<ggml_tensor *> & gathered) const;
-    void stage(ggml_backend_t backend);
-    template <typename T>
-    const T * staged(const ggml_tensor * tensor) const;
     void read_best(int32_t * ids, float * logprobs) const;
     void read_top_k(int32_t * ids, float * logprobs) const;
     void read_best_of_few(int32_t * ids, float * logprobs) const;
@@ -70,8 +68,7 @@ class draft_output {
     // Neither
     ggml_tensor * logits_ = nullptr;  // f32 [n_vocab, rows]
 
-    ggml_backend_buffer_ptr host_;  // memory that the device writes to
-    std::map<const ggml_tensor *, size_t> offsets_;
+    host_results results_;
 };
 
 }  // namespace dflash

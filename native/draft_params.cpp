@@ -43,6 +43,15 @@ void draft_params::check() const {
     check_that(sliding_window >= 0, "a sliding_window of 0 or more");
     check_that(is_sliding.size() == static_cast<size_t>(n_layer), "is_sliding for each layer");
     check_that(rms_eps > 0.0f, "an rms_eps above 0");
+    check_range("markov_rank", markov_rank, 0, most_wide);
+    check_range("selector.rank", selector.rank, 0, most_wide);
+    check_that(markov_rank == 0 || selector.rank == 0, "a Markov head or a selector, not both");
+    if (selector.rank > 0) {
+        check_range("selector.top_k", selector.top_k, 1, most_wide);
+        check_range("selector.kernel_size", selector.kernel_size, 1, most_layers);
+        check_range("selector.group_size", selector.group_size, 1, n_embd);
+        check_that(n_embd % selector.group_size == 0, "a group_size that divides n_embd");
+    }
 }
 
 }  // namespace dflash

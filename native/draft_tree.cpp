@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <map>
 #include <queue>
 #include <tuple>
+#include <utility>
 
 namespace dflash {
 
@@ -13,9 +15,10 @@ namespace {
 struct candidate {
     float logprob;
     int32_t token;
+    int place;  // among all of its position
 };
 
-// The candidates of a position that can be drafted, best first.
+// The candidates of a position that can be drafted, best first. They are given in that order.
 std::vector<candidate> usable(const int32_t * ids, const float * logprobs, int k, int n_vocab) {
     std::vector<candidate> found;
     float least = 0.0f;
@@ -25,9 +28,25 @@ std::vector<candidate> usable(const int32_t * ids, const float * logprobs, int k
         // A token whose log-probability is not a number is left out.
         if (ids[i] >= 0 && ids[i] < n_vocab && !is_known && logprobs[i] > -INFINITY) {
             least = std::min(least, logprobs[i]);  // never above the one before
-            found.push_back({least, ids[i]});
+            found.push_back({least, ids[i], i});
         }
     }
+    return found;
+}
+
+// The same for candidates in any order.
+std::vector<candidate> sorted(const int32_t * ids, const float * logprobs, int k, int n_vocab) {
+    std::vector<candidate> found;
+    for (int i = 0; i < k; i++) {
+        const bool is_known = std::any_of(found.begin(), found.end(),
+                                          [&](const candidate & c) { return c.token == ids[i]; });
+        if (ids[i] >= 0 && ids[i] < n_vocab && !is_known && logprobs[i] > -INFINITY) {
+            found.push_back({std::min(logprobs[i], 0.0f), ids[i], i});
+        }
+    }
+    std::stable_sort(found.begin(), found.end(), [](const candidate & a, const candidate & b) {
+        return a.logprob > b.logprob;
+    });
     return found;
 }
 
@@ -38,6 +57,7 @@ struct offer {
     int parent;
     int rank;
     double before;  // the cost of its parent
+    int after;      // the place of its parent, if that counts
 
     bool operator>(const offer & o) const {
         return std::tie(cost, level, parent, rank) > std::tie(o.cost, o.level, o.parent, o.rank);
@@ -46,26 +66,35 @@ struct offer {
 
 }  // namespace
 
-draft_tree grow_tree(const int32_t * ids, const float * logprobs, int n_positions, int k,
-                     int n_vocab, const tree_bounds & bounds) {
+draft_tree grow_tree(const int32_t * ids, const float * logprobs, const float * steps,
+                     int n_positions, int k, int n_vocab, const tree_bounds & bounds) {
     const int depth = std::min(n_positions, bounds.n_depth);
-    std::vector<std::vector<candidate>> levels;  // filled as deep as the tree has grown
+    // By level and the place of the parent; filled as far as the tree has grown.
+    std::map<std::pair<int, int>, std::vector<candidate>> rows;
+    const auto row_of = [&](int level, int after) -> const std::vector<candidate> & {
+        const auto [it, is_new] = rows.try_emplace({level, after});
+        if (is_new) {
+            const int32_t * of_level = ids + level * k;
+            it->second = steps != nullptr
+                             ? sorted(of_level, steps + (level * k + after) * k, k, n_vocab)
+                             : usable(of_level, logprobs + level * k, k, n_vocab);
+        }
+        return it->second;
+    };
     std::priority_queue<offer, std::vector<offer>, std::greater<>> waiting;
-    const auto add = [&](int level, int parent, int rank, double before) {
+    const auto add = [&](int level, int parent, int rank, double before, int after) {
         if (level >= depth) {
             return;
         }
-        if (level == static_cast<int>(levels.size())) {
-            levels.push_back(usable(ids + level * k, logprobs + level * k, k, n_vocab));
-        }
-        if (rank < static_cast<int>(levels[level].size())) {
-            waiting.push({before - levels[level][rank].logprob, level, parent, rank, before});
+        const std::vector<candidate> & row = row_of(level, after);
+        if (rank < static_cast<int>(row.size())) {
+            waiting.push({before - row[rank].logprob, level, parent, rank, before, after});
         }
     };
     draft_tree tree;
     int n_leaves = 0;
     if (bounds.n_leaves > 0) {
-        add(0, -1, 0, 0.0);
+        add(0, -1, 0, 0.0, 0);
     }
     while (!waiting.empty() && static_cast<int>(tree.tokens.size()) < bounds.n_nodes) {
         const offer next = waiting.top();
@@ -79,12 +108,12 @@ draft_tree grow_tree(const int32_t * ids, const float * logprobs, int n_position
             n_leaves = 1;
         }
         const auto node = static_cast<int>(tree.tokens.size());
-        const candidate & chosen = levels[next.level][next.rank];
+        const candidate & chosen = row_of(next.level, next.after)[next.rank];
         tree.tokens.push_back(chosen.token);
         tree.parents.push_back(next.parent);
         tree.logprobs.push_back(chosen.logprob);
-        add(next.level, next.parent, next.rank + 1, next.before);
-        add(next.level + 1, node, 0, next.cost);
+        add(next.level, next.parent, next.rank + 1, next.before, next.after);
+        add(next.level + 1, node, 0, next.cost, steps != nullptr ? chosen.place : 0);
     }
     return tree;
 }

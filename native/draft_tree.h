@@ -20,8 +20,9 @@ struct tree_bounds {
 };
 
 // The best tree of a block's candidates, ids and log-probabilities [n_positions, k], each row best
-// first. See dflash_local/draft/tree.py.
-draft_tree grow_tree(const int32_t * ids, const float * logprobs, int n_positions, int k,
-                     int n_vocab, const tree_bounds & bounds);
+// first. steps: null, or [n_positions, k, k], the log-probability of each candidate after each one
+// of the position before, which then counts. See dflash_local/draft/tree.py.
+draft_tree grow_tree(const int32_t * ids, const float * logprobs, const float * steps,
+                     int n_positions, int k, int n_vocab, const tree_bounds & bounds);
 
 }  // namespace dflash

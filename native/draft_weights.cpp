@@ -4,10 +4,13 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <limits>
+#include <numeric>
 #include <system_error>
 #include <utility>
 
 #include "errors.h"
+#include "target_tensors.h"
 
 namespace dflash {
 
@@ -17,6 +20,14 @@ constexpr size_t read_chunk = size_t{32} << 20;
 
 constexpr const char * embedding_name = "token_embd.weight";
 constexpr const char * head_name = "output.weight";
+constexpr const char * tokens_name = "d2t";
+constexpr const char * confidence_name = "conf_proj.weight";
+// Of these the host reads the anchor's rows. What the device reads are the rows of drafted tokens.
+constexpr const char * markov_name = "markov_w1.weight";
+constexpr const char * selector_name = "selector_predecessor.weight";
+constexpr const char * markov_drafted = "markov_w1.drafted";
+constexpr const char * selector_drafted = "selector_predecessor.drafted";
+constexpr const char * confidence_of_state = "conf_proj.state";
 
 std::string shape_text(const int64_t * ne, size_t n) {
     std::string text = "[";
@@ -62,6 +73,7 @@ draft_weights::draft_weights(const std::string & path, const draft_params & of_f
     if (!gguf) {
         throw file_error(path + " is not a GGUF file that ggml can read");
     }
+    read_tokens(path, gguf.get());
     create(file.get(), gguf.get());
     bind();
     check_data(path, gguf.get());
@@ -70,37 +82,125 @@ draft_weights::draft_weights(const std::string & path, const draft_params & of_f
         host_tensors_.get(),
         ggml_backend_dev_buffer_type(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU)));
     read(path, gguf.get());
+    add_up_confidence();
+}
+
+// The table of a head that knows only some tokens. It comes first, as other tensors are read by it.
+void draft_weights::read_tokens(const std::string & path, const gguf_context * gguf) {
+    const int64_t i = gguf_find_tensor(gguf, tokens_name);
+    if (i < 0) {
+        return;
+    }
+    if (gguf_get_tensor_type(gguf, i) != GGML_TYPE_I64) {
+        throw file_error(std::string("tensor ") + tokens_name + " of the drafter is of type " +
+                         ggml_type_name(gguf_get_tensor_type(gguf, i)) + ", expected i64");
+    }
+    std::ifstream file(std::filesystem::u8path(path), std::ios::binary);
+    std::vector<int64_t> ids;
+    const size_t n_bytes = gguf_get_tensor_size(gguf, i);
+    std::error_code error;
+    if (n_bytes > std::filesystem::file_size(std::filesystem::u8path(path), error) || error) {
+        throw file_error(path + " ends inside tensor " + tokens_name + "; fetch it again");
+    }
+    ids.resize(n_bytes / sizeof(int64_t));
+    file.seekg(
+        static_cast<std::streamoff>(gguf_get_data_offset(gguf) + gguf_get_tensor_offset(gguf, i)));
+    if (!file.read(reinterpret_cast<char *>(ids.data()), static_cast<std::streamsize>(n_bytes))) {
+        throw file_error(path + " ends inside tensor " + tokens_name + "; fetch it again");
+    }
+    for (const int64_t id : ids) {
+        if (id < 0 || id > std::numeric_limits<int32_t>::max()) {
+            throw file_error(std::string("tensor ") + tokens_name +
+                             " of the drafter has the token " + std::to_string(id) +
+                             "; convert it again");
+        }
+        tokens.push_back(static_cast<int32_t>(id));
+    }
 }
 
 void draft_weights::create(const ggml_context * file, const gguf_context * gguf) {
     const int64_t n = gguf_get_n_tensors(gguf);
     // Each tensor, the stacks of some, and the parts of stacks.
-    const size_t most = static_cast<size_t>(n) + 8 * static_cast<size_t>(params.n_layer) + 16;
+    const size_t most = static_cast<size_t>(n) + 8 * static_cast<size_t>(params.n_layer) + 24;
     const ggml_init_params init = {ggml_tensor_overhead() * most, nullptr, /*no_alloc=*/true};
     device_tensors_.reset(ggml_init(init));
     host_tensors_.reset(ggml_init(init));
     stack_all(file);
     for (int64_t i = 0; i < n; i++) {
         const std::string name = gguf_get_tensor_name(gguf, i);
+        if (name == tokens_name) {
+            continue;
+        }
         if (unbound_.count(name) != 0 && sources_.count(name) == 0) {
             sources_[name] = i;  // part of a stack
             continue;
         }
         const ggml_tensor * shape = ggml_get_tensor(const_cast<ggml_context *>(file), name.c_str());
-        // Only single rows of the embedding are read, on the host.
-        const bool on_host = name == embedding_name;
-        add(on_host ? host_tensors_.get() : device_tensors_.get(), shape, name);
+        // Only single rows of these are read, on the host.
+        const bool on_host = name == embedding_name || name == markov_name ||
+                             name == selector_name || name == confidence_name;
+        add(on_host ? host_tensors_.get() : device_tensors_.get(), shape, name, making_of(name));
         sources_[name] = i;
     }
     const auto tied = sources_.find(embedding_name);
     if (tied != sources_.end() && sources_.count(head_name) == 0) {
-        add(device_tensors_.get(), unbound_.at(embedding_name), head_name);
+        add(device_tensors_.get(), unbound_.at(embedding_name), head_name, {});
         sources_[head_name] = tied->second;
     }
+    create_tables(file);
+}
+
+// Tables of rows that a graph looks up come last: on some backends the argmax of values that are
+// not numbers is -1, and the memory before these is then ours.
+void draft_weights::create_tables(const ggml_context * file) {
+    const making of_drafted{{tokens.begin(), tokens.end()}, false};
+    for (const auto & [source, name] :
+         {std::pair{markov_name, markov_drafted}, std::pair{selector_name, selector_drafted}}) {
+        const ggml_tensor * shape = ggml_get_tensor(const_cast<ggml_context *>(file), source);
+        if (shape != nullptr) {
+            add(device_tensors_.get(), shape, name, of_drafted);
+            sources_[name] = sources_.at(source);
+        }
+    }
+    if (sources_.count(confidence_name) != 0) {
+        ggml_tensor * part =
+            ggml_new_tensor_2d(device_tensors_.get(), GGML_TYPE_F32, params.n_embd, 1);
+        ggml_set_name(part, confidence_of_state);
+        unbound_.emplace(confidence_of_state, part);
+    }
+}
+
+draft_weights::making draft_weights::making_of(const std::string & name) const {
+    making how;
+    const bool is_base = name.find("_conv_base") != std::string::npos;
+    how.to_float = is_base || name == confidence_name;
+    if (name == "selector_successor.weight") {
+        how.rows.assign(tokens.begin(), tokens.end());
+    }
+    if (is_base || name.find("_conv_proj.weight") != std::string::npos) {
+        const selector_params & p = params.selector;
+        const int64_t n_groups = is_base ? 1 : params.n_embd / p.group_size;
+        for (int64_t side = 0; side < 2; side++) {
+            for (int64_t tap = p.kernel_size - 1; tap >= 0; tap--) {
+                for (int64_t group = 0; group < n_groups; group++) {
+                    how.rows.push_back((side * p.kernel_size + tap) * n_groups + group);
+                }
+            }
+        }
+    }
+    return how;
 }
 
 // Weights that are multiplied by the same columns are adjacent, those of all layers if types allow.
 void draft_weights::stack_all(const ggml_context * file) {
+    auto * of_file = const_cast<ggml_context *>(file);
+    for (ggml_tensor * t = ggml_get_first_tensor(of_file); t != nullptr;
+         t = ggml_get_next_tensor(of_file, t)) {
+        const std::string name = t->name;
+        if (name.size() > 6 && name.compare(name.size() - 6, 6, ".scale") == 0) {
+            return;  // each product has a factor of its own
+        }
+    }
     std::vector<std::string> weights;
     std::vector<std::string> biases;
     std::vector<std::string> norms;
@@ -157,8 +257,24 @@ bool draft_weights::stack(const ggml_context * file, const std::vector<std::stri
     return true;
 }
 
-void draft_weights::add(ggml_context * home, const ggml_tensor * shape, const std::string & name) {
-    ggml_tensor * tensor = ggml_dup_tensor(home, shape);
+void draft_weights::add(ggml_context * home, const ggml_tensor * shape, const std::string & name,
+                        making how) {
+    ggml_tensor * tensor = nullptr;
+    if (how.is_copy()) {
+        tensor = ggml_dup_tensor(home, shape);
+    } else {
+        const ggml_type type = how.to_float ? GGML_TYPE_F32 : shape->type;
+        const int64_t n_rows =
+            how.rows.empty() ? ggml_nrows(shape) : static_cast<int64_t>(how.rows.size());
+        if (!how.rows.empty() &&
+            *std::max_element(how.rows.begin(), how.rows.end()) >= ggml_nrows(shape)) {
+            throw file_error("tensor " + name + " of the drafter has " +
+                             std::to_string(ggml_nrows(shape)) +
+                             " rows, too few for its other tensors; convert it again");
+        }
+        tensor = ggml_new_tensor_2d(home, type, shape->ne[0], n_rows);
+        made_[name] = std::move(how);
+    }
     ggml_set_name(tensor, name.c_str());
     if (!unbound_.emplace(name, tensor).second) {
         throw file_error("the drafter has two tensors " + name + "; convert it again");
@@ -194,21 +310,23 @@ void draft_weights::bind() {
     const int64_t hd = params.head_dim;
     const int64_t q = hd * params.n_head;
     const int64_t kv = params.n_embd_kv();
-    fc = take("fc.weight", {params.n_features(), d});
+    const int64_t n_rows = tokens.empty() ? -1 : static_cast<int64_t>(tokens.size());
+    fc = take_matrix("fc", {params.n_features(), d});
     fc_norm = take("enc.output_norm.weight", {d});
     out_norm = take("output_norm.weight", {d});
     embedding = take(embedding_name, {d, -1}, false);
-    head = take(head_name, {d, -1}, false);
+    head = take_matrix("output", {d, n_rows}, !tokens.empty());
     rope_freqs = take("rope_freqs.weight", {params.rope.n_dims / 2}, false);
     layers.resize(params.n_layer);
     for (int i = 0; i < params.n_layer; i++) {
         draft_layer & l = layers[i];
         const std::string b = "blk." + std::to_string(i) + ".";
         l.attn_norm = take(b + "attn_norm.weight", {d});
-        l.attn_q = take(b + "attn_q.weight", {d, q});
-        l.attn_k = take(b + "attn_k.weight", {d, kv});
-        l.attn_v = take(b + "attn_v.weight", {d, kv});
-        l.attn_output = take(b + "attn_output.weight", {q, d});
+        l.attn_q = take_matrix(b + "attn_q", {d, q});
+        l.attn_k = take_matrix(b + "attn_k", {d, kv});
+        l.attn_v = take_matrix(b + "attn_v", {d, kv}, false);
+        l.attn_output = take_matrix(b + "attn_output", {q, d});
+        l.attn_sinks = take(b + "attn_sinks.weight", {params.n_head}, false);
         l.attn_q_bias = take(b + "attn_q.bias", {q}, false);
         l.attn_k_bias = take(b + "attn_k.bias", {kv}, false);
         l.attn_v_bias = take(b + "attn_v.bias", {kv}, false);
@@ -217,19 +335,70 @@ void draft_weights::bind() {
         l.attn_k_norm = take(b + "attn_k_norm.weight", {hd});
         l.attn_post_norm = take(b + "post_attention_norm.weight", {d}, false);
         l.ffn_norm = take(b + "ffn_norm.weight", {d});
-        l.ffn_gate = take(b + "ffn_gate.weight", {d, -1});
+        l.ffn_gate = take_matrix(b + "ffn_gate", {d, -1});
         const int64_t ff = l.ffn_gate->ne[1];
-        l.ffn_up = take(b + "ffn_up.weight", {d, ff});
-        l.ffn_down = take(b + "ffn_down.weight", {ff, d});
+        l.ffn_up = take_matrix(b + "ffn_up", {d, ff});
+        l.ffn_down = take_matrix(b + "ffn_down", {ff, d});
         l.ffn_post_norm = take(b + "post_ffw_norm.weight", {d}, false);
         l.output_scale = take(b + "layer_output_scale.weight", {1}, false);
+        if (params.selector.rank > 0) {
+            l.attn_conv = take_conv(b + "attn_conv");
+            l.ffn_conv = take_conv(b + "ffn_conv");
+        }
     }
+    if ((layers.front().attn_v == nullptr) !=
+        std::all_of(layers.begin(), layers.end(),
+                    [](const draft_layer & l) { return !l.attn_v; })) {
+        throw file_error("some layers of the drafter have no tensor attn_v; convert it again");
+    }
+    bind_heads();
     bind_stacks();
     if (!unbound_.empty()) {
         throw file_error("the draft graph does not know tensor " + unbound_.begin()->first + " (" +
                          std::to_string(unbound_.size()) +
-                         " such): this drafter is of another kind than plain DFlash");
+                         " such): this drafter is of a kind that is not known here");
     }
+}
+
+conv_weights draft_weights::take_conv(const std::string & name) {
+    const selector_params & p = params.selector;
+    const int64_t n_groups = params.n_embd / p.group_size;
+    conv_weights conv;
+    conv.base = take(name + "_base", {params.n_embd, int64_t{2} * p.kernel_size});
+    conv.proj = take(name + "_proj.weight", {params.n_embd, n_groups * 2 * p.kernel_size});
+    return conv;
+}
+
+void draft_weights::bind_heads() {
+    const int64_t d = params.n_embd;
+    const int64_t n_rows = tokens.empty() ? -1 : static_cast<int64_t>(tokens.size());
+    if (params.markov_rank > 0) {
+        const int64_t rank = params.markov_rank;
+        anchor_table = take(markov_name, {rank, -1});
+        markov.before = take(markov_drafted, {rank, n_rows});
+        markov.after = take_matrix("markov_w2", {rank, n_rows});
+        confidence_ = take(confidence_name, {d + rank, 1}, false);
+        confidence_bias_ = take("conf_proj.bias", {1}, false);
+        if (confidence_ != nullptr) {
+            markov.confidence = take(confidence_of_state, {d, 1});
+        }
+    }
+    if (params.selector.rank > 0) {
+        const int64_t rank = params.selector.rank;
+        anchor_table = take(selector_name, {rank, -1});
+        selector.before = take(selector_drafted, {rank, n_rows});
+        selector.after = take("selector_successor.weight", {rank, n_rows});
+        selector.gate = take("selector_hidden.weight", {d, rank});
+    }
+}
+
+ggml_tensor * draft_weights::take_matrix(const std::string & name, std::vector<int64_t> shape,
+                                         bool required) {
+    ggml_tensor * matrix = take(name + ".weight", std::move(shape), required);
+    if (ggml_tensor * scale = take(name + ".scale", {1}, false)) {
+        scales_[matrix] = scale;
+    }
+    return matrix;
 }
 
 void draft_weights::bind_stacks() {
@@ -304,9 +473,17 @@ void draft_weights::read(const std::string & path, const gguf_context * gguf) {
         if (tensor == nullptr) {
             tensor = ggml_get_tensor(host_tensors_.get(), name.c_str());
         }
+        const auto how = made_.find(name);
+        const auto begin = static_cast<std::streamoff>(gguf_get_data_offset(gguf) +
+                                                       gguf_get_tensor_offset(gguf, i));
+        if (how != made_.end()) {
+            if (!read_made(file, begin, gguf_get_tensor_type(gguf, i), how->second, tensor)) {
+                throw file_error(path + " ends inside tensor " + name + "; fetch it again");
+            }
+            continue;
+        }
         const size_t n = ggml_nbytes(tensor);
-        file.seekg(static_cast<std::streamoff>(gguf_get_data_offset(gguf) +
-                                               gguf_get_tensor_offset(gguf, i)));
+        file.seekg(begin);
         for (size_t done = 0; done < n; done += chunk.size()) {
             chunk.resize(std::min(read_chunk, n - done));
             if (!file.read(chunk.data(), static_cast<std::streamsize>(chunk.size()))) {
@@ -314,6 +491,51 @@ void draft_weights::read(const std::string & path, const gguf_context * gguf) {
             }
             ggml_backend_tensor_set(tensor, chunk.data(), done, chunk.size());
         }
+    }
+}
+
+// False if the file ends too early.
+bool draft_weights::read_made(std::ifstream & file, std::streamoff begin, ggml_type type,
+                              const making & how, ggml_tensor * tensor) {
+    const int64_t width = tensor->ne[0];
+    const size_t n_packed = ggml_row_size(type, width);
+    const ggml_to_float_t to_float = ggml_get_type_traits(type)->to_float;
+    std::vector<char> packed(n_packed);
+    std::vector<float> values(width);
+    for (int64_t row = 0; row < ggml_nrows(tensor); row++) {
+        const int64_t source = how.rows.empty() ? row : how.rows[row];
+        file.seekg(begin + static_cast<std::streamoff>(source * n_packed));
+        if (!file.read(packed.data(), static_cast<std::streamsize>(n_packed))) {
+            return false;
+        }
+        const char * data = packed.data();
+        if (how.to_float && type != GGML_TYPE_F32) {
+            to_float(packed.data(), values.data(), width);
+            data = reinterpret_cast<const char *>(values.data());
+        }
+        ggml_backend_tensor_set(tensor, data, row * tensor->nb[1], tensor->nb[1]);
+    }
+    return true;
+}
+
+// The confidence is a sum of what the state adds and of what the token before does. The host adds
+// the latter, as it knows that token.
+void draft_weights::add_up_confidence() {
+    if (confidence_ == nullptr) {
+        return;
+    }
+    const auto * all = static_cast<const float *>(confidence_->data);
+    ggml_backend_tensor_set(markov.confidence, all, 0, ggml_nbytes(markov.confidence));
+    const float * of_rank = all + params.n_embd;
+    float bias = 0.0f;
+    if (confidence_bias_ != nullptr) {
+        ggml_backend_tensor_get(confidence_bias_, &bias, 0, sizeof(float));
+    }
+    std::vector<float> row;
+    markov.of_token.resize(anchor_table->ne[1]);
+    for (int64_t token = 0; token < anchor_table->ne[1]; token++) {
+        read_row(anchor_table, static_cast<int32_t>(token), row);
+        markov.of_token[token] = std::inner_product(row.begin(), row.end(), of_rank, bias);
     }
 }
 

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <cstdint>
+#include <iosfwd>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "draft_params.h"
 #include "ggml-backend.h"
@@ -9,12 +12,35 @@
 
 namespace dflash {
 
+// DFlash 2's convolutions around one part of a layer. See draft_conv.h, which also says in which
+// order the taps are.
+struct conv_weights {
+    ggml_tensor * base = nullptr;  // f32 [n_embd, 2 kernel_size]
+    ggml_tensor * proj = nullptr;  // [n_embd, groups * 2 kernel_size]
+};
+
+// DSpark's Markov head, on the rows of the output head. See dspark_head.h.
+struct markov_weights {
+    ggml_tensor * before = nullptr;      // [rank, rows]: of the token before
+    ggml_tensor * after = nullptr;       // [rank, rows]: of the token itself
+    ggml_tensor * confidence = nullptr;  // f32 [n_embd, 1], optional: what the state adds to it
+    std::vector<float> of_token;         // what each of the target's tokens before adds to it
+};
+
+// DFlash 2's path selector, on the rows of the output head. See dflash2_head.h.
+struct selector_weights {
+    ggml_tensor * before = nullptr;  // [rank, rows]: of the token before
+    ggml_tensor * after = nullptr;   // [rank, rows]: of the token itself
+    ggml_tensor * gate = nullptr;    // [n_embd, rank]
+};
+
 struct draft_layer {
     ggml_tensor * attn_norm = nullptr;
     ggml_tensor * attn_q = nullptr;
     ggml_tensor * attn_k = nullptr;
-    ggml_tensor * attn_v = nullptr;
+    ggml_tensor * attn_v = nullptr;  // null: values are made from the keys
     ggml_tensor * attn_output = nullptr;
+    ggml_tensor * attn_sinks = nullptr;   // f32 [n_head], optional
     ggml_tensor * attn_q_bias = nullptr;  // optional, like the next three
     ggml_tensor * attn_k_bias = nullptr;
     ggml_tensor * attn_v_bias = nullptr;
@@ -28,6 +54,8 @@ struct draft_layer {
     ggml_tensor * ffn_down = nullptr;
     ggml_tensor * ffn_post_norm = nullptr;  // optional
     ggml_tensor * output_scale = nullptr;   // optional
+    conv_weights attn_conv;                 // optional
+    conv_weights ffn_conv;                  // optional
 
     // Several of the above in one tensor, so that one product computes all; null if types differ.
     ggml_tensor * attn_qkv = nullptr;       // [n_embd, q + 2 kv]
@@ -50,6 +78,12 @@ class draft_weights {
     ggml_tensor * rope_freqs = nullptr;
     ggml_tensor * embedding = nullptr;  // the drafter's own, in host memory; null: the target's
     ggml_tensor * head = nullptr;       // the drafter's own; null: the target's
+    // The token of each row of a head that knows only some of them; else empty.
+    std::vector<int32_t> tokens;
+    markov_weights markov;
+    selector_weights selector;
+    // [rank, n_vocab], in host memory: what a head looks up for the anchor; null: nothing
+    ggml_tensor * anchor_table = nullptr;
     std::vector<draft_layer> layers;
 
     // K and V of all layers in one product, for injected rows; null if types differ.
@@ -57,18 +91,48 @@ class draft_weights {
     ggml_tensor * all_kv_bias = nullptr;  // f32 [2 kv, 1, n_layer], optional
     ggml_tensor * all_k_norm = nullptr;   // f32 [head_dim, 1, 1, n_layer]
 
+    // A factor of all products with this matrix; null if there is none.
+    ggml_tensor * scale_of(const ggml_tensor * matrix) const {
+        const auto it = scales_.find(matrix);
+        return it != scales_.end() ? it->second : nullptr;
+    }
+
   private:
+    // How a tensor is made of the data of the file, if not as it is.
+    struct making {
+        std::vector<int64_t> rows;  // which rows, and in which order; empty: all
+        bool to_float = false;
+
+        bool is_copy() const { return rows.empty() && !to_float; }
+    };
+
     void create(const ggml_context * file, const gguf_context * gguf);
-    void add(ggml_context * home, const ggml_tensor * shape, const std::string & name);
+    void create_tables(const ggml_context * file);
+    making making_of(const std::string & name) const;
+    void add(ggml_context * home, const ggml_tensor * shape, const std::string & name, making how);
     void stack_all(const ggml_context * file);
     bool stack(const ggml_context * file, const std::vector<std::string> & names);
     void bind();
+    void bind_heads();
     void bind_stacks();
     void check_data(const std::string & path, const gguf_context * gguf) const;
     void read(const std::string & path, const gguf_context * gguf);
+    static bool read_made(std::ifstream & file, std::streamoff begin, ggml_type type,
+                          const making & how, ggml_tensor * tensor);
+    void read_tokens(const std::string & path, const gguf_context * gguf);
+    void add_up_confidence();
     // A tensor of one dimension must be of floats, one of two of any type that products take.
     ggml_tensor * take(const std::string & name, std::vector<int64_t> shape, bool required = true);
+    // `name`.weight, and the factor `name`.scale if the file has it.
+    ggml_tensor * take_matrix(const std::string & name, std::vector<int64_t> shape,
+                              bool required = true);
 
+    conv_weights take_conv(const std::string & name);
+
+    ggml_tensor * confidence_ = nullptr;       // f32 [n_embd + rank], in host memory
+    ggml_tensor * confidence_bias_ = nullptr;  // f32 [1]
+    std::map<const ggml_tensor *, ggml_tensor *> scales_;
+    std::map<std::string, making> made_;
     std::map<std::string, int64_t> sources_;  // index in the file of each tensor's data
     std::map<std::string, ggml_tensor *> unbound_;
     ggml_context_ptr device_tensors_;

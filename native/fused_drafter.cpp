@@ -48,7 +48,7 @@ fused_drafter::fused_drafter(const llama_model * model, const tap_store * store,
       backend_(open_draft_backend(target_.device(), n_threads)),
       weights_(path, params, target_.device()),
       cache_(weights_.params, target_.device(), n_seq, n_ctx, draft_window),
-      top_k_(top_k),
+      top_k_(head_top_k(weights_.params, top_k)),
       allowed_(allowed),
       scratch_(backend_.get()) {
     check_target_fits();
@@ -59,15 +59,18 @@ fused_drafter::fused_drafter(const llama_model * model, const tap_store * store,
         store_ = nullptr;  // the target was opened for another drafter
     }
     n_vocab_ = static_cast<int>(std::min(target_.head->ne[1], target_.embedding->ne[1]));
+    check_head_fits();
+    const auto n_drafted =
+        static_cast<int>(weights_.tokens.empty() ? n_vocab_ : weights_.tokens.size());
     const int mask_token = weights_.params.mask_token;
     if (mask_token >= n_vocab_) {
         throw file_error("the drafter's mask token is " + std::to_string(mask_token) +
                          ", the target has " + std::to_string(n_vocab_) +
                          " tokens; take the drafter of this target");
     }
-    if (top_k < 1 || top_k > n_vocab_) {
+    if (top_k < 1 || top_k_ > n_drafted) {
         throw std::invalid_argument("top_k " + std::to_string(top_k) + " is not in 1 .. " +
-                                    std::to_string(n_vocab_));
+                                    std::to_string(n_drafted));
     }
     embed(mask_token, mask_row_);
 }
@@ -81,12 +84,36 @@ void fused_drafter::check_target_fits() const {
                              "; take the drafter of this target");
         }
     }
-    for (const ggml_tensor * own : {weights_.embedding, weights_.head}) {
+    ggml_tensor * own_head = weights_.tokens.empty() ? weights_.head : nullptr;
+    for (const ggml_tensor * own : {weights_.embedding, own_head, weights_.anchor_table}) {
         if (own != nullptr && own->ne[1] != target_.embedding->ne[1]) {
             throw file_error(std::string(own->name) + " of the drafter has " +
                              std::to_string(own->ne[1]) + " tokens, the target " +
                              std::to_string(target_.embedding->ne[1]) +
                              "; take the drafter of this target");
+        }
+    }
+}
+
+// That the tables of the head have a row for each of its tokens.
+void fused_drafter::check_head_fits() const {
+    const ggml_tensor * head = weights_.head != nullptr ? weights_.head : target_.head;
+    for (const ggml_tensor * table : {weights_.markov.before, weights_.markov.after,
+                                      weights_.selector.before, weights_.selector.after}) {
+        const bool fits =
+            table == nullptr || (weights_.markov.after == table ? table->ne[1] == head->ne[1]
+                                                                : table->ne[1] >= head->ne[1]);
+        if (!fits) {
+            throw file_error(std::string(table->name) + " of the drafter has " +
+                             std::to_string(table->ne[1]) + " tokens, the output head " +
+                             std::to_string(head->ne[1]) + "; take the drafter of this target");
+        }
+    }
+    for (const int32_t token : weights_.tokens) {
+        if (token >= n_vocab_) {
+            throw file_error("the drafter knows the token " + std::to_string(token) +
+                             ", the target has " + std::to_string(n_vocab_) +
+                             " tokens; take the drafter of this target");
         }
     }
 }
@@ -240,6 +267,12 @@ void fused_drafter::fill_blocks(graph_slot & slot, const std::vector<draft_reque
         starts[r.seq] += r.features.n;
         embed(r.anchor, row);
         std::copy(row.begin(), row.end(), g.anchors() + static_cast<size_t>(r.seq) * p.n_embd);
+        g.anchor_tokens[r.seq] = r.anchor;
+        if (p.rank() > 0) {
+            read_row(weights_.anchor_table, r.anchor, row);
+            std::copy(row.begin(), row.end(),
+                      g.anchor_rows() + static_cast<size_t>(r.seq) * p.rank());
+        }
     }
     for (int s = 0; s < g.bucket.n_streams; s++) {
         cache_.overwrite(s, starts[s] + p.block_size);
@@ -248,12 +281,13 @@ void fused_drafter::fill_blocks(graph_slot & slot, const std::vector<draft_reque
             const int at = s * p.block_size + i;
             g.block_positions()[at] = starts[s] + i;
             g.block_cells()[at] = cache_.cell(s, starts[s] + i);
-            slot.mask->show(at, visible, starts[s] + p.block_size);
+            const int end = starts[s] + (p.causal ? i + 1 : p.block_size);
+            slot.mask->show(at, visible, end);
             if (slot.sliding_mask) {
                 // A key is visible if it is less than a window before the query. Later keys of the
-                // block always are.
+                // block are, unless the drafter is causal.
                 const int first = std::max(visible, starts[s] + i - p.sliding_window + 1);
-                slot.sliding_mask->show(at, first, starts[s] + p.block_size);
+                slot.sliding_mask->show(at, first, end);
             }
         }
     }
@@ -262,7 +296,7 @@ void fused_drafter::fill_blocks(graph_slot & slot, const std::vector<draft_reque
 fused_drafter::demand fused_drafter::check_requests(const std::vector<draft_request> & requests,
                                                     int n_draft) const {
     const draft_params & p = weights_.params;
-    if (n_draft < 1 || n_draft >= p.block_size) {
+    if (n_draft < 1 || n_draft > p.n_drafts()) {
         throw std::invalid_argument("cannot draft " + std::to_string(n_draft) +
                                     " tokens with a block of " + std::to_string(p.block_size));
     }
@@ -326,7 +360,7 @@ void fused_drafter::begin(const std::vector<draft_request> & requests, int n_dra
     flight_ = flight{slot.graph.get(), std::move(rest), lengths};
 }
 
-void fused_drafter::read(int32_t * ids, float * logprobs) {
+void fused_drafter::read(const draft_rows & out) {
     if (!flight_) {
         throw std::invalid_argument("no draft has begun");
     }
@@ -336,8 +370,11 @@ void fused_drafter::read(int32_t * ids, float * logprobs) {
     const size_t per_stream = static_cast<size_t>(bucket.n_draft) * bucket.top_k;
     std::vector<int32_t> all_ids(bucket.n_streams * per_stream);
     std::vector<float> all_logprobs(bucket.n_streams * per_stream);
+    const size_t n_steps = out.steps != nullptr && has_steps() ? per_stream * bucket.top_k : 0;
+    std::vector<float> all_steps(bucket.n_streams * n_steps);
     try {
-        flown.graph->read(all_ids.data(), all_logprobs.data());
+        flown.graph->read(
+            {all_ids.data(), all_logprobs.data(), n_steps > 0 ? all_steps.data() : nullptr});
     } catch (const backend_error &) {
         if (store_ != nullptr) {
             // Stored features that are not numbers, injected now or before, would spoil later
@@ -350,9 +387,15 @@ void fused_drafter::read(int32_t * ids, float * logprobs) {
     }
     for (size_t i = 0; i < flown.requests.size(); i++) {
         const draft_request & r = flown.requests[i];
-        std::copy_n(all_ids.data() + r.seq * per_stream, per_stream, ids + i * per_stream);
+        const int32_t * rows = all_ids.data() + r.seq * per_stream;
+        const std::vector<int32_t> & tokens = weights_.tokens;
+        std::transform(rows, rows + per_stream, out.ids + i * per_stream,
+                       [&](int32_t row) { return tokens.empty() ? row : tokens[row]; });
         std::copy_n(all_logprobs.data() + r.seq * per_stream, per_stream,
-                    logprobs + i * per_stream);
+                    out.logprobs + i * per_stream);
+        if (n_steps > 0) {
+            std::copy_n(all_steps.data() + r.seq * n_steps, n_steps, out.steps + i * n_steps);
+        }
         cache_.set_length(r.seq, cache_.length(r.seq) + r.features.n);
     }
 }
@@ -361,7 +404,7 @@ void fused_drafter::draft(const std::vector<draft_request> & requests, int n_dra
                           float * logprobs) {
     begin(requests, n_draft);
     if (!requests.empty()) {
-        read(ids, logprobs);
+        read({ids, logprobs});
     }
 }
 

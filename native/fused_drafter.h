@@ -50,6 +50,8 @@ class fused_drafter {
     const draft_params & params() const { return weights_.params; }
     int n_vocab() const { return n_vocab_; }
     int top_k() const { return top_k_; }
+    // Whether a candidate's probability depends on the one before it, and trees are wanted.
+    bool has_steps() const { return depends_on_path(weights_.params) && top_k_ > 1; }
     int length(int seq) const;
     int64_t n_builds() const { return n_builds_; }  // draft graphs made so far
     size_t n_cache_bytes() const { return cache_.n_bytes(); }
@@ -70,10 +72,11 @@ class fused_drafter {
     size_t n_begun() const { return flight_ ? flight_->requests.size() : 0; }
     int n_draft() const { return flight_ ? flight_->graph->bucket.n_draft : 0; }
 
-    // Waits for the drafts of `begin`. Writes ids and log-probabilities, [n_requests, n_draft,
-    // top_k], for positions 1 .. n_draft, best first. Throws backend_error if the drafter's output
-    // is not a number. With a store, whose features are not checked, the cache is then empty.
-    void read(int32_t * ids, float * logprobs);
+    // Waits for the drafts of `begin`. Writes tokens and log-probabilities, [n_requests, n_draft,
+    // top_k], for positions 1 .. n_draft, best first, and `steps` only with `has_steps`. Throws
+    // backend_error if the drafter's output is not a number. With a store, whose features are not
+    // checked, the cache is then empty.
+    void read(const draft_rows & out);
 
     // `begin`, then `read`.
     void draft(const std::vector<draft_request> & requests, int n_draft, int32_t * ids,
@@ -94,6 +97,7 @@ class fused_drafter {
   private:
     void check_sequence(int seq) const;
     void check_target_fits() const;
+    void check_head_fits() const;
     void check_token(int32_t token) const;
     struct graph_slot;
 

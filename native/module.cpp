@@ -1,5 +1,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -10,6 +11,7 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <tuple>
 #include <utility>
@@ -122,7 +124,17 @@ draft_params params_of(const nb::handle & spec) {
     params.logit_scale = field<float>(scales, "logit");
     params.logit_cap = field<float>(scales, "logit_softcap");
     params.gelu = field<std::string>(scales, "activation") == "gelu";
+    params.causal = field<bool>(spec, "causal");
+    params.from_anchor = field<bool>(spec, "sample_from_anchor");
+    params.markov_rank = field<int>(spec, "markov_rank");
     params.rope = rope_of(spec.attr("rope"));
+    const nb::object selector = spec.attr("selector");
+    if (!selector.is_none()) {
+        params.selector.rank = field<int>(selector, "rank");
+        params.selector.top_k = field<int>(selector, "top_k");
+        params.selector.kernel_size = field<int>(selector, "kernel_size");
+        params.selector.group_size = field<int>(selector, "group_size");
+    }
     return params;
 }
 
@@ -201,12 +213,17 @@ nb::tuple read_draft(fused_drafter & self) {
     const auto k = static_cast<size_t>(self.top_k());
     auto ids = std::make_unique<int32_t[]>(n * n_positions * k);
     auto logprobs = std::make_unique<float[]>(n * n_positions * k);
+    auto steps = std::make_unique<float[]>(self.has_steps() ? n * n_positions * k * k : 0);
     {
         const nb::gil_scoped_release release;
-        self.read(ids.get(), logprobs.get());
+        self.read({ids.get(), logprobs.get(), self.has_steps() ? steps.get() : nullptr});
+    }
+    nb::object of_steps = nb::none();
+    if (self.has_steps()) {
+        of_steps = nb::cast(as_array<float>(std::move(steps), {n, n_positions, k, k}));
     }
     return nb::make_tuple(as_array<int32_t>(std::move(ids), {n, n_positions, k}),
-                          as_array<float>(std::move(logprobs), {n, n_positions, k}));
+                          as_array<float>(std::move(logprobs), {n, n_positions, k}), of_steps);
 }
 
 using id_lists = std::vector<std::vector<int32_t>>;
@@ -378,14 +395,21 @@ int32_t draw_from_candidates(token_draw & self, const id_row & ids, const float_
 
 using id_rows = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
+using step_rows = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+
 nb::tuple grow_nodes(const id_rows & ids, const float_rows & logprobs, int n_vocab, int n_nodes,
-                     int n_leaves, int n_depth) {
+                     int n_leaves, int n_depth, const std::optional<step_rows> & steps) {
     if (ids.shape(0) != logprobs.shape(0) || ids.shape(1) != logprobs.shape(1)) {
         throw std::invalid_argument("each candidate has one id and one log-probability");
     }
+    if (steps && (steps->shape(0) != ids.shape(0) || steps->shape(1) != ids.shape(1) ||
+                  steps->shape(2) != ids.shape(1))) {
+        throw std::invalid_argument("each step has one log-probability");
+    }
     const draft_tree tree =
-        grow_tree(ids.data(), logprobs.data(), static_cast<int>(ids.shape(0)),
-                  static_cast<int>(ids.shape(1)), n_vocab, {n_nodes, n_leaves, n_depth});
+        grow_tree(ids.data(), logprobs.data(), steps ? steps->data() : nullptr,
+                  static_cast<int>(ids.shape(0)), static_cast<int>(ids.shape(1)), n_vocab,
+                  {n_nodes, n_leaves, n_depth});
     return nb::make_tuple(tree.tokens, tree.parents, tree.logprobs);
 }
 
@@ -420,6 +444,7 @@ NB_MODULE(_native, m) {
     m.def(
         "grow_tree", &grow_nodes, nb::arg("ids"), nb::arg("logprobs"), nb::arg("n_vocab"),
         nb::arg("n_nodes"), nb::arg("n_leaves"), nb::arg("n_depth"),
+        nb::arg("steps").none() = nb::none(),
         "Tokens, parents and log-probabilities of the best tree. See dflash_local/draft/tree.py.");
 
     nb::class_<copy_index>(m, "CopyIndex", "What a text may repeat. See native/copy_index.h.")
@@ -519,7 +544,10 @@ NB_MODULE(_native, m) {
              nb::arg("anchors"), nb::arg("n_draft"),
              "As `begin`, with features by their numbers in the store.")
         .def("read", &read_draft,
-             "ids int32 and log-probabilities float32, both [n_seqs, n_draft, top_k], best first.")
+             "ids int32 and log-probabilities float32, both [n_seqs, n_draft, top_k], best first; "
+             "and those of each candidate after each one of the position before, [n_seqs, n_draft, "
+             "top_k, top_k], or None if positions do not depend on one another.")
+        .def_prop_ro("top_k", &fused_drafter::top_k)
         .def("truncate", &fused_drafter::truncate, nb::arg("seq"), nb::arg("length"))
         .def("copy", &fused_drafter::copy, nb::arg("source"), nb::arg("target"), nb::arg("length"))
         .def("n_visible", &fused_drafter::n_visible, nb::arg("seq"), nb::arg("length"),

@@ -120,7 +120,6 @@ def read_config(raw: object, *, target: Mapping[str, Any] | None) -> DraftConfig
     attention = read_attention(config, n_embd, n_layer)
     rope = _rope(config, attention, told)
     link = read_target_link(config, told, n_embd)
-    _check_bias(config, attention, link)
     selector, markov = read_selector(config, n_embd), read_markov(config)
     block_size = _block_size(config)
     keys = [
@@ -171,19 +170,6 @@ def _check_gemma4(top: Fields) -> None:
         top.refuse("attention_k_eq_v", "true: no other Gemma 4 drafter is known")
     if top.number("final_logit_softcapping", positive=False):
         top.refuse("final_logit_softcapping", "none for a Gemma 4 drafter")
-
-
-def _check_bias(config: ConfigFields, attention: Attention, link: TargetLink) -> None:
-    """Only our own draft graph knows biases; the following, only llama.cpp knows."""
-    beside = {
-        f"the architecture {config.architecture}": config.family != "dflash",
-        "blocks that are causal": attention.causal is True,
-        "a reduced draft_vocab_size": link.n_vocab_draft is not None,
-        "an attention_sink_bias": _either_boolean(config, "attention_sink_bias") is True,
-    }
-    for what, there in beside.items():
-        if attention.bias and there:
-            config.top.refuse("attention_bias", f"false beside {what}: nothing runs both")
 
 
 def _rope(config: ConfigFields, attention: Attention, target: Fields) -> Rope:

@@ -217,8 +217,7 @@ def _layer(config: DraftConfig, source: str, name: str) -> Iterator[_Expected]:
     yield want("attn_k_norm", "self_attn.k_norm", (head_dim,), "norm", one)
     if attention.bias:
         yield from _biases(config, source, name, (q_heads, kv_heads))
-    else:
-        yield _sinks(config, source, name)  # nothing runs sinks and biases
+    yield _sinks(config, source, name)
     if gemma4:
         yield want("post_attention_norm", "post_attention_layernorm", (n,), "norm")
         yield want("ffn_norm", "pre_feedforward_layernorm", (n,), "norm")

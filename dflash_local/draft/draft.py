@@ -17,17 +17,25 @@ class Candidates:
     """The k likeliest tokens of each of the n drafted positions, best first.
 
     `ids` int32 [n, k]; `logprobs` float32 [n, k], natural logarithms, descending in each row. Ids
-    are as the drafter gave them and may be outside the target's vocabulary.
+    are as the drafter gave them and may be outside the target's vocabulary. `steps`, float32
+    [n, k, k], is given if positions depend on one another: the logarithm for each candidate after
+    each candidate of the position before. `logprobs` are then those after the first one of it.
     """
 
     ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
+    steps: NDArray[np.float32] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.ids.ndim != 2 or self.ids.shape != self.logprobs.shape:
             raise ValueError(
                 f"candidates: ids {self.ids.shape} and logprobs {self.logprobs.shape} "
                 "must both be [positions, k]"
+            )
+        if self.steps is not None and self.steps.shape != (*self.ids.shape, self.ids.shape[1]):
+            raise ValueError(
+                f"candidates: steps {self.steps.shape} must be [positions, k, k] for ids "
+                f"{self.ids.shape}"
             )
 
 

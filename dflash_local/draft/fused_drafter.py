@@ -1,4 +1,4 @@
-"""Runs a DFlash drafter file in one static ggml graph, on the device of the target's head."""
+"""Runs a drafter file in one static ggml graph, on the device of the target's head."""
 
 from __future__ import annotations
 
@@ -25,7 +25,12 @@ TREE_TOP_K = 8
 
 
 class FusedDrafter(Drafter):
-    """Shares the target's embeddings and head. Its cache keeps each visible row in f16."""
+    """DFlash, DFlash 2 and DSpark. Shares the target's embeddings and head, if the file has none of
+    its own. Its cache keeps each visible row in f16.
+
+    The first candidates are the path that the drafter prefers: each is the best one after those
+    before it.
+    """
 
     saves_rows = gives_candidates = True
 
@@ -50,7 +55,6 @@ class FusedDrafter(Drafter):
         self.file_key = file_key(self.path)
         self.draft_window = draft_window
         self.spec = spec
-        self.top_k = top_k
         self._target = target  # keeps the shared tensors alive
         self._native: native.FusedDrafter | None = native.FusedDrafter(
             target.address,
@@ -64,6 +68,7 @@ class FusedDrafter(Drafter):
             draft_window,
             target.threads,
         )
+        self.top_k = self._native.top_k
         target.attach(self)
 
     @property
@@ -74,7 +79,9 @@ class FusedDrafter(Drafter):
 
     @property
     def block_size(self) -> int:
-        return min(self.spec.block_size, MAX_OUTPUT_ROWS)
+        """One more than the most drafts. For DSpark, which also drafts at the anchor, that is one
+        more than its file says."""
+        return min(self.spec.n_draft + 1, MAX_OUTPUT_ROWS)
 
     @property
     def n_features(self) -> int:
@@ -131,12 +138,16 @@ class FusedDrafter(Drafter):
     def read(self) -> list[Draft]:
         if not self._begun:
             return []
-        ids, logprobs = self._open.read()
+        ids, logprobs, steps = self._open.read()
         return [
             Draft.chain(
                 ids[i, : request.n_draft, 0].tolist(),
                 logprobs[i, : request.n_draft, 0].tolist(),
-                Candidates(ids[i, : request.n_draft], logprobs[i, : request.n_draft]),
+                Candidates(
+                    ids[i, : request.n_draft],
+                    logprobs[i, : request.n_draft],
+                    steps=None if steps is None else steps[i, : request.n_draft],
+                ),
             )
             for i, request in enumerate(self._begun)
         ]

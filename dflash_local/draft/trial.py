@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dflash_local import disk_cache
 from dflash_local.draft.trial_child import TARGET_STAGE
-from dflash_local.errors import BackendError, FileError
+from dflash_local.errors import FileError
 from dflash_local.gguf.drafter_spec import DrafterSpec
-from dflash_local.gguf.file import file_key
 from dflash_local.trial import child
-from dflash_local.trial.model import libraries
 
 _LIMIT_S = 300.0
 _SLOWEST_BYTES_PER_S = 50e6
@@ -28,7 +25,7 @@ class Trial:
 def try_drafter(
     path: Path, spec: DrafterSpec, target: Path | None, *, limit_s: float = _LIMIT_S
 ) -> Trial:
-    """Load the drafter at `path` in llama.cpp and, if it knows the family, in our own graph.
+    """Load the drafter at `path` in llama.cpp and in our own graph.
 
     llama.cpp checks keys, vocabulary and tensors. With a GGUF `target`, each also drafts a block. A
     drafter with biases, which llama.cpp does not load, is tried only in our own graph. Raises
@@ -51,30 +48,3 @@ def try_drafter(
     if outcome.short or stage in ("importing llama.cpp", TARGET_STAGE):
         return Trial(passed, f"{stage}: {why}")
     raise FileError(f"{path}: {stage} failed: {why}")
-
-
-def ensure_drafts(path: Path, spec: DrafterSpec, target: Path) -> None:
-    """Return if llama.cpp itself can draft with these files. It is tried once in a child process.
-
-    Raises FileError if it cannot, BackendError if memory or time did not suffice.
-    """
-    key = {
-        "format": 1,
-        "files": [file_key(path), file_key(target)],
-        "build": [file_key(library) for library in libraries()],
-    }
-    kept = disk_cache.read("drafters", key)
-    if kept is None:
-        try:
-            trial = try_drafter(path, spec, target)
-        except FileError as fault:
-            kept = {"fault": str(fault)}
-        else:
-            if trial.not_tried:
-                raise BackendError(
-                    f"{path}: the trial in a child process failed: {trial.not_tried}"
-                )
-            kept = {"fault": ""}
-        disk_cache.write("drafters", key, kept)
-    if kept["fault"]:
-        raise FileError(kept["fault"])

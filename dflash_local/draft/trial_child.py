@@ -42,9 +42,8 @@ def _stages(request: dict[str, Any]) -> None:
         return
     say(stage=TARGET_STAGE)
     model = _model(request["target"])
-    if spec.runs_on == "fused":
-        with _stage("drafting in the fused graph", "the fused graph drafts a block"):
-            _draft_fused(request["drafter"], spec, model)
+    with _stage("drafting in the fused graph", "the fused graph drafts a block"):
+        _draft_fused(request["drafter"], spec, model)
     if not spec.attention_bias:
         with _stage("drafting in llama.cpp", "llama.cpp drafts a block"):
             _draft_in_llama_cpp(request["drafter"], spec, model)

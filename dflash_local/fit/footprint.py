@@ -149,7 +149,6 @@ class Footprint:
     def _read_drafter(self, drafter: GgufFile | None, spec: DrafterSpec | None) -> None:
         self.drafter_weights = self._drafter_row = self._drafter_block = 0
         self._drafter_compute = 0
-        self._llama_drafter = spec if spec and spec.runs_on == "llama.cpp" else None
         if drafter is None or spec is None:
             return
         width = spec.n_head_kv * spec.head_dim
@@ -158,12 +157,9 @@ class Footprint:
         self._drafter_block = spec.block_size
         n_ff = _largest(drafter.get("dflash.feed_forward_length"))
         row = 3 * spec.n_embd + spec.n_head * spec.head_dim
-        if self._llama_drafter:
-            # logits of all rows of a batch: twice on the device, once on the host
-            batch = spec.llama_cpp_rows * (3 * self._n_vocab + 3 * n_ff + row + 2 * width)
-            self._drafter_compute = 4 * (batch + spec.llama_cpp_rows * self.taps * self._n_embd)
-            return
         inject = self._n_batch * (self.taps * self._n_embd + row + 2 * width)
+        if spec.selector is not None:  # the kernels of a part's two convolutions, and their sums
+            row += (4 * spec.selector.kernel_size + 4) * spec.n_embd
         block = self._n_seq * spec.block_size * (2 * self._n_vocab + 3 * n_ff + row)
         self._drafter_compute = 4 * (inject + block)
 
@@ -244,18 +240,12 @@ class Footprint:
     def _drafter_cells(self, n_ctx: int) -> int:
         """Cells of the drafter's cache for all sequences. A window limits them."""
         window = self._draft_window or n_ctx
-        if self._llama_drafter:
-            rows = min(window, n_ctx)
-            return cells(self._llama_drafter.llama_cpp_cells(rows, self._n_seq))
         rows = min(window + _SPARE_ROWS, n_ctx)
         return cells(rows + self._drafter_block + 1) * self._n_seq
 
     def drafter(self, n_ctx: int) -> int:
         """The drafter with cache and graph. While a cache grows, the old one is still there, which
         may be nearly as large."""
-        if self._llama_drafter:  # its cache does not grow
-            mask = 2 * 2 * self._llama_drafter.llama_cpp_rows * self._drafter_cells(n_ctx)
-            return self.drafter_weights + self.drafter_kv(n_ctx) + self._drafter_compute + mask
         mask = 2 * self._drafter_cells(n_ctx) * self._drafter_block
         compute = self._drafter_compute + mask if self._drafter_block else 0
         return self.drafter_weights + 2 * self.drafter_kv(n_ctx) + compute

@@ -19,7 +19,7 @@ from dflash_local.fit.architectures import (
 )
 from dflash_local.fit.pairing import check_target
 from dflash_local.gguf.drafter_keys import read_drafter
-from dflash_local.gguf.drafter_spec import Family, RopeSpec, Runner
+from dflash_local.gguf.drafter_spec import Family, RopeSpec
 from dflash_local.gguf.file import GgufFile
 
 _DRAFTER = "dflash"
@@ -105,9 +105,6 @@ class DrafterReport:
 
     file: FileFacts
     family: Family
-    runs_on: Runner
-    because: tuple[str, ...]
-    """The parts that the fused graph does not know; empty if it runs the drafter."""
     llama_cpp_loads: bool
     """Whether stock llama.cpp loads the file, as the attention has no biases."""
     block_size: int
@@ -197,8 +194,6 @@ def inspect_drafter(file: GgufFile, *, target: GgufFile | None = None) -> Drafte
     return DrafterReport(
         file=_facts(file),
         family=spec.family,
-        runs_on=spec.runs_on,
-        because=spec.beyond_fused,
         llama_cpp_loads=not spec.attention_bias,
         block_size=spec.block_size,
         n_draft=spec.n_draft,

@@ -11,10 +11,9 @@ from dflash_local.gguf.drafter_spec import DrafterSpec, Family, RopeSpec, ScaleS
 from dflash_local.gguf.drafter_tensors import (
     D2T,
     MARKOV,
-    beyond_fused,
     check_tensors,
     drafter_family,
-    first_bias,
+    has_bias,
 )
 from dflash_local.gguf.file import GgufFile
 
@@ -64,17 +63,9 @@ def _from_keys(file: GgufFile, family: Family, n_vocab: int | None) -> DrafterSp
         file.fail(
             "no tokenizer.ggml.tokens, dflash.vocab_size or token_embd.weight: n_vocab unknown"
         )
-    causal = file.optional("dflash.attention.causal", bool, False)
     window, sliding_layers = _sliding(file, n_layer)
-    beyond, bias = tuple(beyond_fused(file, family, causal=causal)), first_bias(file)
-    if beyond and bias is not None:
-        file.fail(
-            f"only the fused draft graph knows tensor {bias}, only llama.cpp knows {beyond[0]}, so "
-            "nothing runs this drafter; use another one, or none"
-        )
     return DrafterSpec(
         family=family,
-        beyond_fused=beyond,
         block_size=_block_size(file),
         target_layers=_target_layers(file),
         n_embd=n_embd,
@@ -91,8 +82,8 @@ def _from_keys(file: GgufFile, family: Family, n_vocab: int | None) -> DrafterSp
         rope=_rope(file, head_dim),
         scales=_scales(file, head_dim),
         n_vocab_draft=_rows(file, D2T, n_vocab),
-        causal=causal,
-        attention_bias=bias is not None,
+        causal=file.optional("dflash.attention.causal", bool, False),
+        attention_bias=has_bias(file),
         selector=_selector(file, n_embd, n_vocab) if family == "dflash2" else None,
         markov_rank=_rows(file, MARKOV, 0) if family == "dspark" else 0,
         # llama.cpp's default

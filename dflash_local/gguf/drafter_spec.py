@@ -6,10 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 Family = Literal["dflash", "dflash2", "dspark"]
-Runner = Literal["fused", "llama.cpp"]
-
-LLAMA_CPP_ROWS = 128
-"""Rows of one batch of llama.cpp's drafter. It computes logits for all of them."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +61,6 @@ class DrafterSpec:
     """The sizes of a drafter. The shapes of all its tensors follow from them."""
 
     family: Family
-    beyond_fused: tuple[str, ...]
-    """The parts that the fused graph does not know, in words; empty if it runs the drafter."""
     block_size: int
     """Anchor and mask tokens of one block."""
     target_layers: tuple[int, ...]
@@ -90,19 +84,13 @@ class DrafterSpec:
     causal: bool = False
     """Whether positions of a block do not see the later ones."""
     attention_bias: bool = False
-    """Whether the attention's projections have biases. Then only the fused graph runs the drafter;
-    llama.cpp does not load the file."""
+    """Whether the attention's projections have biases. Then llama.cpp does not load the file."""
     selector: SelectorSpec | None = None
     """DFlash 2 only."""
     markov_rank: int = 0
     """DSpark only."""
     sample_from_anchor: bool = False
     """Whether the output at the anchor is a draft, too (DSpark)."""
-
-    @property
-    def runs_on(self) -> Runner:
-        """The fused graph if it knows all parts of the drafter, else llama.cpp's own context."""
-        return "llama.cpp" if self.beyond_fused else "fused"
 
     @property
     def n_taps(self) -> int:
@@ -117,12 +105,3 @@ class DrafterSpec:
     def n_draft(self) -> int:
         """The most tokens that a block drafts."""
         return self.block_size - (0 if self.sample_from_anchor else 1)
-
-    @property
-    def llama_cpp_rows(self) -> int:
-        """Rows of one batch in llama.cpp's own context: at least one block."""
-        return max(self.block_size, LLAMA_CPP_ROWS)
-
-    def llama_cpp_cells(self, n_ctx: int, n_seq: int) -> int:
-        """Cells of that context: for all sequences, and for the blocks of one batch."""
-        return n_ctx * n_seq + self.llama_cpp_rows

@@ -1,4 +1,4 @@
-"""The tensors of a DFlash drafter: they tell its family and what can run it, and are checked.
+"""The tensors of a DFlash drafter: they tell its family, and are checked.
 
 Names and shapes are those of llama.cpp's `src/models/dflash.cpp`.
 """
@@ -6,7 +6,6 @@ Names and shapes are those of llama.cpp's `src/models/dflash.cpp`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -60,27 +59,9 @@ def drafter_family(file: GgufFile) -> Family:
     return "dspark" if MARKOV in file.tensors else "dflash"
 
 
-def first_bias(file: GgufFile) -> str | None:
-    """The name of the first bias of the attention, if any. llama.cpp loads none of them."""
-    return next((name for name in file.tensors if _BIAS.fullmatch(name)), None)
-
-
-def beyond_fused(file: GgufFile, family: Family, *, causal: bool) -> Iterator[str]:
-    """The parts of this drafter that only llama.cpp knows, not the fused graph, in words."""
-    if family == "dflash2":
-        yield "the path selector and convolutions of DFlash 2"
-    if family == "dspark":
-        yield "the Markov head of DSpark"
-    if D2T in file.tensors:
-        yield f"a reduced vocabulary of {file.tensors[D2T].shape[0]} tokens"
-    if any(name.endswith("attn_sinks.weight") for name in file.tensors):
-        yield "attention sinks"
-    if _lacks_values(file):
-        yield "values that are made from the keys"
-    if any(name.endswith(".scale") for name in file.tensors):
-        yield "weights with a scale beside them"
-    if causal:
-        yield "blocks whose positions do not see those after them"
+def has_bias(file: GgufFile) -> bool:
+    """Whether a projection of the attention has a bias. llama.cpp loads none of them."""
+    return any(_BIAS.fullmatch(name) for name in file.tensors)
 
 
 def _lacks_values(file: GgufFile) -> bool:

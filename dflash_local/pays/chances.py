@@ -89,7 +89,13 @@ class TreeChances(Chances):
         # Unlike `minimum`, `fmax` ignores NaN.
         rated = np.fmax(np.minimum(raw + columns[1], columns[0]), math.log(_LEAST))
         rated[:, :1] = columns[0]
-        return Candidates(candidates.ids, rated)
+        if candidates.steps is None:
+            return Candidates(candidates.ids, rated)
+        # After other tokens, what a step is worth is corrected like that of another candidate.
+        least = np.float32(math.log(_LEAST))
+        steps = np.fmax(np.minimum(candidates.steps + columns[1][:, None], 0.0), least)
+        steps[:, 0] = rated
+        return Candidates(candidates.ids, rated, steps=steps.astype(np.float32))
 
     def notice(self, draft: Draft) -> None:
         if draft.candidates is not None:

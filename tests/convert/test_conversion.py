@@ -27,11 +27,6 @@ from gguf_files import ARRAY, INT32, STRING, Value, changed, parts
 Pair = tuple[Path, Path]
 
 PROMPT = demo.prompts()["code"][0]
-# sinks, reduced vocabularies, causal blocks, values made from keys, and the other two families
-IN_LLAMA_CPP = {
-    "swa-sinks", "scales", "reduced", "dflash2", "dspark", "dspark-interleaved", "dspark-sinks",
-    "speculators", "gemma4",
-}  # fmt: skip
 # sizes of the shipped target
 SIZES: dict[str, Any] = {"n_embd": 512, "n_vocab": 8192}
 
@@ -94,7 +89,7 @@ def test_the_shipped_drafter_comes_out_as_it_was(
         assert after.get(key) == before.get(key), key
         assert after.value_types.get(key) == before.value_types.get(key), key
     assert found.n_bytes == found.path.stat().st_size
-    assert (found.family, found.runs_on, found.outtype) == ("dflash", "fused", "q8_0")
+    assert (found.family, found.outtype) == ("dflash", "q8_0")
     assert (found.n_tensors, found.block_size, found.target_layers) == (36, 16, (2, 4, 6))
     assert (found.left_out, found.notes) == ({}, [])
     assert found.checks == [
@@ -154,10 +149,9 @@ def test_every_published_layout_drafts(
 ) -> None:
     folder = hf_drafters.write(tmp_path / name, name, **SIZES)
     found = convert(folder, target=pair[0], output=tmp_path / "d.gguf")
-    assert found.runs_on == ("llama.cpp" if name in IN_LLAMA_CPP else "fused")
     # the one layout that llama.cpp does not load
     assert ("llama.cpp drafts a block" in found.checks) == (name != "gpt-oss")
-    assert ("the fused graph drafts a block" in found.checks) == (found.runs_on == "fused")
+    assert "the fused graph drafts a block" in found.checks
     with opened(pair[0], found.path) as model:
         result = model.generate(PROMPT, max_tokens=16, draft_width=model.engine.max_width)
     assert result.tokens == plain_tokens
@@ -270,7 +264,7 @@ def test_a_dry_run_writes_nothing(
     assert planned.sha256 is None
     written = convert(drafter, target=pair[0], outtype="q4_k_m")
     assert os.listdir(tmp_path) == [str(planned.path)]
-    for name in ("path", "runs_on", "n_tensors", "left_out", "target_layers", "notes"):
+    for name in ("path", "n_tensors", "left_out", "target_layers", "notes"):
         assert getattr(written, name) == getattr(planned, name)
     assert 0 < written.n_bytes - planned.n_bytes < 1 << 20  # the metadata
     assert planned.checks == written.checks[:1]

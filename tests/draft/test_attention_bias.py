@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from dflash_local.loading import open_drafter
 from dflash_local.target.target import Target
 from gguf_files import Tensor, changed
 from reference import Reference
-from synthetic import Markov, Selector, write_drafter, write_target
+from synthetic import write_drafter, write_target
 
 ALL = ("q", "k", "v", "output")
 F32 = gguf.GGMLQuantizationType.F32
@@ -44,7 +44,7 @@ def test_the_fused_graph_runs_it(biases: tuple[str, ...], target: Target, tmp_pa
     path = write_drafter(tmp_path / "drafter.gguf", target.path, biases=biases)
     for file in (path, changed(path, tmp_path / "some.gguf", tensors=_without_those_of_layer_1)):
         spec = read(file)
-        assert (spec.family, spec.runs_on, spec.attention_bias) == ("dflash", "fused", True)
+        assert (spec.family, spec.attention_bias) == ("dflash", True)
         drafter = open_drafter(file, target, spec, n_seq=1, n_ctx=64)
         assert isinstance(drafter, FusedDrafter)
         drafter.close()
@@ -62,33 +62,6 @@ def test_llama_cpp_does_not_load_it(target: Target, tmp_path: Path) -> None:
     params = api.llama_model_default_params()
     params.n_gpu_layers = 0
     assert not api.llama_model_load_from_file(str(path).encode(), params)
-    with pytest.raises(FileError, match=r"drafter\.gguf: llama\.cpp loads no drafter .* biases"):
-        open_drafter(path, target, n_seq=1, n_ctx=64, runs_on="llama.cpp")
-
-
-@pytest.mark.parametrize(
-    ("options", "beyond"),
-    [
-        ({"sinks": True}, "attention sinks"),
-        ({"selector": Selector()}, "the path selector and convolutions of DFlash 2"),
-        ({"markov": Markov()}, "the Markov head of DSpark"),
-        ({"reduced_vocabulary": 100}, "a reduced vocabulary of 100 tokens"),
-        ({"shared_kv": True}, "values that are made from the keys"),
-        (
-            {"extra": {"attention.causal": True}},
-            "blocks whose positions do not see those after them",
-        ),
-    ],
-)
-def test_what_only_llama_cpp_knows_is_refused_beside_biases(
-    options: Mapping[str, Any], beyond: str, target: Target, tmp_path: Path
-) -> None:
-    path = write_drafter(tmp_path / "drafter.gguf", target.path, biases=ALL, **options)
-    with pytest.raises(FileError) as caught:
-        load(target.path, path, quiet=True)
-    assert f"{path}: only the fused draft graph knows tensor blk.0.attn_q.bias" in str(caught.value)
-    assert f"only llama.cpp knows {beyond}, so" in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,13 @@ from dflash_local import demo
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import Drafter, DraftRequest
 from dflash_local.draft.fused_drafter import FusedDrafter
-from dflash_local.draft.llama_drafter import LlamaDrafter, best_path
 from dflash_local.engine.engine import Engine
 from dflash_local.errors import BackendError, ClosedError, ContextFullError, InputError
 from dflash_local.loading import open_drafter
 from dflash_local.target.target import Target
 from drafter_kinds import ALONE, CAPPED, COMMON, DFLASH2, DSPARK, FAMILIES
 from gguf_files import Tensor, changed
+from llama_drafter import LlamaDrafter, best_path, open_llama_drafter
 from pair_engine import answer, open_target, plain_tokens
 from reference import Reference
 from synthetic import write_drafter, write_target
@@ -53,11 +53,9 @@ def opened(
     n_seq: int = 1,
     n_ctx: int = 256,
 ) -> LlamaDrafter:
-    """A random drafter with these options, on llama.cpp whether it must be or not."""
+    """A random drafter with these options."""
     path = write_drafter(folder / "drafter.gguf", target.path, **options)
-    drafter = open_drafter(path, target, n_seq=n_seq, n_ctx=n_ctx, n_threads=1, runs_on="llama.cpp")
-    assert isinstance(drafter, LlamaDrafter)
-    return drafter
+    return open_llama_drafter(path, target, n_seq=n_seq, n_ctx=n_ctx, n_threads=1)
 
 
 def features(n: int, drafter: LlamaDrafter, seed: int = 0) -> NDArray[np.float32]:
@@ -96,7 +94,10 @@ def assert_greedy(draft: Draft, expected: torch.Tensor, rows: torch.Tensor | Non
 # Against the fused graph and the reference
 
 
-@pytest.mark.parametrize("options", COMMON.values(), ids=COMMON.keys())
+ALIKE = COMMON | ALONE
+
+
+@pytest.mark.parametrize("options", ALIKE.values(), ids=ALIKE.keys())
 def test_equals_the_fused_graph(options: Mapping[str, Any], target: Target, tmp_path: Path) -> None:
     theirs = opened(tmp_path, target, options)
     ours = open_drafter(theirs.path, target, n_seq=1, n_ctx=256, n_threads=1)
@@ -337,8 +338,7 @@ def test_a_drafter_that_puts_out_no_numbers_says_so_and_changes_nothing(
 
     good = write_drafter(tmp_path / "good.gguf", target.path, **options)
     path = changed(good, tmp_path / "bad.gguf", tensors=spoil)
-    drafter = open_drafter(path, target, n_seq=2, n_ctx=64, runs_on="llama.cpp")
-    assert isinstance(drafter, LlamaDrafter)
+    drafter = open_llama_drafter(path, target, n_seq=2, n_ctx=64)
     drafter.inject(0, features(4, drafter))
     requests = [DraftRequest(seq, 5, features(2, drafter), 3) for seq in (0, 1)]
     for _ in range(2):
@@ -376,10 +376,8 @@ def test_the_shipped_pair_answers_as_without_and_accepts_as_fused() -> None:
     with open_target() as target:
         tokens = [target.vocabulary.tokenize(prompt) for prompt in prompts]
         plain = [plain_tokens(target, prompt, 96) for prompt in tokens]
-        for runner in ("fused", "llama.cpp"):
-            drafter = open_drafter(
-                demo.pair()[1], target, n_seq=1, n_ctx=target.n_ctx, runs_on=runner
-            )
+        for runner, opening in (("fused", open_drafter), ("llama.cpp", open_llama_drafter)):
+            drafter = opening(demo.pair()[1], target, n_seq=1, n_ctx=target.n_ctx)
             engine = Engine(target, drafter)
             answers = [answer(engine, prompt, 16, 96) for prompt in tokens]
             assert [a.tokens for a in answers] == plain

@@ -15,7 +15,6 @@ from dflash_local import demo, load
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.draft.fused_drafter import FusedDrafter
-from dflash_local.draft.llama_drafter import LlamaDrafter
 from dflash_local.draft.shape import DraftShape
 from dflash_local.errors import InputError
 from dflash_local.fit.footprint import Footprint
@@ -25,6 +24,7 @@ from dflash_local.gguf.file import GgufFile
 from dflash_local.loading import open_drafter
 from dflash_local.target.target import Target
 from draft_twin import Twin, TwinMaker, twin_maker
+from llama_drafter import open_llama_drafter
 from shapes import exact_model, of_both_shapes
 from synthetic import Selector, write_drafter, write_target
 
@@ -307,8 +307,8 @@ def test_llama_cpp_drafts_as_the_draft_graph_does(
     path = write_drafter(tmp_path / "drafter.gguf", target.path, **options)
     sizes: dict[str, Any] = {"n_seq": 3, "n_ctx": 2000, "draft_window": 40, "n_threads": 1}
     ours = open_drafter(path, target, **sizes)
-    theirs = open_drafter(path, target, runs_on="llama.cpp", **sizes)
-    assert isinstance(theirs, LlamaDrafter) and theirs.draft_window == 40
+    theirs = open_llama_drafter(path, target, **sizes)
+    assert theirs.draft_window == 40
     random = np.random.default_rng(4)
 
     def rows(n: int) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -340,8 +340,8 @@ def test_llama_cpp_rolls_back_to_what_it_keeps_or_to_nothing(
     target: Target, tmp_path: Path
 ) -> None:
     path = write_drafter(tmp_path / "drafter.gguf", target.path, selector=Selector())
-    drafter = open_drafter(path, target, n_seq=2, n_ctx=4000, draft_window=32, n_threads=1)
-    assert isinstance(drafter, LlamaDrafter)
+    sizes: dict[str, Any] = {"n_seq": 2, "n_ctx": 4000, "draft_window": 32, "n_threads": 1}
+    drafter = open_llama_drafter(path, target, **sizes)
     random = np.random.default_rng(4)
     features = random.standard_normal((1000, drafter.n_features), dtype=np.float32)
     request = DraftRequest(0, 7, features[:0], 7)
@@ -358,10 +358,3 @@ def test_llama_cpp_rolls_back_to_what_it_keeps_or_to_nothing(
 def assert_close(one: Draft, other: Draft) -> None:
     assert one.tokens == other.tokens
     assert one.logprobs == pytest.approx(other.logprobs, abs=0.03)
-
-
-def test_the_plan_counts_the_window_of_llama_cpp(target: Target, tmp_path: Path) -> None:
-    path = write_drafter(tmp_path / "drafter.gguf", target.path, selector=Selector())
-    found = [planned(path, 100, n_ctx, n_seq=3) for n_ctx in (1000, 50000)]
-    assert found == [512 * 2 * 2 * 32 * 2] * 2  # 3 times 100 rows, and a batch of 128
-    assert planned(path, 0, 1000, n_seq=3) > found[0]

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from dflash_local import demo
-from dflash_local.draft.llama_drafter import LlamaDrafter
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.prefix_files import PrefixFiles
 from dflash_local.engine.prefixes import PrefixStore
@@ -24,6 +23,7 @@ from dflash_local.target.batch import Batch
 from dflash_local.target.options import TargetOptions
 from dflash_local.target.target import Target
 from gap_rule import first_difference
+from llama_drafter import open_llama_drafter
 from long_text import PYTHON_SOURCE
 from pair_engine import answer, fused_drafter, open_engine, open_target, request
 from recurrent import write_mamba
@@ -281,8 +281,7 @@ def test_a_window_that_has_moved_on_is_decoded_again(engine: Engine, text: list[
 
 def test_llama_cpps_drafter_comes_back_too(text: list[int]) -> None:
     with open_target(n_ctx=512, n_seq=2) as target:
-        drafter = open_drafter(demo.pair()[1], target, n_seq=2, n_ctx=512, runs_on="llama.cpp")
-        assert isinstance(drafter, LlamaDrafter)
+        drafter = open_llama_drafter(demo.pair()[1], target, n_seq=2, n_ctx=512)
         other = Engine(target, drafter, n_seq=2)
         expected = cold(other, text[:200], 8)
         store_of(other)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -36,16 +35,6 @@ TARGET, DRAFTER = demo.pair()
 F16 = gguf.GGMLQuantizationType.F16
 Keys = dict[str, Value | None]
 
-# What the fused graph does not know, and a word that the reason has to hold.
-LLAMA_CPP: dict[str, tuple[Mapping[str, Any], str]] = {
-    "DFlash 2": ({"selector": Selector()}, "DFlash 2"),
-    "DSpark": ({"markov": Markov()}, "DSpark"),
-    "reduced": ({"reduced_vocabulary": 100}, "100"),
-    "sinks": ({"sinks": True}, "sinks"),
-    "values from keys": ({"shared_kv": True}, "keys"),
-    "causal": ({"extra": {"attention.causal": True}}, "positions"),
-}
-
 
 @pytest.fixture(scope="module")
 def small_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -69,7 +58,7 @@ def of_target(path: Path) -> TargetReport:
 
 def test_the_shipped_drafter() -> None:
     report = of_drafter(DRAFTER)
-    assert (report.family, report.runs_on, report.because) == ("dflash", "fused", ())
+    assert report.family == "dflash"
     assert (report.block_size, report.n_draft) == (16, 15)
     assert (report.target_layers, report.taps_after) == ((2, 4, 6), (1, 3, 5))
     assert (report.n_layer, report.n_embd, report.n_ff) == (3, 512, 1536)
@@ -103,30 +92,10 @@ def test_a_report_repeats_the_spec_that_the_engine_reads(
     assert report.rope.n_dims == 8
 
 
-@pytest.mark.parametrize("name", LLAMA_CPP)
-def test_a_drafter_for_llama_cpp_says_why(name: str, small_target: Path, tmp_path: Path) -> None:
-    options, word = LLAMA_CPP[name]
-    report = of_drafter(write_drafter(tmp_path / "drafter.gguf", small_target, **options))
-    assert report.runs_on == "llama.cpp"
-    assert len(report.because) == 1 and word in report.because[0]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"own_head": True, "own_embeddings": True}, {"post_norms": True, "layer_scale": True}],
-)
-def test_only_llama_cpp_needs_a_reason(
-    options: dict[str, Any], small_target: Path, tmp_path: Path
-) -> None:
-    report = of_drafter(write_drafter(tmp_path / "drafter.gguf", small_target, **options))
-    assert (report.runs_on, report.because) == ("fused", ())
-
-
 def test_biases_keep_llama_cpp_from_the_file(small_target: Path, tmp_path: Path) -> None:
     plain = of_drafter(write_drafter(tmp_path / "plain.gguf", small_target))
     biased = of_drafter(write_drafter(tmp_path / "b.gguf", small_target, biases=("q", "output")))
     assert plain.llama_cpp_loads and not biased.llama_cpp_loads
-    assert (biased.runs_on, biased.because) == ("fused", ())
 
 
 def test_families_have_their_tensors_in_classes_of_their_own(

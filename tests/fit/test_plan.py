@@ -106,7 +106,7 @@ class Spec:
     n_head: int = 32
     n_head_kv: int = 8
     head_dim: int = 128
-    runs_on: str = "fused"
+    selector: None = None
     block_size: int = 16
     target_layers: tuple[int, ...] = field(default=(2, 10, 18, 26, 34))
 

@@ -58,7 +58,7 @@ def refusal(file: GgufFile, key: str, value: Value | None) -> str:
 
 def test_the_shipped_drafter(shipped: GgufFile) -> None:
     spec = read_drafter(shipped)
-    assert (spec.family, spec.runs_on, spec.beyond_fused) == ("dflash", "fused", ())
+    assert spec.family == "dflash"
     assert (spec.block_size, spec.n_draft) == (16, 15)
     assert (spec.target_layers, spec.n_taps, spec.n_features) == ((2, 4, 6), 3, 1536)
     assert (spec.n_embd, spec.n_layer, spec.n_head, spec.n_head_kv) == (512, 3, 8, 2)

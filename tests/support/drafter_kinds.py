@@ -14,7 +14,7 @@ YARN = {
     "rope.freq_base": 10000.0,
 }
 CAPPED = {"extra": {"logit_scale": 0.5, "final_logit_softcapping": 8.0}}
-# What both drafters run.
+# What drafts a position by itself.
 COMMON: dict[str, Mapping[str, Any]] = {
     "plain": {},
     "4 taps, block of 16": {"target_layers": (1, 2, 3, 4), "n_layer": 3, "block_size": 16},
@@ -29,7 +29,7 @@ COMMON: dict[str, Mapping[str, Any]] = {
     "scales": {"extra": {"embedding_scale": 3.0, "attention.scale": 0.4}},
     "scale and cap of logits": CAPPED,
 }
-# What the fused graph does not know, each position by itself.
+# The same, in layouts of few drafters.
 ALONE: dict[str, Mapping[str, Any]] = {
     "attention sinks": {"sinks": True},
     "values from keys": {"shared_kv": True},

@@ -120,18 +120,38 @@ class Reference:
 
     def draft_chain(self, seq: int, anchor: int, tokens: list[int]) -> Tensor:
         """DSpark: log-probabilities [len(tokens), n_vocab], each given the token before it."""
-        first = 0 if self._keys.get("sample_from_anchor", True) else 1
-        logits = self.logits(seq, anchor)[first:][: len(tokens)]
-        before = torch.tensor([anchor, *tokens[:-1]])
-        bias = self._spread(self._linear("markov_w2", self._weights["markov_w1.weight"][before]), 0)
-        return torch.log_softmax(logits + bias, dim=-1)
+        before = [anchor, *tokens[:-1]]
+        rows = [self.draft_after(seq, anchor, i, token) for i, token in enumerate(before)]
+        return torch.stack(rows)
+
+    def draft_after(self, seq: int, anchor: int, position: int, before: int) -> Tensor:
+        """DSpark: log-probabilities [n_vocab] of a drafted position, given the token before it."""
+        logits = self.logits(seq, anchor)[self._first_draft + position]
+        row = self._weights["markov_w1.weight"][before]
+        bias = self._spread(self._linear("markov_w2", row)[None], 0)[0]
+        return torch.log_softmax(self.scaled(logits + bias), dim=-1)
+
+    def confidence(self, seq: int, anchor: int, position: int, before: int) -> float:
+        """DSpark: the chance that the target accepts a drafted position after this token."""
+        hidden = self._hidden(seq, anchor)[self._first_draft + position]
+        row = torch.cat([hidden, self._weights["markov_w1.weight"][before]])
+        return float(torch.sigmoid(self._linear("conf_proj", row))[0])
+
+    @property
+    def _first_draft(self) -> int:
+        return 0 if self._keys.get("sample_from_anchor", True) else 1
 
     def draft_path(self, seq: int, anchor: int, tokens: list[int]) -> Tensor:
         """DFlash 2: as `draft_chain`, minus infinity for all but the selector's candidates."""
+        return self.draft_steps(seq, anchor, [anchor, *tokens[:-1]])
+
+    def draft_steps(self, seq: int, anchor: int, tokens: list[int]) -> Tensor:
+        """DFlash 2: log-probabilities [len(tokens), n_vocab] of the positions after these tokens,
+        minus infinity for all but the selector's candidates."""
         hidden = self._hidden(seq, anchor)[1:][: len(tokens)]
         logits = self.scaled(self._logits(hidden))
         ids = logits.topk(self._keys["selector_top_k"]).indices
-        before = self._weights["selector_predecessor.weight"][torch.tensor([anchor, *tokens[:-1]])]
+        before = self._weights["selector_predecessor.weight"][torch.tensor(tokens)]
         step = before * self._linear("selector_hidden", hidden)
         scores = torch.einsum("nr,nkr->nk", step, self._weights["selector_successor.weight"][ids])
         rows = torch.full_like(logits, -math.inf)
@@ -149,7 +169,8 @@ class Reference:
         return self._norm(hidden, "output_norm")
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return self._spread(hidden @ self._head.T, -math.inf)
+        scale = self._weights.get("output.scale", 1.0) if "output.weight" in self._weights else 1.0
+        return self._spread(hidden @ self._head.T * scale, -math.inf)
 
     def _spread(self, rows: Tensor, rest: float) -> Tensor:
         """From the drafter's own vocabulary to the target's, `rest` for what it does not know."""
@@ -290,6 +311,7 @@ class Reference:
 
     def _linear(self, name: str, rows: Tensor) -> Tensor:
         products = rows @ self._weights[name + ".weight"].T
+        products = products * self._weights.get(name + ".scale", 1.0)
         bias = self._weights.get(name + ".bias")
         return products if bias is None else products + bias
 

@@ -97,6 +97,7 @@ def write_drafter(
     layer_scale: bool = False,
     biases: Sequence[str] = (),
     sinks: bool = False,
+    scales: bool = False,
     shared_kv: bool = False,
     rope_dimensions: int | None = None,
     rope_factors: bool = False,
@@ -114,7 +115,8 @@ def write_drafter(
     options add the optional tensors of the `dflash` architecture, `extra` its optional keys,
     named without the leading `dflash.`; `biases` names the projections of the attention that have
     one ("q", "k", "v", "output", or "1.q" in layer 1 only), which llama.cpp does not know.
-    `reduced_vocabulary` is the number of tokens that the own head knows; 0 = all.
+    `reduced_vocabulary` is the number of tokens that the own head knows; 0 = all. `scales` puts a
+    factor beside each matrix of a product.
     """
     target = gguf.GGUFReader(target_path)
     target_arch = _scalar(target, "general.architecture")
@@ -155,6 +157,11 @@ def write_drafter(
         _write_markov(writer, draw, markov, n_embd, n_vocab, n_rows)
     if selector:
         _write_selector(writer, draw, selector, n_embd, n_vocab, n_layer)
+    if scales:
+        draw.scale(writer, "fc.scale")
+        for name, there in (("output", own_head or reduced_vocabulary), ("markov_w2", markov)):
+            if there:
+                draw.scale(writer, name + ".scale")
     if rope_factors:
         factors = 1.0 + 3.0 * draw.uniform("rope_freqs.weight", head_dim // 2)
         writer.add_tensor("rope_freqs.weight", factors)
@@ -173,6 +180,11 @@ def write_drafter(
         if layer_scale:
             scale = 0.5 + draw.uniform(block + "layer_output_scale.weight", 1)
             writer.add_tensor(block + "layer_output_scale.weight", scale)
+        if scales:
+            parts = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+            for part in parts:
+                if not (shared_kv and part == "attn_v"):
+                    draw.scale(writer, f"{block}{part}.scale")
         if sinks:
             sink = 4.0 * draw.uniform(block + "attn_sinks.weight", n_head)
             writer.add_tensor(block + "attn_sinks.weight", sink)
@@ -214,6 +226,9 @@ class _Random:
     def norm(self, writer: GGUFWriter, name: str, n: int, mean: float = 1) -> None:
         values = mean + 0.2 * self._generator(name).standard_normal(n, dtype=np.float32)
         writer.add_tensor(name, values.astype(np.float32))
+
+    def scale(self, writer: GGUFWriter, name: str) -> None:
+        writer.add_tensor(name, 0.5 + self.uniform(name, 1))
 
     def bias(self, writer: GGUFWriter, name: str, n: int) -> None:
         """As large as what it is added to."""

@@ -31,7 +31,7 @@ class MemoryUse:
         plan, drafter = model.plan, model.drafter
         if plan is None:
             return None
-        # llama.cpp's own drafting context has its whole cache from the start.
+        # A drafter of another kind tells nothing, so it counts as grown.
         grown = plan.drafter_kv_bytes
         if isinstance(drafter, FusedDrafter):
             grown = drafter.n_cache_bytes

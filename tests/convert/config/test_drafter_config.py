@@ -150,11 +150,6 @@ def scaling(**fields: Any) -> dict[str, Any]:
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("plain", {"attention_bias": 1}, "attention_bias is 1, expected true or false"),
     ("plain", nested("plain", attention_bias=True), "dflash_config.attention_bias is True"),
-    ("dflash2", {"attention_bias": True}, "false beside the architecture DFlash2DraftModel"),
-    ("dspark", {"attention_bias": True}, "attention_bias is True, expected false beside the arch"),
-    ("scales", {"attention_bias": True}, "false beside blocks that are causal: nothing runs both"),
-    ("reduced", {"attention_bias": True}, "false beside a reduced draft_vocab_size"),
-    ("swa-sinks", {"attention_bias": True}, "false beside an attention_sink_bias"),
     ("plain", {"num_experts": 8}, "num_experts is 8.*mixture of experts"),
     ("plain", {"mlp_bias": True}, "mlp_bias"),
     ("plain", {"kv_lora_rank": 512}, "kv_lora_rank"),

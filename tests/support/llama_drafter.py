@@ -1,4 +1,4 @@
-"""A drafter in llama.cpp's own `dflash` context, for families that the fused graph cannot run."""
+"""A drafter in llama.cpp's own `dflash` context: the oracle of the fused graph."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +17,20 @@ from dflash_local.draft.drafter import Drafter, DraftRequest
 from dflash_local.draft.llama_context import ContextOptions, DraftContext, Placement
 from dflash_local.errors import BackendError, ClosedError, ContextFullError, FileError, InputError
 from dflash_local.fit.options import MAX_IDS, MAX_OUTPUT_ROWS
+from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.drafter_spec import DrafterSpec
-from dflash_local.gguf.file import file_key
+from dflash_local.gguf.file import GgufFile, file_key
 from dflash_local.target.taps import Features
 from dflash_local.target.target import Target
 
 _MAX_ROWS = 1 << 24
+_ROWS = 128  # of one batch: it computes logits for all of them
+
+
+def open_llama_drafter(path: str | os.PathLike[str], target: Target, **sizes: Any) -> LlamaDrafter:
+    """As `loading.open_drafter`."""
+    spec = read_drafter(GgufFile.open(path), n_vocab=target.n_vocab)
+    return LlamaDrafter(path, target, spec, **sizes)
 
 
 class LlamaDrafter(Drafter):
@@ -60,6 +69,7 @@ class LlamaDrafter(Drafter):
         self.file_key = file_key(self.path)
         self.draft_window = draft_window
         self.spec = spec
+        self._n_rows = max(spec.block_size, _ROWS)
         self._check_target(target)
         self._target = target  # its context outlives ours
         self._n_ctx = n_ctx
@@ -76,8 +86,8 @@ class LlamaDrafter(Drafter):
             ),
             ContextOptions(
                 n_seq=n_seq,
-                n_cells=spec.llama_cpp_cells(self._window, n_seq),
-                n_rows=spec.llama_cpp_rows,
+                n_cells=self._window * n_seq + self._n_rows,
+                n_rows=self._n_rows,
                 n_threads=n_threads or target.n_threads,
                 flash_attn=target.options.flash_attn,
                 causal=spec.causal,
@@ -134,7 +144,7 @@ class LlamaDrafter(Drafter):
         drafts: list[Draft] = []
         with self._all_or_nothing(seqs):
             self._inject(list(zip(seqs, rows, strict=True)))
-            at_once = self.spec.llama_cpp_rows // self.spec.block_size
+            at_once = self._n_rows // self.spec.block_size
             for begin in range(0, len(requests), at_once):
                 drafts += self._denoise(requests[begin : begin + at_once])
         return drafts
@@ -201,7 +211,7 @@ class LlamaDrafter(Drafter):
         positions = list(
             chain.from_iterable(range(starts[s], starts[s] + len(rows)) for s, rows in work)
         )
-        step = self.spec.llama_cpp_rows
+        step = self._n_rows
         for begin in range(0, len(features), step):
             part = slice(begin, begin + step)
             self._context.inject(features[part], positions[part], seqs[part])

@@ -1,0 +1,37 @@
+#pragma once
+
+#include "draft_params.h"
+#include "draft_weights.h"
+#include "ggml.h"
+
+namespace dflash {
+
+// DFlash 2: convolutions over the positions of a block, before a part of a layer and after it. Each
+// position is mixed with those before it in its block. The kernels are a constant one per channel
+// plus one per group of channels that follows from the part's input.
+//
+// Weights have their taps in reverse: the last one is for the position itself.
+class draft_conv {
+  public:
+    // x: what the part is given, f32 [n_embd, block * n_streams], from which the kernels follow.
+    draft_conv(ggml_context * nodes, const draft_params & params, const conv_weights & weights,
+               ggml_tensor * x);
+
+    // Nodes that a convolution adds for each tap, and beside these.
+    static constexpr size_t n_nodes_per_tap = 4;
+    static constexpr size_t n_nodes = 16;
+
+    // x: f32 [n_embd, block * n_streams]
+    ggml_tensor * before(ggml_tensor * x) const { return mix(x, 0); }
+    ggml_tensor * after(ggml_tensor * x) const { return mix(x, 1); }
+
+  private:
+    ggml_tensor * mix(ggml_tensor * x, int side) const;
+
+    ggml_context * nodes_;
+    int64_t n_taps_;
+    int64_t block_;
+    ggml_tensor * kernels_;  // f32 [n_embd, 2 n_taps, block * n_streams]
+};
+
+}  // namespace dflash

@@ -1,0 +1,204 @@
+#include "dspark_head.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "no_number.h"
+
+namespace dflash {
+
+size_t dspark_head::n_nodes(int n_draft) const {
+    return 8 * static_cast<size_t>(n_draft) + draft_output::n_nodes + draft_candidates::n_nodes +
+           32;
+}
+
+void dspark_head::build(const head_parts & parts) {
+    weights_ = &parts.weights;
+    n_draft_ = parts.n_draft;
+    n_streams_ = parts.n_streams;
+    top_k_ = parts.top_k;
+    ggml_context * c = parts.nodes;
+    if (parts.weights.markov.confidence != nullptr) {
+        confidence_ = ggml_mul_mat(c, parts.weights.markov.confidence, parts.states);
+        ggml_prec_set_acc(confidence_, GGML_PREC_F32);
+    }
+    follow_best(parts);
+    ggml_tensor * scaled = scaled_logits(c, parts.weights.params, parts.logits);
+    if (top_k_ > 1) {
+        build_steps(parts, scaled);
+    }
+    const std::vector<ggml_tensor *> results = {candidates_.ids, raw_, candidates_.sums, steps_,
+                                                confidence_};
+    for (ggml_tensor * result : results) {
+        if (result != nullptr) {
+            ggml_set_output(result);
+            ggml_build_forward_expand(parts.graph, result);
+        }
+    }
+    results_.place(parts.backend, results);
+    if (top_k_ == 1) {
+        output_.build(c, parts.graph, parts.backend, parts.scratch, scaled, 1, parts.wanted);
+    }
+}
+
+// before: f32 [rank, n]. Returns f32 [rows of the head, n].
+ggml_tensor * dspark_head::of_token_before(const head_parts & parts, ggml_tensor * before) const {
+    ggml_tensor * added = ggml_mul_mat(parts.nodes, parts.weights.markov.after, before);
+    ggml_prec_set_acc(added, GGML_PREC_F32);
+    ggml_tensor * scale = parts.weights.scale_of(parts.weights.markov.after);
+    return scale != nullptr ? ggml_mul(parts.nodes, added, scale) : added;
+}
+
+// Adds to the logits of each position, in place, what the best token of the one before is worth.
+void dspark_head::follow_best(const head_parts & parts) const {
+    ggml_context * c = parts.nodes;
+    ggml_tensor * logits = parts.logits;
+    ggml_tensor * before = parts.anchors;
+    for (int i = 0; i < n_draft_; i++) {
+        ggml_tensor * position = ggml_view_2d(c, logits, logits->ne[0], n_streams_, logits->nb[1],
+                                              i * n_streams_ * logits->nb[1]);
+        position = ggml_add_inplace(c, position, of_token_before(parts, before));
+        ggml_build_forward_expand(parts.graph, position);
+        if (i + 1 < n_draft_) {
+            before = ggml_get_rows(c, parts.weights.markov.before, ggml_argmax(c, position));
+        }
+    }
+}
+
+void dspark_head::build_steps(const head_parts & parts, ggml_tensor * scaled) {
+    ggml_context * c = parts.nodes;
+    const markov_weights & w = parts.weights.markov;
+    const int64_t n_rows = parts.n_rows();
+    candidates_.build(c, parts.backend, parts.scratch, scaled, top_k_,
+                      parts.wanted == selection::on_device);
+    raw_ = candidates_.logits;
+    if (scaled != parts.logits) {
+        const int64_t n = parts.logits->ne[0];
+        raw_ = ggml_get_rows(c, ggml_reshape_3d(c, parts.logits, 1, n, n_rows), candidates_.ids);
+        raw_ = ggml_reshape_2d(c, raw_, top_k_, n_rows);
+    }
+    const int64_t n_later = n_rows - n_streams_;
+    if (n_later == 0) {
+        return;
+    }
+    const size_t position = static_cast<size_t>(top_k_) * n_streams_ * sizeof(int32_t);
+    const int64_t n_ids = top_k_ * n_later;
+    ggml_tensor * after =
+        ggml_get_rows(c, w.after, ggml_view_1d(c, candidates_.ids, n_ids, position));
+    ggml_tensor * before = ggml_get_rows(c, w.before, ggml_view_1d(c, candidates_.ids, n_ids, 0));
+    const int64_t rank = w.after->ne[0];
+    steps_ = step_scores(c, ggml_reshape_3d(c, after, rank, top_k_, n_later),
+                         ggml_reshape_3d(c, before, rank, top_k_, n_later));
+    if (ggml_tensor * scale = parts.weights.scale_of(w.after)) {
+        steps_ = ggml_mul(c, steps_, scale);
+    }
+}
+
+void dspark_head::read(ggml_backend_t backend, const std::vector<int32_t> & anchors,
+                       const draft_rows & out) {
+    results_.fetch(backend);
+    if (top_k_ == 1) {
+        read_chains(backend, anchors, out);
+    } else {
+        read_lattices(anchors, out);
+    }
+}
+
+void dspark_head::read_chains(ggml_backend_t backend, const std::vector<int32_t> & anchors,
+                              const draft_rows & out) {
+    output_.read(backend, n_streams_, out.ids, out.logprobs);
+    for (int s = 0; s < n_streams_; s++) {
+        int32_t before = anchors[s];
+        for (int i = 0; i < n_draft_; i++) {
+            weigh(s, i, before, out.logprobs + s * n_draft_ + i, 1);
+            before = out.ids[s * n_draft_ + i];
+        }
+    }
+}
+
+void dspark_head::read_lattices(const std::vector<int32_t> & anchors,
+                                const draft_rows & out) const {
+    for (int s = 0; s < n_streams_; s++) {
+        const size_t at = static_cast<size_t>(s) * n_draft_ * top_k_;
+        const draft_rows rows = {out.ids + at, out.logprobs + at,
+                                 out.steps != nullptr ? out.steps + at * top_k_ : nullptr};
+        follow(lattice_of(s), anchors[s], top_k_, rows,
+               [&](int position, int32_t before, float * logprobs, int k) {
+                   weigh(s, position, before, logprobs, k);
+               });
+    }
+}
+
+// The graph's logits are those after the best token of the position before. What another token adds
+// is known by the difference of the two steps.
+draft_lattice dspark_head::lattice_of(int stream) const {
+    const draft_params & p = weights_->params;
+    const int k = top_k_;
+    const auto * ids = results_.of<int32_t>(candidates_.ids);
+    const auto * raw = results_.of<float>(raw_);
+    const auto * sums = results_.of<float>(candidates_.sums);
+    check_numbers(raw, int64_t{n_draft_} * n_streams_ * k);
+    check_numbers(sums, int64_t{n_draft_} * n_streams_);
+    draft_lattice lattice(n_draft_, k);
+    int best = 0;  // of the position before
+    for (int i = 0; i < n_draft_; i++) {
+        const int row = i * n_streams_ + stream;
+        const int32_t * of_row = ids + row * k;
+        const float * logits = raw + row * k;
+        std::copy_n(of_row, k, lattice.ids.data() + i * k);
+        for (int a = 0; a < k; a++) {
+            for (int b = 0; b < k; b++) {
+                float logit = logits[b];
+                if (i > 0) {
+                    const float * steps =
+                        results_.of<float>(steps_) + static_cast<size_t>(row - n_streams_) * k * k;
+                    logit += steps[a * k + b] - steps[best * k + b];
+                }
+                lattice.score(i, a, b) = scaled_logit(p, logit);
+            }
+        }
+        const float * after_best = &lattice.score(i, best, 0);
+        const float peak = *std::max_element(after_best, after_best + k);
+        double sum = 0.0;
+        for (int b = 0; b < k; b++) {
+            sum += std::exp(static_cast<double>(after_best[b] - peak));
+        }
+        lattice.log_mass.push_back(static_cast<float>(std::min(std::log(sum / sums[row]), 0.0)));
+        best = 0;
+        for (int b = 1; b < k; b++) {
+            if (logits[b] > logits[best] ||
+                (logits[b] == logits[best] && of_row[b] < of_row[best])) {
+                best = b;
+            }
+        }
+    }
+    return lattice;
+}
+
+void dspark_head::weigh(int stream, int position, int32_t before, float * logprobs, int k) const {
+    if (confidence_ == nullptr) {
+        return;
+    }
+    if (position > 0 && !weights_->tokens.empty()) {
+        before = weights_->tokens[before];
+    }
+    const float logit = results_.of<float>(confidence_)[position * n_streams_ + stream] +
+                        weights_->markov.of_token[before];
+    if (std::isnan(logit)) {
+        refuse_numbers();
+    }
+    // log(sigmoid(x)) and log(1 - sigmoid(x)), without a loss where one is close to 0
+    const auto log_sigmoid = [](double x) {
+        return x > 0 ? -std::log1p(std::exp(-x)) : x - std::log1p(std::exp(x));
+    };
+    const auto accepted = static_cast<float>(log_sigmoid(logit));
+    const double refused = log_sigmoid(-static_cast<double>(logit));
+    const int best = static_cast<int>(std::max_element(logprobs, logprobs + k) - logprobs);
+    const double rest = std::log(std::max(-std::expm1(static_cast<double>(logprobs[best])), 1e-12));
+    for (int b = 0; b < k; b++) {
+        const auto shared = static_cast<float>(logprobs[b] + refused - rest);
+        logprobs[b] = b == best ? accepted : std::min(shared, accepted);
+    }
+}
+
+}  // namespace dflash
