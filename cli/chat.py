@@ -77,8 +77,8 @@ def chat(ctx: click.Context, /, prompt: str | None, **values: Any) -> None:
         raise click.UsageError("the prompt is empty: give PROMPT some text.")
     arguments = generation_arguments(values)
     template = dict(values["chat_template_kwargs"] or {})
-    if values["no_thinking"]:
-        template["enable_thinking"] = False
+    if values["thinking"] is not None:
+        template.setdefault("enable_thinking", values["thinking"])
     arguments["chat_template_kwargs"] = template or None
 
     system = values["system"]

@@ -20,7 +20,9 @@ from .chat import chat
 from .complete import complete
 from .convert import convert
 from .inspect import inspect
+from .pull import pull
 from .request import INTERRUPTED
+from .run import run as run_model
 from .serve import serve
 
 NAME = "dflash-local"
@@ -79,6 +81,8 @@ group.add_command(chat)
 group.add_command(complete)
 group.add_command(convert)
 group.add_command(inspect)
+group.add_command(pull)
+group.add_command(run_model)
 group.add_command(serve)
 
 

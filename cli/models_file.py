@@ -1,7 +1,7 @@
 """The models of --model and --models: their names, files and settings.
 
 The file is TOML with a table for each model. `target` and `draft` are paths relative to the file's
-folder, and the other keys are options of the command.
+folder, or names as --target takes them, and the other keys are options of the command.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ class NamedModel:
     """`settings` are values of options, by the names of the command's parameters."""
 
     name: str
-    target: Path
-    draft: Path | None = None
+    target: Path | str
+    """A file or folder that is there, or what else --target takes."""
+    draft: Path | str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -75,7 +76,7 @@ def _read_model(path: Path, name: str, table: Any, keys: Mapping[str, click.Opti
     where = f"{path}: [{name}]"
     if not isinstance(table, dict):
         raise InputError(f"{path}: {name} is not in a table: begin each model with [NAME]")
-    files: dict[str, Path] = {}
+    files: dict[str, Path | str] = {}
     settings: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, dict):
@@ -112,13 +113,23 @@ def _check_name(name: str) -> None:
         )
 
 
-def _file(folder: Path, given: str) -> Path:
-    """The file of that path from `folder`. Raises click.BadParameter where it cannot be read."""
+def _file(folder: Path, given: str) -> Path | str:
+    """The file of that path from `folder`, or a name. Raises click.BadParameter for what is
+    neither, and for a file that cannot be read."""
     try:
         path = folder / Path(given).expanduser()
     except RuntimeError:  # ~name of an unknown user
         path = folder / given
-    READABLE.convert(str(path), None, None)
+    from dflash_local.pairs.address import read_address
+
+    try:
+        if not path.exists() and not isinstance(read_address(given), Path):
+            return given
+    except InputError as error:
+        if not given.endswith(".gguf"):
+            raise click.BadParameter(f"{error}.") from None
+    if not any(path.glob("*.gguf")):
+        READABLE.convert(str(path), None, None)
     return path
 
 
