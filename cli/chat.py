@@ -14,7 +14,7 @@ from dflash_local.errors import InputError
 from dflash_local.printable import printable
 
 from .answer import answer, write_stdout
-from .loading import check_options, load_model
+from .loading import check_options, check_prompt, load_model
 from .options import (
     CHAT,
     ENDING,
@@ -70,6 +70,7 @@ def chat(ctx: click.Context, /, prompt: str | None, **values: Any) -> None:
     standard input is not a terminal, all of it is the prompt.
     """
     check_options(values)
+    check_prompt(prompt)
     text = read_prompt(prompt)
     if text is None and values["as_json"]:
         raise click.UsageError("--json answers one prompt: give PROMPT, or - for standard input.")

@@ -41,6 +41,18 @@ def check_options(values: Mapping[str, Any]) -> None:
         )
 
 
+def check_prompt(prompt: str | None) -> None:
+    """Refuse a prompt that only names a model. Raises click.UsageError."""
+    from dflash_local.pairs import registry
+
+    word = (prompt or "").strip()
+    if (word.lower().endswith(".gguf") and "\n" not in word) or (word and registry.named(word)):
+        raise click.UsageError(
+            f"{word} names a model, and is no prompt: chat with it by `dflash-local run {word}`, "
+            "or add --target."
+        )
+
+
 def load_model(values: Mapping[str, Any], say: Say, **more: Any) -> Model:
     """The model that the options ask for; `more` goes to `dflash_local.load`."""
     import dflash_local

@@ -9,7 +9,7 @@ from pathlib import Path
 from dflash_local.errors import InputError
 from dflash_local.gguf.file import GgufFile
 from dflash_local.hub.download import fetch
-from dflash_local.hub.trouble import one_line
+from dflash_local.hub.trouble import one_line, transfer_errors, why_unreachable
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,17 @@ def listed(repo: str, revision: str | None = None) -> Repository:
     """What the hub says that `repo` holds now. Raises InputError: none there, no access, no
     network."""
     import huggingface_hub as hub
-    from huggingface_hub import constants
+    from huggingface_hub import constants, errors
 
     with one_line(repo, revision):
-        info = hub.HfApi().model_info(
-            repo, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
-        )
+        try:
+            info = hub.HfApi().model_info(
+                repo, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
+            )
+        except errors.HfHubHTTPError:
+            raise
+        except transfer_errors() as error:
+            raise InputError(f"{repo}: {why_unreachable(error)}, and it is not cached") from None
         if info.sha is None:
             raise InputError(f"{repo}: the hub names no commit of it")
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}

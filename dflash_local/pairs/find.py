@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,6 +69,10 @@ class Files:
         if self.repository is None or self.models is None:
             return {}
         return {key: self.repository.n_bytes(names) for key, names in self.models.items()}
+
+    def of(self, quant: str) -> Files:
+        """Another model of the same repository."""
+        return replace(self, names=(self.models or {}).get(quant, self.names))
 
     def quant(self) -> str | None:
         """Which of them this is."""

@@ -65,6 +65,17 @@ def why_too_large(
     return None
 
 
+def planned_bytes(model: GgufFile, options: LoadOptions, devices: Sequence[Device]) -> int | None:
+    """The memory that the model takes on all devices, without a drafter; None if it does not fit.
+
+    Weights that the host uses in the mapped file are counted."""
+    try:
+        plan = make_plan(model, None, None, options, devices)
+    except InputError:
+        return None
+    return sum(use.needed for use in plan.devices) + plan.mapped_bytes
+
+
 def _scaled(model: GgufFile, n_bytes: int) -> GgufFile:
     """The same model in a file of another size, as if each tensor grew or shrank alike."""
     factor = n_bytes / max(1, model.n_bytes)

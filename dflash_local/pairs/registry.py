@@ -60,9 +60,9 @@ def named(text: str) -> tuple[Entry, str | None] | None:
 
 def near(text: str) -> list[str]:
     """Names that look like this one."""
-    known = [name for entry in entries() for name in entry.names]
-    wanted = text.casefold().partition(":")[0]
-    return difflib.get_close_matches(wanted, known, 3, 0.5)
+    known = {name: entry.name for entry in entries() for name in entry.names}
+    found = difflib.get_close_matches(text.casefold(), known, 6, 0.5)
+    return list(dict.fromkeys(known[name] for name in found))[:3]
 
 
 def of_target(repo: str | None) -> Entry | None:
