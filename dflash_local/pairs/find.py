@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from dflash_local import disk_cache
 from dflash_local.errors import FileError, InputError
+from dflash_local.fit.architectures import takes_drafters
 from dflash_local.fit.footprint import size_text
 from dflash_local.fit.options import LoadOptions
 from dflash_local.gguf.file import GgufFile
@@ -122,6 +123,8 @@ def find_pair(
     address = read_address(target)
     model = find_target(address, newest=newest)
     drafter = find_drafter(draft, address, model, newest=newest)
+    if draft is None and drafter is None and isinstance(address, NamedPair):
+        say(f"{address.entry.target}: no drafts can be made for it here, so it is decoded plainly")
     if options is not None and model.missing():
         header, others = model.remote()
         check_memory(header, drafter_bytes(drafter), options, runtime_devices(), others)
@@ -164,6 +167,9 @@ def find_drafter(
     if draft is not None:
         return _drafter_at(read_address(draft), model.key, newest)
     if isinstance(target, NamedPair):
+        architecture = target.entry.architecture
+        if architecture is not None and not takes_drafters(architecture):
+            return None
         return _drafter_at(read_address(target.entry.drafter), model.key, newest)
     if isinstance(target, HubAddress):
         return _sibling(target, model, newest)

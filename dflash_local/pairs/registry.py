@@ -28,6 +28,11 @@ def entries() -> tuple[Entry, ...]:
     return _entries(os.environ.get(ENVIRONMENT))
 
 
+def own_entries() -> tuple[Entry, ...]:
+    """The pairs that this package knows, without the user's."""
+    return _entries(None)
+
+
 @cache
 def _entries(more: str | None) -> tuple[Entry, ...]:
     found = {entry.name: entry for entry in read(_OWN)}

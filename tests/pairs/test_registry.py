@@ -58,3 +58,9 @@ def test_a_file_that_is_not_right(tmp_path: Path, text: str, named: str) -> None
     with pytest.raises(InputError, match=named) as refusal:
         registry.read(file)
     assert str(file) in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_a_target_that_cannot_be_drafted_for_is_run_alone() -> None:
+    recurrent = read_address("qwen3-coder-next")
+    model = find.Files(["/models/coder-next.gguf"])
+    assert find.find_drafter(None, recurrent, model) is None
