@@ -22,6 +22,7 @@ from dflash_local.bench.prompts.prompt import CATEGORIES, BenchPrompt, read_prom
 
 from . import interrupt
 from .answer import write_stdout
+from .loading import chosen_files
 from .options import (
     DRAFT_SHAPE,
     FILES,
@@ -301,7 +302,9 @@ def _files(values: Mapping[str, Any], say: Say) -> Iterator[tuple[Path, Path | N
     one."""
     if values["shape"] is None:
         if values["target"] is not None:
-            yield Path(values["target"]), Path(values["draft"]) if values["draft"] else None
+            from dflash_local.fit.options import LoadOptions
+
+            yield chosen_files(values, say, LoadOptions(**values_of(MACHINE, values)))
             return
         say("no --target: measuring the shipped pair, a tiny model of Python code")
         yield demo.pair()
@@ -342,10 +345,10 @@ def _paper(
 def _open(
     target: Path, draft: Path | None, options: LoadOptions, *, say: Say
 ) -> tuple[Engine, Plan]:
-    from dflash_local.loading import open_engine
+    from dflash_local.loading import open_engine, open_pair
 
     with interrupt.ending():
-        return open_engine(target, draft, options, say=say)
+        return open_engine(open_pair(target, draft), options, say=say)
 
 
 def _write(report: Report, values: Mapping[str, Any]) -> None:

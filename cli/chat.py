@@ -14,7 +14,7 @@ from dflash_local.errors import InputError
 from dflash_local.printable import printable
 
 from .answer import answer, write_stdout
-from .loading import check_options, load_model
+from .loading import check_options, check_prompt, load_model
 from .options import (
     CHAT,
     ENDING,
@@ -70,6 +70,7 @@ def chat(ctx: click.Context, /, prompt: str | None, **values: Any) -> None:
     standard input is not a terminal, all of it is the prompt.
     """
     check_options(values)
+    check_prompt(prompt)
     text = read_prompt(prompt)
     if text is None and values["as_json"]:
         raise click.UsageError("--json answers one prompt: give PROMPT, or - for standard input.")
@@ -77,8 +78,8 @@ def chat(ctx: click.Context, /, prompt: str | None, **values: Any) -> None:
         raise click.UsageError("the prompt is empty: give PROMPT some text.")
     arguments = generation_arguments(values)
     template = dict(values["chat_template_kwargs"] or {})
-    if values["no_thinking"]:
-        template["enable_thinking"] = False
+    if values["thinking"] is not None:
+        template.setdefault("enable_thinking", values["thinking"])
     arguments["chat_template_kwargs"] = template or None
 
     system = values["system"]

@@ -14,6 +14,7 @@ from .report import Say
 
 if TYPE_CHECKING:
     from dflash_local import Model
+    from dflash_local.fit.options import LoadOptions
 
 
 def check_files(values: Mapping[str, Any]) -> None:
@@ -30,7 +31,8 @@ def check_options(values: Mapping[str, Any]) -> None:
     """Refuse options that contradict each other, before any work. Raises click.UsageError."""
     check_files(values)
     target, draft = values["target"], values["draft"]
-    if values["compare"] and target is not None and draft is None:
+    alone = target is not None and draft is None and Path(target).is_file()
+    if values["compare"] and alone:
         raise click.UsageError("--compare needs a drafter to compare with: add --draft.")
     if values["compare"] and values["draft_width"] in (0, 1):
         raise click.UsageError(
@@ -39,27 +41,43 @@ def check_options(values: Mapping[str, Any]) -> None:
         )
 
 
+def check_prompt(prompt: str | None) -> None:
+    """Refuse a prompt that only names a model. Raises click.UsageError."""
+    from dflash_local.pairs import registry
+
+    word = (prompt or "").strip()
+    if (word.lower().endswith(".gguf") and "\n" not in word) or (word and registry.named(word)):
+        raise click.UsageError(
+            f"{word} names a model, and is no prompt: chat with it by `dflash-local run {word}`, "
+            "or add --target."
+        )
+
+
 def load_model(values: Mapping[str, Any], say: Say, **more: Any) -> Model:
     """The model that the options ask for; `more` goes to `dflash_local.load`."""
-    with interrupt.ending():
-        return _load(values, say, more)
-
-
-def _load(values: Mapping[str, Any], say: Say, more: Mapping[str, Any]) -> Model:
     import dflash_local
+    from dflash_local.fit.options import LoadOptions
 
-    target, draft = chosen_files(values, say)
     options = {"draft_width": values.get("draft_width"), **values_of(LOADING, values)}
-    return dflash_local.load(target, draft, quiet=values["quiet"], **{**options, **more})
+    target, draft = chosen_files(values, say, LoadOptions(**options))
+    with interrupt.ending():
+        return dflash_local.load(target, draft, quiet=values["quiet"], **{**options, **more})
 
 
-def chosen_files(values: Mapping[str, Any], say: Say) -> tuple[Path, Path | None]:
-    """Target and drafter of --target and --draft, or those of the shipped pair."""
+def chosen_files(
+    values: Mapping[str, Any], say: Say, options: LoadOptions | None = None
+) -> tuple[Path, Path | None]:
+    """The files of --target and --draft, fetched if they are missing, or those of the shipped pair.
+    `options` say how they are to be loaded, so that nothing is fetched that does not fit."""
     target, draft = values["target"], values["draft"]
     if target is not None:
-        if draft is None:
+        from dflash_local.pairs.find import find_pair
+
+        bars = not values.get("quiet")
+        found = find_pair(target, draft, say=say, options=options, bars=bars)
+        if found.draft is None:
             say("no --draft: plain decoding")
-        return Path(target), Path(draft) if draft is not None else None
+        return found.target, found.draft
     from dflash_local import demo
 
     target, draft = demo.pair()

@@ -20,8 +20,14 @@ from .chat import chat
 from .complete import complete
 from .convert import convert
 from .inspect import inspect
+from .list import list_models
+from .ps import ps
+from .pull import pull
 from .request import INTERRUPTED
+from .rm import rm
+from .run import run as run_model
 from .serve import serve
+from .show import show
 
 NAME = "dflash-local"
 FAILED = 1
@@ -79,7 +85,13 @@ group.add_command(chat)
 group.add_command(complete)
 group.add_command(convert)
 group.add_command(inspect)
+group.add_command(list_models)
+group.add_command(ps)
+group.add_command(pull)
+group.add_command(rm)
+group.add_command(run_model)
 group.add_command(serve)
+group.add_command(show)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

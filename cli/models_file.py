@@ -1,7 +1,7 @@
 """The models of --model and --models: their names, files and settings.
 
 The file is TOML with a table for each model. `target` and `draft` are paths relative to the file's
-folder, and the other keys are options of the command.
+folder, or names as --target takes them, and the other keys are options of the command.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ class NamedModel:
     """`settings` are values of options, by the names of the command's parameters."""
 
     name: str
-    target: Path
-    draft: Path | None = None
+    target: Path | str
+    """A file or folder that is there, or what else --target takes."""
+    draft: Path | str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -46,7 +47,7 @@ def named_model(value: Any) -> NamedModel:
             f"{value!s} is not NAME=TARGET or NAME=TARGET,DRAFT, such as qwen=qwen3-8b-q4.gguf."
         )
     _check_name(name)
-    return NamedModel(name, _file(Path(), target), _file(Path(), draft) if draft else None)
+    return NamedModel(name, _target(Path(), target), _place(Path(), draft) if draft else None)
 
 
 def read_models(path: Path, options: Iterable[click.Option]) -> list[NamedModel]:
@@ -75,7 +76,7 @@ def _read_model(path: Path, name: str, table: Any, keys: Mapping[str, click.Opti
     where = f"{path}: [{name}]"
     if not isinstance(table, dict):
         raise InputError(f"{path}: {name} is not in a table: begin each model with [NAME]")
-    files: dict[str, Path] = {}
+    files: dict[str, Path | str] = {}
     settings: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, dict):
@@ -87,7 +88,8 @@ def _read_model(path: Path, name: str, table: Any, keys: Mapping[str, click.Opti
             if not isinstance(value, str | int) or isinstance(value, bool):
                 raise click.BadParameter(f"{value!s} is neither a text nor a whole number.")
             if key in ("target", "draft"):
-                files[key] = _file(path.parent, str(value))
+                place = _target if key == "target" else _place
+                files[key] = place(path.parent, str(value))
             elif key in keys:
                 settings[keys[key].name or key] = keys[key].type(value)
             else:
@@ -112,14 +114,38 @@ def _check_name(name: str) -> None:
         )
 
 
-def _file(folder: Path, given: str) -> Path:
-    """The file of that path from `folder`. Raises click.BadParameter where it cannot be read."""
+def _target(folder: Path, given: str) -> Path | str:
+    """As `_place`; of a folder it is known that one model lies in it."""
+    from dflash_local.pairs.find import find_target
+
+    place = _place(folder, given)
+    if isinstance(place, Path) and place.is_dir():
+        try:
+            find_target(place)
+        except InputError as error:
+            raise click.BadParameter(f"{error}.") from None
+    return place
+
+
+def _place(folder: Path, given: str) -> Path | str:
+    """The file or folder of that path from `folder`, or a name. Raises click.BadParameter for what
+    is neither, and for a file that cannot be read."""
+    from dflash_local.pairs.address import read_address
+
     try:
         path = folder / Path(given).expanduser()
     except RuntimeError:  # ~name of an unknown user
         path = folder / given
-    READABLE.convert(str(path), None, None)
-    return path
+    if path.is_dir():
+        return path
+    if path.exists() or given.endswith(".gguf"):
+        READABLE.convert(str(path), None, None)
+        return path
+    try:
+        read_address(given)
+    except InputError as error:
+        raise click.BadParameter(f"{error}.") from None
+    return given
 
 
 def _key(option: click.Option) -> str:

@@ -31,6 +31,7 @@ SHAPES = ("chain", "tree", "auto")
 
 READABLE = click.Path(exists=True, dir_okay=False, readable=True)
 _AUTO = "what fits the memory"
+_USUAL = "what the model's makers advise, else {}"
 
 
 def option(*names: str, **attributes: Any) -> click.Option:
@@ -75,16 +76,23 @@ def values_of(section: Sequence[click.Option], values: Mapping[str, Any]) -> dic
 
 QUIET = option("-q", "--quiet", is_flag=True, help="Print only errors on stderr.")
 
-FILES = (
-    option(
-        "--target",
-        type=READABLE,
-        help="GGUF file of the model that answers. Without it, a tiny shipped pair is used.",
-    ),
-    option(
-        "--draft", type=READABLE, help="GGUF file of its DFlash drafter. Without it, no drafting."
-    ),
+TARGET = option(
+    "--target",
+    type=WholeText(),
+    metavar="MODEL",
+    help="The model that answers: a name of `dflash-local list`, a GGUF file or a folder with one, "
+    "or a hub repository, OWNER/REPO[:QUANT]. Without it, a tiny shipped pair is used.",
 )
+
+DRAFT = option(
+    "--draft",
+    type=WholeText(),
+    metavar="DRAFTER",
+    show_default="the name's own, or a dflash-*.gguf beside the model",
+    help="Its DFlash drafter: a GGUF file, a folder, or a hub repository. A file alone has none.",
+)
+
+FILES = (TARGET, DRAFT)
 
 DRAFT_SHAPE = option(
     "--draft-shape",
@@ -173,28 +181,28 @@ SAMPLING = (
         "temperature",
         type=number(0, 100),
         metavar="X",
-        default=0.0,
+        show_default=_USUAL.format(0),
         help="Temperature; 0 always takes the most likely token.",
     ),
     option(
         "--top-k",
         type=whole(0),
         metavar="N",
-        default=40,
+        show_default=_USUAL.format(40),
         help="Draw from the N most likely tokens; 0 for all.",
     ),
     option(
         "--top-p",
         type=number(0, 1, above=True),
         metavar="X",
-        default=0.95,
+        show_default=_USUAL.format(0.95),
         help="Draw from the most likely tokens that together have this probability.",
     ),
     option(
         "--min-p",
         type=number(0, 1),
         metavar="X",
-        default=0.05,
+        show_default=_USUAL.format(0.05),
         help="Leave out tokens that are less likely than this share of the most likely one.",
     ),
     option(
@@ -208,28 +216,28 @@ SAMPLING = (
         "--repeat-penalty",
         type=number(0, 100, above=True),
         metavar="X",
-        default=1.0,
+        show_default=_USUAL.format(1),
         help="Divide the logits of recent tokens by this.",
     ),
     option(
         "--repeat-last-n",
         type=whole(-1),
         metavar="N",
-        default=64,
+        show_default=_USUAL.format(64),
         help="How many of the last tokens the penalties see; -1 for the whole context.",
     ),
     option(
         "--presence-penalty",
         type=number(-100, 100),
         metavar="X",
-        default=0.0,
+        show_default=_USUAL.format(0),
         help="Subtract this from the logits of recent tokens.",
     ),
     option(
         "--frequency-penalty",
         type=number(-100, 100),
         metavar="X",
-        default=0.0,
+        show_default=_USUAL.format(0),
         help="Subtract this from the logits of recent tokens once for each time they occurred.",
     ),
     option(
@@ -283,9 +291,10 @@ REPORTING = (
 CHAT = (
     option("--system", type=WholeText(), metavar="TEXT", help="System message."),
     option(
-        "--no-thinking",
-        is_flag=True,
-        help="Ask the chat template for answers without a reasoning part.",
+        "--thinking/--no-thinking",
+        default=None,
+        show_default="as the drafter was trained",
+        help="Ask the chat template for answers with a reasoning part, or without.",
     ),
     option(
         "--chat-template-kwargs",

@@ -29,6 +29,7 @@ from .values import (
 )
 
 if TYPE_CHECKING:
+    from dflash_local.fit.options import LoadOptions
     from dflash_local.server.http.settings import ServerSettings
     from dflash_local.server.models.source import ModelSource
 
@@ -42,7 +43,8 @@ SEVERAL = (
         multiple=True,
         metavar="NAME=TARGET[,DRAFT]",
         help="A model to serve by this name, with its drafter, in place of --target and --draft; "
-        "may be repeated. It is loaded at the first request for it.",
+        "may be repeated. Both are what --target and --draft take. It is loaded at the first "
+        "request for it.",
     ),
     option(
         "--models",
@@ -204,11 +206,12 @@ def serve(ctx: click.Context, /, **values: Any) -> None:
     from dflash_local.server.http.security import check_exposure
     from dflash_local.server.models.pool import ModelPool
 
-    sources = _sources(values)
+    models = _models(values)
     settings = _settings(values, say)
     check_exposure(settings)
     # Before the model is loaded, which may take a minute: a bad address is reported at once.
     with lifecycle.bind(settings) as bound:
+        sources = [_source(model, values, say) for model in models]
         single = None if sources else _single(values, say)
         keep_alive = values["keep_alive_s"]
         pool = ModelPool(
@@ -235,40 +238,56 @@ def _check_choice(values: Mapping[str, Any]) -> None:
             )
 
 
-def _sources(values: Mapping[str, Any]) -> list[ModelSource]:
+def _models(values: Mapping[str, Any]) -> list[NamedModel]:
     """The models of --model and --models; none where there is neither."""
     models = list(values["named_models"])
     if values["models_file"] is not None:
         models += read_models(Path(values["models_file"]), SETTINGS_PER_MODEL)
     check_names(models)
-    return [_source(model, values) for model in models]
+    return models
 
 
 def _single(values: Mapping[str, Any], say: Say) -> ModelSource:
     """The one model of --target, or of the shipped pair."""
-    target, draft = chosen_files(values, say)
-    return _source(NamedModel(values["alias"] or target.stem, target, draft), values)
+    from dflash_local.pairs.address import NamedPair, read_address
+
+    target, draft = chosen_files(values, say, _load_options(values))
+    given = read_address(values["target"]) if values["target"] else target
+    name = values["alias"] or (str(given) if isinstance(given, NamedPair) else target.stem)
+    return _source(NamedModel(name, target, draft), values, say)
 
 
-def _source(model: NamedModel, values: Mapping[str, Any]) -> ModelSource:
+def _source(model: NamedModel, values: Mapping[str, Any], say: Say) -> ModelSource:
+    """How to load it. What is missing of its files is fetched."""
+    from dflash_local.pairs.find import find_pair
     from dflash_local.pays import calibration
     from dflash_local.server.models.source import ModelSource
 
     if model.draft is not None:
         calibration.budget_s()  # checked now: it is a request that may load the model
     values = {**values, **model.settings}
+    files = find_pair(model.target, model.draft, say=say, options=_load_options(values))
     return ModelSource(
         model.name,
-        model.target,
-        model.draft,
-        {
-            **values_of((*LOADING, *CACHE), values),
-            "n_seq": 1 if values["exact"] else values["n_seq"],
-        },
+        files.target,
+        files.draft,
+        _load_arguments(values),
         values["draft_width"],
         values["max_queue"],
         model.settings.get("keep_alive_s"),
     )
+
+
+def _load_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of `dflash_local.load`."""
+    n_seq = 1 if values["exact"] else values["n_seq"]
+    return {**values_of((*LOADING, *CACHE), values), "n_seq": n_seq}
+
+
+def _load_options(values: Mapping[str, Any]) -> LoadOptions:
+    from dflash_local.fit.options import LoadOptions
+
+    return LoadOptions(draft_width=values["draft_width"], **_load_arguments(values))
 
 
 def _settings(values: Mapping[str, Any], say: Say) -> ServerSettings:

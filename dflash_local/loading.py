@@ -34,6 +34,8 @@ from dflash_local.gguf.file import GgufFile
 from dflash_local.llama import runtime
 from dflash_local.llama.runtime import Device
 from dflash_local.model import Model
+from dflash_local.pairs.defaults import defaults_of
+from dflash_local.pairs.find import find_pair
 from dflash_local.pays import calibration
 from dflash_local.pays.controller import Controller
 from dflash_local.printable import printable
@@ -177,7 +179,14 @@ def load(
     quiet: bool = False,
     progress: Progress | None = None,
 ) -> Model:
-    """Load a GGUF target and, if given, the DFlash drafter that drafts for it.
+    """Load a GGUF target and the DFlash drafter that drafts for it.
+
+    `target` and `draft` are paths of GGUF files, folders that hold one, or places on the hub:
+    `owner/repo`, `owner/repo:Q8_0`, an address. `target` may be a name of the registry, too, as in
+    `load("qwen3-8b")`: it stands for both. What is not on this disk is fetched, once the memory is
+    known to suffice. Without `draft`, the drafter is the name's own, or a `dflash-*.gguf` in the
+    target's folder or repository; a file alone has none. What the registry or the target's file
+    advises for sampling and thinking is the default of all requests.
 
     What a text repeats is drafted, too, as copies: beside a drafter, and without one where it costs
     nothing when it is not used. "copies" in place of a drafter asks for it also where that takes
@@ -237,16 +246,23 @@ def load(
         recalibrate=recalibrate,
     )
     say = _silent if quiet else _to_stderr
-    engine, plan = open_engine(target, draft, options, say=say, progress=progress)
+    if draft is not None:
+        calibration.budget_s()  # a bad value is refused now, not after minutes of loading
+    files = find_pair(target, draft, say=say, options=options)
+    pair = open_pair(files.target, files.draft)
+    engine, plan = open_engine(pair, options, say=say, progress=progress)
+    defaults = defaults_of(pair.target, pair.draft)
+    for line in defaults.lines():
+        say(line)
     model = Model(engine, plan, say=say)
+    model.sampling, model.thinking = defaults.sampling, defaults.thinking
     if draft_width is not None:
         model.draft_width = draft_width
     return model
 
 
 def open_engine(
-    target: str | os.PathLike[str],
-    draft: str | os.PathLike[str] | None,
+    named: Pair,
     options: LoadOptions,
     *,
     say: Say,
@@ -256,7 +272,6 @@ def open_engine(
     steps = _Steps(progress)
     steps(0.0)
     devices = runtime.devices()
-    named = open_pair(target, draft)
     pair = named.used(options)
     if pair.may_copy(options):
         calibration.budget_s()  # a bad value is refused now, not after minutes of loading

@@ -60,6 +60,11 @@ class Model:
         drafts = engine.drafter or engine.plain_because or engine.copies is not None
         self.draft_width: int | Literal["auto"] = "auto" if drafts else 0
         """Verify width of requests that name none."""
+        self.sampling: Mapping[str, Any] = {}
+        """Options of requests that do not give them, as `temperature`."""
+        self.thinking: bool | None = None
+        """What chats ask the template for, unless they say `enable_thinking` or an effort. None
+        leaves it to the template."""
         self._vocabulary = target.vocabulary
         self._engine = engine
         self._say = say
@@ -181,6 +186,8 @@ class Model:
         """
         template = self.prepare_chat()
         variables = dict(chat_template_kwargs or {})
+        if self.thinking is not None and "reasoning_effort" not in variables:
+            variables.setdefault("enable_thinking", self.thinking)
         if tools is not None:
             variables["tools"] = tools
         text = template.render(messages, begin_answer, **variables)
@@ -361,7 +368,7 @@ class Model:
     def _sampling(self, options: dict[str, Any]) -> SamplingParams:
         """The checked sampling parameters of a request."""
         check_option_names(options)
-        sampling = self._with_token_ids(sampling_of(options))
+        sampling = self._with_token_ids(sampling_of({**self.sampling, **options}))
         sampling.validate(self.target.n_vocab)
         return sampling
 

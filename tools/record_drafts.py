@@ -23,7 +23,7 @@ from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.verify import Verdict, verify
 from dflash_local.fit.options import LoadOptions
-from dflash_local.loading import open_engine
+from dflash_local.loading import open_engine, open_pair
 
 Passage: TypeAlias = tuple[NDArray[np.float32], NDArray[np.uint8]]
 """Log-probabilities [tokens, drafts, k] and ranks [tokens, drafts]."""
@@ -90,7 +90,7 @@ def main() -> None:
     pair = demo.pair() if shipped else (arguments.target, arguments.draft)
     prompts = built_in(("chat", "code"), limit=arguments.limit, shipped=shipped)
     options = LoadOptions(n_ctx=2048, n_threads=arguments.threads, draft_shape="tree")
-    engine, plan = open_engine(*pair, options, say=print)
+    engine, plan = open_engine(open_pair(*pair), options, say=print)
     recording = Engine(engine.target, engine.drafter, verify=Recorder())
     with Model(recording, plan) as model:
         cases, _ = tokenized(model, prompts, room=arguments.passages * arguments.tokens)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dflash_local.errors import FileError, InputError
+from dflash_local.hub.download import fetch
+from dflash_local.hub.trouble import one_line, transfer_errors, why_unreachable
 
 from .checkpoint import INDEX_NAME, SINGLE_NAME, Checkpoint, read_index
-from .download import fetch, transfer_errors
 
 CONFIG = "config.json"
 CARD = "README.md"
@@ -104,7 +104,7 @@ def fetch_tensors(source: Source, names: Collection[str]) -> Checkpoint:
     except FileError:
         if commit is None:
             raise
-    with _one_line(source.name, commit):
+    with one_line(source.name, commit):
         listed = _list_files(source.name, commit)[1]
         wanted = [SINGLE_NAME]
         if SINGLE_NAME not in listed and INDEX_NAME in listed:
@@ -186,7 +186,7 @@ def _from_hub(
     import huggingface_hub as hub
     from huggingface_hub import errors
 
-    with _one_line(repo, revision):
+    with one_line(repo, revision):
         try:
             commit, listed = _list_files(repo, revision)
         except errors.HfHubHTTPError as error:
@@ -266,73 +266,16 @@ def _cached(
     config = hub.try_to_load_from_cache(repo, CONFIG, revision=revision)
     if not isinstance(config, str):
         at = f" at revision {revision}" if revision else ""
-        raise InputError(f"{repo}: {_why_unreachable(error)}, and it is not cached{at}") from None
+        raise InputError(f"{repo}: {why_unreachable(error)}, and it is not cached{at}") from None
     folder = Path(config).parent
     if check is not None:
         try:
             check(folder)
         except FileError as incomplete:
             raise InputError(
-                f"{repo}: {_why_unreachable(error)}, and the cache is not complete: {incomplete}"
+                f"{repo}: {why_unreachable(error)}, and the cache is not complete: {incomplete}"
             ) from None
     return folder
-
-
-def _why_unreachable(error: Exception) -> str:
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return "offline, as HF_HUB_OFFLINE asks (unset it to download)"
-    return f"{constants.ENDPOINT} cannot be reached ({_first_line(error)})"
-
-
-@contextmanager
-def _one_line(repo: str, revision: str | None) -> Iterator[None]:
-    """Turn the client's errors into one line that says what to do."""
-    import huggingface_hub as hub
-    from huggingface_hub import constants, errors
-
-    at = f"{constants.ENDPOINT}/{repo}"
-    log_in = "log in with `hf auth login` or set HF_TOKEN"
-    try:
-        yield
-    except InputError:
-        raise
-    except errors.GatedRepoError:
-        if hub.get_token() is None:
-            message = f"gated: accept its terms at {at}, then {log_in}"
-        else:
-            message = f"gated, and the token in use has no access: accept its terms at {at}"
-    except errors.RepositoryNotFoundError:
-        message = f"no such repository at {at}, or a private one: check the id, or {log_in}"
-    except errors.RevisionNotFoundError:
-        message = f"has no revision {revision}: see {at}/commits"
-    except errors.HFValidationError:
-        message = "no hub id, expected one such as owner/name"
-    except errors.HfHubHTTPError as error:
-        status = error.response.status_code
-        if status in (401, 403):
-            message = f"the hub refused the token in use ({status}): {log_in}"
-        elif status == 429:
-            message = f"the hub takes no more requests now (429): wait, or {log_in}"
-        else:
-            message = f"the hub answered {status}: try again later ({_first_line(error)})"
-    except transfer_errors() as error:
-        if constants.HF_HUB_OFFLINE:
-            message = f"{_why_unreachable(error)}, and not everything that is needed is cached"
-        elif isinstance(error, OSError) and error.errno and not isinstance(error, ConnectionError):
-            cache = constants.HF_HUB_CACHE
-            message = f"{error.strerror} in the cache {cache}: make room, or set HF_HOME elsewhere"
-        else:
-            message = f"the transfer failed ({_first_line(error)}): run it again to resume it"
-    else:
-        return
-    raise InputError(f"{repo}: {message}")
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
 
 
 def _read_card(folder: Path) -> dict[str, Any]:

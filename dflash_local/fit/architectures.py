@@ -48,3 +48,9 @@ NOT_GENERATIVE_ARCHITECTURES = frozenset({
 def rolls_back(architecture: str) -> bool:
     """Whether rejected tokens can be taken back: with recurrent layers this needs snapshots."""
     return architecture not in RECURRENT_ARCHITECTURES or architecture in SNAPSHOT_ARCHITECTURES
+
+
+def takes_drafters(architecture: str) -> bool:
+    """Whether drafts can be made for such a target: its layers can be tapped, and rejected tokens
+    taken back."""
+    return architecture in TAPPED_ARCHITECTURES and rolls_back(architecture)

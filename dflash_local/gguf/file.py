@@ -7,9 +7,10 @@ import math
 import os
 import re
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, BinaryIO, NoReturn, TypeVar
 
 from dflash_local.errors import FileError
 from dflash_local.gguf.header import TENSOR_TYPES, Header, read_header
@@ -82,6 +83,26 @@ class GgufFile:
             raise FileError(f"{first}: {fault}")
         return cls(
             first, header.version, header.metadata, header.value_types, tensors, n_bytes, shards
+        )
+
+    @classmethod
+    def read(cls, shards: Sequence[tuple[Path, BinaryIO, int]]) -> GgufFile:
+        """A model that need not be on this disk: for each shard its name, an open file that gives
+        the beginning, and its size. Only the headers are read, and the vocabulary is not checked,
+        as nothing can be loaded from it. Raises FileError."""
+        headers = [read_header(file, str(name), size) for name, file, size in shards]
+        tensors: dict[str, TensorInfo] = {}
+        for index, header in enumerate(headers):
+            tensors |= _tensor_infos(header, index)
+        first = headers[0]
+        return cls(
+            shards[0][0],
+            first.version,
+            first.metadata,
+            first.value_types,
+            tensors,
+            sum(size for _, _, size in shards),
+            tuple(name for name, _, _ in shards),
         )
 
     @property

@@ -124,7 +124,7 @@ def test_a_target_alone_is_decoded_plainly() -> None:
     ("arguments", "fault"),
     [
         (("--draft", DRAFTER), "without its target"),
-        (("--target", "no.gguf"), "does not exist"),
+        (("--target", "no.gguf"), "no such file"),
         (("--widths", "1"), "not a list of whole numbers"),
         (
             ("--widths", "17", "--draft-shape", "chain", "-n", "4"),

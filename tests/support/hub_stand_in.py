@@ -161,6 +161,8 @@ class _HubHandler(_Handler):
         if self.hub.status is not None:
             return self.reply(self.hub.status)
         parts = [unquote(part) for part in path.strip("/").split("/")]
+        if parts[:2] == ["api", "models"] and parts[4:5] == ["tree"]:
+            return self.tree(f"{parts[2]}/{parts[3]}", parts[5], "/".join(parts[6:]))
         if parts[:2] == ["api", "models"] and len(parts) in (4, 6):
             return self.info(f"{parts[2]}/{parts[3]}", parts[5] if len(parts) == 6 else "main")
         if parts[0] == "datasets":  # known here by their whole address
@@ -206,10 +208,25 @@ class _HubHandler(_Handler):
             "private": repository.private,
             "gated": "manual" if repository.gated else False,
             "tags": [],
-            "siblings": [{"rfilename": path} for path in repository.commits[commit]],
+            "siblings": [
+                {"rfilename": path, "size": len(content), "blobId": "0" * 40}
+                for path, content in repository.commits[commit].items()
+            ],
         }
         body = json.dumps(answer).encode()
         self.reply(200, body, {"Content-Type": "application/json"})
+
+    def tree(self, name: str, revision: str, folder: str) -> None:
+        found = self.open(name, revision)
+        if found is None:
+            return
+        repository, commit = found
+        files = [
+            {"type": "file", "path": path, "size": len(content), "oid": "0" * 40}
+            for path, content in repository.commits[commit].items()
+            if path.rpartition("/")[0] == folder
+        ]
+        self.reply(200, json.dumps(files).encode(), {"Content-Type": "application/json"})
 
     def resolve(self, name: str, revision: str, path: str) -> None:
         found = self.open(name, revision)
@@ -223,7 +240,7 @@ class _HubHandler(_Handler):
         headers = {"X-Repo-Commit": commit}
         if content is None:
             return self.refuse(404, "EntryNotFound", "Entry not found")
-        if not path.endswith((".safetensors", ".bin", ".pt")):
+        if not path.endswith((".safetensors", ".gguf", ".bin", ".pt")):
             digest = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False)
             return self.reply(200, content, headers | {"ETag": f'"{digest.hexdigest()}"'})
         digest = hashlib.sha256(content)
@@ -243,15 +260,17 @@ class _StorageHandler(_Handler):
         content = self.find(path.strip("/"))
         if content is None or self.headers.get("Authorization"):
             return self.reply(403)
-        status, headers, start = 200, {"Accept-Ranges": "bytes"}, 0
+        status, headers, start, end = 200, {"Accept-Ranges": "bytes"}, 0, len(content)
         asked = self.headers.get("Range")
         if asked is not None and not self.hub.ignores_ranges:
-            start = int(asked.removeprefix("bytes=").rstrip("-"))
+            first, _, last = asked.removeprefix("bytes=").partition("-")
+            start = int(first)
             if start >= len(content):
                 return self.reply(416, headers={"Content-Range": f"bytes */{len(content)}"})
             status = 206
-            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
-        body = content[start:]
+            end = min(int(last) + 1, len(content)) if last else len(content)
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(content)}"
+        body = content[start:end]
         if self.hub.corrupts:
             body = body[:-1] + bytes([body[-1] ^ 1])
         if self.hub.stalls is not None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from dflash_local.errors import ClosedError
 from dflash_local.result import Chunk, Result
-from dflash_local.server.answering.sampling_fields import N_SEEDS
+from dflash_local.server.answering.sampling_fields import N_SEEDS, usual_sampling
 from dflash_local.server.http.access_log import record_result
 from dflash_local.server.models.served_model import LoadedModel
 from dflash_local.target.vocabulary import Vocabulary
@@ -63,7 +63,11 @@ async def stream_all(
     pumps: list[asyncio.Future[None]] = []
     try:
         for task in tasks:
-            options = {"queue_timeout": loaded.queue_timeout_s, **task.options}
+            options = {
+                "queue_timeout": loaded.queue_timeout_s,
+                **usual_sampling(loaded.model),
+                **task.options,
+            }
             streams.append(await loaded.model.asubmit(task.prompt, **options))
         pumps = [asyncio.ensure_future(pump(i, chunks)) for i, chunks in enumerate(streams)]
         left = len(pumps)

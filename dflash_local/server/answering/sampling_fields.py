@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
+from dflash_local.model import Model
 from dflash_local.server.answering import bounds
 from dflash_local.server.http.errors import ApiError
 
@@ -16,7 +17,7 @@ DEFAULTS: dict[str, float | int] = {
     "top_p": 0.95,
     "min_p": 0.05,
 }
-"""How to sample where a request does not say: as llama-server does.
+"""How to sample where neither a request nor the model says: as llama-server does.
 
 OpenAI's defaults (temperature 1, top_p 1) draw from the whole vocabulary. Large models bear that;
 from a small quantised one they draw a misplaced token every few sentences, and drafts are worth
@@ -147,8 +148,8 @@ _AS_THEY_ARE = (
 
 
 def sampling_options(fields: SamplingFields) -> dict[str, Any]:
-    """`fields` as keyword arguments of `Model.astream`."""
-    options: dict[str, Any] = dict(DEFAULTS)
+    """What `fields` say, as keyword arguments of `Model.astream`."""
+    options: dict[str, Any] = {}
     for name in _AS_THEY_ARE:
         if (value := getattr(fields, name)) is not None:
             options[name] = value
@@ -181,6 +182,11 @@ def sampling_options(fields: SamplingFields) -> dict[str, Any]:
     if fields.grammar:
         options["grammar"] = fields.grammar
     return options
+
+
+def usual_sampling(model: Model) -> dict[str, Any]:
+    """How `model` samples where a request does not say."""
+    return {**DEFAULTS, **model.sampling}
 
 
 def token_limit(name: str, given: int | None) -> int | None:

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from dflash_local.llama import runtime
 from dflash_local.model import Model
 from dflash_local.server.answering.api_answer import pool_of
-from dflash_local.server.answering.sampling_fields import DEFAULTS
+from dflash_local.server.answering.sampling_fields import DEFAULTS, usual_sampling
 
 router = APIRouter()
 
@@ -62,7 +62,7 @@ def _props(model: Model) -> dict[str, Any]:
         "default_generation_settings": {
             "n_ctx": model.n_ctx,
             "speculative": model.drafter is not None,
-            "params": DEFAULTS,
+            "params": usual_sampling(model),
         },
         "draft_width": model.draft_width,
         "max_draft_width": model.engine.max_width,

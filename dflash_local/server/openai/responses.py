@@ -15,7 +15,7 @@ from dflash_local.server.answering.api_answer import pool_of, respond
 from dflash_local.server.answering.chat_answer import ChatAnswer
 from dflash_local.server.answering.generation import GenerationTask, stream_all, timings
 from dflash_local.server.answering.prepared_chat import PreparedChat, input_tokens, prepare_chat
-from dflash_local.server.answering.sampling_fields import DEFAULTS
+from dflash_local.server.answering.sampling_fields import usual_sampling
 from dflash_local.server.answering.tools import tool_use
 from dflash_local.server.http.errors import api_error
 from dflash_local.server.http.event_stream import NamedEvent, event_form
@@ -118,7 +118,8 @@ class _ResponseAnswer:
 
     def _response(self, status: str | None = None) -> dict[str, Any]:
         """The response: whole, or with the `status` "in_progress" without output and costs."""
-        body, options = self._body, self._task.options
+        body = self._body
+        options = {**usual_sampling(self._loaded.model), **self._task.options}
         done = status is None
         status = status or self._status
         cut_off = {"reason": "max_output_tokens"} if status == "incomplete" else None
@@ -148,7 +149,7 @@ class _ResponseAnswer:
                 for tool in body.functions
             ],
             "top_logprobs": body.top_logprobs or 0,
-            "top_p": options.get("top_p", DEFAULTS["top_p"]),
+            "top_p": options["top_p"],
             "truncation": "disabled",
             "usage": self._usage() if done else None,
         }

@@ -10,10 +10,13 @@ import hashlib
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash_local.errors import InputError
+from dflash_local.hub.trouble import transfer_errors
 
 if TYPE_CHECKING:
     from huggingface_hub import HfFileMetadata
@@ -21,6 +24,21 @@ if TYPE_CHECKING:
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _HTTP_LIMIT = 50_000_000_000  # bytes; the hub gives larger files by Xet only
 _CHUNK = 1 << 20
+
+
+@contextmanager
+def progress_bars(shown: bool) -> Iterator[None]:
+    """Let the client show its bars on stderr, or keep it quiet."""
+    from huggingface_hub import utils
+
+    if shown or utils.are_progress_bars_disabled():  # type: ignore[attr-defined]
+        yield
+        return
+    utils.disable_progress_bars()  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        utils.enable_progress_bars()  # type: ignore[attr-defined]
 
 
 def fetch(repo: str, name: str, commit: str) -> Path:
@@ -34,7 +52,7 @@ def fetch(repo: str, name: str, commit: str) -> Path:
     cached = hub.try_to_load_from_cache(repo, name, revision=commit)
     if isinstance(cached, str):
         return Path(cached)
-    if name.endswith(".safetensors"):
+    if name.endswith((".safetensors", ".gguf")):
         _fill_blob(repo, name, commit)
     return Path(hub.hf_hub_download(repo, name, revision=commit))
 
@@ -101,14 +119,6 @@ def _complete(part: Path, url: str, repo: str, name: str, metadata: HfFileMetada
             f"{repo}: {name} arrived damaged (its sha256 is not the hub's) and was removed;"
             " run the same command again"
         )
-
-
-def transfer_errors() -> tuple[type[Exception], ...]:
-    """What the client raises when a transfer fails: those of its HTTP library, and OSError."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    # versions of the client have different HTTP libraries: this base class is the library's
-    return (OSError, HfHubHTTPError.__bases__[0])
 
 
 def _sha256(path: Path) -> str:

@@ -1,0 +1,79 @@
+"""`dflash-local list`: the pairs that have a name, and what of them is here."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+from tabulate import tabulate
+
+from .answer import write_stdout
+from .options import SectionedCommand, option
+
+if TYPE_CHECKING:
+    from dflash_local.pairs.inventory import Place, Stock
+
+SECTIONS = {
+    "Output": (
+        option("--here", "here_only", is_flag=True, help="Only what is on this disk."),
+        option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+    ),
+}
+_PLACES = {"gpu": "on the GPU", "cpu": "on the CPU", "no": "no", None: "?"}
+
+
+@click.command("list", cls=SectionedCommand, sections=SECTIONS)
+def list_models(here_only: bool, as_json: bool) -> None:
+    """List the models that have a name: what they are, what is on this disk, and what fits.
+
+    The hub is not asked. Sizes with ~ are told by the number of weights, for Q4_K_M; `show NAME`
+    asks for all of them, and plans the memory.
+    """
+    from dflash_local.llama import runtime
+    from dflash_local.pairs.inventory import stock
+
+    devices = runtime.devices()
+    found = [(each, each.place(devices)) for each in stock() if each.here or not here_only]
+    if as_json:
+        write_stdout(json.dumps({"models": [_fields(each, place) for each, place in found]}) + "\n")
+        return
+    rows = [
+        (each.entry.name, each.entry.target, _size(each), _here(each), _PLACES[place])
+        for each, place in found
+    ]
+    heads = ("name", "model", "size", "here", "fits")
+    write_stdout(tabulate(rows, heads, tablefmt="plain", disable_numparse=True) + "\n")
+
+
+def gigabytes(n_bytes: int) -> str:
+    """A size as the hub shows it."""
+    return f"{n_bytes / 1e9:.1f} GB"
+
+
+def _size(stock: Stock) -> str:
+    if stock.n_bytes is None:
+        return "?"
+    return ("~" if stock.is_estimate else "") + gigabytes(stock.n_bytes)
+
+
+def _here(stock: Stock) -> str:
+    if not stock.here:
+        return ""
+    return ", ".join(stock.here) + ("" if stock.drafter_here else " without drafter")
+
+
+def _fields(stock: Stock, place: Place | None) -> dict[str, Any]:
+    entry = stock.entry
+    return {
+        "name": entry.name,
+        "aliases": list(entry.aliases),
+        "target": entry.target,
+        "gguf": entry.gguf,
+        "drafter": entry.drafter,
+        "here": stock.here,
+        "drafter_here": stock.drafter_here,
+        "n_bytes": stock.n_bytes,
+        "is_estimate": stock.is_estimate,
+        "fits": place,
+    }

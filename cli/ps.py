@@ -1,0 +1,71 @@
+"""`dflash-local ps`: what a running server has loaded."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+import click
+from tabulate import tabulate
+
+from .answer import write_stdout
+from .list import gigabytes
+from .options import SectionedCommand, option
+from .values import api_key
+
+SECTIONS = {
+    "Server": (
+        option(
+            "--url",
+            metavar="URL",
+            default="http://127.0.0.1:8080",
+            help="Where the server listens.",
+        ),
+        option("--api-key", type=api_key, metavar="KEY", help="A key that it asks for."),
+    ),
+    "Output": (option("--json", "as_json", is_flag=True, help="Print one JSON object."),),
+}
+_PATIENCE_S = 10
+
+
+@click.command(cls=SectionedCommand, sections=SECTIONS)
+def ps(url: str, api_key: str | None, as_json: bool) -> None:
+    """List the models that a running server has loaded.
+
+    The server is one that `dflash-local serve` started.
+    """
+    models = _running(url, api_key)
+    if as_json:
+        write_stdout(json.dumps({"models": models}) + "\n")
+        return
+    rows = [
+        (
+            each["name"],
+            gigabytes(each["size"]),
+            "GPU" if each["size_vram"] else "CPU",
+            each["context_length"],
+            each["expires_at"].replace("T", " ")[:19],
+        )
+        for each in models
+    ]
+    heads = ("name", "size", "on", "context", "until")
+    write_stdout(tabulate(rows, heads, tablefmt="plain", disable_numparse=True) + "\n")
+
+
+def _running(url: str, key: str | None) -> list[dict[str, Any]]:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    request = urllib.request.Request(f"{url.rstrip('/')}/api/ps", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:
+            found: list[dict[str, Any]] = json.load(answer)["models"]
+            return found
+    except urllib.error.HTTPError as error:
+        hint = ": give a key with --api-key" if error.code == 401 else ""
+        raise click.UsageError(f"the server at {url} answered {error.code}{hint}.") from None
+    except (OSError, ValueError, KeyError) as error:
+        reason = getattr(error, "reason", error)
+        raise click.UsageError(
+            f"no server answers at {url} ({reason}): start one with `dflash-local serve`."
+        ) from None

@@ -1,0 +1,146 @@
+"""`dflash-local show`: what is known of a model, and which of its quantisations fits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+from tabulate import tabulate
+
+from .answer import write_stdout
+from .list import gigabytes
+from .options import SectionedCommand, option
+
+if TYPE_CHECKING:
+    from dflash_local.pairs.entry import Entry
+    from dflash_local.pairs.find import Files
+
+_CONTEXT = 8192
+_ROWS = (
+    "name",
+    "aliases",
+    "target",
+    "architecture",
+    "gguf",
+    "drafter",
+    "family",
+    "runs_on",
+    "thinking",
+    "sampling",
+    "notes",
+)
+
+SECTIONS = {"Output": (option("--json", "as_json", is_flag=True, help="Print one JSON object."),)}
+
+
+@click.command(cls=SectionedCommand, sections=SECTIONS)
+@click.argument("model")
+def show(model: str, as_json: bool) -> None:
+    """Show what is known of MODEL: target, drafter, defaults, and its quantisations.
+
+    The hub is asked for sizes; of the model's file a few megabytes are read, to plan the memory.
+    Without a network it shows what is on this disk.
+    """
+    from dflash_local.errors import InputError
+    from dflash_local.pairs import registry
+    from dflash_local.pairs.address import HubAddress, NamedPair, read_address
+    from dflash_local.pairs.find import find_target
+
+    address = read_address(model)
+    entry = address.entry if isinstance(address, NamedPair) else None
+    if isinstance(address, HubAddress):
+        entry = registry.of_target(address.repo)
+    told: dict[str, Any] = _facts(entry) if entry else {"name": str(address)}
+    try:
+        files = find_target(address, newest=True)
+    except InputError as error:
+        try:  # no network, or nothing to ask for
+            files = find_target(address)
+        except InputError:
+            if entry is None:
+                raise
+            told["unknown"] = str(error)
+            files = None
+    if files is not None:
+        told |= _model(files)
+    write_stdout(json.dumps(told) + "\n" if as_json else _text(told))
+
+
+def _facts(entry: Entry) -> dict[str, Any]:
+    from dflash_local.pairs.inventory import stock_of
+
+    return {
+        "name": entry.name,
+        "aliases": list(entry.aliases),
+        "target": entry.target,
+        "architecture": entry.architecture,
+        "gguf": entry.gguf,
+        "drafter": entry.drafter,
+        "drafter_here": stock_of(entry).drafter_here,
+        "family": entry.family,
+        "runs_on": entry.runs_on,
+        "thinking": entry.thinking,
+        "sampling": dict(entry.sampling),
+        "notes": entry.notes,
+    }
+
+
+def _model(files: Files) -> dict[str, Any]:
+    """What loading it takes, and its quantisations: their bytes, whether they are here and fit."""
+    from dflash_local.fit.options import LoadOptions
+    from dflash_local.gguf.file import GgufFile
+    from dflash_local.llama import runtime
+    from dflash_local.pairs.memory import planned_bytes, which_fit
+
+    devices = runtime.devices()
+    sizes = files.sizes()
+    model = files.remote()[0] if files.missing() else GgufFile.open(files.path())
+    options = LoadOptions(n_ctx=_CONTEXT)
+    sizes = sizes or {files.key: model.n_bytes}
+    fitting = which_fit(model, 0, options, devices, sizes)
+    return {
+        "context": _CONTEXT,
+        "memory": planned_bytes(model, options, devices),
+        "takes": files.quant() or files.key,
+        "quantisations": [
+            {
+                "name": name,
+                "n_bytes": size,
+                "here": not files.of(name).missing(),
+                "fits": name in fitting,
+            }
+            for name, size in sorted(sizes.items(), key=lambda item: item[1])
+        ],
+    }
+
+
+def _text(told: Mapping[str, Any]) -> str:
+    rows = [(name, _value(told[name])) for name in _ROWS if told.get(name) not in (None, "", [])]
+    lines = [tabulate(rows, tablefmt="plain", disable_numparse=True)]
+    if "unknown" in told:
+        lines += ["", told["unknown"]]
+    if "quantisations" in told:
+        memory = told["memory"]
+        need = f"{gigabytes(memory)} of memory" if memory else "more memory than there is"
+        lines += ["", f"{told['takes']} takes {need} with a context of {told['context']} tokens"]
+        table = [
+            (
+                each["name"],
+                gigabytes(each["n_bytes"]),
+                "here" if each["here"] else "",
+                "fits" if each["fits"] else "does not fit",
+            )
+            for each in told["quantisations"]
+        ]
+        lines += ["", tabulate(table, tablefmt="plain", disable_numparse=True)]
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {each:g}" for name, each in value.items()) or "not known"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

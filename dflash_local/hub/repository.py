@@ -1,0 +1,119 @@
+"""What a hub repository holds: as the hub lists it, and as far as it is in the client's cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflash_local.errors import InputError
+from dflash_local.gguf.file import GgufFile
+from dflash_local.hub.download import fetch
+from dflash_local.hub.trouble import one_line, transfer_errors, why_unreachable
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A repository at one commit."""
+
+    name: str
+    commit: str
+    sizes: dict[str, int]
+    """Bytes of each file, by its path in the repository."""
+    folder: Path | None = None
+    """Where the files lie, if this is what the cache holds."""
+
+    def n_bytes(self, names: Iterable[str]) -> int:
+        """Bytes of these files."""
+        return sum(self.sizes[name] for name in names)
+
+    def missing(self, names: Iterable[str]) -> list[str]:
+        """Those of these files that are not in the cache yet."""
+        here = cached(self.name, self.commit)
+        return [name for name in names if here is None or name not in here.sizes]
+
+    def fetch(self, names: Iterable[str]) -> list[Path]:
+        """These files in the cache, downloaded where they are missing. Raises InputError."""
+        if self.folder is not None:
+            return [self.folder / name for name in names]
+        with one_line(self.name, self.commit):
+            return [fetch(self.name, name, self.commit) for name in names]
+
+
+def listed(repo: str, revision: str | None = None) -> Repository:
+    """What the hub says that `repo` holds now. Raises InputError: none there, no access, no
+    network."""
+    import huggingface_hub as hub
+    from huggingface_hub import constants, errors
+
+    with one_line(repo, revision):
+        try:
+            info = hub.HfApi().model_info(
+                repo, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
+            )
+        except errors.HfHubHTTPError:
+            raise
+        except transfer_errors() as error:
+            raise InputError(f"{repo}: {why_unreachable(error)}, and it is not cached") from None
+        if info.sha is None:
+            raise InputError(f"{repo}: the hub names no commit of it")
+        sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
+        return Repository(info.id, info.sha, sizes)
+
+
+def cached(repo: str, revision: str | None = None) -> Repository | None:
+    """What the cache holds of `repo`, without a word to the hub: of the commit `revision`, or of
+    the branch's last known one, or of the one that was fetched last. None if there is nothing."""
+    place = cache_folder(repo)
+    if place is None:
+        return None
+    snapshots = [path for path in (place / "snapshots").glob("*") if path.is_dir()]
+    ref = place / "refs" / (revision or "main")
+    commit = ref.read_text().strip() if ref.is_file() else revision
+    snapshots.sort(key=lambda path: (path.name == commit, path.stat().st_mtime), reverse=True)
+    if not snapshots or (revision is not None and snapshots[0].name != commit):
+        return None
+    folder = snapshots[0]
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+    return Repository(repo, folder.name, sizes, folder)
+
+
+def cache_folder(repo: str) -> Path | None:
+    """The client's folder of `repo`; None if nothing of it was ever fetched."""
+    from huggingface_hub import constants, file_download
+
+    name = file_download.repo_folder_name(repo_id=repo, repo_type="model")
+    folder = Path(constants.HF_HUB_CACHE) / name
+    return folder if folder.is_dir() else None
+
+
+def repository_of(path: Path) -> str | None:
+    """The hub id of the repository that a file in the client's cache comes from."""
+    parts = path.absolute().parts
+    for i, part in enumerate(parts[:-2]):
+        if part.startswith("models--") and parts[i + 1] == "snapshots":
+            return part.removeprefix("models--").replace("--", "/", 1)
+    return None
+
+
+def remote_model(repository: Repository, names: list[str]) -> GgufFile:
+    """The headers of a GGUF model on the hub, whose shards are `names`: a few megabytes of each.
+
+    Raises InputError as `listed` does, and FileError for what is no GGUF model.
+    """
+    import huggingface_hub as hub
+
+    shards = []
+    with one_line(repository.name, repository.commit):
+        files = hub.HfFileSystem()
+        for name in names:
+            place = f"{repository.name}@{repository.commit}/{name}"
+            size = repository.sizes[name]
+            # with its size, so that the client does not ask for the folder's listing
+            file = files.open(place, "rb", size=size, block_size=_BLOCK, cache_type="readahead")
+            shards.append((Path(name), file, size))
+        return GgufFile.read(shards)
+
+
+_BLOCK = 1 << 20

@@ -1,0 +1,1 @@
+"""Models by name: the registry of pairs, and from what a user wrote to files on this disk."""

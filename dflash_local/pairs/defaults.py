@@ -1,0 +1,73 @@
+"""How requests to a pair are answered if they do not say: sampling, and whether to think."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dflash_local.gguf.file import GgufFile
+from dflash_local.hub.repository import repository_of
+from dflash_local.pairs import registry
+from dflash_local.pairs.entry import Entry
+
+_SAMPLING_KEYS = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repeat_penalty",
+    "general.sampling.penalty_last_n": "repeat_last_n",
+    "general.sampling.xtc_probability": "xtc_probability",
+    "general.sampling.xtc_threshold": "xtc_threshold",
+}
+"""What a model's file may say, by llama.cpp's names, and the options of that meaning."""
+
+_SOURCE = "dflash_local.source"
+"""The key by which the converter says where a drafter comes from."""
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """`sampling`: options of requests. `thinking`: what chats ask their template for; None asks for
+    nothing."""
+
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    thinking: bool | None = None
+
+    def lines(self) -> list[str]:
+        """What a user should know of them."""
+        lines = []
+        if self.thinking is False:
+            lines.append(
+                "thinking is off: the drafter was trained without it; --thinking, or "
+                "enable_thinking in a request, turns it on"
+            )
+        if self.sampling:
+            told = ", ".join(f"{name} {value:g}" for name, value in self.sampling.items())
+            lines.append(f"sampling, if a request does not say: {told}")
+        return lines
+
+
+def defaults_of(target: GgufFile, draft: GgufFile | None) -> Defaults:
+    """What the registry says of these files, by where they come from, or else the target's file."""
+    pair = _pair_of(draft)
+    known = pair or registry.of_target(repository_of(target.path))
+    sampling = known.sampling if known and known.sampling else _in_file(target)
+    return Defaults(dict(sampling), pair.thinking if pair else None)
+
+
+def _pair_of(draft: GgufFile | None) -> Entry | None:
+    if draft is None:
+        return None
+    source = draft.get(_SOURCE)
+    found = registry.of_drafter(source) if isinstance(source, str) else None
+    return found or registry.of_drafter(repository_of(draft.path))
+
+
+def _in_file(target: GgufFile) -> dict[str, float]:
+    found = {name: target.get(key) for key, name in _SAMPLING_KEYS.items()}
+    return {
+        name: value
+        for name, value in found.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }

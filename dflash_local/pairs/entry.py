@@ -1,0 +1,71 @@
+"""A pair that has a name: what the registry says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from dflash_local.errors import InputError
+from dflash_local.sampling.params import SamplingParams
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One table of the registry; `pairs.toml` says what its keys mean."""
+
+    name: str
+    drafter: str
+    target: str = ""
+    gguf: str | None = None
+    quant: str | None = None
+    size: int | None = None
+    architecture: str | None = None
+    family: Literal["dflash", "dflash2", "dspark"] = "dflash"
+    runs_on: Literal["fused", "llama.cpp"] = "fused"
+    aliases: tuple[str, ...] = ()
+    thinking: bool | None = None
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    notes: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that it goes by."""
+        return (self.name, *self.aliases)
+
+
+_KINDS: dict[str, type] = {
+    "drafter": str,
+    "target": str,
+    "gguf": str,
+    "quant": str,
+    "size": int,
+    "architecture": str,
+    "family": str,
+    "runs_on": str,
+    "aliases": list,
+    "thinking": bool,
+    "sampling": dict,
+    "notes": str,
+}
+_SAMPLING = {each.name for each in fields(SamplingParams)}
+
+
+def read_entry(where: str, name: str, table: Any) -> Entry:
+    """The table `name` of the registry file `where`. Raises InputError."""
+    at = f"{where}: [{name}]"
+    if not isinstance(table, dict) or "drafter" not in table:
+        raise InputError(
+            f"{at} has no drafter: name a hub repository or a file; a name with a dot stands in "
+            "quotes"
+        )
+    for key, value in table.items():
+        if key not in _KINDS:
+            raise InputError(f"{at} {key}: no such key; the keys are {', '.join(_KINDS)}")
+        if type(value) is not _KINDS[key]:
+            raise InputError(f"{at} {key}: {value!r} is not of type {_KINDS[key].__name__}")
+    unknown = table.get("sampling", {}).keys() - _SAMPLING
+    if unknown:
+        raise InputError(f"{at} sampling: {min(unknown)} is no sampling option")
+    values = {**table, "aliases": tuple(map(str, table.get("aliases", ())))}
+    return Entry(name=name, **{"target": name, **values})

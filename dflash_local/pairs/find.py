@@ -1,0 +1,351 @@
+"""From names to files on this disk: a target and its drafter, fetched and converted if they are
+missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dflash_local import disk_cache
+from dflash_local.errors import FileError, InputError
+from dflash_local.fit.architectures import takes_drafters
+from dflash_local.fit.footprint import size_text
+from dflash_local.fit.options import LoadOptions
+from dflash_local.gguf.file import GgufFile
+from dflash_local.hub.download import progress_bars
+from dflash_local.hub.repository import Repository, cached, listed, remote_model
+from dflash_local.pairs import gguf_names, registry
+from dflash_local.pairs.address import Address, HubAddress, NamedPair, read_address
+from dflash_local.pairs.drafter import SHARE, converted, kept_drafter, weights
+from dflash_local.pairs.entry import Entry
+from dflash_local.pairs.memory import check_memory
+
+if TYPE_CHECKING:
+    from dflash_local.llama.runtime import Device
+
+Say = Callable[[str], None]
+
+StrPath = str | os.PathLike[str]
+_DRAFTER_QUANT = "Q8_0"
+
+
+@dataclass(frozen=True)
+class PairFiles:
+    """GGUF files on this disk."""
+
+    target: Path
+    draft: Path | None
+
+
+@dataclass(frozen=True)
+class Files:
+    """A GGUF model: its files on this disk, or those of a repository that may not be here yet."""
+
+    names: Sequence[str]
+    """Shards in their order, the path in the repository or on this disk."""
+    repository: Repository | None = None
+    models: gguf_names.Models | None = None
+    """All models of the repository, by quantisation."""
+    key: str = ""
+    """What it is called: the repository, or the path."""
+
+    def missing(self) -> list[str]:
+        """Files that are to be fetched."""
+        return self.repository.missing(self.names) if self.repository else []
+
+    def path(self) -> Path:
+        """The first file, fetched with the others where they are missing. Raises InputError."""
+        if self.repository is None:
+            return Path(self.names[0])
+        return self.repository.fetch(self.names)[0]
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each model of the repository, by quantisation."""
+        if self.repository is None or self.models is None:
+            return {}
+        return {key: self.repository.n_bytes(names) for key, names in self.models.items()}
+
+    def of(self, quant: str) -> Files:
+        """Another model of the same repository."""
+        return replace(self, names=(self.models or {}).get(quant, self.names))
+
+    def quant(self) -> str | None:
+        """Which of them this is."""
+        found = (key for key, names in (self.models or {}).items() if names == self.names)
+        return next(found, None)
+
+    def remote(self) -> tuple[GgufFile, dict[str, int]]:
+        """The headers of a model that is still on the hub, and the bytes of the repository's other
+        models. Raises InputError."""
+        assert self.repository is not None
+        mine = self.quant()
+        others = {key: size for key, size in self.sizes().items() if key != mine}
+        return remote_model(self.repository, list(self.names)), others
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A drafter that is to be converted: a hub id or a folder."""
+
+    name: str
+    repository: Repository | None = None
+
+
+Drafter = Files | Checkpoint
+
+
+def find_pair(
+    target: StrPath,
+    draft: StrPath | None = None,
+    *,
+    say: Say,
+    options: LoadOptions | None = None,
+    newest: bool = False,
+    bars: bool = True,
+) -> PairFiles:
+    """The files of a pair, by paths, folders, names or places on the hub.
+
+    Without `draft` the drafter is the one that a name of the registry stands for, or a
+    `dflash-*.gguf` beside the target in its folder or repository. What is on this disk is used
+    without asking the hub, unless `newest` is set. Before anything is fetched, the room on the disk
+    is checked, and the memory if `options` say how the pair is to be loaded. `say` gets a line for
+    each step; with `bars`, a terminal shows how far each file has come, its rate and the time left.
+
+    Raises InputError, FileError: nothing of that name, no access, no network, no room, or a drafter
+    that cannot be converted.
+    """
+    address = read_address(target)
+    model = find_target(address, newest=newest)
+    drafter = find_drafter(draft, address, model, newest=newest)
+    if draft is None and drafter is None and isinstance(address, NamedPair):
+        say(f"{address.entry.target}: no drafts can be made for it here, so it is decoded plainly")
+    if options is not None and model.missing():
+        header, others = model.remote()
+        check_memory(header, drafter_bytes(drafter), options, runtime_devices(), others)
+    _check_room(model, drafter)
+    for part in (model, drafter):
+        if isinstance(part, Files):
+            _tell(part, say)
+        elif isinstance(part, Checkpoint) and part.repository is not None:
+            say(f"fetching {part.name}: {size_text(_weight_bytes(part.repository))}")
+    with progress_bars(bars and sys.stderr.isatty()):
+        path = model.path()
+        if drafter is None:
+            return PairFiles(path, None)
+        if isinstance(drafter, Files):
+            return PairFiles(path, drafter.path())
+        return PairFiles(path, converted(drafter.name, model.key, path, drafter.repository, say))
+
+
+def find_target(address: Address, *, newest: bool = False) -> Files:
+    """The files of a target, here or on the hub. Raises InputError."""
+    if isinstance(address, NamedPair):
+        entry = address.entry
+        if entry.gguf is None:
+            raise InputError(
+                f"{entry.name}: no repository with GGUF files of {entry.target} is known: give its "
+                f"file with --target, and {entry.drafter} with --draft"
+            )
+        return _of_entry(entry, address.quant, newest)
+    if isinstance(address, HubAddress):
+        return _on_hub(address, gguf_names.targets, None, newest)
+    if address.is_dir():
+        return _in_folder(address, gguf_names.targets, None)
+    return Files([str(address)], key=str(address.absolute()))
+
+
+def find_drafter(
+    draft: StrPath | None, target: Address, model: Files, *, newest: bool = False
+) -> Drafter | None:
+    """The drafter that was given, or else the target's own. None if there is none."""
+    if draft is not None:
+        return _drafter_at(read_address(draft), model.key, newest)
+    if isinstance(target, NamedPair):
+        architecture = target.entry.architecture
+        if architecture is not None and not takes_drafters(architecture):
+            return None
+        return _drafter_at(read_address(target.entry.drafter), model.key, newest)
+    if isinstance(target, HubAddress):
+        return _sibling(target, model, newest)
+    if target.is_dir():
+        with suppress(FileError):
+            return _in_folder(target, gguf_names.drafters, _DRAFTER_QUANT)
+    return None
+
+
+def runtime_devices() -> list[Device]:
+    """The devices of this machine. Loads llama.cpp."""
+    from dflash_local.llama import runtime
+
+    return list(runtime.devices())
+
+
+def drafter_bytes(drafter: Drafter | None) -> int:
+    """Bytes of the drafter's GGUF file, about."""
+    if isinstance(drafter, Files) and drafter.repository is not None:
+        return drafter.repository.n_bytes(drafter.names)
+    if isinstance(drafter, Files):
+        return sum(Path(name).stat().st_size for name in drafter.names if Path(name).exists())
+    if isinstance(drafter, Checkpoint) and drafter.repository is not None:
+        return round(_weight_bytes(drafter.repository) * SHARE)
+    return 0
+
+
+def _of_entry(entry: Entry, quant: str | None, newest: bool) -> Files:
+    place = read_address(entry.gguf or "")
+    if isinstance(place, HubAddress):
+        asked = HubAddress(place.repo, quant or place.quant, place.file, place.revision)
+        return _on_hub(asked, gguf_names.targets, entry.quant, newest)
+    return find_target(place, newest=newest)
+
+
+def _sibling(target: HubAddress, model: Files, newest: bool) -> Drafter | None:
+    """A drafter in the target's repository, else the one that the registry knows for it."""
+    asked = HubAddress(target.repo, revision=target.revision)
+    assert model.repository is not None
+    beside = gguf_names.drafters(model.repository.sizes)
+    if beside:
+        return _on_hub(asked, gguf_names.drafters, _DRAFTER_QUANT, newest)
+    entry = registry.of_target(target.repo)
+    if entry is not None:
+        return _drafter_at(read_address(entry.drafter), model.key, newest)
+    if model.repository.folder is not None:
+        # The cache may hold the target alone: of another program, or from before there was one.
+        with suppress(InputError):
+            there = listed(target.repo, target.revision)
+            if gguf_names.drafters(there.sizes):
+                return _on_hub(asked, gguf_names.drafters, _DRAFTER_QUANT, True)
+    return None
+
+
+def _drafter_at(address: Address, target: str, newest: bool) -> Drafter:
+    if isinstance(address, NamedPair):
+        return _drafter_at(read_address(address.entry.drafter), target, newest)
+    if isinstance(address, HubAddress):
+        return _drafter_on_hub(address, target, newest)
+    if not address.is_dir():
+        return Files([str(address)], key=str(address))
+    if gguf_names.drafters(_names_in(address)):
+        return _in_folder(address, gguf_names.drafters, _DRAFTER_QUANT)
+    if gguf_names.targets(_names_in(address)):
+        return _in_folder(address, gguf_names.targets, _DRAFTER_QUANT)
+    return Checkpoint(str(address))
+
+
+def _drafter_on_hub(address: HubAddress, target: str, newest: bool) -> Drafter:
+    kept = kept_drafter(address.repo, target)
+    if kept is not None and not newest:
+        return Files([str(kept.path)], key=str(kept.path))
+    here = None if newest else cached(address.repo, address.revision)
+    there = here if here and _drafter_models(here.sizes) else listed(address.repo, address.revision)
+    if _drafter_models(there.sizes):
+        return _on_hub(address, _drafter_models, _DRAFTER_QUANT, newest)
+    if kept is not None and kept.commit == there.commit:
+        return Files([str(kept.path)], key=str(kept.path))
+    if not weights(there):
+        raise InputError(f"{address.repo}: holds no drafter, neither GGUF nor safetensors")
+    return Checkpoint(address.repo, there)
+
+
+def _drafter_models(names: Sequence[str] | dict[str, int]) -> gguf_names.Models:
+    """In a drafter's own repository its file may have any name."""
+    return gguf_names.drafters(names) or gguf_names.targets(names)
+
+
+def _on_hub(
+    address: HubAddress,
+    models_of: Callable[[dict[str, int]], gguf_names.Models],
+    usual: str | None,
+    newest: bool,
+) -> Files:
+    """The files of one model of a repository: those that are here, or else what the hub has."""
+
+    def files(repository: Repository) -> Files | None:
+        models = models_of(repository.sizes)
+        if address.file is not None:
+            shards = [names for names in models.values() if address.file in names]
+            names = shards[0] if shards else [address.file]
+            if not set(names) <= repository.sizes.keys():
+                return None
+            return Files(names, repository, models, address.repo)
+        found = gguf_names.choose(models, address.quant, usual)
+        return None if found is None else Files(models[found], repository, models, address.repo)
+
+    here = None if newest else cached(address.repo, address.revision)
+    found = files(here) if here is not None else None
+    if found is not None:
+        return found
+    there = listed(address.repo, address.revision)
+    found = files(there)
+    if found is None:
+        what = address.file or gguf_names.chosen(
+            models_of(there.sizes), address.quant, address.repo, usual
+        )
+        raise InputError(f"{address.repo}: holds no {what}")
+    return found
+
+
+def _in_folder(
+    folder: Path, models_of: Callable[[list[str]], gguf_names.Models], usual: str | None
+) -> Files:
+    models = models_of(_names_in(folder))
+    if not models:
+        raise FileError(f"{folder}: holds no GGUF model")
+    if len(models) > 1 and usual is None:
+        raise FileError(
+            f"{folder}: holds {len(models)} models: give the path of one of them, such as "
+            f"{folder / next(iter(models.values()))[0]}"
+        )
+    names = models[gguf_names.chosen(models, None, str(folder), usual)]
+    return Files([str(folder / name) for name in names], key=str((folder / names[0]).absolute()))
+
+
+def _names_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.glob("*.gguf")]
+
+
+def _weight_bytes(repository: Repository) -> int:
+    return repository.n_bytes(weights(repository))
+
+
+def _tell(part: Files, say: Say) -> None:
+    missing = part.missing()
+    if missing and part.repository is not None:
+        more = f" in {len(missing)} files" if len(missing) > 1 else ""
+        size = size_text(part.repository.n_bytes(missing))
+        say(f"fetching {part.key}: {Path(missing[0]).name}, {size}{more}")
+
+
+def _check_room(model: Files, drafter: Drafter | None) -> None:
+    """Raise InputError if the disks lack the room for what is to be fetched and converted."""
+    from huggingface_hub import constants
+
+    hub = model.repository.n_bytes(model.missing()) if model.repository else 0
+    own = 0
+    if isinstance(drafter, Files) and drafter.repository is not None:
+        hub += drafter.repository.n_bytes(drafter.missing())
+    elif isinstance(drafter, Checkpoint) and drafter.repository is not None:
+        hub += drafter.repository.n_bytes(drafter.repository.missing(weights(drafter.repository)))
+        own = drafter_bytes(drafter)
+    if not hub:
+        return
+    places = [(Path(constants.HF_HUB_CACHE), hub, "HF_HOME")]
+    if own:
+        places.append((disk_cache.folder(), own, disk_cache.ENVIRONMENT))
+    devices: dict[int, int] = {}
+    for folder, needed, variable in places:
+        existing = next(place for place in (folder, *folder.parents) if place.exists())
+        device = existing.stat().st_dev
+        devices[device] = devices.get(device, 0) + needed
+        free = shutil.disk_usage(existing).free
+        if free < devices[device]:
+            raise InputError(
+                f"{size_text(devices[device])} are to be fetched, and {folder} has "
+                f"{size_text(free)} left: make room, or set {variable} to a folder elsewhere"
+            )

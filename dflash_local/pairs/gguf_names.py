@@ -1,0 +1,86 @@
+"""What the names of GGUF files say, by llama.cpp's conventions: quantisation, shards, drafters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from dflash_local.errors import InputError
+
+_SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
+_QUANT = re.compile(
+    r"(?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP4(?:_MOE)?|NVFP4|BF16|F16|F32)(?=$|[-.])",
+    re.IGNORECASE,
+)
+_DRAFTERS = ("dflash-", "dspark-")
+_OTHERS = ("mmproj", "imatrix", "mtp-", *_DRAFTERS)
+_PREFERRED = ("Q4_K_M", "UD-Q4_K_M", "UD-Q4_K_XL", "MXFP4", "Q8_0")
+"""What llama.cpp takes where none is asked for comes first."""
+
+Models = Mapping[str, Sequence[str]]
+"""The files of each model of a repository or folder, in the order of its shards, by the model's
+quantisation, or by its name where that tells none."""
+
+
+def targets(names: Iterable[str]) -> Models:
+    """The models among these files that are no drafters, projectors or the like."""
+    return _models(name for name in names if not _base(name).startswith(_OTHERS))
+
+
+def drafters(names: Iterable[str]) -> Models:
+    """The drafters among these files: by their names they lie beside their target."""
+    return _models(name for name in names if _base(name).startswith(_DRAFTERS))
+
+
+def quantisation(stem: str) -> str | None:
+    """The quantisation that a file's name tells, in capitals."""
+    found = _QUANT.findall(_SHARD.sub("", stem))
+    return found[-1].upper() if found else None
+
+
+def choose(models: Models, asked: str | None, usual: str | None = None) -> str | None:
+    """Which of the models to take: the one asked for, or the `usual` one, or what llama.cpp
+    takes. None if the one asked for is not among them, or there is none at all."""
+    known = {name.casefold(): name for name in models}
+    if asked is not None:
+        wanted = asked.casefold()
+        return known.get(wanted) or known.get(f"ud-{wanted}")
+    for name in (usual, *_PREFERRED):
+        if name and name.casefold() in known:
+            return known[name.casefold()]
+    return next(iter(models), None)
+
+
+def chosen(models: Models, asked: str | None, where: str, usual: str | None = None) -> str:
+    """As `choose`. Raises InputError, with what there is, if that gives none."""
+    found = choose(models, asked, usual)
+    if found is not None:
+        return found
+    if not models:
+        raise InputError(f"{where}: holds no GGUF model")
+    raise InputError(f"{where}: holds no {asked}; it has {', '.join(models)}")
+
+
+def _models(names: Iterable[str]) -> Models:
+    found: dict[str, list[str]] = {}
+    owner: dict[str, str] = {}
+    for name in sorted(names, key=lambda name: (len(name), name)):
+        if not name.lower().endswith(".gguf"):
+            continue
+        stem = name.rpartition("/")[2][: -len(".gguf")]
+        plain = _SHARD.sub("", stem)
+        key = quantisation(stem) or plain
+        if owner.setdefault(key, plain) != plain:
+            key = owner[plain] = plain  # another model of the same quantisation
+        found.setdefault(key, []).append(name)
+    whole = {key: sorted(files) for key, files in found.items()}
+    return {key: files for key, files in whole.items() if _complete(files)}
+
+
+def _complete(files: Sequence[str]) -> bool:
+    shard = _SHARD.search(files[0][: -len(".gguf")])
+    return shard is None or len(files) == int(shard[2])
+
+
+def _base(name: str) -> str:
+    return name.rpartition("/")[2].lower()

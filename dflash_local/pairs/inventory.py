@@ -1,0 +1,161 @@
+"""What of the registry is on this disk, how large the rest is, and what removing it frees."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from dflash_local.errors import InputError
+from dflash_local.hub.removal import remove_files
+from dflash_local.hub.repository import Repository, cached
+from dflash_local.pairs import gguf_names, registry
+from dflash_local.pairs.address import Address, HubAddress, NamedPair, read_address
+from dflash_local.pairs.drafter import forget_drafter, kept_drafter, weights
+from dflash_local.pairs.entry import Entry
+
+if TYPE_CHECKING:
+    from dflash_local.llama.runtime import Device
+
+Place = Literal["gpu", "cpu", "no"]
+
+_BYTES_PER_WEIGHT = 0.61
+"""Of Q4_K_M, with the tensors that have more bits."""
+_BESIDE = 1.25
+"""Memory in all for each byte of the target: its drafter, caches at 8k tokens, buffers."""
+_BILLIONS = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[Bb]\b")
+
+
+@dataclass(frozen=True)
+class Stock:
+    """One pair of the registry, and what of it is here."""
+
+    entry: Entry
+    here: dict[str, int]
+    """Quantisations of the target on this disk, and their bytes."""
+    drafter_here: bool
+
+    @property
+    def n_bytes(self) -> int | None:
+        """Of the target on this disk, or of the quantisation that would be fetched, if that is
+        known or told by the model's name."""
+        if self.here:
+            return max(self.here.values())
+        return self.entry.size or self.estimate
+
+    @property
+    def estimate(self) -> int | None:
+        """About as many bytes as Q4_K_M has, by the billions of weights in the model's name."""
+        found = _BILLIONS.search(self.entry.target)
+        return round(float(found[1]) * 1e9 * _BYTES_PER_WEIGHT) if found else None
+
+    @property
+    def is_estimate(self) -> bool:
+        return not self.here and self.entry.size is None
+
+    def place(self, devices: Sequence[Device]) -> Place | None:
+        """Where it would fit on this machine, roughly: `show` plans it. None if its size is not
+        known."""
+        if self.n_bytes is None:
+            return None
+        needed = self.n_bytes * _BESIDE
+        gpus = sum(each.free for each in devices if each.type == "gpu")
+        host = max(each.free for each in devices if each.type == "cpu")
+        if needed <= gpus:
+            return "gpu"
+        return "cpu" if needed <= host + gpus else "no"
+
+
+def stock() -> list[Stock]:
+    """All pairs of the registry. The hub is not asked."""
+    return [stock_of(entry) for entry in registry.entries()]
+
+
+def stock_of(entry: Entry) -> Stock:
+    """What is here of one pair."""
+    place = _gguf(entry)
+    if isinstance(place, HubAddress):
+        held = cached(place.repo, place.revision)
+        models = gguf_names.targets(held.sizes) if held else {}
+        here = {key: held.n_bytes(names) for key, names in models.items()} if held else {}
+    else:
+        here = _local(place)
+    return Stock(entry, here, _drafter_here(entry, place))
+
+
+def remove(address: Address) -> int:
+    """Remove a pair, or one quantisation of its target, from the caches; the bytes that this frees.
+
+    A target that another pair uses, whose drafter is here as well, stays. Raises InputError for
+    what was never fetched: a file or folder of the user's own is not touched.
+    """
+    if isinstance(address, Path):
+        raise InputError(
+            f"{address} is a file or folder of yours: remove it as you remove other files"
+        )
+    entry = address.entry if isinstance(address, NamedPair) else None
+    place = _gguf(entry) if entry else address
+    freed = 0
+    if isinstance(place, HubAddress):
+        held = cached(place.repo, place.revision)
+        quant = address.quant or place.quant
+        if held is not None and not _is_shared(entry, place):
+            freed += _remove_models(held, quant, all_files=entry is None)
+        if quant is not None:
+            return freed  # the drafter serves the others
+        drafter = entry.drafter if entry else getattr(registry.of_target(place.repo), "drafter", "")
+        freed += _remove_drafter(drafter, place.repo)
+    elif entry is not None:
+        freed += _remove_drafter(entry.drafter, str(place))
+    return freed
+
+
+def _remove_models(held: Repository, quant: str | None, all_files: bool) -> int:
+    models = gguf_names.targets(held.sizes)
+    if quant is not None:
+        return remove_files(held.name, models[gguf_names.chosen(models, quant, held.name)])
+    names = [name for files in models.values() for name in files]
+    return remove_files(held.name, list(held.sizes) if all_files else names)
+
+
+def _remove_drafter(drafter: str, target: str) -> int:
+    address = read_address(drafter) if drafter else None
+    if not isinstance(address, HubAddress):
+        return 0
+    freed = forget_drafter(address.repo, target)
+    held = cached(address.repo)
+    if held is not None:
+        names = [name for name in held.sizes if name.endswith(".gguf")]
+        freed += remove_files(held.name, [*names, *weights(held)])
+    return freed
+
+
+def _is_shared(entry: Entry | None, place: HubAddress) -> bool:
+    others = [each for each in registry.entries() if entry and each.name != entry.name]
+    return any(
+        (each.gguf or "").casefold() == place.repo.casefold() and _drafter_here(each, place)
+        for each in others
+    )
+
+
+def _drafter_here(entry: Entry, target: Address | None) -> bool:
+    address = read_address(entry.drafter)
+    if not isinstance(address, HubAddress):
+        return True
+    key = target.repo if isinstance(target, HubAddress) else str(target)
+    if kept_drafter(address.repo, key) is not None:
+        return True
+    held = cached(address.repo)
+    return held is not None and any(name.endswith(".gguf") for name in held.sizes)
+
+
+def _gguf(entry: Entry) -> Address | None:
+    return read_address(entry.gguf) if entry.gguf else None
+
+
+def _local(place: Address | None) -> dict[str, int]:
+    if not isinstance(place, Path) or not place.is_file():
+        return {}
+    return {gguf_names.quantisation(place.stem) or place.stem: place.stat().st_size}

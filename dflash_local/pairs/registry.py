@@ -1,0 +1,88 @@
+"""The registry of pairs: the file in this package, and one of the user's own."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+from dflash_local.errors import InputError
+from dflash_local.pairs.entry import Entry, read_entry
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ENVIRONMENT = "DFLASH_LOCAL_REGISTRY"
+"""Names a file of the user's own, with the keys of `pairs.toml`."""
+
+_OWN = Path(__file__).with_name("pairs.toml")
+
+
+def entries() -> tuple[Entry, ...]:
+    """All pairs, in the order of the files. Raises InputError for a file that is not right."""
+    return _entries(os.environ.get(ENVIRONMENT))
+
+
+def own_entries() -> tuple[Entry, ...]:
+    """The pairs that this package knows, without the user's."""
+    return _entries(None)
+
+
+@cache
+def _entries(more: str | None) -> tuple[Entry, ...]:
+    found = {entry.name: entry for entry in read(_OWN)}
+    if more:
+        found |= {entry.name: entry for entry in read(Path(more).expanduser())}
+    return tuple(found.values())
+
+
+def read(path: Path) -> list[Entry]:
+    """The pairs of one file. Raises InputError."""
+    try:
+        tables = tomllib.loads(path.read_text("utf-8-sig"))
+    except OSError as error:
+        raise InputError(f"{path}: the registry cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not TOML: {error}") from None
+    return [read_entry(str(path), name, table) for name, table in tables.items()]
+
+
+def named(text: str) -> tuple[Entry, str | None] | None:
+    """The pair of that name, and the quantisation after the last colon, as in
+    `qwen3-8b:Q8_0`. None if there is no such name."""
+    wanted = text.casefold()
+    for name, quant in ((wanted, None), (wanted.rpartition(":")[0], text.rpartition(":")[2])):
+        for entry in entries():
+            if name and name in map(str.casefold, entry.names):
+                return entry, quant
+    return None
+
+
+def near(text: str) -> list[str]:
+    """Names that look like this one."""
+    known = {name: entry.name for entry in entries() for name in entry.names}
+    found = difflib.get_close_matches(text.casefold(), known, 6, 0.5)
+    return list(dict.fromkeys(known[name] for name in found))[:3]
+
+
+def of_target(repo: str | None) -> Entry | None:
+    """The first pair whose target comes from this repository."""
+    return _first(entry for entry in entries() if repo and _same(entry.gguf, repo))
+
+
+def of_drafter(repo: str | None) -> Entry | None:
+    """The pair whose drafter comes from this repository."""
+    return _first(entry for entry in entries() if repo and _same(entry.drafter, repo))
+
+
+def _same(one: str | None, other: str) -> bool:
+    return one is not None and one.casefold() == other.casefold()
+
+
+def _first(found: Iterable[Entry]) -> Entry | None:
+    return next(iter(found), None)

@@ -1,0 +1,154 @@
+"""`run`, `pull`, `list`, `show`, `rm` and `ps` for a user with an empty cache, from the stand-in
+hub."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from named_pair import CHECKPOINT, DRAFTER, FILE, GGUF, NAME, TARGET, User, checkpoint, user
+
+ASKED = ("--draft-width", "8", "-n", "24", "Write a function that adds two numbers.")
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Iterator[User]:
+    with user(tmp_path) as someone:
+        yield someone
+
+
+def storage(empty: User) -> int:
+    """Bytes that the hub's storage has served."""
+    return sum(empty.hub.served("storage"))
+
+
+def test_run_fetches_converts_and_answers_then_needs_no_network(empty: User) -> None:
+    first = empty.done("run", NAME, "--json", *ASKED)
+    told = json.loads(first.stdout)
+    assert told["stats"]["accepted"] > 0 and len(told["tokens"]) == 24
+    assert f"fetching {GGUF}: {FILE}" in first.stderr
+    assert f"converted {CHECKPOINT}" in first.stderr
+    assert "thinking is off" in first.stderr and "top_k 7" in first.stderr
+    # what was fetched for the conversion alone is not held twice
+    assert not [path for path in empty.cache.rglob("*.safetensors")]
+
+    asked = len(empty.hub.requests)
+    again = empty.done("run", NAME, "--json", *ASKED, HF_HUB_OFFLINE="1")
+    assert json.loads(again.stdout)["tokens"] == told["tokens"]
+    assert json.loads(again.stdout)["stats"]["accepted"] == told["stats"]["accepted"]
+    assert len(empty.hub.requests) == asked and "fetching" not in again.stderr
+    online = empty.done("run", "TINY:coder", "-q", *ASKED)
+    assert online.stdout.strip() == told["text"].strip()
+    assert len(empty.hub.requests) == asked
+
+    # the whole life of a pair: it is listed, shown and removed
+    [here] = json.loads(empty.done("list", "--here", "--json").stdout)["models"]
+    assert (here["name"], here["here"]) == (NAME, {"Q8_0": TARGET.stat().st_size})
+    assert here["drafter_here"] and here["fits"] in ("cpu", "gpu")
+    shown = json.loads(empty.done("show", NAME, "--json").stdout)
+    assert shown["drafter"] == CHECKPOINT and shown["thinking"] is False
+    assert shown["quantisations"] == [
+        {"name": "Q8_0", "n_bytes": TARGET.stat().st_size, "here": True, "fits": True}
+    ]
+    assert shown["memory"] > TARGET.stat().st_size
+    assert "GB freed" in empty.done("rm", NAME).stderr
+    assert not [path for path in empty.home.rglob("*.gguf")]
+    assert "nothing of tiny is here" in empty.refused("rm", NAME)
+
+
+def test_a_drafter_beside_its_target_is_taken(empty: User) -> None:
+    files = {f"q8/{FILE}": TARGET.read_bytes(), "dflash-Q8_0.gguf": DRAFTER.read_bytes()}
+    empty.hub.add("lab/Both-GGUF", {**files, "q4/tiny-Q4_K_M.gguf": b"not fetched"})
+    done = empty.done("pull", "lab/Both-GGUF:q8_0", "-q")
+    target, draft = map(Path, done.stdout.splitlines())
+    assert (target.name, draft.name) == (FILE, "dflash-Q8_0.gguf")
+    address = f"https://huggingface.co/lab/Both-GGUF/blob/main/q8/{FILE}"
+    told = json.loads(empty.done("run", address, "--json", "-q", *ASKED).stdout)
+    assert told["stats"]["accepted"] > 0
+    assert "Q5_K_M; it has Q4_K_M, Q8_0" in empty.refused("pull", "lab/Both-GGUF:Q5_K_M")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
+def test_an_interrupted_transfer_is_resumed(empty: User) -> None:
+    empty.hub.stalls = threading.Event()
+    pulling = empty.start("pull", NAME)
+    assert empty.hub.stalls.wait(60)
+    pulling.send_signal(signal.SIGINT)
+    assert pulling.wait(60) == 130
+    empty.hub.stalls = None
+    before = storage(empty)
+    empty.done("pull", NAME)
+    weights = len(dict(checkpoint())["model.safetensors"])
+    # a write that was under way when it was interrupted is lost
+    assert storage(empty) - before < TARGET.stat().st_size + weights
+
+
+def test_bytes_that_are_not_the_hubs_are_not_kept(empty: User) -> None:
+    empty.hub.corrupts = True
+    assert "sha256" in empty.refused("pull", NAME)
+    assert not [path for path in empty.cache.rglob("*.gguf")]
+
+
+def test_pull_fetches_what_is_newer(empty: User) -> None:
+    old = empty.done("pull", NAME, "-q").stdout
+    asked = storage(empty)
+    assert empty.done("pull", NAME, "-q").stdout == old and storage(empty) == asked
+    empty.hub.add(CHECKPOINT, {**dict(checkpoint()), "README.md": b"# Better\n"})
+    assert "converted" in empty.done("pull", NAME).stderr
+
+
+def test_nothing_is_fetched_that_does_not_fit(empty: User) -> None:
+    line = empty.refused("run", NAME, "--ctx", "16000000", "Hello")
+    assert "was not fetched" in line and "n_ctx 16000000" in line
+    assert storage(empty) < TARGET.stat().st_size / 2  # the header
+
+
+def test_what_the_hub_refuses(empty: User) -> None:
+    empty.hub.repositories[GGUF].gated = True
+    gated = empty.refused("run", NAME, "Hello")
+    assert "accept its terms at" in gated and "hf auth login" in gated
+    assert f"{GGUF}: offline" in empty.refused("run", NAME, "Hello", HF_HUB_OFFLINE="1")
+    unreachable = empty.refused("pull", NAME, HF_ENDPOINT="http://127.0.0.1:9")
+    assert "cannot be reached" in unreachable
+    assert "did you mean tiny?" in empty.refused("run", "tinny", "Hello")
+    assert "lab/None" in empty.refused("run", "lab/None", "Hello")
+
+
+def test_a_files_name_is_not_a_prompt(empty: User) -> None:
+    for prompt in ("model.gguf", NAME, str(TARGET)):
+        assert f"dflash-local run {prompt}" in empty.refused("chat", prompt)
+
+
+def test_a_server_serves_a_name(empty: User) -> None:
+    from server_process import ServerProcess
+
+    variables = empty.variables({"DFLASH_LOCAL_THREADS": "1"})
+    server = ServerProcess("--model", f"mine={NAME}", environment=variables)
+    try:
+        server.start()
+        with server.client() as client:
+            asked = {
+                "model": "mine",
+                "messages": [{"role": "user", "content": "Write add."}],
+                "max_tokens": 16,
+                "draft_width": 8,
+            }
+            first = client.post("/v1/chat/completions", json=asked).json()
+            again = client.post("/v1/chat/completions", json=asked).json()
+            text = first["choices"][0]["message"]["content"]
+            # greedy, as the registry advises, where the server's own default draws
+            assert text and text == again["choices"][0]["message"]["content"]
+            params = client.get("/props").json()["default_generation_settings"]["params"]
+            assert (params["temperature"], params["top_k"]) == (0.0, 7)
+        shown = empty.done("ps", "--url", server.url).stdout
+        assert re.search(r"^mine:latest +", shown, re.MULTILINE)
+    finally:
+        server.process.terminate()
+        server.wait()

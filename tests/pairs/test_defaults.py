@@ -1,0 +1,88 @@
+"""How requests are answered that do not say: by where the pair comes from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import dflash_local
+from dflash_local import Model, demo
+from dflash_local.gguf.file import GgufFile
+from dflash_local.pairs.defaults import Defaults, defaults_of
+
+TARGET, DRAFTER = map(GgufFile.open, demo.pair())
+
+
+def from_hub(file: GgufFile, repo: str) -> GgufFile:
+    folder = f"models--{repo.replace('/', '--')}"
+    return replace(file, path=Path("/cache/hub", folder, "snapshots", "0" * 40, file.path.name))
+
+
+def test_files_of_no_known_pair_have_none() -> None:
+    assert defaults_of(TARGET, DRAFTER) == defaults_of(TARGET, None) == Defaults()
+
+
+def test_a_converted_drafter_tells_its_pair() -> None:
+    source = {"dflash_local.source": "z-lab/Qwen3-8B-DFlash-b16"}
+    converted = replace(DRAFTER, metadata={**DRAFTER.metadata, **source})
+    found = defaults_of(TARGET, converted)
+    assert found.thinking is False and found.sampling["temperature"] == 0.7
+    assert any("thinking is off" in line for line in found.lines())
+
+
+def test_a_file_in_the_hubs_cache_tells_its_repository() -> None:
+    alone = defaults_of(from_hub(TARGET, "Qwen/Qwen3-8B-GGUF"), None)
+    assert (alone.sampling["top_k"], alone.thinking) == (20, None)
+    ready = from_hub(DRAFTER, "z-lab/Qwen3.5-35B-A3B-DFlash")
+    assert defaults_of(TARGET, ready).thinking is True
+
+
+def test_a_targets_file_may_advise_sampling() -> None:
+    advice = {"general.sampling.temp": 0.5, "general.sampling.top_k": 3, "general.name": "x"}
+    advised = replace(TARGET, metadata={**TARGET.metadata, **advice})
+    assert defaults_of(advised, None).sampling == {"temperature": 0.5, "top_k": 3}
+    known = from_hub(advised, "ggml-org/gpt-oss-20b-GGUF")
+    assert defaults_of(known, None).sampling == {"temperature": 1.0, "top_p": 1.0}
+
+
+def test_a_request_comes_before_the_pairs_own(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "sampling", {"temperature": 3.0, "top_k": 0, "min_p": 0.0})
+    options = {"seed": 1, "max_tokens": 12}
+    hot = model.generate("def add(a, b):", **options)
+    greedy = model.generate("def add(a, b):", temperature=0, **options)
+    assert hot.tokens != greedy.tokens
+    monkeypatch.setattr(model, "sampling", {})
+    assert model.generate("def add(a, b):", **options).tokens == greedy.tokens
+
+
+def test_thinking_is_asked_of_the_template(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    class Template:
+        def render(self, messages: object, begin: bool, **variables: object) -> str:
+            asked.append(variables.get("enable_thinking"))
+            return "x"
+
+    monkeypatch.setattr(model, "_template", Template())
+    messages = [{"role": "user", "content": "Hello"}]
+    for thinking, given in (
+        (None, None),
+        (False, None),
+        (False, {"enable_thinking": True}),
+        (False, {"reasoning_effort": "high"}),
+        (True, None),
+    ):
+        monkeypatch.setattr(model, "thinking", thinking)
+        model.chat_prompt(messages, chat_template_kwargs=given)
+    assert asked == [None, False, True, None, True]
+
+
+def test_load_takes_a_folder(tmp_path: Path) -> None:
+    (tmp_path / TARGET.path.name).symlink_to(TARGET.path)
+    (tmp_path / "dflash-Q8_0.gguf").symlink_to(DRAFTER.path)
+    with dflash_local.load(tmp_path, n_gpu_layers=0, n_ctx=256, quiet=True) as model:
+        assert model.drafter is not None

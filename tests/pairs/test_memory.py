@@ -1,0 +1,52 @@
+"""What fits is known from a model's header alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from dflash_local import demo
+from dflash_local.errors import FileError, InputError
+from dflash_local.fit.options import LoadOptions
+from dflash_local.gguf.file import GgufFile
+from dflash_local.llama.runtime import Device
+from dflash_local.pairs.memory import check_memory, planned_bytes, why_too_large
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+def machine(free: int) -> list[Device]:
+    return [Device("CPU", "", "cpu", free, free)]
+
+
+@pytest.fixture(scope="module")
+def target() -> GgufFile:
+    return GgufFile.open(demo.pair()[0])
+
+
+def test_the_quantisations_that_fit_are_named(target: GgufFile) -> None:
+    options = LoadOptions(n_ctx=2048)
+    assert planned_bytes(target, options, machine(32 * GIB))
+    scarce = next(
+        mib for mib in range(1024, 0, -2) if why_too_large(target, 0, options, machine(mib * MIB))
+    )
+    others = {"BF16": 2 * target.n_bytes, "Q4_K_M": target.n_bytes // 2, "Q2_K": 8 * MIB}
+    check_memory(target, 0, options, machine(32 * GIB), others)
+    with pytest.raises(InputError, match="was not fetched") as refusal:
+        check_memory(target, 0, options, machine(scarce * MIB), others)
+    line = str(refusal.value)
+    assert "this would fit: Q4_K_M (14 MiB), Q2_K (8 MiB)" in line and "BF16" not in line
+
+
+def test_the_drafter_counts(target: GgufFile) -> None:
+    options = LoadOptions(n_ctx=2048)
+    room = machine(GIB)
+    check_memory(target, 0, options, room, {})
+    with pytest.raises(InputError, match="no other quantisation of it would fit"):
+        check_memory(target, GIB, options, room, {})
+
+
+def test_what_is_no_target_is_refused() -> None:
+    with pytest.raises(FileError, match="drafter"):
+        drafter = GgufFile.open(demo.pair()[1])
+        check_memory(drafter, 0, LoadOptions(), machine(GIB), {})

@@ -1,0 +1,66 @@
+"""The registry of pairs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dflash_local.errors import InputError
+from dflash_local.pairs import find, registry
+from dflash_local.pairs.address import HubAddress, NamedPair, read_address
+
+
+def test_each_name_means_one_pair() -> None:
+    names = [name.casefold() for entry in registry.entries() for name in entry.names]
+    assert len(names) == len(set(names))
+    for entry in registry.entries():
+        for name in entry.names:
+            assert read_address(name) == NamedPair(entry), name
+
+
+def test_each_place_can_be_read() -> None:
+    for entry in registry.entries():
+        places = [entry.drafter, *([entry.gguf] if entry.gguf else [])]
+        assert all(isinstance(read_address(place), HubAddress) for place in places), entry.name
+
+
+def test_a_pair_whose_gguf_files_are_not_known_says_what_to_do() -> None:
+    [entry] = [entry for entry in registry.entries() if entry.gguf is None]
+    with pytest.raises(InputError, match=r"give its file with --target, and .* with --draft"):
+        find.find_pair(entry.name, say=str)
+
+
+def test_ones_own_file_adds_and_replaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = len(registry.entries())
+    own = tmp_path / "own.toml"
+    own.write_text('[mine]\ngguf = "me/M-GGUF"\ndrafter = "me/D"\n[qwen3-8b]\ndrafter = "me/Q"\n')
+    monkeypatch.setenv(registry.ENVIRONMENT, str(own))
+    assert len(registry.entries()) == before + 1
+    replaced = registry.named("qwen3-8b")
+    assert replaced and replaced[0].drafter == "me/Q"
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[a\n", "is not TOML"),
+        ('[a]\ngguf = "b/c"\n', r"\[a\] has no drafter"),
+        ('[a.b]\ndrafter = "b/c"\n', r"\[a\] has no drafter.*quotes"),
+        ('[a]\ndrafter = "b/c"\ncolour = 1\n', r"\[a\] colour: no such key; the keys are"),
+        ('[a]\ndrafter = "b/c"\nthinking = "no"\n', r"\[a\] thinking: 'no' is not"),
+        ('[a]\ndrafter = "b/c"\nsampling = { heat = 1 }\n', "heat is no sampling option"),
+    ],
+)
+def test_a_file_that_is_not_right(tmp_path: Path, text: str, named: str) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text(text)
+    with pytest.raises(InputError, match=named) as refusal:
+        registry.read(file)
+    assert str(file) in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_a_target_that_cannot_be_drafted_for_is_run_alone() -> None:
+    recurrent = read_address("qwen3-coder-next")
+    model = find.Files(["/models/coder-next.gguf"])
+    assert find.find_drafter(None, recurrent, model) is None
