@@ -18,7 +18,8 @@ import click
 from dflash_local import demo
 from dflash_local.bench.peers.paper import PaperValue, paper_value
 from dflash_local.bench.prompts.dataset import DATASETS, load_prompts
-from dflash_local.bench.prompts.prompt import CATEGORIES, BenchPrompt, read_prompts
+from dflash_local.bench.prompts.prompt import CATEGORIES, BenchPrompt, read_prompts, read_replay
+from dflash_local.bench.replay import SHIPPED
 
 from . import interrupt
 from .answer import write_stdout
@@ -47,7 +48,22 @@ if TYPE_CHECKING:
 
 _FOLDER = click.Path(exists=True, file_okay=False)
 _PLACE = click.Path(exists=True)
+_MAX_TOKENS, _MOST_TOKENS = 96, 1 << 20
+_SHIPPED = "shipped"
+"""What `--replay` without a file stands for."""
 _OUTPUT = click.Path(dir_okay=False, writable=True)
+
+
+class _Replay(click.Path):
+    """A file, or the word for the shipped texts."""
+
+    def convert(self, value: Any, *place: Any) -> Any:
+        return value if value == _SHIPPED else super().convert(value, *place)
+
+
+_REPLAY = _Replay(exists=True, dir_okay=False, readable=True)
+_NAMES = {"categories": "category", "llama_server": "against-llama-server"}
+"""Of options, where they are not those of their values."""
 
 
 def _temperatures(value: Any) -> tuple[float, ...]:
@@ -86,10 +102,11 @@ PROMPTS = (
     option(
         "--category",
         "categories",
-        type=click.Choice(CATEGORIES),
+        metavar="NAME",
         multiple=True,
         show_default="all",
-        help="Built-in prompts to use; may be repeated.",
+        help=f"Built-in prompts to use: {', '.join(CATEGORIES)}; with --replay, texts of its file. "
+        "May be repeated.",
     ),
     option(
         "--prompts",
@@ -116,6 +133,17 @@ PROMPTS = (
         show_default="1k,8k,32k; on a CPU 1k",
         help="Long prompts: their answers end after so many tokens of context.",
     ),
+    option(
+        "--replay",
+        type=_REPLAY,
+        is_flag=False,
+        flag_value=_SHIPPED,
+        metavar="[FILE]",
+        help="Let given answers come out: those of this file, prompts as for --prompts with an "
+        "answer each; without FILE, edits of open code that are shipped. The target does all its "
+        "work; what equals the given text of the drafts is accepted. For any model, --shape and "
+        "--synthetic-length, too.",
+    ),
     option("--thinking", is_flag=True, help="Let chat templates ask for reasoning."),
 )
 
@@ -125,7 +153,7 @@ MEASURING = (
         "--max-tokens",
         type=whole(2),
         metavar="N",
-        default=96,
+        show_default=f"{_MAX_TOKENS}; with --replay all of them",
         help="Tokens of each answer.",
     ),
     option(
@@ -133,7 +161,7 @@ MEASURING = (
         "temperatures",
         type=_temperatures,
         metavar="X,...",
-        default="0,0.8",
+        show_default="0,0.8; with --replay 0",
         help="Temperatures.",
     ),
     option(
@@ -241,11 +269,20 @@ def _check(values: Mapping[str, Any]) -> None:
         ("dataset", "categories"),
         ("shape", "prompts"),
         ("shape", "dataset"),
-        ("shape", "categories"),
+        ("replay", "prompts"),
+        ("replay", "dataset"),
+        ("replay", "depths"),
+        ("replay", "llama_server"),
+        *([] if values["replay"] else [("shape", "categories")]),
     ):
         if values[one] and values[other]:
-            names = [f"--{'category' if name == 'categories' else name}" for name in (one, other)]
+            names = [f"--{_NAMES.get(name, name)}" for name in (one, other)]
             raise click.UsageError(f"{names[0]} and {names[1]} exclude each other: leave out one.")
+    for name in () if values["replay"] else values["categories"]:
+        if name not in CATEGORIES:
+            raise click.UsageError(
+                f"--category {name!r} is not one of the built-in prompts: {', '.join(CATEGORIES)}."
+            )
     for name in ("shape_layers", "shape_folder"):
         if values[name] is not None and values["shape"] is None:
             raise click.UsageError(f"--{name.replace('_', '-')} belongs to --shape: add it.")
@@ -267,10 +304,11 @@ def _options(
     from dflash_local.bench.benchmark import BenchOptions
     from dflash_local.bench.measure.settings import RunSettings, variants_from
 
+    replay = values["replay"]
     settings = RunSettings(
-        temperatures=values["temperatures"],
+        temperatures=values["temperatures"] or ((0.0,) if replay else (0.0, 0.8)),
         variants=variants_from(values["draft_shapes"], values["widths"] or ()),
-        max_tokens=values["max_tokens"],
+        max_tokens=values["max_tokens"] or (_MOST_TOKENS if replay else _MAX_TOKENS),
         repeat=values["repeat"],
         seed=values["seed"],
     )
@@ -284,6 +322,7 @@ def _options(
         command=command,
         prompts=_prompts(values),
         random=values["shape"] is not None,
+        replay=f"the {_SHIPPED} edits" if replay == _SHIPPED else replay,
         categories=tuple(values["categories"]) or CATEGORIES,
         limit=values["limit"],
         depths=values["depths"],
@@ -326,6 +365,9 @@ def _files(values: Mapping[str, Any], say: Say) -> Iterator[tuple[Path, Path | N
 
 def _prompts(values: Mapping[str, Any]) -> list[BenchPrompt] | None:
     """Those of a file or of a dataset; None for the built-in ones."""
+    if values["replay"] is not None:
+        file = SHIPPED if values["replay"] == _SHIPPED else values["replay"]
+        return read_replay(file, categories=values["categories"], limit=values["limit"])
     if values["prompts"] is not None:
         return read_prompts(values["prompts"], limit=values["limit"])
     if values["dataset"] is None:

@@ -52,7 +52,12 @@ class TargetPass:
         ids: Sequence[Sequence[int]] = (),
     ) -> int: ...
     def decode_ahead(
-        self, tokens: Sequence[int], positions: Sequence[int], seqs: Sequence[int], n_steps: int
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        seqs: Sequence[int],
+        n_steps: int,
+        given: Sequence[int] = (),
     ) -> tuple[int, list[int]]: ...
     @property
     def best(self) -> list[int]: ...

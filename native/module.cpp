@@ -256,7 +256,7 @@ int decode(target_pass & self, const std::vector<int32_t> & tokens,
 
 nb::tuple decode_ahead(target_pass & self, const std::vector<int32_t> & tokens,
                        const std::vector<int32_t> & positions, const std::vector<int32_t> & seqs,
-                       int n_steps) {
+                       int n_steps, const std::vector<int32_t> & given) {
     const size_t n = tokens.size();
     if (positions.size() != n || seqs.size() != n) {
         throw std::invalid_argument("each token has one position and one sequence");
@@ -269,7 +269,7 @@ nb::tuple decode_ahead(target_pass & self, const std::vector<int32_t> & tokens,
     int status = 0;
     {
         const nb::gil_scoped_release release;
-        status = self.decode_ahead(std::move(rows), n_steps, out);
+        status = self.decode_ahead(std::move(rows), n_steps, given, out);
     }
     return nb::make_tuple(status, out);
 }
@@ -494,7 +494,7 @@ NB_MODULE(_native, m) {
         .def("decode", &decode, nb::arg("tokens"), nb::arg("positions"), nb::arg("seqs"),
              nb::arg("output"), nb::arg("ids") = id_lists{}, "Status of llama_decode.")
         .def("decode_ahead", &decode_ahead, nb::arg("tokens"), nb::arg("positions"),
-             nb::arg("seqs"), nb::arg("n_steps"),
+             nb::arg("seqs"), nb::arg("n_steps"), nb::arg("given") = std::vector<int32_t>(),
              "Status of llama_decode, and the tokens step by step.")
         .def_prop_ro("best", &target_pass::best, "Likeliest token of each output row; -1: none.")
         .def("logits", &logits, nb::arg("output_row"), "float32 [n_vocab]")

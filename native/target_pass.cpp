@@ -219,7 +219,10 @@ int target_pass::decode(const std::vector<batch_row> & rows) {
 }
 
 int target_pass::decode_ahead(std::vector<batch_row> rows, int n_steps,
-                              std::vector<int32_t> & out) {
+                              const std::vector<int32_t> & given, std::vector<int32_t> & out) {
+    if (!given.empty() && given.size() < rows.size() * static_cast<size_t>(n_steps)) {
+        throw std::invalid_argument("each step gives one token to each sequence, or none does");
+    }
     const llama_vocab * vocab = llama_model_get_vocab(llama_get_model(ctx_));
     const int64_t first = store_ ? store_->n_written() : 0;
     bool ended = false;
@@ -229,11 +232,13 @@ int target_pass::decode_ahead(std::vector<batch_row> rows, int n_steps,
             return status;
         }
         for (size_t i = 0; i < rows.size(); i++) {
-            rows[i].token = best_[i];
+            const bool is_given = !given.empty() && best_[i] >= 0;
+            const int32_t token = is_given ? given[step * rows.size() + i] : best_[i];
+            rows[i].token = token;
             rows[i].position++;
-            ended = ended || best_[i] < 0 || llama_vocab_is_eog(vocab, best_[i]);
+            ended = ended || token < 0 || llama_vocab_is_eog(vocab, token);
+            out.push_back(token);
         }
-        out.insert(out.end(), best_.begin(), best_.end());
     }
     first_stored_ = first;
     return 0;

@@ -50,7 +50,11 @@ class target_pass {
     // Decodes some sequences greedily for n_steps: each row's likeliest token is the next row. It
     // stops early after a step in which a sequence comes to an end of text or to logits that are
     // not finite. Appends the tokens to out, step by step. Returns the status as `decode`.
-    int decode_ahead(std::vector<batch_row> rows, int n_steps, std::vector<int32_t> & out);
+    //
+    // given: empty, or the tokens to take in place of the likeliest ones, step by step. The work is
+    // the same.
+    int decode_ahead(std::vector<batch_row> rows, int n_steps, const std::vector<int32_t> & given,
+                     std::vector<int32_t> & out);
 
     // The likeliest token of each output row of the last pass; of equal ones the lowest id on the
     // CPU, always the same one on a GPU. -1 if the logits are not finite numbers.

@@ -29,6 +29,8 @@ from dflash_local.bench.prompts.case import (
     tokenized,
 )
 from dflash_local.bench.prompts.prompt import CATEGORIES, BenchPrompt, built_in
+from dflash_local.bench.replay.acceptance import ReplayedDrafts
+from dflash_local.bench.replay.engine import Answers, ReplayEngine
 from dflash_local.bench.report.report import Report
 from dflash_local.bench.synthetic.acceptance import SyntheticAcceptance
 from dflash_local.bench.synthetic.engine import synthetic_engine
@@ -53,7 +55,8 @@ class BenchOptions:
     """What one run is to measure.
 
     `prompts`: None for the built-in ones of `categories`. `random`: random token ids in their
-    place. `depths`: None for those of `case.DEPTHS`, on a CPU only the first of them. `loading` are
+    place. `replay` names where the answers of `prompts` come from, if they are to come out.
+    `depths`: None for those of `case.DEPTHS`, on a CPU only the first of them. `loading` are
     keyword arguments of `load`.
     """
 
@@ -63,6 +66,7 @@ class BenchOptions:
     command: str
     prompts: Sequence[BenchPrompt] | None = None
     random: bool = False
+    replay: str | None = None
     categories: tuple[str, ...] = CATEGORIES
     limit: int = 4
     depths: tuple[int, ...] | None = None
@@ -82,17 +86,23 @@ def benchmark(options: BenchOptions, open_engine: OpenEngine, say: Say) -> Repor
     options = replace(options, settings=_settings(options), loading=_loading(options))
     if options.synthetic_length is not None:
         RecordedDrafts.shipped().weights(options.synthetic_length)  # refused before any work
-    model, restart = _open(options, options.loading, open_engine)
+    answers: dict[tuple[int, ...], list[int]] = {}
+    model, restart = _open(options, options.loading, open_engine, answers)
     with model:
         settings, told = _possible(model, options.settings)
-        options = replace(options, settings=settings)
         cases, notes = _cases(model, options)
+        if options.replay is not None:
+            answers |= {tuple(case.tokens): case.answer for case in cases if case.answer}
+            longest = max(map(len, answers.values()))
+            settings = replace(settings, max_tokens=min(settings.max_tokens, longest))
+        options = replace(options, settings=settings)
         report = Report(
             command=options.command,
             environment=Environment.of(model),
             settings=settings,
             rows=measure_single(model, cases, settings, say, restart),
             synthetic_length=options.synthetic_length,
+            replay=options.replay,
             notes=told + notes,
             long_categories=tuple(depth_name(depth) for depth in options.depths or DEPTHS),
         )
@@ -107,7 +117,7 @@ def benchmark(options: BenchOptions, open_engine: OpenEngine, say: Say) -> Repor
             )
     short = [case for case in cases if case.category not in report.long_categories]
     if options.concurrency and short:
-        rows, left_out = _concurrent(options, short, open_engine, say)
+        rows, left_out = _concurrent(options, short, open_engine, answers, say)
         report.concurrency = rows
         report.notes += left_out
     if server is not None:
@@ -119,12 +129,16 @@ def benchmark(options: BenchOptions, open_engine: OpenEngine, say: Say) -> Repor
 
 
 def _concurrent(
-    options: BenchOptions, cases: Sequence[Case], open_engine: OpenEngine, say: Say
+    options: BenchOptions,
+    cases: Sequence[Case],
+    open_engine: OpenEngine,
+    answers: Answers,
+    say: Say,
 ) -> tuple[list[ConcurrencyRow], list[str]]:
     """On a model of its own: one that is loaded for several sequences need not be the fastest for
     a single one."""
     loading = {**options.loading, "n_seq": max(options.concurrency)}
-    model, restart = _open(options, loading, open_engine)
+    model, restart = _open(options, loading, open_engine, answers)
     with model:
         settings, told = _possible(model, options.settings)
         rows, notes = measure_concurrent(
@@ -135,11 +149,11 @@ def _concurrent(
 
 def _settings(options: BenchOptions) -> RunSettings:
     """Without a drafter there is only plain decoding. With synthetic acceptance, answers cannot be
-    compared."""
+    compared, and those of a replay need not be."""
     settings = options.settings
     if options.draft is None:
         settings = replace(settings, variants=())
-    if options.synthetic_length is not None:
+    if options.synthetic_length is not None or options.replay is not None:
         settings = replace(settings, compare=False)
     return settings
 
@@ -174,7 +188,7 @@ def _possible(model: Model, settings: RunSettings) -> tuple[RunSettings, list[st
 
 def _cases(model: Model, options: BenchOptions) -> tuple[list[Case], list[str]]:
     room, limit = options.settings.max_tokens, options.limit
-    if options.random:
+    if options.random and options.replay is None:
         lengths = {"random": _RANDOM_LENGTH}
         lengths |= {depth_name(n): n - room for n in options.depths or () if n <= model.n_ctx}
         return random_cases(model.target.n_vocab, lengths, limit=limit), []
@@ -200,17 +214,24 @@ def _curve_rows(model: Model) -> list[int]:
 
 
 def _open(
-    options: BenchOptions, loading: Mapping[str, Any], open_engine: OpenEngine
+    options: BenchOptions, loading: Mapping[str, Any], open_engine: OpenEngine, answers: Answers
 ) -> tuple[Model, Restart]:
-    """A model, with synthetic acceptance if that is asked for, and what to call before answers."""
+    """A model, with synthetic acceptance or given answers if that is asked for, and what to call
+    before answers."""
     engine, plan = open_engine(options.target, options.draft, LoadOptions(**loading))
-    if options.synthetic_length is None:
+    length, seed = options.synthetic_length, options.settings.seed
+    if options.replay is not None:
+        if length is None:
+            return Model(ReplayEngine(engine, answers), plan), start_anywhere
+        drafts = ReplayedDrafts(RecordedDrafts.shipped(), length, seed)
+        return Model(ReplayEngine(engine, answers, drafts), plan), drafts.restart
+    if length is None:
         return Model(engine, plan), start_anywhere
     n_vocab, ends_text = engine.target.n_vocab, engine.target.vocabulary.ends_text
     acceptance = SyntheticAcceptance(
         RecordedDrafts.shipped(),
-        options.synthetic_length,
-        options.settings.seed,
+        length,
+        seed,
         usable=lambda token: 0 <= token < n_vocab and not ends_text(token),
     )
     return Model(synthetic_engine(engine, acceptance), plan), acceptance.restart

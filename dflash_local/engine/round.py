@@ -164,7 +164,9 @@ class Round:
         if all(sequence.takes_best for sequence in sequences):
             n_steps = self._widths.n_steps_ahead(sequences)
             slots, anchors = [s.slot for s in sequences], [s.anchor for s in sequences]
-            steps = self._slots.decode_ahead(slots, anchors, n_steps)
+            given = [sequence.upcoming(n_steps) for sequence in sequences]
+            in_steps = [token for step in zip(*given, strict=True) for token in step]
+            steps = self._slots.decode_ahead(slots, anchors, n_steps, in_steps)
             lap.accepting(len(sequences))
         else:
             batch = self._verify(sequences, [_NO_DRAFT] * len(sequences))

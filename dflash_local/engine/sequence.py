@@ -143,6 +143,10 @@ class Sequence:
             self.logprobs.append(sampler.logprobs_from(ids, logits, log_sum, token, whole))
         return token
 
+    def upcoming(self, n: int) -> list[int]:
+        """Its next n tokens, where they are known before the target is asked; else none."""
+        return []
+
     def emit(self, token: int, *, ends_text: bool) -> bool:
         """Append a token to the answer. True if the answer ends with it."""
         self.tokens.append(token)

@@ -258,13 +258,16 @@ class Slots:
         self._n_decoded = self.target.first_stored + len(batch)
 
     def decode_ahead(
-        self, slots: Sequence[Slot], anchors: Sequence[int], n_steps: int
+        self,
+        slots: Sequence[Slot],
+        anchors: Sequence[int],
+        n_steps: int,
+        given: Sequence[int] = (),
     ) -> list[list[int]]:
         """Several plain greedy steps of these slots at once. See `Target.decode_ahead`."""
         self._keep_stored(n_steps * len(slots))
-        steps = self.target.decode_ahead(
-            anchors, [len(slot.cached) for slot in slots], [slot.seq for slot in slots], n_steps
-        )
+        positions, seqs = [len(slot.cached) for slot in slots], [slot.seq for slot in slots]
+        steps = self.target.decode_ahead(anchors, positions, seqs, n_steps, given)
         self._n_decoded = self.target.first_stored + len(steps) * len(slots)
         return steps
 

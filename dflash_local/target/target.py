@@ -293,10 +293,16 @@ class Target:
         self._output = output
 
     def decode_ahead(
-        self, tokens: Sequence[int], positions: Sequence[int], seq_ids: Sequence[int], n_steps: int
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        seq_ids: Sequence[int],
+        n_steps: int,
+        given: Sequence[int] = (),
     ) -> list[list[int]]:
         """Decode some sequences greedily for `n_steps`. Each step is a batch with one row per
-        sequence, and the likeliest token after each row is the next row.
+        sequence, and the likeliest token after each row is the next row; or that of `given`, in
+        the order of the result, if it is not empty.
 
         Returns the tokens, [steps][sequences]. There are fewer steps if a sequence has come to an
         end of text, or to -1 as in `best`. `first_stored` is then the number of the first step's
@@ -308,7 +314,7 @@ class Target:
         self._cells.before_pass(n * n_steps)
         runtime.clear_log()
         self._rollback.begin_pass()
-        status, found = self._pass.decode_ahead(tokens, positions, seq_ids, n_steps)
+        status, found = self._pass.decode_ahead(tokens, positions, seq_ids, n_steps, given)
         self._cells.after_pass(list(seq_ids) * (len(found) // n))
         self._check_status(status, n)
         more = len(found) // n - 1

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sysconfig
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from dflash_local import demo
 from dflash_local.bench.shapes.writer import write_pair
 from dflash_local.cli.bench import SECTIONS
 from in_process import Done, command
-from mini_shapes import HYBRID
+from mini_shapes import DENSE, HYBRID
 
 COMMAND = Path(sysconfig.get_path("scripts"), "dflash-local")
 TARGET, DRAFTER = map(str, demo.pair())
@@ -114,6 +115,56 @@ def test_synthetic_acceptance_is_the_same_for_all_drafts() -> None:
     assert trees[0]["accepted_length"] > chains[0]["accepted_length"] > 2
 
 
+def replay_file(folder: Path) -> str:
+    file = folder / "given.jsonl"
+    lines = [
+        {"category": "line", "prompt": f"x = {i}\n", "answer": f"y = {i} + {i}\n" * 12}
+        for i in range(2)
+    ]
+    talk = [{"role": role, "content": "one two three"} for role in ("user", "assistant") * 2]
+    lines.append({"category": "talk", "messages": talk})
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return str(file)
+
+
+def test_given_answers_come_out_in_every_way(tmp_path: Path) -> None:
+    file = replay_file(tmp_path)
+    found = told("--replay", file, *ON_CPU, "--widths", "8", "--temps", "0,0.8")
+    assert (found["replay"], found["text_is_valid"], found["n_compared"]) == (file, False, 0)
+    assert {row["category"] for row in found["rows"]} == {"line", "talk"}
+    n_tokens = {row["category"]: row["plain"]["n_tokens"] for row in found["rows"]}
+    for row in found["rows"]:
+        assert row["plain"]["n_tokens"] == row["drafted"]["n_tokens"] == n_tokens[row["category"]]
+    # Whole answers, as long as the longest.
+    assert found["settings"]["max_tokens"] > 60
+    text = bench("--replay", file, *FEW, "--category", "talk", "--temps", "0").stdout
+    assert f"text: given by {file}" in text and "line" not in text.split("prompts")[1]
+
+
+def test_a_target_alone_replays(tmp_path: Path) -> None:
+    replay = "--replay", replay_file(tmp_path), "--category", "line"
+    found = told(*replay, "--target", TARGET, *ON_CPU)
+    assert [row["drafted"] for row in found["rows"]] == [None, None]
+    assert {row["temperature"] for row in found["rows"]} == {0.0}
+
+
+def test_random_weights_replay_with_recorded_drafts(tmp_path: Path) -> None:
+    target, draft = map(str, write_pair(replace(DENSE, n_vocab=9000), "Q8_0", tmp_path, n_layer=3))
+    files = ("--target", target, "--draft", draft, "--replay", replay_file(tmp_path))
+    found = told(*files, *ON_CPU, "--category", "line", "--synthetic-length", "5", "--widths", "16")
+    for row in found["rows"]:
+        if row["width"] == 16:
+            assert row["accepted_length"] > 2
+            assert row["drafted"]["n_tokens"] == row["plain"]["n_tokens"]
+
+
+@pytest.mark.slow
+def test_replays_of_several_requests_at_once(tmp_path: Path) -> None:
+    replay = "--replay", replay_file(tmp_path), "--category", "line"
+    rows = told(*replay, *ON_CPU, "--concurrency", "2", "--draft-shape", "chain")["concurrency"]
+    assert [row["concurrency"] for row in rows] == [2]
+
+
 def test_a_target_alone_is_decoded_plainly() -> None:
     found = told(*FEW, "--target", TARGET, "--category", "chat", "--temps", "0")
     assert [row["drafted"] for row in found["rows"]] == [None, None]
@@ -138,6 +189,11 @@ def test_a_target_alone_is_decoded_plainly() -> None:
         (("--markdown", "no/such/folder.md"), "no folder"),
         (("--shape", "qwen3-8b", "--target", TARGET), "exclude each other"),
         (("--shape", "no-such-shape"), "no shape 'no-such-shape'"),
+        (("--replay", "no.jsonl"), "does not exist"),
+        (("--replay", "--dataset", "gsm8k"), "exclude each other"),
+        (("--replay", "--depths", "1k"), "exclude each other"),
+        (("--replay", "--against-llama-server", "/bin/true"), "exclude each other"),
+        (("--category", "prose"), "not one of the built-in prompts"),
         (("--shape-layers", "2"), "belongs to --shape"),
         (("--dataset-folder", "."), "belongs to --dataset"),
         (("--category", "fim", "--dataset", "gsm8k"), "exclude each other"),

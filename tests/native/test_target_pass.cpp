@@ -87,7 +87,7 @@ void steps_ahead_are_greedy_steps(const shipped_pair & pair) {
         next.push_back({stepwise.pass->best()[0], 20 + seq, seq, true});
     }
     std::vector<int32_t> found;
-    check::equal(ahead.pass->decode_ahead(next, n_steps, found), 0, "status");
+    check::equal(ahead.pass->decode_ahead(next, n_steps, {}, found), 0, "status");
     check::equal(found.size(), size_t{2 * n_steps}, "number of tokens");
     for (int step = 0; step < n_steps; step++) {
         check::equal(stepwise.pass->decode(next), 0, "status");

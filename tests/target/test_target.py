@@ -259,6 +259,24 @@ def test_greedy_steps_ahead_equal_steps_one_by_one(path: Path) -> None:
         assert np.array_equal(states, np.concatenate(features))
 
 
+def test_given_steps_ahead_equal_steps_of_these_tokens(path: Path) -> None:
+    """Tokens are fed as they are given, and the hidden states are those of that text."""
+    given = [[5, 7], [6, 2], [9, 9], [4, 3]]
+    with opened(path, n_seq=2, tapped_layers=LAYERS) as target:
+        rows = Rows(target)
+        rows.decode([9, 4])
+        in_steps = [token for step in given for token in step]
+        assert target.decode_ahead([3, 8], [9, 4], [0, 1], 4, in_steps) == given
+        states = target.stored(range(target.first_stored, target.first_stored + 8))
+        for seq, length in ((0, 9), (1, 4)):
+            target.truncate(seq, length)
+        features = []
+        for i, tokens in enumerate([[3, 8], *given[:-1]]):
+            target.decode(tokens, [9 + i, 4 + i], [0, 1], [True, True])
+            features.append(target.hidden_states().reshape(2, -1))
+        assert np.array_equal(states, np.concatenate(features))
+
+
 def spoil(tensors: dict[str, Tensor]) -> None:
     values, kind = tensors["output_norm.weight"]
     tensors["output_norm.weight"] = (np.full_like(values, np.nan), kind)

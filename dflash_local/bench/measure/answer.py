@@ -54,8 +54,7 @@ def ask(
         temperature=temperature,
         seed=seed,
         max_tokens=max_tokens,
-        draft_width=variant.width,
-        draft_shape=variant.shape,
+        **variant.options(),
     ):
         if chunk.tokens and not ttft_s:
             ttft_s = time.perf_counter() - start

@@ -169,9 +169,7 @@ def _answer_all(
             while waiting and len(running) < n:
                 i, prompt = waiting.popleft()
                 sampling = SamplingParams(temperature=temperature, seed=seed + i)
-                request = Request(
-                    prompt, sampling, max_tokens, variant.width, draft_shape=variant.shape
-                )
+                request = Request(prompt, sampling, max_tokens, **variant.options())
                 running.append(engine.begin(request))
             engine.step(running)
             for ended in [each for each in running if each.finish_reason is not None]:

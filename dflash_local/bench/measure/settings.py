@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from dflash_local.draft.shape import DraftShape
@@ -31,6 +31,10 @@ class Variant:
         if self == PLAIN:
             return "plain"
         return "auto" if self.shape == "auto" else f"{self.shape} {self.width}"
+
+    def options(self) -> dict[str, Any]:
+        """What a request asks for: keyword arguments of `Model.stream` and of `Request`."""
+        return {"draft_width": self.width, "draft_shape": self.shape}
 
 
 PLAIN = Variant(0)

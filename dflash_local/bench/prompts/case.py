@@ -26,11 +26,13 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Case:
-    """A prompt as a model reads it. `index` counts within the category."""
+    """A prompt as a model reads it. `index` counts within the category. `answer` is what a replay
+    shall emit."""
 
     category: str
     index: int
     tokens: list[int]
+    answer: list[int] | None = None
 
 
 def tokenized(
@@ -38,27 +40,29 @@ def tokenized(
 ) -> tuple[list[Case], list[str]]:
     """The prompts as `model` reads them, and a note for each kind that it cannot read.
 
-    `room` are the tokens of context that the answer needs. `thinking` leaves the reasoning of chat
-    templates on, which most published drafters were not trained for. Raises InputError for
-    messages that the model's template refuses.
+    `room` are the tokens of context that the answer needs; a given one may need fewer. `thinking`
+    leaves the reasoning of chat templates on, which most published drafters were not trained for.
+    Raises InputError for messages that the model's template refuses.
     """
     cases: list[Case] = []
     counts: Counter[str] = Counter()
     left_out: Counter[tuple[str, str]] = Counter()
     for prompt in prompts:
-        tokens, fault = [], ""
+        tokens, fault, answer = [], "", None
         if prompt.infill is not None and model.target.vocabulary.infill is None:
             fault = "the model has no fill-in-the-middle tokens"
         elif prompt.messages and model.target.chat_template is None:
             fault = "the model has no chat template"
         else:
             tokens = _tokens(model, prompt, thinking)
-            if len(tokens) + room > model.n_ctx:
+            answer = _answer(model.target.vocabulary, prompt)
+            needed = room if answer is None else min(room, len(answer))
+            if len(tokens) + needed > model.n_ctx:
                 fault = f"prompt and answer exceed the context of {model.n_ctx} tokens"
         if fault:
             left_out[prompt.category, fault] += 1
             continue
-        cases.append(Case(prompt.category, counts[prompt.category], tokens))
+        cases.append(Case(prompt.category, counts[prompt.category], tokens, answer))
         counts[prompt.category] += 1
     notes = [f"{category}: {n} left out, {why}" for (category, why), n in left_out.items()]
     return cases, notes
@@ -71,6 +75,12 @@ def _tokens(model: Model, prompt: BenchPrompt, thinking: bool) -> list[int]:
         return _gap(model.target.vocabulary, *prompt.infill)
     kwargs = {} if thinking else {"enable_thinking": False}
     return model.chat_prompt(prompt.messages, chat_template_kwargs=kwargs)
+
+
+def _answer(vocabulary: Vocabulary, prompt: BenchPrompt) -> list[int] | None:
+    if prompt.answer is None:
+        return None
+    return vocabulary.tokenize(prompt.answer, special=False, add_special=False)
 
 
 def _gap(vocabulary: Vocabulary, prefix: str, suffix: str) -> list[int]:

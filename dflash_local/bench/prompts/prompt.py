@@ -1,12 +1,14 @@
-"""Prompts as text: the built-in ones, and those of a file of the user's own."""
+"""Prompts as text: the built-in ones, and those of a file of the user's own; some with answers."""
 
 from __future__ import annotations
 
 import json
 import os
 import reprlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,13 @@ _FILE = Path(__file__).resolve().parent / "prompts.json"
 @dataclass(frozen=True)
 class BenchPrompt:
     """A prompt in one of three forms: a raw text with special tokens in place, the messages of a
-    conversation, or the prefix and suffix of a gap to fill."""
+    conversation, or the prefix and suffix of a gap to fill. `answer` is for replays only."""
 
     category: str
     text: str | None = None
     messages: tuple[Mapping[str, str], ...] = ()
     infill: tuple[str, str] | None = None
+    answer: str | None = None
 
     @classmethod
     def question(cls, category: str, text: str) -> BenchPrompt:
@@ -62,24 +65,73 @@ def read_prompts(path: str | os.PathLike[str], *, limit: int | None = None) -> l
     `suffix` (a gap to fill), and may name a `category`. Raises InputError, OSError.
     """
     prompts: list[BenchPrompt] = []
-    counts: dict[str, int] = {}
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not UTF-8 text; expected a JSON object on each line") from None
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            prompt = _parsed(json.loads(line))
-        except (ValueError, TypeError, RecursionError) as error:
-            raise InputError(f"{path}, line {number}: {error}") from None
-        counts[prompt.category] = counts.get(prompt.category, 0) + 1
+    counts: Counter[str] = Counter()
+    for number, raw in _lines(path):
+        with _naming(path, number):
+            prompt = _parsed(raw)
+        counts[prompt.category] += 1
         if limit is None or counts[prompt.category] <= limit:
             prompts.append(prompt)
     if not prompts:
         raise InputError(f'{path}: no prompts; expected lines such as {{"prompt": "Once upon"}}')
     return prompts
+
+
+def read_replay(
+    path: str | os.PathLike[str], *, categories: Sequence[str] = (), limit: int | None = None
+) -> list[BenchPrompt]:
+    """Prompts with the answers that shall come out, of a JSON Lines file: at most `limit` lines of
+    each category, of `categories` alone if any are named.
+
+    A line has a prompt in one of the forms of `read_prompts`, and its `answer`. A conversation has
+    no `answer`: each message of the assistant is one, to the messages before it. Raises InputError,
+    OSError.
+    """
+    prompts: list[BenchPrompt] = []
+    counts: Counter[str] = Counter()
+    seen: dict[str, tuple[int, str | None]] = {}
+    for number, raw in _lines(path):
+        with _naming(path, number):
+            found = list(_answered(raw))
+            for prompt in found:
+                asked = json.dumps([prompt.text, prompt.messages, prompt.infill])
+                line, answer = seen.setdefault(asked, (number, prompt.answer))
+                if answer != prompt.answer:
+                    raise ValueError(f"the prompt of line {line} again, with another answer")
+        counts[found[0].category] += 1
+        if limit is None or counts[found[0].category] <= limit:
+            prompts += found
+    if not prompts:
+        raise InputError(
+            f'{path}: no answers; expected lines such as {{"prompt": "Once upon", "answer": " a"}}'
+        )
+    unknown = [name for name in categories if name not in counts]
+    if unknown:
+        raise InputError(f"{path}: no category {unknown[0]!r}; expected one of {', '.join(counts)}")
+    return [prompt for prompt in prompts if not categories or prompt.category in categories]
+
+
+def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, Any]]:
+    """The objects of a JSON Lines file, with the numbers of their lines. Raises InputError,
+    OSError."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not UTF-8 text; expected a JSON object on each line") from None
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            with _naming(path, number):
+                raw = json.loads(line)
+            yield number, raw
+
+
+@contextmanager
+def _naming(path: str | os.PathLike[str], number: int) -> Iterator[None]:
+    """Name the line in which something is wrong."""
+    try:
+        yield
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InputError(f"{path}, line {number}: {error}") from None
 
 
 def _parsed(raw: Any) -> BenchPrompt:
@@ -99,6 +151,31 @@ def _parsed(raw: Any) -> BenchPrompt:
     if forms == ["prompt"]:
         return BenchPrompt(category, text=_text(raw, "prompt"))
     return BenchPrompt(category, infill=(_text(raw, "prefix"), _text(raw, "suffix")))
+
+
+def _answered(raw: Any) -> Iterator[BenchPrompt]:
+    """The prompts of one line of a replay, at least one."""
+    prompt = _parsed(raw)
+    if not prompt.messages:
+        answer = _text(raw, "answer")
+        if not answer:
+            raise ValueError("answer is empty")
+        yield replace(prompt, answer=answer)
+        return
+    if "answer" in raw:
+        raise ValueError("messages with an answer; expected it as the last message")
+    n_answers = 0
+    for i, message in enumerate(prompt.messages):
+        if not isinstance(message, dict):
+            raise TypeError(f"message {i + 1} is not an object with role and content")
+        role, content = _text(message, "role"), _text(message, "content")
+        if role == "assistant" and content:
+            if not i:
+                raise ValueError("the first message is the assistant's; expected what it answers")
+            yield replace(prompt, messages=prompt.messages[:i], answer=content)
+            n_answers += 1
+    if not n_answers:
+        raise ValueError('no message with the role "assistant", which is an answer')
 
 
 def _text(raw: Mapping[str, Any], name: str) -> str:

@@ -14,6 +14,12 @@ _SYNTHETIC = (
 )
 
 
+_REPLAY = (
+    "text: given by {}. The target did all its work, and drafts that equal the text were accepted; "
+    "speed is real, and acceptance is that of {}"
+)
+
+
 def models(environment: Environment) -> str:
     drafter = f" with {environment.drafter}" if environment.drafter else ""
     return environment.target + drafter
@@ -32,8 +38,13 @@ def threads(environment: Environment) -> str:
 
 
 def validity(report: Report) -> list[str]:
-    """A warning, where acceptance is synthetic."""
+    """A warning, where acceptance is synthetic or the text is given."""
     length = report.synthetic_length
+    if report.replay is not None:
+        drafts = "the model's own drafts"
+        if length is not None:
+            drafts = f"another pair's drafts, {length:g} tokens a round of whole chains"
+        return [_REPLAY.format(report.replay, drafts)]
     return [] if length is None else [_SYNTHETIC.format(length)]
 
 

@@ -34,7 +34,8 @@ class TreeGain:
 @dataclass
 class Report:
     """`curve` are seconds of a target pass by its rows. `paper` is by category and temperature.
-    `synthetic_length` is None where the models' own drafts were checked."""
+    `synthetic_length` is None where the models' own drafts were checked. `replay` names where the
+    answers come from, if they were given."""
 
     command: str
     environment: Environment
@@ -46,6 +47,7 @@ class Report:
     server: list[ServerRow] = field(default_factory=list)
     paper: dict[tuple[str, float], PaperValue] = field(default_factory=dict)
     synthetic_length: float | None = None
+    replay: str | None = None
     notes: list[str] = field(default_factory=list)
     long_categories: tuple[str, ...] = ()
 
@@ -131,7 +133,8 @@ class Report:
                 "machine": self.environment,
                 "settings": settings,
                 "synthetic_length": self.synthetic_length,
-                "text_is_valid": self.synthetic_length is None,
+                "replay": self.replay,
+                "text_is_valid": self.synthetic_length is None and self.replay is None,
                 "memory_bytes": self.memory,
                 "rows": self.rows,
                 "tree_over_chain": self.tree_gains,

@@ -11,6 +11,7 @@ import numpy as np
 from gguf import GGUFWriter, TokenType
 from gguf.vocab import bytes_to_unicode
 
+from dflash_local import demo
 from dflash_local.bench.shapes.shape import DeltaNet, Heads, PairShape
 from dflash_local.bench.shapes.tensors import (
     QUANTS,
@@ -21,6 +22,7 @@ from dflash_local.bench.shapes.tensors import (
     target_tensors,
 )
 from dflash_local.errors import InputError
+from dflash_local.gguf.file import GgufFile
 
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>"]
 _TEMPLATE = (
@@ -160,13 +162,13 @@ def _add_delta_net(header: GGUFWriter, net: DeltaNet, head_dim: int) -> None:
 
 
 def _add_vocabulary(header: GGUFWriter, shape: PairShape) -> None:
-    tokens, n = _tokens(shape.n_vocab), shape.n_vocab
+    (tokens, merges), n = _vocabulary(shape.n_vocab), shape.n_vocab
     n_special = len(SPECIAL_TOKENS)
     header.add_tokenizer_model("gpt2")
     header.add_tokenizer_pre(shape.pre_tokenizer)
     header.add_token_list(tokens)
     header.add_token_types([TokenType.NORMAL] * (n - n_special) + [TokenType.CONTROL] * n_special)
-    header.add_token_merges(["\u0120 \u0120"])
+    header.add_token_merges(merges)
     header.add_bos_token_id(n - 4)
     header.add_eos_token_id(n - 2)
     header.add_pad_token_id(n - 4)
@@ -174,12 +176,17 @@ def _add_vocabulary(header: GGUFWriter, shape: PairShape) -> None:
 
 
 @cache
-def _tokens(n_vocab: int) -> list[str]:
-    """A byte-level BPE that can tokenize any text: 256 bytes, one merge, then words that no text
-    has, up to the size of the real vocabulary. The last four are special."""
+def _vocabulary(n_vocab: int) -> tuple[list[str], list[str]]:
+    """Tokens and merges of a byte-level BPE that can tokenize any text: 256 bytes, the pieces of
+    words of the shipped pair (its first merge alone, where there is no room), then words that no
+    text has, up to the size of the real vocabulary. The last four are special."""
     letters = bytes_to_unicode()
-    tokens = [*(letters[byte] for byte in range(256)), "\u0120\u0120"]
+    tokens = [letters[byte] for byte in range(256)]
     n_words = n_vocab - len(tokens) - len(SPECIAL_TOKENS)
-    if n_words < 0:
-        raise InputError(f"a vocabulary of {n_vocab}; expected at least {n_vocab - n_words}")
-    return [*tokens, *(f"[{i:x}]" for i in range(n_words)), *SPECIAL_TOKENS]
+    if n_words < 1:
+        raise InputError(f"a vocabulary of {n_vocab}; expected at least {n_vocab - n_words + 1}")
+    merges = GgufFile.open(demo.pair()[0]).metadata["tokenizer.ggml.merges"]
+    merges = merges if len(merges) <= n_words else merges[:1]
+    tokens += [merge.replace(" ", "") for merge in merges]
+    words = [f"[{i:x}]" for i in range(n_words - len(merges))]
+    return [*tokens, *words, *SPECIAL_TOKENS], merges

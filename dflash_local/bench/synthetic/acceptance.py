@@ -14,11 +14,11 @@ from itertools import chain
 
 import numpy as np
 
+from dflash_local.bench.synthetic.passages import Passages
 from dflash_local.bench.synthetic.recorded import RecordedDrafts
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.engine.verify import Verdict, verify
 
-_STRATA = 16
 _WRONG = -1
 
 
@@ -45,8 +45,6 @@ class SyntheticAcceptance:
     """Marks the drafts of a drafter with `mark`, and then accepts what was marked with `verify`.
 
     Answers walk through recorded passages: chains and trees of all widths through the same ones.
-    The passages come in random order, stratified by the length of their rounds, so that the mean
-    of a short run is close to that of a long one.
     """
 
     def __init__(
@@ -61,27 +59,24 @@ class SyntheticAcceptance:
         emitted again and again. Others, such as those that end the text, are never accepted, so
         that every answer has its full length. Raises InputError for an impossible length."""
         self._recorded = recorded
-        self._order = np.argsort(recorded.kept.mean(axis=1), kind="stable")
-        self._shares = np.cumsum(recorded.weights(length)[self._order])
-        self._seed = seed
+        self._passages = Passages(recorded, length, seed)
         self._usable = usable
         self.restart()
 
     def restart(self, n_tokens: int = 0) -> None:
         """Begin again where an answer of so many tokens would have ended. Whatever begins at the
         same place walks through the same passages."""
-        self._random = np.random.default_rng(self._seed)
-        self._passages: deque[int] = deque()
+        self._passages.restart()
         self._walks: deque[_Walk] = deque()
         for _ in range(-(-n_tokens // self._recorded.n_tokens)):
-            self._next_passage()
+            self._passages.draw()
 
     def mark(self, draft: Draft) -> Draft:
         """A drafter's chain with recorded confidence and acceptance. In a block that is longer than
         the recorded ones, the last position of theirs is repeated."""
         known = draft.candidates
         ids = known.ids if known else np.array(draft.tokens, np.int32)[:, None]
-        walk = self._walks.popleft() if self._walks else _Walk(self._next_passage())
+        walk = self._walks.popleft() if self._walks else _Walk(self._passages.draw())
         n_drafts, k = self._recorded.logprobs.shape[2:]
         at = walk.passage, walk.at, np.minimum(np.arange(len(ids)), n_drafts - 1)
         ids = ids[:, :k]
@@ -124,10 +119,3 @@ class SyntheticAcceptance:
             if token not in drafted and self._usable(token):
                 return token
         return drawn
-
-    def _next_passage(self) -> int:
-        if not self._passages:
-            places = (np.arange(_STRATA) + self._random.random(_STRATA)) / _STRATA
-            at = np.searchsorted(self._shares, places * self._shares[-1], side="right")
-            self._passages.extend(self._random.permutation(self._order[at]).tolist())
-        return self._passages.popleft()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dflash_local.bench.synthetic.acceptance import SyntheticAcceptance
 from dflash_local.draft.draft import Draft
@@ -14,9 +14,11 @@ from dflash_local.target.taps import Features
 class SyntheticDrafter(Drafter):
     """Another drafter, whose drafts are marked with what will be accepted of them."""
 
-    def __init__(self, drafter: Drafter, acceptance: SyntheticAcceptance) -> None:
+    def __init__(self, drafter: Drafter, mark: Callable[[DraftRequest, Draft], Draft]) -> None:
+        """`mark` returns a draft with what was recorded, given the request for it."""
         self._drafter = drafter
-        self._mark = acceptance.mark
+        self._mark = mark
+        self._requests: Sequence[DraftRequest] = ()
         self.top_k = drafter.top_k
         self.gives_candidates = drafter.gives_candidates
         self.draft_window = drafter.draft_window
@@ -37,10 +39,12 @@ class SyntheticDrafter(Drafter):
         self._drafter.inject(seq, features)
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
+        self._requests = requests
         self._drafter.begin(requests)
 
     def read(self) -> list[Draft]:
-        return [self._mark(draft) for draft in self._drafter.read()]
+        drafts = self._drafter.read()
+        return [self._mark(*pair) for pair in zip(self._requests, drafts, strict=True)]
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         self.begin(requests)
@@ -61,7 +65,7 @@ def synthetic_engine(engine: Engine, acceptance: SyntheticAcceptance) -> Engine:
     assert engine.drafter is not None
     made = Engine(
         engine.target,
-        SyntheticDrafter(engine.drafter, acceptance),
+        SyntheticDrafter(engine.drafter, lambda _request, draft: acceptance.mark(draft)),
         len(engine.slots),
         engine.controller,
         verify=acceptance.verify,

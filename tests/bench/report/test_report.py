@@ -23,6 +23,7 @@ def test_json_has_the_fields_that_scripts_read() -> None:
         "machine",
         "settings",
         "synthetic_length",
+        "replay",
         "text_is_valid",
         "memory_bytes",
         "rows",

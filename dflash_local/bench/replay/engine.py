@@ -1,0 +1,100 @@
+"""An engine whose answers are given texts. It does all the work of a real one.
+
+Each pass of the target is computed and each token drawn from its logits, as always. Then the token
+of the given text takes the place of the drawn one: it is emitted, it decides which drafts are
+accepted, and it is what the caches, the hidden states and the drafter go on with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from dflash_local.bench.replay.acceptance import ReplayedDrafts
+from dflash_local.bench.synthetic.engine import SyntheticDrafter
+from dflash_local.draft.draft import Draft
+from dflash_local.draft.drafter import DraftRequest
+from dflash_local.engine import sequence
+from dflash_local.engine.engine import Engine
+from dflash_local.engine.request import Request
+from dflash_local.engine.verify import Verdict, verify
+from dflash_local.errors import BackendError, InputError
+from dflash_local.target.target import Target
+
+Answers = Mapping[tuple[int, ...], Sequence[int]]
+"""The tokens that shall come out, by those of the prompt."""
+
+
+@dataclass
+class ReplaySequence(sequence.Sequence):
+    """`answer` comes out, whatever is drawn. `place` is that of its first token in the recorded
+    passages, if drafts come from there."""
+
+    answer: Sequence[int] = field(kw_only=True)
+    place: int = field(kw_only=True)
+
+    def draw(self, target: Target, row: int, output_row: int) -> int:
+        super().draw(target, row, output_row)
+        return self.answer[len(self.tokens)]
+
+    def upcoming(self, n: int) -> list[int]:
+        return list(self.answer[len(self.tokens) :][:n])
+
+    def emit(self, token: int, *, ends_text: bool) -> bool:
+        if token != self.answer[len(self.tokens)]:
+            raise BackendError("a replay emitted another token than the one given")
+        return super().emit(token, ends_text=ends_text)
+
+
+class ReplayEngine(Engine):
+    """Takes the requests whose answers it knows."""
+
+    def __init__(
+        self, engine: Engine, answers: Answers, drafts: ReplayedDrafts | None = None
+    ) -> None:
+        """Over the models of `engine`, which must not be used any more. `answers` may grow later.
+        `drafts` take the place of the drafter's own."""
+        self._answers = answers
+        self._drafts = drafts
+        self._by_slot: dict[int, ReplaySequence] = {}
+        drafter = engine.drafter
+        super().__init__(
+            engine.target,
+            SyntheticDrafter(drafter, self._mark) if drafter and drafts else drafter,
+            len(engine.slots),
+            engine.controller,
+            verify=_verify,
+        )
+        self.usual_shape = engine.usual_shape
+        self.plain_because = engine.plain_because
+
+    def begin(self, request: Request) -> ReplaySequence:
+        """As `Engine.begin`. The answer ends where the given text does. Raises InputError for a
+        prompt without one, too."""
+        answer = self._answers.get(tuple(request.prompt))
+        if not answer:
+            raise InputError("a replay has no answer to this prompt; give it one")
+        n = len(answer)
+        most = n if request.max_tokens is None else min(request.max_tokens, n)
+        begun = super().begin(replace(request, max_tokens=most))
+        place = self._drafts.begin(most) if self._drafts else 0
+        replayed = ReplaySequence(**vars(begun), answer=answer, place=place)
+        self._by_slot[replayed.slot.seq] = replayed
+        return replayed
+
+    def resume(self, sequence: sequence.Sequence) -> None:
+        super().resume(sequence)
+        assert isinstance(sequence, ReplaySequence), "`begin` makes no others"
+        self._by_slot[sequence.slot.seq] = sequence
+
+    def _mark(self, request: DraftRequest, draft: Draft) -> Draft:
+        assert self._drafts is not None, "only then drafts are marked"
+        drafting = self._by_slot[request.seq]
+        text = drafting.answer[len(drafting.tokens) :]
+        return self._drafts.mark(draft, text, drafting.place + len(drafting.tokens))
+
+
+def _verify(draft: Draft, sample: Callable[[int], int], stop: Callable[[int], bool]) -> Verdict:
+    """`verify`, but not the same function: what is learnt from given texts is not kept for real
+    answers (`Model.close`)."""
+    return verify(draft, sample, stop)
