@@ -149,12 +149,14 @@ def _concurrent(
 
 def _settings(options: BenchOptions) -> RunSettings:
     """Without a drafter there is only plain decoding. With synthetic acceptance, answers cannot be
-    compared, and those of a replay need not be."""
+    compared, and those of a replay need not be: they are long, and measured from empty caches."""
     settings = options.settings
     if options.draft is None:
         settings = replace(settings, variants=())
     if options.synthetic_length is not None or options.replay is not None:
         settings = replace(settings, compare=False)
+    if options.replay is not None:
+        settings = replace(settings, caches=("cold",))
     return settings
 
 

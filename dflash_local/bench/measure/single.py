@@ -3,15 +3,16 @@ the machine hits both alike."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from dflash_local.bench.measure.acceptance import Acceptance
 from dflash_local.bench.measure.answer import TimedAnswer, ask, first_difference
 from dflash_local.bench.measure.rounding import Lead, lead_after
 from dflash_local.bench.measure.settings import (
     PLAIN,
+    CacheState,
     Restart,
     RunSettings,
     Say,
@@ -23,11 +24,6 @@ from dflash_local.bench.prompts.case import Case
 
 if TYPE_CHECKING:
     from dflash_local.model import Model
-
-CacheState = Literal["cold", "hit"]
-
-CACHE_STATES: tuple[CacheState, ...] = ("cold", "hit")
-"""With empty caches, and right after the same prompt."""
 
 _WARM_UP_TOKENS = 16
 _FEW_ROUNDS = 16
@@ -64,7 +60,8 @@ class SpeedRow:
     """A category at one temperature and one state of the caches: one variant against plain.
 
     `ratio` is that of tokens/s, `ttft_ratio` that of the times to first token: drafted over plain,
-    prompt by prompt. Without a drafter `variant` is `PLAIN` and `drafted` None.
+    prompt by prompt; `over` is `ratio` to the other variants. Without a drafter `variant` is `PLAIN`
+    and `drafted` None.
     """
 
     category: str
@@ -77,6 +74,7 @@ class SpeedRow:
     ratio: Spread | None
     ttft_ratio: Spread | None
     acceptance: Acceptance
+    over: dict[Variant, Spread] = field(default_factory=dict)
     differences: list[Difference] = field(default_factory=list)
     forced: Acceptance | None = None
     """Where the controller hardly drafted: the acceptance of a few answers with whole blocks of
@@ -106,6 +104,7 @@ class SpeedRow:
             "drafted": self.drafted,
             "ratio": self.ratio,
             "ttft_ratio": self.ttft_ratio,
+            "over": [{**asdict(other), "ratio": ratio} for other, ratio in self.over.items()],
             **self.acceptance.as_dict(),
             "forced": self.forced,
             "drafting": self.drafting,
@@ -170,7 +169,7 @@ class _Answers:
         self._restart = restart
         # In the same order of cases in each list.
         self._answers: dict[tuple[Variant, CacheState], list[TimedAnswer]] = {
-            (variant, cache): [] for variant in settings.turns() for cache in CACHE_STATES
+            (variant, cache): [] for variant in settings.turns() for cache in settings.caches
         }
 
     def measure(self) -> None:
@@ -179,7 +178,7 @@ class _Answers:
                 turn = repeat * len(self._cases) + i
                 for variant in self._settings.turns(turn):
                     self._model.forget()
-                    for cache in CACHE_STATES:
+                    for cache in self._settings.caches:
                         self._restart(turn * self._settings.max_tokens)
                         answer = ask(
                             self._model,
@@ -194,13 +193,17 @@ class _Answers:
     def rows(self) -> Iterator[SpeedRow]:
         for variant in self._settings.variants or (PLAIN,):
             forced = self._forced(variant)
-            for cache in CACHE_STATES:
+            for cache in self._settings.caches:
                 yield self._row(variant, cache, forced)
 
     def _forced(self, variant: Variant) -> Acceptance | None:
         """What the drafter is worth where the controller hardly used it."""
         drafter = self._model.drafter
-        found = [answer.stats for cache in CACHE_STATES for answer in self._answers[variant, cache]]
+        found = [
+            answer.stats
+            for cache in self._settings.caches
+            for answer in self._answers[variant, cache]
+        ]
         rounds = Acceptance.of(found).n_rounds
         if variant.width != "auto" or drafter is None or rounds >= _FEW_ROUNDS:
             return None
@@ -229,11 +232,13 @@ class _Answers:
             n_prompts=len(self._cases),
             plain=Speed.of(plain),
             drafted=Speed.of(drafted) if pairs else None,
-            ratio=Spread.of(
-                b.stats.tokens_per_second / a.stats.tokens_per_second
-                for a, b in pairs
-                if a.counts and b.counts
-            ),
+            ratio=_speed_ratio(pairs),
+            over={
+                other: ratio
+                for other in self._settings.variants
+                if other != variant
+                and (ratio := _speed_ratio(zip(self._answers[other, cache], drafted, strict=True)))
+            },
             ttft_ratio=Spread.of(b.ttft_s / a.ttft_s for a, b in pairs),
             acceptance=Acceptance.of(b.stats for _, b in pairs),
             differences=self._differences(variant, cache, pairs),
@@ -270,6 +275,15 @@ class _Answers:
             sorted(width for width in widths if 1 < width <= self._model.target.n_batch),
             forked=variant.shape != "chain" and self._model.engine.takes_trees,
         )
+
+
+def _speed_ratio(pairs: Iterable[tuple[TimedAnswer, TimedAnswer]]) -> Spread | None:
+    """The second's tokens/s over the first's."""
+    return Spread.of(
+        b.stats.tokens_per_second / a.stats.tokens_per_second
+        for a, b in pairs
+        if a.counts and b.counts
+    )
 
 
 def _progress(rows: Sequence[SpeedRow]) -> str:

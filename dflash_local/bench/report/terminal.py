@@ -24,6 +24,8 @@ def terminal(report: Report) -> str:
     sections.append(
         ("tokens/s: median (middle half), each prompt plain and drafted in turn", _speeds(report))
     )
+    if report.replay and len(report.main_variants) > 1:
+        sections.append(("ratios of tokens/s, prompt by prompt", _ratios(report)))
     if report.main_variants:
         forced = _FORCED if any(row.forced for row in report.rows) else ""
         sections.append((_DRAFTS + forced, _drafts(report)))
@@ -83,6 +85,19 @@ def _speeds(report: Report) -> str:
             first_tokens.append(row.drafted.ttft_s)
         line["first token, ms"] = " / ".join(cell.ms(each.median) for each in first_tokens if each)
         rows.append(line)
+    return cell.table(rows)
+
+
+def _ratios(report: Report) -> str:
+    """Each of the main variants over plain decoding, and over the others."""
+    rows = []
+    for row in report.main_rows:
+        over = {f"over {other}": cell.ratio(row.over.get(other)) for other in report.main_variants}
+        over.pop(f"over {row.variant}", None)
+        line = {"prompts": cell.name(row.category), "temp": f"{row.temperature:g}"}
+        rows.append(
+            {**line, "drafts": str(row.variant), "over plain": cell.ratio(row.ratio), **over}
+        )
     return cell.table(rows)
 
 

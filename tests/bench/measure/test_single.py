@@ -9,8 +9,8 @@ import pytest
 from bench_model import auto_model
 from dflash_local import Model
 from dflash_local.bench.measure.acceptance import Acceptance
-from dflash_local.bench.measure.settings import PLAIN, RunSettings, Variant
-from dflash_local.bench.measure.single import CACHE_STATES, SpeedRow, measure_single
+from dflash_local.bench.measure.settings import CACHE_STATES, PLAIN, RunSettings, Variant
+from dflash_local.bench.measure.single import SpeedRow, measure_single
 from dflash_local.bench.measure.speed import STAGES
 from dflash_local.bench.prompts.case import Case, tokenized
 from dflash_local.bench.prompts.prompt import built_in
@@ -75,6 +75,20 @@ def test_rows_hold_plain_and_drafted_answers_of_the_same_prompts(rows: list[Spee
         assert set(row.plain.stage_s) == set(STAGES)
         # The pass finds the likeliest token itself.
         assert row.plain.stage_s["verify"] > row.plain.stage_s["sample"] >= 0
+
+
+def test_each_variant_is_compared_with_the_others(rows: list[SpeedRow]) -> None:
+    for row in rows:
+        assert set(row.over) == set(VARIANTS) - {row.variant}
+        for other in (each for each in rows if each.variant in row.over):
+            if (other.category, other.temperature, other.cache) == (
+                row.category,
+                row.temperature,
+                row.cache,
+            ) and row.n_prompts == 1:
+                assert row.over[other.variant].median * other.over[row.variant].median == (
+                    pytest.approx(1)
+                )
 
 
 def test_fixed_widths_are_kept(rows: list[SpeedRow]) -> None:
