@@ -60,8 +60,8 @@ class SpeedRow:
     """A category at one temperature and one state of the caches: one variant against plain.
 
     `ratio` is that of tokens/s, `ttft_ratio` that of the times to first token: drafted over plain,
-    prompt by prompt; `over` is `ratio` to the other variants. Without a drafter `variant` is `PLAIN`
-    and `drafted` None.
+    prompt by prompt; `over` is `ratio` over the other variants. Without a drafter `variant` is
+    `PLAIN` and `drafted` None.
     """
 
     category: str
