@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_local.bench.measure.acceptance import Acceptance
 from dflash_local.bench.measure.answer import TimedAnswer, ask, first_difference
+from dflash_local.bench.measure.pace import Pace
 from dflash_local.bench.measure.rounding import Lead, lead_after
 from dflash_local.bench.measure.settings import (
     PLAIN,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from dflash_local.model import Model
 
 _WARM_UP_TOKENS = 16
+_PROMPT_SPEED = 10
 _FEW_ROUNDS = 16
 _FORCED_PROMPTS, _FORCED_TOKENS = 2, 64
 
@@ -123,17 +125,43 @@ def measure_single(
 ) -> list[SpeedRow]:
     """Measure all cases, category by category; `say` is called for each. Raises what `Model`
     raises."""
+    return [row for rows in by_category(model, cases, settings, say, restart) for row in rows]
+
+
+def by_category(
+    model: Model,
+    cases: Sequence[Case],
+    settings: RunSettings,
+    say: Say,
+    restart: Restart = start_anywhere,
+    pace: Pace | None = None,
+) -> Iterator[list[SpeedRow]]:
+    """`measure_single`, with the rows of each category as soon as it is measured. When it is
+    interrupted, the prompts that were measured with all variants make the last rows."""
     _warm_up(model, cases[:1], settings)
-    rows: list[SpeedRow] = []
+    pace = pace or Pace(say=lambda _line: None)
+    n_each = settings.repeat * len(settings.temperatures) * len(settings.caches)
+    n_each *= len(settings.turns())
+    pace.start(n_each * len(cases), n_each * sum(_work(case, settings) for case in cases))
     for temperature in settings.temperatures:
         for category in dict.fromkeys(case.category for case in cases):
             own = [case for case in cases if case.category == category]
-            answers = _Answers(model, own, temperature, settings, restart)
-            answers.measure()
-            new = list(answers.rows())
+            answers = _Answers(model, own, temperature, settings, restart, pace)
+            try:
+                answers.measure()
+                new = list(answers.rows())
+            except KeyboardInterrupt:
+                if answers.keep_complete():
+                    yield list(answers.rows(forced=False))
+                raise
             say(_progress(new))
-            rows += new
-    return rows
+            yield new
+
+
+def _work(case: Case, settings: RunSettings) -> float:
+    """About how long an answer takes, in tokens decoded; those of a prompt are read faster."""
+    n = settings.max_tokens if case.answer is None else min(settings.max_tokens, len(case.answer))
+    return n + len(case.tokens) / _PROMPT_SPEED
 
 
 def _warm_up(model: Model, cases: Sequence[Case], settings: RunSettings) -> None:
@@ -161,7 +189,9 @@ class _Answers:
         temperature: float,
         settings: RunSettings,
         restart: Restart,
+        pace: Pace,
     ) -> None:
+        self._pace = pace
         self._model = model
         self._cases = cases
         self._temperature = temperature
@@ -189,12 +219,21 @@ class _Answers:
                             max_tokens=self._settings.max_tokens,
                         )
                         self._answers[variant, cache].append(answer)
+                        self._pace.count(_work(case, self._settings))
 
-    def rows(self) -> Iterator[SpeedRow]:
+    def keep_complete(self) -> int:
+        """Keep only the prompts that all variants have answered; how many answers each has."""
+        n = min(map(len, self._answers.values()))
+        for answers in self._answers.values():
+            del answers[n:]
+        return n
+
+    def rows(self, *, forced: bool = True) -> Iterator[SpeedRow]:
+        """`forced`: look at what the drafter is worth where it was hardly used."""
         for variant in self._settings.variants or (PLAIN,):
-            forced = self._forced(variant)
+            found = self._forced(variant) if forced else None
             for cache in self._settings.caches:
-                yield self._row(variant, cache, forced)
+                yield self._row(variant, cache, found)
 
     def _forced(self, variant: Variant) -> Acceptance | None:
         """What the drafter is worth where the controller hardly used it."""
@@ -229,7 +268,7 @@ class _Answers:
             temperature=self._temperature,
             cache=cache,
             variant=variant,
-            n_prompts=len(self._cases),
+            n_prompts=min(len(self._cases), len(plain)),
             plain=Speed.of(plain),
             drafted=Speed.of(drafted) if pairs else None,
             ratio=_speed_ratio(pairs),

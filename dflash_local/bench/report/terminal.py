@@ -11,6 +11,7 @@ from dflash_local.bench.measure.single import SpeedRow
 from dflash_local.bench.measure.speed import STAGES
 from dflash_local.bench.report import cell, remarks
 from dflash_local.bench.report.report import Report
+from dflash_local.bench.report.verdict import verdict
 from dflash_local.fit.footprint import size_text
 
 _BAR = 40
@@ -55,6 +56,8 @@ def _head(report: Report) -> list[str]:
     settings = report.settings
     times = "once" if settings.repeat == 1 else f"{settings.repeat} times"
     return [
+        verdict(report),
+        "",
         remarks.models(report.environment),
         remarks.place(report.environment),
         f"answers of up to {settings.max_tokens} tokens, each prompt {times}, after a warm-up; "

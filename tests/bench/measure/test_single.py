@@ -9,8 +9,9 @@ import pytest
 from bench_model import auto_model
 from dflash_local import Model
 from dflash_local.bench.measure.acceptance import Acceptance
+from dflash_local.bench.measure.pace import Pace
 from dflash_local.bench.measure.settings import CACHE_STATES, PLAIN, RunSettings, Variant
-from dflash_local.bench.measure.single import SpeedRow, measure_single
+from dflash_local.bench.measure.single import SpeedRow, by_category, measure_single
 from dflash_local.bench.measure.speed import STAGES
 from dflash_local.bench.prompts.case import Case, tokenized
 from dflash_local.bench.prompts.prompt import built_in
@@ -43,6 +44,44 @@ def measured(auto_model: Model, cases: list[Case]) -> Measured:
 @pytest.fixture
 def rows(measured: Measured) -> list[SpeedRow]:
     return measured[0]
+
+
+class Interrupting(Pace):
+    """Presses Ctrl-C after so many answers."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(lambda _line: None)
+        self._left = n
+
+    def count(self, work: float) -> None:
+        self._left -= 1
+        if not self._left:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("n_answers", "found"),
+    [
+        (1, []),
+        (11, [("chat", 1)]),  # the first prompt has 8, the second is not complete
+        (17, [("chat", 2)]),  # 16 answers to both
+    ],
+)
+def test_what_was_measured_before_an_interruption_is_kept(
+    auto_model: Model, cases: list[Case], n_answers: int, found: list[tuple[str, int]]
+) -> None:
+    settings = replace(SETTINGS, temperatures=(0.0,))
+    rows: list[SpeedRow] = []
+    with pytest.raises(KeyboardInterrupt):
+        for new in by_category(
+            auto_model, cases, settings, lambda _line: None, pace=Interrupting(n_answers)
+        ):
+            rows += new
+    assert list(dict.fromkeys((row.category, row.n_prompts) for row in rows)) == found
+    assert len(rows) == len(found) * len(VARIANTS) * len(CACHE_STATES)
+    for row in rows:
+        assert row.drafted is not None
+        assert row.plain.n_answers == row.drafted.n_answers == row.n_prompts
 
 
 @pytest.mark.slow

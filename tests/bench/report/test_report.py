@@ -35,6 +35,7 @@ def test_json_has_the_fields_that_scripts_read() -> None:
         "n_compared",
         "n_differing",
         "n_beyond_rounding",
+        "interrupted",
         "notes",
     }
     assert set(told["settings"]) == {
