@@ -37,6 +37,7 @@ from .options import (
 )
 from .progress import writing_progress
 from .report import Say, speaker
+from .request import INTERRUPTED
 from .values import name_list, number, whole, whole_list
 
 if TYPE_CHECKING:
@@ -236,7 +237,7 @@ class BenchCommand(SectionedCommand):
 
 @click.command(cls=BenchCommand, sections=SECTIONS)
 @click.pass_context
-def bench(ctx: click.Context, /, **values: Any) -> None:
+def bench(ctx: click.Context, /, **values: Any) -> int:
     """Measure what drafting gains on this machine.
 
     Each prompt is decoded plainly and with drafts in turn, on the same loaded model, from empty
@@ -254,6 +255,7 @@ def bench(ctx: click.Context, /, **values: Any) -> None:
     if values["dataset"] is not None:
         report.paper = _paper(values["dataset"], target, options.settings.temperatures)
     _write(report, values)
+    return INTERRUPTED if report.interrupted else 0
 
 
 def _check(values: Mapping[str, Any]) -> None:
@@ -396,9 +398,10 @@ def _open(
 def _write(report: Report, values: Mapping[str, Any]) -> None:
     from dflash_local.bench.report.markdown import markdown
     from dflash_local.bench.report.terminal import terminal
+    from dflash_local.bench.report.verdict import verdict
 
     if values["as_json"]:
-        write_stdout(json.dumps(report.as_dict()) + "\n")
+        write_stdout(json.dumps({"verdict": verdict(report), **report.as_dict()}) + "\n")
     else:
         write_stdout(terminal(report))
     if values["markdown"] is not None:

@@ -11,6 +11,7 @@ from dflash_local import demo
 from dflash_local.bench.measure.concurrent import ConcurrencyRow, measure_concurrent
 from dflash_local.bench.measure.cost_curve import cost_curve
 from dflash_local.bench.measure.environment import Environment, MemoryUse
+from dflash_local.bench.measure.pace import Pace
 from dflash_local.bench.measure.settings import (
     Restart,
     RunSettings,
@@ -18,8 +19,13 @@ from dflash_local.bench.measure.settings import (
     Variant,
     start_anywhere,
 )
-from dflash_local.bench.measure.single import measure_single
-from dflash_local.bench.peers.comparison import beside_ours, measure_server, server_like
+from dflash_local.bench.measure.single import by_category
+from dflash_local.bench.peers.comparison import (
+    OpenServer,
+    beside_ours,
+    measure_server,
+    server_like,
+)
 from dflash_local.bench.prompts.case import (
     DEPTHS,
     Case,
@@ -80,6 +86,7 @@ class BenchOptions:
 
 def benchmark(options: BenchOptions, open_engine: OpenEngine, say: Say) -> Report:
     """Measure. `open_engine` is `loading.open_engine`; `say` is called with lines on the progress.
+    A KeyboardInterrupt ends it with what was measured until then, if there is anything.
 
     Raises InputError where files, prompts and settings do not fit, and what `load` raises.
     """
@@ -100,12 +107,19 @@ def benchmark(options: BenchOptions, open_engine: OpenEngine, say: Say) -> Repor
             command=options.command,
             environment=Environment.of(model),
             settings=settings,
-            rows=measure_single(model, cases, settings, say, restart),
+            rows=[],
             synthetic_length=options.synthetic_length,
             replay=options.replay,
             notes=told + notes,
             long_categories=tuple(depth_name(depth) for depth in options.depths or DEPTHS),
         )
+        try:
+            for rows in by_category(model, cases, settings, say, restart, Pace(say)):
+                report.rows += rows
+        except KeyboardInterrupt:
+            if not report.rows:
+                raise
+            return _interrupted(report, say)
         report.memory = MemoryUse.of(model)
         model.forget()
         report.curve = cost_curve(model.target, _curve_rows(model))
@@ -115,6 +129,29 @@ def benchmark(options: BenchOptions, open_engine: OpenEngine, say: Say) -> Repor
             server = server_like(
                 model, options.llama_server, options.draft, synthetic_length=length
             )
+    try:
+        _measure_others(report, options, cases, answers, open_engine, server, say)
+    except KeyboardInterrupt:
+        _interrupted(report, say)
+    return report
+
+
+def _interrupted(report: Report, say: Say) -> Report:
+    report.interrupted = True
+    say("interrupted: what follows was measured until then")
+    return report
+
+
+def _measure_others(
+    report: Report,
+    options: BenchOptions,
+    cases: Sequence[Case],
+    answers: Answers,
+    open_engine: OpenEngine,
+    server: OpenServer | None,
+    say: Say,
+) -> None:
+    """Several requests at once, and llama-server."""
     short = [case for case in cases if case.category not in report.long_categories]
     if options.concurrency and short:
         rows, left_out = _concurrent(options, short, open_engine, answers, say)
@@ -123,9 +160,8 @@ def benchmark(options: BenchOptions, open_engine: OpenEngine, say: Say) -> Repor
     if server is not None:
         n_drafts = (0, *(options.server_drafts if options.draft else ()))
         levels = sorted({row.n for row in report.concurrency})
-        found = measure_server(server, n_drafts, short or cases, levels, settings, say)
+        found = measure_server(server, n_drafts, short or cases, levels, options.settings, say)
         report.server = beside_ours(found, report.rows, report.concurrency)
-    return report
 
 
 def _concurrent(
@@ -149,12 +185,14 @@ def _concurrent(
 
 def _settings(options: BenchOptions) -> RunSettings:
     """Without a drafter there is only plain decoding. With synthetic acceptance, answers cannot be
-    compared, and those of a replay need not be."""
+    compared, and those of a replay need not be: they are long, and measured from empty caches."""
     settings = options.settings
     if options.draft is None:
         settings = replace(settings, variants=())
     if options.synthetic_length is not None or options.replay is not None:
         settings = replace(settings, compare=False)
+    if options.replay is not None:
+        settings = replace(settings, caches=("cold",))
     return settings
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dflash_local.bench.measure.acceptance import Acceptance
 from dflash_local.bench.measure.concurrent import ConcurrencyRow, ConcurrentSpeed
 from dflash_local.bench.measure.environment import Environment, MemoryUse
-from dflash_local.bench.measure.settings import RunSettings, Variant
-from dflash_local.bench.measure.single import CACHE_STATES, CacheState, SpeedRow
+from dflash_local.bench.measure.settings import CACHE_STATES, CacheState, RunSettings, Variant
+from dflash_local.bench.measure.single import SpeedRow
 from dflash_local.bench.measure.speed import STAGES, Speed, Spread
 from dflash_local.bench.peers.comparison import ServerRow
 from dflash_local.bench.peers.paper import PaperValue

@@ -12,6 +12,11 @@ if TYPE_CHECKING:
 Width = int | Literal["auto"]
 """Target rows per verify pass. "auto" leaves it to the model, 0 is plain decoding."""
 
+CacheState = Literal["cold", "hit"]
+
+CACHE_STATES: tuple[CacheState, ...] = ("cold", "hit")
+"""With empty caches, and right after the same prompt."""
+
 Say = Callable[[str], None]
 """Called with each line about the progress."""
 
@@ -49,11 +54,13 @@ def variants_from(shapes: Sequence[DraftShape], widths: Sequence[int]) -> tuple[
 
 @dataclass(frozen=True)
 class RunSettings:
-    """`variants` are those beside plain decoding; none without a drafter. `compare`: whether greedy
-    answers with drafts are compared with plain ones, token by token."""
+    """`variants` are those beside plain decoding; none without a drafter. `caches`: "hit" comes
+    after "cold". `compare`: whether greedy answers with drafts are compared with plain ones, token
+    by token."""
 
     temperatures: tuple[float, ...] = (0.0, 0.8)
     variants: tuple[Variant, ...] = (Variant(),)
+    caches: tuple[CacheState, ...] = CACHE_STATES
     max_tokens: int = 96
     repeat: int = 1
     seed: int = 0

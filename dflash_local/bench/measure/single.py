@@ -3,15 +3,17 @@ the machine hits both alike."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from dflash_local.bench.measure.acceptance import Acceptance
 from dflash_local.bench.measure.answer import TimedAnswer, ask, first_difference
+from dflash_local.bench.measure.pace import Pace
 from dflash_local.bench.measure.rounding import Lead, lead_after
 from dflash_local.bench.measure.settings import (
     PLAIN,
+    CacheState,
     Restart,
     RunSettings,
     Say,
@@ -24,12 +26,8 @@ from dflash_local.bench.prompts.case import Case
 if TYPE_CHECKING:
     from dflash_local.model import Model
 
-CacheState = Literal["cold", "hit"]
-
-CACHE_STATES: tuple[CacheState, ...] = ("cold", "hit")
-"""With empty caches, and right after the same prompt."""
-
 _WARM_UP_TOKENS = 16
+_PROMPT_SPEED = 10
 _FEW_ROUNDS = 16
 _FORCED_PROMPTS, _FORCED_TOKENS = 2, 64
 
@@ -64,7 +62,8 @@ class SpeedRow:
     """A category at one temperature and one state of the caches: one variant against plain.
 
     `ratio` is that of tokens/s, `ttft_ratio` that of the times to first token: drafted over plain,
-    prompt by prompt. Without a drafter `variant` is `PLAIN` and `drafted` None.
+    prompt by prompt; `over` is `ratio` over the other variants. Without a drafter `variant` is
+    `PLAIN` and `drafted` None.
     """
 
     category: str
@@ -77,6 +76,7 @@ class SpeedRow:
     ratio: Spread | None
     ttft_ratio: Spread | None
     acceptance: Acceptance
+    over: dict[Variant, Spread] = field(default_factory=dict)
     differences: list[Difference] = field(default_factory=list)
     forced: Acceptance | None = None
     """Where the controller hardly drafted: the acceptance of a few answers with whole blocks of
@@ -106,6 +106,7 @@ class SpeedRow:
             "drafted": self.drafted,
             "ratio": self.ratio,
             "ttft_ratio": self.ttft_ratio,
+            "over": [{**asdict(other), "ratio": ratio} for other, ratio in self.over.items()],
             **self.acceptance.as_dict(),
             "forced": self.forced,
             "drafting": self.drafting,
@@ -124,17 +125,43 @@ def measure_single(
 ) -> list[SpeedRow]:
     """Measure all cases, category by category; `say` is called for each. Raises what `Model`
     raises."""
+    return [row for rows in by_category(model, cases, settings, say, restart) for row in rows]
+
+
+def by_category(
+    model: Model,
+    cases: Sequence[Case],
+    settings: RunSettings,
+    say: Say,
+    restart: Restart = start_anywhere,
+    pace: Pace | None = None,
+) -> Iterator[list[SpeedRow]]:
+    """`measure_single`, with the rows of each category as soon as it is measured. When it is
+    interrupted, the prompts that were measured with all variants make the last rows."""
     _warm_up(model, cases[:1], settings)
-    rows: list[SpeedRow] = []
+    pace = pace or Pace(say=lambda _line: None)
+    n_each = settings.repeat * len(settings.temperatures) * len(settings.caches)
+    n_each *= len(settings.turns())
+    pace.start(n_each * len(cases), n_each * sum(_work(case, settings) for case in cases))
     for temperature in settings.temperatures:
         for category in dict.fromkeys(case.category for case in cases):
             own = [case for case in cases if case.category == category]
-            answers = _Answers(model, own, temperature, settings, restart)
-            answers.measure()
-            new = list(answers.rows())
+            answers = _Answers(model, own, temperature, settings, restart, pace)
+            try:
+                answers.measure()
+                new = list(answers.rows())
+            except KeyboardInterrupt:
+                if answers.keep_complete():
+                    yield list(answers.rows(forced=False))
+                raise
             say(_progress(new))
-            rows += new
-    return rows
+            yield new
+
+
+def _work(case: Case, settings: RunSettings) -> float:
+    """About how long an answer takes, in tokens decoded; those of a prompt are read faster."""
+    n = settings.max_tokens if case.answer is None else min(settings.max_tokens, len(case.answer))
+    return n + len(case.tokens) / _PROMPT_SPEED
 
 
 def _warm_up(model: Model, cases: Sequence[Case], settings: RunSettings) -> None:
@@ -162,7 +189,9 @@ class _Answers:
         temperature: float,
         settings: RunSettings,
         restart: Restart,
+        pace: Pace,
     ) -> None:
+        self._pace = pace
         self._model = model
         self._cases = cases
         self._temperature = temperature
@@ -170,7 +199,7 @@ class _Answers:
         self._restart = restart
         # In the same order of cases in each list.
         self._answers: dict[tuple[Variant, CacheState], list[TimedAnswer]] = {
-            (variant, cache): [] for variant in settings.turns() for cache in CACHE_STATES
+            (variant, cache): [] for variant in settings.turns() for cache in settings.caches
         }
 
     def measure(self) -> None:
@@ -179,7 +208,7 @@ class _Answers:
                 turn = repeat * len(self._cases) + i
                 for variant in self._settings.turns(turn):
                     self._model.forget()
-                    for cache in CACHE_STATES:
+                    for cache in self._settings.caches:
                         self._restart(turn * self._settings.max_tokens)
                         answer = ask(
                             self._model,
@@ -190,17 +219,30 @@ class _Answers:
                             max_tokens=self._settings.max_tokens,
                         )
                         self._answers[variant, cache].append(answer)
+                        self._pace.count(_work(case, self._settings))
 
-    def rows(self) -> Iterator[SpeedRow]:
+    def keep_complete(self) -> int:
+        """Keep only the prompts that all variants have answered; how many answers each has."""
+        n = min(map(len, self._answers.values()))
+        for answers in self._answers.values():
+            del answers[n:]
+        return n
+
+    def rows(self, *, forced: bool = True) -> Iterator[SpeedRow]:
+        """`forced`: look at what the drafter is worth where it was hardly used."""
         for variant in self._settings.variants or (PLAIN,):
-            forced = self._forced(variant)
-            for cache in CACHE_STATES:
-                yield self._row(variant, cache, forced)
+            found = self._forced(variant) if forced else None
+            for cache in self._settings.caches:
+                yield self._row(variant, cache, found)
 
     def _forced(self, variant: Variant) -> Acceptance | None:
         """What the drafter is worth where the controller hardly used it."""
         drafter = self._model.drafter
-        found = [answer.stats for cache in CACHE_STATES for answer in self._answers[variant, cache]]
+        found = [
+            answer.stats
+            for cache in self._settings.caches
+            for answer in self._answers[variant, cache]
+        ]
         rounds = Acceptance.of(found).n_rounds
         if variant.width != "auto" or drafter is None or rounds >= _FEW_ROUNDS:
             return None
@@ -226,14 +268,16 @@ class _Answers:
             temperature=self._temperature,
             cache=cache,
             variant=variant,
-            n_prompts=len(self._cases),
+            n_prompts=min(len(self._cases), len(plain)),
             plain=Speed.of(plain),
             drafted=Speed.of(drafted) if pairs else None,
-            ratio=Spread.of(
-                b.stats.tokens_per_second / a.stats.tokens_per_second
-                for a, b in pairs
-                if a.counts and b.counts
-            ),
+            ratio=_speed_ratio(pairs),
+            over={
+                other: ratio
+                for other in self._settings.variants
+                if other != variant
+                and (ratio := _speed_ratio(zip(self._answers[other, cache], drafted, strict=True)))
+            },
             ttft_ratio=Spread.of(b.ttft_s / a.ttft_s for a, b in pairs),
             acceptance=Acceptance.of(b.stats for _, b in pairs),
             differences=self._differences(variant, cache, pairs),
@@ -270,6 +314,15 @@ class _Answers:
             sorted(width for width in widths if 1 < width <= self._model.target.n_batch),
             forked=variant.shape != "chain" and self._model.engine.takes_trees,
         )
+
+
+def _speed_ratio(pairs: Iterable[tuple[TimedAnswer, TimedAnswer]]) -> Spread | None:
+    """The second's tokens/s over the first's."""
+    return Spread.of(
+        b.stats.tokens_per_second / a.stats.tokens_per_second
+        for a, b in pairs
+        if a.counts and b.counts
+    )
 
 
 def _progress(rows: Sequence[SpeedRow]) -> str:

@@ -6,11 +6,12 @@ from __future__ import annotations
 from dflash_local.bench.measure.settings import PLAIN
 from dflash_local.bench.report import cell, remarks
 from dflash_local.bench.report.report import Report
+from dflash_local.bench.report.verdict import verdict
 
 
 def markdown(report: Report) -> str:
     environment = report.environment
-    lines = [f"### {remarks.models(environment)}", ""]
+    lines = [f"### {remarks.models(environment)}", "", f"**{verdict(report)}**", ""]
     lines += [f"{remarks.place(environment)}. Measured with:", ""]
     lines += ["```sh", report.command, "```", ""]
     for line in remarks.validity(report):

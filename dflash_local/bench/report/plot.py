@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dflash_local.bench.measure.settings import Variant
 from dflash_local.bench.measure.single import SpeedRow
@@ -57,6 +57,8 @@ _NAMES = {"fim": "fill in\nthe middle"}
 _WIDTH_TICKS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 _NO_DRAFTS = "no drafts were checked"
 
+Panel: TypeAlias = Callable[["Axes", Report], None]
+
 
 def check_plot(path: Path) -> None:
     """Refuse, before any work, a picture that could not be written. Raises InputError."""
@@ -78,14 +80,16 @@ def plot(report: Report, path: Path) -> None:
 
     with matplotlib.rc_context(_STYLE):
         layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
-        by_width = len(report.settings.variants) > 1
-        figure = Figure(figsize=(13, 8.8 if by_width else 4.4), layout=layout)
+        by_width = any(variant.width != "auto" for variant in report.settings.variants)
+        heights = [*([4.4] if by_width else []), max(4.4, 1.4 + 0.22 * _n_ratios(report))]
+        figure = Figure(figsize=(13, sum(heights)), layout=layout)
         FigureCanvasAgg(figure)
-        parts = figure.subfigures(2 if by_width else 1, 1, squeeze=False)[:, 0]
-        lengths, costs, ratios = parts[-1].subplots(1, 3, width_ratios=(1.15, 1, 1))
-        _accepted_lengths(lengths, report)
-        _cost_curve(costs, report)
-        _ratios(ratios, report)
+        parts = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+        panels = _panels(report)
+        for draw, axes in zip(
+            panels, parts[-1].subplots(1, len(panels), squeeze=False)[0], strict=True
+        ):
+            draw(axes, report)
         if by_width:
             accepted, speed = parts[0].subplots(1, 2)
             accepted_by_width(accepted, report)
@@ -97,6 +101,24 @@ def plot(report: Report, path: Path) -> None:
         figure.savefig(path, dpi=160, facecolor="white", metadata=metadata)
 
 
+def _panels(report: Report) -> list[Panel]:
+    """What there is to draw of the main variants; at least one."""
+    found: list[Panel] = []
+    if any(report.acceptance(*pair).lengths for pair in _series(report)):
+        found.append(_accepted_lengths)
+    if report.curve:
+        found.append(_cost_curve)
+    if _n_ratios(report):
+        found.append(_ratios)
+    elif any(row.plain.median for row in report.main_rows):
+        found.append(_plain_speeds)
+    return found or [_nothing]
+
+
+def _n_ratios(report: Report) -> int:
+    return sum(row.ratio is not None for row in report.main_rows)
+
+
 def _title(report: Report) -> str:
     environment = report.environment
     models = [name for name in (environment.target, environment.drafter) if name]
@@ -106,6 +128,8 @@ def _title(report: Report) -> str:
     text = f"{' + '.join(models)}\n{where}"
     if report.synthetic_length is not None:
         text += f" (synthetic acceptance, {report.synthetic_length:g} tokens a round)"
+    if report.replay is not None:
+        text += f"; text given by {report.replay}"
     return text
 
 
@@ -147,7 +171,7 @@ def speed_by_width(axes: Axes, report: Report) -> None:
         axes.axhline(theirs, color=_ORANGE, linestyle=_DOTTED, label=label)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("tokens/s")
-    axes.legend(loc="best")
+    axes.legend(loc="best", frameon=True, edgecolor="none")
 
 
 def _by_width(
@@ -184,6 +208,7 @@ def _by_width(
     axes.set_xticks(ticks, [str(n) for n in ticks])
     axes.minorticks_off()
     axes.set_xlim(0.9, 1.2 * most)
+    axes.margins(y=0.12)  # a marker at the top is whole
 
 
 def _server_by_drafts(
@@ -229,9 +254,6 @@ def _accepted_lengths(axes: Axes, report: Report) -> None:
     axes.set_title("How many tokens a round emits")
     found = {pair: report.acceptance(*pair) for pair in _series(report)}
     found = {pair: acceptance for pair, acceptance in found.items() if acceptance.lengths}
-    if not found:
-        _nothing(axes, _NO_DRAFTS)
-        return
     longest = max(max(acceptance.lengths) for acceptance in found.values())
     width = 0.84 / len(found)
     for i, (pair, acceptance) in enumerate(found.items()):
@@ -253,9 +275,6 @@ def _accepted_lengths(axes: Axes, report: Report) -> None:
 def _cost_curve(axes: Axes, report: Report) -> None:
     """Milliseconds of a pass of the target by its rows, against as many passes of one row."""
     axes.set_title("What the target's pass costs")
-    if not report.curve:
-        _nothing(axes, "not measured")
-        return
     rows = list(report.curve)
     costs = [1000 * seconds for seconds in report.curve.values()]
     axes.plot(rows, costs, color=_BLUE, marker="o", markersize=5, linewidth=2)
@@ -284,9 +303,6 @@ def _ratios(axes: Axes, report: Report) -> None:
     """Drafted over plain tokens/s by category: medians, and bars from quartile to quartile."""
     axes.set_title("Speed against plain decoding")
     found = [(row, row.ratio) for row in report.main_rows if row.ratio]
-    if not found:
-        _nothing(axes, _NO_DRAFTS)
-        return
     categories = list(dict.fromkeys(row.category for row, _ in found))
     series = _series(report)
     for i, pair in enumerate(series):
@@ -307,11 +323,11 @@ def _ratios(axes: Axes, report: Report) -> None:
             color=_COLOURS[i % 6],
             markersize=7,
             elinewidth=2,
+            label=_named(report, *pair),
         )
         for place, ratio in own:
-            named = f" at {_named(report, *pair)}" if place == shift else ""
             axes.annotate(
-                f"{ratio.median:.2f}{named}",
+                f"{ratio.median:.2f}",
                 (ratio.high, place),
                 xytext=(7, 0),
                 textcoords="offset points",
@@ -323,9 +339,35 @@ def _ratios(axes: Axes, report: Report) -> None:
     axes.axvline(1, color=_INK, linewidth=1)
     axes.set_yticks(range(len(categories)), [_NAMES.get(name, name) for name in categories])
     axes.set_ylim(len(categories) - 0.5, -0.5)
-    axes.set_xlim(0, 1.45 * max(1.1, *(ratio.high for _, ratio in found)))
+    axes.set_xlim(0, 1.3 * max(1.1, *(ratio.high for _, ratio in found)))
     axes.set_xlabel("drafted over plain, tokens/s (1 = plain decoding)")
     axes.grid(axis="y", visible=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.13), ncols=min(2, len(series)))
+
+
+def _plain_speeds(axes: Axes, report: Report) -> None:
+    """Tokens/s of plain decoding by category: medians, a bar for each temperature."""
+    axes.set_title("Speed of plain decoding")
+    rows = [(row, row.plain.median) for row in report.main_rows if row.plain.median]
+    categories = list(dict.fromkeys(row.category for row, _ in rows))
+    width = 0.8 / len(report.temperatures)
+    for i, temperature in enumerate(report.temperatures):
+        own = [(row, median) for row, median in rows if row.temperature == temperature]
+        places = [categories.index(row.category) - 0.4 + (i + 0.5) * width for row, _ in own]
+        bars = axes.barh(
+            places,
+            [median for _, median in own],
+            width * 0.94,
+            color=_COLOURS[i % 6],
+            label=f"temperature {temperature:g}",
+        )
+        axes.bar_label(bars, fmt="%.4g", padding=4, fontsize=9, color=_INK)
+    axes.set_yticks(range(len(categories)), [_NAMES.get(name, name) for name in categories])
+    axes.set_ylim(len(categories) - 0.5, -0.5)
+    axes.set_xlim(0, 1.2 * max(median for _, median in rows))
+    axes.set_xlabel("tokens/s")
+    axes.grid(axis="y", visible=False)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.12), ncols=2)
 
 
 def _series(report: Report) -> list[tuple[float, Variant]]:
@@ -337,6 +379,6 @@ def _named(report: Report, temperature: float, variant: Variant) -> str:
     return text if len(report.main_variants) == 1 else f"{text}, {variant}"
 
 
-def _nothing(axes: Axes, why: str) -> None:
+def _nothing(axes: Axes, _report: Report) -> None:
     axes.set_axis_off()
-    axes.text(0, 0.9, why, transform=axes.transAxes, color=_QUIET)
+    axes.text(0, 0.9, _NO_DRAFTS, transform=axes.transAxes, color=_QUIET)

@@ -35,7 +35,7 @@ class TreeGain:
 class Report:
     """`curve` are seconds of a target pass by its rows. `paper` is by category and temperature.
     `synthetic_length` is None where the models' own drafts were checked. `replay` names where the
-    answers come from, if they were given."""
+    answers come from, if they were given. `interrupted`: it was ended before all was measured."""
 
     command: str
     environment: Environment
@@ -50,6 +50,7 @@ class Report:
     replay: str | None = None
     notes: list[str] = field(default_factory=list)
     long_categories: tuple[str, ...] = ()
+    interrupted: bool = False
 
     @property
     def temperatures(self) -> list[float]:
@@ -150,6 +151,7 @@ class Report:
                 "n_beyond_rounding": sum(
                     not difference.lead.is_within_rounding for difference in self.differences
                 ),
+                "interrupted": self.interrupted,
                 "notes": self.notes,
             }
         )

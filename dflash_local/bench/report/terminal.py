@@ -11,6 +11,7 @@ from dflash_local.bench.measure.single import SpeedRow
 from dflash_local.bench.measure.speed import STAGES
 from dflash_local.bench.report import cell, remarks
 from dflash_local.bench.report.report import Report
+from dflash_local.bench.report.verdict import verdict
 from dflash_local.fit.footprint import size_text
 
 _BAR = 40
@@ -24,6 +25,8 @@ def terminal(report: Report) -> str:
     sections.append(
         ("tokens/s: median (middle half), each prompt plain and drafted in turn", _speeds(report))
     )
+    if report.replay and len(report.main_variants) > 1:
+        sections.append(("ratios of tokens/s, prompt by prompt", _ratios(report)))
     if report.main_variants:
         forced = _FORCED if any(row.forced for row in report.rows) else ""
         sections.append((_DRAFTS + forced, _drafts(report)))
@@ -53,6 +56,8 @@ def _head(report: Report) -> list[str]:
     settings = report.settings
     times = "once" if settings.repeat == 1 else f"{settings.repeat} times"
     return [
+        verdict(report),
+        "",
         remarks.models(report.environment),
         remarks.place(report.environment),
         f"answers of up to {settings.max_tokens} tokens, each prompt {times}, after a warm-up; "
@@ -83,6 +88,19 @@ def _speeds(report: Report) -> str:
             first_tokens.append(row.drafted.ttft_s)
         line["first token, ms"] = " / ".join(cell.ms(each.median) for each in first_tokens if each)
         rows.append(line)
+    return cell.table(rows)
+
+
+def _ratios(report: Report) -> str:
+    """Each of the main variants over plain decoding, and over the others."""
+    rows = []
+    for row in report.main_rows:
+        over = {f"over {other}": cell.ratio(row.over.get(other)) for other in report.main_variants}
+        over.pop(f"over {row.variant}", None)
+        line = {"prompts": cell.name(row.category), "temp": f"{row.temperature:g}"}
+        rows.append(
+            {**line, "drafts": str(row.variant), "over plain": cell.ratio(row.ratio), **over}
+        )
     return cell.table(rows)
 
 

@@ -9,8 +9,9 @@ import pytest
 from bench_model import auto_model
 from dflash_local import Model
 from dflash_local.bench.measure.acceptance import Acceptance
-from dflash_local.bench.measure.settings import PLAIN, RunSettings, Variant
-from dflash_local.bench.measure.single import CACHE_STATES, SpeedRow, measure_single
+from dflash_local.bench.measure.pace import Pace
+from dflash_local.bench.measure.settings import CACHE_STATES, PLAIN, RunSettings, Variant
+from dflash_local.bench.measure.single import SpeedRow, by_category, measure_single
 from dflash_local.bench.measure.speed import STAGES
 from dflash_local.bench.prompts.case import Case, tokenized
 from dflash_local.bench.prompts.prompt import built_in
@@ -45,6 +46,44 @@ def rows(measured: Measured) -> list[SpeedRow]:
     return measured[0]
 
 
+class Interrupting(Pace):
+    """Presses Ctrl-C after so many answers."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(lambda _line: None)
+        self._left = n
+
+    def count(self, work: float) -> None:
+        self._left -= 1
+        if not self._left:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("n_answers", "found"),
+    [
+        (1, []),
+        (11, [("chat", 1)]),  # the first prompt has 8, the second is not complete
+        (17, [("chat", 2)]),  # 16 answers to both
+    ],
+)
+def test_what_was_measured_before_an_interruption_is_kept(
+    auto_model: Model, cases: list[Case], n_answers: int, found: list[tuple[str, int]]
+) -> None:
+    settings = replace(SETTINGS, temperatures=(0.0,))
+    rows: list[SpeedRow] = []
+    with pytest.raises(KeyboardInterrupt):
+        for new in by_category(
+            auto_model, cases, settings, lambda _line: None, pace=Interrupting(n_answers)
+        ):
+            rows += new
+    assert list(dict.fromkeys((row.category, row.n_prompts) for row in rows)) == found
+    assert len(rows) == len(found) * len(VARIANTS) * len(CACHE_STATES)
+    for row in rows:
+        assert row.drafted is not None
+        assert row.plain.n_answers == row.drafted.n_answers == row.n_prompts
+
+
 @pytest.mark.slow
 def test_every_combination_has_a_row(rows: list[SpeedRow]) -> None:
     found = [(row.temperature, row.category, row.variant, row.cache) for row in rows]
@@ -76,6 +115,20 @@ def test_rows_hold_plain_and_drafted_answers_of_the_same_prompts(rows: list[Spee
         assert set(row.plain.stage_s) == set(STAGES)
         # The pass finds the likeliest token itself.
         assert row.plain.stage_s["verify"] > row.plain.stage_s["sample"] >= 0
+
+
+def test_each_variant_is_compared_with_the_others(rows: list[SpeedRow]) -> None:
+    for row in rows:
+        assert set(row.over) == set(VARIANTS) - {row.variant}
+        for other in (each for each in rows if each.variant in row.over):
+            if (other.category, other.temperature, other.cache) == (
+                row.category,
+                row.temperature,
+                row.cache,
+            ) and row.n_prompts == 1:
+                assert row.over[other.variant].median * other.over[row.variant].median == (
+                    pytest.approx(1)
+                )
 
 
 def test_fixed_widths_are_kept(rows: list[SpeedRow]) -> None:

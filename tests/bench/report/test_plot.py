@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as xml
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench_report import made_report, row, server_row
 from dflash_local import InputError
-from dflash_local.bench.measure.settings import RunSettings, Variant
+from dflash_local.bench.measure.acceptance import Acceptance
+from dflash_local.bench.measure.settings import PLAIN, RunSettings, Variant
 from dflash_local.bench.report.plot import check_plot, plot, speed_by_width
 from dflash_local.bench.report.report import Report
 
@@ -60,6 +62,44 @@ def test_a_server_with_wider_drafts_has_room(report: Report) -> None:
     speed_by_width(axes, report)
     assert axes.get_xlim()[1] > 16
     assert "16" in [tick.get_text() for tick in axes.get_xticklabels()]
+
+
+def test_a_marker_at_the_top_is_whole(report: Report) -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    report.settings = RunSettings(variants=(Variant(4), Variant()))
+    report.rows = [row("chat", variant=variant) for variant in report.settings.variants]
+    axes = figure.subplots()
+    speed_by_width(axes, report)
+    assert axes.get_ylim()[1] > 1.05 * 150
+
+
+def test_a_target_alone_has_no_empty_panel(report: Report, tmp_path: Path) -> None:
+    report.settings = RunSettings(variants=())
+    report.rows = [
+        replace(each, variant=PLAIN, drafted=None, ratio=None, acceptance=Acceptance())
+        for each in report.rows
+    ]
+    plot(report, tmp_path / "plain.svg")
+    text = (tmp_path / "plain.svg").read_text(encoding="utf-8")
+    assert "Speed of plain decoding" in text and "no drafts were checked" not in text
+    assert "How many tokens a round emits" not in text
+
+
+def test_widths_that_were_all_chosen_take_no_panels(report: Report, tmp_path: Path) -> None:
+    report.settings = RunSettings(variants=(Variant(), Variant("auto", "tree")))
+    report.rows = [row("chat", variant=variant) for variant in report.settings.variants]
+    plot(report, tmp_path / "auto.svg")
+    text = (tmp_path / "auto.svg").read_text(encoding="utf-8")
+    assert "by rows checked" not in text and "temperature 0, tree auto" in text
+
+
+def test_many_categories_make_a_higher_picture(report: Report, tmp_path: Path) -> None:
+    heights = []
+    for n in (2, 40):
+        report.rows = [row(f"category {i}") for i in range(n)]
+        plot(report, tmp_path / "many.png")
+        heights.append(int.from_bytes((tmp_path / "many.png").read_bytes()[20:24], "big"))
+    assert heights[1] > 1.5 * heights[0]
 
 
 def test_what_was_not_measured_leaves_its_place_empty(report: Report, tmp_path: Path) -> None:

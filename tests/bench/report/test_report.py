@@ -35,11 +35,13 @@ def test_json_has_the_fields_that_scripts_read() -> None:
         "n_compared",
         "n_differing",
         "n_beyond_rounding",
+        "interrupted",
         "notes",
     }
     assert set(told["settings"]) == {
         "temperatures",
         "ways",
+        "caches",
         "max_tokens",
         "repeat",
         "seed",
@@ -85,6 +87,7 @@ def test_json_of_a_row() -> None:
         "drafted",
         "ratio",
         "ttft_ratio",
+        "over",
         "accepted_length",
         "nodes",
         "depth",

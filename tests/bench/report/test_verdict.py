@@ -1,0 +1,74 @@
+"""The one sentence that comes first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bench_report import made_report, row
+from dflash_local.bench.measure.acceptance import Acceptance
+from dflash_local.bench.measure.settings import PLAIN, RunSettings, Variant
+from dflash_local.bench.measure.speed import Spread
+from dflash_local.bench.report.markdown import markdown
+from dflash_local.bench.report.report import Report
+from dflash_local.bench.report.terminal import terminal
+from dflash_local.bench.report.verdict import verdict
+
+
+def report_of(*ratios: float, n: int = 4) -> Report:
+    """A category for each ratio."""
+    made = made_report()
+    made.settings = RunSettings(variants=(Variant(),))
+    rows = [row(f"text {i}", ratio=ratio) for i, ratio in enumerate(ratios)]
+    made.rows = [
+        replace(each, ratio=Spread(r, r, r, n)) for each, r in zip(rows, ratios, strict=True)
+    ]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("ratios", "said"),
+    [
+        ((2.0,), "drafting pays: 2.00 times plain decoding's speed (chain auto)"),
+        ((2.0, 0.5, 8.0), "drafting pays: 2.00 times"),
+        ((0.99, 1.0), "drafting neither gains nor costs anything: 0.99 times"),
+        ((0.5, 0.9), "drafting does not pay: 0.67 times"),
+    ],
+)
+def test_it_says_whether_drafting_pays(ratios: tuple[float, ...], said: str) -> None:
+    assert verdict(report_of(*ratios)).startswith(said)
+
+
+def test_it_names_the_worst_and_the_best_category() -> None:
+    assert verdict(report_of(2.0, 0.5, 8.0)).endswith("from 0.50 on text 1 to 8.00 on text 2")
+
+
+def test_the_fastest_way_counts() -> None:
+    made = report_of(1.5)
+    tree = Variant("auto", "tree")
+    made.settings = RunSettings(variants=(Variant(), tree))
+    made.rows.append(row("text 0", ratio=1.7, variant=tree))
+    assert "1.70 times plain decoding's speed (tree auto)" in verdict(made)
+
+
+def test_one_prompt_gives_no_verdict() -> None:
+    assert verdict(report_of(9.0, n=1)).startswith("1 measured answer is too few for a verdict")
+    assert verdict(report_of(9.0, n=2)).startswith("2 measured answers are too few")
+
+
+def test_a_target_alone_has_its_speed() -> None:
+    made = report_of(1.0)
+    made.settings = RunSettings(variants=())
+    made.rows = [
+        replace(each, variant=PLAIN, drafted=None, ratio=None, acceptance=Acceptance())
+        for each in made.rows
+    ]
+    assert verdict(made) == "plain decoding makes 100 tokens/s; no drafts were measured"
+
+
+def test_it_comes_first_everywhere() -> None:
+    made = made_report()
+    assert terminal(made).splitlines()[0] == verdict(made)
+    assert verdict(made) in markdown(made).splitlines()[2]
+    assert made.as_dict()
