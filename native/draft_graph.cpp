@@ -6,12 +6,17 @@
 
 #include "draft_conv.h"
 #include "errors.h"
+#include "wide_product.h"
 
 namespace dflash {
 
 namespace {
 
-constexpr size_t nodes_per_layer = 80;  // more than any layer makes
+constexpr size_t nodes_per_layer = 100;  // more than any layer makes
+// The cache holds halves, and attention adds up halves. So large values are kept in larger units,
+// and what is still too large as the largest that leaves room for a sum.
+constexpr float value_unit = 1024.0f;
+constexpr float largest_value = 4096.0f;
 
 }  // namespace
 
@@ -73,9 +78,10 @@ ggml_tensor * draft_graph::norm(ggml_tensor * x, ggml_tensor * weight) const {
     return ggml_mul(nodes_.get(), ggml_rms_norm(nodes_.get(), x, p_.rms_eps), weight);
 }
 
-ggml_tensor * draft_graph::project(ggml_tensor * x, ggml_tensor * weight,
-                                   ggml_tensor * bias) const {
-    ggml_tensor * y = ggml_mul_mat(nodes_.get(), weight, x);
+ggml_tensor * draft_graph::project(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * bias,
+                                   bool is_wide) const {
+    ggml_tensor * y =
+        is_wide ? wide_product(nodes_.get(), weight, x) : ggml_mul_mat(nodes_.get(), weight, x);
     if (ggml_tensor * scale = parts_.weights.scale_of(weight)) {
         y = ggml_mul(nodes_.get(), y, scale);
     }
@@ -95,6 +101,10 @@ void draft_graph::store(ggml_tensor * k_cache, ggml_tensor * v_cache, ggml_tenso
     ggml_context * c = nodes_.get();
     // A view, not a reshape: backends need it to rotate and store in one kernel.
     k = ggml_view_2d(c, k, p_.n_embd_kv(), k->ne[2], k->nb[2], 0);
+    if (parts_.weights.has_large_values) {
+        v = ggml_clamp(c, ggml_scale(c, ggml_cont(c, v), 1.0f / value_unit), -largest_value,
+                       largest_value);
+    }
     ggml_build_forward_expand(graph_, ggml_set_rows(c, k_cache, k, cells));
     ggml_build_forward_expand(graph_, ggml_set_rows(c, v_cache, v, cells));
 }
@@ -103,7 +113,7 @@ ggml_tensor * draft_graph::context_features() {
     ggml_tensor * x = bucket.stored
                           ? ggml_get_rows(nodes_.get(), parts_.store->states, stored_cells_)
                           : features_;
-    return norm(project(x, parts_.weights.fc), parts_.weights.fc_norm);
+    return norm(project(x, parts_.weights.fc, nullptr, true), parts_.weights.fc_norm);
 }
 
 // K and V of context features, [n_embd, n_rows], layer by layer.
@@ -141,7 +151,7 @@ void draft_graph::inject_all(ggml_tensor * g) {
 // neither normed nor roped.
 ggml_tensor * draft_graph::values(const draft_layer & l, ggml_tensor * x, ggml_tensor * k) const {
     if (l.attn_v != nullptr) {
-        return project(x, l.attn_v, l.attn_v_bias);
+        return project(x, l.attn_v, l.attn_v_bias, is_convolved());
     }
     ggml_tensor * v = ggml_rms_norm(nodes_.get(), k, p_.rms_eps);
     return ggml_reshape_2d(nodes_.get(), v, p_.n_embd_kv(), k->ne[2]);
@@ -159,16 +169,16 @@ ggml_tensor * draft_graph::queries(int layer, ggml_tensor * h) {
     ggml_tensor * k = nullptr;
     ggml_tensor * v = nullptr;
     if (l.attn_qkv != nullptr) {
-        ggml_tensor * qkv = project(h, l.attn_qkv, l.attn_qkv_bias);
+        ggml_tensor * qkv = project(h, l.attn_qkv, l.attn_qkv_bias, is_convolved());
         const size_t head = p_.head_dim * sizeof(float);
         q = ggml_view_3d(c, qkv, p_.head_dim, p_.n_head, n, head, qkv->nb[1], 0);
         k = ggml_view_3d(c, qkv, p_.head_dim, p_.n_head_kv, n, head, qkv->nb[1],
                          n_q * sizeof(float));
         v = ggml_view_2d(c, qkv, n_kv, n, qkv->nb[1], (n_q + n_kv) * sizeof(float));
     } else {
-        q = project(h, l.attn_q, l.attn_q_bias);
+        q = project(h, l.attn_q, l.attn_q_bias, is_convolved());
         q = ggml_reshape_3d(c, q, p_.head_dim, p_.n_head, n);
-        k = project(h, l.attn_k, l.attn_k_bias);
+        k = project(h, l.attn_k, l.attn_k_bias, is_convolved());
         k = ggml_reshape_3d(c, k, p_.head_dim, p_.n_head_kv, n);
         v = values(l, h, k);
     }
@@ -210,24 +220,28 @@ ggml_tensor * draft_graph::feed_forward(int layer, ggml_tensor * x) const {
     const draft_layer & l = parts_.weights.layers[layer];
     ggml_tensor * h = nullptr;
     if (l.ffn_gate_up != nullptr) {
-        ggml_tensor * both = ggml_mul_mat(c, l.ffn_gate_up, x);
+        ggml_tensor * both = project(x, l.ffn_gate_up, nullptr, is_convolved());
         h = p_.gelu ? ggml_geglu(c, both) : ggml_swiglu(c, both);
     } else {
-        ggml_tensor * gate = project(x, l.ffn_gate);
-        ggml_tensor * up = project(x, l.ffn_up);
+        ggml_tensor * gate = project(x, l.ffn_gate, nullptr, is_convolved());
+        ggml_tensor * up = project(x, l.ffn_up, nullptr, is_convolved());
         h = p_.gelu ? ggml_geglu_split(c, gate, up) : ggml_swiglu_split(c, gate, up);
     }
-    return project(h, l.ffn_down);
+    return project(h, l.ffn_down, nullptr, true);
 }
 
 // h: [n_embd, block_size * n_streams], normed
 ggml_tensor * draft_graph::self_attention(int layer, ggml_tensor * h) {
     const draft_layer & l = parts_.weights.layers[layer];
     ggml_tensor * x = attention(layer, queries(layer, h));
+    float scale = parts_.weights.has_large_values ? value_unit : 1.0f;
     if (p_.value_scale != 0.0f) {
-        x = ggml_scale(nodes_.get(), x, p_.value_scale);
+        scale *= p_.value_scale;
     }
-    return project(x, l.attn_output, l.attn_output_bias);
+    if (scale != 1.0f) {
+        x = ggml_scale(nodes_.get(), x, scale);
+    }
+    return project(x, l.attn_output, l.attn_output_bias, true);
 }
 
 // A part of a layer, between its convolutions if it has any.

@@ -74,9 +74,11 @@ class draft_graph {
     void allocate();
     ggml_tensor * context_features();
     ggml_tensor * norm(ggml_tensor * x, ggml_tensor * weight) const;
-    // `bias` may be null.
-    ggml_tensor * project(ggml_tensor * x, ggml_tensor * weight,
-                          ggml_tensor * bias = nullptr) const;
+    // bias: may be null. is_wide: x may leave the range of f16.
+    ggml_tensor * project(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * bias = nullptr,
+                          bool is_wide = false) const;
+    // Whether parts of a layer are given more than what a norm puts out.
+    bool is_convolved() const { return p_.selector.rank > 0; }
     ggml_tensor * values(const draft_layer & l, ggml_tensor * x, ggml_tensor * k) const;
     ggml_tensor * rope(ggml_tensor * x, ggml_tensor * positions) const;
     void inject(ggml_tensor * g);

@@ -44,6 +44,7 @@ struct draft_params {
     float logit_scale = 0.0f;  // 0: none
     float logit_cap = 0.0f;    // soft limit of the logits; 0: none
     bool gelu = false;         // else silu
+    bool values_from_keys = false;
     bool causal = false;       // positions of a block do not see the later ones
     bool from_anchor = false;  // the output at the anchor is a draft, too
     int markov_rank = 0;       // DSpark; 0: there is no Markov head

@@ -1,6 +1,7 @@
 #include "draft_weights.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -83,6 +84,7 @@ draft_weights::draft_weights(const std::string & path, const draft_params & of_f
         ggml_backend_dev_buffer_type(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU)));
     read(path, gguf.get());
     add_up_confidence();
+    bound_values();
 }
 
 // The table of a head that knows only some tokens. It comes first, as other tensors are read by it.
@@ -324,7 +326,7 @@ void draft_weights::bind() {
         l.attn_norm = take(b + "attn_norm.weight", {d});
         l.attn_q = take_matrix(b + "attn_q", {d, q});
         l.attn_k = take_matrix(b + "attn_k", {d, kv});
-        l.attn_v = take_matrix(b + "attn_v", {d, kv}, false);
+        l.attn_v = params.values_from_keys ? nullptr : take_matrix(b + "attn_v", {d, kv});
         l.attn_output = take_matrix(b + "attn_output", {q, d});
         l.attn_sinks = take(b + "attn_sinks.weight", {params.n_head}, false);
         l.attn_q_bias = take(b + "attn_q.bias", {q}, false);
@@ -345,11 +347,6 @@ void draft_weights::bind() {
             l.attn_conv = take_conv(b + "attn_conv");
             l.ffn_conv = take_conv(b + "ffn_conv");
         }
-    }
-    if ((layers.front().attn_v == nullptr) !=
-        std::all_of(layers.begin(), layers.end(),
-                    [](const draft_layer & l) { return !l.attn_v; })) {
-        throw file_error("some layers of the drafter have no tensor attn_v; convert it again");
     }
     bind_heads();
     bind_stacks();
@@ -516,6 +513,53 @@ bool draft_weights::read_made(std::ifstream & file, std::streamoff begin, ggml_t
         ggml_backend_tensor_set(tensor, data, row * tensor->nb[1], tensor->nb[1]);
     }
     return true;
+}
+
+namespace {
+
+float peak_of(const ggml_tensor * floats) {
+    std::vector<float> values(ggml_nelements(floats));
+    ggml_backend_tensor_get(floats, values.data(), 0, ggml_nbytes(floats));
+    return std::accumulate(values.begin(), values.end(), 0.0f,
+                           [](float peak, float x) { return std::max(peak, std::abs(x)); });
+}
+
+// The length of the longest row.
+float length_of(const ggml_tensor * matrix) {
+    float longest = 0.0f;
+    std::vector<float> row;
+    for (int64_t i = 0; i < matrix->ne[1]; i++) {
+        read_row(matrix, static_cast<int32_t>(i), row);
+        longest = std::max(longest, std::inner_product(row.begin(), row.end(), row.begin(), 0.0f));
+    }
+    return std::sqrt(longest);
+}
+
+}  // namespace
+
+// A value is the product of a row of weights and of what a norm puts out, which may be convolved.
+void draft_weights::bound_values() {
+    constexpr float large = 16384.0f;  // attention adds up several such as halves
+    const float of_unit = std::sqrt(static_cast<float>(params.n_embd));
+    const float of_context = of_unit * peak_of(fc_norm);
+    for (const draft_layer & l : layers) {
+        if (l.attn_v == nullptr) {
+            return;  // they are normed
+        }
+        float input = of_unit * peak_of(l.attn_norm);
+        if (l.attn_conv.base != nullptr) {
+            const auto n_taps = static_cast<float>(params.selector.kernel_size);
+            input *= n_taps * (peak_of(l.attn_conv.base) + input * length_of(l.attn_conv.proj));
+        }
+        float bound = std::max(input, of_context) * length_of(l.attn_v);
+        if (const ggml_tensor * scale = scale_of(l.attn_v)) {
+            bound *= peak_of(scale);
+        }
+        if (l.attn_v_bias != nullptr) {
+            bound += peak_of(l.attn_v_bias);
+        }
+        has_large_values = has_large_values || !(bound < large);
+    }
 }
 
 // The confidence is a sum of what the state adds and of what the token before does. The host adds

@@ -91,6 +91,9 @@ class draft_weights {
     ggml_tensor * all_kv_bias = nullptr;  // f32 [2 kv, 1, n_layer], optional
     ggml_tensor * all_k_norm = nullptr;   // f32 [head_dim, 1, 1, n_layer]
 
+    // Whether values may leave the range of f16, of which the cache is.
+    bool has_large_values = false;
+
     // A factor of all products with this matrix; null if there is none.
     ggml_tensor * scale_of(const ggml_tensor * matrix) const {
         const auto it = scales_.find(matrix);
@@ -121,6 +124,7 @@ class draft_weights {
                           const making & how, ggml_tensor * tensor);
     void read_tokens(const std::string & path, const gguf_context * gguf);
     void add_up_confidence();
+    void bound_values();
     // A tensor of one dimension must be of floats, one of two of any type that products take.
     ggml_tensor * take(const std::string & name, std::vector<int64_t> shape, bool required = true);
     // `name`.weight, and the factor `name`.scale if the file has it.

@@ -4,11 +4,12 @@
 #include <cmath>
 
 #include "no_number.h"
+#include "wide_product.h"
 
 namespace dflash {
 
 size_t dspark_head::n_nodes(int n_draft) const {
-    return 8 * static_cast<size_t>(n_draft) + draft_output::n_nodes + draft_candidates::n_nodes +
+    return 10 * static_cast<size_t>(n_draft) + draft_output::n_nodes + draft_candidates::n_nodes +
            32;
 }
 
@@ -43,8 +44,7 @@ void dspark_head::build(const head_parts & parts) {
 
 // before: f32 [rank, n]. Returns f32 [rows of the head, n].
 ggml_tensor * dspark_head::of_token_before(const head_parts & parts, ggml_tensor * before) const {
-    ggml_tensor * added = ggml_mul_mat(parts.nodes, parts.weights.markov.after, before);
-    ggml_prec_set_acc(added, GGML_PREC_F32);
+    ggml_tensor * added = wide_product(parts.nodes, parts.weights.markov.after, before);
     ggml_tensor * scale = parts.weights.scale_of(parts.weights.markov.after);
     return scale != nullptr ? ggml_mul(parts.nodes, added, scale) : added;
 }

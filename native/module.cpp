@@ -124,6 +124,7 @@ draft_params params_of(const nb::handle & spec) {
     params.logit_scale = field<float>(scales, "logit");
     params.logit_cap = field<float>(scales, "logit_softcap");
     params.gelu = field<std::string>(scales, "activation") == "gelu";
+    params.values_from_keys = field<bool>(spec, "values_from_keys");
     params.causal = field<bool>(spec, "causal");
     params.from_anchor = field<bool>(spec, "sample_from_anchor");
     params.markov_rank = field<int>(spec, "markov_rank");

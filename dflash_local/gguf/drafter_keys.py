@@ -14,6 +14,7 @@ from dflash_local.gguf.drafter_tensors import (
     check_tensors,
     drafter_family,
     has_bias,
+    lacks_values,
 )
 from dflash_local.gguf.file import GgufFile
 
@@ -82,6 +83,7 @@ def _from_keys(file: GgufFile, family: Family, n_vocab: int | None) -> DrafterSp
         rope=_rope(file, head_dim),
         scales=_scales(file, head_dim),
         n_vocab_draft=_rows(file, D2T, n_vocab),
+        values_from_keys=lacks_values(file),
         causal=file.optional("dflash.attention.causal", bool, False),
         attention_bias=has_bias(file),
         selector=_selector(file, n_embd, n_vocab) if family == "dflash2" else None,

@@ -81,6 +81,8 @@ class DrafterSpec:
     scales: ScaleSpec
     n_vocab_draft: int
     """Rows of the output head: `n_vocab`, or fewer, which the tensor `d2t` maps to tokens."""
+    values_from_keys: bool = False
+    """Whether there are no weights for values."""
     causal: bool = False
     """Whether positions of a block do not see the later ones."""
     attention_bias: bool = False

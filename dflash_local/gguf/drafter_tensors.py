@@ -64,7 +64,7 @@ def has_bias(file: GgufFile) -> bool:
     return any(_BIAS.fullmatch(name) for name in file.tensors)
 
 
-def _lacks_values(file: GgufFile) -> bool:
+def lacks_values(file: GgufFile) -> bool:
     """Whether no layer has `attn_v`: values are then made from the keys. It must not be absent in
     some layers only."""
     return not any(name.endswith(".attn_v.weight") for name in file.tensors)
@@ -73,7 +73,7 @@ def _lacks_values(file: GgufFile) -> bool:
 def check_tensors(file: GgufFile, spec: DrafterSpec) -> None:
     """Raise FileError, with a line per fault, if a tensor is missing or not as `spec` says."""
     required, optional = _expected_shapes(spec)
-    if _lacks_values(file):
+    if lacks_values(file):
         for layer in range(spec.n_layer):
             del required[f"blk.{layer}.attn_v.weight"]
     if spec.family == "dflash2":

@@ -322,3 +322,70 @@ def test_a_drafter_that_puts_out_no_numbers_says_so(
             drafter.draft(requests)
         # as what the target has stored might not be numbers either
         assert (drafter.length(0), drafter.length(1)) == (0, 0)
+
+
+# What leaves the range of halves
+
+
+def _larger(factors: Mapping[str, float]) -> Any:
+    """Weights times factors, for all tensors whose name ends so."""
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        for name, (values, kind) in tensors.items():
+            for end, factor in factors.items():
+                if name.endswith(end):
+                    tensors[name] = (values * values.dtype.type(factor), kind)
+
+    return change
+
+
+@pytest.mark.parametrize("quant", ["F16", "BF16", "F32", "Q8_0"])
+@pytest.mark.parametrize(
+    ("options", "factors", "size"),
+    [
+        ({}, {}, 1e5),
+        ({}, {"ffn_norm.weight": 300.0, "ffn_down.weight": 1e-3}, 1.0),
+        ({"selector": Selector(32)}, {"attn_conv_base": 1e5, "ffn_conv_base": 2e3}, 1.0),
+        ({"markov": Markov(32)}, {}, 3e4),
+    ],
+    ids=["features", "feed-forward", "convolutions", "features of DSpark"],
+)
+def test_activations_beyond_halves_are_computed(
+    options: Mapping[str, Any],
+    factors: Mapping[str, float],
+    size: float,
+    quant: str,
+    tmp_path: Path,
+) -> None:
+    path = write_target(tmp_path / "target.gguf", n_layer=2, head_dim=32)
+    good = write_drafter(
+        tmp_path / "good.gguf", path, quant=quant, head_dim=32, post_norms=True, **options
+    )
+    file = changed(
+        good, tmp_path / "large.gguf", tensors=_larger(factors if quant != "Q8_0" else {})
+    )
+    with Target.load(path, n_ctx=128, n_threads=1, tapped_layers=(1,)) as target:
+        drafter = opened(file, target, for_trees=True)
+        rows = features(20, drafter) * np.float32(size)
+        draft = propose(drafter, 5, rows)
+        assert np.isfinite(draft.logprobs).all()
+        if "selector" in options or "markov" in options:
+            return
+        reference = Reference(file, path, cache_dtype=torch.float16)
+        reference.inject(0, rows)
+        expected = reference.draft(0, 5)
+        assert draft.candidates is not None
+        ids = torch.from_numpy(draft.candidates.ids.astype(np.int64))
+        apart = (expected.gather(1, ids) - torch.from_numpy(draft.candidates.logprobs)).abs()
+        assert apart.max() < (0.1 if quant in ("F32", "F16") else 0.5)
+
+
+def test_values_beyond_halves_stay_numbers(target: Target, tmp_path: Path) -> None:
+    """The cache holds halves. What is larger is kept as the largest of them."""
+    good = write_drafter(tmp_path / "good.gguf", target.path, post_norms=True)
+    for size in (1e4, 1e6):
+        large = changed(good, tmp_path / "l.gguf", tensors=_larger({"attn_v.weight": size}))
+        drafter = opened(large, target, for_trees=False)
+        drafter.inject(0, features(30, drafter))
+        assert np.isfinite(propose(drafter, 5, features(3, drafter)).logprobs).all()
+        drafter.close()

@@ -18,6 +18,7 @@ std::vector<check::test> draft_tests(const shipped_pair & pair);
 std::vector<check::test> window_tests(const shipped_pair & pair);
 std::vector<check::test> saved_rows_tests(const shipped_pair & pair);
 std::vector<check::test> file_tests(const shipped_pair & pair);
+std::vector<check::test> head_tests(const shipped_pair & pair);
 
 // A name in the temporary folder, and the file of that name while this lives.
 class temporary_file {
