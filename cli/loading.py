@@ -76,7 +76,7 @@ def chosen_files(
         bars = not values.get("quiet")
         found = find_pair(target, draft, say=say, options=options, bars=bars)
         if found.draft is None:
-            say("no --draft: plain decoding")
+            say("no --draft: only what the text has already is drafted, where that pays")
         return found.target, found.draft
     from dflash_local import demo
 

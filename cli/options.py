@@ -89,7 +89,9 @@ DRAFT = option(
     type=WholeText(),
     metavar="DRAFTER",
     show_default="the name's own, or a dflash-*.gguf beside the model",
-    help="Its DFlash drafter: a GGUF file, a folder, or a hub repository. A file alone has none.",
+    help="Its DFlash drafter: a GGUF file, a folder, or a hub repository. A file alone has none: "
+    "then only what the text has already is drafted, where that costs nothing; the word copies "
+    "asks for that also where it takes memory.",
 )
 
 FILES = (TARGET, DRAFT)

@@ -150,7 +150,13 @@ def test_a_seed_that_was_drawn_can_be_given_again(either_model: Model, prompt: s
 
 def test_without_a_drafter(model: Model, prompt: str) -> None:
     with load(
-        demo.pair()[0], n_ctx=512, kv_type="q8_0", n_gpu_layers=0, n_threads=1, quiet=True
+        demo.pair()[0],
+        n_ctx=512,
+        kv_type="q8_0",
+        n_gpu_layers=0,
+        n_threads=1,
+        draft_width=0,
+        quiet=True,
     ) as plain:
         assert plain.draft_width == 0 and plain.drafter is None
         result = plain.generate(prompt, max_tokens=N)
@@ -158,6 +164,22 @@ def test_without_a_drafter(model: Model, prompt: str) -> None:
         assert result.stats.drafted == 0
         with pytest.raises(InputError, match="there is no drafter; load one with draft="):
             plain.generate(prompt, draft_width=8)
+
+
+@pytest.mark.parametrize("draft", [None, "copies"])
+def test_without_a_drafter_it_copies(model: Model, prompt: str, draft: str | None) -> None:
+    with load(
+        demo.pair()[0], draft, n_ctx=512, kv_type="q8_0", n_gpu_layers=0, n_threads=1, quiet=True
+    ) as copying:
+        assert copying.draft_width == "auto" and copying.drafter is None
+        expected = cold(model, prompt * 3, max_tokens=N, draft_width=0)
+        assert copying.generate(prompt * 3, max_tokens=N).tokens == expected.tokens
+        result = copying.generate(prompt * 3, max_tokens=N, draft_width=8)
+        assert result.tokens == expected.tokens
+        assert result.stats.copied == result.stats.drafted > 0
+        assert result.from_copy == result.from_draft
+        with pytest.raises(InputError, match="a verify pass allows at most 64"):
+            copying.generate(prompt, draft_width=65)
 
 
 def test_chat_is_the_models_own_template(model: Model) -> None:

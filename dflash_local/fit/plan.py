@@ -94,7 +94,7 @@ class Plan:
             f"target: {self.target_name}, {target}, {layers if used else f'all on {head}'}",
             f"drafter: {self.drafter_name}, {drafter}, cache up to {drafter_kv}{window}, on {head}"
             if self.drafter_name
-            else "drafter: none, plain decoding",
+            else "drafter: none",
             f"context: {self.n_ctx} tokens, {self.kv_type} KV cache of {kv}{states}",
             f"memory: {'; '.join(use.brief for use in self.devices)}",
             *(f"note: {note}" for note in self.notes),

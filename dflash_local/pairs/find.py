@@ -16,7 +16,7 @@ from dflash_local import disk_cache
 from dflash_local.errors import FileError, InputError
 from dflash_local.fit.architectures import takes_drafters
 from dflash_local.fit.footprint import size_text
-from dflash_local.fit.options import LoadOptions
+from dflash_local.fit.options import COPIES, LoadOptions
 from dflash_local.gguf.file import GgufFile
 from dflash_local.hub.download import progress_bars
 from dflash_local.hub.repository import Repository, cached, listed, remote_model
@@ -112,17 +112,19 @@ def find_pair(
     """The files of a pair, by paths, folders, names or places on the hub.
 
     Without `draft` the drafter is the one that a name of the registry stands for, or a
-    `dflash-*.gguf` beside the target in its folder or repository. What is on this disk is used
-    without asking the hub, unless `newest` is set. Before anything is fetched, the room on the disk
-    is checked, and the memory if `options` say how the pair is to be loaded. `say` gets a line for
-    each step; with `bars`, a terminal shows how far each file has come, its rate and the time left.
+    `dflash-*.gguf` beside the target in its folder or repository; "copies" asks for none. What is
+    on this disk is used without asking the hub, unless `newest` is set. Before anything is fetched,
+    the room on the disk is checked, and the memory if `options` say how the pair is to be loaded.
+    `say` gets a line for each step; with `bars`, a terminal shows how far each file has come, its
+    rate and the time left.
 
     Raises InputError, FileError: nothing of that name, no access, no network, no room, or a drafter
     that cannot be converted.
     """
     address = read_address(target)
     model = find_target(address, newest=newest)
-    drafter = find_drafter(draft, address, model, newest=newest)
+    copies = Path(COPIES) if draft is not None and os.fspath(draft) == COPIES else None
+    drafter = None if copies else find_drafter(draft, address, model, newest=newest)
     if draft is None and drafter is None and isinstance(address, NamedPair):
         say(f"{address.entry.target}: no drafts can be made for it here, so it is decoded plainly")
     if options is not None and model.missing():
@@ -137,7 +139,7 @@ def find_pair(
     with progress_bars(bars and sys.stderr.isatty()):
         path = model.path()
         if drafter is None:
-            return PairFiles(path, None)
+            return PairFiles(path, copies)
         if isinstance(drafter, Files):
             return PairFiles(path, drafter.path())
         return PairFiles(path, converted(drafter.name, model.key, path, drafter.repository, say))

@@ -1,0 +1,138 @@
+"""What copies gain and lose on simulated machines: texts that come out whatever is drafted, and
+rounds that take what they would there. No model runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+
+from dflash_local.copies.chances import CopyPrior
+from dflash_local.copies.copier import Copier
+from dflash_local.copies.join import copy_alone
+from dflash_local.draft.shape import Chain
+from dflash_local.engine.verify import verify
+from dflash_local.pays.controller import Controller
+from dflash_local.pays.costs import Costs
+
+MS = 1e-3
+MOST = 63
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Milliseconds of a pass by rows, and of a change of their number."""
+
+    steps: dict[int, float]
+    switch: float
+
+    def costs(self) -> Costs:
+        return Costs(
+            {4: {n: ms * MS for n, ms in self.steps.items()}},
+            {4: {1: 0.0}},
+            switch_s=self.switch * MS,
+            host_s=0.02 * MS,
+        )
+
+
+MACHINES = {
+    # Qwen3-8B on an H200
+    "gpu": Machine({1: 3.83, 2: 4.35, 4: 5.73, 8: 8.5, 9: 7.9, 16: 8.3, 32: 10.2, 64: 15.0}, 1.0),
+    # A mixture of experts: more rows read more experts.
+    "experts": Machine({1: 2.0, 2: 2.9, 4: 4.2, 8: 6.2, 16: 8.5, 32: 11.0, 64: 15.0}, 0.8),
+    # The shipped pair on two CPU cores
+    "cpu": Machine({1: 1.36, 2: 3.0, 4: 3.6, 8: 4.6, 16: 7.2, 32: 12.5, 64: 24.0}, 0.05),
+}
+
+
+def source(random: Random, n: int) -> list[int]:
+    """A text of words that come again and again, as those of a program do."""
+    words = [[random.randrange(3000) for _ in range(random.randint(1, 5))] for _ in range(400)]
+    text: list[int] = []
+    while len(text) < n:
+        text += words[min(int(random.expovariate(0.01)), 399)]
+    return text[:n]
+
+
+def edited(random: Random, text: list[int], every: int) -> list[int]:
+    """Tokens replaced, inserted and deleted: an edit in so many tokens."""
+    new: list[int] = []
+    i = 0
+    while i < len(text):
+        if random.random() < 1 / every:
+            new += [random.randrange(3000) for _ in range(random.randint(0, 3))]
+            i += random.randint(0, 3)
+        else:
+            new.append(text[i])
+            i += 1
+    return new
+
+
+def seconds_of(
+    machine: Machine, prompt: list[int], answer: list[int], prior: CopyPrior | None
+) -> float:
+    """What the rounds of an answer take; without a prior those of plain decoding."""
+    there, now = machine.costs(), 0.0
+    controller = Controller(machine.costs(), 1, n_copied=MOST)
+    policy = controller.open(shapes=[Chain(0)])
+    copier = Copier(prior) if prior else None
+    tokens, last = answer[:1], 1
+    while len(tokens) < len(answer):
+        left = answer[len(tokens) :]
+        limit = min(MOST, len(left) - 1)
+        controller.n_drafts([policy], [limit])
+        draft, chances = copy_alone(copier.offer(prompt, tokens, limit) if copier else [])
+        if draft:
+            (width,) = controller.rows([chances], drafted=False)
+            draft = draft.clip(width - 1)
+        coming = iter(left)
+        verdict = verify(draft, lambda _row, coming=coming: next(coming), lambda _token: False)
+        n_rows = 1 + len(draft)
+        step = there.step_s(n_rows, len(prompt)) + (there.switch_s if n_rows != last else 0.0)
+        if draft:
+            controller.observe(policy, draft, verdict.tokens)
+        controller.observe_round(n_rows, "chain", 0, len(prompt), 0.0, step, there.host_s)
+        now += step + there.host_s
+        tokens, last = tokens + verdict.tokens, n_rows
+    return now
+
+
+def gains(name: str, every: int | None, seed: int) -> list[float]:
+    """Of several requests, one after the other: how many times as fast as plain decoding."""
+    random, prior, machine = Random(seed), CopyPrior(), MACHINES[name]
+    found = []
+    for _ in range(3):
+        prompt = source(random, 1500)
+        other = [random.randrange(100_000) for _ in range(1000)]
+        answer = other if every is None else edited(random, prompt, every)[:1000]
+        plain = seconds_of(machine, prompt, answer, None)
+        found.append(plain / seconds_of(machine, prompt, answer, prior))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("name", "every", "least"),
+    [("gpu", 40, 3.0), ("gpu", 15, 2.0), ("experts", 40, 2.0), ("cpu", 40, 1.3), ("cpu", 8, 0.98)],
+)
+def test_edits_gain(name: str, every: int, least: float, seed: int) -> None:
+    found = gains(name, every, seed)
+    assert sum(found) / len(found) > least
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_nothing_is_lost_where_nothing_repeats(name: str) -> None:
+    assert min(gains(name, None, 0)) > 0.99
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_little_is_lost_where_repetitions_mislead(name: str) -> None:
+    """Words come again, but never the same ones after them; the request before copied all."""
+    random, prior, machine = Random(1), CopyPrior(), MACHINES[name]
+    whole = source(random, 1500)
+    seconds_of(machine, whole, whole[:1000], prior)
+    text = source(random, 2500)
+    prompt, answer = text[:1500], text[1500:]
+    plain = seconds_of(machine, prompt, answer, None)
+    assert plain / seconds_of(machine, prompt, answer, prior) > 0.97
