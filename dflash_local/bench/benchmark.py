@@ -184,11 +184,16 @@ def _concurrent(
 
 
 def _settings(options: BenchOptions) -> RunSettings:
-    """Without a drafter there is only plain decoding. With synthetic acceptance, answers cannot be
-    compared, and those of a replay need not be: they are long, and measured from empty caches."""
+    """Without a drafter there is only plain decoding; in a replay copies, too, whose gain it shows.
+    With synthetic acceptance, answers cannot be compared, and those of a replay need not be: they
+    are long, and measured from empty caches."""
     settings = options.settings
     if options.draft is None:
-        settings = replace(settings, variants=())
+        settings = replace(settings, variants=(Variant(),) if options.replay else ())
+    elif options.replay is not None:
+        chosen = [variant for variant in settings.variants if variant.width == "auto"]
+        without = tuple(replace(variant, copies=False) for variant in chosen)
+        settings = replace(settings, variants=settings.variants + without)
     if options.synthetic_length is not None or options.replay is not None:
         settings = replace(settings, compare=False)
     if options.replay is not None:
@@ -218,7 +223,7 @@ def _possible(model: Model, settings: RunSettings) -> tuple[RunSettings, list[st
             )
     notes = []
     if engine.chains_because and list(shapes) != ["chain"]:
-        variants = tuple(dict.fromkeys(Variant(variant.width) for variant in variants))
+        variants = tuple(dict.fromkeys(replace(variant, shape="chain") for variant in variants))
         notes.append(engine.chains_because)
     variants = tuple(v for v in variants if v.width == "auto" or v.width <= engine.widest(v.shape))
     return replace(settings, variants=variants), notes

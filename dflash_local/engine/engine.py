@@ -50,6 +50,8 @@ class Engine:
         self.target = target
         self.drafter = drafter
         self.copies = copies
+        self.offers_copies = True
+        """Whether requests that begin now get copies. `bench` measures what they gain."""
         self.controller = controller if drafter or copies else None
         self.verify = verify
         self.exact = exact
@@ -155,10 +157,15 @@ class Engine:
             stats,
             shapes[-1],
             policy,
-            Copier(self.copies) if self.copies and request.drafts else None,
+            self._copier(request),
             turn=self._n_steps,
             begun_at=begun_at,
         )
+
+    def _copier(self, request: Request) -> Copier | None:
+        if self.copies is None or not (self.offers_copies and request.drafts):
+            return None
+        return Copier(self.copies)
 
     def _shapes(self, wanted: DraftShape) -> list[Shape]:
         """The shapes that a request's drafts may have. At a fixed width it is the last one."""

@@ -47,6 +47,7 @@ def ask(
     max_tokens: int,
 ) -> TimedAnswer:
     """One request, as a user's would come. Raises what `Model.stream` raises."""
+    model.engine.offers_copies = variant.copies
     start = time.perf_counter()
     ttft_s, result = 0.0, None
     for chunk in model.stream(

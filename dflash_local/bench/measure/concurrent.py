@@ -159,6 +159,7 @@ def _answer_all(
     max_tokens: int,
 ) -> tuple[float, list[TimedAnswer]]:
     """All prompts, `n` at a time, from empty caches: tokens/s of all together, and the answers."""
+    engine.offers_copies = variant.copies
     engine.slots.forget_all()
     waiting = deque(enumerate(prompts))
     running: list[sequence.Sequence] = []

@@ -27,18 +27,22 @@ acceptance then starts at the same place for all variants."""
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to decode: rows of a verify pass, and the shape of the drafts in them."""
+    """One way to decode: rows of a verify pass, the shape of the drafts in them, and whether what
+    the text has already is drafted, too."""
 
     width: Width = "auto"
     shape: DraftShape = "chain"
+    copies: bool = True
 
     def __str__(self) -> str:
         if self == PLAIN:
             return "plain"
-        return "auto" if self.shape == "auto" else f"{self.shape} {self.width}"
+        name = "auto" if self.shape == "auto" else f"{self.shape} {self.width}"
+        return name if self.copies else f"{name}, no copies"
 
     def options(self) -> dict[str, Any]:
-        """What a request asks for: keyword arguments of `Model.stream` and of `Request`."""
+        """What a request asks for: keyword arguments of `Model.stream` and of `Request`. Copies are
+        the engine's to offer."""
         return {"draft_width": self.width, "draft_shape": self.shape}
 
 

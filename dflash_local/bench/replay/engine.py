@@ -64,6 +64,7 @@ class ReplayEngine(Engine):
             len(engine.slots),
             engine.controller,
             verify=_verify,
+            copies=engine.copies,
         )
         self.usual_shape = engine.usual_shape
         self.plain_because = engine.plain_because
