@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 StrPath = str | os.PathLike[str]
-_DRAFTER_QUANT = "Q8_0"
+_DRAFTER_QUANTS = ("Q8_0", "BF16", "F16")
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def find_pair(
     if options is not None and model.missing():
         header, others = model.remote()
         check_memory(header, drafter_bytes(drafter), options, runtime_devices(), others)
-    _check_room(model, drafter)
+    check_room(model, drafter)
     for part in (model, drafter):
         if isinstance(part, Files):
             _tell(part, say)
@@ -156,9 +156,9 @@ def find_target(address: Address, *, newest: bool = False) -> Files:
             )
         return _of_entry(entry, address.quant, newest)
     if isinstance(address, HubAddress):
-        return _on_hub(address, gguf_names.targets, None, newest)
+        return _on_hub(address, gguf_names.targets, (), newest)
     if address.is_dir():
-        return _in_folder(address, gguf_names.targets, None)
+        return _in_folder(address, gguf_names.targets, ())
     return Files([str(address)], key=str(address.absolute()))
 
 
@@ -177,7 +177,7 @@ def find_drafter(
         return _sibling(target, model, newest)
     if target.is_dir():
         with suppress(FileError):
-            return _in_folder(target, gguf_names.drafters, _DRAFTER_QUANT)
+            return _in_folder(target, gguf_names.drafters, _DRAFTER_QUANTS)
     return None
 
 
@@ -203,7 +203,7 @@ def _of_entry(entry: Entry, quant: str | None, newest: bool) -> Files:
     place = read_address(entry.gguf or "")
     if isinstance(place, HubAddress):
         asked = HubAddress(place.repo, quant or place.quant, place.file, place.revision)
-        return _on_hub(asked, gguf_names.targets, entry.quant, newest)
+        return _on_hub(asked, gguf_names.targets, (entry.quant,) if entry.quant else (), newest)
     return find_target(place, newest=newest)
 
 
@@ -213,7 +213,7 @@ def _sibling(target: HubAddress, model: Files, newest: bool) -> Drafter | None:
     assert model.repository is not None
     beside = gguf_names.drafters(model.repository.sizes)
     if beside:
-        return _on_hub(asked, gguf_names.drafters, _DRAFTER_QUANT, newest)
+        return _on_hub(asked, gguf_names.drafters, _DRAFTER_QUANTS, newest)
     entry = registry.of_target(target.repo)
     if entry is not None:
         return _drafter_at(read_address(entry.drafter), model.key, newest)
@@ -222,7 +222,7 @@ def _sibling(target: HubAddress, model: Files, newest: bool) -> Drafter | None:
         with suppress(InputError):
             there = listed(target.repo, target.revision)
             if gguf_names.drafters(there.sizes):
-                return _on_hub(asked, gguf_names.drafters, _DRAFTER_QUANT, True)
+                return _on_hub(asked, gguf_names.drafters, _DRAFTER_QUANTS, True)
     return None
 
 
@@ -234,9 +234,9 @@ def _drafter_at(address: Address, target: str, newest: bool) -> Drafter:
     if not address.is_dir():
         return Files([str(address)], key=str(address))
     if gguf_names.drafters(_names_in(address)):
-        return _in_folder(address, gguf_names.drafters, _DRAFTER_QUANT)
+        return _in_folder(address, gguf_names.drafters, _DRAFTER_QUANTS)
     if gguf_names.targets(_names_in(address)):
-        return _in_folder(address, gguf_names.targets, _DRAFTER_QUANT)
+        return _in_folder(address, gguf_names.targets, _DRAFTER_QUANTS)
     return Checkpoint(str(address))
 
 
@@ -244,10 +244,11 @@ def _drafter_on_hub(address: HubAddress, target: str, newest: bool) -> Drafter:
     kept = kept_drafter(address.repo, target)
     if kept is not None and not newest:
         return Files([str(kept.path)], key=str(kept.path))
-    here = None if newest else cached(address.repo, address.revision)
-    there = here if here and _drafter_models(here.sizes) else listed(address.repo, address.revision)
+    held = [] if newest else cached(address.repo, address.revision)
+    here = next((each for each in held if _drafter_models(each.sizes)), None)
+    there = here or listed(address.repo, address.revision)
     if _drafter_models(there.sizes):
-        return _on_hub(address, _drafter_models, _DRAFTER_QUANT, newest)
+        return _on_hub(address, _drafter_models, _DRAFTER_QUANTS, newest)
     if kept is not None and kept.commit == there.commit:
         return Files([str(kept.path)], key=str(kept.path))
     if not weights(there):
@@ -263,7 +264,7 @@ def _drafter_models(names: Sequence[str] | dict[str, int]) -> gguf_names.Models:
 def _on_hub(
     address: HubAddress,
     models_of: Callable[[dict[str, int]], gguf_names.Models],
-    usual: str | None,
+    usual: Sequence[str],
     newest: bool,
 ) -> Files:
     """The files of one model of a repository: those that are here, or else what the hub has."""
@@ -279,10 +280,10 @@ def _on_hub(
         found = gguf_names.choose(models, address.quant, usual)
         return None if found is None else Files(models[found], repository, models, address.repo)
 
-    here = None if newest else cached(address.repo, address.revision)
-    found = files(here) if here is not None else None
-    if found is not None:
-        return found
+    for held in [] if newest else cached(address.repo, address.revision):
+        here = files(held)
+        if here is not None:
+            return here
     there = listed(address.repo, address.revision)
     found = files(there)
     if found is None:
@@ -294,12 +295,12 @@ def _on_hub(
 
 
 def _in_folder(
-    folder: Path, models_of: Callable[[list[str]], gguf_names.Models], usual: str | None
+    folder: Path, models_of: Callable[[list[str]], gguf_names.Models], usual: Sequence[str]
 ) -> Files:
     models = models_of(_names_in(folder))
     if not models:
         raise FileError(f"{folder}: holds no GGUF model")
-    if len(models) > 1 and usual is None:
+    if len(models) > 1 and not usual:
         raise FileError(
             f"{folder}: holds {len(models)} models: give the path of one of them, such as "
             f"{folder / next(iter(models.values()))[0]}"
@@ -324,7 +325,7 @@ def _tell(part: Files, say: Say) -> None:
         say(f"fetching {part.key}: {Path(missing[0]).name}, {size}{more}")
 
 
-def _check_room(model: Files, drafter: Drafter | None) -> None:
+def check_room(model: Files, drafter: Drafter | None) -> None:
     """Raise InputError if the disks lack the room for what is to be fetched and converted."""
     from huggingface_hub import constants
 
