@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from dflash_local.llama.runtime import Device
 
 Say = Callable[[str], None]
+
+ModelsOf = Callable[[Iterable[str]], gguf_names.Models]
+"""Which of a repository's files make up models, as `gguf_names.targets` says."""
 
 StrPath = str | os.PathLike[str]
 _DRAFTER_QUANTS = ("Q8_0", "BF16", "F16")
@@ -162,6 +165,22 @@ def find_target(address: Address, *, newest: bool = False) -> Files:
     return Files([str(address)], key=str(address.absolute()))
 
 
+def held_target(given: StrPath) -> Path:
+    """The first file of a target that is on this disk. Raises InputError if it is not: nothing is
+    fetched."""
+    address = read_address(given)
+    place = address
+    if isinstance(address, NamedPair) and address.entry.gguf is not None:
+        place = read_address(address.entry.gguf)
+    if not isinstance(place, HubAddress):
+        return find_target(address).path()
+    quant = getattr(address, "quant", None) or place.quant
+    held = _held(replace(place, quant=quant), gguf_names.targets, ())
+    if held is None:
+        raise InputError(f"{given} is not on this disk: fetch it with `dflash-local pull {given}`")
+    return held.path()
+
+
 def find_drafter(
     draft: StrPath | None, target: Address, model: Files, *, newest: bool = False
 ) -> Drafter | None:
@@ -256,36 +275,24 @@ def _drafter_on_hub(address: HubAddress, target: str, newest: bool) -> Drafter:
     return Checkpoint(address.repo, there)
 
 
-def _drafter_models(names: Sequence[str] | dict[str, int]) -> gguf_names.Models:
+def _drafter_models(names: Iterable[str]) -> gguf_names.Models:
     """In a drafter's own repository its file may have any name."""
     return gguf_names.drafters(names) or gguf_names.targets(names)
 
 
 def _on_hub(
     address: HubAddress,
-    models_of: Callable[[dict[str, int]], gguf_names.Models],
+    models_of: ModelsOf,
     usual: Sequence[str],
     newest: bool,
 ) -> Files:
     """The files of one model of a repository: those that are here, or else what the hub has."""
 
-    def files(repository: Repository) -> Files | None:
-        models = models_of(repository.sizes)
-        if address.file is not None:
-            shards = [names for names in models.values() if address.file in names]
-            names = shards[0] if shards else [address.file]
-            if not set(names) <= repository.sizes.keys():
-                return None
-            return Files(names, repository, models, address.repo)
-        found = gguf_names.choose(models, address.quant, usual)
-        return None if found is None else Files(models[found], repository, models, address.repo)
-
-    for held in [] if newest else cached(address.repo, address.revision):
-        here = files(held)
-        if here is not None:
-            return here
+    held = None if newest else _held(address, models_of, usual)
+    if held is not None:
+        return held
     there = listed(address.repo, address.revision)
-    found = files(there)
+    found = _files(there, address, models_of, usual)
     if found is None:
         what = address.file or gguf_names.chosen(
             models_of(there.sizes), address.quant, address.repo, usual
@@ -294,9 +301,30 @@ def _on_hub(
     return found
 
 
-def _in_folder(
-    folder: Path, models_of: Callable[[list[str]], gguf_names.Models], usual: Sequence[str]
-) -> Files:
+def _held(address: HubAddress, models_of: ModelsOf, usual: Sequence[str]) -> Files | None:
+    """The files of one model of a repository, if they are all in the cache."""
+    tried = (
+        _files(held, address, models_of, usual) for held in cached(address.repo, address.revision)
+    )
+    return next((found for found in tried if found is not None), None)
+
+
+def _files(
+    repository: Repository, address: HubAddress, models_of: ModelsOf, usual: Sequence[str]
+) -> Files | None:
+    models = models_of(repository.sizes)
+    if address.file is not None:
+        whole = [names for names in models.values() if address.file in names]
+        if not whole and (
+            address.file not in repository.sizes or gguf_names.is_shard(address.file)
+        ):
+            return None
+        return Files(whole[0] if whole else [address.file], repository, models, address.repo)
+    found = gguf_names.choose(models, address.quant, usual)
+    return None if found is None else Files(models[found], repository, models, address.repo)
+
+
+def _in_folder(folder: Path, models_of: ModelsOf, usual: Sequence[str]) -> Files:
     models = models_of(_names_in(folder))
     if not models:
         raise FileError(f"{folder}: holds no GGUF model")

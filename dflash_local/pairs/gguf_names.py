@@ -38,6 +38,11 @@ def quantisation(stem: str) -> str | None:
     return found[-1].upper() if found else None
 
 
+def is_shard(name: str) -> bool:
+    """Whether this is one of several files of a model."""
+    return _SHARD.search(name.removesuffix(".gguf")) is not None
+
+
 def choose(models: Models, asked: str | None, usual: Sequence[str] = ()) -> str | None:
     """Which of the models to take: the one asked for, or the first `usual` one, or what
     llama.cpp takes. None if the one asked for is not among them, or there is none at all."""

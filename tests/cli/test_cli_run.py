@@ -65,6 +65,8 @@ def test_run_fetches_converts_and_answers_then_needs_no_network(empty: User) -> 
     )
     assert (python.stdout, python.stderr) == (f"{told['text']} True", "")
 
+    assert f"{FILE}: a target" in empty.done("inspect", NAME).stdout
+
     # the whole life of a pair: it is listed, shown and removed
     [here] = json.loads(empty.done("list", "--here", "--json").stdout)["models"]
     assert (here["name"], here["here"]) == (NAME, {"Q8_0": TARGET.stat().st_size})
@@ -143,6 +145,7 @@ def test_what_the_hub_refuses(empty: User) -> None:
     assert f"{GGUF}: offline" in empty.refused("run", NAME, "Hello", HF_HUB_OFFLINE="1")
     unreachable = empty.refused("pull", NAME, HF_ENDPOINT="http://127.0.0.1:9")
     assert "cannot be reached" in unreachable
+    assert f"pull {NAME}" in empty.refused("inspect", NAME)
     assert "did you mean tiny?" in empty.refused("run", "tinny", "Hello")
     assert "lab/None" in empty.refused("run", "lab/None", "Hello")
 
