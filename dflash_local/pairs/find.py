@@ -129,7 +129,7 @@ def find_pair(
     copies = Path(COPIES) if draft is not None and os.fspath(draft) == COPIES else None
     drafter = None if copies else find_drafter(draft, address, model, newest=newest)
     if draft is None and drafter is None and isinstance(address, NamedPair):
-        say(f"{address.entry.target}: no drafts can be made for it here, so it is decoded plainly")
+        say(f"{address.entry.target}: a drafter cannot work with it here, so none is fetched")
     if options is not None and model.missing():
         header, others = model.remote()
         check_memory(header, drafter_bytes(drafter), options, runtime_devices(), others)
