@@ -50,6 +50,9 @@ def test_run_fetches_converts_and_answers_then_needs_no_network(empty: User) -> 
     assert online.stdout.strip() == told["text"].strip()
     assert len(empty.hub.requests) == asked
 
+    thinking = empty.done("run", NAME, "--thinking", *ASKED, HF_HUB_OFFLINE="1")
+    assert "thinking is off" not in thinking.stderr
+
     # Python takes the name as well
     program = (
         "import dflash_local, sys\n"
@@ -112,18 +115,14 @@ def test_an_interrupted_transfer_is_resumed(empty: User) -> None:
     assert storage(empty) - before < TARGET.stat().st_size + weights
 
 
+@pytest.mark.slow
 def test_bytes_that_are_not_the_hubs_are_not_kept(empty: User) -> None:
     empty.hub.corrupts = True
     assert "sha256" in empty.refused("pull", NAME)
     assert not [path for path in empty.cache.rglob("*.gguf")]
 
 
-def test_thinking_can_be_asked_for(empty: User) -> None:
-    for given, said in (((), True), (("--thinking",), False), (("--no-thinking",), False)):
-        done = empty.done("run", NAME, *given, *ASKED)
-        assert ("thinking is off" in done.stderr) is said
-
-
+@pytest.mark.slow
 def test_pull_fetches_what_is_newer(empty: User) -> None:
     old = empty.done("pull", NAME, "-q").stdout
     asked = storage(empty)
