@@ -56,7 +56,7 @@ def test_run_fetches_converts_and_answers_then_needs_no_network(empty: User) -> 
     # Python takes the name as well
     program = (
         "import dflash_local, sys\n"
-        f"with dflash_local.load({NAME!r}, quiet=True, draft_width=8) as model:\n"
+        f"with dflash_local.load({NAME!r}, quiet=True, n_threads=1, draft_width=8) as model:\n"
         "    asked = [{'role': 'user', 'content': sys.argv[1]}]\n"
         "    print(model.chat(asked, max_tokens=24).text, model.drafter is not None, end='')\n"
     )
