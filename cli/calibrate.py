@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from .answer import write_stdout
-from .loading import check_files, load_model
+from .loading import check_drafter, check_files, load_model
 from .options import FILES, LOADING, QUIET, SectionedCommand, option
 from .report import speaker
 
@@ -32,13 +32,16 @@ def calibrate(**values: Any) -> None:
     DFLASH_LOCAL_CALIBRATION_S says. The result is kept for these files with these machine options.
     """
     check_files(values)
-    if values["target"] is not None and values["draft"] is None:
-        raise click.UsageError("calibrate measures what drafting costs: add --draft.")
+    check_drafter(values, "calibrate measures what drafting costs")
     # With a width the drafter stays loaded, whatever the costs are.
     more = {"recalibrate": True, "draft_width": 2}
     with load_model(values, speaker(values["quiet"]), **more) as model:
         controller, drafter = model.engine.controller, model.drafter
-        assert controller is not None and drafter is not None
+        if controller is None or drafter is None:
+            raise click.UsageError(
+                "calibrate measures what drafting costs, and no drafter is known for this model: "
+                "add --draft."
+            )
         costs, block_size = controller.costs, drafter.block_size
     from dflash_local.bench.outlook import outlook_line, outlooks
 

@@ -77,15 +77,12 @@ def chat(ctx: click.Context, /, prompt: str | None, **values: Any) -> None:
     if text is not None and not text.strip():
         raise click.UsageError("the prompt is empty: give PROMPT some text.")
     arguments = generation_arguments(values)
-    template = dict(values["chat_template_kwargs"] or {})
-    if values["thinking"] is not None:
-        template.setdefault("enable_thinking", values["thinking"])
-    arguments["chat_template_kwargs"] = template or None
+    arguments["chat_template_kwargs"] = values["chat_template_kwargs"]
 
     system = values["system"]
     opening = [] if system is None else [{"role": "system", "content": system}]
     say = speaker(values["quiet"])
-    with load_model(values, say) as model:
+    with load_model(values, say, thinking=values["thinking"]) as model:
         if text is None:
             # Imported only here, because prompt_toolkit takes longer than all the rest.
             from .line_editor import LineEditor

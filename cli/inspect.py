@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,12 +21,27 @@ _FAMILIES = {"dflash": "DFlash", "dflash2": "DFlash 2", "dspark": "DSpark"}
 _WIDE = 72
 """Characters of a value that comes from the file."""
 
+
+def held_model(value: Any) -> str:
+    """Reads the path of a file, or the name of a target whose files are on this disk."""
+    from dflash_local.errors import InputError
+    from dflash_local.pairs.find import held_target
+
+    if not Path(value).exists() and not str(value).endswith(".gguf"):
+        try:
+            return str(held_target(str(value)))
+        except InputError as error:
+            raise click.BadParameter(f"{error}.") from None
+    return str(READABLE.convert(value, None, None))
+
+
 SECTIONS = {
     "Comparison": (
         option(
             "--target",
-            type=READABLE,
-            help="GGUF file of a target: compare it with the drafter FILE, field by field.",
+            type=held_model,
+            metavar="TARGET",
+            help="A target, as FILE is given: compare it with the drafter FILE, field by field.",
         ),
     ),
     "Output": (option("--json", "as_json", is_flag=True, help="Print one JSON object."),),
@@ -33,10 +49,12 @@ SECTIONS = {
 
 
 @click.command(cls=SectionedCommand, sections=SECTIONS)
-@click.argument("file", type=READABLE)
+@click.argument("file", type=held_model)
 @click.pass_context
 def inspect(ctx: click.Context, /, file: str, target: str | None, as_json: bool) -> None:
     """Tell what the GGUF FILE is: a drafter, or a target.
+
+    FILE is a path, or the name of a target that `dflash-local list --here` shows.
 
     Of a drafter it tells the family and what runs it, block, taps and their place in the target; of
     a target whether llama.cpp lets a drafter work with it; of both the types of the weights, the

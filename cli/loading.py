@@ -27,13 +27,19 @@ def check_files(values: Mapping[str, Any]) -> None:
         )
 
 
+def check_drafter(values: Mapping[str, Any], why: str) -> None:
+    """Refuse a target's file without a drafter; names and folders may have one of their own. Raises
+    click.UsageError."""
+    target, draft = values["target"], values["draft"]
+    if target is not None and draft is None and Path(target).is_file():
+        raise click.UsageError(f"{why}: add --draft.")
+
+
 def check_options(values: Mapping[str, Any]) -> None:
     """Refuse options that contradict each other, before any work. Raises click.UsageError."""
     check_files(values)
-    target, draft = values["target"], values["draft"]
-    alone = target is not None and draft is None and Path(target).is_file()
-    if values["compare"] and alone:
-        raise click.UsageError("--compare needs a drafter to compare with: add --draft.")
+    if values["compare"]:
+        check_drafter(values, "--compare needs a drafter to compare with")
     if values["compare"] and values["draft_width"] in (0, 1):
         raise click.UsageError(
             f"--compare with --draft-width {values['draft_width']} would compare plain decoding "

@@ -290,14 +290,16 @@ REPORTING = (
     QUIET,
 )
 
+THINKING = option(
+    "--thinking/--no-thinking",
+    default=None,
+    show_default="as the drafter was trained",
+    help="Ask the chat template for answers with a reasoning part, or without.",
+)
+
 CHAT = (
     option("--system", type=WholeText(), metavar="TEXT", help="System message."),
-    option(
-        "--thinking/--no-thinking",
-        default=None,
-        show_default="as the drafter was trained",
-        help="Ask the chat template for answers with a reasoning part, or without.",
-    ),
+    THINKING,
     option(
         "--chat-template-kwargs",
         type=json_object,

@@ -15,7 +15,16 @@ from dflash_local.server.models.keep_alive import DEFAULT_S
 from . import interrupt
 from .loading import check_files, chosen_files
 from .models_file import NamedModel, check_names, named_model, read_models
-from .options import DRAFT_WIDTH, FILES, LOADING, READABLE, SectionedCommand, option, values_of
+from .options import (
+    DRAFT_WIDTH,
+    FILES,
+    LOADING,
+    READABLE,
+    THINKING,
+    SectionedCommand,
+    option,
+    values_of,
+)
 from .report import Say, speaker
 from .values import (
     WholeText,
@@ -152,6 +161,7 @@ SERVING = (
         help="The model's name in answers; its file's by default.",
     ),
     DRAFT_WIDTH,
+    THINKING,
 )
 
 CACHE = (
@@ -275,6 +285,7 @@ def _source(model: NamedModel, values: Mapping[str, Any], say: Say) -> ModelSour
         values["draft_width"],
         values["max_queue"],
         model.settings.get("keep_alive_s"),
+        values["thinking"],
     )
 
 

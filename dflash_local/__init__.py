@@ -1,7 +1,7 @@
 """DFlash speculative decoding on GGUF models.
 
 >>> import dflash_local
->>> model = dflash_local.load("target.gguf", "drafter.gguf")
+>>> model = dflash_local.load("qwen3-8b")  # or load("target.gguf", "drafter.gguf")
 >>> model.generate("def add(a, b):", max_tokens=32).text
 """
 

@@ -176,6 +176,7 @@ def load(
     cache_dir: str | os.PathLike[str] | None = None,
     exact: bool = False,
     recalibrate: bool = False,
+    thinking: bool | None = None,
     quiet: bool = False,
     progress: Progress | None = None,
 ) -> Model:
@@ -220,8 +221,10 @@ def load(
     request alone, in any `kv_type`, plain ones to the bit on a CPU (see docs/exactness.md):
     requests run one after the other, drafts are chains, and of earlier prompts only whole batches
     of `n_batch` tokens are used again. `recalibrate` measures the costs of
-    drafting on this machine again. `progress` is called with the fraction of the target that is
-    loaded, from 0 to 1, and again between the later steps. If it raises, the load ends.
+    drafting on this machine again. `thinking` is what chats ask their template for if they do not
+    say; None is what the pair is known for, or else what the template does. `progress` is called
+    with the fraction of the target that is loaded, from 0 to 1, and again between the later steps.
+    If it raises, the load ends.
 
     Raises FileError for bad files, PairError if the two do not fit each other, InputError with the
     numbers if they do not fit the memory, BackendError if llama.cpp itself fails.
@@ -251,7 +254,7 @@ def load(
     files = find_pair(target, draft, say=say, options=options)
     pair = open_pair(files.target, files.draft)
     engine, plan = open_engine(pair, options, say=say, progress=progress)
-    defaults = defaults_of(pair.target, pair.draft)
+    defaults = defaults_of(pair.target, pair.draft, thinking)
     for line in defaults.lines():
         say(line)
     model = Model(engine, plan, say=say)

@@ -52,6 +52,7 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DFLASH_LOCAL_CACHE", str(folder))
+        patch.delenv("DFLASH_LOCAL_REGISTRY", raising=False)
         # The commands' --threads: those that wait for each other by spinning make tests that share
         # the machine's cores many times slower.
         patch.setenv("DFLASH_LOCAL_THREADS", "1")

@@ -19,7 +19,7 @@ from dflash_local.pairs.registry import own_entries
 
 PAGE = Path(__file__).parents[1] / "docs" / "drafters.md"
 _TABLE = re.compile(r"(<!-- pairs: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-_HEADS = ("name", "drafter", "target", "architecture", "engine", "drafts here", "notes")
+_HEADS = ("name", "drafter", "target", "architecture", "drafts here", "notes")
 
 
 def page(text: str, entries: Iterable[Entry]) -> str:
@@ -36,7 +36,7 @@ def _table(entries: Iterable[Entry], family: str) -> str:
 
 def _row(entry: Entry) -> list[str]:
     architecture = f"`{entry.architecture}`"
-    cells = [f"`{entry.name}`", f"`{entry.drafter}`", entry.target, architecture, entry.runs_on]
+    cells = [f"`{entry.name}`", f"`{entry.drafter}`", entry.target, architecture]
     return [*cells, drafts(entry.architecture or ""), entry.notes]
 
 

@@ -29,8 +29,8 @@ class Repository:
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """Those of these files that are not in the cache yet."""
-        here = cached(self.name, self.commit)
-        return [name for name in names if here is None or name not in here.sizes]
+        here = {name for held in cached(self.name, self.commit) for name in held.sizes}
+        return [name for name in names if name not in here]
 
     def fetch(self, names: Iterable[str]) -> list[Path]:
         """These files in the cache, downloaded where they are missing. Raises InputError."""
@@ -58,22 +58,25 @@ def listed(repo: str, revision: str | None = None) -> Repository:
         if info.sha is None:
             raise InputError(f"{repo}: the hub names no commit of it")
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
-        return Repository(info.id, info.sha, sizes)
+        return Repository(repo, info.sha, sizes)
 
 
-def cached(repo: str, revision: str | None = None) -> Repository | None:
-    """What the cache holds of `repo`, without a word to the hub: of the commit `revision`, or of
-    the branch's last known one, or of the one that was fetched last. None if there is nothing."""
+def cached(repo: str, revision: str | None = None) -> list[Repository]:
+    """What the cache holds of `repo`, without a word to the hub: each commit of which there is
+    something, the one that was fetched last first; of a `revision` its last known commit alone."""
     place = cache_folder(repo)
     if place is None:
-        return None
+        return []
     snapshots = [path for path in (place / "snapshots").glob("*") if path.is_dir()]
-    ref = place / "refs" / (revision or "main")
-    commit = ref.read_text().strip() if ref.is_file() else revision
-    snapshots.sort(key=lambda path: (path.name == commit, path.stat().st_mtime), reverse=True)
-    if not snapshots or (revision is not None and snapshots[0].name != commit):
-        return None
-    folder = snapshots[0]
+    if revision is not None:
+        ref = place / "refs" / revision
+        commit = ref.read_text().strip() if ref.is_file() else revision
+        snapshots = [path for path in snapshots if path.name == commit]
+    snapshots.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    return [_snapshot(repo, path) for path in snapshots]
+
+
+def _snapshot(repo: str, folder: Path) -> Repository:
     files = [path for path in folder.rglob("*") if path.is_file()]
     sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
     return Repository(repo, folder.name, sizes, folder)

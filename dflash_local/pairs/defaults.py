@@ -33,11 +33,13 @@ class Defaults:
 
     sampling: Mapping[str, float] = field(default_factory=dict)
     thinking: bool | None = None
+    is_given: bool = False
+    """Whether the user set `thinking`."""
 
     def lines(self) -> list[str]:
         """What a user should know of them."""
         lines = []
-        if self.thinking is False:
+        if self.thinking is False and not self.is_given:
             lines.append(
                 "thinking is off: the drafter was trained without it; --thinking, or "
                 "enable_thinking in a request, turns it on"
@@ -48,11 +50,14 @@ class Defaults:
         return lines
 
 
-def defaults_of(target: GgufFile, draft: GgufFile | None) -> Defaults:
-    """What the registry says of these files, by where they come from, or else the target's file."""
+def defaults_of(target: GgufFile, draft: GgufFile | None, thinking: bool | None = None) -> Defaults:
+    """What the registry says of these files, by where they come from, or else the target's file.
+    `thinking` comes first if it is given."""
     pair = _pair_of(draft)
     known = pair or registry.of_target(repository_of(target.path))
     sampling = known.sampling if known and known.sampling else _in_file(target)
+    if thinking is not None:
+        return Defaults(dict(sampling), thinking, is_given=True)
     return Defaults(dict(sampling), pair.thinking if pair else None)
 
 

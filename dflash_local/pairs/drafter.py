@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +35,8 @@ def kept_drafter(drafter: str, target: str) -> Kept | None:
     if not isinstance(found, dict):
         return None
     try:
-        kept = Kept(Path(found["path"]), str(found["commit"]))
+        # by its name, so that the cache can be moved
+        kept = Kept(disk_cache.folder() / _KIND / Path(found["file"]).name, str(found["commit"]))
     except (KeyError, TypeError):
         return None
     return kept if kept.path.is_file() else None
@@ -63,7 +65,9 @@ def converted(
     commit = repository.commit if repository else ""
     folder = disk_cache.folder() / _KIND
     folder.mkdir(parents=True, exist_ok=True)
-    name = f"{_plain(drafter)}-for-{_plain(target)}-{OUTTYPE}.gguf"
+    # other drafters and targets may have the same last names
+    digest = hashlib.sha256(f"{drafter} {target}".encode()).hexdigest()[:8]
+    name = f"{_plain(drafter)}-for-{_plain(target)}-{digest}-{OUTTYPE}.gguf"
     result = convert(
         drafter,
         target=target_file,
@@ -75,9 +79,7 @@ def converted(
     for note in result.notes:
         say(note)
     say(f"converted {drafter} for this target: {result.path}")
-    disk_cache.write(
-        _KIND, _key(drafter, target), {"path": str(result.path.absolute()), "commit": commit}
-    )
+    disk_cache.write(_KIND, _key(drafter, target), {"file": name, "commit": commit})
     if repository is not None:
         remove_files(repository.name, fetched)
     return result.path

@@ -22,7 +22,6 @@ class Entry:
     size: int | None = None
     architecture: str | None = None
     family: Literal["dflash", "dflash2", "dspark"] = "dflash"
-    runs_on: Literal["fused", "llama.cpp"] = "fused"
     aliases: tuple[str, ...] = ()
     thinking: bool | None = None
     sampling: Mapping[str, float] = field(default_factory=dict)
@@ -42,7 +41,6 @@ _KINDS: dict[str, type] = {
     "size": int,
     "architecture": str,
     "family": str,
-    "runs_on": str,
     "aliases": list,
     "thinking": bool,
     "sampling": dict,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,8 +31,11 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 
+ModelsOf = Callable[[Iterable[str]], gguf_names.Models]
+"""Which of a repository's files make up models, as `gguf_names.targets` says."""
+
 StrPath = str | os.PathLike[str]
-_DRAFTER_QUANT = "Q8_0"
+_DRAFTER_QUANTS = ("Q8_0", "BF16", "F16")
 
 
 @dataclass(frozen=True)
@@ -126,11 +129,11 @@ def find_pair(
     copies = Path(COPIES) if draft is not None and os.fspath(draft) == COPIES else None
     drafter = None if copies else find_drafter(draft, address, model, newest=newest)
     if draft is None and drafter is None and isinstance(address, NamedPair):
-        say(f"{address.entry.target}: no drafts can be made for it here, so it is decoded plainly")
+        say(f"{address.entry.target}: a drafter cannot work with it here, so none is fetched")
     if options is not None and model.missing():
         header, others = model.remote()
         check_memory(header, drafter_bytes(drafter), options, runtime_devices(), others)
-    _check_room(model, drafter)
+    check_room(model, drafter)
     for part in (model, drafter):
         if isinstance(part, Files):
             _tell(part, say)
@@ -156,10 +159,26 @@ def find_target(address: Address, *, newest: bool = False) -> Files:
             )
         return _of_entry(entry, address.quant, newest)
     if isinstance(address, HubAddress):
-        return _on_hub(address, gguf_names.targets, None, newest)
+        return _on_hub(address, gguf_names.targets, (), newest)
     if address.is_dir():
-        return _in_folder(address, gguf_names.targets, None)
+        return _in_folder(address, gguf_names.targets, ())
     return Files([str(address)], key=str(address.absolute()))
+
+
+def held_target(given: StrPath) -> Path:
+    """The first file of a target that is on this disk. Raises InputError if it is not: nothing is
+    fetched."""
+    address = read_address(given)
+    place = address
+    if isinstance(address, NamedPair) and address.entry.gguf is not None:
+        place = read_address(address.entry.gguf)
+    if not isinstance(place, HubAddress):
+        return find_target(address).path()
+    quant = getattr(address, "quant", None) or place.quant
+    held = _held(replace(place, quant=quant), gguf_names.targets, ())
+    if held is None:
+        raise InputError(f"{given} is not on this disk: fetch it with `dflash-local pull {given}`")
+    return held.path()
 
 
 def find_drafter(
@@ -177,7 +196,7 @@ def find_drafter(
         return _sibling(target, model, newest)
     if target.is_dir():
         with suppress(FileError):
-            return _in_folder(target, gguf_names.drafters, _DRAFTER_QUANT)
+            return _in_folder(target, gguf_names.drafters, _DRAFTER_QUANTS)
     return None
 
 
@@ -203,7 +222,7 @@ def _of_entry(entry: Entry, quant: str | None, newest: bool) -> Files:
     place = read_address(entry.gguf or "")
     if isinstance(place, HubAddress):
         asked = HubAddress(place.repo, quant or place.quant, place.file, place.revision)
-        return _on_hub(asked, gguf_names.targets, entry.quant, newest)
+        return _on_hub(asked, gguf_names.targets, (entry.quant,) if entry.quant else (), newest)
     return find_target(place, newest=newest)
 
 
@@ -213,7 +232,7 @@ def _sibling(target: HubAddress, model: Files, newest: bool) -> Drafter | None:
     assert model.repository is not None
     beside = gguf_names.drafters(model.repository.sizes)
     if beside:
-        return _on_hub(asked, gguf_names.drafters, _DRAFTER_QUANT, newest)
+        return _on_hub(asked, gguf_names.drafters, _DRAFTER_QUANTS, newest)
     entry = registry.of_target(target.repo)
     if entry is not None:
         return _drafter_at(read_address(entry.drafter), model.key, newest)
@@ -222,7 +241,7 @@ def _sibling(target: HubAddress, model: Files, newest: bool) -> Drafter | None:
         with suppress(InputError):
             there = listed(target.repo, target.revision)
             if gguf_names.drafters(there.sizes):
-                return _on_hub(asked, gguf_names.drafters, _DRAFTER_QUANT, True)
+                return _on_hub(asked, gguf_names.drafters, _DRAFTER_QUANTS, True)
     return None
 
 
@@ -234,9 +253,9 @@ def _drafter_at(address: Address, target: str, newest: bool) -> Drafter:
     if not address.is_dir():
         return Files([str(address)], key=str(address))
     if gguf_names.drafters(_names_in(address)):
-        return _in_folder(address, gguf_names.drafters, _DRAFTER_QUANT)
+        return _in_folder(address, gguf_names.drafters, _DRAFTER_QUANTS)
     if gguf_names.targets(_names_in(address)):
-        return _in_folder(address, gguf_names.targets, _DRAFTER_QUANT)
+        return _in_folder(address, gguf_names.targets, _DRAFTER_QUANTS)
     return Checkpoint(str(address))
 
 
@@ -244,10 +263,11 @@ def _drafter_on_hub(address: HubAddress, target: str, newest: bool) -> Drafter:
     kept = kept_drafter(address.repo, target)
     if kept is not None and not newest:
         return Files([str(kept.path)], key=str(kept.path))
-    here = None if newest else cached(address.repo, address.revision)
-    there = here if here and _drafter_models(here.sizes) else listed(address.repo, address.revision)
+    held = [] if newest else cached(address.repo, address.revision)
+    here = next((each for each in held if _drafter_models(each.sizes)), None)
+    there = here or listed(address.repo, address.revision)
     if _drafter_models(there.sizes):
-        return _on_hub(address, _drafter_models, _DRAFTER_QUANT, newest)
+        return _on_hub(address, _drafter_models, _DRAFTER_QUANTS, newest)
     if kept is not None and kept.commit == there.commit:
         return Files([str(kept.path)], key=str(kept.path))
     if not weights(there):
@@ -255,36 +275,24 @@ def _drafter_on_hub(address: HubAddress, target: str, newest: bool) -> Drafter:
     return Checkpoint(address.repo, there)
 
 
-def _drafter_models(names: Sequence[str] | dict[str, int]) -> gguf_names.Models:
+def _drafter_models(names: Iterable[str]) -> gguf_names.Models:
     """In a drafter's own repository its file may have any name."""
     return gguf_names.drafters(names) or gguf_names.targets(names)
 
 
 def _on_hub(
     address: HubAddress,
-    models_of: Callable[[dict[str, int]], gguf_names.Models],
-    usual: str | None,
+    models_of: ModelsOf,
+    usual: Sequence[str],
     newest: bool,
 ) -> Files:
     """The files of one model of a repository: those that are here, or else what the hub has."""
 
-    def files(repository: Repository) -> Files | None:
-        models = models_of(repository.sizes)
-        if address.file is not None:
-            shards = [names for names in models.values() if address.file in names]
-            names = shards[0] if shards else [address.file]
-            if not set(names) <= repository.sizes.keys():
-                return None
-            return Files(names, repository, models, address.repo)
-        found = gguf_names.choose(models, address.quant, usual)
-        return None if found is None else Files(models[found], repository, models, address.repo)
-
-    here = None if newest else cached(address.repo, address.revision)
-    found = files(here) if here is not None else None
-    if found is not None:
-        return found
+    held = None if newest else _held(address, models_of, usual)
+    if held is not None:
+        return held
     there = listed(address.repo, address.revision)
-    found = files(there)
+    found = _files(there, address, models_of, usual)
     if found is None:
         what = address.file or gguf_names.chosen(
             models_of(there.sizes), address.quant, address.repo, usual
@@ -293,13 +301,34 @@ def _on_hub(
     return found
 
 
-def _in_folder(
-    folder: Path, models_of: Callable[[list[str]], gguf_names.Models], usual: str | None
-) -> Files:
+def _held(address: HubAddress, models_of: ModelsOf, usual: Sequence[str]) -> Files | None:
+    """The files of one model of a repository, if they are all in the cache."""
+    tried = (
+        _files(held, address, models_of, usual) for held in cached(address.repo, address.revision)
+    )
+    return next((found for found in tried if found is not None), None)
+
+
+def _files(
+    repository: Repository, address: HubAddress, models_of: ModelsOf, usual: Sequence[str]
+) -> Files | None:
+    models = models_of(repository.sizes)
+    if address.file is not None:
+        whole = [names for names in models.values() if address.file in names]
+        if not whole and (
+            address.file not in repository.sizes or gguf_names.is_shard(address.file)
+        ):
+            return None
+        return Files(whole[0] if whole else [address.file], repository, models, address.repo)
+    found = gguf_names.choose(models, address.quant, usual)
+    return None if found is None else Files(models[found], repository, models, address.repo)
+
+
+def _in_folder(folder: Path, models_of: ModelsOf, usual: Sequence[str]) -> Files:
     models = models_of(_names_in(folder))
     if not models:
         raise FileError(f"{folder}: holds no GGUF model")
-    if len(models) > 1 and usual is None:
+    if len(models) > 1 and not usual:
         raise FileError(
             f"{folder}: holds {len(models)} models: give the path of one of them, such as "
             f"{folder / next(iter(models.values()))[0]}"
@@ -324,7 +353,7 @@ def _tell(part: Files, say: Say) -> None:
         say(f"fetching {part.key}: {Path(missing[0]).name}, {size}{more}")
 
 
-def _check_room(model: Files, drafter: Drafter | None) -> None:
+def check_room(model: Files, drafter: Drafter | None) -> None:
     """Raise InputError if the disks lack the room for what is to be fetched and converted."""
     from huggingface_hub import constants
 

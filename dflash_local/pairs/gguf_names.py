@@ -38,20 +38,25 @@ def quantisation(stem: str) -> str | None:
     return found[-1].upper() if found else None
 
 
-def choose(models: Models, asked: str | None, usual: str | None = None) -> str | None:
-    """Which of the models to take: the one asked for, or the `usual` one, or what llama.cpp
-    takes. None if the one asked for is not among them, or there is none at all."""
+def is_shard(name: str) -> bool:
+    """Whether this is one of several files of a model."""
+    return _SHARD.search(name.removesuffix(".gguf")) is not None
+
+
+def choose(models: Models, asked: str | None, usual: Sequence[str] = ()) -> str | None:
+    """Which of the models to take: the one asked for, or the first `usual` one, or what
+    llama.cpp takes. None if the one asked for is not among them, or there is none at all."""
     known = {name.casefold(): name for name in models}
     if asked is not None:
         wanted = asked.casefold()
         return known.get(wanted) or known.get(f"ud-{wanted}")
-    for name in (usual, *_PREFERRED):
-        if name and name.casefold() in known:
+    for name in (*usual, *_PREFERRED):
+        if name.casefold() in known:
             return known[name.casefold()]
     return next(iter(models), None)
 
 
-def chosen(models: Models, asked: str | None, where: str, usual: str | None = None) -> str:
+def chosen(models: Models, asked: str | None, where: str, usual: Sequence[str] = ()) -> str:
     """As `choose`. Raises InputError, with what there is, if that gives none."""
     found = choose(models, asked, usual)
     if found is not None:

@@ -77,9 +77,10 @@ def stock_of(entry: Entry) -> Stock:
     """What is here of one pair."""
     place = _gguf(entry)
     if isinstance(place, HubAddress):
-        held = cached(place.repo, place.revision)
-        models = gguf_names.targets(held.sizes) if held else {}
-        here = {key: held.n_bytes(names) for key, names in models.items()} if held else {}
+        here: dict[str, int] = {}
+        for held in reversed(cached(place.repo, place.revision)):
+            models = gguf_names.targets(held.sizes)
+            here |= {key: held.n_bytes(names) for key, names in models.items()}
     else:
         here = _local(place)
     return Stock(entry, here, _drafter_here(entry, place))
@@ -99,23 +100,23 @@ def remove(address: Address) -> int:
     place = _gguf(entry) if entry else address
     freed = 0
     if isinstance(place, HubAddress):
-        held = cached(place.repo, place.revision)
         quant = address.quant or place.quant
-        if held is not None and not _is_shared(entry, place):
+        for held in [] if _is_shared(entry, place) else cached(place.repo, place.revision):
             freed += _remove_models(held, quant, all_files=entry is None)
         if quant is not None:
             return freed  # the drafter serves the others
         drafter = entry.drafter if entry else getattr(registry.of_target(place.repo), "drafter", "")
         freed += _remove_drafter(drafter, place.repo)
     elif entry is not None:
-        freed += _remove_drafter(entry.drafter, str(place))
+        freed += _remove_drafter(entry.drafter, _key(place))
     return freed
 
 
 def _remove_models(held: Repository, quant: str | None, all_files: bool) -> int:
     models = gguf_names.targets(held.sizes)
     if quant is not None:
-        return remove_files(held.name, models[gguf_names.chosen(models, quant, held.name)])
+        found = gguf_names.choose(models, quant)
+        return 0 if found is None else remove_files(held.name, models[found])
     names = [name for files in models.values() for name in files]
     return remove_files(held.name, list(held.sizes) if all_files else names)
 
@@ -125,8 +126,7 @@ def _remove_drafter(drafter: str, target: str) -> int:
     if not isinstance(address, HubAddress):
         return 0
     freed = forget_drafter(address.repo, target)
-    held = cached(address.repo)
-    if held is not None:
+    for held in cached(address.repo):
         names = [name for name in held.sizes if name.endswith(".gguf")]
         freed += remove_files(held.name, [*names, *weights(held)])
     return freed
@@ -144,11 +144,18 @@ def _drafter_here(entry: Entry, target: Address | None) -> bool:
     address = read_address(entry.drafter)
     if not isinstance(address, HubAddress):
         return True
-    key = target.repo if isinstance(target, HubAddress) else str(target)
+    key = _key(target)
     if kept_drafter(address.repo, key) is not None:
         return True
     held = cached(address.repo)
-    return held is not None and any(name.endswith(".gguf") for name in held.sizes)
+    return any(name.endswith(".gguf") for each in held for name in each.sizes)
+
+
+def _key(target: Address | None) -> str:
+    """By which its converted drafter is kept."""
+    if isinstance(target, HubAddress):
+        return target.repo
+    return str(target.absolute()) if isinstance(target, Path) else ""
 
 
 def _gguf(entry: Entry) -> Address | None:

@@ -6,8 +6,10 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +50,26 @@ def test_run_fetches_converts_and_answers_then_needs_no_network(empty: User) -> 
     assert online.stdout.strip() == told["text"].strip()
     assert len(empty.hub.requests) == asked
 
+    thinking = empty.done("run", NAME, "--thinking", *ASKED, HF_HUB_OFFLINE="1")
+    assert "thinking is off" not in thinking.stderr
+
+    # Python takes the name as well
+    program = (
+        "import dflash_local, sys\n"
+        f"with dflash_local.load({NAME!r}, quiet=True, n_threads=1, draft_width=8) as model:\n"
+        "    asked = [{'role': 'user', 'content': sys.argv[1]}]\n"
+        "    print(model.chat(asked, max_tokens=24).text, model.drafter is not None, end='')\n"
+    )
+    python = subprocess.run(
+        [sys.executable, "-c", program, ASKED[-1]],
+        env=empty.variables({"HF_HUB_OFFLINE": "1"}),
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert (python.stdout, python.stderr) == (f"{told['text']} True", "")
+
+    assert f"{FILE}: a target" in empty.done("inspect", NAME).stdout
+
     # the whole life of a pair: it is listed, shown and removed
     [here] = json.loads(empty.done("list", "--here", "--json").stdout)["models"]
     assert (here["name"], here["here"]) == (NAME, {"Q8_0": TARGET.stat().st_size})
@@ -80,22 +102,27 @@ def test_an_interrupted_transfer_is_resumed(empty: User) -> None:
     empty.hub.stalls = threading.Event()
     pulling = empty.start("pull", NAME)
     assert empty.hub.stalls.wait(60)
+    until = time.monotonic() + 60
+    while not any(path.stat().st_size for path in empty.cache.rglob("*.incomplete")):
+        assert time.monotonic() < until
+        time.sleep(0.05)
     pulling.send_signal(signal.SIGINT)
     assert pulling.wait(60) == 130
     empty.hub.stalls = None
     before = storage(empty)
     empty.done("pull", NAME)
     weights = len(dict(checkpoint())["model.safetensors"])
-    # a write that was under way when it was interrupted is lost
     assert storage(empty) - before < TARGET.stat().st_size + weights
 
 
+@pytest.mark.slow
 def test_bytes_that_are_not_the_hubs_are_not_kept(empty: User) -> None:
     empty.hub.corrupts = True
     assert "sha256" in empty.refused("pull", NAME)
     assert not [path for path in empty.cache.rglob("*.gguf")]
 
 
+@pytest.mark.slow
 def test_pull_fetches_what_is_newer(empty: User) -> None:
     old = empty.done("pull", NAME, "-q").stdout
     asked = storage(empty)
@@ -117,6 +144,7 @@ def test_what_the_hub_refuses(empty: User) -> None:
     assert f"{GGUF}: offline" in empty.refused("run", NAME, "Hello", HF_HUB_OFFLINE="1")
     unreachable = empty.refused("pull", NAME, HF_ENDPOINT="http://127.0.0.1:9")
     assert "cannot be reached" in unreachable
+    assert f"pull {NAME}" in empty.refused("inspect", NAME)
     assert "did you mean tiny?" in empty.refused("run", "tinny", "Hello")
     assert "lab/None" in empty.refused("run", "lab/None", "Hello")
 

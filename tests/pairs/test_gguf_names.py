@@ -44,15 +44,16 @@ def test_drafters_are_known_by_their_names() -> None:
 @pytest.mark.parametrize(
     ("asked", "usual", "expected"),
     [
-        (None, None, "Q4_K_M"),
-        (None, "MXFP4", "MXFP4"),
-        (None, "Q2_K", "Q4_K_M"),
-        ("q8_0", "MXFP4", "Q8_0"),
-        ("IQ2_XXS", None, "UD-IQ2_XXS"),
-        ("BF16", None, None),
+        (None, (), "Q4_K_M"),
+        (None, ("MXFP4",), "MXFP4"),
+        (None, ("Q2_K", "Q8_0"), "Q8_0"),
+        (None, ("Q2_K",), "Q4_K_M"),
+        ("q8_0", ("MXFP4",), "Q8_0"),
+        ("IQ2_XXS", (), "UD-IQ2_XXS"),
+        ("BF16", (), None),
     ],
 )
-def test_which_one_is_taken(asked: str | None, usual: str | None, expected: str | None) -> None:
+def test_which_is_taken(asked: str | None, usual: tuple[str, ...], expected: str | None) -> None:
     assert gguf_names.choose(gguf_names.targets(NAMES), asked, usual) == expected
 
 

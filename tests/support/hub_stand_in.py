@@ -10,7 +10,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -277,7 +277,8 @@ class _StorageHandler(_Handler):
             self.close_connection = True
             self.reply(status, body, headers, sent=len(body) // 2)
             self.hub.stalls.set()
-            self.rfile.read(1)  # until the client goes away
+            with suppress(ConnectionError):
+                self.rfile.read(1)  # until the client goes away
             return None
         sent = -1
         if self.hub.breaks:

@@ -33,6 +33,8 @@ class ModelSource:
     draft_width: int | Literal["auto"] | None = None
     max_queue: int | None = None
     keep_alive_s: float | None = None
+    thinking: bool | None = None
+    """For chats that do not say; None is the pair's own."""
 
     def load(
         self, progress: Progress | None = None, is_alone: Callable[[], bool] = lambda: True
@@ -46,6 +48,7 @@ class ModelSource:
             self.target,
             self.draft,
             draft_width=self.draft_width,
+            thinking=self.thinking,
             progress=progress,
             **self.options,
         )

@@ -1,0 +1,37 @@
+"""What is looked for before anything is fetched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dflash_local.errors import InputError
+from dflash_local.hub.repository import Repository
+from dflash_local.pairs.address import read_address
+from dflash_local.pairs.find import Checkpoint, Files, check_room, find_drafter
+
+LARGE = 1 << 60
+
+
+def repository(name: str, sizes: dict[str, int]) -> Repository:
+    return Repository(name, "0" * 40, sizes)
+
+
+def test_the_disk_must_hold_all_of_it() -> None:
+    small = Files(["a.gguf"], repository("lab/A", {"a.gguf": 1}))
+    check_room(small, None)
+    for model, drafter in (
+        (Files(["a.gguf"], repository("lab/A", {"a.gguf": LARGE})), None),
+        (small, Files(["d.gguf"], repository("lab/D", {"d.gguf": LARGE}))),
+        (small, Checkpoint("lab/D", repository("lab/D", {"d.safetensors": LARGE}))),
+    ):
+        with pytest.raises(InputError, match=r"GiB are to be fetched, and .* make room, or set"):
+            check_room(model, drafter)
+
+
+def test_a_local_checkpoint_is_converted(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    target = tmp_path / "target.gguf"
+    found = find_drafter(str(tmp_path), read_address(tmp_path), Files([str(target)]))
+    assert found == Checkpoint(str(tmp_path))
