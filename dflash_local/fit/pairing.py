@@ -14,7 +14,7 @@ from dflash_local.fit.architectures import (
     SNAPSHOT_ARCHITECTURES,
     TAPPED_ARCHITECTURES,
 )
-from dflash_local.gguf.drafter_keys import MAX_LAYERS, read_drafter
+from dflash_local.gguf.drafter_keys import MAX_LAYERS, read_drafter, refuse_old
 from dflash_local.gguf.drafter_spec import DrafterSpec
 from dflash_local.gguf.file import GgufFile
 
@@ -72,6 +72,7 @@ class Fit:
 def check_target(file: GgufFile) -> None:
     """Raise FileError unless `file` is a language model that may be a target."""
     architecture = file.architecture
+    refuse_old(file)
     if architecture == "dflash":
         file.fail(
             "a DFlash drafter (general.architecture 'dflash') given as the target; give it as the "

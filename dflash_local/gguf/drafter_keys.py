@@ -18,6 +18,9 @@ from dflash_local.gguf.drafter_tensors import (
 )
 from dflash_local.gguf.file import GgufFile
 
+OLD_ARCHITECTURES = frozenset({"dflash-draft", "gemma4-dflash-draft"})
+"""What old forks of llama.cpp call drafters. Their keys and tensors have other names."""
+
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
 MAX_BLOCK_SIZE = 256
 MAX_EXTENT = 1 << 20
@@ -32,6 +35,7 @@ def read_drafter(file: GgufFile, *, n_vocab: int | None = None) -> DrafterSpec:
     names the key or the tensor, if `file` is not a `dflash` drafter, lacks a key, contradicts
     itself, or is of a family that cannot be run here.
     """
+    refuse_old(file)
     if file.architecture != "dflash":
         file.fail(
             f"general.architecture is {file.architecture!r}, expected 'dflash'; "
@@ -40,6 +44,16 @@ def read_drafter(file: GgufFile, *, n_vocab: int | None = None) -> DrafterSpec:
     spec = _from_keys(file, drafter_family(file), file.n_vocab or n_vocab)
     check_tensors(file, spec)
     return spec
+
+
+def refuse_old(file: GgufFile) -> None:
+    """Raise FileError for a drafter that was made for an old fork of llama.cpp."""
+    if file.architecture in OLD_ARCHITECTURES:
+        file.fail(
+            f"a DFlash drafter for an old fork of llama.cpp (general.architecture "
+            f"{file.architecture!r}), expected 'dflash'; make a new file from the drafter's "
+            "checkpoint with 'dflash-local convert'"
+        )
 
 
 def _from_keys(file: GgufFile, family: Family, n_vocab: int | None) -> DrafterSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from dflash_local import demo
 from dflash_local.errors import FileError, InputError, PairError
 from dflash_local.fit.architectures import RECURRENT_ARCHITECTURES, TAPPED_ARCHITECTURES
+from dflash_local.fit.inspection import inspect_file
 from dflash_local.fit.pairing import check_pair, check_taps, check_target, compare_pair
 from dflash_local.gguf.file import GgufFile
 from gguf_files import ARRAY, INT32, STRING, UINT32, Value, edited, of_architecture
@@ -63,6 +65,23 @@ def test_target_and_drafter_in_each_others_place(target: GgufFile, drafter: Gguf
             check(drafter, drafter)
         with pytest.raises(FileError, match="'qwen3', expected 'dflash'"):
             check(target, target)
+
+
+@pytest.mark.parametrize("name", ["dflash-draft", "gemma4-dflash-draft"])
+def test_a_drafter_of_an_old_fork_is_told_by_name(
+    target: GgufFile, drafter: GgufFile, name: str
+) -> None:
+    """As a drafter, as a target, and where only looked at."""
+    old = of_architecture(drafter, name)
+    calls: list[Callable[[], object]] = [
+        lambda: check_pair(target, old),
+        lambda: check_pair(old, drafter),
+        lambda: inspect_file(old),
+    ]
+    for call in calls:
+        with pytest.raises(FileError, match=f"old fork .*'{name}'.* convert") as caught:
+            call()
+        assert str(caught.value).count("\n") == 0
 
 
 @pytest.mark.parametrize("kind", ["bert", "clip", "t5encoder", "llada"])

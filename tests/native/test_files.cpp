@@ -176,7 +176,9 @@ void tensors_that_do_not_fit(const shipped_pair & pair) {
         edits.push_back(with_tensor(name, GGML_TYPE_BF16, {n_embd}));
     }
     edits.push_back(with_tensor("blk.0.ffn_up.bias", GGML_TYPE_F32, {64}));
-    edits.push_back(with_tensor("blk.0.attn_sinks.weight", GGML_TYPE_F32, {4}));
+    edits.push_back(with_tensor("blk.0.attn_sinks.weight", GGML_TYPE_F32, {5}));
+    edits.push_back(with_tensor("blk.0.attn_sinks.weight", GGML_TYPE_F16, {4}));
+    edits.push_back(with_tensor("blk.0.attn_gate.weight", GGML_TYPE_F32, {4}));
     edits.push_back(with_tensor("selector_hidden.weight", GGML_TYPE_F32, {n_embd, 8}));
     edits.push_back(with_tensor("blk.1.attn_norm.weight", GGML_TYPE_F32, {n_embd}));
     check_edits(pair, edits);

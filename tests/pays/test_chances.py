@@ -132,3 +132,30 @@ def test_what_is_learnt_of_trees_is_kept_and_read_again() -> None:
 def test_what_is_no_prior_of_trees_is_refused(raw: Any) -> None:
     with pytest.raises(ValueError, match="no prior of trees"):
         TreePrior.from_dict(raw, N_NODES)
+
+
+def test_steps_after_other_tokens_are_worth_what_other_candidates_are() -> None:
+    """Those after the first candidates, which are the chain's, as without steps."""
+    rng = np.random.default_rng(3)
+    prior = Prior(BLOCK, N_NODES)
+    known = tree_chances(prior)
+    for _ in range(60):
+        candidates, true = drafted(rng)
+        known.notice_candidates(candidates)
+        known.survival.observe_answer(candidates, written(rng, true))
+    candidates, _ = drafted(rng)
+    steps = np.log(rng.dirichlet(np.ones(K), (BLOCK - 1, K))).astype(np.float32)
+    steps[:, 0] = candidates.logprobs
+    with_steps = Candidates(candidates.ids, candidates.logprobs, steps=steps)
+    rated, plain = known.rate(with_steps), known.rate(candidates)
+    assert rated.steps is not None and rated.steps.shape == steps.shape
+    assert np.array_equal(rated.logprobs, plain.logprobs)
+    assert np.array_equal(rated.steps[:, 0], plain.logprobs)
+    assert np.isfinite(rated.steps).all() and (rated.steps <= 0).all()
+    # the order of what may follow a token stays
+    order = np.argsort(-steps[:, 1:], axis=2)
+    sorted_steps = np.take_along_axis(rated.steps[:, 1:], order, axis=2)
+    assert (np.diff(sorted_steps, axis=2) <= 0).all()
+    draft = grow(rated, N_NODES, N_VOCAB)
+    chances = path_chances(draft)
+    assert chances == sorted(chances, reverse=True)
