@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from operator import mul
 
@@ -33,7 +34,7 @@ class Copy:
             return self
         return replace(self, tokens=self.tokens[:n], kinds=self.kinds[:n], chances=self.chances[:n])
 
-    @property
+    @cached_property
     def curve(self) -> list[float]:
         """The chance of each token that it and all before it are right."""
         return list(accumulate(self.chances, mul))
@@ -49,7 +50,7 @@ class Copier:
         self._offered: list[Copy] = []
 
     def offer(self, prompt: Sequence[int], tokens: Sequence[int], n: int) -> list[Copy]:
-        """Copies of at most `n` tokens that may follow, the most promising first; none is empty.
+        """Copies of at most `n` tokens that may follow; none is empty.
 
         `prompt` is that of all calls, and `tokens`, the answer so far, only grows.
         """
@@ -64,11 +65,8 @@ class Copier:
             return []
         found = index.find(_MOST, n)
         each = self.chances.each
-        copies = [Copy(tokens, kinds, each(kinds)) for tokens, kinds in found]
-        if len(copies) > 1:
-            copies.sort(key=lambda copy: -sum(copy.curve[:8]))
-        self._offered = copies
-        return copies
+        self._offered = [Copy(tokens, kinds, each(kinds)) for tokens, kinds in found]
+        return self._offered
 
     def heard(self, copies: Sequence[Copy]) -> None:
         """The last offer, with what the drafter thinks of it."""
