@@ -55,6 +55,10 @@ _NO_GAIN = (
     "the recurrent state are kept; a draft width set at the load keeps them, and `dflash-local "
     "calibrate` measures again"
 )
+_NO_SNAPSHOTS = (
+    "drafting is off: the target has recurrent layers, and llama.cpp keeps no snapshots of their "
+    "state"
+)
 _NO_WIDTH = (
     "drafting is off: the draft width was 0 at the load, so no snapshots of the recurrent state "
     "are kept"
@@ -305,7 +309,10 @@ def open_engine(
             )
         steps(1.0)
         copies = controller = None
-        if pair.may_copy(options):
+        if pair.copies and loaded.max_width < 2:
+            plain_because = _NO_SNAPSHOTS
+            say(plain_because)
+        elif pair.may_copy(options) and loaded.max_width > 1:
             copies = calibration.known_copies(loaded, drafter)
             controller = _controller(loaded, drafter, say, options.recalibrate)
         if controller and loaded.n_snapshots and not isinstance(options.draft_width, int):
