@@ -43,10 +43,12 @@ class Copy:
 class Copier:
     """Copies for one sequence. Each call takes in what has been written since the one before."""
 
-    def __init__(self, prior: CopyPrior) -> None:
+    def __init__(self, prior: CopyPrior, further: Sequence[int] = ()) -> None:
+        """`further` is text to copy from besides the sequence's own, as if it stood before it."""
         self.chances = CopyChances(prior)
+        self._further = further
         self._index = native.CopyIndex()
-        self._n_prompt = 0
+        self._n_before = 0  # tokens before the answer, once they are indexed
         self._offered: list[Copy] = []
 
     def offer(self, prompt: Sequence[int], tokens: Sequence[int], n: int) -> list[Copy]:
@@ -55,10 +57,11 @@ class Copier:
         `prompt` is that of all calls, and `tokens`, the answer so far, only grows.
         """
         index = self._index
-        if not self._n_prompt:
-            self._n_prompt = len(prompt)
+        if not self._n_before:
+            index.extend(self._further)
             index.extend(prompt)
-        new = tokens[len(index) - self._n_prompt :]
+            self._n_before = len(index)
+        new = tokens[len(index) - self._n_before :]
         self._learn(new)
         index.extend(new)
         if n < 1:
