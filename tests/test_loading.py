@@ -106,3 +106,13 @@ def test_a_file_to_draft_from_that_has_no_text(
         file.write_bytes(content)
     with pytest.raises(FileError, match=r"before.txt: no text to draft from: "):
         load(pair[0], draft_from=file, quiet=True)
+
+
+def test_what_was_learnt_of_copies_is_there_after_a_restart(pair: tuple[Path, Path]) -> None:
+    with load(pair[0], **OPTIONS, quiet=True) as model:
+        model.generate([400, 401] * 8, max_tokens=32, logit_bias={400: 60.0, 401: 60.0})
+        assert model.engine.copies is not None
+        learnt = model.engine.copies.as_dict()
+    with load(pair[0], **OPTIONS, quiet=True) as model:
+        assert model.engine.copies is not None
+        assert model.engine.copies.as_dict() == learnt != {}
