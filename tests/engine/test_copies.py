@@ -245,7 +245,7 @@ def test_the_rows_of_a_batch_are_shared() -> None:
         engine.run(answers)
         for each, prompt in zip(answers, prompts, strict=True):
             assert set(each.tokens) <= set(prompt)
-            assert each.stats.mean_accepted_length > 10
+            assert sum(n for (drafted, _), n in each.stats.outcomes.items() if not drafted) <= 1
 
 
 def test_the_chances_are_those_of_all_requests(target: Target) -> None:
