@@ -37,12 +37,9 @@ def calibrate(**values: Any) -> None:
     more = {"recalibrate": True, "draft_width": 2}
     with load_model(values, speaker(values["quiet"]), **more) as model:
         controller, drafter = model.engine.controller, model.drafter
-        if controller is None or drafter is None:
-            raise click.UsageError(
-                "calibrate measures what drafting costs, and no drafter is known for this model: "
-                "add --draft."
-            )
-        costs, block_size = controller.costs, drafter.block_size
+        assert controller is not None
+        costs = controller.costs
+        block_size = drafter.block_size if drafter else model.engine.max_width
     from dflash_local.bench.outlook import outlook_line, outlooks
 
     found = outlooks(costs, block_size)

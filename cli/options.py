@@ -150,6 +150,13 @@ LOADING = (
     ),
     DRAFT_SHAPE,
     option(
+        "--draft-from",
+        type=READABLE,
+        metavar="FILE",
+        help="Text to copy from besides what an answer has before it, such as files that an agent "
+        "will write again.",
+    ),
+    option(
         "--exact",
         is_flag=True,
         help="Let each answer depend on its own request alone: one request at a time, chains only, "

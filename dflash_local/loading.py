@@ -17,11 +17,12 @@ from dflash_local.draft.shape import DraftShape, checked_shape
 from dflash_local.engine.engine import Engine, most_nodes
 from dflash_local.engine.prefix_files import PrefixFiles
 from dflash_local.engine.prefixes import PrefixStore
-from dflash_local.errors import DflashError
+from dflash_local.errors import DflashError, FileError, InputError
 from dflash_local.fit.architectures import RECURRENT_ARCHITECTURES, SNAPSHOT_ARCHITECTURES
 from dflash_local.fit.options import (
     COPIES,
     COPY_SNAPSHOTS,
+    MAX_COPY_FROM,
     MAX_OUTPUT_ROWS,
     SNAPSHOT_ROWS,
     LoadOptions,
@@ -54,6 +55,10 @@ _NO_GAIN = (
     "drafting is off: it could not pay here even if every draft were accepted, so no snapshots of "
     "the recurrent state are kept; a draft width set at the load keeps them, and `dflash-local "
     "calibrate` measures again"
+)
+_NO_SNAPSHOTS = (
+    "drafting is off: the target has recurrent layers, and llama.cpp keeps no snapshots of their "
+    "state"
 )
 _NO_WIDTH = (
     "drafting is off: the draft width was 0 at the load, so no snapshots of the recurrent state "
@@ -177,6 +182,7 @@ def load(
     exact: bool = False,
     recalibrate: bool = False,
     thinking: bool | None = None,
+    draft_from: str | os.PathLike[str] | None = None,
     quiet: bool = False,
     progress: Progress | None = None,
 ) -> Model:
@@ -191,7 +197,7 @@ def load(
 
     What a text repeats is drafted, too, as copies: beside a drafter, and without one where it costs
     nothing when it is not used. "copies" in place of a drafter asks for it also where that takes
-    snapshots (see below).
+    snapshots (see below). `draft_from` is a file of further text to copy from.
 
     `n_ctx` (tokens) and `n_gpu_layers` (-1 for all): None takes what fits the free memory. The plan
     is printed to stderr unless `quiet` is set. `kv_type` is the type of the target's KV cache,
@@ -247,6 +253,7 @@ def load(
         cache_dir=cache_dir,
         exact=exact,
         recalibrate=recalibrate,
+        draft_from=draft_from,
     )
     say = _silent if quiet else _to_stderr
     if draft is not None:
@@ -274,6 +281,7 @@ def open_engine(
     """The engine that `load` makes a model of, and its plan. Raises what `load` raises."""
     steps = _Steps(progress)
     steps(0.0)
+    further = _text_of(options.draft_from)
     devices = runtime.devices()
     pair = named.used(options)
     if pair.may_copy(options):
@@ -308,7 +316,10 @@ def open_engine(
             )
         steps(1.0)
         copies = controller = None
-        if pair.may_copy(options):
+        if pair.copies and loaded.max_width < 2:
+            plain_because = _NO_SNAPSHOTS
+            say(plain_because)
+        elif pair.may_copy(options) and loaded.max_width > 1:
             copies = calibration.known_copies(loaded, drafter)
             controller = _controller(loaded, drafter, say, options.recalibrate)
         if controller and loaded.n_snapshots and not isinstance(options.draft_width, int):
@@ -332,12 +343,37 @@ def open_engine(
             copies=copies,
         )
         engine.usual_shape, engine.plain_because = shape, plain_because
+        engine.copy_from = _tokens_of(further, loaded)
         if shape == "tree" and (reason := engine.chains_because):
             say(reason)
         return engine, plan
     except BaseException:
         loaded.close()
         raise
+
+
+def _text_of(path: str | os.PathLike[str] | None) -> str:
+    """The text of a file, read before anything is loaded. Raises FileError."""
+    if path is None:
+        return ""
+    try:
+        return Path(path).read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise FileError(f"{os.fspath(path)}: no text to draft from: {reason}") from None
+
+
+def _tokens_of(text: str, target: Target) -> list[int]:
+    """The tokens of further text to copy from. Raises InputError for too many."""
+    if not text:
+        return []
+    tokens = target.vocabulary.tokenize(text, special=False, add_special=False)
+    if len(tokens) > MAX_COPY_FROM:
+        raise InputError(
+            f"the text to draft from has {len(tokens)} tokens; give a file of at most "
+            f"{MAX_COPY_FROM}"
+        )
+    return tokens
 
 
 def open_drafter(

@@ -8,6 +8,7 @@ import pytest
 
 from dflash_local import load
 from dflash_local.draft.shape import DraftShape
+from dflash_local.errors import FileError
 from dflash_local.fit.options import MAX_OUTPUT_ROWS, LoadOptions
 from dflash_local.llama import runtime
 from dflash_local.llama.runtime import Device
@@ -79,3 +80,39 @@ def test_a_block_wider_than_a_verify_pass_drafts_as_far_as_one_goes(
             drafted = model.generate("def f(", max_tokens=24, draft_width=width)
             assert drafted.tokens == plain.tokens
         assert drafted.stats.drafted
+
+
+def test_a_file_to_draft_from(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """What it says is copied, and the answer stays what it was."""
+    prompt = "def mean(values):"
+    options = {"max_tokens": 24, "draft_width": 8}
+    with load(pair[0], **OPTIONS, kv_type="q8_0", quiet=True) as model:
+        plain = model.generate(prompt, max_tokens=24, draft_width=0)
+        alone = model.generate(prompt, **options)
+    file = tmp_path / "before.txt"
+    file.write_text(prompt + plain.text + "\n", encoding="utf-8")
+    with load(pair[0], **OPTIONS, kv_type="q8_0", draft_from=file, quiet=True) as model:
+        found = model.generate(prompt, **options)
+    assert found.tokens == alone.tokens == plain.tokens
+    assert found.stats.copied_accepted > alone.stats.copied_accepted
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe\x00"])
+def test_a_file_to_draft_from_that_has_no_text(
+    pair: tuple[Path, Path], tmp_path: Path, content: bytes | None
+) -> None:
+    file = tmp_path / "before.txt"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(FileError, match=r"before.txt: no text to draft from: "):
+        load(pair[0], draft_from=file, quiet=True)
+
+
+def test_what_was_learnt_of_copies_is_there_after_a_restart(pair: tuple[Path, Path]) -> None:
+    with load(pair[0], **OPTIONS, quiet=True) as model:
+        model.generate([400, 401] * 8, max_tokens=32, logit_bias={400: 60.0, 401: 60.0})
+        assert model.engine.copies is not None
+        learnt = model.engine.copies.as_dict()
+    with load(pair[0], **OPTIONS, quiet=True) as model:
+        assert model.engine.copies is not None
+        assert model.engine.copies.as_dict() == learnt != {}

@@ -214,3 +214,24 @@ def test_others_decode_plainly_and_say_so(
         first = model.generate(PROMPTS[0], max_tokens=N).tokens
         model.forget()
         assert model.generate(PROMPTS[0], max_tokens=N).tokens == first
+
+
+@pytest.mark.parametrize("architecture", [TAPPED[0], WITHOUT[0]])
+def test_copies_need_snapshots_and_are_asked_for(tmp_path: Path, architecture: str) -> None:
+    """By themselves they would slow down every step; where there are none, one line says so."""
+    path = write_hybrid(tmp_path / "target.gguf", architecture, demo.pair()[0])
+    prompt = [400, 401] * 8
+    few: dict[str, Any] = {"max_tokens": N, "logit_bias": {400: 60.0, 401: 60.0}}
+    with load(path, **OPTIONS) as plain:
+        assert plain.draft_width == 0 and plain.target.n_snapshots == 0
+        expected = plain.generate(prompt, **few)
+        assert expected.stats.drafted == 0
+    with load(path, "copies", **DRAFTING) as copying:
+        found = copying.generate(prompt, **few)
+        assert found.tokens == expected.tokens
+        if architecture in TAPPED:
+            assert copying.target.n_snapshots == 15
+            assert found.stats.copied == found.stats.drafted > 0
+        else:
+            assert found.stats.drafted == 0
+            assert "no snapshots" in str(found.stats.drafting)

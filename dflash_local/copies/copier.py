@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from operator import mul
 
@@ -33,7 +34,7 @@ class Copy:
             return self
         return replace(self, tokens=self.tokens[:n], kinds=self.kinds[:n], chances=self.chances[:n])
 
-    @property
+    @cached_property
     def curve(self) -> list[float]:
         """The chance of each token that it and all before it are right."""
         return list(accumulate(self.chances, mul))
@@ -42,33 +43,33 @@ class Copy:
 class Copier:
     """Copies for one sequence. Each call takes in what has been written since the one before."""
 
-    def __init__(self, prior: CopyPrior) -> None:
+    def __init__(self, prior: CopyPrior, further: Sequence[int] = ()) -> None:
+        """`further` is text to copy from besides the sequence's own, as if it stood before it."""
         self.chances = CopyChances(prior)
+        self._further = further
         self._index = native.CopyIndex()
-        self._n_prompt = 0
+        self._n_before = 0  # tokens before the answer, once they are indexed
         self._offered: list[Copy] = []
 
     def offer(self, prompt: Sequence[int], tokens: Sequence[int], n: int) -> list[Copy]:
-        """Copies of at most `n` tokens that may follow, the most promising first; none is empty.
+        """Copies of at most `n` tokens that may follow; none is empty.
 
         `prompt` is that of all calls, and `tokens`, the answer so far, only grows.
         """
         index = self._index
-        if not self._n_prompt:
-            self._n_prompt = len(prompt)
+        if not self._n_before:
+            index.extend(self._further)
             index.extend(prompt)
-        new = tokens[len(index) - self._n_prompt :]
+            self._n_before = len(index)
+        new = tokens[len(index) - self._n_before :]
         self._learn(new)
         index.extend(new)
         if n < 1:
             return []
         found = index.find(_MOST, n)
         each = self.chances.each
-        copies = [Copy(tokens, kinds, each(kinds)) for tokens, kinds in found]
-        if len(copies) > 1:
-            copies.sort(key=lambda copy: -sum(copy.curve[:8]))
-        self._offered = copies
-        return copies
+        self._offered = [Copy(tokens, kinds, each(kinds)) for tokens, kinds in found]
+        return self._offered
 
     def heard(self, copies: Sequence[Copy]) -> None:
         """The last offer, with what the drafter thinks of it."""

@@ -59,6 +59,8 @@ class Engine:
         self.grammars = Grammars(target.vocabulary)
         self.usual_shape: DraftShape = "chain"
         """The draft shape of requests that name none."""
+        self.copy_from: list[int] = []
+        """Text that all answers may copy from, besides their own."""
         self.plain_because: str | None = None
         """One line on why there is no drafter although one was named: all requests are decoded
         plainly then. Else None."""
@@ -165,7 +167,7 @@ class Engine:
     def _copier(self, request: Request) -> Copier | None:
         if self.copies is None or not (self.offers_copies and request.drafts):
             return None
-        return Copier(self.copies)
+        return Copier(self.copies, self.copy_from)
 
     def _shapes(self, wanted: DraftShape) -> list[Shape]:
         """The shapes that a request's drafts may have. At a fixed width it is the last one."""

@@ -140,12 +140,17 @@ class Widths:
         free = room - len(sequences)  # the anchors
         limits = []
         for sequence in sequences:
-            most = self.most_nodes(sequence)
-            if sequence.copier and sequence.policy:
-                most = max(most, self._slots.target.max_width - 1)
-            most = max(min(most, free), 0)
+            most = max(min(self.most_nodes(sequence), free), 0)
             limits.append(sequence.shape.limit(most, sequence.remaining))
             free -= limits[-1]
+        # What is left is for copies, shared out evenly.
+        widest = self._slots.target.max_width - 1
+        for i, sequence in enumerate(sequences):
+            if sequence.copier and sequence.policy and limits[i] < widest:
+                most = min(widest, limits[i] + max(free, 0) // (len(sequences) - i))
+                wider = sequence.shape.limit(most, sequence.remaining)
+                free -= wider - limits[i]
+                limits[i] = wider
         return limits
 
     def _copies(self, sequence: Sequence, limit: int) -> list[Copy]:

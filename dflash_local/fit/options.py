@@ -21,6 +21,10 @@ MAX_IDS = 256
 MAX_OUTPUT_ROWS = 64
 """The most rows of a batch, per sequence, that can have logits: the widest verify pass."""
 
+MAX_COPY_FROM = 1 << 18
+"""The most tokens of further text to copy from: each request takes their memory, 50 bytes for each,
+and indexes them, a fiftieth of a second in all."""
+
 COPY_SNAPSHOTS = 15
 """Snapshots of a recurrent state to copy with. More rows than 16 take more memory for states than
 most contexts do for tokens."""
@@ -54,6 +58,7 @@ class LoadOptions:
     cache_dir: str | os.PathLike[str] | None = None
     exact: bool = False
     recalibrate: bool = False
+    draft_from: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         check_whole("n_ctx", self.n_ctx, 16, MAX_CONTEXT)

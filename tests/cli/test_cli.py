@@ -149,11 +149,22 @@ def test_special_tokens_are_parsed() -> None:
 
 
 def test_plain_decoding_without_a_drafter(greedy: dict[str, Any]) -> None:
-    done = run_here("complete", "--json", "--target", TARGET, "-n", "16", PROMPT)
+    plain = ("--target", TARGET, "--draft-width", "0")
+    done = run_here("complete", "--json", *plain, "-n", "16", PROMPT)
     answer = json.loads(done.stdout)
     assert "no --draft" in done.stderr
     assert answer["tokens"] == greedy["tokens"][:16]
     assert answer["stats"]["drafted"] == 0 and answer["exactness"] is None
+
+
+@pytest.mark.parametrize("more", [(), ("--draft", "copies")])
+def test_copies_without_a_drafter(greedy: dict[str, Any], more: tuple[str, ...]) -> None:
+    done = run_here("complete", "--json", "--target", TARGET, *more, "-n", "16", PROMPT)
+    answer = json.loads(done.stdout)
+    assert ("no --draft" in done.stderr) == (not more)
+    assert answer["tokens"] == greedy["tokens"][:16]
+    stats = answer["stats"]
+    assert stats["copied"] == stats["drafted"]
 
 
 def test_options_may_be_environment_variables(greedy: dict[str, Any], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ rounds that take what they would there. No model runs."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from random import Random
 
@@ -10,39 +11,46 @@ import pytest
 
 from dflash_local.copies.chances import CopyPrior
 from dflash_local.copies.copier import Copier
-from dflash_local.copies.join import copy_alone
+from dflash_local.copies.join import copy_alone, heard, joined
+from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import Chain
 from dflash_local.engine.verify import verify
 from dflash_local.pays.controller import Controller
 from dflash_local.pays.costs import Costs
 
 MS = 1e-3
-MOST = 63
+MOST, BLOCK = 63, 15
+WRONG = 200_000
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Milliseconds of a pass by rows, and of a change of their number."""
+    """Milliseconds of a pass by rows, of a change of their number, and of a draft."""
 
     steps: dict[int, float]
     switch: float
+    draft: float
 
     def costs(self) -> Costs:
         return Costs(
             {4: {n: ms * MS for n, ms in self.steps.items()}},
-            {4: {1: 0.0}},
+            {4: {1: self.draft * MS}},
             switch_s=self.switch * MS,
             host_s=0.02 * MS,
+            draft_host_s=0.1 * MS,
+            inject_s=0.01 * MS,
         )
 
 
 MACHINES = {
     # Qwen3-8B on an H200
-    "gpu": Machine({1: 3.83, 2: 4.35, 4: 5.73, 8: 8.5, 9: 7.9, 16: 8.3, 32: 10.2, 64: 15.0}, 1.0),
+    "gpu": Machine(
+        {1: 3.83, 2: 4.35, 4: 5.73, 8: 8.5, 9: 7.9, 16: 8.3, 32: 10.2, 64: 15.0}, 1.0, 2.0
+    ),
     # A mixture of experts: more rows read more experts.
-    "experts": Machine({1: 2.0, 2: 2.9, 4: 4.2, 8: 6.2, 16: 8.5, 32: 11.0, 64: 15.0}, 0.8),
+    "experts": Machine({1: 2.0, 2: 2.9, 4: 4.2, 8: 6.2, 16: 8.5, 32: 11.0, 64: 15.0}, 0.8, 1.6),
     # The shipped pair on two CPU cores
-    "cpu": Machine({1: 1.36, 2: 3.0, 4: 3.6, 8: 4.6, 16: 7.2, 32: 12.5, 64: 24.0}, 0.05),
+    "cpu": Machine({1: 1.36, 2: 3.0, 4: 3.6, 8: 4.6, 16: 7.2, 32: 12.5, 64: 24.0}, 0.05, 1.5),
 }
 
 
@@ -69,31 +77,60 @@ def edited(random: Random, text: list[int], every: int) -> list[int]:
     return new
 
 
+def drafted(random: Random, left: list[int], surety: float) -> Draft:
+    """A chain of a drafter that is as often right as it says, `surety` in the mean."""
+    tokens, logprobs, is_right = [], [], True
+    for token in left[:BLOCK]:
+        chance = random.betavariate(2 * surety, 2 * (1 - surety))
+        is_right = is_right and random.random() < chance
+        tokens.append(token if is_right else WRONG)
+        logprobs.append(math.log(max(chance, 1e-4)))
+    return Draft.chain(tokens, logprobs)
+
+
 def seconds_of(
-    machine: Machine, prompt: list[int], answer: list[int], prior: CopyPrior | None
+    machine: Machine,
+    prompt: list[int],
+    answer: list[int],
+    prior: CopyPrior | None,
+    controller: Controller | None = None,
+    surety: float = 0.0,
 ) -> float:
-    """What the rounds of an answer take; without a prior those of plain decoding."""
-    there, now = machine.costs(), 0.0
-    controller = Controller(machine.costs(), 1, n_copied=MOST)
-    policy = controller.open(shapes=[Chain(0)])
+    """What the rounds of an answer take; without a prior there are no copies, and without a
+    `controller`, one of a drafter of this `surety`, no drafts."""
+    there, now, random = machine.costs(), 0.0, Random(len(prompt))
+    controller = controller or Controller(machine.costs(), 1, n_copied=MOST)
+    policy = controller.open(shapes=[Chain(BLOCK)])
     copier = Copier(prior) if prior else None
     tokens, last = answer[:1], 1
     while len(tokens) < len(answer):
         left = answer[len(tokens) :]
         limit = min(MOST, len(left) - 1)
-        controller.n_drafts([policy], [limit])
-        draft, chances = copy_alone(copier.offer(prompt, tokens, limit) if copier else [])
+        (n,) = controller.n_drafts([policy], [limit])
+        copies = copier.offer(prompt, tokens, limit) if copier else []
+        if copies:
+            (n,) = controller.without_sure([policy], [n], [copy_alone(copies)[1]])
+        own = drafted(random, left, surety).clip(limit) if n else Draft.chain([])
+        draft, (chances,) = own, controller.chances([policy], [own], [limit])
+        if own and copies and copier:
+            copies = heard(own, copies, copier.chances)
+            copier.heard(copies)
+            draft, chances = joined(own, chances, copies, n_nodes=limit, n_leaves=1)
+        elif copies:
+            draft, chances = copy_alone(copies)
         if draft:
-            (width,) = controller.rows([chances], drafted=False)
+            (width,) = controller.rows([chances], drafted=n > 0)
             draft = draft.clip(width - 1)
         coming = iter(left)
         verdict = verify(draft, lambda _row, coming=coming: next(coming), lambda _token: False)
         n_rows = 1 + len(draft)
-        step = there.step_s(n_rows, len(prompt)) + (there.switch_s if n_rows != last else 0.0)
+        draft_s = there.draft_s(1, 0) if n else 0.0
+        step_s = there.step_s(n_rows, len(prompt)) + (there.switch_s if n_rows != last else 0.0)
+        host_s = there.host_s + (there.draft_host_s if n else 0.0)
         if draft:
             controller.observe(policy, draft, verdict.tokens)
-        controller.observe_round(n_rows, "chain", 0, len(prompt), 0.0, step, there.host_s)
-        now += step + there.host_s
+        controller.observe_round(n_rows, "chain", bool(n), len(prompt), draft_s, step_s, host_s)
+        now += draft_s + step_s + host_s
         tokens, last = tokens + verdict.tokens, n_rows
     return now
 
@@ -136,3 +173,29 @@ def test_little_is_lost_where_repetitions_mislead(name: str) -> None:
     prompt, answer = text[:1500], text[1500:]
     plain = seconds_of(machine, prompt, answer, None)
     assert plain / seconds_of(machine, prompt, answer, prior) > 0.97
+
+
+@pytest.mark.parametrize("surety", [0.5, 0.78])
+@pytest.mark.parametrize(
+    ("name", "every", "least"),
+    [
+        ("gpu", 40, 1.6),
+        ("experts", 40, 1.6),
+        ("cpu", 40, 1.3),
+        *((n, None, 0.98) for n in MACHINES),
+    ],
+)
+def test_drafts_and_copies_gain_over_drafts_alone(
+    name: str, every: int | None, least: float, surety: float
+) -> None:
+    random, prior, machine = Random(3), CopyPrior(), MACHINES[name]
+    with_copies, without = (Controller(machine.costs(), 1 + BLOCK, n_copied=MOST) for _ in range(2))
+    seconds = [0.0, 0.0]
+    for _ in range(3):
+        prompt = source(random, 1500)
+        answer = [random.randrange(100_000) for _ in range(600)]
+        if every is not None:
+            answer = edited(random, prompt, every)[:600]
+        seconds[0] += seconds_of(machine, prompt, answer, None, without, surety)
+        seconds[1] += seconds_of(machine, prompt, answer, prior, with_copies, surety)
+    assert seconds[0] / seconds[1] > least

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +24,7 @@ from elsewhere import CHEAP, Elsewhere
 from hybrid import TAPPED, write_hybrid
 from hybrid_engine import hybrid_target
 from pair_engine import answer, consistent, fused_drafter, open_target, request
-from sampling_ways import WAYS
+from sampling_ways import JSON_LIST, WAYS
 from shapes import exact_target
 
 N = 40
@@ -216,16 +215,37 @@ def test_recurrent_layers(tmp_path: Path, width: Any) -> None:
         assert max(found.stats.widths) <= 16
 
 
-def test_nothing_is_lost_where_copies_are_always_wrong(target: Target) -> None:
-    """They are soon known to be, and rounds are plain then, several steps at once."""
-    prompt = [*np.random.default_rng(0).integers(300, 900, 60).tolist()] * 2
-    token = 950
-    engine = copying(target)
-    engine.copies = CopyPrior()
-    biased = {"logit_bias": {token: 60.0}, "presence_penalty": 0.0}
-    expected = plain(target, prompt, **biased)
-    found = answer(engine, prompt, "auto", N, **biased)
-    assert found.tokens == expected
+@pytest.mark.parametrize("way", ["greedy", "seeded"])
+def test_grammar_and_logprobs(target: Target, way: str) -> None:
+    """What a grammar forbids is not copied, and each token has its log-probabilities."""
+    tokenize = target.vocabulary.tokenize
+    prompt = tokenize('[one, two, 34]\n["one","two",34]\n[one, two, 34]\n')
+    options: dict[str, Any] = {"grammar": JSON_LIST, "logprobs": 1}
+    options |= {"temperature": 0.7, "seed": 5} if way == "seeded" else {}
+    reference = Engine(target, None)
+    reference.slots.forget_all()
+    expected = answer(reference, prompt, 0, N, **options)
+    for width in (8, 64):
+        found = answer(copying(target), prompt, width, N, **options)
+        assert found.tokens == expected.tokens
+        assert found.logprobs == expected.logprobs
+        assert found.finish_reason == expected.finish_reason
+
+
+def test_the_rows_of_a_batch_are_shared() -> None:
+    """Copies of the first sequences leave the others their drafts."""
+    with open_target(n_ctx=1024, n_seq=4, n_batch=100) as target:
+        engine = copying(target, fused_drafter(target))
+        prompts = [[400 + i, 401 + i] * 8 for i in range(4)]
+        options = [options_of("greedy", prompt[:2]) for prompt in prompts]
+        answers = [
+            engine.begin(request(prompt, "auto", 200, **each))
+            for prompt, each in zip(prompts, options, strict=True)
+        ]
+        engine.run(answers)
+        for each, prompt in zip(answers, prompts, strict=True):
+            assert set(each.tokens) <= set(prompt)
+            assert sum(n for (drafted, _), n in each.stats.outcomes.items() if not drafted) <= 1
 
 
 def test_the_chances_are_those_of_all_requests(target: Target) -> None:

@@ -18,6 +18,7 @@ int main(int argc, char ** argv) {
     status |= check::run(mask_tests());
     status |= check::run(output_tests());
     status |= check::run(search_tests());
+    status |= check::run(copy_tests());
     {
         const shipped_pair pair(argv[1], argv[2]);
         status |= check::run(target_tests(pair));

@@ -12,6 +12,7 @@ std::vector<check::test> top_k_tests();
 std::vector<check::test> mask_tests();
 std::vector<check::test> output_tests();
 std::vector<check::test> search_tests();
+std::vector<check::test> copy_tests();
 std::vector<check::test> target_tests(const shipped_pair & pair);
 std::vector<check::test> store_tests(const shipped_pair & pair);
 std::vector<check::test> draft_tests(const shipped_pair & pair);

@@ -116,6 +116,8 @@ def test_drafts_are_counted_by_their_place(counted: Counted) -> None:
     assert drafted[0] == after["vllm:spec_decode_num_drafts_total", None]
     assert accepted == sorted(accepted, reverse=True)
     assert all(a <= b for a, b in zip(accepted, drafted, strict=True))
+    copied = after["dflash_local:copied_tokens_total", None]
+    assert after["dflash_local:copied_accepted_tokens_total", None] <= copied <= sum(drafted)
 
 
 def test_what_is_going_on_is_seen(fresh: ServerProcess) -> None:

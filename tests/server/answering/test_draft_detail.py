@@ -8,6 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
+from dflash_local import Model
+from dflash_local.result import Chunk
+from dflash_local.server.answering.draft_detail import DraftDetail
 from openai_api import CHAT, QUESTION, ask, refused, streamed, user
 
 NON_ASCII = "root ::= [äöüßéñ€日本語한국🙂😀]{14}"
@@ -43,7 +46,7 @@ def test_pieces_are_the_text(client: httpx.Client, more: dict[str, Any]) -> None
         told = chunk["draft_detail"]["pieces"] if "draft_detail" in chunk else []
         assert text(told) == delta.get("content", "")
         assert all(piece["text"] for piece in told)
-        marks = [piece["from_draft"] for piece in told]
+        marks = [(piece["from_draft"], piece.get("from_copy")) for piece in told]
         assert all(a != b for a, b in pairwise(marks))
 
 
@@ -54,6 +57,19 @@ def test_rounds_are_what_the_drafts_were_worth(client: httpx.Client) -> None:
     assert sum(rounds(found)) == timings["predicted_n"] - 1  # the first one is the prompt's
     assert sum(n - 1 for n in rounds(found)) == timings["draft_n_accepted"]
     assert text(pieces(found), from_draft=True) and text(pieces(found), from_draft=False)
+
+
+def test_copies_are_told_from_a_drafters_tokens(model: Model) -> None:
+    tokens = model.tokenize("def f(x):\n    return x")
+    n = len(tokens)
+    detail = DraftDetail(model.target.vocabulary)
+    copied = [i % 3 == 2 for i in range(n)]
+    drafted = [i % 3 > 0 for i in range(n)]
+    detail.push(Chunk(model.detokenize(tokens), tokens, from_draft=drafted, from_copy=copied))
+    told = detail.take(model.detokenize(tokens))["pieces"]
+    assert "".join(piece["text"] for piece in told) == model.detokenize(tokens)
+    assert [piece["from_draft"] for piece in told] == drafted
+    assert [piece.get("from_copy", False) for piece in told] == copied
 
 
 def test_a_request_chooses_whether_it_drafts(client: httpx.Client) -> None:
