@@ -8,7 +8,7 @@ accepted, and it is what the caches, the hidden states and the drafter go on wit
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from dflash_local.bench.replay.acceptance import ReplayedDrafts
 from dflash_local.bench.synthetic.engine import SyntheticDrafter
@@ -79,7 +79,8 @@ class ReplayEngine(Engine):
         most = n if request.max_tokens is None else min(request.max_tokens, n)
         begun = super().begin(replace(request, max_tokens=most))
         place = self._drafts.begin(most) if self._drafts else 0
-        replayed = ReplaySequence(**vars(begun), answer=answer, place=place)
+        state = {each.name: getattr(begun, each.name) for each in fields(begun)}
+        replayed = ReplaySequence(**state, answer=answer, place=place)
         self._by_slot[replayed.slot.seq] = replayed
         return replayed
 
