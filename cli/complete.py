@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import click
@@ -61,5 +60,6 @@ def complete(ctx: click.Context, /, prompt: str | None, **values: Any) -> None:
 
     say = speaker(values["quiet"])
     with load_model(values, say) as model:
-        code = run_single(model, partial(model.stream, text, **arguments), values, say)
+        tokens = model.target.vocabulary.tokenize(text, n_ctx=model.n_ctx)
+        code = run_single(model, tokens, arguments, values, say)
     ctx.exit(code)

@@ -178,6 +178,7 @@ def load(
     recalibrate: bool = False,
     quiet: bool = False,
     progress: Progress | None = None,
+    say: Say | None = None,
 ) -> Model:
     """Load a GGUF target and the DFlash drafter that drafts for it.
 
@@ -201,7 +202,7 @@ def load(
     `draft_window` is how many tokens of a sequence the drafter looks back at. Its cache then holds
     little more than that. 0, the default, means all: no file says how long the texts were on which
     its drafter was trained. Beyond that length drafts are poor without a window. The shipped pair
-    accepts 2.3 tokens a round after 1800 tokens with a window of 512, and 1.1 without one. After
+    accepts 2.3 tokens per round after 1800 tokens with a window of 512, and 1.1 without one. After
     500 tokens it accepts 2.6 either way.
 
     `draft_shape`: "chain"; "tree", whose branches the target checks in one pass; "auto", whichever
@@ -221,7 +222,9 @@ def load(
     requests run one after the other, drafts are chains, and of earlier prompts only whole batches
     of `n_batch` tokens are used again. `recalibrate` measures the costs of
     drafting on this machine again. `progress` is called with the fraction of the target that is
-    loaded, from 0 to 1, and again between the later steps. If it raises, the load ends.
+    loaded, from 0 to 1, and again between the later steps. If it raises, the load ends. `say` gets
+    the lines that a user should read, now and later, in place of stderr; with `progress`, none
+    about percentages.
 
     Raises FileError for bad files, PairError if the two do not fit each other, InputError with the
     numbers if they do not fit the memory, BackendError if llama.cpp itself fails.
@@ -245,12 +248,15 @@ def load(
         exact=exact,
         recalibrate=recalibrate,
     )
-    say = _silent if quiet else _to_stderr
+    percent = say is None or progress is None
+    say = say or (_silent if quiet else _to_stderr)
     if draft is not None:
         calibration.budget_s()  # a bad value is refused now, not after minutes of loading
     files = find_pair(target, draft, say=say, options=options)
     pair = open_pair(files.target, files.draft)
-    engine, plan = open_engine(pair, options, say=say, progress=progress)
+    engine, plan = open_engine(
+        pair, options, say=say, progress=progress, percent=say if percent else _silent
+    )
     defaults = defaults_of(pair.target, pair.draft)
     for line in defaults.lines():
         say(line)
@@ -267,8 +273,10 @@ def open_engine(
     *,
     say: Say,
     progress: Progress | None = None,
+    percent: Say | None = None,
 ) -> tuple[Engine, Plan]:
-    """The engine that `load` makes a model of, and its plan. Raises what `load` raises."""
+    """The engine that `load` makes a model of, and its plan. `percent` gets the lines about how
+    much is loaded; without it, `say` does. Raises what `load` raises."""
     steps = _Steps(progress)
     steps(0.0)
     devices = runtime.devices()
@@ -289,7 +297,7 @@ def open_engine(
         snapshots=wanted.n_snapshots > 0,
     )
     steps(0.0)
-    loaded = _loaded(pair.target.path, wanted, steps, say)
+    loaded = _loaded(pair.target.path, wanted, steps, percent or say)
     try:
         steps(1.0)
         drafter = None

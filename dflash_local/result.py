@@ -10,6 +10,10 @@ from dflash_local.engine.sequence import FinishReason
 from dflash_local.sampling.params import TokenLogprob
 from dflash_local.stats import Stats
 
+Piece = tuple[str, bool]
+"""A part of an answer's text, and whether accepted drafts wrote it. A character belongs to the
+token that completes it."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -20,7 +24,7 @@ class Result:
     (`max_tokens`, or the end of the context), "cancelled". `logprobs` has an entry per token if
     they were asked for. `seed` is the seed that was used. `from_draft` says for each token whether
     it is an accepted draft, and `from_copy` whether it is one that no drafter proposed: the text
-    had it already.
+    had it already. The texts of `pieces` make up `text`.
     """
 
     text: str
@@ -31,6 +35,7 @@ class Result:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     from_draft: list[bool] = field(default_factory=list)
     from_copy: list[bool] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -40,8 +45,9 @@ class Chunk:
     `text` may be empty while a character or a stop string is incomplete. `from_draft` says for each
     token whether it is an accepted draft: the target would have written the same token, but needed
     no pass of its own for it. Every pass ends with one token that is not. `from_copy` is as in
-    `Result`. `drafting` is a line on whether the controller drafts at the moment, and why; None if
-    it has nothing to decide. Only the last chunk of a stream has a `result`.
+    `Result`, and the texts of `pieces` make up `text`. `drafting` is a line on whether the
+    controller drafts at the moment, and why; None if it has nothing to decide. Only the last chunk
+    of a stream has a `result`.
     """
 
     text: str
@@ -51,6 +57,7 @@ class Chunk:
     from_draft: list[bool] = field(default_factory=list)
     drafting: str | None = None
     from_copy: list[bool] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
 
     @property
     def finish_reason(self) -> FinishReason | None:

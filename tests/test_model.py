@@ -365,3 +365,17 @@ def test_a_grammar_goes_with_texts_in_the_bias(model: Model) -> None:
     options: dict[str, Any] = {"json_schema": {"type": "integer"}, "logit_bias": {"7": 50.0}}
     answer = asyncio.run(model.agenerate("x", **options, max_tokens=2, temperature=0))
     assert answer.text == "77"
+
+
+@pytest.mark.parametrize("options", [{}, {"stop": ["return"]}, {"draft_width": 0}], ids=str)
+def test_the_pieces_of_an_answer_are_its_text(model: Model, options: dict[str, Any]) -> None:
+    asked = {"draft_width": 8, "max_tokens": 48, **options}
+    chunks = list(model.stream("def add(a, b):", **asked))
+    for chunk in chunks:
+        assert "".join(text for text, _ in chunk.pieces) == chunk.text
+    result = chunks[-1].result
+    assert result is not None
+    assert "".join(text for text, _ in result.pieces) == result.text
+    assert any(drafted for _, drafted in result.pieces) == any(result.from_draft)
+    ahead = [text for chunk in chunks for text, drafted in chunk.pieces if drafted]
+    assert "".join(ahead) == "".join(text for text, drafted in result.pieces if drafted)
