@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
@@ -15,7 +16,11 @@ Piece = tuple[str, bool]
 token that completes it."""
 
 
-@dataclass(frozen=True)
+_LINE = 60
+"""Characters of a text in a line about it."""
+
+
+@dataclass(frozen=True, repr=False)
 class Result:
     """A whole answer.
 
@@ -25,6 +30,9 @@ class Result:
     they were asked for. `seed` is the seed that was used. `from_draft` says for each token whether
     it is an accepted draft, and `from_copy` whether it is one that no drafter proposed: the text
     had it already. The texts of `pieces` make up `text`.
+
+    Of a chat, `content` is the answer itself, `reasoning` what the model thought before it, and
+    `tool_calls` has the calls in OpenAI's shape.
     """
 
     text: str
@@ -36,9 +44,48 @@ class Result:
     from_draft: list[bool] = field(default_factory=list)
     from_copy: list[bool] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
+    content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message, for the conversation to go on."""
+        content = self.text if self.content is None else self.content
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = self.tool_calls
+        return message
+
+    def __repr__(self) -> str:
+        return f"<Result {_shortened(self.text)}, {self._figures}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the text with its accepted drafts tinted, and figures below."""
+        text = "".join(
+            f'<span style="{_TINT}">{html.escape(piece)}</span>' if drafted else html.escape(piece)
+            for piece, drafted in self.pieces
+        )
+        return (
+            f'<div style="white-space: pre-wrap">{text}</div>'
+            f'<div style="opacity: 0.7; font-size: smaller">{html.escape(self._figures)}</div>'
+        )
+
+    @property
+    def _figures(self) -> str:
+        stats = self.stats
+        parts = [f"{len(self.tokens)} tokens", f"{stats.tokens_per_second:.1f} tokens/s"]
+        if stats.drafted:
+            parts.append(f"{stats.tokens_per_round:.2f} tokens per round")
+        return ", ".join([*parts, self.finish_reason])
 
 
-@dataclass(frozen=True)
+_TINT = "background: rgba(58, 157, 116, 0.25); box-shadow: inset 0 -1px rgb(58, 157, 116)"
+
+
+@dataclass(frozen=True, repr=False)
 class Chunk:
     """What one round added to an answer.
 
@@ -47,7 +94,8 @@ class Chunk:
     no pass of its own for it. Every pass ends with one token that is not. `from_copy` is as in
     `Result`, and the texts of `pieces` make up `text`. `drafting` is a line on whether the
     controller drafts at the moment, and why; None if it has nothing to decide. Only the last chunk
-    of a stream has a `result`.
+    of a stream has a `result`. Of a chat, `content` and `reasoning` are what it adds to those of
+    the answer.
     """
 
     text: str
@@ -58,10 +106,20 @@ class Chunk:
     drafting: str | None = None
     from_copy: list[bool] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
+    content: str = ""
+    reasoning: str = ""
 
     @property
     def finish_reason(self) -> FinishReason | None:
         return self.result.finish_reason if self.result else None
+
+    def __repr__(self) -> str:
+        last = f", {self.finish_reason}" if self.result else ""
+        return f"<Chunk {_shortened(self.text)}, {len(self.tokens)} tokens{last}>"
+
+
+def _shortened(text: str) -> str:
+    return repr(text if len(text) <= _LINE else text[: _LINE - 1] + "…")
 
 
 @dataclass(frozen=True)
