@@ -20,6 +20,7 @@ from .chat import chat
 from .complete import complete
 from .config import config
 from .convert import convert
+from .doctor import doctor
 from .inspect import inspect
 from .list import list_models
 from .ps import ps
@@ -102,6 +103,7 @@ group.add_command(chat)
 group.add_command(complete)
 group.add_command(config)
 group.add_command(convert)
+group.add_command(doctor)
 group.add_command(inspect)
 group.add_command(list_models)
 group.add_command(ps)

@@ -14,6 +14,8 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from dflash_local.chat.dialect import Dialect
 from dflash_local.chat.families import dialect_of
 from dflash_local.chat.reader import ChatReader, forced_call
@@ -46,6 +48,9 @@ from dflash_local.worker.worker import Worker
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+_LATEST = 16
+"""Rows of hidden states that are looked at: fewer than are kept."""
 
 
 class Model:
@@ -346,6 +351,21 @@ class Model:
 
         def work() -> None:
             found.append(measure_exactness(self.target, before=self._engine.slots.forget_all))
+
+        self._worker.run(work)
+        return found[0]
+
+    def largest_hidden_state(self) -> float | None:
+        """The largest magnitude among the latest hidden states that the drafter reads, those of the
+        last pass left out; None without a drafter. Waits for running requests."""
+        if self.drafter is None:
+            return None
+        found: list[float] = []
+
+        def work() -> None:
+            end = self.target.first_stored
+            states = self.target.stored(range(max(0, end - _LATEST), end))
+            found.append(float(np.abs(states).max(initial=0.0)))
 
         self._worker.run(work)
         return found[0]

@@ -379,3 +379,10 @@ def test_the_pieces_of_an_answer_are_its_text(model: Model, options: dict[str, A
     assert any(drafted for _, drafted in result.pieces) == any(result.from_draft)
     ahead = [text for chunk in chunks for text, drafted in chunk.pieces if drafted]
     assert "".join(ahead) == "".join(text for text, drafted in result.pieces if drafted)
+
+
+def test_the_hidden_states_that_the_drafter_reads_are_numbers(model: Model) -> None:
+    for n in (1, 2, 40):
+        model.generate("def add(a, b):", max_tokens=n, draft_width=8)
+        largest = model.largest_hidden_state()
+        assert largest is not None and 0 < largest < 65504
