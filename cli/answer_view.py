@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from dflash_local.result import Piece
 
-TINT = "green"
+TINTS = {(True, False): "green", (True, True): "blue"}
+"""Of drafts by a drafter, and of copies of earlier text."""
 _FENCE = re.compile(r" {0,3}(```+|~~~+) *([\w+#.-]*)")
 _MOST_HELD = 40
 """Characters of an unfinished word. It waits for its end, for its style: `de` is no keyword yet."""
@@ -31,17 +32,17 @@ class AnswerView:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._text = ""  # since the line, or the block of code, began
-        self._drafted: list[bool] = []  # its characters
+        self._kinds: list[tuple[bool, bool]] = []  # its characters: drafted, copied
         self._n_written = 0
         self._fence = ""  # what opened the block of code
         self._lexer: Lexer | None = None
 
     def write(self, pieces: list[Piece]) -> None:
         """Write what is complete of the text so far."""
-        for text, drafted in pieces:
+        for text, *kind in pieces:
             for line in shown(text).splitlines(keepends=True):
                 self._text += line
-                self._drafted += [drafted] * len(line)
+                self._kinds += [(kind[0], kind[1])] * len(line)
                 if line.endswith("\n"):
                     self._end_line()
         word = re.search(r"[!-~]*\Z", self._text)
@@ -61,7 +62,7 @@ class AnswerView:
         if mark:
             self._fence = "" if self._fence else mark[1]
             self._lexer = _lexer_of(mark[2]) if self._fence else None
-        self._text, self._drafted, self._n_written = "", [], 0
+        self._text, self._kinds, self._n_written = "", [], 0
 
     def _flush(self, end: int) -> None:
         if end <= self._n_written:
@@ -71,10 +72,10 @@ class AnswerView:
         text = Text(self._text[:end], end="")
         for begin, stop, style in self._styles(self._text[:end]):
             text.stylize(style, begin, stop)
-        for drafted, run in groupby(range(self._n_written, end), self._drafted.__getitem__):
-            if drafted:
+        for kind, run in groupby(range(self._n_written, end), self._kinds.__getitem__):
+            if kind in TINTS:
                 characters = list(run)
-                text.stylize(TINT, characters[0], characters[-1] + 1)
+                text.stylize(TINTS[kind], characters[0], characters[-1] + 1)
         self._console.print(text[self._n_written :], end="", soft_wrap=True)
         self._n_written = end
 

@@ -31,6 +31,7 @@ VARIABLES = {
     "DFLASH_LOCAL_CACHE": "the folder for what is measured once",
     "DFLASH_LOCAL_CALIBRATION_S": "seconds that measuring what drafting costs may take",
     CONFIG: "the settings file, in place of the usual one",
+    "DFLASH_LOCAL_REGISTRY": "a file of your own pairs, by name",
     "DFLASH_LOCAL_LOG": "1 shows llama.cpp's messages, debug all of them",
     "NO_COLOR": "anything: no colours",
 }

@@ -5,15 +5,21 @@ from __future__ import annotations
 import html
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 from dflash_local.engine.sequence import FinishReason
 from dflash_local.sampling.params import TokenLogprob
 from dflash_local.stats import Stats
 
-Piece = tuple[str, bool]
-"""A part of an answer's text, and whether accepted drafts wrote it. A character belongs to the
-token that completes it."""
+
+class Piece(NamedTuple):
+    """A part of an answer's text. `from_draft`: accepted drafts wrote it. `from_copy`: no drafter
+    proposed these, the text had them already. A character belongs to the token that completes
+    it."""
+
+    text: str
+    from_draft: bool
+    from_copy: bool = False
 
 
 _LINE = 60
@@ -65,8 +71,10 @@ class Result:
     def _repr_html_(self) -> str:
         """For notebooks: the text with its accepted drafts tinted, and figures below."""
         text = "".join(
-            f'<span style="{_TINT}">{html.escape(piece)}</span>' if drafted else html.escape(piece)
-            for piece, drafted in self.pieces
+            f'<span style="{_TINT}">{html.escape(piece.text)}</span>'
+            if piece.from_draft
+            else html.escape(piece.text)
+            for piece in self.pieces
         )
         return (
             f'<div style="white-space: pre-wrap">{text}</div>'

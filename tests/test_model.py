@@ -372,13 +372,13 @@ def test_the_pieces_of_an_answer_are_its_text(model: Model, options: dict[str, A
     asked = {"draft_width": 8, "max_tokens": 48, **options}
     chunks = list(model.stream("def add(a, b):", **asked))
     for chunk in chunks:
-        assert "".join(text for text, _ in chunk.pieces) == chunk.text
+        assert "".join(piece.text for piece in chunk.pieces) == chunk.text
     result = chunks[-1].result
     assert result is not None
-    assert "".join(text for text, _ in result.pieces) == result.text
-    assert any(drafted for _, drafted in result.pieces) == any(result.from_draft)
-    ahead = [text for chunk in chunks for text, drafted in chunk.pieces if drafted]
-    assert "".join(ahead) == "".join(text for text, drafted in result.pieces if drafted)
+    assert "".join(piece.text for piece in result.pieces) == result.text
+    assert any(piece.from_draft for piece in result.pieces) == any(result.from_draft)
+    ahead = [piece.text for chunk in chunks for piece in chunk.pieces if piece.from_draft]
+    assert "".join(ahead) == "".join(piece.text for piece in result.pieces if piece.from_draft)
 
 
 def test_the_hidden_states_that_the_drafter_reads_are_numbers(model: Model) -> None:

@@ -26,7 +26,7 @@ def test_a_notebook_tints_the_drafts_and_shows_the_text_as_text(model: Model) ->
     result = model.generate("x", grammar=grammar, max_tokens=64, draft_width=8)
     html = result._repr_html_()
     assert "<script" not in html and "<b>" not in html
-    assert html.count("<span") == sum(drafted for _, drafted in result.pieces)
+    assert html.count("<span") == sum(piece.from_draft for piece in result.pieces)
     body = re.sub(r"<[^>]*>", "", html)
     assert unescape(body).startswith(result.text)
 

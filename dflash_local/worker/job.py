@@ -182,7 +182,7 @@ class Generation(Job):
 
     def _result(self, sequence: Sequence) -> Result:
         return Result(
-            text="".join(text for text, _ in self._pieces),
+            text="".join(piece.text for piece in self._pieces),
             tokens=sequence.tokens,
             finish_reason=sequence.finish_reason or "cancelled",
             stats=sequence.stats,
@@ -195,14 +195,15 @@ class Generation(Job):
 
     def _next_pieces(self, text: str) -> list[Piece]:
         """The parts of `text`, the next to be handed out, by whether they were drafted."""
-        ends, drafted = self.wanted.text.ends, self.running.from_draft
+        ends, sequence = self.wanted.text.ends, self.running
         found: list[Piece] = []
         while text:
             while self._token + 1 < len(ends) and ends[self._token] <= self._n_shown:
                 self._token += 1
             is_last = self._token + 1 >= len(ends)
             n = len(text) if is_last else min(len(text), ends[self._token] - self._n_shown)
-            _add_piece(found, (text[:n], drafted[self._token]))
+            drafted, copied = sequence.from_draft[self._token], sequence.from_copy[self._token]
+            _add_piece(found, Piece(text[:n], drafted, copied))
             self._n_shown += n
             text = text[n:]
         for piece in found:
@@ -229,8 +230,8 @@ class Generation(Job):
 
 def _add_piece(pieces: list[Piece], piece: Piece) -> None:
     """Append a piece, or make the last one longer if both are of one kind."""
-    if pieces and pieces[-1][1] == piece[1]:
-        pieces[-1] = (pieces[-1][0] + piece[0], piece[1])
+    if pieces and pieces[-1][1:] == piece[1:]:
+        pieces[-1] = piece._replace(text=pieces[-1].text + piece.text)
     else:
         pieces.append(piece)
 

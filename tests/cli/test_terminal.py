@@ -11,6 +11,7 @@ from rich.console import Console
 from dflash_local.cli import progress
 from dflash_local.cli.answer_view import AnswerView
 from dflash_local.cli.terminal import Speaker
+from dflash_local.result import Piece
 
 ANSWER = """# Adding
 
@@ -44,7 +45,7 @@ def test_an_answer_is_shown_whole_however_it_comes(size: int, width: int) -> Non
     console = terminal(width)
     view = AnswerView(console)
     for n in range(0, len(ANSWER), size):
-        view.write([(ANSWER[n : n + size], n % 2 == 0)])
+        view.write([Piece(ANSWER[n : n + size], n % 2 == 0)])
     view.finish()
     assert plain(console) == ANSWER
 
@@ -54,7 +55,7 @@ def test_markdown_and_code_have_their_weights(size: int) -> None:
     console = terminal()
     view = AnswerView(console)
     for n in range(0, len(ANSWER), size):
-        view.write([(ANSWER[n : n + size], False)])
+        view.write([Piece(ANSWER[n : n + size], False)])
     view.finish()
     styled = [(codes, text.strip()) for codes, text in STYLE.findall(written(console))]
     assert any(text.endswith("Adding") and codes == "1" for codes, text in styled)
@@ -67,15 +68,15 @@ def test_markdown_and_code_have_their_weights(size: int) -> None:
 def test_drafted_text_and_no_other_is_tinted() -> None:
     console = terminal()
     view = AnswerView(console)
-    view.write([("one ", False), ("two three ", True), ("four", False)])
+    view.write([Piece("one ", False), Piece("two three ", True), Piece("four", True, True)])
     view.finish()
-    assert STYLE.findall(written(console)) == [("32", "two three ")]
+    assert STYLE.findall(written(console)) == [("32", "two three "), ("34", "four")]
 
 
 def test_an_answer_cannot_control_the_terminal() -> None:
     console = terminal()
     view = AnswerView(console)
-    view.write([("a\x1b]0;own\x07\x9bb [bold]c[/bold] :smile:", False)])
+    view.write([Piece("a\x1b]0;own\x07\x9bb [bold]c[/bold] :smile:", False)])
     view.finish()
     assert not set(plain(console)) & {"\x1b", "\x07", "\x9b"}
     assert "[bold]c[/bold] :smile:" in plain(console)
