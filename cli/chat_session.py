@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 # Imported only with a conversation: prompt_toolkit takes longer than all the rest.
 from dflash_local.errors import DflashError, InputError
+from dflash_local.loading import open_pair
 from dflash_local.printable import printable
 
 from .answer import write_answer
 from .line_editor import LineEditor
-from .loading import load_model
+from .loading import chosen_files, load_model
 from .report import stats_page, summary
 from .terminal import Speaker
 from .user_files import history_file, tilde
@@ -109,8 +110,10 @@ class ChatSession:
         if found and action:
             try:
                 action((found[2] or "").strip())
-            except (DflashError, OSError) as error:
+            except DflashError as error:
                 self._complain(f"error: {error}")
+            except OSError as error:
+                self._complain(f"error: {error.filename}: {error.strerror}")
         elif found and not found[2]:
             self._complain(f"no command {found[1]}; /help lists them")
         else:
@@ -154,7 +157,8 @@ class ChatSession:
     def _system(self, text: str) -> None:
         if text:
             self._opening = [{"role": "system", "content": text}]
-            self._clear("")
+            self.messages, self.last = list(self._opening), None
+            self._say("a new conversation begins, under this system message")
             return
         told = [str(m["content"]) for m in self._opening if m["role"] == "system"]
         self._show(told or ["no system message; /system TEXT sets one"])
@@ -162,20 +166,21 @@ class ChatSession:
     def _save(self, name: str) -> None:
         path = _path(name, "/save")
         path.write_text(json.dumps({"messages": self.messages}, indent=1) + "\n", encoding="utf-8")
-        self._say(f"saved {len(self.messages)} messages in {path}")
+        self._say(f"saved in {path}, messages: {len(self.messages)}")
 
     def _load(self, name: str) -> None:
         path = _path(name, "/load")
         self.messages = _read_messages(path)
         self._opening = [m for m in self.messages[:1] if m["role"] == "system"]
-        self._say(f"{len(self.messages)} messages from {path}")
+        self._say(f"read from {path}, messages: {len(self.messages)}")
 
     def _change_model(self, names: str) -> None:
         if names:
             target, _, draft = names.partition(" ")
             values = {**self._values, "target": target, "draft": draft.strip() or None}
-            # Both may not fit the memory at once. If the new one cannot be loaded, the old one is
-            # loaded again.
+            open_pair(*chosen_files(values, self._say))  # refuses files that do not fit
+            # Both models may not fit the memory at once. If the new one cannot be loaded, the old
+            # one is loaded again.
             self._model.close()
             try:
                 self._model = load_model(values, self._say)

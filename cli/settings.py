@@ -37,6 +37,10 @@ VARIABLES = {
 }
 """What is no option of a command."""
 
+OF_ITS_OWN = {("convert", "target"), ("inspect", "target")}
+"""Options that are not what others of the name are: they name what a drafter is held against. Only
+the command's own table sets them."""
+
 FROM_ELSEWHERE = (ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
 """Sources of values that are not meant for this one call."""
 
@@ -59,7 +63,7 @@ def default_map(group: click.Group) -> dict[str, dict[str, Any]]:
     settings: dict[str, dict[str, Any]] = {name: {} for name in options}
     for name, known in options.items():
         for key, value in general.items():
-            if key in known:
+            if key in known and (name, key) not in OF_ITS_OWN:
                 settings[name][known[key].name or key] = _value(known[key], value)
     for name, table in found.items():
         if not isinstance(table, dict):

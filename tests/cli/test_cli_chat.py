@@ -388,12 +388,13 @@ def test_the_commands_of_a_conversation(
     terminal.ask(QUESTION)
     terminal.ask("/retry")
     assert terminal.answers() == f"{answer}\n" * 2
-    assert "2 messages" in terminal.ask(f"/save {saved}")
+    assert "messages: 2" in terminal.ask(f"/save {saved}")
     told = [message["content"] for message in json.loads(saved.read_text())["messages"]]
     assert told == [QUESTION, answer]
 
     assert "forgotten" in terminal.ask("/clear")
-    assert "2 messages" in terminal.ask(f"/load {saved}")
+    assert "nonesuch.json: " in terminal.ask("/load nonesuch.json")
+    assert "messages: 2" in terminal.ask(f"/load {saved}")
     terminal.ask("/retry")
     assert terminal.answers() == f"{answer}\n" * 3
     assert "no saved conversation" in terminal.ask(f"/load {__file__}")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from command_line import run_here
+from dflash_local import demo
 from dflash_local.cli.main import group
 from dflash_local.cli.settings import VARIABLES, default_map, template
 
@@ -44,6 +45,15 @@ def test_values_of_every_kind(settings: Path) -> None:
     assert found["chat"]["exact"] is True and found["chat"]["stop"] == ["a", "b"]
     assert found["chat"]["tensor_split"] == "3,1"
     assert found["serve"]["port"] == 1 and "port" not in found["chat"]
+
+
+def test_the_usual_target_is_not_what_drafters_are_held_against(settings: Path) -> None:
+    settings.write_text('target = "qwen3-8b"\n[inspect]\njson = true\n')
+    found = default_map(group)
+    assert found["chat"]["target"] == found["serve"]["target"] == "qwen3-8b"
+    assert "target" not in found["inspect"] and "target" not in found["convert"]
+    target, _ = demo.pair()
+    assert json.loads(run_here("inspect", str(target)).stdout)["role"] == "target"
 
 
 @pytest.mark.parametrize(
