@@ -43,7 +43,7 @@ def validity(report: Report) -> list[str]:
     if report.replay is not None:
         drafts = "the model's own drafts"
         if length is not None:
-            drafts = f"another pair's drafts, {length:g} tokens a round of whole chains"
+            drafts = f"another pair's drafts, {length:g} tokens per round of whole chains"
         return [_REPLAY.format(report.replay, drafts)]
     return [] if length is None else [_SYNTHETIC.format(length)]
 
