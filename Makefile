@@ -7,7 +7,7 @@ SOURCES = bootstrap.py dflash_local convert cli tools tests examples
 PYTEST = "$(BIN)/python" -m pytest -n auto --maxprocesses 8 --dist loadfile
 NATIVE = $(wildcard native/*.cpp native/*.h tests/native/*.cpp tests/native/*.h)
 
-.PHONY: demo test slow-test client-test browser-test node-test check format typecheck asan setup setup-test clean
+.PHONY: demo test slow-test client-test browser-test node-test library-test check format typecheck asan setup setup-test clean
 
 demo: setup
 	"$(BIN)/dflash-local" chat --max-tokens 96 \
@@ -21,8 +21,8 @@ test: check
 slow-test: setup-test
 	$(PYTEST) -m slow $$(grep -rlE "pytest.mark.(slow|one_in)" tests --include="test_*.py")
 
-# The server with real clients that are not on PyPI. What is missing is installed from Debian and npm.
-client-test: browser-test node-test
+# The server with real clients. What is missing is installed from Debian, npm and PyPI.
+client-test: browser-test node-test library-test
 
 # The page in Chromium.
 browser-test: setup-test
@@ -31,6 +31,10 @@ browser-test: setup-test
 # OpenAI's SDK for Node.
 node-test: setup-test
 	PATH="$(BIN):$$PATH" tests/node/run.sh
+
+# LangChain, LlamaIndex, and simonw/llm with our plugin.
+library-test: setup-test
+	PATH="$(BIN):$$PATH" tests/clients/run.sh
 
 check: setup-test typecheck
 	"$(BIN)/ruff" check $(SOURCES)

@@ -1,4 +1,4 @@
-"""Streams one answer. Ctrl-C stops it, and what came so far is kept."""
+"""Streams one answer to stdout. Ctrl-C or Esc stops it, and what came so far is kept."""
 
 from __future__ import annotations
 
@@ -11,27 +11,71 @@ from typing import TYPE_CHECKING
 from dflash_local.printable import shown
 
 from . import interrupt
+from .progress import prompt_progress
+from .terminal import Speaker, is_rich, open_console
 
 if TYPE_CHECKING:
-    from dflash_local import Chunk, Result
+    from dflash_local import Chunk, Model, Result
 
 Ask = Callable[..., "Iterator[Chunk]"]
-"""`Model.stream` or `Model.stream_chat`, with everything bound but `cancel`."""
+"""`Model.stream` with everything bound but `cancel`."""
 
 
-def answer(ask: Ask, write: Callable[[str], None]) -> Result:
-    """Stream one answer into `write`. The first Ctrl-C ends it, a second one raises
+def answer(ask: Ask, show: Callable[[Chunk], None]) -> Result:
+    """Stream one answer into `show`. The first Ctrl-C ends it, a second one raises
     KeyboardInterrupt."""
+    return _answer(ask, show, threading.Event())
+
+
+def show_nothing(chunk: Chunk) -> None:
+    """For an answer that is shown later or not at all."""
+
+
+def write_answer(
+    model: Model, ask: Ask, n_prompt: int, say: Speaker, *, ends_line: bool = False
+) -> Result:
+    """Stream one answer to stdout, while `say` holds its lines back. `n_prompt` are the tokens of
+    its prompt. On a terminal, and with `ends_line` everywhere, a line break ends it."""
     cancel = threading.Event()
-    result: Result | None = None
-    with interrupt.setting(cancel), contextlib.closing(_generator(ask(cancel=cancel))) as chunks:
-        for chunk in chunks:
-            if chunk.text:
-                write(chunk.text)
-            result = chunk.result or result
-    if result is None:
-        raise RuntimeError("the stream of an answer ended without its result")
-    return result
+    is_terminal = sys.stdout.isatty()
+    written = ""
+    with contextlib.ExitStack() as stack:
+        answered = stack.enter_context(say.answering())
+        if is_terminal or ends_line:
+            from .keyboard import listening
+
+            stack.enter_context(listening(cancel.set))
+        begin = stack.enter_context(prompt_progress(say.console, n_prompt, lambda: _n_read(model)))
+        view = None
+        if is_rich(sys.stdout):
+            from .answer_view import AnswerView
+
+            view = AnswerView(open_console(sys.stdout))
+
+        def show(chunk: Chunk) -> None:
+            nonlocal written
+            if not chunk.text:
+                return
+            begin()
+            written = chunk.text
+            answered.in_line = not written.endswith("\n")
+            if view is not None:
+                view.write(chunk.pieces)
+            else:
+                write_stdout(chunk.text)
+
+        result = None
+        try:
+            result = _answer(ask, show, cancel)
+        finally:
+            begin()
+            if view is not None:
+                view.finish()
+            unended = is_terminal and not written.endswith("\n")
+            if (written or result) and (unended or ends_line):
+                write_stdout("\n")
+                answered.in_line = False
+        return result
 
 
 def write_stdout(text: str) -> None:
@@ -40,8 +84,20 @@ def write_stdout(text: str) -> None:
     sys.stdout.flush()
 
 
-def write_nothing(text: str) -> None:
-    """For an answer that is shown later or not at all."""
+def _answer(ask: Ask, show: Callable[[Chunk], None], cancel: threading.Event) -> Result:
+    result: Result | None = None
+    with interrupt.setting(cancel), contextlib.closing(_generator(ask(cancel=cancel))) as chunks:
+        for chunk in chunks:
+            show(chunk)
+            result = chunk.result or result
+    if result is None:
+        raise RuntimeError("the stream of an answer ended without its result")
+    return result
+
+
+def _n_read(model: Model) -> int:
+    """Tokens of the prompt that are in the cache."""
+    return max((slot.n_cached_tokens for slot in model.status().slots if slot.busy), default=0)
 
 
 def _generator(chunks: Iterator[Chunk]) -> Generator[Chunk, None, None]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dflash_local.bench.measure.acceptance import Acceptance
 from dflash_local.bench.measure.answer import first_difference
 
-from .answer import Ask, answer, write_nothing
+from .answer import Ask, answer, show_nothing
 from .report import Say, drafts_text
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def compare(
 
 def _again(model: Model, ask: Ask, first: Result, **options: Any) -> Result:
     model.forget()
-    return answer(partial(ask, seed=first.seed, **options), write_nothing)
+    return answer(partial(ask, seed=first.seed, **options), show_nothing)
 
 
 def _comparison(result: Result, other: Result) -> dict[str, Any]:

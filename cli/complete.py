@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import click
@@ -21,6 +20,7 @@ from .options import (
 )
 from .report import speaker
 from .request import read_prompt, run_single
+from .settings import FROM_ELSEWHERE
 from .values import utf8_text
 
 FILE = option(
@@ -51,8 +51,8 @@ def complete(ctx: click.Context, /, prompt: str | None, **values: Any) -> None:
     """
     check_options(values)
     file = values["file"]
-    from_environment = ctx.get_parameter_source("file") is click.core.ParameterSource.ENVIRONMENT
-    text = read_prompt(prompt, None if prompt is not None and from_environment else file)
+    from_elsewhere = ctx.get_parameter_source("file") in FROM_ELSEWHERE
+    text = read_prompt(prompt, None if prompt is not None and from_elsewhere else file)
     if text is None:
         raise click.UsageError("no prompt: give PROMPT, -f FILE, or - for standard input.")
     if not text:
@@ -61,5 +61,6 @@ def complete(ctx: click.Context, /, prompt: str | None, **values: Any) -> None:
 
     say = speaker(values["quiet"])
     with load_model(values, say) as model:
-        code = run_single(model, partial(model.stream, text, **arguments), values, say)
+        tokens = model.target.vocabulary.tokenize(text, n_ctx=model.n_ctx)
+        code = run_single(model, tokens, arguments, values, say)
     ctx.exit(code)

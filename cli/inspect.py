@@ -12,6 +12,7 @@ import click
 from .answer import write_stdout
 from .options import READABLE, SectionedCommand, option
 from .report import byte_size
+from .settings import FROM_ELSEWHERE
 
 if TYPE_CHECKING:
     from dflash_local.fit.inspection import DrafterReport, FileFacts, TargetReport
@@ -68,8 +69,7 @@ def inspect(ctx: click.Context, /, file: str, target: str | None, as_json: bool)
     from dflash_local.gguf.file import GgufFile
 
     opened = GgufFile.open(file)
-    given = ctx.get_parameter_source("target")
-    if given is click.core.ParameterSource.ENVIRONMENT and opened.architecture != "dflash":
+    if ctx.get_parameter_source("target") in FROM_ELSEWHERE and opened.architecture != "dflash":
         target = None  # it is for the drafters that are inspected, not for targets
     if target is None:
         _print(inspect_file(opened), None, as_json)

@@ -15,6 +15,8 @@ from prompt_toolkit.input import Input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import Output, create_output
 
+from .user_files import history_file
+
 QUOTES = '"""'
 
 
@@ -69,12 +71,10 @@ def unquoted(message: str) -> str:
 
 
 def open_history() -> History:
-    """Earlier messages: a file in the cache folder that only this user can read, or memory if that
-    folder cannot be written."""
-    from dflash_local import disk_cache
-
+    """Earlier messages: a file that only this user can read, or memory if it cannot be written."""
+    path = history_file()
     try:
-        path = disk_cache.folder() / "chat_history"
+        path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     except OSError:
         return InMemoryHistory()

@@ -10,7 +10,9 @@ import click
 
 from . import interrupt
 from .options import LOADING, values_of
+from .progress import loading_progress
 from .report import Say
+from .terminal import Speaker
 
 if TYPE_CHECKING:
     from dflash_local import Model
@@ -59,15 +61,15 @@ def check_prompt(prompt: str | None) -> None:
         )
 
 
-def load_model(values: Mapping[str, Any], say: Say, **more: Any) -> Model:
+def load_model(values: Mapping[str, Any], say: Speaker, **more: Any) -> Model:
     """The model that the options ask for; `more` goes to `dflash_local.load`."""
     import dflash_local
     from dflash_local.fit.options import LoadOptions
 
     options = {"draft_width": values.get("draft_width"), **values_of(LOADING, values)}
     target, draft = chosen_files(values, say, LoadOptions(**options))
-    with interrupt.ending():
-        return dflash_local.load(target, draft, quiet=values["quiet"], **{**options, **more})
+    with interrupt.ending(), loading_progress(say.console, target.name) as progress:
+        return dflash_local.load(target, draft, say=say, progress=progress, **{**options, **more})
 
 
 def chosen_files(

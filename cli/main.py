@@ -18,7 +18,9 @@ from .bench import bench
 from .calibrate import calibrate
 from .chat import chat
 from .complete import complete
+from .config import config
 from .convert import convert
+from .doctor import doctor
 from .inspect import inspect
 from .list import list_models
 from .ps import ps
@@ -27,15 +29,27 @@ from .request import INTERRUPTED
 from .rm import rm
 from .run import run as run_model
 from .serve import serve
+from .settings import VARIABLES, default_map, unknown_variables
 from .show import show
+from .user_files import settings_file, tilde
 
 NAME = "dflash-local"
 FAILED = 1
 BAD_INPUT = 2
 
-EPILOG = """\
+_WIDE = max(map(len, VARIABLES)) + 2
+_VARIABLES = "\n".join(f"  {name:{_WIDE}s}{text}" for name, text in VARIABLES.items())
+
+EPILOG = f"""\
 \b
-Every option is also an environment variable: DFLASH_LOCAL_TARGET for --target.
+Every option is also an environment variable: DFLASH_LOCAL_TARGET for --target. Others are
+{_VARIABLES}
+
+\b
+Options can be set once and for all in {tilde(settings_file())}
+(see dflash-local config -h).
+
+\b
 Shell completion, in the start-up file of the shell:
   bash  eval "$(_DFLASH_LOCAL_COMPLETE=bash_source dflash-local)"
   zsh   eval "$(_DFLASH_LOCAL_COMPLETE=zsh_source dflash-local)"
@@ -77,13 +91,19 @@ def group(ctx: click.Context) -> None:
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help(), err=True)
         ctx.exit(BAD_INPUT)
+    for line in unknown_variables(group):
+        click.echo(f"{NAME}: {printable(line)}", err=True)
+    if ctx.invoked_subcommand != config.name:  # it must show and mend a file that is wrong
+        ctx.default_map = default_map(group)
 
 
 group.add_command(bench)
 group.add_command(calibrate)
 group.add_command(chat)
 group.add_command(complete)
+group.add_command(config)
 group.add_command(convert)
+group.add_command(doctor)
 group.add_command(inspect)
 group.add_command(list_models)
 group.add_command(ps)
@@ -111,7 +131,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         asked = f" (see {context.command_path} -h)" if context is not None else ""
-        return _fail(error.format_message() + asked, BAD_INPUT)
+        return _fail(error.format_message() + _origin(error) + asked, BAD_INPUT)
     except BrokenPipeError:
         # The reader has gone. Python flushes once more at exit, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -120,6 +140,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), BAD_INPUT)
     except (DflashError, ImportError, MemoryError) as error:
         return _fail(str(error) or type(error).__name__, FAILED)
+
+
+def _origin(error: click.ClickException) -> str:
+    """Where a value comes from that is in the settings file."""
+    param, ctx = getattr(error, "param", None), getattr(error, "ctx", None)
+    if param is None or ctx is None:
+        return ""
+    source = ctx.get_parameter_source(param.name)
+    return f" [{settings_file()}]" if source is click.core.ParameterSource.DEFAULT_MAP else ""
 
 
 def _prepare_streams() -> None:

@@ -1,17 +1,25 @@
-"""Shows how much of a file is written: a bar on a terminal, elsewhere a line for every tenth."""
+"""Shows how far long work is: bars on a terminal; elsewhere lines for a file that is written."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
 from .report import byte_size
 
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
 _STEP = 10
 """Percent between two lines."""
+_PATIENCE_S = 1.0
+"""A prompt that is read sooner needs no bar."""
+_REFRESH_S = 0.2
 
 
 @contextmanager
@@ -40,3 +48,71 @@ def writing_progress(stream: TextIO, quiet: bool) -> Iterator[Callable[[int, int
                 click.echo(f"{label}: {percent} %", file=stream)
 
         yield update
+
+
+@contextmanager
+def loading_progress(
+    console: Console | None, name: str
+) -> Iterator[Callable[[float], None] | None]:
+    """A bar on a terminal while a model is loaded: gives what `dflash_local.load` calls with the
+    part of the weights that is there. None without a terminal."""
+    if console is None:
+        yield None
+        return
+    with _bar(console) as bar:
+        task = bar.add_task(f"loading {name}", total=1)
+
+        def update(part: float) -> None:
+            if part < 1:
+                bar.update(task, completed=part)
+            else:  # the drafter, and perhaps measuring what it costs
+                bar.update(task, description=f"preparing {name}", total=None)
+
+        yield update
+
+
+@contextmanager
+def prompt_progress(
+    console: Console | None, n_prompt: int, n_read: Callable[[], int]
+) -> Iterator[Callable[[], None]]:
+    """A bar on a terminal while a long prompt of `n_prompt` tokens is read. `n_read` tells how many
+    are. Gives a function that takes the bar away, for the first word of the answer."""
+    over = threading.Event()
+    if console is None:
+        yield over.set
+        return
+
+    def show(console: Console) -> None:
+        if over.wait(_PATIENCE_S):
+            return
+        with _bar(console) as bar:
+            task = bar.add_task(f"reading {n_prompt} tokens", total=n_prompt)
+            while not over.wait(_REFRESH_S):
+                bar.update(task, completed=min(n_read(), n_prompt))
+
+    shower = threading.Thread(target=show, args=(console,), name="dflash-local progress")
+    shower.start()
+
+    def end() -> None:
+        over.set()
+        shower.join()
+
+    try:
+        yield end
+    finally:
+        end()
+
+
+def _bar(console: Console) -> Progress:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from dflash_local.printable import printable
+from .terminal import Speaker
 
 if TYPE_CHECKING:
     from dflash_local import Model, Result
@@ -18,25 +16,18 @@ Say = Callable[[str], None]
 _BAR = 40
 
 
-def speaker(quiet: bool) -> Say:
-    """A function that shows the user a line on stderr, or does nothing if `quiet`."""
-
-    def say(line: str) -> None:
-        if not quiet:
-            click.echo(printable(line), err=True)
-
-    return say
+def speaker(quiet: bool) -> Speaker:
+    """What shows the user a line on stderr, or does nothing if `quiet`."""
+    return Speaker(quiet)
 
 
 def summary(result: Result, max_tokens: int) -> str:
-    """One line: tokens, speed, accepted per round, time to first token, and what cut it short."""
+    """One line: tokens, speed, tokens per round, time to first token, and what cut it short."""
     stats = result.stats
     parts = [
         f"{len(result.tokens)} tokens",
         f"{stats.tokens_per_second:.1f} tokens/s",
-        f"{stats.mean_accepted_length:.2f} accepted per round"
-        if stats.drafted
-        else "plain decoding",
+        f"{stats.tokens_per_round:.2f} tokens per round" if stats.drafted else "plain decoding",
         f"first token after {stats.ttft_s:.2f} s",
     ]
     if result.finish_reason == "cancelled":
@@ -54,7 +45,7 @@ def drafts_text(stats: Stats) -> str:
     found = Acceptance.of([stats])
     if found.mean_length is None:
         return "no drafts were checked"
-    text = f"{found.mean_length:.2f} tokens a round of {found.nodes:.1f} drafts"
+    text = f"{found.mean_length:.2f} tokens per round of {found.nodes:.1f} drafts"
     if not stats.tree_rounds:
         return text
     return (
@@ -76,12 +67,12 @@ def json_object(result: Result) -> dict[str, Any]:
 
 
 def stats_page(model: Model, last: Result | None) -> list[str]:
-    """The lines of `/stats`: the last answer, its accepted lengths, the load plan, exactness."""
+    """The lines of `/stats`: the last answer, its rounds, the load plan, exactness."""
     lines = []
     if last is not None:
         lines += ["last answer", *_indented(_stats_lines(last))]
         if last.stats.accepted_lengths:
-            lines += ["rounds by accepted length", *_indented(_histogram(last))]
+            lines += ["rounds by their tokens", *_indented(_histogram(last))]
     if model.plan is not None:
         lines += ["plan", *_indented(model.plan.lines())]
     if model.drafter is not None:
@@ -100,7 +91,7 @@ def _stats_lines(result: Result) -> list[str]:
     if stats.drafted:
         lines.append(
             f"drafts   {stats.accepted} accepted of {stats.drafted} in {stats.rounds} rounds, "
-            f"{stats.mean_accepted_length:.2f} tokens per round"
+            f"{stats.tokens_per_round:.2f} tokens per round"
         )
     if stats.copied:
         lines.append(

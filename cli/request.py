@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .answer import Ask, answer, write_nothing, write_stdout
-from .report import Say, json_object, summary
+from .answer import Ask, answer, show_nothing, write_answer, write_stdout
+from .report import json_object, summary
+from .terminal import Speaker
 from .values import decoded, read_text
 
 if TYPE_CHECKING:
@@ -20,18 +24,22 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 
-def read_prompt(argument: str | None, file: str | None = None) -> str | None:
+def read_prompt(
+    argument: str | None, file: str | None = None, *, with_piped: bool = False
+) -> str | None:
     """The prompt, byte for byte; None if there is none and standard input is a terminal.
 
     `-` for either stands for standard input, which is also read if neither is given and it is not a
-    terminal. Raises click.UsageError if both are given, and for text that is not UTF-8.
+    terminal. `with_piped` puts what is piped in, or read from a file, before `argument`.
+    Raises click.UsageError if both are given, and for text that is not UTF-8.
     """
     if argument is not None and file is not None:
         raise click.UsageError("PROMPT and -f FILE are both given: leave out one of them.")
     if file is not None and file != "-":
         return read_text(Path(file))
     if argument is not None and argument != "-":
-        return argument
+        piped = _piped() if with_piped else ""
+        return f"{piped.rstrip()}\n\n{argument}" if piped.strip() else argument
     if file is None and argument is None and (sys.stdin is None or sys.stdin.isatty()):
         return None
     if sys.stdin is None:
@@ -39,12 +47,29 @@ def read_prompt(argument: str | None, file: str | None = None) -> str | None:
     return decoded(sys.stdin.buffer.read(), "standard input")
 
 
-def run_single(model: Model, ask: Ask, values: Mapping[str, Any], say: Say) -> int:
-    """Answer, report, and return the exit code: 130 if Ctrl-C cut the answer short."""
+def _piped() -> str:
+    """What is on standard input if that is a pipe or a file: a socket or a device may never end."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):  # closed, or not a file
+        return ""
+    if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode)):
+        return ""
+    return decoded(sys.stdin.buffer.read(), "standard input")
+
+
+def run_single(
+    model: Model,
+    prompt: Sequence[int],
+    arguments: Mapping[str, Any],
+    values: Mapping[str, Any],
+    say: Speaker,
+) -> int:
+    """Answer a prompt of tokens, report, and return the exit code: 130 if Ctrl-C cut the answer
+    short."""
     as_json = values["as_json"]
-    result = answer(ask, write_nothing if as_json else write_stdout)
-    if not as_json and sys.stdout.isatty() and not result.text.endswith("\n"):
-        write_stdout("\n")
+    ask: Ask = partial(model.stream, prompt, **arguments)
+    result = answer(ask, show_nothing) if as_json else write_answer(model, ask, len(prompt), say)
     say(summary(result, values["max_tokens"]))
     report = json_object(result)
     cancelled = result.finish_reason == "cancelled"

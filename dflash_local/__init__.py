@@ -24,9 +24,12 @@ from dflash_local.errors import (
 
 if TYPE_CHECKING:
     __version__: str
+    from dflash_local.llama_cpp import Llama
     from dflash_local.loading import load
     from dflash_local.model import Model
+    from dflash_local.options import Options
     from dflash_local.result import Chunk, Result
+    from dflash_local.stats import Stats
     from dflash_local.target.target import Target
 
 __all__ = [
@@ -38,9 +41,12 @@ __all__ = [
     "FileError",
     "GrammarError",
     "InputError",
+    "Llama",
     "Model",
+    "Options",
     "PairError",
     "Result",
+    "Stats",
     "Target",
     "__version__",
     "demo",
@@ -49,9 +55,12 @@ __all__ = [
 
 _HOMES = {
     "load": "loading",
+    "Llama": "llama_cpp",
     "Model": "model",
+    "Options": "options",
     "Chunk": "result",
     "Result": "result",
+    "Stats": "stats",
     "Target": "target.target",
 }
 
@@ -65,6 +74,10 @@ def __getattr__(name: str) -> Any:
     value = getattr(import_module(f"dflash_local.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
 def _version() -> str:

@@ -185,6 +185,7 @@ def load(
     draft_from: str | os.PathLike[str] | None = None,
     quiet: bool = False,
     progress: Progress | None = None,
+    say: Say | None = None,
 ) -> Model:
     """Load a GGUF target and the DFlash drafter that drafts for it.
 
@@ -208,7 +209,7 @@ def load(
     `draft_window` is how many tokens of a sequence the drafter looks back at. Its cache then holds
     little more than that. 0, the default, means all: no file says how long the texts were on which
     its drafter was trained. Beyond that length drafts are poor without a window. The shipped pair
-    accepts 2.3 tokens a round after 1800 tokens with a window of 512, and 1.1 without one. After
+    accepts 2.3 tokens per round after 1800 tokens with a window of 512, and 1.1 without one. After
     500 tokens it accepts 2.6 either way.
 
     `draft_shape`: "chain"; "tree", whose branches the target checks in one pass; "auto", whichever
@@ -230,7 +231,8 @@ def load(
     drafting on this machine again. `thinking` is what chats ask their template for if they do not
     say; None is what the pair is known for, or else what the template does. `progress` is called
     with the fraction of the target that is loaded, from 0 to 1, and again between the later steps.
-    If it raises, the load ends.
+    If it raises, the load ends. `say` gets the lines that a user should read, now and later, in
+    place of stderr; with `progress`, none about percentages.
 
     Raises FileError for bad files, PairError if the two do not fit each other, InputError with the
     numbers if they do not fit the memory, BackendError if llama.cpp itself fails.
@@ -255,12 +257,15 @@ def load(
         recalibrate=recalibrate,
         draft_from=draft_from,
     )
-    say = _silent if quiet else _to_stderr
+    percent = say is None or progress is None
+    say = say or (_silent if quiet else _to_stderr)
     if draft is not None:
         calibration.budget_s()  # a bad value is refused now, not after minutes of loading
     files = find_pair(target, draft, say=say, options=options)
     pair = open_pair(files.target, files.draft)
-    engine, plan = open_engine(pair, options, say=say, progress=progress)
+    engine, plan = open_engine(
+        pair, options, say=say, progress=progress, percent=say if percent else _silent
+    )
     defaults = defaults_of(pair.target, pair.draft, thinking)
     for line in defaults.lines():
         say(line)
@@ -277,8 +282,10 @@ def open_engine(
     *,
     say: Say,
     progress: Progress | None = None,
+    percent: Say | None = None,
 ) -> tuple[Engine, Plan]:
-    """The engine that `load` makes a model of, and its plan. Raises what `load` raises."""
+    """The engine that `load` makes a model of, and its plan. `percent` gets the lines about how
+    much is loaded; without it, `say` does. Raises what `load` raises."""
     steps = _Steps(progress)
     steps(0.0)
     further = _text_of(options.draft_from)
@@ -300,7 +307,7 @@ def open_engine(
         snapshots=wanted.n_snapshots > 0,
     )
     steps(0.0)
-    loaded = _loaded(pair.target.path, wanted, steps, say)
+    loaded = _loaded(pair.target.path, wanted, steps, percent or say)
     try:
         steps(1.0)
         drafter = None

@@ -12,10 +12,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from dflash_local.chat.dialect import Dialect
 from dflash_local.chat.families import dialect_of
+from dflash_local.chat.reader import ChatReader, forced_call
 from dflash_local.chat.template import ChatTemplate
 from dflash_local.chat.tool import Tool
 from dflash_local.draft.shape import DraftShape, checked_shape
@@ -25,6 +28,7 @@ from dflash_local.engine.verify import verify
 from dflash_local.errors import DflashError, InputError
 from dflash_local.fit.plan import Plan
 from dflash_local.options import (
+    Options,
     cancel_of,
     check_option_names,
     names_a_grammar,
@@ -41,6 +45,12 @@ from dflash_local.target.exactness import Exactness, measure_exactness
 from dflash_local.worker.job import AsyncChunks, TextRequest
 from dflash_local.worker.text import TextStream
 from dflash_local.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_LATEST = 16
+"""Rows of hidden states that are looked at: fewer than are kept."""
 
 
 class Model:
@@ -196,16 +206,16 @@ class Model:
 
     # Generating
 
-    def generate(self, prompt: str | Sequence[int], **options: Any) -> Result:
+    def generate(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> Result:
         """Complete a prompt, a text or token ids. Keyword arguments: see `options.Options`."""
         return _last(self.stream(prompt, **options))
 
-    def stream(self, prompt: str | Sequence[int], **options: Any) -> Iterator[Chunk]:
+    def stream(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> Iterator[Chunk]:
         """`generate`, chunk by chunk. The request begins with the first `next`. Closing the
         iterator cancels it."""
         return self._worker.stream(self._text_request(prompt, options))
 
-    async def asubmit(self, prompt: str | Sequence[int], **options: Any) -> AsyncChunks:
+    async def asubmit(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> AsyncChunks:
         """Queue a request and return its chunks, which are still to come.
 
         Raises here what is wrong with the request, and QueueFullError. Cancel the chunks to give
@@ -218,7 +228,9 @@ class Model:
         wanted = await loop.run_in_executor(hands, self._text_request, prompt, options)
         return AsyncChunks(partial(self._worker.submit, wanted))
 
-    async def astream(self, prompt: str | Sequence[int], **options: Any) -> AsyncIterator[Chunk]:
+    async def astream(
+        self, prompt: str | Sequence[int], **options: Unpack[Options]
+    ) -> AsyncIterator[Chunk]:
         """`stream` for asynchronous callers. Leaving the loop cancels the request."""
         chunks = await self.asubmit(prompt, **options)
         try:
@@ -227,7 +239,7 @@ class Model:
         finally:
             chunks.cancel()
 
-    async def agenerate(self, prompt: str | Sequence[int], **options: Any) -> Result:
+    async def agenerate(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> Result:
         """`generate` for asynchronous callers."""
         result = None
         async for chunk in self.astream(prompt, **options):
@@ -238,38 +250,97 @@ class Model:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any] | Tool] | None = None,
+        tool_choice: str = "auto",
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        **options: Any,
+        **options: Unpack[Options],
     ) -> Result:
         """Answer a conversation: messages with `role` and `content`, the last one from the user.
 
-        `chat_template_kwargs` go to the template, as in `{"enable_thinking": False}`. Other keyword
-        arguments: see `options.Options`.
+        The result has the answer's `content`, its `reasoning` and its `tool_calls`. `tools` are
+        what the model may call, in OpenAI's shape; `tool_choice` is "auto", "none", "required", or
+        the name of the one that it must call. `chat_template_kwargs` go to the template, as in
+        `{"enable_thinking": False}`. Other keyword arguments: see `options.Options`.
         """
-        prompt = self.chat_prompt(messages, chat_template_kwargs=chat_template_kwargs)
-        return self.generate(prompt, **options)
+        return _last(
+            self.stream_chat(
+                messages,
+                tools=tools,
+                tool_choice=tool_choice,
+                chat_template_kwargs=chat_template_kwargs,
+                **options,
+            )
+        )
 
     def stream_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any] | Tool] | None = None,
+        tool_choice: str = "auto",
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        **options: Any,
+        **options: Unpack[Options],
     ) -> Iterator[Chunk]:
-        """`chat`, chunk by chunk."""
-        prompt = self.chat_prompt(messages, chat_template_kwargs=chat_template_kwargs)
-        return self.stream(prompt, **options)
+        """`chat`, chunk by chunk, each with its part of `content` and `reasoning`."""
+        prompt, reader = self._chat(messages, tools, tool_choice, chat_template_kwargs, options)
+        return reader.read(self.stream(prompt, **options))
+
+    async def achat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any] | Tool] | None = None,
+        tool_choice: str = "auto",
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> Result:
+        """`chat` for asynchronous callers."""
+        result = None
+        async for chunk in self.astream_chat(
+            messages,
+            tools=tools,
+            tool_choice=tool_choice,
+            chat_template_kwargs=chat_template_kwargs,
+            **options,
+        ):
+            result = chunk.result
+        return _found(result)
 
     def astream_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any] | Tool] | None = None,
+        tool_choice: str = "auto",
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        **options: Any,
+        **options: Unpack[Options],
     ) -> AsyncIterator[Chunk]:
         """`stream_chat` for asynchronous callers."""
-        prompt = self.chat_prompt(messages, chat_template_kwargs=chat_template_kwargs)
-        return self.astream(prompt, **options)
+        prompt, reader = self._chat(messages, tools, tool_choice, chat_template_kwargs, options)
+        return reader.aread(self.astream(prompt, **options))
+
+    def _chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        given: Sequence[Mapping[str, Any] | Tool] | None,
+        choice: str,
+        template: Mapping[str, Any] | None,
+        options: Options,
+    ) -> tuple[list[int], ChatReader]:
+        """The prompt of a chat, and what reads its answer. Adds to `options` what that needs."""
+        asked = () if choice == "none" else given or ()
+        tools = [tool if isinstance(tool, Tool) else Tool.of(tool) for tool in asked]
+        prompt = self.chat_prompt(messages, tools or None, template)
+        thinking = self.thinking_open(prompt)
+        if choice not in ("auto", "none"):
+            options["lark"] = forced_call(
+                self._dialect, tools, choice, is_token=self.is_token, thinking_open=thinking
+            )
+        if self._dialect.special:
+            options["special"] = True
+        if self._dialect.stop:
+            options["stop"] = (*stops_of(options), *self._dialect.stop)
+        return prompt, ChatReader(self._dialect.parser(tools, thinking_open=thinking))
 
     def exactness(self) -> Exactness:
         """How much verifying differs from plain decoding on this machine, in some random rows.
@@ -280,6 +351,21 @@ class Model:
 
         def work() -> None:
             found.append(measure_exactness(self.target, before=self._engine.slots.forget_all))
+
+        self._worker.run(work)
+        return found[0]
+
+    def largest_hidden_state(self) -> float | None:
+        """The largest magnitude among the latest hidden states that the drafter reads, those of the
+        last pass left out; None without a drafter. Waits for running requests."""
+        if self.drafter is None:
+            return None
+        found: list[float] = []
+
+        def work() -> None:
+            end = self.target.first_stored
+            states = self.target.stored(range(max(0, end - _LATEST), end))
+            found.append(float(np.abs(states).max(initial=0.0)))
 
         self._worker.run(work)
         return found[0]
@@ -314,6 +400,12 @@ class Model:
                 engine.copies,
             )
 
+    def __repr__(self) -> str:
+        drafter = self.plan.drafter_name if self.plan else None
+        drafts = f" with {drafter}" if self.drafter and drafter else ""
+        state = "" if self.target.is_open else ", closed"
+        return f"<Model {self.target.path.name}{drafts}, {self.n_ctx} tokens of context{state}>"
+
     def __enter__(self) -> Model:
         return self
 
@@ -325,11 +417,11 @@ class Model:
     ) -> None:
         self.close()
 
-    def _knows(self, options: dict[str, Any]) -> bool:
+    def _knows(self, options: Options) -> bool:
         """Whether the grammar that a request names is compiled already."""
         return self._engine.grammars.knows(self._sampling(options))
 
-    def _text_request(self, prompt: str | Sequence[int], options: dict[str, Any]) -> TextRequest:
+    def _text_request(self, prompt: str | Sequence[int], options: Options) -> TextRequest:
         """Check a request before it is queued, so that bad ones fail at the call."""
         sampling = self._sampling(options)
         if isinstance(prompt, str):
@@ -365,7 +457,7 @@ class Model:
             self._tell,
         )
 
-    def _sampling(self, options: dict[str, Any]) -> SamplingParams:
+    def _sampling(self, options: Options) -> SamplingParams:
         """The checked sampling parameters of a request."""
         check_option_names(options)
         sampling = self._with_token_ids(sampling_of({**self.sampling, **options}))

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 from dflash_local.engine.sequence import FinishReason
 from dflash_local.sampling.params import TokenLogprob
 from dflash_local.stats import Stats
 
 
-@dataclass(frozen=True)
+class Piece(NamedTuple):
+    """A part of an answer's text. `from_draft`: accepted drafts wrote it. `from_copy`: no drafter
+    proposed these, the text had them already. A character belongs to the token that completes
+    it."""
+
+    text: str
+    from_draft: bool
+    from_copy: bool = False
+
+
+_LINE = 60
+"""Characters of a text in a line about it."""
+
+
+@dataclass(frozen=True, repr=False)
 class Result:
     """A whole answer.
 
@@ -20,7 +35,10 @@ class Result:
     (`max_tokens`, or the end of the context), "cancelled". `logprobs` has an entry per token if
     they were asked for. `seed` is the seed that was used. `from_draft` says for each token whether
     it is an accepted draft, and `from_copy` whether it is one that no drafter proposed: the text
-    had it already.
+    had it already. The texts of `pieces` make up `text`.
+
+    Of a chat, `content` is the answer itself, `reasoning` what the model thought before it, and
+    `tool_calls` has the calls in OpenAI's shape.
     """
 
     text: str
@@ -31,17 +49,61 @@ class Result:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     from_draft: list[bool] = field(default_factory=list)
     from_copy: list[bool] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message, for the conversation to go on."""
+        content = self.text if self.content is None else self.content
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = self.tool_calls
+        return message
+
+    def __repr__(self) -> str:
+        return f"<Result {_shortened(self.text)}, {self._figures}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the text with its accepted drafts tinted, and figures below."""
+        text = "".join(
+            f'<span style="{_TINT}">{html.escape(piece.text)}</span>'
+            if piece.from_draft
+            else html.escape(piece.text)
+            for piece in self.pieces
+        )
+        return (
+            f'<div style="white-space: pre-wrap">{text}</div>'
+            f'<div style="opacity: 0.7; font-size: smaller">{html.escape(self._figures)}</div>'
+        )
+
+    @property
+    def _figures(self) -> str:
+        stats = self.stats
+        parts = [f"{len(self.tokens)} tokens", f"{stats.tokens_per_second:.1f} tokens/s"]
+        if stats.drafted:
+            parts.append(f"{stats.tokens_per_round:.2f} tokens per round")
+        return ", ".join([*parts, self.finish_reason])
 
 
-@dataclass(frozen=True)
+_TINT = "background: rgba(58, 157, 116, 0.25); box-shadow: inset 0 -1px rgb(58, 157, 116)"
+
+
+@dataclass(frozen=True, repr=False)
 class Chunk:
     """What one round added to an answer.
 
     `text` may be empty while a character or a stop string is incomplete. `from_draft` says for each
     token whether it is an accepted draft: the target would have written the same token, but needed
     no pass of its own for it. Every pass ends with one token that is not. `from_copy` is as in
-    `Result`. `drafting` is a line on whether the controller drafts at the moment, and why; None if
-    it has nothing to decide. Only the last chunk of a stream has a `result`.
+    `Result`, and the texts of `pieces` make up `text`. `drafting` is a line on whether the
+    controller drafts at the moment, and why; None if it has nothing to decide. Only the last chunk
+    of a stream has a `result`. Of a chat, `content` and `reasoning` are what it adds to those of
+    the answer.
     """
 
     text: str
@@ -51,10 +113,21 @@ class Chunk:
     from_draft: list[bool] = field(default_factory=list)
     drafting: str | None = None
     from_copy: list[bool] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    content: str = ""
+    reasoning: str = ""
 
     @property
     def finish_reason(self) -> FinishReason | None:
         return self.result.finish_reason if self.result else None
+
+    def __repr__(self) -> str:
+        last = f", {self.finish_reason}" if self.result else ""
+        return f"<Chunk {_shortened(self.text)}, {len(self.tokens)} tokens{last}>"
+
+
+def _shortened(text: str) -> str:
+    return repr(text if len(text) <= _LINE else text[: _LINE - 1] + "…")
 
 
 @dataclass(frozen=True)

@@ -123,8 +123,9 @@ class Stats:
         return sum(emitted * n for (_, emitted), n in self.outcomes.items())
 
     @property
-    def mean_accepted_length(self) -> float:
-        """Tokens emitted per verify pass; 0 before the first one."""
+    def tokens_per_round(self) -> float:
+        """Tokens emitted per verify pass: accepted drafts, and one of the target's own; 0 before
+        the first pass."""
         return self._round_tokens / self.rounds if self.rounds else 0.0
 
     @property
@@ -159,7 +160,7 @@ class Stats:
             "emitted": self.emitted,
             "copied": self.copied,
             "copied_accepted": self.copied_accepted,
-            "mean_accepted_length": round(self.mean_accepted_length, 4),
+            "tokens_per_round": round(self.tokens_per_round, 4),
             "accepted_lengths": {str(n): rounds for n, rounds in self.accepted_lengths.items()},
             "widths": {str(width): rounds for width, rounds in self.widths.items()},
             "position_drafted": self.position_drafted,

@@ -365,3 +365,24 @@ def test_a_grammar_goes_with_texts_in_the_bias(model: Model) -> None:
     options: dict[str, Any] = {"json_schema": {"type": "integer"}, "logit_bias": {"7": 50.0}}
     answer = asyncio.run(model.agenerate("x", **options, max_tokens=2, temperature=0))
     assert answer.text == "77"
+
+
+@pytest.mark.parametrize("options", [{}, {"stop": ["return"]}, {"draft_width": 0}], ids=str)
+def test_the_pieces_of_an_answer_are_its_text(model: Model, options: dict[str, Any]) -> None:
+    asked = {"draft_width": 8, "max_tokens": 48, **options}
+    chunks = list(model.stream("def add(a, b):", **asked))
+    for chunk in chunks:
+        assert "".join(piece.text for piece in chunk.pieces) == chunk.text
+    result = chunks[-1].result
+    assert result is not None
+    assert "".join(piece.text for piece in result.pieces) == result.text
+    assert any(piece.from_draft for piece in result.pieces) == any(result.from_draft)
+    ahead = [piece.text for chunk in chunks for piece in chunk.pieces if piece.from_draft]
+    assert "".join(ahead) == "".join(piece.text for piece in result.pieces if piece.from_draft)
+
+
+def test_the_hidden_states_that_the_drafter_reads_are_numbers(model: Model) -> None:
+    for n in (1, 2, 40):
+        model.generate("def add(a, b):", max_tokens=n, draft_width=8)
+        largest = model.largest_hidden_state()
+        assert largest is not None and 0 < largest < 65504

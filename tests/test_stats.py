@@ -21,7 +21,7 @@ def test_rounds_add_up(rounds: list[list[int]]) -> None:
     assert stats.emitted == stats.accepted + stats.rounds
     assert stats.accepted <= stats.drafted
     if rounds:
-        assert stats.mean_accepted_length == pytest.approx(stats.emitted / stats.rounds)
+        assert stats.tokens_per_round == pytest.approx(stats.emitted / stats.rounds)
 
 
 def test_a_token_of_the_prompt_s_last_row_is_no_part_of_the_mean() -> None:
@@ -30,7 +30,7 @@ def test_a_token_of_the_prompt_s_last_row_is_no_part_of_the_mean() -> None:
     stats.record_round(drafted=7, emitted=4)
     stats.record_round(drafted=7, emitted=2)
     assert stats.emitted == 7
-    assert stats.mean_accepted_length == 3.0
+    assert stats.tokens_per_round == 3.0
     assert stats.tokens_per_second == 3.0
 
 
@@ -46,7 +46,7 @@ def test_shares_of_the_time_add_up() -> None:
 
 def test_nothing_decoded_divides_by_nothing() -> None:
     stats = Stats()
-    assert (stats.mean_accepted_length, stats.tokens_per_second, stats.rest_s) == (0, 0, 0)
+    assert (stats.tokens_per_round, stats.tokens_per_second, stats.rest_s) == (0, 0, 0)
     assert set(stats.shares.values()) == {0}
 
 
@@ -57,7 +57,7 @@ def test_as_dict_is_json() -> None:
     report = stats.as_dict()
     assert json.loads(json.dumps(report, allow_nan=False)) == report
     assert list(report["accepted_lengths"].items()) == [("3", 1), ("11", 1)]
-    assert report["mean_accepted_length"] == 7.0
+    assert report["tokens_per_round"] == 7.0
     assert report["prompt_s"] == 0.123457
     assert set(report["shares"]) == {"draft", "verify", "sample", "rest"}
 

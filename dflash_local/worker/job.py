@@ -12,7 +12,7 @@ from typing import Any
 from dflash_local.engine.request import Request
 from dflash_local.engine.scheduler import Waiting, cells_for
 from dflash_local.engine.sequence import Sequence
-from dflash_local.result import Chunk, Result
+from dflash_local.result import Chunk, Piece, Result
 from dflash_local.stats import Stats
 from dflash_local.worker.text import TextStream
 
@@ -98,7 +98,9 @@ class Generation(Job):
         until = None if timeout is None else self.waits_since + timeout
         self.ticket = Waiting(self.cells(n_ctx), until)
         self._first_token_at: float | None = None
-        self._shown: list[str] = []
+        self._pieces: list[Piece] = []
+        self._n_shown = 0  # characters of text handed out
+        self._token = 0  # the one that completes the next of them
         self._n = 0  # tokens handed out
 
     @property
@@ -158,7 +160,8 @@ class Generation(Job):
         if self._n < len(self.running.tokens):
             if self._first_token_at is None:
                 self._first_token_at = time.monotonic()
-            self._put(self.wanted.text.take())
+            text = self.wanted.text.take()
+            self._put(text, self._next_pieces(text))
 
     def conclude(self) -> None:
         """Hand out the rest and the result of a request that ended without an error.
@@ -174,8 +177,12 @@ class Generation(Job):
         if self.wanted.on_end:
             self.wanted.on_end(sequence.stats)
         rest = self.wanted.text.take() + self.wanted.text.finish()
-        result = Result(
-            text="".join([*self._shown, rest]),
+        last = self._next_pieces(rest)
+        self._put(rest, last, result=self._result(sequence))
+
+    def _result(self, sequence: Sequence) -> Result:
+        return Result(
+            text="".join(piece.text for piece in self._pieces),
             tokens=sequence.tokens,
             finish_reason=sequence.finish_reason or "cancelled",
             stats=sequence.stats,
@@ -183,12 +190,28 @@ class Generation(Job):
             logprobs=sequence.logprobs,
             from_draft=sequence.from_draft,
             from_copy=sequence.from_copy,
+            pieces=self._pieces,
         )
-        self._put(rest, result)
 
-    def _put(self, text: str, result: Result | None = None) -> None:
+    def _next_pieces(self, text: str) -> list[Piece]:
+        """The parts of `text`, the next to be handed out, by whether they were drafted."""
+        ends, sequence = self.wanted.text.ends, self.running
+        found: list[Piece] = []
+        while text:
+            while self._token + 1 < len(ends) and ends[self._token] <= self._n_shown:
+                self._token += 1
+            is_last = self._token + 1 >= len(ends)
+            n = len(text) if is_last else min(len(text), ends[self._token] - self._n_shown)
+            drafted, copied = sequence.from_draft[self._token], sequence.from_copy[self._token]
+            _add_piece(found, Piece(text[:n], drafted, copied))
+            self._n_shown += n
+            text = text[n:]
+        for piece in found:
+            _add_piece(self._pieces, piece)
+        return found
+
+    def _put(self, text: str, pieces: list[Piece], result: Result | None = None) -> None:
         sequence, n = self.running, self._n
-        self._shown.append(text)
         self._n = len(sequence.tokens)
         drafting = sequence.policy.reason if sequence.policy else None
         self.put(
@@ -200,8 +223,17 @@ class Generation(Job):
                 sequence.from_draft[n:],
                 drafting,
                 sequence.from_copy[n:],
+                pieces,
             )
         )
+
+
+def _add_piece(pieces: list[Piece], piece: Piece) -> None:
+    """Append a piece, or make the last one longer if both are of one kind."""
+    if pieces and pieces[-1][1:] == piece[1:]:
+        pieces[-1] = piece._replace(text=pieces[-1].text + piece.text)
+    else:
+        pieces.append(piece)
 
 
 class AsyncChunks:

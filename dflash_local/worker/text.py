@@ -29,11 +29,18 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._pending = ""  # decoded, not yet taken, and cut before a stop string
         self._stopped = False
+        self.ends: list[int] = []
+        """For each token: how many characters were complete after it. The text may end earlier,
+        before a stop string."""
+        self._n = 0
 
     def push(self, token: int) -> bool:
         """Add a token. True once the text has a stop string; later tokens then change nothing."""
         if not self._stopped:
-            self._add(self._decoder.decode(self._piece(token)))
+            text = self._decoder.decode(self._piece(token))
+            self._n += len(text)
+            self._add(text)
+        self.ends.append(self._n)
         return self._stopped
 
     def take(self) -> str:

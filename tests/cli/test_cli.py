@@ -128,7 +128,7 @@ def test_json_is_one_object(greedy: dict[str, Any]) -> None:
 def test_stdout_gets_the_text_and_nothing_else(greedy: dict[str, Any]) -> None:
     done = run("complete", "--max-tokens", "64", "--draft-width", "16", PROMPT)
     assert done.stdout.decode() == greedy["text"]
-    assert re.search(rb"tokens/s, .* accepted per round, first token after", done.stderr)
+    assert re.search(rb"tokens/s, .* tokens per round, first token after", done.stderr)
 
 
 def test_a_prompt_may_come_from_a_file_or_stdin(greedy: dict[str, Any], tmp_path: Path) -> None:

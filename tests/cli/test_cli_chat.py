@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from command_line import COMMAND, run, run_here
+from dflash_local import demo
 from dflash_local.cli.answer import write_stdout
 from dflash_local.cli.line_editor import LineEditor, unquoted
 
@@ -45,6 +46,32 @@ def test_stdin_is_the_prompt_when_it_is_no_terminal(answer: str) -> None:
 def test_quiet_says_nothing_beside_the_answer(answer: str) -> None:
     done = run("chat", "-q", "-n", "24", QUESTION)
     assert (done.stdout.decode(), done.stderr) == (answer, b"")
+
+
+def test_what_is_piped_in_goes_before_the_prompt() -> None:
+    def prompt_tokens(*arguments: str, stdin: str = "") -> int:
+        done = run("chat", "-n", "1", "--json", *arguments, stdin=stdin.encode())
+        return int(json.loads(done.stdout)["stats"]["prompt_tokens"])
+
+    both = f"def f(): pass\n\n{QUESTION}"
+    assert prompt_tokens(QUESTION, stdin="def f(): pass\n") == prompt_tokens("-", stdin=both)
+
+
+def test_status_lines_are_around_the_answer_where_both_go_to_one_place(answer: str) -> None:
+    done = subprocess.run(
+        [COMMAND, "chat", "-n", "24", QUESTION],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=PATIENCE,
+    )
+    before, found, after = done.stdout.decode().partition(answer)
+    assert found and before.endswith("\n") and after.startswith("\n")
+    assert "tokens/s" in after
+
+
+def test_the_help_names_the_file_of_what_was_typed() -> None:
+    assert "chat_history" in run_here("chat", "-h").stdout
 
 
 def test_a_system_message_is_part_of_the_prompt() -> None:
@@ -128,7 +155,13 @@ READY = "\x1b[?2004h"  # the line editor is open
 class Terminal:
     """A `dflash-local chat` whose stdin and stderr are a terminal; stdout is a file, or also it."""
 
-    def __init__(self, folder: Path, *arguments: str, stdout_too: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        stdout_too: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         master, slave = pty.openpty()
         self._master = master
         self._seen = 0
@@ -138,10 +171,12 @@ class Terminal:
         cache = folder / "cache"
         if not cache.exists():
             shutil.copytree(os.environ["DFLASH_LOCAL_CACHE"], cache)
-        environment = os.environ | {
+        set_to = os.environ | {
             "TERM": "xterm-256color",
             "PROMPT_TOOLKIT_NO_CPR": "1",
             "DFLASH_LOCAL_CACHE": str(cache),
+            "XDG_STATE_HOME": str(folder / "state"),
+            **(environment or {}),
             "COLUMNS": "200",
         }
         with self._stdout.open("wb") as file:
@@ -150,7 +185,7 @@ class Terminal:
                 stdin=slave,
                 stdout=slave if stdout_too else file,
                 stderr=slave,
-                env=environment,
+                env=set_to,
                 start_new_session=True,
                 preexec_fn=_take_terminal,
             )
@@ -174,6 +209,10 @@ class Terminal:
         """Type a message at the open editor; the whole reply, which lets the editor open again."""
         self.type(f"{message}\r")
         return self.expect(READY)
+
+    def everything(self) -> str:
+        """All that the terminal got so far, with its escapes."""
+        return self._text
 
     def answers(self) -> str:
         return self._stdout.read_text()
@@ -208,8 +247,12 @@ def _take_terminal() -> None:
 def open_terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
     opened: list[Terminal] = []
 
-    def start(*arguments: str, stdout_too: bool = False) -> Terminal:
-        opened.append(Terminal(tmp_path, *arguments, stdout_too=stdout_too))
+    def start(
+        *arguments: str, stdout_too: bool = False, environment: Mapping[str, str] | None = None
+    ) -> Terminal:
+        opened.append(
+            Terminal(tmp_path, *arguments, stdout_too=stdout_too, environment=environment)
+        )
         opened[-1].expect(READY)
         return opened[-1]
 
@@ -227,7 +270,7 @@ def test_a_conversation(open_terminal: OpenTerminal, answer: str) -> None:
     assert terminal.answers() == answer + "\n"
 
     stats = terminal.ask("/stats")
-    assert "accepted length" in stats and "plan" in stats and "exact" in stats
+    assert "rounds by their tokens" in stats and "plan" in stats and "exact" in stats
 
     terminal.ask("/reset")
     terminal.ask(QUESTION)
@@ -288,13 +331,97 @@ def test_messages_of_earlier_conversations_come_back(
     first.ask(QUESTION)
     first.type("\x04")
     assert first.close() == 0
-    assert (tmp_path / "cache" / "chat_history").stat().st_mode & 0o077 == 0
+    (history,) = tmp_path.rglob("chat_history")
+    assert history.stat().st_mode & 0o077 == 0
 
     second = open_terminal("-n", "24")
     second.type("\x1b[A")
     second.expect(QUESTION[-8:])
     second.ask("")
     assert second.answers() == answer + "\n"
+
+
+def test_esc_stops_the_answer_and_keys_are_not_shown_in_it(
+    open_terminal: OpenTerminal, tmp_path: Path
+) -> None:
+    grammar = tmp_path / "long.gbnf"
+    grammar.write_text('root ::= ("x = 1 "){900}')
+    terminal = open_terminal("-n", "2000", "--grammar-file", str(grammar), stdout_too=True)
+    terminal.type("Write a long program.\r")
+    terminal.expect("x = 1")
+    terminal.type("typed\x1b[A")  # an arrow key is no Esc
+    answer = terminal.expect("x = 1") + terminal.expect("x = 1")
+    terminal.type("\x1b")
+    answer += terminal.expect("stopped")
+    assert "typed" not in answer and "^[" not in answer
+    assert "typed" in terminal.expect("typed")  # it waited for the line editor
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_tinted"),
+    [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)],
+    ids=str,
+)
+def test_drafted_text_is_tinted_where_the_user_wants_colours(
+    open_terminal: OpenTerminal,
+    answer: str,
+    environment: dict[str, str],
+    is_tinted: bool,
+) -> None:
+    terminal = open_terminal(
+        "-n", "24", "--draft-width", "8", stdout_too=True, environment=environment
+    )
+    begin = len(terminal.everything())
+    shown = terminal.ask(QUESTION)
+    assert answer.strip() in shown.replace("\r", "")
+    assert (";32m" in terminal.everything()[begin:] or "[32m" in terminal.everything()[begin:]) == (
+        is_tinted
+    )
+
+
+def test_the_commands_of_a_conversation(
+    open_terminal: OpenTerminal, answer: str, tmp_path: Path
+) -> None:
+    saved = tmp_path / "conversation.json"
+    terminal = open_terminal("-n", "24")
+    assert "no message" in terminal.ask("/retry")
+    terminal.ask(QUESTION)
+    terminal.ask("/retry")
+    assert terminal.answers() == f"{answer}\n" * 2
+    assert "messages: 2" in terminal.ask(f"/save {saved}")
+    told = [message["content"] for message in json.loads(saved.read_text())["messages"]]
+    assert told == [QUESTION, answer]
+
+    assert "forgotten" in terminal.ask("/clear")
+    assert "nonesuch.json: " in terminal.ask("/load nonesuch.json")
+    assert "messages: 2" in terminal.ask(f"/load {saved}")
+    terminal.ask("/retry")
+    assert terminal.answers() == f"{answer}\n" * 3
+    assert "no saved conversation" in terminal.ask(f"/load {__file__}")
+    assert "FILE" in terminal.ask("/save")
+
+    assert "no system message" in terminal.ask("/system")
+    terminal.ask("/system You write Python.")
+    assert "You write Python." in terminal.ask("/system")
+    terminal.ask(f"/save {saved}")
+    assert json.loads(saved.read_text())["messages"] == [
+        {"role": "system", "content": "You write Python."}
+    ]
+
+
+def test_another_model_goes_on_with_the_conversation(
+    open_terminal: OpenTerminal, answer: str
+) -> None:
+    target, drafter = demo.pair()
+    terminal = open_terminal("-n", "24")
+    terminal.ask(QUESTION)
+    assert drafter.name in terminal.ask("/model")
+    told = terminal.ask(f"/model {target}")
+    assert target.name in told and "none" in told
+    terminal.ask("/retry")
+    assert "error" in terminal.ask("/model nonesuch.gguf")
+    terminal.ask("/retry")
+    assert terminal.answers() == f"{answer}\n" * 3
 
 
 def test_a_message_beyond_the_context_is_taken_back(

@@ -28,8 +28,8 @@ def test_trees_are_held_against_plain_decoding_and_chains(width: str) -> None:
     told = done.stderr
     assert re.search(r"plain decoding: [\d.]+ tokens/s; drafting is [\d.]+ times as fast", told)
     assert re.search(r"chains: [\d.]+ tokens/s; drafting trees is [\d.]+ times as fast", told)
-    trees = re.search(r"^trees: ([\d.]+) tokens a round of (.*)$", told, re.M)
-    chains = re.search(r"^chains: ([\d.]+) tokens a round of (.*) drafts$", told, re.M)
+    trees = re.search(r"^trees: ([\d.]+) tokens per round of (.*)$", told, re.M)
+    chains = re.search(r"^chains: ([\d.]+) tokens per round of (.*) drafts$", told, re.M)
     assert trees and chains
     assert float(trees[1]) >= float(chains[1]) >= 1
     assert re.fullmatch(r"[\d.]+ drafts, [\d.]+ deep, in [\d.]+ branches; .*", trees[2])

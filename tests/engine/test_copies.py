@@ -113,7 +113,7 @@ def test_whole_passes_are_copied(target: Target) -> None:
     expected = plain(target, [400] * 8, 200, **options)
     found = answer(copying(target), [400] * 8, "auto", 200, **options)
     assert found.tokens == expected
-    assert found.stats.mean_accepted_length > 40
+    assert found.stats.tokens_per_round > 40
     assert max(found.stats.widths) == 1 + MOST
 
 

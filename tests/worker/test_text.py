@@ -125,3 +125,11 @@ def test_one_text_is_one_stop_string() -> None:
 def test_an_empty_stop_string_is_refused(stop: list[str]) -> None:
     with pytest.raises(InputError, match="not empty"):
         TextStream(lambda token: b"", stop)
+
+
+def test_each_token_ends_where_its_last_whole_character_does() -> None:
+    tokens = [b"one\xe2\x82", b"\xac<", b"/s", b">two"]
+    out = TextStream(lambda token: tokens[token], ["</s>"])
+    for token in range(len(tokens)):
+        out.push(token)
+    assert out.ends == [3, 5, 7, 11]

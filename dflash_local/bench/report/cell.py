@@ -74,7 +74,7 @@ def ms(seconds: float) -> str:
 def paper(value: PaperValue | None) -> str:
     if value is None:
         return ""
-    return f"{value.speed_up:.2f}x, {value.accepted_length:.2f} accepted"
+    return f"{value.speed_up:.2f}x, {value.accepted_length:.2f} tokens per round"
 
 
 def server(row: ServerRow) -> dict[str, str]:
@@ -86,7 +86,7 @@ def server(row: ServerRow) -> dict[str, str]:
         "temp": f"{row.temperature:g}",
         "at once": str(row.concurrency),
         "tokens/s": spread(theirs),
-        "accepted": "" if row.accepted_length is None else f"{row.accepted_length:.2f}",
+        "tokens per round": "" if row.accepted_length is None else f"{row.accepted_length:.2f}",
         OURS: ", ".join(
             f"{variant}: {speed:.4g} ({speed / theirs.median:.2f})"
             for variant, speed in row.ours.items()

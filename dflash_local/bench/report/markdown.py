@@ -37,7 +37,7 @@ def _single(report: Report) -> list[dict[str, str]]:
                 line["drafts"] = str(row.variant)
             line["drafted tokens/s"] = cell.rate(row.drafted)
             line["speed-up"] = cell.ratio(row.ratio)
-            line["accepted length"] = cell.accepted(row)
+            line["tokens per round"] = cell.accepted(row)
             if report.paper:
                 line["paper"] = cell.paper(report.paper.get((row.category, row.temperature)))
         rows.append(line)
@@ -60,6 +60,6 @@ def _concurrent(report: Report) -> list[dict[str, str]]:
                 line["drafts"] = str(row.variant)
             line["drafted tokens/s"] = f"{row.drafted.total.median:.4g}"
             line["speed-up"] = cell.ratio(row.ratio)
-            line["accepted length"] = cell.length(row.drafted.acceptance)
+            line["tokens per round"] = cell.length(row.drafted.acceptance)
         rows.append(line)
     return rows

@@ -127,7 +127,7 @@ def _title(report: Report) -> str:
         where += f", {remarks.threads(environment)}"
     text = f"{' + '.join(models)}\n{where}"
     if report.synthetic_length is not None:
-        text += f" (synthetic acceptance, {report.synthetic_length:g} tokens a round)"
+        text += f" (synthetic acceptance, {report.synthetic_length:g} tokens per round)"
     if report.replay is not None:
         text += f"; text given by {report.replay}"
     return text
@@ -138,7 +138,7 @@ def _title(report: Report) -> str:
 
 def accepted_by_width(axes: Axes, report: Report) -> None:
     """Tokens that a round emits."""
-    axes.set_title("Tokens a round, by rows checked")
+    axes.set_title("Tokens per round, by rows checked")
     _by_width(axes, report, lambda row: row.shown.mean_length, _shown_rows)
     _server_by_drafts(axes, report, lambda row: row.accepted_length)
     axes.axhline(1, color=_QUIET, linestyle=_DASHED)
@@ -152,7 +152,7 @@ def accepted_by_width(axes: Axes, report: Report) -> None:
         ha="right",
     )
     axes.set_ylim(bottom=0)
-    axes.set_ylabel("tokens emitted in a round")
+    axes.set_ylabel("tokens per round")
 
 
 def speed_by_width(axes: Axes, report: Report) -> None:
@@ -251,7 +251,7 @@ def _mean(values: list[float | None]) -> float | None:
 
 def _accepted_lengths(axes: Axes, report: Report) -> None:
     """Share of the rounds by the tokens that they emitted: a bar for each temperature and shape."""
-    axes.set_title("How many tokens a round emits")
+    axes.set_title("Rounds by their tokens")
     found = {pair: report.acceptance(*pair) for pair in _series(report)}
     found = {pair: acceptance for pair, acceptance in found.items() if acceptance.lengths}
     longest = max(max(acceptance.lengths) for acceptance in found.values())
@@ -262,7 +262,7 @@ def _accepted_lengths(axes: Axes, report: Report) -> None:
         shares = [100 * lengths.get(n, 0) / total for n in range(1, longest + 1)]
         label = f"{_named(report, *pair)}: {acceptance.mean_length or 0:.2f} on average"
         axes.bar(places, shares, width * 0.94, color=_COLOURS[i % 6], label=label)
-    axes.set_xlabel("tokens emitted in a round (accepted drafts + 1)")
+    axes.set_xlabel("tokens per round (accepted drafts + 1)")
     axes.set_ylabel("share of rounds, %")
     axes.set_xticks(range(1, longest + 1, 1 if longest <= 16 else 2))
     axes.grid(axis="x", visible=False)

@@ -9,8 +9,8 @@ from dflash_local.bench.report import cell
 from dflash_local.bench.report.report import Report, TreeGain
 
 _SYNTHETIC = (
-    "text: invalid. Drafts were accepted as those of another pair had been, {:g} tokens a round of "
-    "whole chains; speed is real, acceptance is not"
+    "text: invalid. Drafts were accepted as those of another pair had been, {:g} tokens per round "
+    "of whole chains; speed is real, acceptance is not"
 )
 
 
@@ -43,7 +43,7 @@ def validity(report: Report) -> list[str]:
     if report.replay is not None:
         drafts = "the model's own drafts"
         if length is not None:
-            drafts = f"another pair's drafts, {length:g} tokens a round of whole chains"
+            drafts = f"another pair's drafts, {length:g} tokens per round of whole chains"
         return [_REPLAY.format(report.replay, drafts)]
     return [] if length is None else [_SYNTHETIC.format(length)]
 
@@ -84,7 +84,7 @@ def _sameness(report: Report) -> str:
 def _tree_gain(gain: TreeGain) -> str:
     parts = []
     if gain.accepted_length is not None:
-        parts.append(f"{gain.accepted_length:.2f} times the tokens a round")
+        parts.append(f"{gain.accepted_length:.2f} times the tokens per round")
     if gain.tokens_per_second is not None:
         parts.append(f"{gain.tokens_per_second:.2f} times the tokens/s")
     width = "of the width chosen" if gain.width == "auto" else f"of {gain.width} rows"

@@ -33,7 +33,7 @@ def terminal(report: Report) -> str:
         sections.append(("milliseconds a round", _stages(report)))
         for temperature in report.temperatures:
             for variant in report.main_variants:
-                title = f"accepted lengths at temperature {temperature:g}, {variant}"
+                title = f"rounds by their tokens at temperature {temperature:g}, {variant}"
                 is_forced = report.is_forced(temperature, variant)
                 text = _histogram(report.acceptance(temperature, variant), chosen=not is_forced)
                 sections.append((title + (_FORCED if is_forced else ""), text))
@@ -81,7 +81,7 @@ def _speeds(report: Report) -> str:
                 line["drafts"] = str(row.variant)
             line["drafted"] = cell.spread(row.drafted.tokens_per_second)
             line["ratio"] = cell.ratio(row.ratio)
-            line["accepted"] = cell.accepted(row)
+            line["tokens per round"] = cell.accepted(row)
             if report.paper:
                 paper = report.paper.get((row.category, row.temperature))
                 line["paper"] = cell.paper(paper if row.cache == "cold" else None)
@@ -120,7 +120,7 @@ def _drafts(report: Report) -> str:
                 "depth": cell.decimal(row.shown.depth),
                 "branches": cell.decimal(row.shown.branches),
                 "kept a side branch": cell.share(row.shown.side_share),
-                "accepted": cell.accepted(row),
+                "tokens per round": cell.accepted(row),
             }
             for row in _drafting_rows(report)
         ]
@@ -188,7 +188,7 @@ def _concurrent(report: Report) -> str:
             line["drafted"] = cell.spread(row.drafted.total)
             line["each, drafted"] = cell.rate(row.drafted.speed)
             line["ratio"] = cell.ratio(row.ratio)
-            line["accepted"] = cell.length(row.drafted.acceptance)
+            line["tokens per round"] = cell.length(row.drafted.acceptance)
         rows.append(line)
     return cell.table(rows)
 

@@ -17,6 +17,7 @@ from dflash_local.result import Chunk, Result
 from dflash_local.server.answering.sampling_fields import N_SEEDS, usual_sampling
 from dflash_local.server.http.access_log import record_result
 from dflash_local.server.models.served_model import LoadedModel
+from dflash_local.stats import Stats
 from dflash_local.target.vocabulary import Vocabulary
 from dflash_local.worker.job import AsyncChunks
 
@@ -132,8 +133,8 @@ def timings(results: Sequence[Result]) -> dict[str, Any]:
     """Counts and milliseconds under llama-server's names, summed over `results`.
 
     `cache_n` and `prompt_n` together are the prompt. Of `draft_n` drafted tokens that were
-    verified, `draft_n_accepted` became part of the answer; both are left out where nothing was
-    drafted.
+    verified, `draft_n_accepted` became part of the answer. `tokens_per_round` is ours: the mean of
+    what a verify pass emitted. These are left out where nothing was drafted.
     """
     stats = [result.stats for result in results]
     cached = sum(s.cached_tokens for s in stats)
@@ -156,6 +157,7 @@ def timings(results: Sequence[Result]) -> dict[str, Any]:
     if drafted:
         fields["draft_n"] = drafted
         fields["draft_n_accepted"] = sum(s.accepted for s in stats)
+        fields["tokens_per_round"] = round(Stats.sum(stats).tokens_per_round, 4)
     return fields
 
 

@@ -1,4 +1,4 @@
-/** What drafting gains at the moment: speed, tokens per pass, and each pass as a bar. */
+/** What drafting gains at the moment: speed, tokens per round, and each round as a bar. */
 
 const MOST_BARS = 64;
 const LEAST_HEIGHT = 8;
@@ -36,7 +36,7 @@ export class Tally {
     return this.perSecond ?? (this.seconds > 0.05 ? this.tokens / this.seconds : 0);
   }
 
-  /** Tokens per pass: accepted drafts, and one token of the model's own. */
+  /** Tokens per round: accepted drafts, and one token of the model's own. */
   get length() {
     return this.rounds.length ? this.tokens / this.rounds.length : 0;
   }
@@ -49,7 +49,7 @@ export class Tally {
   get text() {
     if (!this.tokens) return "";
     const [speed, length] = [this.speed.toFixed(0), this.length.toFixed(1)];
-    return `${speed} tokens/s · ${length} a pass · ${Math.round(100 * this.share)}% drafted`;
+    return `${speed} tokens/s · ${length} per round · ${Math.round(100 * this.share)}% drafted`;
   }
 }
 
@@ -71,12 +71,12 @@ export class Meter {
     const height = Math.max(LEAST_HEIGHT, ...latest);
     rounds.setAttribute("viewBox", `0 0 ${MOST_BARS} ${height}`);
     rounds.replaceChildren(...latest.flatMap((n, i) => bar(n, i, height)));
-    const told = `Tokens of the last passes: ${latest.slice(-12).join(", ")}`;
-    rounds.setAttribute("aria-label", latest.length ? told : "No passes yet");
+    const told = `Tokens of the last rounds: ${latest.slice(-12).join(", ")}`;
+    rounds.setAttribute("aria-label", latest.length ? told : "No rounds yet");
   }
 }
 
-/** The bar of a pass: its drafts on top of the model's own token. */
+/** The bar of a round: its drafts on top of the model's own token. */
 function bar(n, i, height) {
   const own = rect("own", i, height - 1, 1);
   return n > 1 ? [own, rect("draft", i, height - n, n - 1)] : [own];

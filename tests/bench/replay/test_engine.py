@@ -156,7 +156,7 @@ def test_random_weights_accept_what_was_recorded(tmp_path: Path, shape: DraftSha
             drafts.restart(place)
             result = model.generate(PROMPT, draft_width=16, max_tokens=500)
             assert result.tokens == model.tokenize(given)[:500]
-            lengths.append(result.stats.mean_accepted_length)
+            lengths.append(result.stats.tokens_per_round)
     assert lengths[0] == lengths[1] != lengths[2]
     mean = sum(lengths[1:]) / 2
     assert (4.2 < mean < 5.8) if shape == "chain" else mean > 5

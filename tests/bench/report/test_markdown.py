@@ -12,7 +12,7 @@ def test_it_is_a_table_of_tasks_with_the_command_beside_it() -> None:
     lines = markdown(report).splitlines()
     assert "dflash-local bench" in lines
     table = [line for line in lines if line.startswith("|")]
-    assert "speed-up" in table[0] and "accepted length" in table[0] and "concurrency" in table[0]
+    assert "speed-up" in table[0] and "tokens per round" in table[0] and "concurrency" in table[0]
     n_single, n_concurrent = 2 * 2 * 2, 2
     assert len(table) == 2 + n_single + n_concurrent
     assert len({line.count("|") for line in table}) == 1

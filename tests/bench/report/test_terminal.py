@@ -14,7 +14,7 @@ def test_every_section_is_there_in_plain_characters() -> None:
         "tokens/s",
         "a drafting round",
         "milliseconds a round",
-        "accepted lengths",
+        "rounds by their tokens",
         "several requests at once",
         "llama-server on the same files",
         "a pass of",
@@ -26,7 +26,7 @@ def test_every_section_is_there_in_plain_characters() -> None:
     assert "trees over chains of 4 rows, temperature 0: " in text
     assert text.count("chat (4)") == 16
     assert "chain 4" in text and "tree 4" in text
-    assert "5.15x, 6.54 accepted" in text
+    assert "5.15x, 6.54 tokens per round" in text
 
 
 def test_what_was_not_measured_has_no_section() -> None:

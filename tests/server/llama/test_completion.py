@@ -67,6 +67,8 @@ def test_an_answer_says_what_it_cost(client: httpx.Client) -> None:
     assert timings["cache_n"] == told["tokens_cached"]
     assert timings["predicted_n"] == told["tokens_predicted"] == 48
     assert 0 < timings["draft_n_accepted"] <= timings["draft_n"]
+    n_rounds = timings["predicted_n"] - 1 - timings["draft_n_accepted"]
+    assert timings["tokens_per_round"] == pytest.approx(47 / n_rounds, abs=1e-3)
     assert timings["predicted_per_second"] > 0
     assert told["prompt"] == PROMPT
     assert told["stop"] is True

@@ -1,0 +1,103 @@
+"""An answer in the terminal: drafted text tinted, Markdown and code by weight of the letters.
+
+The colour says who wrote the text, and nothing else. Letters are bold and slanted as Pygments'
+style for black-and-white print has it: so code can be read on any background.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from dflash_local.printable import shown
+
+if TYPE_CHECKING:
+    from pygments.lexer import Lexer
+    from rich.console import Console
+
+    from dflash_local.result import Piece
+
+TINTS = {(True, False): "green", (True, True): "blue"}
+"""Of drafts by a drafter, and of copies of earlier text."""
+_FENCE = re.compile(r" {0,3}(```+|~~~+) *([\w+#.-]*)")
+_MOST_HELD = 40
+"""Characters of an unfinished word. It waits for its end, for its style: `de` is no keyword yet."""
+
+
+class AnswerView:
+    """Writes an answer as it comes, word by word."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._text = ""  # since the line, or the block of code, began
+        self._kinds: list[tuple[bool, bool]] = []  # its characters: drafted, copied
+        self._n_written = 0
+        self._fence = ""  # what opened the block of code
+        self._lexer: Lexer | None = None
+
+    def write(self, pieces: list[Piece]) -> None:
+        """Write what is complete of the text so far."""
+        for text, *kind in pieces:
+            for line in shown(text).splitlines(keepends=True):
+                self._text += line
+                self._kinds += [(kind[0], kind[1])] * len(line)
+                if line.endswith("\n"):
+                    self._end_line()
+        word = re.search(r"[!-~]*\Z", self._text)
+        held = len(word[0]) if word else 0
+        self._flush(len(self._text) - (held if held <= _MOST_HELD else 0))
+
+    def finish(self) -> None:
+        """Write the rest."""
+        self._flush(len(self._text))
+
+    def _end_line(self) -> None:
+        self._flush(len(self._text))
+        line = self._text[self._text.rfind("\n", 0, -1) + 1 :]
+        mark = _FENCE.match(line)
+        if self._fence and not (mark and mark[1].startswith(self._fence) and not mark[2]):
+            return  # a block of code is read as a whole
+        if mark:
+            self._fence = "" if self._fence else mark[1]
+            self._lexer = _lexer_of(mark[2]) if self._fence else None
+        self._text, self._kinds, self._n_written = "", [], 0
+
+    def _flush(self, end: int) -> None:
+        if end <= self._n_written:
+            return
+        from rich.text import Text
+
+        text = Text(self._text[:end], end="")
+        for begin, stop, style in self._styles(self._text[:end]):
+            text.stylize(style, begin, stop)
+        for kind, run in groupby(range(self._n_written, end), self._kinds.__getitem__):
+            if kind in TINTS:
+                characters = list(run)
+                text.stylize(TINTS[kind], characters[0], characters[-1] + 1)
+        self._console.print(text[self._n_written :], end="", soft_wrap=True)
+        self._n_written = end
+
+    def _styles(self, text: str) -> Iterator[tuple[int, int, str]]:
+        from pygments.styles import get_style_by_name
+
+        lexer = self._lexer or (None if self._fence else _lexer_of("markdown"))
+        if lexer is None:
+            return
+        weights = get_style_by_name("bw")
+        for begin, kind, value in lexer.get_tokens_unprocessed(text):
+            found = weights.style_for_token(kind)
+            style = " ".join(name for name in ("bold", "italic", "underline") if found[name])
+            if style:
+                yield begin, begin + len(value), style
+
+
+def _lexer_of(language: str) -> Lexer | None:
+    from pygments.lexers import get_lexer_by_name
+    from pygments.util import ClassNotFound
+
+    try:
+        return get_lexer_by_name(language) if language else None
+    except ClassNotFound:
+        return None

@@ -1,0 +1,232 @@
+"""A conversation in the terminal: its messages, the commands between them, and its loop."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+# Imported only with a conversation: prompt_toolkit takes longer than all the rest.
+from dflash_local.errors import DflashError, InputError
+from dflash_local.loading import open_pair
+from dflash_local.printable import printable
+
+from .answer import write_answer
+from .line_editor import LineEditor
+from .loading import chosen_files, load_model
+from .report import stats_page, summary
+from .terminal import Speaker
+from .user_files import history_file, tilde
+
+if TYPE_CHECKING:
+    from dflash_local import Model, Result
+
+COMMANDS = {
+    "/help": "show this",
+    "/clear": "forget the conversation so far, as /reset does",
+    "/retry": "answer the last message again",
+    "/system": "show the system message; with a text, begin a new conversation under it",
+    "/save": "write the conversation to a file: /save FILE",
+    "/load": "go on with the conversation of a file: /load FILE",
+    "/model": "show the model; go on with another one: /model TARGET [DRAFT]",
+    "/stats": "show statistics of the last answer, the load plan and how exact verification is",
+    "/exit": "leave, as Ctrl-D does",
+}
+
+KEYS = (
+    "Enter sends. Alt-Enter, or a backslash before Enter, begins a new line; so does Enter",
+    'between """ and """. Up and down walk through earlier messages.',
+    "Esc or Ctrl-C stops an answer; Ctrl-C clears what is typed.",
+)
+
+Message = dict[str, Any]
+
+
+class ChatSession:
+    """A conversation with `model`, which it closes. `opening` are its first messages, `arguments`
+    those of `Model.stream`, `template` those of the chat template, `values` those of the command.
+
+    An answer that was stopped stays, as far as it came. A message that cannot be answered, such as
+    one that is longer than the context, is taken back.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        opening: Sequence[Message],
+        arguments: Mapping[str, Any],
+        template: Mapping[str, Any] | None,
+        values: Mapping[str, Any],
+        say: Speaker,
+    ) -> None:
+        self._model = model
+        self._arguments = dict(arguments)
+        self._template = template
+        self._values = dict(values)
+        self._say = say
+        self._opening = list(opening)
+        self.messages = list(opening)
+        self.last: Result | None = None
+        self._actions: dict[str, Callable[[str], None]] = {
+            "/help": self._help,
+            "/clear": self._clear,
+            "/reset": self._clear,
+            "/retry": self._retry,
+            "/system": self._system,
+            "/save": self._save,
+            "/load": self._load,
+            "/model": self._change_model,
+            "/stats": self._stats,
+        }
+
+    def run(self) -> None:
+        """Read and answer messages until `/exit` or Ctrl-D."""
+        try:
+            editor = LineEditor(COMMANDS)
+            self._say("type a message; /help lists commands and keys")
+            while True:
+                try:
+                    message = editor.read()
+                    if message.strip() == "/exit":
+                        return
+                    self.take(message)
+                except KeyboardInterrupt:
+                    continue
+                except EOFError:
+                    return
+        finally:
+            self._model.close()
+
+    def take(self, message: str) -> None:
+        """Answer one message, or carry out a command."""
+        if not message.strip():
+            return
+        found = re.fullmatch(r"(/[a-z]+)(?:\s+(.*))?", message.strip(), re.DOTALL)
+        action = self._actions.get(found[1]) if found else None
+        if found and action:
+            try:
+                action((found[2] or "").strip())
+            except DflashError as error:
+                self._complain(f"error: {error}")
+            except OSError as error:
+                self._complain(f"error: {error.filename}: {error.strerror}")
+        elif found and not found[2]:
+            self._complain(f"no command {found[1]}; /help lists them")
+        else:
+            self._answer([*self.messages, {"role": "user", "content": message}])
+
+    def _answer(self, asked: list[Message]) -> None:
+        model = self._model
+        try:
+            prompt = model.chat_prompt(asked, chat_template_kwargs=self._template)
+            ask = partial(model.stream, prompt, **self._arguments)
+            result = write_answer(model, ask, len(prompt), self._say, ends_line=True)
+        except InputError as error:
+            self._complain(f"error: {error} /clear starts a new conversation.")
+            return
+        self.messages = [*asked, {"role": "assistant", "content": result.text}]
+        self.last = result
+        self._say(summary(result, self._arguments["max_tokens"]))
+        if self._values["compare"] and result.finish_reason != "cancelled":
+            from .compare import compare
+
+            compare(model, ask, result, self._arguments.get("draft_width"), self._say)
+
+    def _help(self, _: str) -> None:
+        width = max(map(len, COMMANDS)) + 2
+        lines = [f"{name:{width}s}{text}" for name, text in COMMANDS.items()]
+        self._show([*lines, *KEYS, f"Messages are kept in {tilde(history_file())}"])
+
+    def _clear(self, _: str) -> None:
+        self.messages = list(self._opening)
+        self.last = None
+        self._say("the conversation is forgotten")
+
+    def _retry(self, _: str) -> None:
+        asked = list(self.messages)
+        while asked and asked[-1]["role"] != "user":
+            asked.pop()
+        if not asked:
+            raise InputError("no message was sent yet: type one")
+        self._answer(asked)
+
+    def _system(self, text: str) -> None:
+        if text:
+            self._opening = [{"role": "system", "content": text}]
+            self.messages, self.last = list(self._opening), None
+            self._say("a new conversation begins, under this system message")
+            return
+        told = [str(m["content"]) for m in self._opening if m["role"] == "system"]
+        self._show(told or ["no system message; /system TEXT sets one"])
+
+    def _save(self, name: str) -> None:
+        path = _path(name, "/save")
+        path.write_text(json.dumps({"messages": self.messages}, indent=1) + "\n", encoding="utf-8")
+        self._say(f"saved in {path}, messages: {len(self.messages)}")
+
+    def _load(self, name: str) -> None:
+        path = _path(name, "/load")
+        self.messages = _read_messages(path)
+        self._opening = [m for m in self.messages[:1] if m["role"] == "system"]
+        self._say(f"read from {path}, messages: {len(self.messages)}")
+
+    def _change_model(self, names: str) -> None:
+        if names:
+            target, _, draft = names.partition(" ")
+            values = {**self._values, "target": target, "draft": draft.strip() or None}
+            open_pair(*chosen_files(values, self._say))  # refuses files that do not fit
+            # Both models may not fit the memory at once. If the new one cannot be loaded, the old
+            # one is loaded again.
+            self._model.close()
+            try:
+                self._model = load_model(values, self._say)
+            except (DflashError, OSError) as error:
+                self._complain(f"error: {error}")
+                self._model = load_model(self._values, self._say)
+            else:
+                self._values = values
+        model = self._model
+        drafter = model.plan.drafter_name if model.plan else None
+        self._show(
+            [
+                f"target   {model.target.path.name}, {model.n_ctx} tokens of context",
+                f"drafter  {drafter or 'none'}",
+            ]
+        )
+
+    def _stats(self, _: str) -> None:
+        self._show(stats_page(self._model, self.last))
+
+    def _show(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            print(printable(line), file=sys.stderr)
+
+    def _complain(self, line: str) -> None:
+        self._show([line])
+
+
+def _path(name: str, command: str) -> Path:
+    if not name:
+        raise InputError(f"{command} needs the name of a file: {command} FILE")
+    return Path(name).expanduser()
+
+
+def _read_messages(path: Path) -> list[Message]:
+    """The messages of a file that `/save` wrote. Raises InputError, OSError."""
+    try:
+        messages = json.loads(path.read_text(encoding="utf-8"))["messages"]
+        if messages and all(_is_message(message) for message in messages):
+            return list(messages)
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise InputError(f"{path} is no saved conversation: give a file that /save wrote")
+
+
+def _is_message(message: object) -> bool:
+    return isinstance(message, dict) and all(
+        isinstance(message.get(key), str) for key in ("role", "content")
+    )

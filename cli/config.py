@@ -1,0 +1,36 @@
+"""`dflash-local config`: where the settings file is, and what it sets."""
+
+from __future__ import annotations
+
+import click
+
+from .answer import write_stdout
+from .settings import template
+from .user_files import settings_file
+
+
+@click.command()
+@click.option("--edit", is_flag=True, help="Open the file in $EDITOR; a new one lists all options.")
+@click.option("--path", "only_path", is_flag=True, help="Print the path of the file alone.")
+@click.pass_context
+def config(ctx: click.Context, /, edit: bool, only_path: bool) -> None:
+    """Show the settings file, or edit it.
+
+    It is TOML: a key is the long name of an option, such as ctx = 8192. At the top of the file it
+    holds for each command that has the option; in a table, such as [serve], for that command alone.
+    """
+    path = settings_file()
+    if only_path:
+        write_stdout(f"{path}\n")
+        return
+    if edit:
+        assert ctx.parent is not None and isinstance(ctx.parent.command, click.Group)
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(template(ctx.parent.command), encoding="utf-8")
+        click.edit(filename=str(path))
+        return
+    if path.exists():
+        write_stdout(f"# {path}\n{path.read_text(encoding='utf-8')}")
+    else:
+        write_stdout(f"# {path} is not there yet: dflash-local config --edit makes it\n")

@@ -1,0 +1,106 @@
+"""`dflash-local doctor`: does this machine, with this pair, work as it should?"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .answer import write_stdout
+from .loading import check_files, chosen_files, load_model
+from .options import FILES, LOADING, QUIET, SectionedCommand, option
+from .report import byte_size, speaker
+from .values import utf8_text
+
+if TYPE_CHECKING:
+    from dflash_local import Model
+    from dflash_local.doctor.examination import Examination
+    from dflash_local.doctor.verdict import Pair
+
+SICK = 1
+
+SECTIONS = {
+    "Model": FILES,
+    "Output": (option("--json", "as_json", is_flag=True, help="Print one JSON object."), QUIET),
+    "Machine": LOADING,
+}
+
+
+@click.command(cls=SectionedCommand, sections=SECTIONS)
+@click.argument("pair", type=utf8_text, required=False)
+@click.pass_context
+def doctor(ctx: click.Context, /, pair: str | None, **values: Any) -> None:
+    """Tell whether this machine and a pair work as they should.
+
+    PAIR is what --target takes. Without it, that of --target is examined, or the shipped pair. It
+    finds GPU and driver, and whether llama.cpp was built for them, plans the memory, loads the pair
+    and asks it three built-in questions, with drafts and without. The first line is the verdict;
+    the facts below it name neither you nor your folders, so that they can be pasted into an issue.
+
+    The exit code is 0 if all is well, 1 if something is wrong.
+    """
+    if pair is not None:
+        values["target"] = pair
+    check_files(values)
+    from dflash_local.doctor.examination import examine, pair_of
+    from dflash_local.gguf.file import GgufFile
+
+    say = speaker(values["quiet"])
+
+    def files() -> Pair:
+        target, draft = chosen_files(values, say)
+        return pair_of(GgufFile.open(target), GgufFile.open(draft) if draft else None)
+
+    def load() -> Model:
+        return load_model(values, say)
+
+    found = examine(load, files)
+    if values["as_json"]:
+        write_stdout(json.dumps(found.as_dict()) + "\n")
+    else:
+        write_stdout("\n".join(_lines(found)) + "\n")
+    ctx.exit(0 if found.is_well else SICK)
+
+
+def _lines(found: Examination) -> list[str]:
+    machine, trial, pair = found.machine, found.trial, found.pair
+    lines = [found.verdict, ""]
+    lines += [f"also: {alarm.text}" for alarm in found.alarms if alarm.text != found.verdict]
+    rows = [
+        ("dflash-local", f"{machine.dflash_local}, Python {machine.python}, {machine.system}"),
+        ("llama.cpp", machine.llama_cpp),
+        *(("device", device) for device in machine.devices),
+        ("GPU", ", ".join(machine.gpus) or "none found"),
+        ("memory", f"{byte_size(machine.memory_free)} free"),
+    ]
+    if machine.disk_free is not None:
+        rows.append(("disk", f"{byte_size(machine.disk_free)} free"))
+    if pair:
+        quantization = f", {pair.quantization}" if pair.quantization else ""
+        rows += [("target", f"{pair.target}, {byte_size(pair.target_bytes)}{quantization}")]
+        if pair.drafter:
+            made_for = f", for {pair.made_for}" if pair.made_for else ""
+            drafter = f"{pair.drafter}, {byte_size(pair.drafter_bytes)}{made_for}"
+            rows.append(("drafter", drafter))
+    rows += [
+        ("plan", line) for line in found.plan if line.startswith(("context", "memory", "note"))
+    ]
+    if trial:
+        each = ", ".join(f"{length:.2f}" for length in trial.by_prompt)
+        expected = f"; {pair.expected:.2f} expected" if pair and pair.expected else ""
+        per_round = f"{trial.tokens_per_round:.2f} ({each}{expected})"
+        rows.append(("tokens per round", per_round))
+        if trial.thinking_tokens_per_round is not None:
+            rows.append(("with thinking", f"{trial.thinking_tokens_per_round:.2f}"))
+        rows.append(
+            (
+                "speed",
+                f"{trial.speed:.1f} tokens/s, plain {trial.plain_speed:.1f}: "
+                f"{trial.gain:.2f} times as fast",
+            )
+        )
+        if trial.drafting:
+            rows.append(("drafting", trial.drafting))
+    width = max(len(name) for name, _ in rows) + 2
+    return [*lines, *(f"{name:{width}s}{text}" for name, text in rows)]

@@ -1,0 +1,130 @@
+"""The settings file and the environment: values of options that need not be typed each time.
+
+The file is TOML. A key is the long name of an option. At the top it holds for each command that has
+the option, in the table of a command for that one alone. An option on the command line comes first,
+then its environment variable, then the file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from dflash_local.errors import InputError
+
+from .options import ENVIRONMENT
+from .user_files import CONFIG, settings_file
+from .values import read_text
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+VARIABLES = {
+    "DFLASH_LOCAL_CACHE": "the folder for what is measured once",
+    "DFLASH_LOCAL_CALIBRATION_S": "seconds that measuring what drafting costs may take",
+    CONFIG: "the settings file, in place of the usual one",
+    "DFLASH_LOCAL_REGISTRY": "a file of your own pairs, by name",
+    "DFLASH_LOCAL_LOG": "1 shows llama.cpp's messages, debug all of them",
+    "NO_COLOR": "anything: no colours",
+}
+"""What is no option of a command."""
+
+OF_ITS_OWN = {("convert", "target"), ("inspect", "target")}
+"""Options that are not what others of the name are: they name what a drafter is held against. Only
+the command's own table sets them."""
+
+FROM_ELSEWHERE = (ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
+"""Sources of values that are not meant for this one call."""
+
+
+def default_map(group: click.Group) -> dict[str, dict[str, Any]]:
+    """The settings of the file by command and parameter, as click takes them. Raises InputError for
+    a file that cannot be understood, OSError."""
+    path = settings_file()
+    if not path.exists() and not os.environ.get(CONFIG):
+        return {}
+    try:
+        found = tomllib.loads(read_text(path).lstrip("\ufeff"))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InputError(f"{path} is not TOML: {error}") from None
+    options = {name: dict(_options(command)) for name, command in group.commands.items()}
+    general = {key: value for key, value in found.items() if not isinstance(value, dict)}
+    everywhere = {key for known in options.values() for key in known}
+    for key in general:
+        _check_known(f"{path}: {key}", key, everywhere)
+    settings: dict[str, dict[str, Any]] = {name: {} for name in options}
+    for name, known in options.items():
+        for key, value in general.items():
+            if key in known and (name, key) not in OF_ITS_OWN:
+                settings[name][known[key].name or key] = _value(known[key], value)
+    for name, table in found.items():
+        if not isinstance(table, dict):
+            continue
+        _check_known(f"{path}: [{name}]", name, options)
+        for key, value in table.items():
+            _check_known(f"{path}: [{name}] {key}", key, options[name])
+            option = options[name][key]
+            settings[name][option.name or key] = _value(option, value)
+    return settings
+
+
+def unknown_variables(group: click.Group) -> Iterator[str]:
+    """A line about each variable that looks like one of ours and is none."""
+    known = set(VARIABLES)
+    for command in group.commands.values():
+        known |= {str(parameter.envvar) for parameter in command.params if parameter.envvar}
+    for name in sorted(os.environ):
+        if name.startswith(f"{ENVIRONMENT}_") and name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            yield f"the environment variable {name} means nothing to this program{hint}"
+
+
+def template(group: click.Group) -> str:
+    """A settings file that sets nothing yet, and lists what it may set."""
+    lines = [
+        "# Settings of dflash-local: remove the # before a key, and give it a value. An option on",
+        "# the command line comes first, then its environment variable, then this file.",
+    ]
+    shared = [key for command in group.commands.values() for key, _ in _options(command)]
+    general: dict[str, str] = {}
+    tables: list[str] = []
+    for name, command in group.commands.items():
+        own = []
+        for key, option in _options(command):
+            line = f"# {key} =  # {option.help}"
+            if shared.count(key) > 1:
+                general.setdefault(key, line)
+            else:
+                own.append(line)
+        tables += ["", f"# [{name}]", *own] if own else []
+    return "\n".join([*lines, "", *general.values(), *tables]) + "\n"
+
+
+def _options(command: click.Command) -> Iterator[tuple[str, click.Option]]:
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and parameter.envvar:
+            long = next(name for name in parameter.opts if name.startswith("--"))
+            yield long[2:], parameter
+
+
+def _value(option: click.Option, value: Any) -> Any:
+    if isinstance(value, list) and not option.multiple:
+        return ",".join(map(str, value))
+    return [value] if option.multiple and not isinstance(value, list) else value
+
+
+def _check_known(where: str, key: str, known: Mapping[str, Any] | set[str]) -> None:
+    if key in known:
+        return
+    near = difflib.get_close_matches(key.replace("_", "-"), list(known), 1)
+    hint = f"did you mean {near[0]}?" if near else "`dflash-local -h` lists commands and options"
+    raise InputError(f"{where} is no setting; {hint}")

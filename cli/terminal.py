@@ -1,0 +1,92 @@
+"""What the user reads beside the answers: lines on stderr, dim on a terminal, and never inside an
+answer."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
+
+import click
+
+from dflash_local.printable import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def is_rich(stream: TextIO) -> bool:
+    """Whether `stream` is a terminal that can do more than show lines."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def open_console(stream: TextIO) -> Console:
+    """Rich's console on a terminal. It follows NO_COLOR, and shows text as it is."""
+    # Imported only here: a pipe does not need it.
+    from rich.console import Console
+
+    class _Console(Console):
+        def show_cursor(self, show: bool = True) -> bool:
+            return False  # a bar that Ctrl-C ends would leave it hidden
+
+    return _Console(
+        file=stream, force_terminal=True, highlight=False, markup=False, emoji=False, soft_wrap=True
+    )
+
+
+class Speaker:
+    """Shows the user lines on stderr, unless `quiet`. Any thread may call it.
+
+    Lines that come while an answer is written wait until its end.
+    """
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet = quiet
+        self._lock = threading.RLock()
+        self._held: list[str] | None = None
+        self._console: Console | None = None
+
+    @property
+    def console(self) -> Console | None:
+        """The terminal that the lines go to; None if there is none, or it is to be quiet."""
+        if self.quiet or not is_rich(sys.stderr):
+            return None
+        if self._console is None or self._console.file is not sys.stderr:
+            self._console = open_console(sys.stderr)
+        return self._console
+
+    def __call__(self, line: str) -> None:
+        if self.quiet:
+            return
+        with self._lock:
+            if self._held is not None:
+                self._held.append(line)
+            elif console := self.console:
+                console.print(printable(line), style="dim", soft_wrap=False)
+            else:
+                click.echo(printable(line), err=True)
+
+    @contextmanager
+    def answering(self) -> Iterator[Answered]:
+        """While an answer is written. The block tells how that ended in what it is given."""
+        answered = Answered()
+        with self._lock:
+            self._held = []
+        try:
+            yield answered
+        finally:
+            with self._lock:
+                held, self._held = self._held, None
+                if answered.in_line and not self.quiet:
+                    click.echo(err=True)  # stderr may be shown where stdout is
+                for line in held or ():
+                    self(line)
+
+
+class Answered:
+    """`in_line`: what was written does not end with a line break."""
+
+    in_line = False

@@ -1,0 +1,30 @@
+"""Where the user's own files of this program lie: settings, and what was typed in conversations."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+CONFIG = "DFLASH_LOCAL_CONFIG"
+
+
+def settings_file() -> Path:
+    """The settings: the file of `DFLASH_LOCAL_CONFIG`, else that of the platform."""
+    chosen = os.environ.get(CONFIG)
+    if chosen:
+        return Path(chosen)
+    return platformdirs.user_config_path("dflash-local", appauthor=False) / "config.toml"
+
+
+def history_file() -> Path:
+    """The messages that were typed in conversations."""
+    return platformdirs.user_state_path("dflash-local", appauthor=False) / "chat_history"
+
+
+def tilde(path: Path) -> str:
+    """The path as a user writes it, without the name of the home folder."""
+    home = os.path.expanduser("~")
+    text = str(path)
+    return f"~{text[len(home) :]}" if text.startswith(home + os.sep) else text

@@ -1,0 +1,98 @@
+"""The whole examination: the machine, the files, the memory, and a trial of the loaded pair."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dflash_local import demo
+from dflash_local.bench.peers.paper import paper_value
+from dflash_local.doctor.machine import Machine
+from dflash_local.doctor.trial import Trial, try_pair
+from dflash_local.doctor.verdict import Alarm, Pair, alarms, verdict
+from dflash_local.errors import DflashError
+from dflash_local.fit.inspection import inspect_file
+from dflash_local.gguf.file import GgufFile
+from dflash_local.model import Model
+
+_SHIPPED = 3.7
+"""Tokens per round of the shipped pair, as docs/drafters.md has it."""
+_MADE_FOR = ("general.base_model.0.name", "dflash_local.target")
+
+
+@dataclass(frozen=True)
+class Examination:
+    """`verdict` is one line. `pair` and `plan` are None where the files could not be loaded."""
+
+    verdict: str
+    alarms: tuple[Alarm, ...]
+    machine: Machine
+    pair: Pair | None = None
+    plan: tuple[str, ...] = ()
+    trial: Trial | None = None
+
+    @property
+    def is_well(self) -> bool:
+        return not any(alarm.is_fault for alarm in self.alarms)
+
+    def as_dict(self) -> dict[str, Any]:
+        trial = self.trial
+        return {
+            "verdict": self.verdict,
+            "is_well": self.is_well,
+            "alarms": [alarm.as_dict() for alarm in self.alarms],
+            "machine": self.machine.as_dict(),
+            "pair": asdict(self.pair) if self.pair else None,
+            "plan": list(self.plan),
+            "trial": {**asdict(trial), "gain": trial.gain} if trial else None,
+        }
+
+
+def examine(load: Callable[[], Model], files: Callable[[], Pair]) -> Examination:
+    """Examine this machine with the pair of `files`, which `load` loads.
+
+    What goes wrong with the pair is the verdict; nothing of it is raised, unless it is not a
+    DflashError.
+    """
+    machine = Machine.here()
+    try:
+        pair = files()
+        with load() as model:
+            plan = tuple(model.plan.lines()) if model.plan else ()
+            trial = try_pair(model, shipped=pair.is_shipped) if model.drafter else None
+    except DflashError as error:
+        text = without_folders(" ".join(str(error).split()))
+        found = [Alarm("not_loaded", text), *alarms(machine, None, None)]
+        return Examination(text, tuple(found), machine)
+    found = alarms(machine, pair, trial)
+    return Examination(verdict(found, pair, trial), tuple(found), machine, pair, plan, trial)
+
+
+def without_folders(text: str) -> str:
+    """The text with the names of files alone: where they lie is the user's own."""
+    return re.sub(r"(?:[A-Za-z]:)?[~\w.@+-]*(?:[/\\][\w.@+-]+)*[/\\]([\w.@+-]+\.gguf)", r"\1", text)
+
+
+def pair_of(target: GgufFile, draft: GgufFile | None) -> Pair:
+    """What the headers say."""
+    facts = inspect_file(target).file
+    drafter = inspect_file(draft).file if draft else None
+    is_shipped = target.path.resolve() == demo.pair()[0]
+    published = paper_value("humaneval", target.path.name)
+    made_for = None
+    if drafter:
+        told = (drafter.provenance.get(key) for key in _MADE_FOR)
+        made_for = next((str(name) for name in told if name), None)
+    return Pair(
+        target=target.path.name,
+        drafter=drafter.path.name if drafter else None,
+        target_bytes=facts.n_bytes,
+        drafter_bytes=drafter.n_bytes if drafter else 0,
+        quantization=facts.quantization,
+        target_name=facts.name,
+        made_for=made_for,
+        is_shipped=is_shipped,
+        expected=_SHIPPED if is_shipped else published.accepted_length if published else None,
+    )

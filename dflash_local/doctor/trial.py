@@ -1,0 +1,107 @@
+"""Tries a loaded pair on three built-in prompts: plainly, in whole blocks, and as it chooses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dflash_local.bench.prompts.case import Case, tokenized
+from dflash_local.bench.prompts.prompt import built_in
+from dflash_local.errors import InputError
+from dflash_local.model import Model
+from dflash_local.stats import Stats
+
+N_TOKENS = 48
+"""Of each answer. Three of them make some forty rounds, enough to tell 1 from 2 and from 4."""
+_LONGEST_S = 20.0
+"""Of each answer: a large model on a slow machine takes a few minutes in all."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Tokens per round are of whole blocks, speeds in tokens/s over all prompts.
+
+    `drafting` says whether the pair drafts by itself here, and why. `thinking_tokens_per_round` are
+    those with the template's thinking on; None where it has no such switch. `unknown_marks` are
+    marks of the chat template that are no tokens of the vocabulary. `largest_state` is the largest
+    magnitude of a hidden state that the drafter read.
+    """
+
+    tokens_per_round: float
+    by_prompt: tuple[float, ...]
+    plain_speed: float
+    speed: float
+    is_drafting: bool
+    drafting: str | None
+    thinking_tokens_per_round: float | None
+    unknown_marks: tuple[str, ...]
+    largest_state: float | None
+
+    @property
+    def gain(self) -> float:
+        """The speed as it chooses over that of plain decoding."""
+        return self.speed / self.plain_speed if self.plain_speed else 0.0
+
+
+def try_pair(model: Model, *, shipped: bool) -> Trial:
+    """Try a model with its drafter. `shipped` takes prompts that the shipped pair was trained on.
+
+    Raises InputError where the model can read none of the prompts.
+    """
+    cases = _cases(model, shipped=shipped, thinking=False)
+    if not cases:
+        raise InputError(
+            f"none of the built-in prompts fits the context of {model.n_ctx} tokens: give --ctx a "
+            "larger number"
+        )
+    width = model.engine.max_width
+    plain = [_answer(model, case, draft_width=0) for case in cases]
+    blocks = [_answer(model, case, draft_width=width, draft_shape="chain") for case in cases]
+    largest = model.largest_hidden_state()
+    chosen = [_answer(model, case) for case in cases]
+    thinking = None
+    if thinks(model):
+        again = _cases(model, shipped=shipped, thinking=True)
+        answers = [_answer(model, case, draft_width=width, draft_shape="chain") for case in again]
+        thinking = Stats.sum(answers).tokens_per_round
+    return Trial(
+        tokens_per_round=Stats.sum(blocks).tokens_per_round,
+        by_prompt=tuple(stats.tokens_per_round for stats in blocks),
+        plain_speed=Stats.sum(plain).tokens_per_second,
+        speed=Stats.sum(chosen).tokens_per_second,
+        is_drafting=Stats.sum(chosen[-1:]).drafted > 0,
+        drafting=chosen[-1].drafting,
+        thinking_tokens_per_round=thinking,
+        unknown_marks=tuple(unknown_marks(model)),
+        largest_state=largest,
+    )
+
+
+def thinks(model: Model) -> bool:
+    """Whether the chat template can turn thinking on and off."""
+    return "enable_thinking" in (model.target.chat_template or "")
+
+
+def unknown_marks(model: Model) -> Iterator[str]:
+    """Marks of a rendered chat that should be one token each, and are not."""
+    if model.target.chat_template is None:
+        return
+    text = model.prepare_chat().render([{"role": "user", "content": "Hello"}], True)
+    for mark in dict.fromkeys(re.findall(r"<\|[\w-]+\|>", text)):
+        if not model.is_token(mark):
+            yield mark
+
+
+def _cases(model: Model, *, shipped: bool, thinking: bool) -> Sequence[Case]:
+    prompts = built_in(("chat", "code"), limit=2, shipped=shipped)
+    cases, _ = tokenized(model, prompts, room=N_TOKENS, thinking=thinking)
+    return cases[:3]
+
+
+def _answer(model: Model, case: Case, **options: Any) -> Stats:
+    model.forget()
+    return model.generate(
+        case.tokens, max_tokens=N_TOKENS, temperature=0.0, deadline_s=_LONGEST_S, **options
+    ).stats

@@ -1,0 +1,358 @@
+"""llama-cpp-python's `Llama`, with drafts: a program written for it changes one import.
+
+>>> from dflash_local import Llama  # from llama_cpp import Llama
+>>> llm = Llama("target.gguf", draft_model="drafter.gguf")
+>>> llm("def add(a, b):", max_tokens=32)["choices"][0]["text"]
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, cast
+
+from dflash_local.errors import InputError
+from dflash_local.loading import load
+from dflash_local.model import Model
+from dflash_local.options import Options
+from dflash_local.result import Chunk, Result
+
+_SPLIT_MODES = ("none", "layer", "row")
+_KV_TYPES = {
+    0: "f32",
+    1: "f16",
+    2: "q4_0",
+    3: "q4_1",
+    6: "q5_0",
+    7: "q5_1",
+    8: "q8_0",
+    20: "iq4_nl",
+    30: "bf16",
+}
+_WITHOUT_EFFECT = {
+    "last_n_tokens_size",
+    "logits_all",
+    "n_threads_batch",
+    "n_ubatch",
+    "no_perf",
+    "numa",
+    "offload_kqv",
+    "op_offload",
+    "swa_full",
+    "type_v",
+    "use_mlock",
+    "use_mmap",
+}
+"""Arguments of llama-cpp-python that change no text. They are taken, and do nothing."""
+_RANDOM = 0xFFFFFFFF
+"""llama.cpp's seed that stands for a random one."""
+
+
+class Llama:
+    """A model behind llama-cpp-python's methods. `model` is the same model behind ours.
+
+    `draft_model` is the path of a DFlash drafter. `n_ctx` 0 or None, and `n_gpu_layers` None, take
+    what fits the memory; both are None by default. `type_k` is the type of the whole KV cache.
+    Arguments that change no text, such as `use_mmap`, are taken and do nothing. Raises InputError
+    for others, and what `dflash_local.load` raises.
+    """
+
+    def __init__(
+        self,
+        model_path: str | os.PathLike[str],
+        *,
+        draft_model: str | os.PathLike[str] | None = None,
+        n_gpu_layers: int | None = None,
+        split_mode: int = 1,
+        main_gpu: int = 0,
+        tensor_split: Sequence[float] | None = None,
+        seed: int = _RANDOM,
+        n_ctx: int | None = None,
+        n_batch: int = 512,
+        n_threads: int | None = None,
+        flash_attn: bool = True,
+        type_k: int | None = None,
+        verbose: bool = True,
+        **others: Any,
+    ) -> None:
+        for name, value in others.items():
+            if name not in _WITHOUT_EFFECT and value is not None:
+                raise InputError(f"Llama takes no {name} here; leave it out")
+        if type_k is not None and type_k not in _KV_TYPES:
+            raise InputError(f"type_k is {type_k}; give one of {sorted(_KV_TYPES)}")
+        if split_mode not in range(len(_SPLIT_MODES)):
+            raise InputError(f"split_mode is {split_mode}; give 0 (none), 1 (layer) or 2 (row)")
+        self.model_path = os.fspath(model_path)
+        self.model: Model = load(
+            model_path,
+            draft_model,
+            n_ctx=n_ctx or None,
+            n_gpu_layers=n_gpu_layers,
+            n_threads=n_threads,
+            n_batch=n_batch,
+            flash_attn=flash_attn,
+            kv_type="f16" if type_k is None else _KV_TYPES[type_k],
+            split_mode=_SPLIT_MODES[split_mode],
+            main_gpu=main_gpu,
+            tensor_split=tensor_split,
+            quiet=not verbose,
+        )
+        self._seed = seed
+
+    def create_completion(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int | None = 16,
+        temperature: float = 0.8,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        echo: bool = False,
+        stop: str | Sequence[str] | None = None,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        repeat_penalty: float = 1.0,
+        top_k: int = 40,
+        stream: bool = False,
+        seed: int | None = None,
+        model: str | None = None,
+        grammar: Any = None,
+        logit_bias: Mapping[int, float] | None = None,
+        **others: Any,
+    ) -> Any:
+        """Complete a text: OpenAI's completion as a dict, or with `stream` an iterator of chunks.
+
+        Raises InputError for what is not known here, such as `logprobs`, which `model.generate`
+        has.
+        """
+        _refuse(others)
+        options = self._options(
+            max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            min_p=min_p,
+            typical_p=typical_p,
+            stop=stop or (),
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            repeat_penalty=repeat_penalty,
+            top_k=max(0, top_k),
+            seed=seed,
+            grammar=_gbnf(grammar),
+            logit_bias=dict(logit_bias or {}),
+        )
+        head = self._head("cmpl", "text_completion", model)
+        begun = (prompt if isinstance(prompt, str) else self.model.detokenize(prompt)) * echo
+        chunks = self.model.stream(prompt, **options)
+        if stream:
+            return _text_chunks(chunks, head, begun)
+        result = _last(chunks)
+        choice = _text_choice(begun + result.text, _finish(result))
+        return {**head, "choices": [choice], "usage": _usage(result)}
+
+    __call__ = create_completion
+
+    def create_chat_completion(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        temperature: float = 0.2,
+        top_p: float = 0.95,
+        top_k: int = 40,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        stream: bool = False,
+        stop: str | Sequence[str] | None = None,
+        seed: int | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repeat_penalty: float = 1.0,
+        model: str | None = None,
+        grammar: Any = None,
+        logit_bias: Mapping[int, float] | None = None,
+        **others: Any,
+    ) -> Any:
+        """Answer a conversation: OpenAI's chat completion as a dict, or with `stream` an iterator
+        of chunks. Raises InputError for what is not known here."""
+        _refuse(others)
+        options = self._options(
+            max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            min_p=min_p,
+            typical_p=typical_p,
+            stop=stop or (),
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            repeat_penalty=repeat_penalty,
+            top_k=max(0, top_k),
+            seed=seed,
+            grammar=_gbnf(grammar),
+            json_schema=_schema(response_format),
+            logit_bias=dict(logit_bias or {}),
+        )
+        head = self._head("chatcmpl", "chat.completion", model)
+        chunks = self.model.stream_chat(
+            messages, tools=tools, tool_choice=_choice(tool_choice), **options
+        )
+        if stream:
+            return _chat_chunks(chunks, {**head, "object": "chat.completion.chunk"})
+        result = _last(chunks)
+        choice = {
+            "index": 0,
+            "message": result.message,
+            "logprobs": None,
+            "finish_reason": _chat_finish(result),
+        }
+        return {**head, "choices": [choice], "usage": _usage(result)}
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """Token ids of UTF-8 text."""
+        given = text.decode("utf-8", "replace")
+        return self.model.target.vocabulary.tokenize(given, special=special, add_special=add_bos)
+
+    def detokenize(self, tokens: Sequence[int]) -> bytes:
+        """The text of `tokens`, without control tokens."""
+        return self.model.detokenize(tokens).encode()
+
+    def n_ctx(self) -> int:
+        """Tokens that prompt and answer may have together."""
+        return self.model.n_ctx
+
+    def n_vocab(self) -> int:
+        """Tokens of the vocabulary."""
+        return self.model.target.n_vocab
+
+    def set_seed(self, seed: int) -> None:
+        """The seed of requests that name none."""
+        self._seed = seed
+
+    def reset(self) -> None:
+        """Empty the caches."""
+        self.model.forget()
+
+    def close(self) -> None:
+        """Free everything."""
+        self.model.close()
+
+    def __enter__(self) -> Llama:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Llama {self.model!r}>"
+
+    def _options(self, max_tokens: int | None, *, seed: int | None, **options: Any) -> Options:
+        chosen = self._seed if seed is None else seed
+        wanted = {"seed": None if chosen in (_RANDOM, -1) else chosen, **options}
+        limit = max_tokens if max_tokens is not None and max_tokens > 0 else None
+        return cast(Options, {**wanted, "max_tokens": limit})
+
+    def _head(self, prefix: str, kind: str, model: str | None) -> dict[str, Any]:
+        return {
+            "id": f"{prefix}-{uuid.uuid4()}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": model or self.model_path,
+        }
+
+
+def _refuse(others: Mapping[str, Any]) -> None:
+    """Refuse arguments that would change the text, unless they have the value that does not."""
+    harmless = {"tfs_z": 1.0, "mirostat_mode": 0, "mirostat_tau": 5.0, "mirostat_eta": 0.1}
+    for name, value in others.items():
+        if value is not None and value is not False and value != harmless.get(name):
+            raise InputError(f"{name} is not known here; leave it out")
+
+
+def _gbnf(grammar: Any) -> str | None:
+    """The text of a grammar, or of llama-cpp-python's `LlamaGrammar`."""
+    text = getattr(grammar, "_grammar", grammar)
+    if not (text is None or isinstance(text, str)):
+        raise InputError(f"grammar is {grammar!r}; give a text in GBNF, or a LlamaGrammar")
+    return text
+
+
+def _schema(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    given = response_format or {"type": "text"}
+    kind = given.get("type")
+    if kind == "text":
+        return None
+    schema = given.get("schema")
+    if kind == "json_schema":
+        schema = given.get("json_schema", {}).get("schema")
+    if kind not in ("json_object", "json_schema"):
+        raise InputError(f"response_format is {dict(given)!r}; give text or json_object")
+    return schema or {"type": "object"}
+
+
+def _choice(given: str | Mapping[str, Any] | None) -> str:
+    if given is None or isinstance(given, str):
+        return given or "auto"
+    return str(given.get("function", {}).get("name"))
+
+
+def _last(chunks: Iterator[Chunk]) -> Result:
+    *_, last = chunks
+    assert last.result is not None
+    return last.result
+
+
+def _finish(result: Result) -> str:
+    return "length" if result.finish_reason == "length" else "stop"
+
+
+def _chat_finish(result: Result) -> str:
+    return "tool_calls" if result.tool_calls else _finish(result)
+
+
+def _usage(result: Result) -> dict[str, int]:
+    n_prompt, n = result.stats.prompt_tokens, len(result.tokens)
+    return {"prompt_tokens": n_prompt, "completion_tokens": n, "total_tokens": n_prompt + n}
+
+
+def _text_choice(text: str, finish_reason: str | None) -> dict[str, Any]:
+    return {"text": text, "index": 0, "logprobs": None, "finish_reason": finish_reason}
+
+
+def _text_chunks(
+    chunks: Iterator[Chunk], head: Mapping[str, Any], begun: str
+) -> Iterator[dict[str, Any]]:
+    for chunk in chunks:
+        if begun + chunk.text:
+            yield {**head, "choices": [_text_choice(begun + chunk.text, None)]}
+        begun = ""
+        if chunk.result is not None:
+            yield {**head, "choices": [_text_choice("", _finish(chunk.result))]}
+
+
+def _chat_chunks(chunks: Iterator[Chunk], head: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def piece(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        return {**head, "choices": [choice]}
+
+    yield piece({"role": "assistant"})
+    for chunk in chunks:
+        if chunk.reasoning:
+            yield piece({"reasoning_content": chunk.reasoning})
+        if chunk.content:
+            yield piece({"content": chunk.content})
+        if chunk.result is not None:
+            for index, call in enumerate(chunk.result.tool_calls):
+                yield piece({"tool_calls": [{"index": index, **call}]})
+            yield piece({}, _chat_finish(chunk.result))

@@ -1,0 +1,85 @@
+"""Chats from Python: content, reasoning and calls of tools, in one piece and as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chat_models import HELLO, NOW, WEATHER, with_template
+from dflash_local import InputError, Model, Result, load
+from dflash_local.chat.tool import Tool
+
+
+@pytest.fixture(scope="module", params=["qwen3", "harmony"])
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def speaker(
+    family: str, pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Model]:
+    path = tmp_path_factory.mktemp("families") / f"{family}.gguf"
+    with load(with_template(pair[0], path, family), n_ctx=1024, n_threads=1, quiet=True) as model:
+        yield model
+
+
+def same_shape(result: Result) -> dict[str, Any]:
+    """The message, without the ids of calls, which are new each time."""
+    message = dict(result.message)
+    message["tool_calls"] = [call["function"] for call in message.get("tool_calls", ())]
+    return message
+
+
+def test_a_call_that_must_come(speaker: Model) -> None:
+    asked: dict[str, Any] = {"tools": [WEATHER, NOW], "tool_choice": "get_weather", "seed": 1}
+    result = speaker.chat(HELLO, max_tokens=400, **asked)
+    call = result.tool_calls[0]
+    assert call["type"] == "function" and call["function"]["name"] == "get_weather"
+    assert "city" in json.loads(call["function"]["arguments"])
+    # The conversation goes on with it.
+    answer = {"role": "tool", "tool_call_id": call["id"], "content": "sunny"}
+    longer = [*HELLO, result.message, answer]
+    assert len(speaker.chat_prompt(longer, [WEATHER])) > len(speaker.chat_prompt(HELLO, [WEATHER]))
+
+
+def test_a_stream_has_what_the_whole_answer_has(speaker: Model) -> None:
+    asked: dict[str, Any] = {"max_tokens": 48, "temperature": 0}
+    whole = speaker.chat(HELLO, **asked)
+    chunks = list(speaker.stream_chat(HELLO, **asked))
+    assert "".join(chunk.content for chunk in chunks) == whole.content
+    assert ("".join(chunk.reasoning for chunk in chunks) or None) == whole.reasoning
+    assert chunks[-1].result is not None
+    assert same_shape(chunks[-1].result) == same_shape(whole)
+
+    async def later() -> Result:
+        return await speaker.achat(HELLO, **asked)
+
+    assert same_shape(asyncio.run(later())) == same_shape(whole)
+
+
+def test_reasoning_is_apart_from_the_answer(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    target = with_template(pair[0], tmp_path / "qwen3.gguf", "qwen3")
+    grammar = 'root ::= "<think>I add them.</think>def add(a, b):"'
+    with load(target, n_ctx=256, n_threads=1, quiet=True) as model:
+        result = model.chat(HELLO, grammar=grammar, max_tokens=64)
+    assert (result.content, result.reasoning) == ("def add(a, b):", "I add them.")
+    assert result.message["reasoning_content"] == "I add them."
+
+
+@pytest.mark.parametrize("choice", ["sometimes", "nonesuch"])
+def test_a_choice_that_is_none_of_the_tools_is_refused(model: Model, choice: str) -> None:
+    with pytest.raises(InputError, match="tool_choice"):
+        model.chat(HELLO, tools=[WEATHER], tool_choice=choice)
+    with pytest.raises(InputError, match="tool_choice"):
+        model.chat(HELLO, tool_choice="required")
+
+
+def test_a_model_without_calls_cannot_be_made_to_call(model: Model) -> None:
+    with pytest.raises(InputError, match="no tool calls"):
+        model.chat(HELLO, tools=[Tool("now")], tool_choice="required")

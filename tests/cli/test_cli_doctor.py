@@ -1,0 +1,65 @@
+"""`dflash-local doctor`: the verdict on a pair that works, and on some that do not."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import platform
+from pathlib import Path
+
+import gguf_files
+from chat_models import with_template
+from command_line import run_here
+from dflash_local import demo
+
+
+def test_the_shipped_pair_is_well() -> None:
+    done = run_here("doctor")
+    assert done.returncode == 0, done.stdout
+    head, empty, *facts = done.stdout.splitlines()
+    assert "tokens per round" in head and empty == ""
+    assert any(line.startswith("plan") and "tokens" in line for line in facts)
+    told = json.loads(run_here("doctor", "--json", "-q").stdout)
+    assert told["is_well"] and told["alarms"] == []
+    assert told["trial"]["tokens_per_round"] > 2 and told["trial"]["plain_speed"] > 0
+    private = [str(Path.home()), str(demo.pair()[0].parent), platform.node()]
+    everything = done.stdout + json.dumps(told)
+    assert not [name for name in private if len(name) > 3 and name in everything]
+    assert getpass.getuser() == "root" or getpass.getuser() not in everything
+
+
+def test_a_drafter_that_drafts_nonsense(tmp_path: Path) -> None:
+    def shuffle(tensors: dict[str, gguf_files.Tensor]) -> None:
+        data, kind = tensors["fc.weight"]
+        tensors["fc.weight"] = data[::-1].copy(), kind
+
+    target, drafter = demo.pair()
+    broken = gguf_files.changed(drafter, tmp_path / "broken.gguf", tensors=shuffle)
+    done = run_here("doctor", "--target", str(target), "--draft", str(broken), "--json")
+    told = json.loads(done.stdout)
+    assert done.returncode == 1 and not told["is_well"]
+    assert told["alarms"][0]["name"] == "few_accepted"
+    assert told["verdict"] == told["alarms"][0]["text"]
+
+
+def test_a_template_of_another_family_is_seen(tmp_path: Path) -> None:
+    target = with_template(demo.pair()[0], tmp_path / "harmony.gguf", "harmony")
+    asked = ("--target", str(target), "--draft", str(demo.pair()[1]), "--json")
+    told = json.loads(run_here("doctor", *asked).stdout)
+    assert "<|start|>" in told["trial"]["unknown_marks"]
+
+
+def test_a_target_alone_is_told_so() -> None:
+    done = run_here("doctor", str(demo.pair()[0]))
+    assert done.returncode == 0 and "--draft" in done.stdout.splitlines()[0]
+
+
+def test_files_that_cannot_be_loaded_are_the_verdict(tmp_path: Path) -> None:
+    target, drafter = demo.pair()
+    for arguments in ((str(tmp_path / "nonesuch.gguf"),), ("--target", str(drafter))):
+        done = run_here("doctor", "--json", *arguments)
+        told = json.loads(done.stdout)
+        assert done.returncode == 1 and told["alarms"][0]["name"] == "not_loaded"
+        assert told["machine"]["llama_cpp"] and str(tmp_path) not in done.stdout
+    done = run_here("doctor", "--ctx", "10000000", str(target), "--draft", str(drafter))
+    assert done.returncode == 1 and "10000000" in done.stdout.splitlines()[0]

@@ -1,0 +1,120 @@
+"""The settings file and the environment: which value counts, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+from pathlib import Path
+
+import pytest
+
+from command_line import run_here
+from dflash_local import demo
+from dflash_local.cli.main import group
+from dflash_local.cli.settings import VARIABLES, default_map, template
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "config.toml"
+    monkeypatch.setenv("DFLASH_LOCAL_CONFIG", str(path))
+    return path
+
+
+def n_tokens(*arguments: str, environment: dict[str, str] | None = None) -> int:
+    done = run_here("complete", "--json", *arguments, "def add(a, b):", environment=environment)
+    assert done.returncode == 0, done.stderr
+    return len(json.loads(done.stdout)["tokens"])
+
+
+def test_the_file_is_asked_last(settings: Path) -> None:
+    settings.write_text("max-tokens = 3\n[complete]\nmax-tokens = 4\n")
+    assert n_tokens() == 4
+    assert n_tokens(environment={"DFLASH_LOCAL_MAX_TOKENS": "5"}) == 5
+    assert n_tokens("-n", "6", environment={"DFLASH_LOCAL_MAX_TOKENS": "5"}) == 6
+
+
+def test_values_of_every_kind(settings: Path) -> None:
+    settings.write_text(
+        'exact = true\nstop = ["a", "b"]\ntensor-split = [3, 1]\n[serve]\nport = 1\n'
+    )
+    found = default_map(group)
+    assert found["chat"]["exact"] is True and found["chat"]["stop"] == ["a", "b"]
+    assert found["chat"]["tensor_split"] == "3,1"
+    assert found["serve"]["port"] == 1 and "port" not in found["chat"]
+
+
+def test_the_usual_target_is_not_what_drafters_are_held_against(settings: Path) -> None:
+    settings.write_text('target = "qwen3-8b"\n[inspect]\njson = true\n')
+    found = default_map(group)
+    assert found["chat"]["target"] == found["serve"]["target"] == "qwen3-8b"
+    assert "target" not in found["inspect"] and "target" not in found["convert"]
+    target, _ = demo.pair()
+    assert json.loads(run_here("inspect", str(target)).stdout)["role"] == "target"
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("max-token = 3", "max-tokens"),
+        ("max_tokens = 3", "max-tokens"),
+        ("[chatt]\ntemp = 1", "chat"),
+        ("[chat]\nport = 1", "port"),
+        ("temp = 'warm'", "warm"),
+        ("temp = ", "TOML"),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_line_that_names_it(
+    settings: Path, text: str, named: str
+) -> None:
+    settings.write_text(text)
+    done = run_here("complete", "x")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert named in done.stderr and str(settings) in done.stderr
+
+
+def test_a_file_that_is_named_must_be_there(settings: Path) -> None:
+    done = run_here("complete", "x")
+    assert done.returncode == 2 and str(settings) in done.stderr
+
+
+def test_config_shows_the_file_and_one_that_is_wrong(settings: Path) -> None:
+    assert "not there yet" in run_here("config").stdout
+    assert run_here("config", "--path").stdout == f"{settings}\n"
+    settings.write_text("nonsense")
+    assert "nonsense" in run_here("config").stdout
+
+
+def test_a_new_file_lists_every_option(settings: Path, tmp_path: Path) -> None:
+    editor = tmp_path / "editor"
+    editor.write_text('#!/bin/sh\nsed -i "s/^# max-tokens = /max-tokens = 3/" "$1"\n')
+    editor.chmod(editor.stat().st_mode | stat.S_IXUSR)
+    assert run_here("config", "--edit", environment={"EDITOR": str(editor)}).returncode == 0
+    assert default_map(group)["chat"] == {"max_tokens": 3}
+    listed = set(re.findall(r"^# ([\w-]+) = ", template(group), re.M))
+    options = {o for c in group.commands.values() for p in c.params if p.envvar for o in p.opts}
+    assert {f"--{key}" for key in listed} <= options
+    assert {"target", "port", "temp"} <= listed
+
+
+def test_a_misspelt_variable_is_named() -> None:
+    done = run_here("config", environment={"DFLASH_LOCAL_TARGTE": "x.gguf"})
+    assert "DFLASH_LOCAL_TARGTE" in done.stderr and "DFLASH_LOCAL_TARGET?" in done.stderr
+    assert run_here("config").stderr == ""
+
+
+def test_every_variable_that_the_program_reads_is_in_its_help() -> None:
+    read: set[str] = set()
+    for folder in ("dflash_local", "cli", "convert", "native"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in (".py", ".cpp", ".h"):
+                read |= set(re.findall(r'"(DFLASH_LOCAL_[A-Z_]+)"', path.read_text()))
+    assert read <= set(VARIABLES)
+    told = run_here("-h").stdout
+    assert all(name in told for name in VARIABLES)
+    documented = (ROOT / "docs" / "install.md").read_text()
+    assert all(name in documented for name in VARIABLES)

@@ -1,0 +1,135 @@
+"""Lines beside an answer, its colours, and the bars of long work."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from dflash_local.cli import progress
+from dflash_local.cli.answer_view import AnswerView
+from dflash_local.cli.terminal import Speaker
+from dflash_local.result import Piece
+
+ANSWER = """# Adding
+
+Use **both** numbers, as `add` does:
+
+```python
+def add(a, b):
+    return a + b  # the sum
+```
+그리고 끝. No fence here: return
+"""
+STYLE = re.compile(r"\x1b\[([0-9;]*)m([^\x1b]*)\x1b\[0m")
+
+
+def terminal(width: int = 80) -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=width, color_system="standard")
+
+
+def written(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def plain(console: Console) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", written(console))
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("width", [20, 200])
+def test_an_answer_is_shown_whole_however_it_comes(size: int, width: int) -> None:
+    console = terminal(width)
+    view = AnswerView(console)
+    for n in range(0, len(ANSWER), size):
+        view.write([Piece(ANSWER[n : n + size], n % 2 == 0)])
+    view.finish()
+    assert plain(console) == ANSWER
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_markdown_and_code_have_their_weights(size: int) -> None:
+    console = terminal()
+    view = AnswerView(console)
+    for n in range(0, len(ANSWER), size):
+        view.write([Piece(ANSWER[n : n + size], False)])
+    view.finish()
+    styled = [(codes, text.strip()) for codes, text in STYLE.findall(written(console))]
+    assert any(text.endswith("Adding") and codes == "1" for codes, text in styled)
+    assert any("both" in text and codes == "1" for codes, text in styled)
+    assert ("1", "def") in styled and ("1", "return") in styled
+    assert [codes for codes, text in styled if text == "return"] == ["1"]  # not in the prose
+    assert any("sum" in text and codes == "3" for codes, text in styled)
+
+
+def test_drafted_text_and_no_other_is_tinted() -> None:
+    console = terminal()
+    view = AnswerView(console)
+    view.write([Piece("one ", False), Piece("two three ", True), Piece("four", True, True)])
+    view.finish()
+    assert STYLE.findall(written(console)) == [("32", "two three "), ("34", "four")]
+
+
+def test_an_answer_cannot_control_the_terminal() -> None:
+    console = terminal()
+    view = AnswerView(console)
+    view.write([Piece("a\x1b]0;own\x07\x9bb [bold]c[/bold] :smile:", False)])
+    view.finish()
+    assert not set(plain(console)) & {"\x1b", "\x07", "\x9b"}
+    assert "[bold]c[/bold] :smile:" in plain(console)
+
+
+def test_lines_wait_for_the_end_of_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    say = Speaker(False)
+    say("before")
+    with say.answering() as answered:
+        say("drafting is off")
+        assert capsys.readouterr().err == "before\n"
+        answered.in_line = True
+    say("after")
+    assert capsys.readouterr().err == "\ndrafting is off\nafter\n"
+
+
+def test_a_quiet_speaker_ends_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    say = Speaker(True)
+    with say.answering() as answered:
+        say("drafting is off")
+        answered.in_line = True
+    assert capsys.readouterr().err == ""
+
+
+def test_a_long_prompt_has_a_bar_until_the_answer_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import threading
+
+    asked = threading.Event()
+    monkeypatch.setattr(progress, "_PATIENCE_S", 0)
+    monkeypatch.setattr(progress, "_REFRESH_S", 0.01)
+
+    def n_read() -> int:
+        asked.set()
+        return 300
+
+    console = terminal()
+    with progress.prompt_progress(console, 400, n_read) as begin:
+        assert asked.wait(60)
+        begin()
+        shown = written(console)
+        assert "reading 400 tokens" in shown
+    assert written(console) == shown
+
+
+def test_loading_has_a_bar_and_lines_stay_above_it() -> None:
+    console = terminal()
+    with progress.loading_progress(console, "target.gguf") as update:
+        assert update is not None
+        update(0.5)
+        console.print("a line")
+        update(1.0)
+    assert "loading target.gguf" in written(console) and "a line\n" in written(console)
+    with progress.loading_progress(None, "target.gguf") as nothing:
+        assert nothing is None

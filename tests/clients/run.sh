@@ -1,0 +1,14 @@
+#!/bin/sh
+# Tries the server and the package with programs and libraries written for others that are too heavy
+# for every test run: tests/clients/run.sh [pytest's arguments].
+# Needs an environment where `make test` works, first on the PATH. They are installed from PyPI into a
+# folder of their own, build/clients, so that they change no version of that environment.
+set -eu
+cd "$(dirname "$0")/../.."
+site=$PWD/build/clients/site
+if [ ! "$site/.complete" -nt tests/clients/requirements.txt ]; then
+    rm -rf "$site"
+    python -m pip install --quiet --target "$site" -r tests/clients/requirements.txt
+    touch "$site/.complete"
+fi
+PYTHONPATH="$site" exec python -m pytest tests/clients "$@"

@@ -1,0 +1,73 @@
+"""From figures to the alarm that names what is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dflash_local.doctor.machine import Machine
+from dflash_local.doctor.trial import Trial
+from dflash_local.doctor.verdict import Pair, alarms, verdict
+
+WELL = Trial(
+    tokens_per_round=4.2,
+    by_prompt=(4.0, 4.2, 4.4),
+    plain_speed=100.0,
+    speed=180.0,
+    is_drafting=True,
+    drafting="drafting 8 tokens",
+    thinking_tokens_per_round=None,
+    unknown_marks=(),
+    largest_state=300.0,
+)
+PAIR = Pair("target.gguf", "drafter.gguf", 1, 1, "Q4_K_M", "Qwen3 8B", "Qwen3-8B")
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return replace(Machine.here(), gpus=(), usable_gpus=(), driver=None)
+
+
+def test_a_pair_in_order(machine: Machine) -> None:
+    assert alarms(machine, PAIR, WELL) == []
+    assert "1.80 times" in verdict([], PAIR, WELL) and "4.20 tokens per round" in verdict(
+        [], PAIR, WELL
+    )
+    off = replace(WELL, is_drafting=False, speed=99.0, drafting="drafting is off: too dear")
+    assert alarms(machine, PAIR, off) == []
+    assert "in order" in verdict([], PAIR, off) and "too dear" in verdict([], PAIR, off)
+    assert "--draft" in verdict([], replace(PAIR, drafter=None), None)
+
+
+@pytest.mark.parametrize(
+    ("trial", "pair", "name"),
+    [
+        ({"tokens_per_round": 1.05}, {}, "few_accepted"),
+        ({"tokens_per_round": 1.7}, {}, "few_accepted"),
+        ({"tokens_per_round": 1.05, "unknown_marks": ("<|start|>",)}, {}, "chat_template"),
+        ({"tokens_per_round": 1.3, "thinking_tokens_per_round": 4.0}, {}, "thinking"),
+        ({"tokens_per_round": 1.3}, {"made_for": "z/Qwen3-4B"}, "other_target"),
+        ({"tokens_per_round": 2.5}, {"expected": 6.5}, "below_expected"),
+        ({"largest_state": 1e6}, {}, "overflow"),
+        ({"largest_state": float("inf")}, {}, "overflow"),
+        ({"largest_state": float("nan")}, {}, "overflow"),
+    ],
+)
+def test_each_fault_has_its_alarm(
+    machine: Machine, trial: dict[str, object], pair: dict[str, object], name: str
+) -> None:
+    (found,) = alarms(machine, replace(PAIR, **pair), replace(WELL, **trial))  # type: ignore[arg-type]
+    assert (found.name, found.is_fault) == (name, True)
+    assert verdict([found], PAIR, WELL) == found.text and "\n" not in found.text
+
+
+def test_a_drafter_without_thinking_is_no_fault(machine: Machine) -> None:
+    (found,) = alarms(machine, PAIR, replace(WELL, thinking_tokens_per_round=1.4))
+    assert (found.name, found.is_fault) == ("thinking", False)
+    assert "all is well" in verdict([found], PAIR, WELL)
+
+
+def test_a_gpu_that_is_not_used_is_an_alarm(machine: Machine) -> None:
+    (found,) = alarms(replace(machine, gpus=("NVIDIA",), driver=True), PAIR, WELL)
+    assert found.name == "gpu_not_used"

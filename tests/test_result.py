@@ -1,0 +1,38 @@
+"""How an answer shows itself, in a shell and in a notebook."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+
+import dflash_local
+from dflash_local import Model
+
+
+def test_an_answer_in_a_line(model: Model) -> None:
+    result = model.generate("def add(a, b):", max_tokens=200, draft_width=8, ignore_eos=True)
+    assert re.fullmatch(
+        r"<Result '.{1,80}…', 200 tokens, [\d.]+ tokens/s, [\d.]+ tokens per round, length>",
+        repr(result),
+    )
+    assert result.message == {"role": "assistant", "content": result.text}
+    chunks = list(model.stream("def add(a, b):", max_tokens=4))
+    assert all(len(repr(chunk)) < 100 for chunk in chunks)
+    assert "tiny-coder" in repr(model) and str(model.n_ctx) in repr(model)
+
+
+def test_a_notebook_tints_the_drafts_and_shows_the_text_as_text(model: Model) -> None:
+    grammar = 'root ::= "<b>1 & 2</b> <script>alert(1)</script>"'
+    result = model.generate("x", grammar=grammar, max_tokens=64, draft_width=8)
+    html = result._repr_html_()
+    assert "<script" not in html and "<b>" not in html
+    assert html.count("<span") == sum(piece.from_draft for piece in result.pieces)
+    body = re.sub(r"<[^>]*>", "", html)
+    assert unescape(body).startswith(result.text)
+
+
+def test_the_package_lists_what_it_has() -> None:
+    listed = dir(dflash_local)
+    assert set(dflash_local.__all__) <= set(listed)
+    assert all(hasattr(dflash_local, name) for name in dflash_local.__all__)
+    assert "import_module" not in listed
