@@ -212,6 +212,8 @@ def _possible(model: Model, settings: RunSettings) -> tuple[RunSettings, list[st
     """The settings without the variants that this pair cannot draft, and notes on them. Raises
     InputError where none is left, and for a width that no shape has."""
     engine, variants = model.engine, settings.variants
+    if engine.copies is None:  # then all are without copies, and without a drafter there is none
+        variants = tuple(each for each in variants if each.copies and engine.drafter)
     shapes = dict.fromkeys(variant.shape for variant in variants)
     widest: DraftShape = max(shapes, key=engine.widest, default="chain")
     most = engine.widest(widest)

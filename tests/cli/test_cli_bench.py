@@ -163,6 +163,8 @@ def test_given_answers_come_out_in_every_way(tmp_path: Path) -> None:
     n_tokens = {row["category"]: row["plain"]["n_tokens"] for row in found["rows"]}
     for row in found["rows"]:
         assert row["plain"]["n_tokens"] == row["drafted"]["n_tokens"] == n_tokens[row["category"]]
+    ways = [(way["width"], way["shape"], way["copies"]) for way in found["settings"]["ways"]]
+    assert {("auto", "chain", True), ("auto", "chain", False)} < set(ways)
     # Whole answers, as long as the longest.
     assert found["settings"]["max_tokens"] > 60
     text = bench("--replay", file, *FEW, "--category", "talk", "--temps", "0").stdout
@@ -172,8 +174,10 @@ def test_given_answers_come_out_in_every_way(tmp_path: Path) -> None:
 def test_a_target_alone_replays(tmp_path: Path) -> None:
     replay = "--replay", replay_file(tmp_path), "--category", "line"
     found = told(*replay, "--target", TARGET, *ON_CPU)
-    assert [row["drafted"] for row in found["rows"]] == [None]
-    assert {row["temperature"] for row in found["rows"]} == {0.0}
+    (row,) = found["rows"]
+    assert (row["temperature"], row["cache"], row["copies"]) == (0.0, "cold", True)
+    # What is drafted without a drafter are copies of the text.
+    assert row["drafted"]["n_tokens"] == row["plain"]["n_tokens"]
 
 
 def test_random_weights_replay_with_recorded_drafts(tmp_path: Path) -> None:

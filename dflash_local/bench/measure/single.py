@@ -4,7 +4,7 @@ the machine hits both alike."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dflash_local.bench.measure.acceptance import Acceptance
@@ -252,7 +252,7 @@ class _Answers:
             answer = ask(
                 self._model,
                 case.tokens,
-                Variant(drafter.block_size, variant.shape),
+                replace(variant, width=drafter.block_size),
                 temperature=self._temperature,
                 seed=self._settings.seed,
                 max_tokens=min(self._settings.max_tokens, _FORCED_TOKENS),

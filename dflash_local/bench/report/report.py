@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from statistics import geometric_mean
 from typing import Any
 
@@ -108,7 +108,7 @@ class Report:
         cold = {(r.temperature, r.category, r.variant): r for r in self.rows if r.cache == "cold"}
         pairs: dict[tuple[float, Width], list[tuple[SpeedRow, SpeedRow]]] = {}
         for (temperature, category, variant), tree in cold.items():
-            chain = cold.get((temperature, category, Variant(variant.width, "chain")))
+            chain = cold.get((temperature, category, replace(variant, shape="chain")))
             if variant.shape == "tree" and chain is not None:
                 pairs.setdefault((temperature, variant.width), []).append((tree, chain))
         gains = []

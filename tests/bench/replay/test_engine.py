@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from dflash_local import InputError, Model, demo
+from dflash_local.bench.measure.answer import ask
+from dflash_local.bench.measure.settings import Variant
 from dflash_local.bench.replay.acceptance import ReplayedDrafts
 from dflash_local.bench.replay.engine import Answers, ReplayEngine
 from dflash_local.bench.shapes.writer import write_pair
@@ -18,6 +20,7 @@ from dflash_local.engine.engine import Engine
 from dflash_local.engine.verify import verify
 from dflash_local.fit.options import LoadOptions
 from dflash_local.loading import open_engine as load_engine
+from dflash_local.loading import open_pair
 from mini_shapes import DENSE, HYBRID
 from pair_engine import Width, open_engine, request
 
@@ -66,7 +69,7 @@ def test_the_given_text_comes_out(
 def test_auto_and_plain_through_a_model(temperature: float) -> None:
     answers: dict[tuple[int, ...], list[int]] = {}
     options = LoadOptions(n_ctx=512, n_gpu_layers=0, n_threads=1, draft_shape="auto")
-    opened, plan = load_engine(*demo.pair(), options, say=lambda _line: None)
+    opened, plan = load_engine(open_pair(*demo.pair()), options, say=lambda _line: None)
     with Model(ReplayEngine(opened, answers), plan) as model:
         answers[tuple(model.tokenize(PROMPT))] = model.tokenize(GIVEN)
         for width in (0, "auto"):
@@ -143,18 +146,20 @@ def test_random_weights_accept_what_was_recorded(tmp_path: Path, shape: DraftSha
     comes out is the given one."""
     pair = write_pair(replace(DENSE, n_vocab=9000), "Q8_0", tmp_path, n_layer=3)
     options = LoadOptions(n_ctx=2048, n_gpu_layers=0, n_threads=1, draft_shape=shape)
-    opened, plan = load_engine(*pair, options, say=lambda _line: None)
+    opened, plan = load_engine(open_pair(*pair), options, say=lambda _line: None)
     answers: dict[tuple[int, ...], list[int]] = {}
     drafts = ReplayedDrafts(RecordedDrafts.shipped(), 5.0, seed=1)
     given = "".join(f"a line of text, number {i}\n" for i in range(60))
     with Model(ReplayEngine(opened, answers, drafts), plan) as model:
         # Pieces of words, not bytes.
         assert len(model.tokenize(given)) < len(given) / 2
-        answers[tuple(model.tokenize(PROMPT))] = model.tokenize(given)
+        prompt = model.tokenize(PROMPT)
+        answers[tuple(prompt)] = model.tokenize(given)
         lengths = []
         for place in (0, 0, 600):
             drafts.restart(place)
-            result = model.generate(PROMPT, draft_width=16, max_tokens=500)
+            variant = Variant(16, shape, copies=False)
+            result = ask(model, prompt, variant, temperature=0.0, seed=0, max_tokens=500)
             assert result.tokens == model.tokenize(given)[:500]
             lengths.append(result.stats.tokens_per_round)
     assert lengths[0] == lengths[1] != lengths[2]
@@ -165,7 +170,7 @@ def test_random_weights_accept_what_was_recorded(tmp_path: Path, shape: DraftSha
 def test_a_recurrent_target_replays(tmp_path: Path) -> None:
     pair = write_pair(HYBRID, "Q8_0", tmp_path, n_layer=5)
     options = LoadOptions(n_ctx=512, n_gpu_layers=0, n_threads=1, draft_width=8)
-    opened, plan = load_engine(*pair, options, say=lambda _line: None)
+    opened, plan = load_engine(open_pair(*pair), options, say=lambda _line: None)
     answers: dict[tuple[int, ...], list[int]] = {}
     drafts = ReplayedDrafts(RecordedDrafts.shipped(), 5.0, seed=1)
     with Model(ReplayEngine(opened, answers, drafts), plan) as model:
@@ -174,3 +179,25 @@ def test_a_recurrent_target_replays(tmp_path: Path) -> None:
             result = model.generate(PROMPT, draft_width=width)
             assert result.text == GIVEN
         assert result.stats.accepted > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_copies_are_measured_and_can_be_left_out(temperature: float) -> None:
+    """The text comes out with copies and without, with a drafter and without."""
+    answers: dict[tuple[int, ...], list[int]] = {}
+    given = "total += item.price * item.count\n" * 8
+    for draft in (demo.pair()[1], None):
+        options = LoadOptions(n_ctx=512, n_gpu_layers=0, n_threads=1)
+        opened, plan = load_engine(
+            open_pair(demo.pair()[0], draft), options, say=lambda _line: None
+        )
+        with Model(ReplayEngine(opened, answers), plan) as model:
+            prompt = model.tokenize(PROMPT)
+            answers[tuple(prompt)] = model.tokenize(given)
+            for copies in (True, False):
+                variant = Variant(8, copies=copies)
+                if draft is None and not copies:
+                    continue  # that is plain decoding
+                found = ask(model, prompt, variant, temperature=temperature, seed=0, max_tokens=200)
+                assert found.tokens == answers[tuple(prompt)]
+                assert (found.stats.copied > 0) == copies

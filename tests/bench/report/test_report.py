@@ -50,7 +50,7 @@ def test_json_has_the_fields_that_scripts_read() -> None:
         "top_p",
         "min_p",
     }
-    assert told["settings"]["ways"][2] == {"width": 4, "shape": "chain"}
+    assert told["settings"]["ways"][2] == {"width": 4, "shape": "chain", "copies": True}
     assert told["n_compared"] == 64 and told["n_differing"] == 0 and told["text_is_valid"] is True
     assert [point["rows"] for point in told["cost_curve"]] == [1, 2, 16]
     assert set(told["memory_bytes"]) == {
@@ -82,6 +82,7 @@ def test_json_of_a_row() -> None:
         "cache",
         "width",
         "shape",
+        "copies",
         "n_prompts",
         "plain",
         "drafted",
@@ -153,6 +154,7 @@ def test_differences_beyond_rounding_are_counted() -> None:
         "prompt": 0,
         "width": "auto",
         "shape": "chain",
+        "copies": True,
         "cache": "cold",
         "token": 7,
         "gap": 0.1,
