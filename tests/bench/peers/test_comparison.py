@@ -72,6 +72,7 @@ def test_our_speeds_stand_beside_those_of_the_same_prompts() -> None:
     assert drafted.as_dict()["ours"][0] == {
         "width": "auto",
         "shape": "chain",
+        "copies": True,
         "tokens_per_second": 150.0,
         "over_theirs": 3.0,
     }
