@@ -30,6 +30,13 @@ learnt again after it has changed."""
 _TIES = 8.0
 """Observations that those of other requests count for in a request. With many more, a request that
 repeats nothing pays for those that do."""
+_LONG = 5
+"""The class of lengths from which a match is a long one: more than five tokens. Short matches come
+by chance in a text that repeats nothing, so whether they mean anything is known for each request
+apart from the long ones. As one, a stretch of new text would cast doubt on the copies after it."""
+_FADES = 0.97
+"""Of what was expected and seen in a request, what still counts after one more token. Without
+fading, a text that turns from new to copied is distrusted for as long as it was new."""
 
 
 def drafter_thinks(kind: int, opinion: int) -> int:
@@ -47,6 +54,10 @@ def _cold(kind: int) -> float:
     if opinion == AGREES:
         return 1.0 - 0.3 * (1.0 - right)
     return right * (0.6 if opinion == DIFFERS else 1.0)
+
+
+def _is_long(kind: int) -> bool:
+    return kind % native.CopyIndex.n_lengths >= _LONG
 
 
 class CopyPrior:
@@ -93,19 +104,24 @@ class CopyChances:
         self._tried: dict[int, float] = {}
         self._right: dict[int, float] = {}
         self._known: dict[int, float] = {}
+        # For short and for long matches: right ones that were expected, and that there were.
+        self._expected = [1.0, 1.0]
+        self._seen = [1.0, 1.0]
 
     def each(self, kinds: Sequence[int]) -> list[float]:
         """The chance of each token that it is right where all before it are."""
         known = self._known
-        try:
-            return [known[kind] for kind in kinds]
-        except KeyError:
-            for kind in set(kinds):
-                known[kind] = self._chance(kind)
-            return [known[kind] for kind in kinds]
+        for kind in set(kinds).difference(known):
+            known[kind] = self._chance(kind)
+        trust = [min(s / e, 1.0) for s, e in zip(self._seen, self._expected, strict=True)]
+        return [known[kind] * trust[_is_long(kind)] for kind in kinds]
 
     def learn(self, kind: int, is_right: bool) -> None:
         """What became of one token of this request."""
+        group = _is_long(kind)
+        # One right token of one is taken as seen, so that a group is never lost for good.
+        self._expected[group] = 1.0 + _FADES * (self._expected[group] - 1.0) + self._chance(kind)
+        self._seen[group] = 1.0 + _FADES * (self._seen[group] - 1.0) + is_right
         self._tried[kind] = self._tried.get(kind, 0.0) + 1.0
         self._right[kind] = self._right.get(kind, 0.0) + is_right
         self._prior.learn(kind, is_right)

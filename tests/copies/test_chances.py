@@ -33,6 +33,24 @@ def test_what_comes_true_becomes_likelier_and_what_does_not_less() -> None:
     assert other.each([12])[0] < 0.2
 
 
+def test_short_matches_that_mean_nothing_are_found_out_together() -> None:
+    """In a text that repeats nothing they come by chance, of all kinds, a few of each."""
+    short = [kind for kind in range(36) if kind % 9 < 5]
+    long = [kind for kind in range(36) if kind % 9 >= 5]
+    chances = CopyChances(CopyPrior())
+    before = chances.each(short), chances.each(long)
+    for kind in [kind for kind in short if kind % 2 == 0]:
+        chances.learn(kind, False)
+    unseen = [i for i, kind in enumerate(short) if kind % 2]
+    after = chances.each(short)
+    assert all(after[i] < before[0][i] / 4 for i in unseen)
+    assert chances.each(long) == before[1]
+    for _ in range(20):
+        chances.learn(short[0], True)
+    again = chances.each(short)
+    assert all(again[i] > before[0][i] / 2 for i in unseen)  # the text has turned
+
+
 def test_a_drafter_that_agrees_is_believed_and_one_that_differs_too() -> None:
     chances = CopyChances(CopyPrior())
     for kind in range(0, N_KINDS // 3):

@@ -68,6 +68,7 @@ class ReplayEngine(Engine):
         )
         self.usual_shape = engine.usual_shape
         self.plain_because = engine.plain_because
+        self.copy_from = engine.copy_from
 
     def begin(self, request: Request) -> ReplaySequence:
         """As `Engine.begin`. The answer ends where the given text does. Raises InputError for a
