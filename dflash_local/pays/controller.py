@@ -61,6 +61,12 @@ limit, a hiccup of the machine ends drafting that pays."""
 _CHECK_SHARE = 0.002
 """Of the time of drafting, what looking again at plain decoding may cost. Without these
 looks, a calibration that found plain decoding too slow is never corrected."""
+_COPY_MARGIN = 1.5
+"""What rows of copies must bring for each plain row that they cost. With 1, a text that repeats
+nothing pays for guesses that only just break even, two or three in a hundred."""
+_COPY_PAUSE = 32
+"""Rounds without copies when their credit is spent. With as many as drafts pause, a copy that begins
+then is over before it is seen; what is offered meanwhile is learnt from in any case."""
 _FOREVER = 1 << 30
 
 
@@ -90,7 +96,7 @@ class Controller:
         self._forecast = Forecast(costs, max(block_size - 1, n_nodes, n_copied))
         self._row_choice = RowChoice()
         self._copy_choice = RowChoice()
-        self._copy_budget = Budget()
+        self._copy_budget = Budget(_COPY_PAUSE)
         self._gain = 1.0  # of drafting, while it is on
         self._passes = PassTimes(costs)
         self._budget = Budget()
@@ -235,10 +241,14 @@ class Controller:
             return [1] * len(chains)
         forecast = self._forecast
         forecast.renew(len(chains), forecast.base - len(chains), self._depth)
-        rate = forecast.base / forecast.plain_s * self._gain
+        rate = _COPY_MARGIN * forecast.base / forecast.plain_s * self._gain
         self._copy_choice.price(forecast.base, forecast.passes, rate)
+        # The first copies of a text are short, and those that came true pay for longer ones.
+        covered = forecast.passes[0] + self._copy_budget.credit * forecast.plain_s
+        most = max(k for k, seconds in enumerate(forecast.passes) if seconds <= covered)
         last_rows = self._passes.rows("chain")
-        return self._copy_choice.widths(chains, last_rows, self.costs.switch_s)
+        covered_chains = [chain[:most] for chain in chains]
+        return self._copy_choice.widths(covered_chains, last_rows, self.costs.switch_s)
 
     def observe(self, policy: Policy, draft: Draft, tokens: Sequence[int]) -> None:
         """What became of a draft: the tokens emitted after its anchor, the last the target's own.
