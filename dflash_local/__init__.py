@@ -24,7 +24,7 @@ from dflash_local.errors import (
 
 if TYPE_CHECKING:
     __version__: str
-    from dflash_local.llama_cpp import Llama
+    from dflash_local.llama_facade import Llama
     from dflash_local.loading import load
     from dflash_local.model import Model
     from dflash_local.options import Options
@@ -55,7 +55,7 @@ __all__ = [
 
 _HOMES = {
     "load": "loading",
-    "Llama": "llama_cpp",
+    "Llama": "llama_facade",
     "Model": "model",
     "Options": "options",
     "Chunk": "result",

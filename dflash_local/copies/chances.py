@@ -34,6 +34,10 @@ _LONG = 5
 """The class of lengths from which a match is a long one: more than five tokens. Short matches come
 by chance in a text that repeats nothing, so whether they mean anything is known for each request
 apart from the long ones. As one, a stretch of new text would cast doubt on the copies after it."""
+_SILENCE = 0.2
+"""Right tokens of short matches that were expected where nothing was offered at all. A text that
+repeats is seldom without an offer. With none, a text that repeats nothing has so few offers that
+each of them is tried, at the price of a graph."""
 _FADES = 0.97
 """Of what was expected and seen in a request, what still counts after one more token. Without
 fading, a text that turns from new to copied is distrusted for as long as it was new."""
@@ -118,14 +122,21 @@ class CopyChances:
 
     def learn(self, kind: int, is_right: bool) -> None:
         """What became of one token of this request."""
-        group = _is_long(kind)
-        # One right token of one is taken as seen, so that a group is never lost for good.
-        self._expected[group] = 1.0 + _FADES * (self._expected[group] - 1.0) + self._chance(kind)
-        self._seen[group] = 1.0 + _FADES * (self._seen[group] - 1.0) + is_right
+        self._expect(_is_long(kind), self._chance(kind), is_right)
         self._tried[kind] = self._tried.get(kind, 0.0) + 1.0
         self._right[kind] = self._right.get(kind, 0.0) + is_right
         self._prior.learn(kind, is_right)
         self._known[kind] = self._chance(kind)
+
+    def learn_silence(self, n: int) -> None:
+        """So many tokens were written that no copy was offered for."""
+        for _ in range(n):
+            self._expect(False, _SILENCE, False)
+
+    def _expect(self, group: bool, chance: float, is_right: bool) -> None:
+        # One right token of one is taken as seen, so that a group is never lost for good.
+        self._expected[group] = 1.0 + _FADES * (self._expected[group] - 1.0) + chance
+        self._seen[group] = 1.0 + _FADES * (self._seen[group] - 1.0) + is_right
 
     def _chance(self, kind: int) -> float:
         prior = self._prior

@@ -79,6 +79,8 @@ class Copier:
         """What became of the last offer: `new` was written instead, or just that."""
         offered, self._offered = self._offered, []
         learn = self.chances.learn
+        if not offered:
+            self.chances.learn_silence(len(new))
         for copy in offered:
             for token, kind, written in zip(copy.tokens, copy.kinds, new, strict=False):
                 learn(kind, token == written)

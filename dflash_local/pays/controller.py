@@ -65,8 +65,8 @@ _COPY_MARGIN = 1.5
 """What rows of copies must bring for each plain row that they cost. With 1, a text that repeats
 nothing pays for guesses that only just break even, two or three in a hundred."""
 _COPY_PAUSE = 32
-"""Rounds without copies when their credit is spent. With as many as drafts pause, a copy that begins
-then is over before it is seen; what is offered meanwhile is learnt from in any case."""
+"""Rounds without copies when their credit is spent. With as many as drafts pause, a copy that
+begins then is over before it is seen; what is offered meanwhile is learnt from in any case."""
 _FOREVER = 1 << 30
 
 

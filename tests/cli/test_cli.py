@@ -78,7 +78,7 @@ def test_version_names_the_build_and_the_backends() -> None:
 def test_the_shell_completes_options() -> None:
     asked = {"COMP_WORDS": "dflash-local complete --dra", "COMP_CWORD": "2"}
     done = run(environment={"_DFLASH_LOCAL_COMPLETE": "bash_complete", **asked})
-    named = {"--draft", "--draft-shape", "--draft-width", "--draft-window"}
+    named = {"--draft", "--draft-from", "--draft-shape", "--draft-width", "--draft-window"}
     assert set(done.stdout.decode().split()) == {f"plain,{name}" for name in named}
 
 

@@ -91,3 +91,13 @@ def test_nothing_is_offered_where_nothing_repeats() -> None:
     assert copier.offer(list(range(50)), [], 8) == []
     assert copier.offer(list(range(50)), [90, 91], 8) == []
     assert copier.offer(list(range(50)), [90, 91, 3, 4], 0) == []
+
+
+def test_a_text_without_offers_is_one_that_repeats_nothing() -> None:
+    chances = CopyChances(CopyPrior())
+    short, long = 3, 8
+    before = chances.each([short, long])
+    chances.learn_silence(40)
+    after = chances.each([short, long])
+    assert after[0] < before[0] / 4
+    assert after[1] == before[1]
