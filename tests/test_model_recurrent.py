@@ -92,6 +92,7 @@ def test_stop_strings_and_the_turns_after_them(models: tuple[Model, Model]) -> N
     assert n_stopped
 
 
+@pytest.mark.one_in(3)
 def test_two_streams_at_once(models: tuple[Model, Model]) -> None:
     drafting, plain = models
     right = []
@@ -216,6 +217,7 @@ def test_others_decode_plainly_and_say_so(
         assert model.generate(PROMPTS[0], max_tokens=N).tokens == first
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("architecture", [TAPPED[0], WITHOUT[0]])
 def test_copies_need_snapshots_and_are_asked_for(tmp_path: Path, architecture: str) -> None:
     """By themselves they would slow down every step; where there are none, one line says so."""

@@ -36,6 +36,7 @@ def same_shape(result: Result) -> dict[str, Any]:
     return message
 
 
+@pytest.mark.one_in(2)
 def test_a_call_that_must_come(speaker: Model) -> None:
     asked: dict[str, Any] = {"tools": [WEATHER, NOW], "tool_choice": "get_weather", "seed": 1}
     result = speaker.chat(HELLO, max_tokens=400, **asked)

@@ -42,6 +42,7 @@ def greedy() -> dict[str, Any]:
 # Help, version, completion.
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("command", [(), ("chat",), ("complete",)])
 def test_both_help_options_tell_the_same(command: tuple[str, ...]) -> None:
     short, long = run(*command, "-h"), run(*command, "--help")
@@ -106,6 +107,7 @@ def test_tokens_do_not_depend_on_the_draft_width(width: str, greedy: dict[str, A
     assert drawn["stats"]["drafting"] is None
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("arguments", [(), ("--draft-width", "auto")], ids=str)
 def test_the_width_is_left_to_the_controller(
     arguments: tuple[str, ...], greedy: dict[str, Any]
@@ -242,6 +244,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert process.returncode == 1
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.skipif(sys.platform == "win32", reason="closes streams as a POSIX shell does")
 @pytest.mark.parametrize("closed", ["1", "2"])
 def test_closed_streams_mix_nothing_up(closed: str, greedy: dict[str, Any]) -> None:

@@ -155,6 +155,7 @@ def replay_file(folder: Path) -> str:
     return str(file)
 
 
+@pytest.mark.slow
 def test_given_answers_come_out_in_every_way(tmp_path: Path) -> None:
     file = replay_file(tmp_path)
     found = told("--replay", file, *ON_CPU, "--widths", "8", "--temps", "0,0.8")

@@ -357,6 +357,7 @@ def test_esc_stops_the_answer_and_keys_are_not_shown_in_it(
     assert "typed" in terminal.expect("typed")  # it waited for the line editor
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("environment", "is_tinted"),
     [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)],

@@ -7,6 +7,8 @@ import json
 import platform
 from pathlib import Path
 
+import pytest
+
 import gguf_files
 from chat_models import with_template
 from command_line import run_here
@@ -28,6 +30,7 @@ def test_the_shipped_pair_is_well() -> None:
     assert getpass.getuser() == "root" or getpass.getuser() not in everything
 
 
+@pytest.mark.slow
 def test_a_drafter_that_drafts_nonsense(tmp_path: Path) -> None:
     def shuffle(tensors: dict[str, gguf_files.Tensor]) -> None:
         data, kind = tensors["fc.weight"]
@@ -42,6 +45,7 @@ def test_a_drafter_that_drafts_nonsense(tmp_path: Path) -> None:
     assert told["verdict"] == told["alarms"][0]["text"]
 
 
+@pytest.mark.slow
 def test_a_template_of_another_family_is_seen(tmp_path: Path) -> None:
     target = with_template(demo.pair()[0], tmp_path / "harmony.gguf", "harmony")
     asked = ("--target", str(target), "--draft", str(demo.pair()[1]), "--json")

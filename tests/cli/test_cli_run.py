@@ -85,6 +85,7 @@ def test_run_fetches_converts_and_answers_then_needs_no_network(empty: User) -> 
     assert "nothing of tiny is here" in empty.refused("rm", NAME)
 
 
+@pytest.mark.slow
 def test_a_drafter_beside_its_target_is_taken(empty: User) -> None:
     files = {f"q8/{FILE}": TARGET.read_bytes(), "dflash-Q8_0.gguf": DRAFTER.read_bytes()}
     empty.hub.add("lab/Both-GGUF", {**files, "q4/tiny-Q4_K_M.gguf": b"not fetched"})
@@ -154,6 +155,7 @@ def test_a_files_name_is_not_a_prompt(empty: User) -> None:
         assert f"dflash-local run {prompt}" in empty.refused("chat", prompt)
 
 
+@pytest.mark.slow
 def test_a_server_serves_a_name(empty: User) -> None:
     from server_process import ServerProcess
 

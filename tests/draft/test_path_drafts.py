@@ -84,6 +84,7 @@ def known(draft: Draft) -> tuple[Candidates, NDArray[np.float32]]:
     return draft.candidates, draft.candidates.steps
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("for_trees", [False, True], ids=["chains", "trees"])
 @pytest.mark.parametrize(
     "options",
@@ -121,6 +122,7 @@ def _without_confidence(options: Mapping[str, Any]) -> dict[str, Any]:
     return changed_
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("options", SPARK.values(), ids=SPARK.keys())
 def test_each_step_of_dspark_is_that_of_the_reference(
     options: Mapping[str, Any], target: Target, tmp_path: Path
@@ -184,6 +186,7 @@ def test_each_step_of_dflash_2_is_that_of_the_reference(
     assert n_compared > n * k / 2
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("for_trees", [False, True], ids=["chains", "trees"])
 @pytest.mark.parametrize(
     "options",
@@ -240,6 +243,7 @@ def test_sequences_in_one_graph_do_not_see_one_another(
             together.truncate(seq, 0)
 
 
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize("n_vocab", [320, 4096])
 @pytest.mark.parametrize("quant", ["F16", "BF16", "Q8_0", "Q4_0", "Q6_K"])
 @pytest.mark.parametrize("family", ["DSpark", "DFlash 2"])
@@ -339,6 +343,7 @@ def _larger(factors: Mapping[str, float]) -> Any:
     return change
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("quant", ["F16", "BF16", "F32", "Q8_0"])
 @pytest.mark.parametrize(
     ("options", "factors", "size"),

@@ -262,7 +262,7 @@ class FaultyDrafter(ScriptedDrafter):
         super().truncate(seq, length)
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize(
     ("method", "nth"),
     # Injections are of the prompt, then one per round, then one at the end of the answer.

@@ -203,7 +203,7 @@ def test_by_lot_again_and_again(bench: Bench) -> None:
         play(bench, engine, [((3 * seed + i) % 6, "auto", N - i, 2 * i) for i in range(7)])
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.slow
 @of_both_shapes("decider", ["cheap", "even", "hopeless", "by lot"], LOT)
 def test_one_that_is_cancelled_leaves_the_others_alone(bench: Bench, decider: str) -> None:
     engine = bench.engine(decider)

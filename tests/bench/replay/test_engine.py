@@ -45,6 +45,7 @@ def replaying(engine: Engine, prompt: str = PROMPT, given: str = GIVEN) -> Repla
     return ReplayEngine(engine, {tuple(tokens(engine, prompt)): tokens(engine, given)})
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize(
     ("width", "shape"),
@@ -77,6 +78,7 @@ def test_auto_and_plain_through_a_model(temperature: float) -> None:
             assert found.text == GIVEN
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("width", "shape"), [(0, "chain"), (16, "chain"), (16, "tree")])
 def test_a_pairs_own_answer_takes_the_rounds_that_it_took(
     engine: Engine, width: Width, shape: DraftShape
