@@ -112,11 +112,8 @@ class RowChoice:
         return best if top - values[stay] > cost else stay
 
     def _blended(self, values: list[float]) -> list[float]:
-        """With those of the rounds before; as they are, near the end of an answer."""
+        """With those of the rounds before, as far as these go: a copy may be longer than a draft."""
         means = self._values
-        if len(values) < len(means):
-            return values
-        if len(values) == len(means):
-            values = [mean + _BLEND * (v - mean) for mean, v in zip(means, values, strict=True)]
-        self._values = values
-        return values
+        blended = [mean + _BLEND * (v - mean) for mean, v in zip(means, values, strict=False)]
+        self._values = blended + values[len(means) :] + means[len(values) :]
+        return self._values[: len(values)]

@@ -102,3 +102,21 @@ def test_another_shape_begins_anew() -> None:
     choice.price(1, passes, 1.0, shape="tree")
     (width,) = choice.widths([[0.9] * MOST], None, 0.1)
     assert width == 1 + MOST
+
+
+def test_a_long_copy_leaves_the_usual_row_count_of_drafts() -> None:
+    """Drafts whose worth varies about that of another row count: each change costs a graph."""
+    passes = [4.0 + 0.1 * k for k in range(MOST + 1)]
+    good, bad = [0.5] * 15, [0.5, 0.5] + [0.01] * 13
+    rows = {}
+    for with_copy in (False, True):
+        choice = RowChoice()
+        last, found = 1, []
+        for n in range(80):
+            choice.price(1, passes, 0.5)
+            drafts = [0.99] * MOST if with_copy and n == 40 else (good if n % 2 else bad)
+            (last,) = choice.widths([drafts], last, 8.0)
+            found.append(last)
+        rows[with_copy] = found[60:]
+    assert rows[True] == rows[False]
+    assert len(set(rows[True])) == 1
