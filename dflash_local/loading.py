@@ -305,6 +305,7 @@ def open_engine(
         layers=wanted.tapped_layers,
         n_gpu_layers=plan.n_gpu_layers,
         snapshots=wanted.n_snapshots > 0,
+        say=say,
     )
     steps(0.0)
     loaded = _loaded(pair.target.path, wanted, steps, percent or say)

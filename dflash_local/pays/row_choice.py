@@ -112,7 +112,7 @@ class RowChoice:
         return best if top - values[stay] > cost else stay
 
     def _blended(self, values: list[float]) -> list[float]:
-        """With those of the rounds before, as far as these go: a copy may be longer than a draft."""
+        """With those of the rounds before, as far as these go: copies are longer than drafts."""
         means = self._values
         blended = [mean + _BLEND * (v - mean) for mean, v in zip(means, values, strict=False)]
         self._values = blended + values[len(means) :] + means[len(values) :]

@@ -12,6 +12,7 @@ import importlib.util
 import platform
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,11 @@ class LoadVerdict:
     """False if another try may succeed, after a lack of memory or time."""
 
 
+def _to_stderr(line: str) -> None:
+    if sys.stderr is not None:
+        print(line, file=sys.stderr, flush=True)
+
+
 def ensure_loadable(
     target: Path,
     draft: Path | None,
@@ -54,14 +60,15 @@ def ensure_loadable(
     n_gpu_layers: int = 0,
     snapshots: bool = False,
     limit_s: float = _LIMIT_S,
+    say: Callable[[str], None] = _to_stderr,
 ) -> None:
     """Return if llama.cpp can load `target` and decode with taps on `layers`, and with `snapshots`
     of its recurrent state.
 
     If there is a `draft`, llama.cpp must be able to read its header. All this is tried in a child
     process, unless a verdict is kept from before. The child gets `limit_s` seconds, and more for
-    large files. Raises FileError if a file is at fault, and BackendError if the build of llama.cpp
-    is, or if memory or time did not suffice.
+    large files; `say` gets a line where it takes long. Raises FileError if a file is at fault, and
+    BackendError if the build of llama.cpp is, or if memory or time did not suffice.
     """
     files = shard_files(target) + ((draft,) if draft else ())
     build = libraries()
@@ -83,7 +90,7 @@ def ensure_loadable(
             "n_gpu_layers": n_gpu_layers,
             "snapshots": snapshots,
         }
-        verdict = _tried(target, request, limit_s, files)
+        verdict = _tried(target, request, limit_s, files, say)
         if verdict.lasting:
             disk_cache.write("probe", key, {"verdict": asdict(verdict)})
     _raise(verdict, target, draft)
@@ -121,14 +128,16 @@ def _raise(verdict: LoadVerdict, target: Path, draft: Path | None) -> None:
 
 
 def _tried(
-    target: Path, request: dict[str, Any], limit_s: float, files: tuple[Path, ...]
+    target: Path,
+    request: dict[str, Any],
+    limit_s: float,
+    files: tuple[Path, ...],
+    say: Callable[[str], None],
 ) -> LoadVerdict:
     limit_s += sum(path.stat().st_size for path in files) / _SLOWEST_BYTES_PER_S
 
     def on_wait() -> None:
-        if sys.stderr is not None:
-            line = printable(f"trying {target.name} in a child process, once ...")
-            print(line, file=sys.stderr, flush=True)
+        say(printable(f"trying {target.name} in a child process, once ..."))
 
     outcome = child.run(
         "dflash_local.trial.model_child",

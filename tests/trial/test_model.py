@@ -12,6 +12,7 @@ from dflash_local import demo
 from dflash_local.errors import BackendError, FileError
 from dflash_local.fit.pairing import check_target
 from dflash_local.gguf.file import GgufFile
+from dflash_local.trial import child
 from dflash_local.trial.model import ensure_loadable
 from gguf_files import STRING, UINT32, Value, changed
 
@@ -32,6 +33,16 @@ def verdicts(cache: Path) -> list[Path]:
 def without_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on, starting a child process fails."""
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+
+
+def test_a_long_trial_is_told_to_the_caller_alone(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(child, "_QUIET_S", 0.05)
+    said: list[str] = []
+    ensure_loadable(TARGET, DRAFTER, layers=TAPS, say=said.append)
+    assert said == [f"trying {TARGET.name} in a child process, once ..."]
+    assert capfd.readouterr().err == ""
 
 
 def test_the_shipped_pair_loads_and_the_verdict_is_kept(
