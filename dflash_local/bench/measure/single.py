@@ -154,8 +154,8 @@ def by_category(
                 if answers.keep_complete():
                     yield list(answers.rows(forced=False))
                 raise
+            yield new  # before it is told: who interrupts after the line finds its rows
             say(_progress(new))
-            yield new
 
 
 def _work(case: Case, settings: RunSettings) -> float:
