@@ -53,6 +53,7 @@ def test_requests_may_ask_for_chains(trees: Model, prompt: str) -> None:
         trees.generate(prompt, draft_shape="star")
 
 
+@pytest.mark.slow
 def test_a_prefix_from_the_store_can_fork(trees: Model, prompt: str) -> None:
     trees.forget()
     text = trees.tokenize(prompt) * 3

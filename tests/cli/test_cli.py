@@ -133,6 +133,7 @@ def test_stdout_gets_the_text_and_nothing_else(greedy: dict[str, Any]) -> None:
     assert re.search(rb"tokens/s, .* tokens per round, first token after", done.stderr)
 
 
+@pytest.mark.slow
 def test_a_prompt_may_come_from_a_file_or_stdin(greedy: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "prompt.txt"
     file.write_text(PROMPT)

@@ -78,6 +78,7 @@ def test_a_target() -> None:
     assert row(text, "tokenizer") == row(told(DRAFTER), "tokenizer")
 
 
+@pytest.mark.slow
 def test_what_runs_a_drafter_of_another_family(tmp_path: Path) -> None:
     target = write_target(tmp_path / "target.gguf")
     two = told(write_drafter(tmp_path / "two.gguf", target, selector=Selector()))
@@ -196,6 +197,7 @@ def test_bad_files(tmp_path: Path) -> None:
     assert "FILE" in refused()
 
 
+@pytest.mark.slow
 def test_names_from_a_file_stay_on_their_line(tmp_path: Path) -> None:
     keys = {
         "general.name": ("two\nlines\x1b[31m", STRING, None),

@@ -98,6 +98,7 @@ def test_a_drafter_beside_its_target_is_taken(empty: User) -> None:
     assert "Q5_K_M; it has Q4_K_M, Q8_0" in empty.refused("pull", "lab/Both-GGUF:Q5_K_M")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
 def test_an_interrupted_transfer_is_resumed(empty: User) -> None:
     empty.hub.stalls = threading.Event()

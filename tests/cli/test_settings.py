@@ -114,7 +114,7 @@ def test_every_variable_that_the_program_reads_is_in_its_help() -> None:
             if path.suffix in (".py", ".cpp", ".h"):
                 read |= set(re.findall(r'"(DFLASH_LOCAL_[A-Z_]+)"', path.read_text()))
     assert read <= set(VARIABLES)
-    told = run_here("-h").stdout
+    told = run_here("--help").stdout
     assert all(name in told for name in VARIABLES)
     documented = (ROOT / "docs" / "install.md").read_text()
     assert all(name in documented for name in VARIABLES)

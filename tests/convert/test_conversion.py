@@ -142,7 +142,7 @@ def test_every_kind_of_file_drafts(
         assert model.generate(PROMPT, max_tokens=16).tokens == plain_tokens
 
 
-@pytest.mark.one_in(18)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in hf_drafters.VARIANTS if n != "mrope"])
 def test_every_published_layout_drafts(
     name: str, pair: Pair, plain_tokens: list[int], tmp_path: Path

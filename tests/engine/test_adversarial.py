@@ -315,7 +315,7 @@ def test_a_drafter_that_cannot_even_forget_leaves_the_engine_usable(known: Known
     engine.slots.forget_all()
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 def test_a_drafter_that_miscounts_is_found_out(known: Known) -> None:
     """One draft is expected here; none and two are not passed over."""
     for n_drafts in (0, 2):

@@ -144,6 +144,7 @@ def test_the_machines_do_what_they_are_here_for(pair: Pair, prompts: list[list[i
     assert {name for name, off in gave_up.items() if off} == {"resigning", "hopeless"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["tree"], indirect=True)
 def test_trees_are_among_what_they_do(pair: Pair, prompts: list[list[int]]) -> None:
     for decider in ("cheap", "by the row", "by lot"):
@@ -254,7 +255,7 @@ def test_a_cancelled_answer_leaves_the_next_one_right(
 # One request after another
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.slow
 @of_both_shapes(
     "decider, first",
     [

@@ -144,6 +144,7 @@ def test_beside_a_drafter_of_nonsense(target: Target, token: int) -> None:
     assert answer(copying(target, drafter), prompt, 8, N, **options).tokens == expected
 
 
+@pytest.mark.slow
 @given(repeating(), ways, st.sampled_from([4, 16, 32]))
 @settings(deadline=None, max_examples=6)
 def test_trees(forking: Target, text: tuple[list[int], list[int]], way: str, width: int) -> None:

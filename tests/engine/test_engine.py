@@ -81,7 +81,7 @@ def assert_equal(engine: Engine, expected: list[Plain], found: list[Sequence]) -
         equal_by_gap_rule(plain.tokens, plain.logprobs, sequence.tokens, noise)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 def test_a_request_may_join_while_another_runs(engine: Engine) -> None:
     prompts = [engine.target.vocabulary.tokenize(p) for p in demo.prompts()["code"][:2]]
     expected = [Plain(engine, prompt) for prompt in prompts]
@@ -137,7 +137,7 @@ def test_every_slot_busy(engine: Engine) -> None:
     assert len(answer(engine, [3], 0, 2).tokens) == 2
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 def test_idle_slots_make_room(engine: Engine) -> None:
     """Two prompts of 150 tokens do not fit 256 cells: the one that rests goes."""
     first, second = text(engine, 150), text(engine, 190)[40:]

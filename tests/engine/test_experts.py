@@ -42,6 +42,7 @@ def texts(n: int, length: int) -> list[list[int]]:
     return [draw.integers(0, N_VOCAB, length).tolist() for _ in range(n)]
 
 
+@pytest.mark.slow
 def test_an_expert_moves_a_logit_by_more_than_rounding_does(engine: Engine) -> None:
     """So that noise measured in other texts bounds nothing."""
     largest = []

@@ -129,7 +129,7 @@ def test_long_prompts(
             assert_equal(model.generate(prompt, draft_width=width, **options), expected)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["greedy", "seeded with penalties"])
 def test_log_probabilities_too(model: Model, plain: Plain, shape: DraftShape, way: str) -> None:
     for prompt in some_prompts(shape):

@@ -187,7 +187,7 @@ def test_plain_requests_in_between_keep_the_drafter_right(either_model: Model) -
     assert_as_well_drafted(drafted.stats, expected.stats)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [0, 16])
 def test_after_a_cancelled_request(either_model: Model, width: int) -> None:
     model = either_model

@@ -106,7 +106,7 @@ def warm(
     return sequence
 
 
-@pytest.mark.one_in(10)
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [SEEDED, {}], ids=["penalised", "greedy"])
 @pytest.mark.parametrize("way", WAYS)
 def test_the_second_answer_is_the_first(
@@ -279,6 +279,7 @@ def test_a_window_that_has_moved_on_is_decoded_again(engine: Engine, text: list[
         assert back.stats.accepted_lengths == expected.stats.accepted_lengths
 
 
+@pytest.mark.slow
 def test_llama_cpps_drafter_comes_back_too(text: list[int]) -> None:
     with open_target(n_ctx=512, n_seq=2) as target:
         drafter = open_llama_drafter(demo.pair()[1], target, n_seq=2, n_ctx=512)

@@ -130,6 +130,7 @@ requests = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(requests)
 def test_any_history_ends_as_a_fresh_prefill(

@@ -73,7 +73,7 @@ SEVERAL = [
 ]
 
 
-@pytest.mark.one_in(24)
+@pytest.mark.slow
 @pytest.mark.parametrize("machine_name, n_seqs", SEVERAL)
 def test_near_the_best_width_in_hindsight(machine_name: str, n_seqs: int) -> None:
     """Knowing nothing at first, and again after other answers of the kind."""

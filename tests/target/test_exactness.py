@@ -46,6 +46,7 @@ def no_caches() -> None:
     pass
 
 
+@pytest.mark.slow
 def test_the_shipped_pair_is_exact_to_its_block(model: Model) -> None:
     found = model.exactness()
     assert found.exact_width(32) == 16

@@ -50,7 +50,7 @@ def cold(model: Model, prompt: str, **options: Any) -> Result:
     return model.generate(prompt, **options)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.slow
 @of_both_shapes("width", [0, 16], [16])
 def test_an_abandoned_generator_leaves_the_model_usable(
     either_model: Model, prompt: str, endless: dict[str, Any], width: int

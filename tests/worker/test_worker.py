@@ -148,7 +148,7 @@ def close(streams: list[Iterator[Any]]) -> None:
 # Answers
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @of_both_shapes
 def test_more_requests_than_slots_of_unequal_length_and_width(bench: Bench) -> None:
     orders = [(0, 0, N), (1, 16, 9), (2, 5, N), (3, "auto", N), (4, 8, 3), (1, 0, N), (0, 16, 1)]

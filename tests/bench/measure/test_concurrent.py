@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bench_model import auto_model
 from dflash_local import Model
 from dflash_local.bench.measure.concurrent import measure_concurrent
@@ -14,6 +16,7 @@ VARIANTS = (Variant(4), Variant(4, "tree"))
 SETTINGS = RunSettings(temperatures=(0.0,), variants=VARIANTS, max_tokens=9)
 
 
+@pytest.mark.slow
 def test_each_category_has_a_row_for_each_variant(auto_model: Model) -> None:
     told: list[str] = []
     cases = [Case(name, 0, auto_model.tokenize(f"def {name}(x):\n")) for name in ("chat", "code")]

@@ -52,7 +52,7 @@ def test_a_pair_loads_and_drafts(shape: PairShape, quant: str, tmp_path: Path) -
     loads_and_drafts(shape, quant, tmp_path)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [HYBRID, HYBRID_EXPERTS], ids=lambda shape: shape.name)
 def test_a_hybrid_pair_drafts_what_plain_decoding_gives(shape: PairShape, tmp_path: Path) -> None:
     files = write_pair(shape, "Q4_K_M", tmp_path, n_layer=5)

@@ -52,7 +52,7 @@ def test_a_stuck_reader_neither_holds_the_slot_nor_its_connection(
     assert received.startswith(b"HTTP/1.1 200") and b"[DONE]" not in received
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sent",
     [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: "],

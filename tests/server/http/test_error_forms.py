@@ -99,7 +99,7 @@ def test_a_route_that_there_is_not(
     told(answer, "not_found_error")
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "told"),
     [("/v1/chat/completions", openai), (MESSAGES, anthropic), ("/api/chat", ollama)],

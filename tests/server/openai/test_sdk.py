@@ -217,6 +217,7 @@ def test_bad_requests_are_exceptions_of_their_kind(sdk: openai.OpenAI) -> None:
         sdk.embeddings.create(model=MODEL, input="a")
 
 
+@pytest.mark.slow
 def test_a_key_and_a_full_queue(guarded: ServerProcess) -> None:
     with connect(guarded, api_key="wrong") as sdk, pytest.raises(openai.AuthenticationError):
         sdk.models.list()
