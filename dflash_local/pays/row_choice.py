@@ -31,7 +31,8 @@ class RowChoice:
         """The tokens a second that rows must beat."""
         self._plain_price = 0.0
         self._prices: list[float] = []
-        self._values: list[float] = []  # by row count: blended over the rounds of this batch
+        self._values: dict[int, list[float]] = {}
+        """By row count, blended over the rounds of this batch; by how many row counts there are."""
 
     def price(
         self, base: int, passes: Sequence[float], rate: float, shape: ShapeName = "chain"
@@ -39,7 +40,7 @@ class RowChoice:
         """A plain pass has `base` rows; one with k more takes `passes[k]` seconds. `rate`: the
         tokens a second that it must beat."""
         if (base, shape) != self._kind:
-            self._values = []
+            self._values = {}
         self._kind, self.rate = (base, shape), rate
         self._plain_price = rate * passes[0]
         self._prices = [rate * (seconds - passes[0]) for seconds in passes]
@@ -112,8 +113,9 @@ class RowChoice:
         return best if top - values[stay] > cost else stay
 
     def _blended(self, values: list[float]) -> list[float]:
-        """With those of the rounds before, as far as these go: copies are longer than drafts."""
-        means = self._values
-        blended = [mean + _BLEND * (v - mean) for mean, v in zip(means, values, strict=False)]
-        self._values = blended + values[len(means) :] + means[len(values) :]
-        return self._values[: len(values)]
+        """With those of the rounds before that had as many: the ends of answers have fewer, and
+        copies more, which say nothing of the usual drafts."""
+        means = self._values.get(len(values), values)
+        blended = [mean + _BLEND * (v - mean) for mean, v in zip(means, values, strict=True)]
+        self._values[len(values)] = blended
+        return blended

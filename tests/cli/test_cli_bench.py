@@ -195,7 +195,7 @@ def test_random_weights_replay_with_recorded_drafts(tmp_path: Path) -> None:
 def test_replays_of_several_requests_at_once(tmp_path: Path) -> None:
     replay = "--replay", replay_file(tmp_path), "--category", "line"
     rows = told(*replay, *ON_CPU, "--concurrency", "2", "--draft-shape", "chain")["concurrency"]
-    assert [row["concurrency"] for row in rows] == [2]
+    assert [(row["concurrency"], row["copies"]) for row in rows] == [(2, True), (2, False)]
 
 
 def test_a_target_alone_is_decoded_plainly() -> None:
