@@ -19,20 +19,13 @@ comes back too often."""
 class Budget:
     """Two accounts: `amount` pays for probes; a credit covers drafting that was thought to pay."""
 
-    def __init__(self, pause: int = _SUSPENDED) -> None:
-        """`pause`: rounds without drafts when the credit is spent."""
-        self._pause = pause
+    def __init__(self) -> None:
         self.amount = _AT_FIRST
         self.suspended_until = 0
         """The round before which nothing is to be drafted."""
         self._saved = _AT_FIRST  # the most that income adds up to
         self._credit = _AT_FIRST
         self._round = 0
-
-    @property
-    def credit(self) -> float:
-        """What drafting that is thought to pay may still lose before it is suspended."""
-        return self._credit
 
     def renew(self) -> None:
         """Another text begins, and what the last one lost says little of it."""
@@ -65,4 +58,4 @@ class Budget:
         self._credit = min(self._credit + gained, _MOST_CREDIT)
         if self._credit < 0:
             self._credit = _AT_FIRST
-            self.suspended_until = now + self._pause
+            self.suspended_until = now + _SUSPENDED

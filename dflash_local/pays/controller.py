@@ -26,7 +26,7 @@ from dflash_local.pays.budget import Budget
 from dflash_local.pays.costs import Costs, PassTimes
 from dflash_local.pays.forecast import Forecast
 from dflash_local.pays.policy import PROBED, Findings, Policy
-from dflash_local.pays.row_choice import RowChoice
+from dflash_local.pays.row_choice import RowChoice, SteadyRowChoice
 from dflash_local.pays.survival import Prior
 
 __all__ = ["Controller", "Policy"]
@@ -64,9 +64,6 @@ looks, a calibration that found plain decoding too slow is never corrected."""
 _COPY_MARGIN = 1.5
 """What rows of copies must bring for each plain row that they cost. With 1, a text that repeats
 nothing pays for guesses that only just break even, two or three in a hundred."""
-_COPY_PAUSE = 32
-"""Rounds without copies when their credit is spent. With as many as drafts pause, a copy that
-begins then is over before it is seen; what is offered meanwhile is learnt from in any case."""
 _FOREVER = 1 << 30
 
 
@@ -94,9 +91,8 @@ class Controller:
         self.n_nodes = n_nodes
         self._n_draft = block_size - 1
         self._forecast = Forecast(costs, max(block_size - 1, n_nodes, n_copied))
-        self._row_choice = RowChoice()
+        self._row_choice = SteadyRowChoice()
         self._copy_choice = RowChoice()
-        self._copy_budget = Budget(_COPY_PAUSE)
         self._gain = 1.0  # of drafting, while it is on
         self._passes = PassTimes(costs)
         self._budget = Budget()
@@ -129,7 +125,6 @@ class Controller:
         self.prior = self.priors[greedy]
         if len(self._members) <= 1:
             self._budget.renew()
-            self._copy_budget.renew()
         policy = Policy(self.prior, shapes or [Chain(self._n_draft)], self._round)
         policy.has_drafter = self._n_draft > 0
         return policy
@@ -232,23 +227,18 @@ class Controller:
             return self._rows_of_copies(chains)
         if self._looking:  # whatever it is thought to cost
             return [1 + min(PROBED, len(chain)) for chain in chains]
-        budget = self._budget.amount if self._probing else None
-        last_rows = self._passes.rows(self._shape)
-        return self._row_choice.widths(chains, last_rows, self.costs.switch_s, budget)
+        choice, switch_s = self._row_choice, self.costs.switch_s
+        if self._probing:
+            return choice.probe_widths(chains, switch_s, self._budget.amount)
+        return choice.widths(chains, self._passes.rows(self._shape), switch_s)
 
     def _rows_of_copies(self, chains: Sequence[list[float]]) -> list[int]:
-        if self._round < self._copy_budget.suspended_until:
-            return [1] * len(chains)
         forecast = self._forecast
         forecast.renew(len(chains), forecast.base - len(chains), self._depth)
         rate = _COPY_MARGIN * forecast.base / forecast.plain_s * self._gain
         self._copy_choice.price(forecast.base, forecast.passes, rate)
-        # The first copies of a text are short, and those that came true pay for longer ones.
-        covered = forecast.passes[0] + self._copy_budget.credit * forecast.plain_s
-        most = max(k for k, seconds in enumerate(forecast.passes) if seconds <= covered)
         last_rows = self._passes.rows("chain")
-        covered_chains = [chain[:most] for chain in chains]
-        return self._copy_choice.widths(covered_chains, last_rows, self.costs.switch_s)
+        return self._copy_choice.widths(chains, last_rows, self.costs.switch_s)
 
     def observe(self, policy: Policy, draft: Draft, tokens: Sequence[int]) -> None:
         """What became of a draft: the tokens emitted after its anchor, the last the target's own.
@@ -287,9 +277,7 @@ class Controller:
         if host_s is not None and not copies_alone:
             costs.observe_host(n_drafting > 0, host_s)
         if not n_drafting:
-            if copies_alone:
-                usual_s = costs.step_s(n_rows, depth) + costs.switch_s
-                self._settle_copies(min(verify_s, _LONGEST_TIME * usual_s) + costs.host_s)
+            self._accepted = 0
             return
         self._unseen = self._unseen and n_rows <= self._forecast.base
         usual_s = costs.step_s(n_rows, depth, shape)
@@ -316,13 +304,6 @@ class Controller:
             self._budget.settle(gained, self._round)
             if self._round < self._budget.suspended_until:
                 self._replan_at = 0
-
-    def _settle_copies(self, seconds: float) -> None:
-        """After a round that copied: how far it was ahead of plain decoding."""
-        forecast = self._forecast
-        gained = 1 + self._accepted / forecast.base - seconds / forecast.plain_s
-        self._accepted = 0
-        self._copy_budget.settle(gained, self._round)
 
     # The plan
 

@@ -23,7 +23,8 @@ _BLEND = 0.15
 
 
 class RowChoice:
-    """Chooses for the batch of the last `price`, and keeps to a row count where graphs are dear."""
+    """Chooses for the batch of the last `price`, each round by itself: for copies, whose worth in
+    one round says nothing of the next."""
 
     def __init__(self) -> None:
         self._kind: tuple[int, ShapeName] = (0, "chain")
@@ -31,16 +32,12 @@ class RowChoice:
         """The tokens a second that rows must beat."""
         self._plain_price = 0.0
         self._prices: list[float] = []
-        self._values: dict[int, list[float]] = {}
-        """By row count, blended over the rounds of this batch; by how many row counts there are."""
 
     def price(
         self, base: int, passes: Sequence[float], rate: float, shape: ShapeName = "chain"
     ) -> None:
         """A plain pass has `base` rows; one with k more takes `passes[k]` seconds. `rate`: the
         tokens a second that it must beat."""
-        if (base, shape) != self._kind:
-            self._values = {}
         self._kind, self.rate = (base, shape), rate
         self._plain_price = rate * passes[0]
         self._prices = [rate * (seconds - passes[0]) for seconds in passes]
@@ -48,61 +45,65 @@ class RowChoice:
     def value(self, chances: Sequence[float]) -> float:
         """What the best part of drafts with these falling chances is worth, in tokens, beside a
         plain pass."""
-        total: float = max(map(sub, accumulate(chances, initial=0.0), self._prices))
-        return total
+        return max(self._values(chances))
 
     def widths(
-        self,
-        chains: Sequence[list[float]],
-        last_rows: int | None,
-        switch_s: float,
-        budget: float | None = None,
+        self, chains: Sequence[list[float]], last_rows: int | None, switch_s: float
     ) -> list[int]:
         """Rows for each sequence, its anchor included, by the falling chances of its drafts.
 
         `last_rows` are those of the last pass, from which to go costs `switch_s` seconds; None: any
-        pass will have a new graph. `budget`, for a probe: the plain rounds that may be lost, come
-        what may.
+        pass will have a new graph.
         """
-        if len(chains) == 1:
-            return [1 + self._best(chains[0], last_rows, switch_s, budget)]
-        merged = sorted((chance for chain in chains for chance in chain), reverse=True)
-        left = self._best(merged, last_rows, switch_s, budget)
-        if left == 0:
-            return [1] * len(chains)
-        least = merged[left - 1]
-        as_likely = left - merged.index(least)  # of those that are no likelier than the last one
-        widths = []
-        for chain in chains:
-            n = 0
-            for chance in chain:
-                if chance < least or (chance == least and not as_likely):
-                    break
-                n += 1
-                as_likely -= chance == least
-            widths.append(1 + n)
-        return widths
+        merged = _merged(chains)
+        last = -1 if last_rows is None else last_rows - self._kind[0]
+        return _shared(chains, merged, self._best(self._values(merged), last, self.rate * switch_s))
 
-    def _best(
-        self, chances: list[float], last_rows: int | None, switch_s: float, budget: float | None
-    ) -> int:
-        """How many drafts to verify, of all sequences; `chances` fall.
+    def probe_widths(
+        self, chains: Sequence[list[float]], switch_s: float, budget: float
+    ) -> list[int]:
+        """The same for a probe, which may lose `budget` plain rounds, come what may."""
+        most = self._plain_price * max(budget, 1.0)
+        merged = _merged(chains)[: max(k for k, price in enumerate(self._prices) if price <= most)]
+        values = self._values(merged)
+        top = max(values)
+        return _shared(chains, merged, values.index(top) if top > self.rate * switch_s else 0)
 
-        The last row count is kept unless another is better by more than its graph costs: now, to
-        go there and back, or on average, over the rounds to come.
-        """
-        prices = self._prices
-        if budget is not None:
-            most = self._plain_price * max(budget, 1.0)
-            chances = chances[: max(k for k, price in enumerate(prices) if price <= most)]
-        values = list(map(sub, accumulate(chances, initial=0.0), prices))
-        switch = self.rate * switch_s
+    def _values(self, chances: Sequence[float]) -> list[float]:
+        """By drafts that are verified: the tokens that they bring, less what their time is
+        worth."""
+        return list(map(sub, accumulate(chances, initial=0.0), self._prices))
+
+    def _best(self, values: list[float], last: int, switch: float) -> int:
+        """How many drafts to verify, of all sequences, after a pass with `last`. Another number
+        costs `switch` tokens."""
+        top = max(values)
+        stays = 0 <= last < len(values) and top - values[last] <= switch
+        return last if stays else values.index(top)
+
+
+class SteadyRowChoice(RowChoice):
+    """Keeps to a row count where graphs are dear: for a drafter's drafts, of which the next ones
+    are worth about as much as the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._means: dict[int, list[float]] = {}
+        """Values by row count, blended over the rounds of this batch; by how many there are."""
+
+    def price(
+        self, base: int, passes: Sequence[float], rate: float, shape: ShapeName = "chain"
+    ) -> None:
+        if (base, shape) != self._kind:
+            self._means = {}
+        super().price(base, passes, rate, shape)
+
+    def _best(self, values: list[float], last: int, switch: float) -> int:
+        """The last row count is kept unless another is better by more than its graph costs: now, to
+        go there and back, or on average, over the rounds to come."""
         top = max(values)
         best = values.index(top)
         means = self._blended(values)
-        if budget is not None:
-            return best if top > switch else 0
-        last = -1 if last_rows is None else last_rows - self._kind[0]
         if not 0 <= last < len(values):
             return best
         usual = means.index(max(means))
@@ -115,7 +116,34 @@ class RowChoice:
     def _blended(self, values: list[float]) -> list[float]:
         """With those of the rounds before that had as many: the ends of answers have fewer, and
         copies more, which say nothing of the usual drafts."""
-        means = self._values.get(len(values), values)
+        means = self._means.get(len(values), values)
         blended = [mean + _BLEND * (v - mean) for mean, v in zip(means, values, strict=True)]
-        self._values[len(values)] = blended
+        self._means[len(values)] = blended
         return blended
+
+
+def _merged(chains: Sequence[list[float]]) -> list[float]:
+    """The chances of all sequences, the likeliest first."""
+    if len(chains) == 1:
+        return chains[0]
+    return sorted((chance for chain in chains for chance in chain), reverse=True)
+
+
+def _shared(chains: Sequence[list[float]], merged: list[float], n: int) -> list[int]:
+    """Rows for each sequence, its anchor included, when the `n` likeliest of all are verified."""
+    if len(chains) == 1:
+        return [1 + n]
+    if n == 0:
+        return [1] * len(chains)
+    least = merged[n - 1]
+    as_likely = n - merged.index(least)  # of those that are no likelier than the last one
+    widths = []
+    for chain in chains:
+        kept = 0
+        for chance in chain:
+            if chance < least or (chance == least and not as_likely):
+                break
+            kept += 1
+            as_likely -= chance == least
+        widths.append(1 + kept)
+    return widths

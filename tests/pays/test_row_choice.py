@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_local.pays.row_choice import RowChoice
+from dflash_local.pays.row_choice import RowChoice, SteadyRowChoice
 
 MOST = 63
 
@@ -18,6 +18,7 @@ chances = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=MOST).map(
 few = st.lists(st.floats(0.0, 1.0), max_size=15).map(lambda found: sorted(found, reverse=True))
 curves = st.lists(st.floats(1.0, 20.0), min_size=MOST + 1, max_size=MOST + 1)
 rates = st.floats(0.0, 2.0)
+kinds = st.sampled_from([RowChoice, SteadyRowChoice])
 
 
 def values(found: list[float], passes: list[float], rate: float) -> list[float]:
@@ -26,35 +27,40 @@ def values(found: list[float], passes: list[float], rate: float) -> list[float]:
     return [got - rate * (s - passes[0]) for got, s in zip(tokens, passes, strict=False)]
 
 
-@given(chances, curves, rates)
+@given(kinds, chances, curves, rates)
 def test_no_width_is_better_than_the_chosen_one(
-    found: list[float], passes: list[float], rate: float
+    kind: type[RowChoice], found: list[float], passes: list[float], rate: float
 ) -> None:
     """Costs may rise and fall as they like; nothing is paid for another row count."""
-    choice = RowChoice()
+    choice = kind()
     choice.price(1, passes, rate)
     (width,) = choice.widths([found], 1, 0.0)
     known = values(found, passes, rate)
     assert known[width - 1] == pytest.approx(max(known), abs=1e-9)
 
 
-@given(chances, curves, rates, st.integers(1, 1 + MOST), st.floats(0.0, 5.0))
+@given(kinds, chances, curves, rates, st.integers(1, 1 + MOST), st.floats(0.0, 5.0))
 def test_what_a_new_graph_costs_is_all_that_can_be_lost(
-    found: list[float], passes: list[float], rate: float, last: int, switch_s: float
+    kind: type[RowChoice],
+    found: list[float],
+    passes: list[float],
+    rate: float,
+    last: int,
+    switch_s: float,
 ) -> None:
-    choice = RowChoice()
+    choice = kind()
     choice.price(1, passes, rate)
     (width,) = choice.widths([found], last, switch_s)
     known = values(found, passes, rate)
     assert max(known) - known[width - 1] <= 2 * rate * switch_s + 1e-9
 
 
-@given(st.lists(few, min_size=2, max_size=4), curves, rates)
+@given(kinds, st.lists(few, min_size=2, max_size=4), curves, rates)
 def test_sequences_share_the_rows_of_a_pass(
-    found: list[list[float]], passes: list[float], rate: float
+    kind: type[RowChoice], found: list[list[float]], passes: list[float], rate: float
 ) -> None:
     """As many in all as are best for all, and each row where its chance is greatest."""
-    choice = RowChoice()
+    choice = kind()
     choice.price(len(found), passes, rate)
     widths = choice.widths(found, None, 0.0)
     merged = sorted((chance for each in found for chance in each), reverse=True)
@@ -66,16 +72,18 @@ def test_sequences_share_the_rows_of_a_pass(
     assert known[len(kept)] == pytest.approx(max(known), abs=1e-9)
 
 
-@given(st.floats(0.05, 0.95), st.floats(0.1, 1.0), st.integers(2, MOST))
-def test_it_fills_up_to_the_next_cheaper_width(survival: float, rate: float, cheap: int) -> None:
+@given(kinds, st.floats(0.05, 0.95), st.floats(0.1, 1.0), st.integers(2, MOST))
+def test_it_fills_up_to_the_next_cheaper_width(
+    kind: type[RowChoice], survival: float, rate: float, cheap: int
+) -> None:
     """Rows dearer and dearer, but for one count that costs no more than a few."""
     found = [survival**j for j in range(1, MOST + 1)]
     passes = [1.0 + 0.5 * n for n in range(MOST + 1)]
-    dear = RowChoice()
+    dear = kind()
     dear.price(1, passes, rate)
     (before,) = dear.widths([found], None, 0.0)
     passes[cheap] = passes[min(before - 1, cheap)]
-    filled = RowChoice()
+    filled = kind()
     filled.price(1, passes, rate)
     (width,) = filled.widths([found], None, 0.0)
     assert width == (1 + cheap if cheap > before - 1 else before)
@@ -94,7 +102,7 @@ def test_a_curve_that_falls_as_in_bf16() -> None:
 
 def test_another_shape_begins_anew() -> None:
     """What chains were worth says nothing of trees."""
-    choice = RowChoice()
+    choice = SteadyRowChoice()
     passes = [1.0 + 0.01 * n for n in range(MOST + 1)]
     choice.price(1, passes, 1.0)
     for _ in range(50):
@@ -110,7 +118,7 @@ def test_a_long_copy_leaves_the_usual_row_count_of_drafts() -> None:
     good, bad = [0.5] * 15, [0.5, 0.5] + [0.01] * 13
     rows = {}
     for with_copy in (False, True):
-        choice = RowChoice()
+        choice = SteadyRowChoice()
         last, found = 1, []
         for n in range(80):
             choice.price(1, passes, 0.5)
@@ -120,3 +128,14 @@ def test_a_long_copy_leaves_the_usual_row_count_of_drafts() -> None:
         rows[with_copy] = found[60:]
     assert rows[True] == rows[False]
     assert len(set(rows[True])) == 1
+
+
+def test_a_doubtful_copy_is_not_tried_for_the_sake_of_a_sure_one() -> None:
+    """They may be equally long, and the rounds of the sure one say nothing of the doubtful one."""
+    choice = RowChoice()
+    choice.price(1, [4.0 + 0.1 * k for k in range(MOST + 1)], 0.5)
+    last = 1
+    for _ in range(30):
+        (last,) = choice.widths([[0.99] * MOST], last, 8.0)
+    assert last == 1 + MOST
+    assert choice.widths([[0.06] + [0.01] * (MOST - 1)], 1, 8.0) == [1]
