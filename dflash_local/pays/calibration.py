@@ -28,21 +28,24 @@ WIDTHS = (1, 2, 8, 4, 16, 9, 6, 3, 12)
 """Rows of a sequence, those first that say most: a slow machine gets no further."""
 WIDE = (32, 24, 64)
 """Rows of trees and of copies, which are wider than a block."""
-SHALLOW, DEEP = 4, 1024
-"""Cached tokens after which is measured: of each sequence, few, as a slow machine would take long
-to fill a cache; and in all."""
+SHALLOW = 4
+"""Cached tokens of each sequence after which is measured: few, as a slow machine would take long to
+fill a cache."""
+DEEP = (1024, 8192)
+"""The same in all, for what a cached token more costs: the last for which there is time. What trees
+cost on top after 32k tokens cannot be told from the first."""
 ENVIRONMENT = "DFLASH_LOCAL_CALIBRATION_S"
 BUDGET_S = 3.0
 """Where that variable says nothing. What must be up at once, and draft whether it pays or not,
 needs no more than a rough idea; `budget_s` has what holds."""
-BUDGET_STEPS = 300
+BUDGET_STEPS = 400
 
 _ROWS = 4  # that a usual round injects
 _MANY_ROWS = 64
 _TIMED = 3
 _DEEP_WIDTHS = (1, 8, 16)
 _TREE_ROWS = 16
-_FORMAT = 4
+_FORMAT = 5
 _DEAREST = 1.2  # at most so many times the seconds of a pass of more rows
 # What Python spends around a draft and a pass; live rounds tell better.
 _HOST_S, _DRAFT_HOST_S = 1e-5, 1e-4
@@ -145,14 +148,13 @@ class _Trial:
         self.drafts: dict[int, dict[int, list[float]]] = {}
         self.switches: list[float] = []
         self.injections: list[float] = []
-        self.tree_s: float | None = None  # not measured
+        self.trees: dict[int, float] = {}
         most = min(target.n_batch // self.n_seq, target.max_width)
         self.widths = [width for width in (*WIDTHS, *WIDE) if width <= most]
 
     def run(self) -> Costs:
         features = self._fill(SHALLOW)
         self.start = time.perf_counter()
-        shallow = self.n_seq * self.part
         if features is not None:
             self._draft(1, 1, features)
         for n_rows in self._rows(self.widths[:2]):
@@ -164,21 +166,9 @@ class _Trial:
                 for n_seqs in sorted({1, self.n_seq}):
                     self._draft(n_seqs, timed)
                 self._inject()
-            if self.tree_s is None:
+            if not self.trees:
                 self._tree()
-        # Room for a pass of all rows after it, and for a draft of many.
-        room = self.target.n_ctx // self.n_seq - max(*self.widths, _MANY_ROWS)
-        deep = min(DEEP // self.n_seq, room)
-        n_filled = self.n_seq * deep
-        passes = math.ceil(n_filled / self.target.n_batch) + 3 * (_TIMED + 1)
-        widest = max(self.steps[shallow])
-        seconds = median(self.steps[shallow][widest])
-        if deep >= 4 * self.part and self._affords(passes, seconds * (n_filled / widest + passes)):
-            features = self._fill(deep)
-            for n_rows in self._rows([w for w in _DEEP_WIDTHS if w in self.widths]):
-                self._step(n_rows, _TIMED)
-            if self.drafter is not None:
-                self._draft(1, _TIMED)
+        self._measure_deep()
         return Costs(
             _usual(self.steps),
             _usual(self.drafts) if self.drafter is not None else {SHALLOW: {1: 0.0}},
@@ -186,8 +176,34 @@ class _Trial:
             host_s=_HOST_S,
             draft_host_s=_DRAFT_HOST_S,
             inject_s=max(median(self.injections), 0.0) if self.injections else 0.0,
-            tree_s=max(self.tree_s or 0.0, 0.0),
+            trees=self.trees,
         )
+
+    def _measure_deep(self) -> None:
+        """The same after as many tokens as there is time for."""
+        # Room for a pass of all rows after it, and for a draft of many.
+        room = self.target.n_ctx // self.n_seq - max(*self.widths, _MANY_ROWS)
+        widest = max(self.steps[self.depth])
+        pass_s = median(self.steps[self.depth][widest])
+        row_s = pass_s / widest  # a prompt's rows cost less, as the first fill will show
+        n_passes = 3 * (_TIMED + 1)
+        for deep in DEEP:
+            part = min(deep // self.n_seq, room)
+            n_rows = self.n_seq * part
+            n_chunks = math.ceil(n_rows / self.target.n_batch)
+            seconds = n_rows * row_s + n_passes * pass_s
+            if part < 4 * self.part or not self._affords(n_chunks + n_passes, seconds):
+                break
+            begin = time.perf_counter()
+            self._fill(part)
+            row_s = (time.perf_counter() - begin) / n_rows
+        if self.depth <= min(self.steps):
+            return
+        for n_rows in self._rows([w for w in _DEEP_WIDTHS if w in self.widths]):
+            self._step(n_rows, _TIMED)
+        if self.drafter is not None:
+            self._draft(1, _TIMED)
+        self._tree()
 
     def empty(self) -> None:
         for seq in range(self.n_seq):
@@ -263,7 +279,7 @@ class _Trial:
         for drafted in (self._chain_s, self._tree_pass_s):
             seconds = [drafted(n_rows) for _ in range(n // 2)]
             usual.append(median(seconds[self.warm_up :]))
-        self.tree_s = usual[1] - usual[0]
+        self.trees[self.depth] = max(usual[1] - usual[0], 0.0)
 
     def _chain_s(self, n_rows: int) -> float:
         """Seconds of a pass over a chain of random tokens of the first sequence; then undone."""

@@ -31,8 +31,9 @@ class Costs:
     `switch_s` is the extra of going to another row count: llama.cpp builds its graph anew, and a
     GPU records it with the pass after that. `host_s` is the rest of any round, `draft_host_s` what
     the rest of a drafting round has on top. `inject_s` is the draft stage's extra for each row
-    of context injected beyond a round's own few. `tree_s` is the extra of a pass over a tree: more
-    ids, and where they are too few a new graph each time.
+    of context injected beyond a round's own few. `trees` is the extra of a pass over a tree, by
+    depth: llama.cpp looks at all cells for each of its ids, and where these are too few it makes a
+    new graph each time.
     """
 
     def __init__(
@@ -44,9 +45,10 @@ class Costs:
         host_s: float = 0.0,
         draft_host_s: float = 0.0,
         inject_s: float = 0.0,
-        tree_s: float = 0.0,
+        trees: Mapping[int, float] | None = None,
     ) -> None:
-        """`steps[depth][rows]` and `drafts[depth][sequences]`, in seconds.
+        """`steps[depth][rows]`, `drafts[depth][sequences]` and `trees[depth]`, in seconds; None:
+        trees cost what chains do.
 
         Raises ValueError for a table without a number, and for numbers that are no durations.
         """
@@ -56,16 +58,22 @@ class Costs:
         self.host_s = _duration(host_s)
         self.draft_host_s = _duration(draft_host_s)
         self.inject_s = _duration(inject_s)
-        self.tree_s = _duration(tree_s)
+        by_depth = sorted((trees or {0: 0.0}).items())
+        (depth, self._tree_s), (self._deep, deep_s) = by_depth[0], by_depth[-1]
+        self._tree_depth = depth
+        rise_s = max(_duration(deep_s) - _duration(self._tree_s), 0.0)
+        self._tree_rise_s = rise_s / max(self._deep - depth, 1)  # for each cached token more
         self.n_observed = 0
 
     def step_s(self, n_rows: int, depth: int, shape: ShapeName = "chain") -> float:
         """One target pass of `n_rows` rows, all sequences together, after `depth` cached tokens."""
-        return self._steps.at(n_rows, depth) + self.extra_s(shape)
+        return self._steps.at(n_rows, depth) + self.extra_s(shape, depth)
 
-    def extra_s(self, shape: ShapeName) -> float:
+    def extra_s(self, shape: ShapeName, depth: int) -> float:
         """What a pass over drafts of that shape takes longer than one over chains."""
-        return self.tree_s if shape == "tree" else 0.0
+        if shape == "chain":
+            return 0.0
+        return self._tree_s + self._tree_rise_s * max(depth - self._tree_depth, 0)
 
     def draft_s(self, n_seqs: int, depth: int) -> float:
         """The draft stage for `n_seqs` sequences with a round's rows to inject; 0 for none."""
@@ -95,10 +103,11 @@ class Costs:
         """
         if shape == "tree":
             known = self._steps.at(n_rows, depth)
-            surprise = min(max(seconds - known - self.tree_s, -_CLIP * known), _CLIP * known)
-            self.tree_s = max(self.tree_s + _DRIFT * surprise, 0.0)
+            surprise = seconds - known - self.extra_s(shape, depth)
+            surprise = min(max(surprise, -_CLIP * known), _CLIP * known)
+            self._tree_s = max(self._tree_s + _DRIFT * surprise, 0.0)
         self.n_observed += 1
-        self._steps.observe(n_rows, depth, seconds - self.extra_s(shape))
+        self._steps.observe(n_rows, depth, seconds - self.extra_s(shape, depth))
 
     def observe_draft(self, n_seqs: int, depth: int, seconds: float) -> None:
         """A draft stage that had no more to inject than the rows of a round."""
@@ -110,7 +119,7 @@ class Costs:
         """A pass that also made graphs: without them it takes no longer than this."""
         self._steps.bound(n_rows, depth, seconds)
         if shape == "tree":
-            self.tree_s = min(self.tree_s, seconds)
+            self._tree_s = min(self._tree_s, seconds)
 
     def bound_draft(self, n_seqs: int, depth: int, seconds: float, n_injected: int) -> None:
         """A draft stage that had `n_injected` rows to inject: neither it nor they take longer."""
@@ -141,7 +150,10 @@ class Costs:
             "host_s": self.host_s,
             "draft_host_s": self.draft_host_s,
             "inject_s": self.inject_s,
-            "tree_s": self.tree_s,
+            "tree_s": {
+                str(depth): self.extra_s("tree", depth)
+                for depth in dict.fromkeys((self._tree_depth, self._deep))
+            },
         }
 
     @classmethod
@@ -155,7 +167,7 @@ class Costs:
                 host_s=raw["host_s"],
                 draft_host_s=raw["draft_host_s"],
                 inject_s=raw["inject_s"],
-                tree_s=raw["tree_s"],
+                trees={int(depth): seconds for depth, seconds in raw["tree_s"].items()},
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"no costs: {error!r}") from None

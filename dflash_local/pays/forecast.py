@@ -81,7 +81,7 @@ class Forecast:
         while True:
             size = min(size, len(ranked))
             extra = costs.draft_s(size, depth) + costs.draft_host_s
-            extra += max(costs.extra_s(policies[i].shape.name) for _, i, _ in ranked[:size])
+            extra += max(costs.extra_s(policies[i].shape.name, depth) for _, i, _ in ranked[:size])
             chances = sorted((c for _, _, curve in ranked[:size] for c in curve), reverse=True)
             tokens = list(accumulate(chances, initial=float(base)))
             rates = [got / (extra + spent) for got, spent in zip(tokens, passes, strict=False)]
@@ -112,7 +112,7 @@ class Forecast:
         extra = costs.draft_s(n_on + len(due), depth) - costs.draft_s(n_on, depth)
         extra += costs.inject_s * sum(now - policy.rest_from for policy in due)
         verify = passes[min(PROBED, self._n_draft) * len(due)] - passes[0]
-        verify += max(costs.extra_s(policy.shape.name) for policy in due)
+        verify += max(costs.extra_s(policy.shape.name, depth) for policy in due)
         if not n_on:
             verify += 2 * costs.switch_s + costs.draft_host_s
         hopes = sum(sum(curve[:PROBED]) for curve in _typical(due))

@@ -59,16 +59,6 @@ class RowChoice:
         last = -1 if last_rows is None else last_rows - self._kind[0]
         return _shared(chains, merged, self._best(self._values(merged), last, self.rate * switch_s))
 
-    def probe_widths(
-        self, chains: Sequence[list[float]], switch_s: float, budget: float
-    ) -> list[int]:
-        """The same for a probe, which may lose `budget` plain rounds, come what may."""
-        most = self._plain_price * max(budget, 1.0)
-        merged = _merged(chains)[: max(k for k, price in enumerate(self._prices) if price <= most)]
-        values = self._values(merged)
-        top = max(values)
-        return _shared(chains, merged, values.index(top) if top > self.rate * switch_s else 0)
-
     def _values(self, chances: Sequence[float]) -> list[float]:
         """By drafts that are verified: the tokens that they bring, less what their time is
         worth."""
@@ -97,6 +87,18 @@ class SteadyRowChoice(RowChoice):
         if (base, shape) != self._kind:
             self._means = {}
         super().price(base, passes, rate, shape)
+
+    def probe_widths(
+        self, chains: Sequence[list[float]], switch_s: float, budget: float
+    ) -> list[int]:
+        """The same for a probe, which may lose `budget` plain rounds, come what may. What it finds
+        counts for the usual rows, too."""
+        most = self._plain_price * max(budget, 1.0)
+        merged = _merged(chains)[: max(k for k, price in enumerate(self._prices) if price <= most)]
+        values = self._values(merged)
+        self._blended(values)
+        top = max(values)
+        return _shared(chains, merged, values.index(top) if top > self.rate * switch_s else 0)
 
     def _best(self, values: list[float], last: int, switch: float) -> int:
         """The last row count is kept unless another is better by more than its graph costs: now, to

@@ -247,7 +247,7 @@ def test_widths_left_to_the_controller(
 ) -> None:
     """Where forks are dear, trees are not worth it; where rows are cheap, they are wide."""
     rows = {1: 4e-3, 16: 4.4e-3, 64: 5e-3}
-    costs = Costs({0: rows}, {0: {1: 4e-4, 4: 8e-4}}, host_s=1e-4, tree_s=1e-3 * fork_ms)
+    costs = Costs({0: rows}, {0: {1: 4e-4, 4: 8e-4}}, host_s=1e-4, trees={0: 1e-3 * fork_ms})
     engine.slots.forget_all()
     target, drafter = engine.target, engine.drafter
     chooses = Engine(target, drafter, 4, Elsewhere(costs, n_nodes=63))

@@ -37,7 +37,7 @@ class Machine:
     def costs(self) -> Costs:
         steps = {DEPTH: {n: ms / 1e3 for n, ms in self.steps.items()}}
         drafts = {DEPTH: {1: self.draft / 1e3}}
-        return Costs(steps, drafts, switch_s=self.switch / 1e3, tree_s=self.fork / 1e3)
+        return Costs(steps, drafts, switch_s=self.switch / 1e3, trees={0: self.fork / 1e3})
 
 
 MACHINES = {

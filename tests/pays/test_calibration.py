@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dflash_local.errors import InputError
+from dflash_local.pays import calibration
 from dflash_local.pays.calibration import (
     BUDGET_S,
     BUDGET_STEPS,
@@ -80,6 +81,20 @@ def test_measured_once_and_kept(own_cache: Path, passes: list[int]) -> None:
 
 
 @pytest.mark.usefixtures("short", "own_cache")
+@pytest.mark.parametrize("n_ctx", [1200, 512])
+def test_what_many_cached_tokens_cost_is_measured_where_there_is_room(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch, n_ctx: int
+) -> None:
+    """Of chains and of trees."""
+    monkeypatch.setenv(ENVIRONMENT, "600")
+    monkeypatch.setattr(calibration, "DEEP", (100, 500))
+    with open_target(n_ctx=n_ctx, n_branches=32) as target:
+        deepest = min(500, target.n_ctx - 64)
+        costs = measure(target, fused_drafter(target), before=nothing)
+    assert costs.depths[-1] == deepest
+    assert list(costs.as_dict()["tree_s"]) == ["4", str(deepest)]
+
+
 def test_what_drafts_and_trees_were_worth_is_known_to_the_next_process() -> None:
     with open_target(n_ctx=256, n_branches=16) as target:
         drafter = fused_drafter(target)

@@ -160,7 +160,7 @@ BUILD_S, RECORD_S = 0.002, 0.004  # what the first two passes with a new graph t
 
 
 def pass_costs(*, switch_s: float = 0.005, tree_s: float = 0.0) -> Costs:
-    return Costs(PASS_STEPS, {DEPTH: {1: 0.002}}, switch_s=switch_s, tree_s=tree_s)
+    return Costs(PASS_STEPS, {DEPTH: {1: 0.002}}, switch_s=switch_s, trees={DEPTH: tree_s})
 
 
 class Device:
@@ -199,7 +199,7 @@ def test_a_new_graph_costs_what_its_first_passes_take_on_top(
     assert device.known.switch_s == pytest.approx(BUILD_S + RECORD_S, rel=0.05)
     for n_rows, seconds in PASS_STEPS[DEPTH].items():
         assert device.known.step_s(n_rows, DEPTH) == pytest.approx(seconds, rel=1e-6)
-    assert device.known.tree_s == 0.0
+    assert device.known.extra_s("tree", DEPTH) == 0.0
 
 
 def test_one_that_the_growing_cache_needs_is_no_slow_pass() -> None:
@@ -244,7 +244,7 @@ def test_trees_and_chains_of_as_many_rows_are_told_apart() -> None:
     device = Device(pass_costs(), pass_costs(tree_s=0.001))
     for i in range(6000):
         device.run(16, shape="tree" if i // 10 % 2 else "chain")
-    assert device.known.tree_s == pytest.approx(0.001, rel=0.25)
+    assert device.known.extra_s("tree", DEPTH) == pytest.approx(0.001, rel=0.25)
     assert device.known.step_s(16, DEPTH) == pytest.approx(PASS_STEPS[DEPTH][16], rel=0.05)
 
 
@@ -254,5 +254,22 @@ def test_trees_alone_tell_what_their_rows_cost() -> None:
     for _ in range(300):
         device.run(24, shape="tree")
     known = device.known
-    assert known.step_s(24, DEPTH) + known.tree_s == pytest.approx(0.0094, rel=0.02)
-    assert known.tree_s < 0.0003
+    assert known.step_s(24, DEPTH, "tree") == pytest.approx(0.0094, rel=0.02)
+    assert known.extra_s("tree", DEPTH) < 0.0003
+
+
+def test_trees_cost_more_the_more_is_cached() -> None:
+    steps = {100: {1: 0.004, 16: 0.008}, 8100: {1: 0.005, 16: 0.009}}
+    known = Costs(steps, {100: {1: 0.002}}, trees={100: 0.0002, 8100: 0.0010})
+    for depth, extra in ((0, 0.0002), (100, 0.0002), (4100, 0.0006), (32100, 0.0034)):
+        assert known.extra_s("tree", depth) == pytest.approx(extra)
+        assert known.extra_s("chain", depth) == 0.0
+        chain_s = known.step_s(16, depth)
+        assert known.step_s(16, depth, "tree") == pytest.approx(chain_s + extra)
+    assert Costs.from_dict(known.as_dict()).as_dict() == known.as_dict()
+    # Level and rise are kept apart: what is seen at one depth moves all alike.
+    for _ in range(2000):
+        known.observe_step(16, 8100, known.step_s(16, 8100) + 0.0015, "tree")
+        known.observe_step(16, 8100, 0.009)
+    assert known.extra_s("tree", 8100) == pytest.approx(0.0015, rel=0.3)
+    assert known.extra_s("tree", 100) == pytest.approx(known.extra_s("tree", 8100) - 0.0008)
