@@ -159,16 +159,11 @@ class _Trial:
             self._draft(1, 1, features)
         for n_rows in self._rows(self.widths[:2]):
             self._step(n_rows, 1, needed=n_rows in (self.n_seq, 2 * self.n_seq))
-        for timed in (1, 2, 2, 2):  # in turn, so that what disturbs one disturbs all
-            for n_rows in self._rows(self.widths):
-                self._step(n_rows, timed)
-            if self.drafter is not None:
-                for n_seqs in sorted({1, self.n_seq}):
-                    self._draft(n_seqs, timed)
-                self._inject()
-            if not self.trees:
-                self._tree()
-        self._measure_deep()
+        self._measure((1, 2))
+        self._tree()
+        if self._measure_deep():
+            self._fill(SHALLOW)
+        self._measure((2, 2))
         return Costs(
             _usual(self.steps),
             _usual(self.drafts) if self.drafter is not None else {SHALLOW: {1: 0.0}},
@@ -179,8 +174,19 @@ class _Trial:
             trees=self.trees,
         )
 
-    def _measure_deep(self) -> None:
-        """The same after as many tokens as there is time for."""
+    def _measure(self, times: tuple[int, ...]) -> None:
+        """Passes and drafts at the present depth, in turn, so that what disturbs one disturbs all;
+        each so many times."""
+        for timed in times:
+            for n_rows in self._rows(self.widths):
+                self._step(n_rows, timed)
+            if self.drafter is not None:
+                for n_seqs in sorted({1, self.n_seq}):
+                    self._draft(n_seqs, timed)
+                self._inject()
+
+    def _measure_deep(self) -> bool:
+        """Those that matter most, after as many tokens as there is time for. False: for none."""
         # Room for a pass of all rows after it, and for a draft of many.
         room = self.target.n_ctx // self.n_seq - max(*self.widths, _MANY_ROWS)
         widest = max(self.steps[self.depth])
@@ -197,13 +203,14 @@ class _Trial:
             begin = time.perf_counter()
             self._fill(part)
             row_s = (time.perf_counter() - begin) / n_rows
-        if self.depth <= min(self.steps):
-            return
+        if self.depth in self.steps:
+            return False
         for n_rows in self._rows([w for w in _DEEP_WIDTHS if w in self.widths]):
             self._step(n_rows, _TIMED)
         if self.drafter is not None:
             self._draft(1, _TIMED)
         self._tree()
+        return True
 
     def empty(self) -> None:
         for seq in range(self.n_seq):
