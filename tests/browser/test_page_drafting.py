@@ -72,8 +72,21 @@ def test_without_drafts_nothing_is_tinted_and_the_text_is_the_same(visit: Visit)
     assert [body["draft_width"] for body in visit.chats] == [0, 8]
 
 
+def test_the_server_s_width_holds_until_another_is_chosen(visit: Visit) -> None:
+    """The server of these tests runs with --draft-width 8."""
+    served = visit.page.get_by_label("8 tokens a round, as the server is set")
+    expect(served).to_be_checked()
+    rounds = [n for c in visit.chunks(FUNCTION)[1:] for n in c["draft_detail"]["rounds"]]
+    assert "draft_width" not in visit.chats[0]
+    assert max(rounds) > 1
+    visit.choose("auto")
+    visit.answer()
+    assert visit.chats[1]["draft_width"] == "auto"
+
+
 def test_the_controller_is_quoted(visit: Visit) -> None:
     """Whatever it decides on this machine; where it drafts no more, the page offers to."""
+    visit.choose("auto")
     told = visit.chunks()[-1]["draft_detail"]["drafting"]
     assert told.startswith("drafting ")
     expect(visit.page.locator("#reason")).to_have_text(told)

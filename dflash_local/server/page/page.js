@@ -27,6 +27,7 @@ const TINY = {
 
 /** The choices of "When to draft". */
 const WIDTHS = {
+  served: { rows: () => undefined, choice: "" },
   auto: { rows: () => "auto", choice: "" },
   always: {
     rows: (most) => Math.min(8, most),
@@ -72,6 +73,7 @@ async function learn() {
   const usual = tiny ? TINY.temperature : settings?.params.temperature;
   if (!chosen) at("temperature").value = usual ?? "";
   at("widths").disabled = !settings?.speculative;
+  showServedWidth(props?.draft_width);
   if (!props) tell("this model is loaded with the first message to it");
   else tell(settings.speculative ? "" : "this model is served without a drafter");
   at("try").textContent = tiny ? TINY.hint : "Try one:";
@@ -86,6 +88,16 @@ async function learn() {
       return item;
     }),
   );
+}
+
+/** Draft as the server is set to, until the user decides: "auto", or a number of tokens. */
+function showServedWidth(served) {
+  const isFixed = served > 0;
+  at("served").hidden = !isFixed;
+  at("served").querySelector("span").textContent = served;
+  if (served === undefined || (at("widths").dataset.chosen && (isFixed || width() !== "served")))
+    return;
+  chooseWidth(isFixed ? "served" : served === 0 ? "never" : "auto");
 }
 
 /** Show a line about the model in place of the line about its drafts. */
@@ -198,6 +210,10 @@ function width() {
   return document.querySelector("input[name=width]:checked").value;
 }
 
+function chooseWidth(name) {
+  document.querySelector(`input[name=width][value=${name}]`).checked = true;
+}
+
 function busy(is) {
   // A button that disappears must not take the focus with it.
   const held = [at("stop"), at("send")].includes(document.activeElement);
@@ -301,7 +317,8 @@ document.addEventListener("click", async (event) => {
 at("stop").addEventListener("click", stop);
 at("clear").addEventListener("click", clear);
 at("anyway").addEventListener("click", () => {
-  document.querySelector("input[name=width][value=always]").checked = true;
+  chooseWidth("always");
+  at("widths").dataset.chosen = "always";
   regenerate();
   at("anyway").hidden = true;
 });
@@ -317,6 +334,9 @@ at("key").addEventListener("change", () => {
 at("chooser").addEventListener("change", () => {
   models.choose();
   learn();
+});
+at("widths").addEventListener("change", () => {
+  at("widths").dataset.chosen = width();
 });
 at("temperature").addEventListener("change", () => {
   at("temperature").dataset.chosen = at("temperature").value;
