@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 import dflash_local
-from dflash_local.server import metrics, model_list, page
+from dflash_local.server import embeddings, metrics, model_list, page
 from dflash_local.server.anthropic import messages
 from dflash_local.server.http import drain
 from dflash_local.server.http.access_log import AccessLog
@@ -50,13 +50,15 @@ ROUTERS = (
     ollama_model_list.router,
     completion.router,
     tokenize.router,
+    embeddings.router,
 )
 
 
 def create_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
     """An application that answers with the models of `pool`. The caller closes the pool.
 
-    /openapi.json describes it. FastAPI's pages for that are off: they load scripts from elsewhere.
+    /openapi.json describes it, and /docs is for people. FastAPI's own pages are off: they load
+    scripts from elsewhere.
     """
     app = FastAPI(
         title="dflash-local",

@@ -14,6 +14,9 @@ from dflash_local.server import page
 FILES = {
     "page/page.css": "text/css",
     "page/page.js": "text/javascript",
+    "page/docs.html": "text/html",
+    "page/docs.css": "text/css",
+    "page/docs.js": "text/javascript",
     "page/answer.js": "text/javascript",
     "page/chat_stream.js": "text/javascript",
     "page/markdown.js": "text/javascript",
@@ -55,31 +58,33 @@ def test_the_page_and_its_files(client: httpx.Client) -> None:
         assert found.status_code == 200
         assert found.headers["content-type"].startswith(kind)
         assert found.content == files("dflash_local.server.page").joinpath(path[5:]).read_bytes()
-    assert {"/", "/page/index.html", *(f"/{path}" for path in FILES)} == page.PATHS
+    assert {"/", "/docs", "/page/index.html", *(f"/{path}" for path in FILES)} == page.PATHS
 
 
 def test_all_that_the_page_loads_is_its_own(client: httpx.Client) -> None:
-    elements = _Elements(client.get("/").text).found
+    elements = [e for path in ("/", "/docs") for e in _Elements(client.get(path).text).found]
     loaded = [
         str(attributes.get("src") or attributes.get("href"))
         for name, attributes in elements
-        if name in ("script", "link", "img", "iframe", "a")
+        if name in ("script", "link", "img", "iframe")
     ]
+    links = {str(attributes["href"]) for name, attributes in elements if name == "a"}
+    assert links == {"docs", "./", "openapi.json"}
     assert "page/page.js" in loaded and "page/page.css" in loaded
     scripts = [client.get(f"/{path}").text for path in FILES if path.endswith(".js")]
     imports = [f"page/{name}" for text in scripts for name in re.findall(r'from "\./(.+?)"', text)]
     assert len(imports) >= 5
-    assert set(loaded) | set(imports) == set(FILES)
+    assert set(loaded) | set(imports) == set(FILES) - {"page/docs.html"}
 
 
 def test_nothing_in_it_names_another_host(client: httpx.Client) -> None:
-    for path in ("", *FILES):
+    for path in ("", "docs", *FILES):
         text = client.get(f"/{path}").text.replace("http://www.w3.org/2000/svg", "")
         assert re.findall(r"(?:https?:)?//[a-z0-9]+\.[a-z]", text) == [], path
         assert "@import" not in text and "url(" not in text
 
 
-@pytest.mark.parametrize("path", ["/", "/page/page.js", "/page/icon.svg"])
+@pytest.mark.parametrize("path", ["/", "/docs", "/page/page.js", "/page/icon.svg"])
 def test_headers(client: httpx.Client, path: str) -> None:
     answer = client.get(path)
     assert policy(answer) == {
@@ -98,8 +103,9 @@ def test_headers(client: httpx.Client, path: str) -> None:
     assert answer.headers["referrer-policy"] == "no-referrer"
 
 
-def test_the_policy_finds_nothing_to_forbid(client: httpx.Client) -> None:
-    parsed = _Elements(client.get("/").text)
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_the_policy_finds_nothing_to_forbid(path: str, client: httpx.Client) -> None:
+    parsed = _Elements(client.get(path).text)
     assert [text for text in parsed.scripts if text] == []
     for name, attributes in parsed.found:
         assert name != "style"

@@ -1,4 +1,5 @@
-"""The page at `/`: to chat with the model and to watch it draft. Its files are in this folder."""
+"""The pages: `/`, to chat with the model and to watch it draft, and `/docs`, which tells people what
+can be called. Their files are in this folder."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ _TYPES = {
 }
 _NAMES = (
     "index.html",
+    "docs.html",
     "page.css",
+    "docs.css",
+    "docs.js",
     "page.js",
     "chat_stream.js",
     "answer.js",
@@ -29,7 +33,7 @@ _NAMES = (
     "meter.js",
     "icon.svg",
 )
-PATHS = frozenset({"/", *(f"/page/{name}" for name in _NAMES)})
+PATHS = frozenset({"/", "/docs", *(f"/page/{name}" for name in _NAMES)})
 """What is served without a key: nothing in these files is secret, and the page asks for the key."""
 
 HEADERS = {
@@ -72,6 +76,13 @@ class _File:
 async def index(request: Request) -> Response:
     """The page."""
     return _answer(request, _file("index.html"))
+
+
+@router.get("/docs")
+@router.head("/docs")
+async def docs(request: Request) -> Response:
+    """What can be called, with examples."""
+    return _answer(request, _file("docs.html"))
 
 
 @router.get("/page/{name:path}")
