@@ -1,5 +1,5 @@
-"""The pages: `/`, to chat with the model and to watch it draft, and `/docs`, which tells people what
-can be called. Their files are in this folder."""
+"""The pages: `/`, to chat with the model and to watch it draft, and `/docs`, which tells people
+what can be called. Their files are in this folder."""
 
 from __future__ import annotations
 
