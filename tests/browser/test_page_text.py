@@ -49,6 +49,29 @@ def sort(a):
 2 * 3 * 4 and snake_case_name, ***both***, ~~gone~~, \\*kept\\*
 """
 
+TASKS = """- [x] done *well*
+- [ ] to do
+- plain
+"""
+
+FORMULAS = r"""It is $x^2$, \(a_1\) or $5 and $10, `$c$` and \\(d\\).
+\[
+x
+- y
+= z
+\]
+> quoted
+> $$
+> \frac{1}{2}
+> $$
+
+$$a$$ but $$ open
+
+$$
+never closed
+
+# Head"""
+
 CODE = (
     '<div class="code"><div class="bar"><span>{}</span><button type="button" '
     'aria-label="Copy the code" data-copies="code">Copy</button></div><pre tabindex="0"><code>'
@@ -64,9 +87,13 @@ RENDERED = (
     "<li><p>second</p></li></ul>"
     '<ol start="3"><li><p>three</p></li><li><p>four</p></li></ol>'
     "<blockquote><p>quoted\non two lines</p></blockquote>"
-    '<div class="table" tabindex="0"><table><thead><tr><th>name</th><th>time</th></tr></thead>'
-    "<tbody><tr><td>merge</td><td>n log n</td></tr></tbody></table></div>"
-    + CODE.format("python", "def sort(a):\n    return a * b * c")
+    '<div class="table" tabindex="0"><table><thead><tr><th>name</th><th class="right">time</th>'
+    '</tr></thead><tbody><tr><td>merge</td><td class="right">n log n</td></tr></tbody></table></div>'
+    + CODE.format(
+        "python",
+        '<span class="hljs-keyword">def</span> <span class="hljs-title">sort</span>('
+        '<span class="hljs-params">a</span>):\n    <span class="hljs-keyword">return</span> a * b * c',
+    )
     + "<hr>"
     "<p>2 * 3 * 4 and snake_case_name, <em><strong>both</strong></em>, <del>gone</del>, "
     "*kept*</p>"
@@ -89,8 +116,32 @@ SHOW = """async (pieces) => {
 
 INLINE = {"code", "span", "button", "a", "em", "strong", "del", "br"}
 TABLE = {"div", "table", "thead", "tbody", "tr", "th", "td"}
-BLOCKS = {"p", "h3", "h4", "h5", "h6", "hr", "ul", "ol", "li", "blockquote", "pre"}
-UNITS = ["*a ", "_a", "[a](", "`", "``a ", "> ", "- ", "|", "**a*", "![", "~~~", "*_", "> - "]
+BLOCKS = {"p", "h3", "h4", "h5", "h6", "hr", "ul", "ol", "li", "blockquote", "pre", "input"}
+UNITS = [
+    "$",
+    "$a",
+    "$$ ",
+    "\\(a ",
+    "\\[\n",
+    "$$\n",
+    "a $$\n",
+    "$x$ ",
+    "$$\nx\n$$\n\n",
+    "- [ ] ",
+    "*a ",
+    "_a",
+    "[a](",
+    "`",
+    "``a ",
+    "> ",
+    "- ",
+    "|",
+    "**a*",
+    "![",
+    "~~~",
+    "*_",
+    "> - ",
+]
 
 
 def test_hostile_text_stays_text(visit: Visit) -> None:
@@ -143,6 +194,79 @@ def test_blocks_within_blocks(visit: Visit) -> None:
     )
 
 
+def test_tasks_have_boxes(visit: Visit) -> None:
+    slowly, at_once = visit.evaluate(SHOW, list(TASKS))
+    assert slowly == at_once
+    assert at_once == (
+        '<ul><li class="task"><p><input type="checkbox" disabled="" aria-label="done" checked=""> '
+        'done <em>well</em></p></li><li class="task"><p><input type="checkbox" disabled="" '
+        'aria-label="to do"> to do</p></li><li><p>plain</p></li></ul>'
+    )
+
+
+def test_columns_are_aligned_as_they_say(visit: Visit) -> None:
+    visit.force("| a | b | c | d |\n|:--|--:|:-:|---|\n| 1 | 2 | 3 | 4 |\n")
+    visit.answer()
+    for row in ("th", "td"):
+        sides = visit.page.locator(f".answer {row}").evaluate_all(
+            "(cells) => cells.map((cell) => getComputedStyle(cell).textAlign)"
+        )
+        assert sides == ["left", "right", "center", "left"]
+
+
+def test_formulas_are_set_and_money_is_not(visit: Visit) -> None:
+    slowly, shown = visit.evaluate(SHOW, list(FORMULAS))
+    assert slowly == shown
+    text = re.sub(r"<math.*?</math>", "MATH", shown)
+    inline, block = '<span class="formula">MATH</span>', '<span class="formula display">MATH</span>'
+    assert text == (
+        f"<p>It is {inline}, {inline} or $5 and $10, <code>$c$</code> and \\(d\\).</p>"
+        f"<p>{block}</p><blockquote><p>quoted</p><p>{block}</p></blockquote>"
+        f"<p>{block} but $$ open</p><p>$$\nnever closed</p><h3>Head</h3>"
+    )
+    assert shown.count("<mfrac>") == 1 and shown.count("<msup>") == 1
+
+
+@pytest.mark.parametrize(
+    "tex",
+    [
+        r"\href{https://evil.example}{x}",
+        r"\includegraphics{https://evil.example/x.png}",
+        r"\url{https://evil.example}",
+        r"\id{key}{x}",
+        r"\begin{align} a \label{key} \end{align} \ref{key}",
+        r"\def\a{\a\a}\a",
+        r"\frac{",
+        "{" * 1500,
+    ],
+)
+def test_hostile_formulas_do_nothing(visit: Visit, tex: str) -> None:
+    """What a formula could name or lead to is left out; what is none is shown as it was written."""
+    slowly, shown = visit.evaluate(SHOW, ["$", tex, "$ and $$\n", tex, "\n$$"])
+    assert slowly == shown
+    for part in ("href", "<a", "<img", " id=", "src"):
+        assert part not in shown.replace("\\href", "").replace("\\id", "")
+    visit.evaluate("key.value")  # still the page's own
+
+
+def test_code_has_colors_and_keeps_its_tints(visit: Visit) -> None:
+    visit.choose("always")
+    visit.force("```python\ndef add(a, b):\n    return 'sum'  # of two\n```\n")
+    visit.answer()
+    code = visit.page.locator(".answer code")
+    assert code.inner_text() == "def add(a, b):\n    return 'sum'  # of two"
+    for name, text in {
+        "keyword": "def",
+        "title": "add",
+        "string": "'sum'",
+        "comment": "# of two",
+    }.items():
+        expect(code.locator(f".hljs-{name}").first).to_have_text(text)
+    assert code.locator(".draft").count() > 0
+    shown = set(code.locator("span").evaluate_all("(spans) => spans.map((s) => s.className)"))
+    assert {"draft", "hljs-keyword"} <= shown
+
+
 def test_links_that_lead_elsewhere_are_shown_as_written(visit: Visit) -> None:
     _, shown = visit.evaluate(SHOW, ["[*a* b](c.md) [d] [e][f] ![g](h.png) <i@j.k>"])
     link = '<a href="mailto:i@j.k" target="_blank" rel="noopener noreferrer nofollow">i@j.k</a>'
@@ -174,11 +298,13 @@ def test_any_text_is_shown_alike_however_it_comes(visit: Visit, seed: int) -> No
     generator = random.Random(seed)
     alphabet = ["*", "_", "`", "```", "~~", "[", "](", ")", "!", "|", "---", "-", "1.", "#", ">"]
     alphabet += ["\n", "\n\n", "\r\n", " ", "  ", "\\", "<", "&", "a", "b c", "http://x.y", "🙂"]
+    alphabet += ["$", "$$", "\\[", "\\]", "\\(", "\\)", "[ ]", "x^2", "```py\n", "if "]
     for _ in range(40):
         pieces = generator.choices(alphabet, k=generator.randrange(1, 60))
         slowly, at_once = visit.evaluate(SHOW, pieces)
         assert slowly == at_once, pieces
-        assert set(re.findall(r"<([a-z0-9]+)", at_once)) <= INLINE | TABLE | BLOCKS, pieces
+        names = set(re.findall(r"<([a-z0-9]+)", re.sub("<math.*?</math>", "", at_once)))
+        assert names <= INLINE | TABLE | BLOCKS, pieces
 
 
 @pytest.mark.parametrize("unit", UNITS)

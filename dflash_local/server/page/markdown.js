@@ -6,7 +6,9 @@
  * text. Images are shown as links, and links lead only to the web or to mail.
  */
 
-import { Strikethrough, Table, parser } from "./vendor/lezer-markdown.js";
+import { coloredParts } from "./colors.js";
+import { Formulas, formula } from "./formulas.js";
+import { Strikethrough, Table, TaskList, TreeFragment, parser } from "./vendor/lezer-markdown.js";
 
 /** Quotes and lists within each other. A list counts twice: as a list and as its item. */
 const MAX_DEPTH = 24;
@@ -16,6 +18,7 @@ const MAX_INLINE = 8192;
 const markdown = parser.configure([
   Table,
   Strikethrough,
+  TaskList,
   {
     remove: ["HTMLBlock", "Entity", "LinkReference"], // all of these are text
     parseBlock: [{ name: "TooDeep", before: "IndentedCode", parse: endNesting }],
@@ -27,6 +30,7 @@ const markdown = parser.configure([
       },
     ],
   },
+  Formulas,
 ]);
 
 function endNesting(context, line) {
@@ -58,11 +62,19 @@ export class View {
     this.element = element;
     this.source = source;
     this.shown = [];
+    this.parsed = "";
+    this.fragments = [];
   }
 
   update() {
     // Places must stay what they are, so a carriage return becomes a blank.
-    const tree = markdown.parse(this.source.text.replaceAll("\r", " "));
+    const text = this.source.text.replaceAll("\r", " ");
+    const end = this.parsed.length;
+    const added = [{ fromA: end, toA: end, fromB: end, toB: text.length }];
+    const known = TreeFragment.applyChanges(this.fragments, added);
+    const tree = markdown.parse(text, known);
+    this.fragments = TreeFragment.addTree(tree, known);
+    this.parsed = text;
     const blocks = children(tree.topNode);
     blocks.forEach((block, i) => {
       const id = `${block.from} ${block.to} ${block.name}`;
@@ -108,6 +120,12 @@ class Renderer {
         return this.container("li", node);
       case "Table":
         return this.table(node);
+      case "FormulaBlock": {
+        const element = make("p");
+        this.formula(element, node, true);
+        this.lines(element, node.lastChild.to, node.to);
+        return element;
+      }
       default:
         return this.leaf(node);
     }
@@ -117,6 +135,7 @@ class Renderer {
     const element = make(name);
     const blocks = children(node).filter((child) => !MARK.test(child.name));
     element.append(...blocks.map((child) => this.block(child)));
+    if (blocks[0]?.name === "Task") element.className = "task";
     return element;
   }
 
@@ -147,10 +166,27 @@ class Renderer {
     const pre = make("pre");
     pre.tabIndex = 0; // so that the keyboard can scroll it
     const code = make("code");
-    for (const { from, to } of node.getChildren("CodeText")) this.text(code, from, to);
+    this.colored(code, node.getChildren("CodeText"), language);
     pre.append(code);
     figure.append(bar, pre);
     return figure;
+  }
+
+  /** Append pieces of code, in the colors of its language. */
+  colored(parent, pieces, language) {
+    const code = pieces.map(({ from, to }) => this.source.slice(from, to)).join("");
+    let [i, at] = [0, pieces[0]?.from];
+    for (const { length, name } of coloredParts(code, language)) {
+      const element = name ? make("span", name) : parent;
+      for (let rest = length; rest > 0; ) {
+        if (at === pieces[i].to) at = pieces[++i].from;
+        const next = Math.min(at + rest, pieces[i].to);
+        this.text(element, at, next);
+        rest -= next - at;
+        at = next;
+      }
+      if (name) parent.append(element);
+    }
   }
 
   table(node) {
@@ -158,12 +194,14 @@ class Renderer {
     frame.tabIndex = 0;
     const table = make("table");
     const head = cells(node.getChild("TableHeader"));
+    const rule = node.getChild("TableDelimiter");
+    const aligned = this.source.slice(rule.from, rule.to).match(/:?-+:?/g).map(alignment);
     const section = (part, cell, rows) => {
       const element = make(part);
       for (const row of rows) {
         const line = make("tr");
         head.forEach((_, column) => {
-          const field = make(cell);
+          const field = make(cell, aligned[column]);
           if (row[column]) this.inline(field, row[column]);
           line.append(field);
         });
@@ -198,11 +236,33 @@ class Renderer {
     if (name === "Escape") this.text(parent, from + 1, to);
     else if (name === "HardBreak") parent.append(make("br"));
     else if (name === "InlineCode") parent.append(this.inlineCode(node));
+    else if (name === "Formula")
+      this.formula(parent, node, ["$$", "\\["].includes(this.source.slice(from, from + 2)));
+    else if (name === "TaskMarker") parent.append(box(/x/i.test(this.source.slice(from, to))));
     else if (INLINE[name]) {
       const element = make(INLINE[name]);
       this.inline(element, node);
       parent.append(element);
     } else this.link(parent, node);
+  }
+
+  /** A formula is tinted where all of it was drafted: it cannot be shown in parts. */
+  formula(parent, node, isDisplay) {
+    const [open, ...quotes] = children(node);
+    const close = quotes.pop();
+    let [tex, at] = ["", open.to];
+    for (const quote of [...quotes, close]) {
+      tex += this.source.slice(at, quote.from);
+      at = quote.to;
+    }
+    const element = formula(tex, isDisplay);
+    if (!element) {
+      this.inline(parent, node, { from: open.from, to: close.to }, true);
+      return;
+    }
+    const marks = [...new Set(this.marks.slice(open.from, close.to))];
+    if (marks.every(Boolean)) element.className += ` ${marks.length > 1 ? "draft" : marks[0]}`;
+    parent.append(element);
   }
 
   inlineCode(node) {
@@ -271,6 +331,23 @@ class Renderer {
     while (from < to && " \t".includes(this.source[from])) from++;
     return from;
   }
+}
+
+/** The class of a column, from its part of the rule below a table's head. */
+function alignment(rule) {
+  const [left, right] = [rule.startsWith(":"), rule.endsWith(":")];
+  return right ? (left ? "center" : "right") : "";
+}
+
+/** The box of a task, done or to do. */
+function box(isDone) {
+  const element = make("input");
+  element.type = "checkbox";
+  element.disabled = true;
+  element.setAttribute("aria-label", isDone ? "done" : "to do");
+  // So that it is in the markup, and not in the state alone.
+  element.toggleAttribute("checked", isDone);
+  return element;
 }
 
 /** A row's cells by column; null where one is empty. */

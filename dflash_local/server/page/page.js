@@ -230,21 +230,32 @@ function offerDrafts(answer) {
 
 // While an answer is streamed.
 
-/** Draws at most once a frame; `now` draws at once. */
+/**
+ * Draws at most once a frame, and at most a third of the time, so that the page answers its user
+ * however long the text is; `now` draws at once.
+ */
 class Frame {
   constructor(draw) {
     this.draw = draw;
     this.asked = 0;
+    this.next = 0;
   }
 
   ask() {
-    this.asked ||= requestAnimationFrame(() => this.now());
+    this.asked ||= requestAnimationFrame((time) => {
+      this.asked = 0;
+      if (time < this.next) this.ask();
+      else this.now();
+    });
   }
 
   now() {
     cancelAnimationFrame(this.asked);
     this.asked = 0;
+    const begin = performance.now();
     this.draw();
+    const end = performance.now();
+    this.next = end + 2 * (end - begin);
   }
 }
 
