@@ -88,11 +88,13 @@ RENDERED = (
     '<ol start="3"><li><p>three</p></li><li><p>four</p></li></ol>'
     "<blockquote><p>quoted\non two lines</p></blockquote>"
     '<div class="table" tabindex="0"><table><thead><tr><th>name</th><th class="right">time</th>'
-    '</tr></thead><tbody><tr><td>merge</td><td class="right">n log n</td></tr></tbody></table></div>'
+    '</tr></thead><tbody><tr><td>merge</td><td class="right">n log n</td></tr></tbody></table>'
+    "</div>"
     + CODE.format(
         "python",
         '<span class="hljs-keyword">def</span> <span class="hljs-title">sort</span>('
-        '<span class="hljs-params">a</span>):\n    <span class="hljs-keyword">return</span> a * b * c',
+        '<span class="hljs-params">a</span>):\n    <span class="hljs-keyword">return</span> '
+        "a * b * c",
     )
     + "<hr>"
     "<p>2 * 3 * 4 and snake_case_name, <em><strong>both</strong></em>, <del>gone</del>, "
@@ -218,7 +220,8 @@ def test_formulas_are_set_and_money_is_not(visit: Visit) -> None:
     slowly, shown = visit.evaluate(SHOW, list(FORMULAS))
     assert slowly == shown
     text = re.sub(r"<math.*?</math>", "MATH", shown)
-    inline, block = '<span class="formula">MATH</span>', '<span class="formula display">MATH</span>'
+    inline = '<span class="formula">MATH</span>'
+    block = '<span class="formula display">MATH</span>'
     assert text == (
         f"<p>It is {inline}, {inline} or $5 and $10, <code>$c$</code> and \\(d\\).</p>"
         f"<p>{block}</p><blockquote><p>quoted</p><p>{block}</p></blockquote>"

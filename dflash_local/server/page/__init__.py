@@ -35,6 +35,9 @@ _NAMES = (
     "vendor/temml.js",
     "models.js",
     "meter.js",
+    "chats.js",
+    "settings.js",
+    "storage.js",
     "icon.svg",
 )
 PATHS = frozenset({"/", "/docs", *(f"/page/{name}" for name in _NAMES)})

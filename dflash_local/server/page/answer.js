@@ -11,11 +11,34 @@ function button(text, action, label) {
   return element;
 }
 
-/** The element of a message of the user. */
-export function question(text) {
-  const element = make("article", "question", text);
-  element.setAttribute("aria-label", "You");
-  return element;
+/** The element of a message of the user. `resend` gets the text that it was changed to. */
+export function question(text, resend) {
+  const turn = make("div", "turn");
+  const message = make("article", "question", text);
+  message.setAttribute("aria-label", "You");
+  const edit = button("Edit", () => turn.replaceChildren(form), "Edit the message");
+  edit.className = "edit";
+  const form = make("form", "editor");
+  const field = make("textarea");
+  field.setAttribute("aria-label", "The message");
+  field.rows = Math.min(text.split("\n").length + 1, 12);
+  const cancel = button("Cancel", () => {
+    turn.replaceChildren(edit, message);
+    edit.focus();
+  });
+  const send = button("Send", () => {
+    if (field.value.trim()) resend(turn, field.value);
+  });
+  form.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") cancel.click();
+  });
+  form.append(field, cancel, send);
+  edit.addEventListener("click", () => {
+    field.value = text;
+    field.focus();
+  });
+  turn.append(edit, message);
+  return turn;
 }
 
 /** An answer of the model. It grows by chunks, and is drawn once a frame. */
@@ -77,6 +100,25 @@ export class Answer {
     this.again.hidden = false;
     const end = this.finishReason === "length" ? "cut off at the length limit" : note;
     this.status.textContent = [this.tally.text, end].filter(Boolean).join(" · ");
+  }
+
+  /** What is kept of it. */
+  get message() {
+    return {
+      role: "assistant",
+      content: this.content.text,
+      runs: this.content.runs,
+      reasoning: this.reasoning.text,
+      told: this.status.textContent,
+    };
+  }
+
+  /** Show an answer that was kept. */
+  restore({ content, runs = [], reasoning = "", told = "" }) {
+    this.content.restore(content, runs);
+    this.reasoning.restore(reasoning, []);
+    this.end();
+    this.status.textContent = told;
   }
 
   /** The answer failed: show why in its place. */

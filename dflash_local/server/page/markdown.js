@@ -43,6 +43,9 @@ function endNesting(context, line) {
   return true;
 }
 
+/** The classes of accepted drafts: of a drafter, and copied from the text. */
+const MARKS = new Set(["draft", "draft copied"]);
+
 /** A text and, for each of its UTF-16 units, the classes of an accepted draft, or false. */
 export class Source {
   constructor() {
@@ -53,6 +56,26 @@ export class Source {
   add(text, mark) {
     this.text += text;
     for (let i = 0; i < text.length; i++) this.marks.push(mark);
+  }
+
+  /** The marks as a list of `[length, mark]`. */
+  get runs() {
+    const runs = [];
+    for (const mark of this.marks) {
+      if (runs.at(-1)?.[1] === (mark || "")) runs.at(-1)[0]++;
+      else runs.push([1, mark || ""]);
+    }
+    return runs;
+  }
+
+  /** Fill an empty source with a text and its `runs`. */
+  restore(text, runs) {
+    let at = 0;
+    for (const [length, mark] of runs) {
+      this.add(text.slice(at, at + length), MARKS.has(mark) && mark);
+      at += length;
+    }
+    this.add(text.slice(at), false);
   }
 }
 

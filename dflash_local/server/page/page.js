@@ -2,8 +2,10 @@
 
 import { Answer, question } from "./answer.js";
 import { ServerError, chatStream } from "./chat_stream.js";
+import { ChatList, keep, newChat } from "./chats.js";
 import { Meter } from "./meter.js";
 import { Models } from "./models.js";
+import { Settings } from "./settings.js";
 
 const at = (id) => document.getElementById(id);
 const KEY = "dflash-local-key";
@@ -21,8 +23,7 @@ const TINY = {
     "Write a Python function `flatten`. Flatten a list of lists into a single list.",
   ],
   hint: "This tiny model writes Python functions, and not always good ones. Try one:",
-  temperature: 0,
-  maxTokens: 256,
+  usual: { temperature: 0, max_tokens: 256 },
 };
 
 /** The choices of "When to draft". */
@@ -37,15 +38,17 @@ const WIDTHS = {
 };
 
 const state = {
-  messages: [],
+  chat: newChat(),
+  elements: new Map(), // of its messages
   answer: null, // the last one
   abort: null, // of the answer that is being streamed
-  maxTokens: undefined,
   maxWidth: 0,
   isKnown: false, // whether we know the properties of the chosen model
   told: "", // what `tell` showed last
 };
 const models = new Models(at("chooser"), at("model"));
+const settings = new Settings(at("sampling"));
+const list = new ChatList(at("kept"), { open: openChat, deleted });
 const meter = new Meter(
   Object.fromEntries(
     ["speed", "length", "share", "rounds", "reason", "warning"].map((id) => [id, at(id)]),
@@ -64,18 +67,15 @@ async function learn() {
     return;
   }
   at("name").textContent = models.chosen.id;
-  const settings = props?.default_generation_settings;
+  const served = props?.default_generation_settings;
   const tiny = TINY.file.test(props?.model_path ?? models.chosen.id);
   state.isKnown = Boolean(props);
   state.maxWidth = props?.max_draft_width ?? 0;
-  state.maxTokens = tiny ? TINY.maxTokens : undefined;
-  const { chosen } = at("temperature").dataset;
-  const usual = tiny ? TINY.temperature : settings?.params.temperature;
-  if (!chosen) at("temperature").value = usual ?? "";
-  at("widths").disabled = !settings?.speculative;
+  settings.showUsual(served?.params, tiny ? TINY.usual : {});
+  at("widths").disabled = !served?.speculative;
   showServedWidth(props?.draft_width);
   if (!props) tell("this model is loaded with the first message to it");
-  else tell(settings.speculative ? "" : "this model is served without a drafter");
+  else tell(served.speculative ? "" : "this model is served without a drafter");
   at("try").textContent = tiny ? TINY.hint : "Try one:";
   at("prompts").replaceChildren(
     ...(tiny ? TINY.prompts : PROMPTS).map((text) => {
@@ -122,17 +122,28 @@ function askForKey() {
 function send(text) {
   if (state.abort || !text.trim()) return;
   at("prompt").value = "";
-  at("welcome").hidden = true;
-  at("clear").disabled = false;
-  if (state.messages.at(-1)?.role === "user") state.messages.pop(); // it was never answered
-  state.messages.push({ role: "user", content: text });
-  at("messages").append(question(text));
+  const { messages } = state.chat;
+  if (messages.at(-1)?.role === "user") messages.pop(); // it was never answered
+  add({ role: "user", content: text }, question(text, resend));
+  keepChat(state.chat);
   run();
+}
+
+/** Ask again with another text, in place of a question and of all that came after it. */
+function resend(element, text) {
+  if (state.abort) return;
+  while (element.nextSibling) element.nextSibling.remove();
+  element.remove();
+  const { chat, elements } = state;
+  chat.messages = chat.messages.filter((message) => elements.get(message).isConnected);
+  state.answer = null;
+  send(text);
 }
 
 function regenerate() {
   if (state.abort || !state.answer) return;
-  if (state.messages.at(-1).role === "assistant") state.messages.pop();
+  const { messages } = state.chat;
+  if (messages.at(-1).role === "assistant") messages.pop();
   state.answer.element.remove();
   run();
 }
@@ -143,7 +154,8 @@ function stop() {
 
 function clear() {
   stop();
-  state.messages = [];
+  state.chat = newChat();
+  state.elements = new Map();
   state.answer = null;
   at("messages").replaceChildren();
   at("welcome").hidden = false;
@@ -152,10 +164,50 @@ function clear() {
   at("prompt").focus();
 }
 
+/** Add a message to the chat, and its element to the page if it is not there yet. */
+function add(message, element) {
+  state.chat.messages.push(message);
+  state.elements.set(message, element);
+  if (!element.isConnected) at("messages").append(element);
+  at("welcome").hidden = true;
+  at("clear").disabled = false;
+}
+
+// The chats that are kept.
+
+function openChat({ id, messages }) {
+  clear();
+  state.chat.id = id;
+  for (const message of messages) {
+    if (message.role === "user") add(message, question(message.content, resend));
+    else {
+      const answer = new Answer({ regenerate, copy }, "");
+      answer.restore(message);
+      if (state.answer) state.answer.again.hidden = true;
+      state.answer = answer;
+      add(message, answer.element);
+    }
+  }
+  at("chats").hidePopover();
+  at("chat").scrollTop = at("chat").scrollHeight;
+}
+
+function deleted({ id }) {
+  if (id === state.chat.id) {
+    state.chat.isDeleted = true; // an answer to it may still end
+    clear();
+  }
+  list.show(state.chat.id);
+}
+
+function keepChat(chat) {
+  if (!keep(chat)) tell("this browser has no room to keep this chat");
+}
+
 async function run() {
   const answer = new Answer({ regenerate, copy }, WIDTHS[width()].choice);
   const abort = new AbortController();
-  const { messages } = state;
+  const { chat } = state;
   if (state.answer) state.answer.again.hidden = true;
   state.answer = answer;
   state.abort = abort;
@@ -181,7 +233,12 @@ async function run() {
     answer.end(abort.signal.aborted ? "stopped" : undefined);
     const text = answer.content.text;
     speech.end(text);
-    if (text) messages.push({ role: "assistant", content: text });
+    if (text && !chat.isDeleted) {
+      const message = answer.message;
+      chat.messages.push(message);
+      state.elements.set(message, answer.element);
+      keepChat(chat);
+    }
     state.abort = null;
     busy(false);
     offerDrafts(answer);
@@ -196,12 +253,11 @@ function fail(answer, error) {
 }
 
 function request() {
-  const temperature = at("temperature").valueAsNumber;
+  const said = state.chat.messages.map(({ role, content }) => ({ role, content }));
   return {
+    ...settings.fields,
     model: models.field,
-    messages: state.messages,
-    max_tokens: state.maxTokens,
-    temperature: Number.isNaN(temperature) ? undefined : Math.min(Math.max(temperature, 0), 2),
+    messages: [...settings.messages, ...said],
     draft_width: state.maxWidth ? WIDTHS[width()].rows(state.maxWidth) : undefined,
   };
 }
@@ -219,6 +275,7 @@ function busy(is) {
   const held = [at("stop"), at("send")].includes(document.activeElement);
   at("send").hidden = is;
   at("stop").hidden = !is;
+  at("messages").classList.toggle("busy", is);
   if (held || document.activeElement === document.body) at("prompt").focus();
 }
 
@@ -349,8 +406,8 @@ at("chooser").addEventListener("change", () => {
 at("widths").addEventListener("change", () => {
   at("widths").dataset.chosen = width();
 });
-at("temperature").addEventListener("change", () => {
-  at("temperature").dataset.chosen = at("temperature").value;
+at("chats").addEventListener("beforetoggle", ({ newState }) => {
+  if (newState === "open") list.show(state.chat.id);
 });
 at("url").textContent = new URL("v1", location.href).href;
 const wide = matchMedia("(min-width: 56rem)").matches;

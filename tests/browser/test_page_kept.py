@@ -1,0 +1,175 @@
+"""What the browser keeps: chats, until they are deleted, and settings. Questions are changed."""
+
+from __future__ import annotations
+
+from playwright.sync_api import Browser, expect
+
+from server_process import ServerProcess
+from visit import PROMPT, Visit, visiting
+
+KEPT = "Object.keys(localStorage).filter((key) => key.startsWith('dflash-local-chat-')).length"
+
+
+def reopen(visit: Visit, title: str = PROMPT) -> None:
+    """Come back later, and open the chat of that title."""
+    visit.open()
+    visit.page.get_by_role("button", name="Chats").click()
+    visit.page.get_by_role("button", name=title, exact=True).click()
+
+
+def test_a_chat_is_there_again_and_goes_on(visit: Visit) -> None:
+    visit.choose("always")
+    visit.answer()
+    shown = visit.page.locator(".answer .body").inner_html()
+    told = visit.page.locator(".answer footer .quiet").inner_text()
+    assert "draft" in shown
+    reopen(visit)
+    expect(visit.page.locator("#chats")).to_be_hidden()
+    expect(visit.page.locator(".question")).to_have_text(PROMPT)
+    assert visit.page.locator(".answer .body").inner_html() == shown
+    assert visit.page.locator(".answer footer .quiet").inner_text() == told
+    visit.answer("Now subtract.")
+    roles = [message["role"] for message in visit.chats[-1]["messages"]]
+    assert roles == ["user", "assistant", "user"]
+    assert all(set(message) == {"role", "content"} for message in visit.chats[-1]["messages"])
+    assert visit.evaluate(KEPT) == 1
+    visit.page.get_by_role("button", name="Regenerate").click()
+    visit.wait()
+    assert visit.chats[-1] == visit.chats[-2]
+
+
+def test_who_deletes_a_chat_is_asked(visit: Visit) -> None:
+    visit.answer()
+    visit.page.locator("#clear").click()
+    visit.answer("Another question")
+    visit.page.get_by_role("button", name="Chats").click()
+    expect(visit.page.locator("#kept .open")).to_have_text(["Another question", PROMPT])
+    delete = visit.page.get_by_role("button", name="Delete the chat: Another question")
+    asked = []
+    visit.page.once("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
+    delete.click()
+    assert "Another question" in asked[0]
+    assert visit.evaluate(KEPT) == 2
+    visit.page.once("dialog", lambda dialog: dialog.accept())
+    delete.click()
+    expect(visit.page.locator("#kept .open")).to_have_text([PROMPT])
+    expect(visit.page.locator("#messages")).to_be_empty()  # it was the open one
+    assert visit.evaluate(KEPT) == 1
+
+
+def test_an_answer_to_a_deleted_chat_does_not_bring_it_back(visit: Visit) -> None:
+    visit.change(ignore_eos=True, max_tokens=None)
+    visit.ask()
+    expect(visit.page.locator(".answer .body")).not_to_be_empty()
+    visit.page.get_by_role("button", name="Chats").click()
+    visit.page.once("dialog", lambda dialog: dialog.accept())
+    visit.page.get_by_role("button", name=f"Delete the chat: {PROMPT}").click()
+    expect(visit.page.locator("#send")).to_be_visible()
+    assert visit.evaluate(KEPT) == 0
+
+
+def test_the_oldest_chats_make_room(visit: Visit) -> None:
+    visit.evaluate(
+        """() => {
+            for (let i = 0; ; i++) {
+                const chat = {
+                    id: `chat-${i}`,
+                    time: i,
+                    messages: [{ role: "user", content: "x".repeat(2e5) }],
+                };
+                try {
+                    localStorage.setItem("dflash-local-chat-" + i, JSON.stringify(chat));
+                } catch {
+                    break;
+                }
+            }
+            while (true) {
+                const rest = localStorage.getItem("rest") ?? "";
+                try {
+                    localStorage.setItem("rest", rest + "x".repeat(100));
+                } catch {
+                    break;
+                }
+            }
+        }"""
+    )
+    before = visit.evaluate(KEPT)
+    visit.answer()
+    assert visit.evaluate(KEPT) == before  # one came, one went
+    assert visit.evaluate("localStorage.getItem('dflash-local-chat-0')") is None
+    assert visit.evaluate("localStorage.getItem('dflash-local-chat-1')") is not None
+
+
+def test_what_is_no_chat_is_left_out(visit: Visit) -> None:
+    visit.evaluate("localStorage.setItem('dflash-local-chat-a', '{')")
+    visit.evaluate("localStorage.setItem('dflash-local-chat-b', 'null')")
+    visit.evaluate("localStorage.setItem('dflash-local-settings', '[')")
+    visit.open()
+    visit.page.get_by_role("button", name="Chats").click()
+    expect(visit.page.locator("#kept")).to_contain_text("None yet")
+
+
+def test_a_question_is_changed_and_asked_again(visit: Visit) -> None:
+    visit.answer("First")
+    visit.answer("Second")
+    edit = visit.page.get_by_role("button", name="Edit the message").first
+    edit.click()
+    field = visit.page.get_by_label("The message", exact=True)
+    expect(field).to_be_focused()
+    expect(field).to_have_value("First")
+    field.press("Escape")
+    expect(visit.page.locator(".question")).to_have_text(["First", "Second"])
+    edit.click()
+    field.fill("Changed")
+    visit.page.locator(".editor").get_by_role("button", name="Send").click()
+    visit.wait()
+    expect(visit.page.locator(".question")).to_have_text(["Changed"])
+    expect(visit.page.locator(".answer")).to_have_count(1)
+    assert visit.chats[-1]["messages"] == [{"role": "user", "content": "Changed"}]
+    reopen(visit, "Changed")
+    expect(visit.page.locator(".question")).to_have_text(["Changed"])
+
+
+def test_settings_are_sent_and_kept(visit: Visit) -> None:
+    page = visit.page
+    expect(page.get_by_label("Most tokens")).to_have_attribute("placeholder", "256")
+    values = {"Temperature": "9", "Top p": "0.5", "Top k": "7.4", "Min p": "0.1", "Seed": "3"}
+    for name, value in {**values, "Repeat penalty": "1.1", "Most tokens": "5"}.items():
+        page.get_by_label(name, exact=True).fill(value)
+    page.get_by_label("System prompt").fill("Be brief.")
+    visit.answer()
+    body = visit.chats[0]
+    wanted = {"temperature": 2, "top_p": 0.5, "top_k": 7, "min_p": 0.1, "seed": 3}
+    wanted |= {"repeat_penalty": 1.1, "max_tokens": 5}
+    assert {name: body[name] for name in wanted} == wanted
+    assert body["messages"][0] == {"role": "system", "content": "Be brief."}
+    visit.open()
+    expect(page.get_by_label("Top k", exact=True)).to_have_value("7.4")
+    expect(page.get_by_label("System prompt")).to_have_value("Be brief.")
+    for name in ("Top p", "Top k", "Min p", "Seed", "Repeat penalty", "Temperature"):
+        page.get_by_label(name, exact=True).fill("")
+    page.get_by_label("System prompt").fill("")
+    visit.answer()
+    body = visit.chats[-1]
+    assert not {"top_p", "top_k", "min_p", "seed", "repeat_penalty"} & set(body)
+    assert body["temperature"] == 0  # the tiny model's own
+    assert [message["role"] for message in body["messages"]] == ["user"]
+
+
+def test_without_storage_it_works_all_the_same(browser: Browser, server: ServerProcess) -> None:
+    with visiting(browser, server.url) as visit:
+        visit.page.add_init_script(
+            "Object.defineProperty(window, 'localStorage', { get() { throw new Error('no'); } })"
+        )
+        visit.open()
+        assert visit.answer()
+        visit.page.get_by_role("button", name="Chats").click()
+        expect(visit.page.locator("#kept")).to_contain_text("None yet")
+
+
+def test_the_docs_name_this_server(visit: Visit) -> None:
+    visit.page.get_by_role("link", name="All that can be called").click()
+    expect(visit.page.locator("main code").first).to_have_text(f"{visit.origin}/v1")
+    assert "127.0.0.1:8080" not in visit.page.locator("main").inner_text()
+    visit.page.get_by_role("link", name="Chat").click()
+    expect(visit.page.locator("#welcome")).to_be_visible()
