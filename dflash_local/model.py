@@ -32,6 +32,7 @@ from dflash_local.options import (
     cancel_of,
     check_option_names,
     names_a_grammar,
+    owner_of,
     sampling_of,
     seconds_of,
     stops_of,
@@ -446,6 +447,7 @@ class Model:
             options.get("cache_prompt", True),
             constraint,
             checked_shape(self.draft_shape if shape is None else shape),
+            owner_of(options),
         )
         self._engine.check(request)
         return TextRequest(

@@ -30,7 +30,8 @@ class Options(TypedDict, total=False):
     wait for a slot before QueueTimeoutError is raised. `deadline_s`: seconds after the first token
     at which the answer ends, as `max_tokens` ends it. `cache_prompt` False computes the whole
     prompt again. `ignore_eos` forbids the end-of-text tokens. `special` writes the names of control
-    tokens into the text. `logit_bias` takes texts, too, and means their tokens.
+    tokens into the text. `logit_bias` takes texts, too, and means their tokens. `owner` names whom
+    the request is for: it may draft what recent texts of the same owner have. None: of nobody.
     """
 
     max_tokens: int | None
@@ -43,6 +44,7 @@ class Options(TypedDict, total=False):
     cache_prompt: bool
     ignore_eos: bool
     special: bool
+    owner: str | None
     temperature: float
     top_k: int
     top_p: float
@@ -105,6 +107,14 @@ def cancel_of(options: Mapping[str, Any]) -> threading.Event | None:
     if not (cancel is None or callable(getattr(cancel, "is_set", None))):
         raise InputError(f"cancel is {cancel!r}; give a threading.Event")
     return cancel
+
+
+def owner_of(options: Mapping[str, Any]) -> str | None:
+    """The owner's name. Raises InputError."""
+    owner: str | None = options.get("owner")
+    if not (owner is None or isinstance(owner, str)):
+        raise InputError(f"owner is {owner!r}; give a text, or None")
+    return owner
 
 
 def seconds_of(name: str, options: Mapping[str, Any]) -> float | None:

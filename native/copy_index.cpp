@@ -139,6 +139,30 @@ int32_t copy_index::match_length(int32_t begin, int32_t most) const {
     return length;
 }
 
+bool copy_index::goes_on(const copy_index & other) const {
+    const table & t = tables_[0];
+    const auto order = static_cast<size_t>(t.order);
+    if (text_.size() <= order || other.text_.size() < order) {
+        return false;
+    }
+    const auto end = other.text_.end();
+    // The rolling hash of the other's end counts these tokens alone, as ours do.
+    int32_t place = t.last[slot(other.tables_[0].hash)];
+    for (int i = 0; place > 0 && i < most_looks; i++) {
+        if (static_cast<size_t>(place) < text_.size() &&
+            std::equal(end - t.order, end, text_.begin() + place - t.order)) {
+            return true;
+        }
+        place = t.before[place - 1];
+    }
+    return false;
+}
+
+bool copy_index::begins_with(const copy_index & other) const {
+    return other.text_.size() <= text_.size() &&
+           std::equal(other.text_.begin(), other.text_.end(), text_.begin());
+}
+
 // The token so many after a place. Beyond the end of the text, a copy of itself goes on.
 int32_t copy_index::at(int32_t begin, int32_t offset) const {
     const auto n = static_cast<int32_t>(text_.size());

@@ -32,6 +32,19 @@ class copy_index {
 
     void extend(const int32_t * tokens, size_t n);
 
+    // Add the text of another one, as if it were written here.
+    void extend(const copy_index & other) {
+        const std::vector<int32_t> text = other.text_;  // it may be this one
+        extend(text.data(), text.size());
+    }
+
+    // Whether the last tokens of another text, as many as the longest n-gram has, stand in this one
+    // with more behind them.
+    bool goes_on(const copy_index & other) const;
+
+    // Whether another text is the beginning of this one.
+    bool begins_with(const copy_index & other) const;
+
     // At most `n_copies` continuations of at most `n_tokens` each.
     std::vector<text_copy> find(int n_copies, int n_tokens);
 

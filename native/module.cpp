@@ -451,6 +451,13 @@ NB_MODULE(_native, m) {
     nb::class_<copy_index>(m, "CopyIndex", "What a text may repeat. See native/copy_index.h.")
         .def(nb::init<>())
         .def("extend", &extend_copies, nb::arg("tokens"), "Add tokens to the end of the text.")
+        .def(
+            "extend_by", [](copy_index & own, const copy_index & other) { own.extend(other); },
+            nb::arg("other"), "Add the text of another index to the end of this one's.")
+        .def("goes_on", &copy_index::goes_on, nb::arg("other"),
+             "Whether this text has what the other one ends with, and more behind it.")
+        .def("begins_with", &copy_index::begins_with, nb::arg("other"),
+             "Whether the other text is the beginning of this one.")
         .def("find", &find_copies, nb::arg("n_copies"), nb::arg("n_tokens"),
              "Tokens and cells of each continuation.")
         .def("__len__", &copy_index::size)

@@ -43,10 +43,17 @@ class Copy:
 class Copier:
     """Copies for one sequence. Each call takes in what has been written since the one before."""
 
-    def __init__(self, prior: CopyPrior, further: Sequence[int] = ()) -> None:
-        """`further` is text to copy from besides the sequence's own, as if it stood before it."""
+    def __init__(
+        self,
+        prior: CopyPrior,
+        further: Sequence[int] = (),
+        earlier: Sequence[native.CopyIndex] = (),
+    ) -> None:
+        """`further` is text to copy from besides the sequence's own, as if it stood before it.
+        `earlier` are texts that are taken up once the sequence repeats one of them."""
         self.chances = CopyChances(prior)
         self._further = further
+        self._earlier = list(earlier)
         self._index = native.CopyIndex()
         self._n_before = 0  # tokens before the answer, once they are indexed
         self._offered: list[Copy] = []
@@ -66,7 +73,9 @@ class Copier:
         index.extend(new)
         if n < 1:
             return []
-        found = index.find(_MOST, n)
+        if self._earlier:
+            self._take_up()
+        found = self._index.find(_MOST, n)
         each = self.chances.each
         self._offered = [Copy(tokens, kinds, each(kinds)) for tokens, kinds in found]
         return self._offered
@@ -74,6 +83,34 @@ class Copier:
     def heard(self, copies: Sequence[Copy]) -> None:
         """The last offer, with what the drafter thinks of it."""
         self._offered = list(copies)
+
+    def ended(self, prompt: Sequence[int], tokens: Sequence[int]) -> native.CopyIndex | None:
+        """The index of the whole text, without what was taken up; None if there is none."""
+        if not self._n_before:
+            return None
+        index = self._index
+        if self._n_before > len(self._further) + len(prompt):
+            index = native.CopyIndex()
+            index.extend(prompt)
+            index.extend(tokens)
+        else:
+            index.extend(tokens[len(index) - self._n_before :])
+        return index
+
+    def _take_up(self) -> None:
+        """Put an earlier text before this one, if it has what this one ends with, and this one has
+        that only once. Until then it costs no more than to ask."""
+        own = self._index
+        if own.goes_on(own):
+            return
+        for i, text in enumerate(self._earlier):
+            if text.goes_on(own):
+                self._index = native.CopyIndex()
+                self._index.extend_by(text)
+                self._index.extend_by(own)
+                self._n_before += len(text)
+                del self._earlier[i]
+                return
 
     def _learn(self, new: Sequence[int]) -> None:
         """What became of the last offer: `new` was written instead, or just that."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from dflash_local.copies.chances import CopyPrior
 from dflash_local.copies.copier import Copier
+from dflash_local.copies.earlier import EarlierTexts
 from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.shape import Chain, DraftShape, Shape, Tree
 from dflash_local.engine.meter import Meter
@@ -61,6 +62,8 @@ class Engine:
         """The draft shape of requests that name none."""
         self.copy_from: list[int] = []
         """Text that all answers may copy from, besides their own."""
+        self.earlier = EarlierTexts()
+        """Texts that answers to the same owner may copy from."""
         self.plain_because: str | None = None
         """One line on why there is no drafter although one was named: all requests are decoded
         plainly then. Else None."""
@@ -167,7 +170,9 @@ class Engine:
     def _copier(self, request: Request) -> Copier | None:
         if self.copies is None or not (self.offers_copies and request.drafts):
             return None
-        return Copier(self.copies, self.copy_from)
+        # An exact answer uses nothing of earlier requests.
+        earlier = [] if self.exact else self.earlier.of(request.owner)
+        return Copier(self.copies, self.copy_from, earlier)
 
     def _shapes(self, wanted: DraftShape) -> list[Shape]:
         """The shapes that a request's drafts may have. At a fixed width it is the last one."""
@@ -197,6 +202,11 @@ class Engine:
             sequence.stats.drafting = sequence.policy.reason
             sequence.stats.warning = sequence.policy.warning
         request, chains = sequence.request, self.chains_because
+        copier, sequence.copier = sequence.copier, None
+        if copier is not None and request.owner is not None:
+            text = copier.ended(request.prompt, sequence.tokens)
+            if text is not None:
+                self.earlier.keep(request.owner, text)
         slots = self.slots
         if request.drafts and (sequence.behind or (self.drafter and slots.drafter is None)):
             sequence.stats.warning = f"drafting is off for a while: {slots.failure}"

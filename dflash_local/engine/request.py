@@ -27,7 +27,8 @@ class Request:
     drafter can do more than chains. Without `cache_prompt` nothing of the prompt comes from the
     caches. `on_token` gets every token except an end of text, in order; if it returns True,
     generation ends. `constraint` is the grammar of `sampling` at its beginning, for this request
-    alone; None: it is made when the request begins.
+    alone; None: it is made when the request begins. `owner`: it may copy from earlier texts of that
+    owner, and later requests of the same from it; None: of nobody.
     """
 
     prompt: list[int]
@@ -38,6 +39,7 @@ class Request:
     cache_prompt: bool = True
     constraint: Constraint | None = None
     draft_shape: DraftShape = "chain"
+    owner: str | None = None
 
     @property
     def drafts(self) -> bool:

@@ -256,3 +256,42 @@ def test_the_chances_are_those_of_all_requests(target: Target) -> None:
     before = list(prior.tried)
     answer(engine, [400, 401] * 10, "auto", N, **options_of("greedy", [400, 401]))
     assert len(prior.tried) == N_KINDS and prior.tried != before
+
+
+def test_a_later_request_copies_what_an_earlier_one_of_its_owner_said(target: Target) -> None:
+    """The same prompt, which leads to the same answer: from its 16th token on it is copied."""
+    engine = copying(target)
+    prompt = target.vocabulary.tokenize("def read_json(path):\n    ")
+    expected = plain(target, prompt)
+    runs = {}
+    for name, owner in {"first": "me", "again": "me", "other": "you", "nobody": None}.items():
+        engine.slots.forget_all()
+        runs[name] = answer(engine, prompt, "auto", N, owner=owner)
+        assert runs[name].tokens == expected
+    copied = {name: run.stats.copied_accepted for name, run in runs.items()}
+    assert copied["again"] >= N // 2 > copied["first"] == copied["other"] == copied["nobody"]
+    assert len(engine.earlier) == 2
+
+
+def test_exact_answers_copy_from_no_earlier_one(target: Target) -> None:
+    engine = Engine(target, None, 1, exact=True, copies=sure())
+    for _ in range(2):
+        engine.slots.forget_all()
+        found = answer(engine, [400, *range(500, 540)], 8, 8, owner="me")
+        assert found.stats.copied == 0
+
+
+@given(repeating(), ways, st.sampled_from([2, 8, "auto"]), st.booleans())
+@settings(deadline=None, max_examples=10)
+def test_whatever_earlier_texts_offer(
+    target: Target, text: tuple[list[int], list[int]], way: str, width: int | str, same: bool
+) -> None:
+    """Texts of a few tokens take each other up all the time, and mislead."""
+    alphabet, prompt = text
+    options = options_of(way, alphabet)
+    engine = copying(target)
+    for tokens in (prompt, [*prompt[::-1], 950, *prompt], prompt if same else prompt[:5]):
+        expected = plain(target, tokens, **options)
+        found = answer(engine, tokens, width, N, owner="me", **options)  # type: ignore[arg-type]
+        assert found.tokens == expected
+        engine.slots.forget_all()

@@ -45,8 +45,31 @@ void long_texts() {
     }
 }
 
+void texts_of_others() {
+    std::mt19937 random(2);
+    std::uniform_int_distribution<int32_t> token(0, 1000);
+    std::vector<int32_t> text(300);
+    for (int32_t & t : text) {
+        t = token(random);
+    }
+    dflash::copy_index whole;
+    whole.extend(text.data(), text.size());
+    check::that(!whole.goes_on(whole), "it has its end only once");
+    for (size_t n = 0; n <= text.size(); n++) {
+        dflash::copy_index part;
+        part.extend(text.data(), n);
+        check::equal(whole.begins_with(part), true, "a beginning");
+        check::equal(part.begins_with(whole), n == text.size(), "more than a beginning");
+        check::equal(whole.goes_on(part), n >= 16 && n < text.size(), "more behind its end");
+        part.extend(whole);
+        check::equal(part.size(), n + text.size(), "tokens of both");
+    }
+}
+
 }  // namespace
 
 std::vector<check::test> copy_tests() {
-    return {{"copies of random texts", random_texts}, {"copies of long texts", long_texts}};
+    return {{"copies of random texts", random_texts},
+            {"copies of long texts", long_texts},
+            {"copies of other texts", texts_of_others}};
 }

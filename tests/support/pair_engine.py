@@ -88,9 +88,11 @@ def request(
     max_tokens: int | None = 48,
     *,
     shape: DraftShape = "chain",
+    owner: str | None = None,
     **params: Any,
 ) -> Request:
-    return Request(list(prompt), SamplingParams(**params), max_tokens, width, draft_shape=shape)
+    sampling = SamplingParams(**params)
+    return Request(list(prompt), sampling, max_tokens, width, draft_shape=shape, owner=owner)
 
 
 def answer(

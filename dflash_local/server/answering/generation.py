@@ -16,6 +16,7 @@ from dflash_local.errors import ClosedError
 from dflash_local.result import Chunk, Result
 from dflash_local.server.answering.sampling_fields import N_SEEDS, usual_sampling
 from dflash_local.server.http.access_log import record_result
+from dflash_local.server.http.security import client
 from dflash_local.server.models.served_model import LoadedModel
 from dflash_local.stats import Stats
 from dflash_local.target.vocabulary import Vocabulary
@@ -66,6 +67,7 @@ async def stream_all(
         for task in tasks:
             options = {
                 "queue_timeout": loaded.queue_timeout_s,
+                "owner": client.get(),
                 **usual_sampling(loaded.model),
                 **task.options,
             }

@@ -15,6 +15,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import Iterable, Set
+from contextvars import ContextVar
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -25,6 +26,9 @@ from dflash_local.server.http.settings import ServerSettings
 
 LOOPBACK_ORIGIN = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?"
 """The Origin header of this machine's own pages, from whatever port."""
+
+client: ContextVar[str] = ContextVar("client", default="")
+"""Whose request is being answered: a digest of its key. Without keys all are one client's."""
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:]+)(:\d{1,5})?")
@@ -142,20 +146,24 @@ class KeyCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         needed = scope["type"] == "http" and self._keys and scope["path"] not in self._open_paths
-        if needed and not self._knows(_given_keys(Headers(scope=scope))):
-            raise ApiError(
-                401,
-                "a key is needed, and none or a wrong one was given; send it as "
-                "'Authorization: Bearer KEY'",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
+        if needed:
+            known = self._known(_given_keys(Headers(scope=scope)))
+            if not known:
+                raise ApiError(
+                    401,
+                    "a key is needed, and none or a wrong one was given; send it as "
+                    "'Authorization: Bearer KEY'",
+                    code="invalid_api_key",
+                    headers={"WWW-Authenticate": "Bearer"},
+                )
+            client.set(known[0].hex())
         await self._app(scope, receive, send)
 
-    def _knows(self, given: Iterable[str]) -> bool:
+    def _known(self, given: Iterable[str]) -> list[bytes]:
+        """The digests of those that are right."""
         # Each is compared with all, so that the time tells nothing about how much was right.
         digests = [_digest(key) for key in given]
-        return any([hmac.compare_digest(a, b) for a in digests for b in self._keys])
+        return [b for a in digests for b in self._keys if hmac.compare_digest(a, b)]
 
 
 def is_loopback(host: str) -> bool:
