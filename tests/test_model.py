@@ -223,6 +223,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"stop": [""]}, "stop is ''"),
     ({"stop": ["a", None]}, "stop is None"),
     ({"cancel": 5}, "cancel is 5; give a threading.Event"),
+    ({"owner": 5}, "owner is 5; give a text, or None"),
     ({"temperature": -0.1}, r"temperature is -0\.1"),
     ({"temperature": "hot"}, "temperature is 'hot'"),
     ({"top_p": 0}, "top_p is 0"),

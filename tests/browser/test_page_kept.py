@@ -132,6 +132,7 @@ def test_a_question_is_changed_and_asked_again(visit: Visit) -> None:
 
 def test_settings_are_sent_and_kept(visit: Visit) -> None:
     page = visit.page
+    page.get_by_text("More sampling").click()
     expect(page.get_by_label("Most tokens")).to_have_attribute("placeholder", "256")
     values = {"Temperature": "9", "Top p": "0.5", "Top k": "7.4", "Min p": "0.1", "Seed": "3"}
     for name, value in {**values, "Repeat penalty": "1.1", "Most tokens": "5"}.items():
@@ -145,6 +146,7 @@ def test_settings_are_sent_and_kept(visit: Visit) -> None:
     assert body["messages"][0] == {"role": "system", "content": "Be brief."}
     visit.open()
     expect(page.get_by_label("Top k", exact=True)).to_have_value("7.4")
+    expect(page.get_by_label("Top k", exact=True)).to_be_visible()
     expect(page.get_by_label("System prompt")).to_have_value("Be brief.")
     for name in ("Top p", "Top k", "Min p", "Seed", "Repeat penalty", "Temperature"):
         page.get_by_label(name, exact=True).fill("")

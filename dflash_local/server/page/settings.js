@@ -14,6 +14,7 @@ export class Settings {
     for (const field of [this.system, ...this.inputs]) {
       field.value = values[field.name] ?? "";
       field.addEventListener("change", () => this.#keep());
+      if (field.value && field.closest("#more")) field.closest("#more").open = true;
     }
   }
 
