@@ -74,6 +74,26 @@ def test_dark_and_light(browser: Browser, server: ServerProcess) -> None:
     assert light > 0.8 and dark < 0.05
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_code_can_be_read_on_every_tint(
+    browser: Browser, server: ServerProcess, scheme: str
+) -> None:
+    with visiting(browser, server.url, color_scheme=scheme) as visit:
+        pairs = visit.evaluate(
+            """() => ["keyword", "string", "number", "title", "comment"].flatMap((name) =>
+                ["quiet", "draft", "draft copied"].map((tint) => {
+                    const outer = document.createElement("span"), inner = outer.cloneNode();
+                    [outer.className, inner.className] = ["hljs-" + name, tint];
+                    outer.append(inner);
+                    document.body.append(outer);
+                    const ground = tint === "quiet" ? document.body : inner;
+                    return [getComputedStyle(outer).color, getComputedStyle(ground).backgroundColor];
+                }))"""
+        )
+        assert len(set(map(tuple, pairs))) == 15
+        assert min(contrast(*pair) for pair in pairs) >= 4.5, pairs
+
+
 @pytest.mark.parametrize("motion", ["reduce", "no-preference"])
 def test_motion(browser: Browser, server: ServerProcess, motion: str) -> None:
     with visiting(browser, server.url, reduced_motion=motion) as visit:
