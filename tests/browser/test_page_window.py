@@ -87,7 +87,8 @@ def test_code_can_be_read_on_every_tint(
                     outer.append(inner);
                     document.body.append(outer);
                     const ground = tint === "quiet" ? document.body : inner;
-                    return [getComputedStyle(outer).color, getComputedStyle(ground).backgroundColor];
+                    const { color } = getComputedStyle(outer);
+                    return [color, getComputedStyle(ground).backgroundColor];
                 }))"""
         )
         assert len(set(map(tuple, pairs))) == 15

@@ -25,7 +25,7 @@ def error(answer: httpx.Response) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "path", ["/page", "/v1", "/v1/", "/docs", "/redoc", "/v1/nothing", "/%00", "//"]
+    "path", ["/page", "/v1", "/v1/", "/docs/", "/redoc", "/v1/nothing", "/%00", "//"]
 )
 def test_a_route_that_there_is_not(client: httpx.Client, server: ServerProcess, path: str) -> None:
     for method in ("GET", "POST"):

@@ -214,7 +214,7 @@ def test_bad_requests_are_exceptions_of_their_kind(sdk: openai.OpenAI) -> None:
         sdk.chat.completions.create(model=MODEL, messages=user("a b c d " * 100_000))
     assert long.value.code == "context_length_exceeded"
     with pytest.raises(openai.NotFoundError):
-        sdk.embeddings.create(model=MODEL, input="a")
+        sdk.files.list()
 
 
 @pytest.mark.slow
