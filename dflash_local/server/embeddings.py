@@ -27,4 +27,5 @@ async def embeddings() -> None:
         "MODEL.gguf --embeddings --port 8081', and give its address to your program for embeddings",
         type="not_supported_error",
         code="embeddings_not_supported",
+        headers={"X-Should-Retry": "false"},  # OpenAI's clients would try again
     )

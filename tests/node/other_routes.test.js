@@ -3,7 +3,13 @@ import { once } from "node:events";
 import { createServer } from "node:net";
 import { test } from "node:test";
 
-import { APIConnectionError, BadRequestError, NotFoundError, OpenAI } from "openai";
+import {
+  APIConnectionError,
+  BadRequestError,
+  InternalServerError,
+  NotFoundError,
+  OpenAI,
+} from "openai";
 
 import { CERTAIN, MODEL, collect, connect, url, user } from "./served.js";
 
@@ -51,7 +57,8 @@ test("the models", async () => {
 });
 
 test("routes that are not here", async () => {
-  await refusal(sdk.embeddings.create({ model: MODEL, input: "a" }), NotFoundError, 404);
+  const embeddings = sdk.embeddings.create({ model: MODEL, input: "a" });
+  await refusal(embeddings, InternalServerError, 501, "not_supported_error");
   await refusal(sdk.images.generate({ model: MODEL, prompt: "a" }), NotFoundError, 404);
   await refusal(sdk.get("/nowhere"), NotFoundError, 404);
 });

@@ -10,10 +10,13 @@ from server_process import ServerProcess
 
 
 def test_openai_s_client(server: ServerProcess) -> None:
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0)
+    sent: list[httpx.Request] = []
+    http = httpx.Client(trust_env=False, event_hooks={"request": [sent.append]})
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", http_client=http)
     with pytest.raises(openai.InternalServerError) as raised:
         client.embeddings.create(model="any", input="a text")
     assert raised.value.status_code == 501
+    assert len(sent) == 1  # it does not try again
     assert raised.value.code == "embeddings_not_supported"
     assert "llama-server -m MODEL.gguf --embeddings" in raised.value.message
 
