@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dflash_local.bench.shapes.shape import DeltaNet, DrafterShape, Experts, Heads, PairShape
+from dflash_local.bench.shapes.shape import DeltaNet, DrafterShape, Experts, Heads, PairShape, Selector
 
 DENSE = PairShape(
     name="mini",
@@ -19,6 +19,8 @@ DENSE = PairShape(
     drafter=DrafterShape(2, 512),
     context_length=4096,
 )
+DFLASH2 = replace(DENSE, drafter=replace(DENSE.drafter, selector=Selector(32, 8)))
+DSPARK = replace(DENSE, drafter=replace(DENSE.drafter, markov_rank=32))
 EXPERTS = replace(
     DENSE, name="mini-experts", architecture="qwen3moe", experts=Experts(8, 2, 256), tied=True
 )

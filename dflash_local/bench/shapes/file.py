@@ -106,15 +106,20 @@ def drafter_file(shape: PairShape, quant: str) -> ShapeFile:
     types, drafter = find_quant(quant), shape.drafter
     if types.experts:
         raise InputError(f"{quant} is for mixtures of experts; expected another for the drafter")
-    title = f"DFlash drafter for {shape.name}, random weights"
+    title = f"{drafter.family} drafter for {shape.name}, random weights"
     heads = drafter.heads or shape.heads
     header = _header(shape, "dflash", title, types, drafter.n_layer, drafter.n_ff, heads)
     header.add_uint32("dflash.block_size", drafter.block_size)
     header.add_array("dflash.target_layers", list(shape.taps))
+    if drafter.selector:
+        header.add_uint32("dflash.conv_kernel_size", drafter.selector.kernel_size)
+        header.add_uint32("dflash.conv_group_size", drafter.selector.group_size)
+        header.add_uint32("dflash.selector_rank", drafter.selector.rank)
+        header.add_uint32("dflash.selector_top_k", drafter.selector.top_k)
     header.add_mask_token_id(shape.n_vocab - 1)
     _add_vocabulary(header, shape)
     tensors = drafter_tensors(shape, types)
-    name = f"{shape.name}-dflash-{quant.lower()}.gguf"
+    name = f"{shape.name}-{drafter.family}-{quant.lower()}.gguf"
     return ShapeFile(name, header, tensors, shape.n_embd**-0.5)
 
 

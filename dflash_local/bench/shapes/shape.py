@@ -4,7 +4,9 @@ Targets have the dimensions of their published configs. Drafters have 5 layers, 
 and 5 taps, but 8 layers for the mixtures of experts and blocks of 10 for Llama 3.1 (arXiv
 2602.06036, section 5). Heads, rope base and context are those of the target, as in the published
 checkpoints. Drafters for targets with recurrent layers have heads of their own; their sizes are
-approximate, and the windows of some published ones are left out.
+approximate, and the windows of some published ones are left out. The DFlash 2 and DSpark drafters
+have the plain one's layers and block, so that what their heads cost can be compared. The heads have the
+sizes of the published ones, and values as random as all others.
 """
 
 from __future__ import annotations
@@ -72,14 +74,31 @@ class DeltaNet:
 
 
 @dataclass(frozen=True)
+class Selector:
+    """DFlash 2's path selector, and the convolutions of its layers."""
+
+    rank: int = 256
+    top_k: int = 16
+    kernel_size: int = 2
+    group_size: int = 16
+
+
+@dataclass(frozen=True)
 class DrafterShape:
-    """A DFlash drafter: layers like those of Qwen3, without embeddings or an output head. `heads`:
-    None for those of the target."""
+    """A drafter: layers like those of Qwen3, without embeddings or an output head. `heads`: None for
+    those of the target. With a selector it is a DFlash 2 drafter, with the rank of a Markov head
+    DSpark."""
 
     n_layer: int
     n_ff: int
     block_size: int = 16
     heads: Heads | None = None
+    selector: Selector | None = None
+    markov_rank: int = 0
+
+    @property
+    def family(self) -> str:
+        return "dflash2" if self.selector else "dspark" if self.markov_rank else "dflash"
 
 
 @dataclass(frozen=True)
@@ -106,6 +125,12 @@ class PairShape:
     experts: Experts | None = None
     delta_net: DeltaNet | None = None
     pre_tokenizer: str = "qwen2"
+
+    @property
+    def pair_name(self) -> str:
+        """The target's name, and the drafter's family unless it is plain DFlash."""
+        family = self.drafter.family
+        return self.name if family == "dflash" else f"{self.name}-{family}"
 
     @property
     def heads(self) -> Heads:
@@ -228,10 +253,13 @@ _QWEN3_6_35B_A3B = replace(
     delta_net=DeltaNet(16, 32),
 )
 
+
 PAIR_SHAPES: dict[str, PairShape] = {
-    shape.name: shape
+    shape.pair_name: shape
     for shape in (
         _QWEN3_8B,
+        replace(_QWEN3_8B, drafter=replace(_QWEN3_8B.drafter, selector=Selector())),
+        replace(_QWEN3_8B, drafter=replace(_QWEN3_8B.drafter, markov_rank=256)),
         _QWEN3_4B,
         _QWEN3_30B_A3B,
         _QWEN3_CODER_30B_A3B,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from gguf import GGML_QUANT_SIZES, LlamaFileType
 from gguf import GGMLQuantizationType as Type
 
-from dflash_local.bench.shapes.shape import DeltaNet, Heads, PairShape
+from dflash_local.bench.shapes.shape import DeltaNet, Heads, PairShape, Selector
 from dflash_local.errors import InputError
 
 
@@ -113,7 +113,31 @@ def drafter_tensors(shape: PairShape, quant: Quant) -> tuple[TensorSpec, ...]:
         tensors += _head_norms(block, heads.dim)
         tensors.append(_ones(f"{block}ffn_norm.weight", n_embd))
         tensors += _dense(block, n_embd, drafter.n_ff, quant.base, more)
+        if drafter.selector:
+            tensors += _convolutions(block, n_embd, drafter.selector, quant.base)
+    # Like fc, the heads keep eight bits.
+    if drafter.selector:
+        rank = drafter.selector.rank
+        for name in ("predecessor", "successor"):
+            tensors.append(_matrix(f"selector_{name}.weight", rank, shape.n_vocab, fc))
+        tensors.append(_matrix("selector_hidden.weight", n_embd, rank, fc))
+    if drafter.markov_rank:
+        rank = drafter.markov_rank
+        for name in ("markov_w1.weight", "markov_w2.weight"):
+            tensors.append(_matrix(name, rank, shape.n_vocab, fc))
+        tensors.append(TensorSpec("conf_proj.weight", (n_embd + rank, 1), Type.F32))
+        tensors.append(TensorSpec("conf_proj.bias", (1,), Type.F32))
     return tuple(tensors)
+
+
+def _convolutions(block: str, n_embd: int, selector: Selector, base: Type) -> list[TensorSpec]:
+    n_taps = selector.kernel_size
+    n_kernels = 2 * n_taps * (n_embd // selector.group_size)
+    tensors = []
+    for name in (f"{block}attn_conv_", f"{block}ffn_conv_"):
+        tensors.append(TensorSpec(name + "base", (n_embd, n_taps, 2), Type.F32, constant=0.5))
+        tensors.append(_matrix(name + "proj.weight", n_embd, n_kernels, base))
+    return tensors
 
 
 def _more_bits(layer: int, n_layer: int) -> bool:

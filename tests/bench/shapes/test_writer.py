@@ -23,7 +23,7 @@ from dflash_local.errors import InputError
 from dflash_local.fit.pairing import check_pair
 from dflash_local.gguf.file import GgufFile
 from gap_rule import first_difference, top_two_gap
-from mini_shapes import DENSE, EXPERTS, GPT_OSS, HYBRID, HYBRID_EXPERTS, LLAMA
+from mini_shapes import DENSE, DFLASH2, DSPARK, EXPERTS, GPT_OSS, HYBRID, HYBRID_EXPERTS, LLAMA
 from peak_memory import PEAK
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -44,8 +44,16 @@ def loads_and_drafts(shape: PairShape, quant: str, folder: Path) -> None:
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("shape", "quant"),
-    [(DENSE, "Q4_0"), (LLAMA, "Q4_K_M"), (EXPERTS, "BF16"), (EXPERTS, "MXFP4"), (GPT_OSS, "Q8_0")],
-    ids=lambda value: getattr(value, "name", value),
+    [
+        (DENSE, "Q4_0"),
+        (DFLASH2, "Q8_0"),
+        (DSPARK, "Q8_0"),
+        (LLAMA, "Q4_K_M"),
+        (EXPERTS, "BF16"),
+        (EXPERTS, "MXFP4"),
+        (GPT_OSS, "Q8_0"),
+    ],
+    ids=lambda value: getattr(value, "pair_name", value),
 )
 def test_a_pair_loads_and_drafts(shape: PairShape, quant: str, tmp_path: Path) -> None:
     """Every architecture and every quantisation once; the slow test has the rest."""
@@ -75,8 +83,8 @@ def test_a_hybrid_pair_drafts_what_plain_decoding_gives(shape: PairShape, tmp_pa
 @pytest.mark.parametrize("quant", QUANTS)
 @pytest.mark.parametrize(
     "shape",
-    [DENSE, EXPERTS, LLAMA, GPT_OSS, HYBRID, HYBRID_EXPERTS],
-    ids=lambda shape: shape.name,
+    [DENSE, DFLASH2, DSPARK, EXPERTS, LLAMA, GPT_OSS, HYBRID, HYBRID_EXPERTS],
+    ids=lambda shape: shape.pair_name,
 )
 def test_every_pair_loads_and_drafts(shape: PairShape, quant: str, tmp_path: Path) -> None:
     if quant == "MXFP4" and not shape.experts:
