@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dflash_local.bench.shapes.shape import DeltaNet, DrafterShape, Experts, Heads, PairShape, Selector
+from dflash_local.bench.shapes.shape import (
+    DeltaNet,
+    DrafterShape,
+    Experts,
+    Heads,
+    PairShape,
+    Selector,
+)
 
 DENSE = PairShape(
     name="mini",

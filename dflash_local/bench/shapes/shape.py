@@ -4,9 +4,9 @@ Targets have the dimensions of their published configs. Drafters have 5 layers, 
 and 5 taps, but 8 layers for the mixtures of experts and blocks of 10 for Llama 3.1 (arXiv
 2602.06036, section 5). Heads, rope base and context are those of the target, as in the published
 checkpoints. Drafters for targets with recurrent layers have heads of their own; their sizes are
-approximate, and the windows of some published ones are left out. The DFlash 2 and DSpark drafters
-have the plain one's layers and block, so that what their heads cost can be compared. The heads have the
-sizes of the published ones, and values as random as all others.
+approximate, and the windows of some published ones are left out. DFlash 2 and DSpark drafters have
+the layers and the block of the plain one, so that the costs of their heads can be compared. These
+heads are as large as the published ones.
 """
 
 from __future__ import annotations
@@ -85,9 +85,8 @@ class Selector:
 
 @dataclass(frozen=True)
 class DrafterShape:
-    """A drafter: layers like those of Qwen3, without embeddings or an output head. `heads`: None for
-    those of the target. With a selector it is a DFlash 2 drafter, with the rank of a Markov head
-    DSpark."""
+    """A drafter: layers like those of Qwen3, without embeddings or an output head. `heads`: None
+    for those of the target. With a `selector` it is of DFlash 2, with a `markov_rank` of DSpark."""
 
     n_layer: int
     n_ff: int
