@@ -90,7 +90,7 @@ class Reference:
         """Append rows of context features [rows, n_taps * n_embd] at the next positions."""
         if len(features) == 0:
             return
-        rows = torch.from_numpy(np.asarray(features)).to(self._dtype)
+        rows = torch.tensor(np.asarray(features)).to(self._dtype)
         fused = self._norm(self._linear("fc", rows), "enc.output_norm")
         start = self.length(seq)
         positions = torch.arange(start, start + len(rows))
@@ -137,6 +137,25 @@ class Reference:
         row = torch.cat([hidden, self._weights["markov_w1.weight"][before]])
         return float(torch.sigmoid(self._linear("conf_proj", row))[0])
 
+    @torch.no_grad()
+    def best_chain(self, seq: int, anchor: int, n: int) -> list[int]:
+        """The n tokens that each family drafts: the best of each position after the one before."""
+        first = self._first_draft if "markov_w1.weight" in self._weights else 1
+        hidden = self._hidden(seq, anchor)[first : first + n]
+        logits = self._logits(hidden)
+        path = [anchor]
+        for row, state in zip(logits, hidden, strict=True):
+            before = torch.tensor(path[-1:])
+            if "markov_w1.weight" in self._weights:
+                bias = self._linear("markov_w2", self._weights["markov_w1.weight"][before])
+                path.append(int(self.scaled(row + self._spread(bias, 0)[0]).argmax()))
+            elif "selector_hidden.weight" in self._weights:
+                scores = self._candidate_scores(row[None], state[None], before)
+                path.append(int(scores[0].argmax()))
+            else:
+                path.append(int(row.argmax()))
+        return path[1:]
+
     @property
     def _first_draft(self) -> int:
         return 0 if self._keys.get("sample_from_anchor", True) else 1
@@ -149,9 +168,13 @@ class Reference:
         """DFlash 2: log-probabilities [len(tokens), n_vocab] of the positions after these tokens,
         minus infinity for all but the selector's candidates."""
         hidden = self._hidden(seq, anchor)[1:][: len(tokens)]
-        logits = self.scaled(self._logits(hidden))
+        return self._candidate_scores(self._logits(hidden), hidden, torch.tensor(tokens))
+
+    def _candidate_scores(self, logits: Tensor, hidden: Tensor, tokens: Tensor) -> Tensor:
+        """Log-probabilities [n, n_vocab] of rows of logits after these tokens."""
+        logits = self.scaled(logits)
         ids = logits.topk(self._keys["selector_top_k"]).indices
-        before = self._weights["selector_predecessor.weight"][torch.tensor(tokens)]
+        before = self._weights["selector_predecessor.weight"][tokens]
         step = before * self._linear("selector_hidden", hidden)
         scores = torch.einsum("nr,nkr->nk", step, self._weights["selector_successor.weight"][ids])
         rows = torch.full_like(logits, -math.inf)
@@ -345,4 +368,4 @@ def _dequantize(tensor: gguf.ReaderTensor, dtype: torch.dtype) -> Tensor:
     values = tensor.data
     if tensor.tensor_type != gguf.GGMLQuantizationType.I64:
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-    return torch.from_numpy(np.array(values, dtype=np.float32)).to(dtype)
+    return torch.tensor(np.array(values, dtype=np.float32)).to(dtype)
