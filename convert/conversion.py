@@ -158,7 +158,7 @@ def convert(
         revision=drafter.revision,
         sha256=sha256 or None,
         target=_shown_target(plan.target),
-        family=plan.config.family,
+        family=plan.config.drafts_as,
         outtype=outtype,
         n_bytes=n_bytes,
         n_tensors=len(plan.tensors),

@@ -42,7 +42,7 @@ _NESTED = frozenset({
 class DraftConfig:
     """A drafter as its config states it. Sizes are in elements."""
 
-    family: Family
+    family: Family  # by its architecture; see `drafts_as`
     layout: Layout
     architecture: str  # the name in config.json
     n_embd: int
@@ -77,14 +77,26 @@ class DraftConfig:
         return self.target.mask_token_id
 
     @property
+    def drafts_as(self) -> Family:
+        """The family of the GGUF file. A DSpark checkpoint without a Markov head, as DeepSeek's
+        DFlash drafters are, is plain DFlash that may also draft at the anchor."""
+        return "dflash" if self.markov is not None and self.markov.rank == 0 else self.family
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know about the GGUF file, in lines."""
-        if not self.attention.bias:
-            return ()
-        return (
-            "its attention has biases: dflash-local drafts with the file, stock llama.cpp does not "
-            "load it",
-        )
+        notes = []
+        if self.attention.bias:
+            notes.append(
+                "its attention has biases: dflash-local drafts with the file, stock llama.cpp does "
+                "not load it"
+            )
+        if self.drafts_as != self.family and self.markov and self.markov.sample_from_anchor:
+            notes.append(
+                "it drafts at the anchor, too, without a Markov head: dflash-local does so, stock "
+                "llama.cpp takes its drafts one position late"
+            )
+        return tuple(notes)
 
     @property
     def target_layers(self) -> tuple[int, ...]:
@@ -93,7 +105,7 @@ class DraftConfig:
 
     def keys_for(self, tensor_names: Collection[str]) -> tuple[Key, ...]:
         """`keys`, and the one that depends on which GGUF tensors there are."""
-        if self.family != "dspark":
+        if self.drafts_as != "dspark":
             return self.keys
         has_head = "conf_proj.weight" in tensor_names
         return (*self.keys, _key("has_confidence_head", has_head, "bool"))

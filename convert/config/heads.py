@@ -22,7 +22,7 @@ class Selector:
 class Markov:
     """DSpark's head, which adds a bias for the token before to each row."""
 
-    rank: int | None  # None: as the tensors have it
+    rank: int | None  # None: as the tensors have it; 0: there is no head
     sample_from_anchor: bool  # the row of the anchor drafts a token, too
 
 
@@ -56,8 +56,6 @@ def read_markov(config: ConfigFields) -> Markov | None:
         if stated:
             refuse("sample_from_anchor", stated, "false or none for a DFlash drafter")
         return None
-    if rank == 0:
-        refuse("markov_rank", rank, "a number above 0 for a DSpark drafter")
     owner = config.nested if config.nested.raw("markov_head_type") is not None else config.top
     if owner.string("markov_head_type") not in (None, "vanilla"):
         owner.refuse("markov_head_type", "'vanilla'")

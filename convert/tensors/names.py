@@ -138,7 +138,7 @@ def _expected(config: DraftConfig, found: Mapping[str, TensorEntry]) -> Iterator
     yield from _vocabulary(config)
     if config.selector is not None:
         yield from _selector(config, config.selector.rank)
-    if config.markov is not None:
+    if config.drafts_as == "dspark":
         yield from _markov(config, found)
     for layer in range(config.n_layer):
         yield from _layer(config, f"layers.{layer}.", f"blk.{layer}.")

@@ -102,10 +102,9 @@ def _from_keys(file: GgufFile, family: Family, n_vocab: int | None) -> DrafterSp
         attention_bias=has_bias(file),
         selector=_selector(file, n_embd, n_vocab) if family == "dflash2" else None,
         markov_rank=_rows(file, MARKOV, 0) if family == "dspark" else 0,
-        # llama.cpp's default
-        sample_from_anchor=file.optional("dflash.sample_from_anchor", bool, True)
-        if family == "dspark"
-        else False,
+        # For DSpark that is llama.cpp's default. DFlash with the layers of DSpark states it.
+        sample_from_anchor=family != "dflash2"
+        and file.optional("dflash.sample_from_anchor", bool, family == "dspark"),
     )
 
 

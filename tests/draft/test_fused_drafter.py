@@ -65,6 +65,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "own embeddings as head": {"own_embeddings": True},
     "target with a head": {"tied": False},
     "norms after and scales": {"post_norms": True, "layer_scale": True},
+    "from the anchor": {"extra": {"sample_from_anchor": True}, "block_size": 5},
     "other scales": {
         "extra": {"embedding_scale": 3.0, "attention.scale": 0.4, "attention.value_scale": 0.5}
     },

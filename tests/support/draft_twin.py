@@ -84,7 +84,7 @@ class Twin:
 
     def draft(self, rows: Mapping[int, int], n_draft: int | None = None) -> list[Draft]:
         """Draft for sequences at once, each with so many new rows of features, and compare."""
-        n_draft = n_draft or self.block_size - 1
+        n_draft = n_draft or self.native.block_size - 1
         requests = [
             DraftRequest(seq, int(self._random.integers(300)), self.features(n), n_draft)
             for seq, n in rows.items()

@@ -191,6 +191,10 @@ def _dspark(n_embd: int, n_vocab: int) -> Config:  # deepseek-ai/dspark_qwen3_4b
     return config
 
 
+def _dspark_headless(n_embd: int, n_vocab: int) -> Config:  # deepseek-ai/dflash_qwen3_4b_block7
+    return _dspark(n_embd, n_vocab) | {"markov_rank": 0, "enable_confidence_head": False}
+
+
 def _dspark_interleaved(n_embd: int, n_vocab: int) -> Config:  # LiquidAI's Lfm2DSparkDraftModel
     return _qwen3(
         n_embd,
@@ -346,6 +350,7 @@ VARIANTS: Mapping[str, Callable[[int, int], Config]] = {
     "reduced": _reduced,
     "dflash2": _dflash2,
     "dspark": _dspark,
+    "dspark-headless": _dspark_headless,
     "dspark-interleaved": _dspark_interleaved,
     "dspark-sinks": _dspark_sinks,
     "speculators": _speculators,

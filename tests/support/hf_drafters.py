@@ -47,7 +47,7 @@ def shapes(name: str, *, n_embd: int = 64, n_vocab: int = 256) -> Shapes:
         found |= {"lm_head.weight": (REDUCED, n_embd), "d2t": (REDUCED,), "t2d": (n_vocab,)}
     if name in ("speculators", "gemma4"):
         found["embed_tokens.weight"] = (n_vocab, n_embd)
-    if "markov_rank" in raw:
+    if raw.get("markov_rank"):
         rows = REDUCED if name == "speculators" else n_vocab
         found["markov_head.markov_w1.weight"] = (n_vocab, MARKOV_RANK)
         found["markov_head.markov_w2.weight"] = (rows, MARKOV_RANK)

@@ -91,6 +91,7 @@ EXPECTED: dict[str, dict[str, tuple[Any, str]]] = {
         "final_logit_softcapping": (20.0, "f32"),
     },
     "dspark": DSPARK,
+    "dspark-headless": LAYERS | {"block_size": (7, "u32"), "sample_from_anchor": (True, "bool")},
     "dspark-interleaved": DSPARK
     | {
         "block_size": (9, "u32"),
@@ -135,6 +136,7 @@ EXPECTED: dict[str, dict[str, tuple[Any, str]]] = {
 FAMILIES = {
     "dflash2": "dflash2",
     "dspark": "dspark",
+    "dspark-headless": "dspark",
     "dspark-interleaved": "dspark",
     "dspark-sinks": "dspark",
     "speculators": "dspark",

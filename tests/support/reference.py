@@ -105,8 +105,8 @@ class Reference:
                 context.values[layer] = torch.cat([context.values[layer], values])
 
     def draft(self, seq: int, anchor: int) -> Tensor:
-        """Log-probabilities [block_size - 1, n_vocab] of the tokens that follow `anchor`."""
-        return torch.log_softmax(self.scaled(self.logits(seq, anchor))[1:], dim=-1)
+        """Log-probabilities [drafted positions, n_vocab] of the tokens that follow `anchor`."""
+        return torch.log_softmax(self.scaled(self.logits(seq, anchor))[self._first_draft :], -1)
 
     def logits(self, seq: int, anchor: int) -> Tensor:
         """Of the whole block, [block_size, n_vocab], neither scaled nor capped."""
@@ -140,8 +140,7 @@ class Reference:
     @torch.no_grad()
     def best_chain(self, seq: int, anchor: int, n: int) -> list[int]:
         """The n tokens that each family drafts: the best of each position after the one before."""
-        first = self._first_draft if "markov_w1.weight" in self._weights else 1
-        hidden = self._hidden(seq, anchor)[first : first + n]
+        hidden = self._hidden(seq, anchor)[self._first_draft :][:n]
         logits = self._logits(hidden)
         path = [anchor]
         for row, state in zip(logits, hidden, strict=True):
@@ -158,7 +157,8 @@ class Reference:
 
     @property
     def _first_draft(self) -> int:
-        return 0 if self._keys.get("sample_from_anchor", True) else 1
+        has_markov = "markov_w1.weight" in self._weights
+        return 0 if self._keys.get("sample_from_anchor", has_markov) else 1
 
     def draft_path(self, seq: int, anchor: int, tokens: list[int]) -> Tensor:
         """DFlash 2: as `draft_chain`, minus infinity for all but the selector's candidates."""

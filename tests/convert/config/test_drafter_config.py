@@ -124,6 +124,15 @@ def test_which_row_drafts_is_what_the_config_says() -> None:
     assert keys(read("speculators", sample_from_anchor=True))["sample_from_anchor"][0] is True
 
 
+def test_a_dspark_layout_without_heads_is_plain_dflash_from_the_anchor() -> None:
+    config = read("dspark-headless")
+    assert config.drafts_as == "dflash"
+    assert keys(config)["sample_from_anchor"] == (True, "bool")
+    (note,) = config.notes
+    assert "one position late" in note
+    assert read("dspark").drafts_as == "dspark"
+
+
 def test_biases_are_told_of() -> None:
     config = read("gpt-oss")
     assert config.attention.bias
@@ -229,7 +238,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("dflash2", nested("dflash2", selector_top_k=8), "selector_top_k is 8"),
     ("dflash2", nested("dflash2", selector_vocab_size=99), "selector_vocab_size is 99"),
     ("dspark", {"markov_head_type": "gated"}, "markov_head_type is 'gated', expected 'vanilla'"),
-    ("dspark", {"markov_rank": 0}, "markov_rank is 0"),
     ("gemma4", {"attention_k_eq_v": False}, "attention_k_eq_v"),
     ("gemma4", {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0"),
     ("gemma4", {"hidden_activation": "silu"}, "hidden_activation is 'silu'"),
