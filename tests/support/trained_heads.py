@@ -96,7 +96,7 @@ class Blocks(Reference):
     and itself."""
 
     def states(self, text: Text, anchors: Sequence[int]) -> Tensor:
-        """What the head reads: [blocks, block_size, n_embd]. anchors: where they are in the text."""
+        """What the head reads: [blocks, block_size, n_embd]. anchors: places in the text."""
         self.clear(0)
         self.inject(0, text.features)
         block = [self._mask_token] * (self.block_size - 1)
@@ -235,9 +235,10 @@ def train_selector(
     tables = [made[f"selector_{name}.weight"] for name in ("predecessor", "successor", "hidden")]
     convs = [tensor for name, tensor in made.items() if "_conv_" in name]
     optimizer = torch.optim.AdamW(
-        [{"params": tables, "lr": 2e-3}, {"params": convs, "lr": 5e-4}], weight_decay=0.0
+        [{"params": tables}, {"params": convs}], weight_decay=0.0, betas=(0.9, 0.98)
     )
-    rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, [4e-3, 1e-3], total_steps=steps + 1)
+    # The layers know no convolutions: larger steps would spoil more than they teach.
+    rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, [3e-3, 1e-4], total_steps=steps + 1)
     for epoch in range(epochs):
         for text, anchors, truth in _blocks(texts, per_text, seed + epoch):
             hidden = model.states(text, anchors)[:, 1:]
