@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from dflash_local.fit.options import CHECKPOINTS, MAX_OUTPUT_ROWS, LoadOptions
+from dflash_local.gguf.drafter_tensors import TOKEN_TABLES
 
 if TYPE_CHECKING:
     from dflash_local.gguf.drafter_spec import DrafterSpec
@@ -148,11 +149,13 @@ class Footprint:
 
     def _read_drafter(self, drafter: GgufFile | None, spec: DrafterSpec | None) -> None:
         self.drafter_weights = self._drafter_row = self._drafter_block = 0
-        self._drafter_compute = 0
+        self._drafter_compute = self._drafter_on_host = 0
         if drafter is None or spec is None:
             return
         width = spec.n_head_kv * spec.head_dim
         self.drafter_weights = sum(tensor.n_bytes for tensor in drafter.tensors.values())
+        tables = (drafter.tensors.get(name) for name in TOKEN_TABLES)
+        self._drafter_on_host = sum(table.n_bytes for table in tables if table)
         self._drafter_row = spec.n_layer * 2 * width * 2
         self._drafter_block = spec.block_size
         n_ff = _largest(drafter.get("dflash.feed_forward_length"))
@@ -270,14 +273,16 @@ class Footprint:
 
     def host_buffers(self, n_ctx: int, copies: int = 1) -> int:
         """What the host always holds: inputs, taps, the output of the widest verify pass,
-        checkpoints of each recurrent state, and the list of tokens of each sequence id. After a
-        wide tree, all ids of a sequence have all of its tokens."""
+        checkpoints of each recurrent state, the drafter's tables for the anchor, and the list of
+        tokens of each sequence id. After a wide tree, all ids of a sequence have all of its
+        tokens."""
         rows = self._rows(n_ctx)
         inputs = 4 * rows * self._n_embd + 2 * self._masks * rows * cells(n_ctx) * copies
         taps = 4 * self._n_batch * self.taps * self._n_embd
         ids = _ID_BYTES * self._n_branches * cells(n_ctx)
         checkpoints = CHECKPOINTS * self._n_seq * self._state[-1]
-        return inputs + taps + checkpoints + ids + _OUTPUT_BYTES * self._n_verified * self._n_vocab
+        outputs = _OUTPUT_BYTES * self._n_verified * self._n_vocab
+        return inputs + taps + checkpoints + ids + outputs + self._drafter_on_host
 
     def _rows(self, n_ctx: int) -> int:
         return min(self._n_batch, UBATCH_ROWS, cells(n_ctx))

@@ -25,7 +25,9 @@ from dflash_local.llama import runtime
 from dflash_local.llama.runtime import Device
 from dflash_local.target.options import TargetOptions
 from dflash_local.target.target import Target
+from gguf_files import edited
 from hybrid import SNAPSHOTS, WITHOUT, write_hybrid
+from shipped_layouts import in_layout
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -171,6 +173,24 @@ def test_layers_asked_of_a_machine_without_a_gpu_are_a_note():
     found = plan(host(), n_gpu_layers=20)
     assert found.n_gpu_layers == 0
     assert "found no GPU" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("layout", "table"),
+    [("DSpark", "markov_w1.weight"), ("DFlash 2", "selector_predecessor.weight")],
+)
+def test_what_a_head_looks_up_for_the_anchor_is_on_the_host_too(
+    layout: str, table: str, tmp_path: Path
+):
+    target = GgufFile.open(pair()[0])
+    drafter = GgufFile.open(in_layout(layout, tmp_path / "drafter.gguf"))
+    without = edited(drafter, tensors={table: None})
+    needed = [
+        make_plan(target, file, read_drafter(drafter), LoadOptions(n_ctx=512), [host(8, 16)])
+        for file in (drafter, without)
+    ]
+    more = needed[0].host.needed - needed[1].host.needed
+    assert more == 2 * drafter.tensors[table].n_bytes
 
 
 def test_the_drafter_takes_room_on_the_device_of_the_output_head():
