@@ -18,8 +18,8 @@ _Shape = tuple[int, ...]
 SELECTOR = "selector_hidden.weight"
 MARKOV = "markov_w1.weight"
 TOKEN_TABLES = (MARKOV, "selector_predecessor.weight")
-"""Tables of the tokens before. The host reads the anchor's row, the graph those of drafted tokens, so
-that there is a copy for each."""
+"""Tables of the tokens before. The host reads the anchor's row, the graph those of drafted tokens:
+each has a copy."""
 D2T = "d2t"
 
 # llama.cpp knows biases of these names in other architectures, but in no drafter
