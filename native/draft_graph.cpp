@@ -309,6 +309,7 @@ void draft_graph::build() {
     ggml_tensor * g = context_features();
     // This goes first: weights that are views are nodes of all graphs, too.
     ggml_build_forward_expand(graph_, g);
+    expand_views();
     if (parts_.weights.all_kv != nullptr) {
         inject_all(g);
     } else {
@@ -323,6 +324,20 @@ void draft_graph::build() {
                       project(states, head), anchor_rows_});
     }
     check_first_node();
+}
+
+// Backends join nodes that follow one another: norm, factor, rotation and store are one kernel of
+// CUDA. A view of a weight or a cache between them would keep them apart.
+void draft_graph::expand_views() {
+    for (int i = 0; i < p_.n_layer; i++) {
+        for (ggml_tensor * view :
+             {parts_.weights.layers[i].attn_k_norm, parts_.cache.k[i], parts_.cache.v[i]}) {
+            ggml_build_forward_expand(graph_, view);
+        }
+    }
+    if (parts_.weights.all_k_norm != nullptr) {
+        ggml_build_forward_expand(graph_, parts_.weights.all_k_norm);
+    }
 }
 
 selection draft_graph::wanted_selection() const {

@@ -19,6 +19,7 @@ namespace dflash {
 struct draft_capabilities {
     bool flash_attention = true;
     bool top_k = true;
+    int n_joined = 0;  // see draft_weights
 };
 
 // What a draft graph computes with.
@@ -69,6 +70,7 @@ class draft_graph {
     void create_inputs();
     void create_mask_rows();
     void build();
+    void expand_views();
     selection wanted_selection() const;
     void check_first_node() const;
     void allocate();

@@ -3,6 +3,7 @@
 #include "draft_candidates.h"
 #include "draft_head.h"
 #include "draft_output.h"
+#include "ggml-cpp.h"
 #include "host_results.h"
 
 namespace dflash {
@@ -22,7 +23,9 @@ class dspark_head : public draft_head {
               const draft_rows & out) override;
 
   private:
+    void create_constants(const head_parts & parts, bool is_scaled);
     ggml_tensor * of_token_before(const head_parts & parts, ggml_tensor * before) const;
+    ggml_tensor * best_of(const head_parts & parts, ggml_tensor * rows) const;
     void follow_best(const head_parts & parts) const;
     void build_steps(const head_parts & parts, ggml_tensor * scaled);
     void read_chains(ggml_backend_t backend, const std::vector<int32_t> & anchors,
@@ -41,6 +44,16 @@ class dspark_head : public draft_head {
     ggml_tensor * steps_ = nullptr;       // f32 [k, k, rows after the first position]; may be null
     ggml_tensor * confidence_ = nullptr;  // f32 [1, rows]: what the state adds; may be null
     host_results results_;
+
+    // Rows of logits are searched in chunks: an argmax of whole rows would keep little of a GPU
+    // busy.
+    int64_t chunk_size_ = 0;
+    ggml_context_ptr constants_;
+    ggml_backend_buffer_ptr buffer_;
+    ggml_tensor * tokens_ =
+        nullptr;  // i32 [1, chunk_size, chunks of all streams]: 0, 1, ... of each
+    ggml_tensor * columns_ = nullptr;  // f32 [rank, n, n, n_streams], n rows joined: 1 where equal
+    char * found_ = nullptr;           // memory for the best token of each chunk
 };
 
 }  // namespace dflash

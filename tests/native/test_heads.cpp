@@ -186,6 +186,34 @@ void heads_draft(const shipped_pair & pair) {
     }
 }
 
+// On a GPU several rows of a Markov head are one. The drafts are the same, also where the number of
+// rows cannot be divided.
+void joined_rows_draft_the_same(const shipped_pair & pair) {
+    const temporary_file path;
+    for (const bool is_reduced : {false, true}) {
+        drafter_file file(with_markov());
+        add_markov(file, is_reduced ? 64 : n_vocab);
+        if (is_reduced) {
+            reduce(file);
+        }
+        file.write(path.path());
+        const std::vector<float> row(with_markov().n_features(), 0.5f);
+        for (const int top_k : {1, 4}) {
+            std::vector<drafts> found;
+            for (const int n_joined : {1, 4, 128}) {
+                dflash::draft_capabilities allowed;
+                allowed.n_joined = n_joined;
+                dflash::fused_drafter d(pair.model(), nullptr, path.path(), with_markov(), 2, 256,
+                                        top_k, 1, allowed);
+                found.push_back(
+                    draft(d, {{0, {1, row.data()}, 7}, {1, {}, 9}}, with_markov().n_drafts()));
+            }
+            check_close(found[1], found[0], 1e-3f, "four rows in one");
+            check_close(found[2], found[0], 1e-3f, "128 rows in one");
+        }
+    }
+}
+
 void tensors_of_heads_that_do_not_fit(const shipped_pair & pair) {
     const temporary_file path;
     const auto refused = [&](const dflash::draft_params & params, const std::string & name,
@@ -225,6 +253,7 @@ std::vector<check::test> head_tests(const shipped_pair & pair) {
         {"the path takes the best step from each position",
          the_path_takes_the_best_step_from_each_position},
         {"heads draft", [&] { heads_draft(pair); }},
+        {"joined rows draft the same", [&] { joined_rows_draft_the_same(pair); }},
         {"tensors of heads that do not fit", [&] { tensors_of_heads_that_do_not_fit(pair); }},
     };
 }
