@@ -507,5 +507,6 @@ _open_models: weakref.WeakSet[Model] = weakref.WeakSet()
 @atexit.register
 def _close_all() -> None:
     """Free models before Python unloads llama.cpp and its devices."""
-    for model in list(_open_models):
-        model.close()
+    with ExitStack() as stack:  # a model that fails to close keeps no other one open
+        for model in list(_open_models):
+            stack.callback(model.close)

@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -115,7 +116,7 @@ class PrefixFiles:
             return False
         name = hashlib.blake2b(_raw(entry.tokens), digest_size=8).hexdigest()
         path = self.folder / f"{self._key[:_SHORT]}-{name}.prefix"
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        temporary = path.with_name(f"{path.name}.{secrets.randbits(64)}.tmp")
         try:
             self._trim(n_bytes)
             _write(temporary, content)
@@ -221,8 +222,6 @@ def _content(entry: Entry, key: str) -> list[bytes | memoryview]:
 
 def _write(path: Path, content: list[bytes | memoryview]) -> None:
     # What was said to the model is nobody else's to read.
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()  # of a process that had our number and was killed
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
     with os.fdopen(descriptor, "wb", buffering=0) as file:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dflash_local.copies.copier import Copier
 from dflash_local.draft.draft import Candidates
@@ -22,6 +24,8 @@ from dflash_local.stats import Stats
 from dflash_local.target.target import Target
 
 FinishReason = Literal["stop", "length", "cancelled"]
+WholeRow: TypeAlias = Callable[[], NDArray[np.float32]]
+"""Fetches all logits of a row, float32 [n_vocab]."""
 
 
 @dataclass
@@ -111,15 +115,12 @@ class Sequence:
         """
         sampler, whole = self.sampler, partial(target.logits, row)
         wants_logprobs = self.request.sampling.logprobs is not None
-        if sampler.begins_with_best and not wants_logprobs:
-            if not self.tokens and np.isnan(whole()).any():
-                # A GPU passes over single NaNs, which damaged weights put into each row. Looking at
-                # all of a row takes longer than a small model's step, so at the first one only.
-                raise not_finite()
-            best = target.best()[output_row]
-            if best < 0:
-                raise not_finite()
-            return sampler.sample_best(best, whole)
+        if sampler.begins_with_best:
+            # Also beside log-probabilities: a GPU chooses among equal logits in a way of its own.
+            token = sampler.sample_best(self._likeliest(target, output_row, whole), whole)
+            if wants_logprobs:
+                self.logprobs.append(self._logprobs(target, output_row, token, whole))
+            return token
         if sampler.adds_up and not wants_logprobs:
             temperature = float(self.request.sampling.temperature)
             sums = target.chunk_sums(output_row, temperature)
@@ -142,6 +143,25 @@ class Sequence:
         if wants_logprobs:
             self.logprobs.append(sampler.logprobs_from(ids, logits, log_sum, token, whole))
         return token
+
+    def _likeliest(self, target: Target, output_row: int, whole: WholeRow) -> int:
+        if not self.tokens and np.isnan(whole()).any():
+            # A GPU passes over single NaNs, which damaged weights put into each row. Looking at
+            # all of a row takes longer than a small model's step, so at the first one only.
+            raise not_finite()
+        best = target.best()[output_row]
+        if best < 0:
+            raise not_finite()
+        return best
+
+    def _logprobs(
+        self, target: Target, output_row: int, token: int, whole: WholeRow
+    ) -> TokenLogprob:
+        n = self.sampler.n_candidates
+        if n is None:
+            return self.sampler.logprobs(whole(), token)
+        ids, logits = target.candidates(output_row, n)
+        return self.sampler.logprobs_from(ids, logits, target.log_sum(output_row), token, whole)
 
     def upcoming(self, n: int) -> list[int]:
         """Its next n tokens, where they are known before the target is asked; else none."""

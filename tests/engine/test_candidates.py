@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import gguf_files
+from dflash_local import demo
 from dflash_local.engine.engine import Engine
 from pair_engine import answer, fused_drafter, open_target, request
 from sampling_ways import WAYS
@@ -55,3 +59,35 @@ def test_sequences_with_different_settings_are_drawn_from_one_search() -> None:
         target.native.search_on_cpu = True
         assert run(0) == expected
         assert run(6) == expected
+
+
+def test_log_probabilities_change_no_token_among_equal_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU finds one of the largest logits, and not always the first."""
+
+    def in_pairs(tensors: dict[str, gguf_files.Tensor]) -> None:
+        data, _ = tensors["token_embd.weight"]
+        data[1::2] = data[::2]
+
+    path = gguf_files.changed(demo.pair()[0], tmp_path / "pairs.gguf", tensors=in_pairs)
+    with open_target(path) as target:
+
+        def as_a_gpu() -> list[int]:
+            row = target.logits(len(PROMPT) - 1)
+            return [int(np.flatnonzero(row == row.max())[-1])]
+
+        monkeypatch.setattr(target, "best", as_a_gpu)
+        found = []
+        for search_on_cpu in (False, True):
+            target.native.search_on_cpu = search_on_cpu
+            for logprobs in (None, 0, 3):
+                engine = Engine(target, None)
+                found.append(answer(engine, PROMPT, 0, 1, logprobs=logprobs))
+                engine.slots.forget_all()
+        assert len({sequence.tokens[0] for sequence in found}) == 1
+        (token,) = found[0].tokens
+        for sequence in found[1:3]:
+            (entry,) = sequence.logprobs
+            assert entry.token == token
+        assert [i for i, _ in found[2].logprobs[0].top[:2]] == [token - 1, token]

@@ -11,12 +11,13 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dflash_local.engine import prefixes
+from dflash_local.engine import prefix_files, prefixes
 from dflash_local.engine.prefix import Entry
 from dflash_local.engine.prefix_files import PrefixFiles
 from dflash_local.engine.prefixes import PrefixStore
@@ -350,15 +351,15 @@ def test_a_file_of_another_model_is_not_used_under_this_one_s_name(tmp_path: Pat
 
 @pytest.mark.skipif(os.name != "posix", reason="needs links and pipes")
 def test_what_somebody_has_planted_is_neither_written_through_nor_waited_for(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, victim = tmp_path / "cache", tmp_path / "victim"
     victim.write_text("precious")
     store = files(folder)
     store.write(entry(1, 2, 3))
     (path,) = folder.iterdir()
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.symlink_to(victim)
+    monkeypatch.setattr(prefix_files.secrets, "randbits", lambda _: 7)  # had it been guessed
+    path.with_name(f"{path.name}.7.tmp").symlink_to(victim)
     store.write(entry(1, 2, 3))
     assert victim.read_text() == "precious"
     assert not path.is_symlink() and store.read(store.prefixes()[0]) is not None
@@ -369,6 +370,27 @@ def test_what_somebody_has_planted_is_neither_written_through_nor_waited_for(
     path.symlink_to(victim)
     assert files(folder).prefixes() == []
     assert victim.read_text() == "precious"
+
+
+def test_two_models_of_one_process_may_save_the_same_prefix_at_once(tmp_path: Path) -> None:
+    """As two loads of one file do that share a folder."""
+    lines: list[str] = []
+    stores = [PrefixFiles(tmp_path, KEY, LARGE, lines.append) for _ in range(2)]
+    together = threading.Barrier(2)
+
+    def write(store: PrefixFiles) -> list[bool]:
+        written = []
+        for token in range(40):
+            together.wait()
+            written.append(store.write(entry(token)))
+        return written
+
+    with ThreadPoolExecutor(2) as threads:
+        written = list(threads.map(write, stores))
+    assert lines == []
+    assert all(map(all, written))
+    assert len(files(tmp_path).prefixes()) == 40
+    assert list(tmp_path.glob("*.tmp")) == []
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs permissions")

@@ -382,6 +382,31 @@ def test_close_frees_what_it_can() -> None:
         assert not target.is_open
 
 
+AT_EXIT = """
+import atexit
+atexit.register(lambda: print([model.target.is_open for model in models]))
+from dflash_local import load
+from dflash_local.demo import pair
+
+def stuck():
+    raise RuntimeError("stuck")
+
+models = [
+    load(pair()[0], n_ctx=64, n_gpu_layers=0, n_threads=1, draft_width=0, quiet=True)
+    for _ in range(3)
+]
+for model in models:
+    model._engine.slots.close = stuck
+"""
+
+
+def test_at_exit_one_model_that_fails_to_close_keeps_no_other_open() -> None:
+    process = python(AT_EXIT)
+    stdout, stderr = process.communicate(timeout=300)
+    assert stdout == "[False, False, False]\n", stderr
+    assert "stuck" in stderr
+
+
 class Refuses(threading.Event):
     """An event of a caller's that cannot be asked."""
 
