@@ -24,6 +24,8 @@ def conversation(messages: object, source: str) -> list[dict[str, Any]]:
     - A tool's answer gets the tool's `name`, found by its `tool_call_id`.
     - If the template reads only the first call of a message, a message with several calls becomes
       several messages, each followed by its answer.
+    - If the template reads the answers of tools in the message that calls them, as Gemma 4's first
+      one, they and the text that follows are put there.
 
     Raises InputError for messages of another shape.
     """
@@ -34,6 +36,8 @@ def conversation(messages: object, source: str) -> list[dict[str, Any]]:
         )
     checked = [_message(index, message, source) for index, message in enumerate(messages)]
     _name_tools(checked)
+    if "['tool_responses']" in source and "!= 'tool'" not in source:
+        return _answers_beside_calls(checked)
     return _one_call_each(checked) if _reads_one_call(source) else checked
 
 
@@ -62,6 +66,10 @@ def _message(index: int, message: object, source: str) -> dict[str, Any]:
         shown["thinking"] = f"{reasoning}\n\n{content}" if both else reasoning
         content = "" if both else content
     shown["content"] = content
+    if reasoning and "block['thinking']" in source:  # Ministral's
+        del shown["thinking"]
+        parts = [{"type": "thinking", "thinking": reasoning}, {"type": "text", "text": content}]
+        shown["content"] = parts if content else parts[:1]
     if calls:
         shown["tool_calls"] = calls
     return shown
@@ -186,6 +194,37 @@ def _one_call_each(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             answers = [answer for answer in answers if answer not in mine]
         apart += answers
     return apart
+
+
+def _answers_beside_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with the answers of tools as `tool_responses` of the message before them, and
+    with the text that follows as its content."""
+    joined: list[dict[str, Any]] = []
+    left = list(messages)
+    while left:
+        message = left.pop(0)
+        if not message.get("tool_calls"):
+            joined.append(message)
+            continue
+        if message["content"]:  # the template would write it after the answers
+            joined.append({"role": message["role"], "content": message["content"]})
+        answers = []
+        while left and left[0]["role"] == "tool":
+            answer = left.pop(0)
+            answers.append({"name": answer.get("name", ""), "response": _parsed(answer["content"])})
+        called = {**message, "content": "", "tool_responses": answers}
+        if answers and left and left[0]["role"] == "assistant" and not left[0].get("tool_calls"):
+            called["content"] = left.pop(0)["content"]
+        joined.append(called)
+    return joined
+
+
+def _parsed(text: str) -> Any:
+    """What JSON means, else the text itself."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _found(message: Mapping[str, Any], key: str) -> str:

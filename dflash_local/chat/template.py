@@ -100,11 +100,18 @@ class ChatTemplate:
             "date_string": now.strftime("%d %b %Y"),
             "datetime": now.strftime("%b %d %Y"),
             "enable_thinking": True,
+            # Names that templates have for one thing: the reasoning of earlier answers, where the
+            # messages have it, stays. So the prompt goes on from what the cache has.
+            "preserve_thinking": True,
+            "clear_thinking": False,
+            "truncate_history_thinking": False,
+            "drop_thinking": False,
             **kwargs,
             **self._ours,
             "messages": shown,
             "tools": offered or None,
-            "functions": None,
+            # Firefunction's name for the tools, as a text.
+            "functions": _functions(offered),
             "function_call": None,
             "add_generation_prompt": begin_answer,
         }
@@ -159,6 +166,10 @@ class ChatTemplate:
     def thinking_open(prompt: str) -> bool:
         """Whether a rendered prompt ends inside a reasoning part, which the answer will close."""
         return prompt.rstrip().endswith("<think>")
+
+
+def _functions(tools: Sequence[Mapping[str, Any]]) -> str:
+    return json.dumps([tool.get("function", tool) for tool in tools], indent=4) if tools else ""
 
 
 def _as_llama_server(variables: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,15 +64,31 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTags, loopcontrols]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_GenerationTags, loopcontrols],
+            undefined=_Undefined,
         )
         self.globals.pop("lipsum")
         self.filters["tojson"] = _tojson
+        # Nothing is escaped here, and jinja2's own `safe` would escape what is added to its text.
+        self.filters["safe"] = str
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if isinstance(obj, (list, dict)) and id(obj) not in self.given:
             return SandboxedEnvironment.is_safe_attribute(self, obj, attr, value)
         return super().is_safe_attribute(obj, attr, value)
+
+
+class _Undefined(jinja2.Undefined):
+    """What a message or a tool does not have is no text where texts are joined, as llama-server has
+    it: Command R+'s template adds descriptions that parameters may lack."""
+
+    def __add__(self, other: Any) -> Any:
+        return other if isinstance(other, str) else super().__add__(other)
+
+    def __radd__(self, other: Any) -> Any:
+        return other if isinstance(other, str) else super().__radd__(other)
 
 
 class _GenerationTags(Extension):

@@ -239,3 +239,85 @@ def test_variables_that_are_null_and_arguments_as_texts() -> None:
         == '["f"]'
     )
     assert template("{{ datetime }}").render(HELLO) == datetime.now().strftime("%b %d %Y")
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (
+            "{{ preserve_thinking }}|{{ clear_thinking }}|{{ truncate_history_thinking }}|"
+            "{{ drop_thinking }}",
+            "True|False|False|False",
+        ),
+        ("{{ 'a: ' + messages[0].nothing + '.' }}", "a: ."),
+        ("{{ messages[0].nothing + 'a' }}", "a"),
+        ("{{ 'Use '|safe + tools[0].function | tojson }}", 'Use {"name": "now"}'),
+        ("a\n  {% if true %}\nb\n  {% endif %}\nc{#- x -#}\n d", "a\nb\ncd"),
+    ],
+)
+def test_what_llama_server_writes(source: str, expected: str) -> None:
+    """Its own answers to /apply-template."""
+    assert template(source).render(HELLO, tools=[chat_models.NOW]) == expected
+
+
+def test_what_is_not_there_is_no_text_by_itself() -> None:
+    assert "'dict object' has no attribute 'nothing'" in refusal("{{ messages[0].nothing.more }}")
+    assert "has no attribute 'nothing'" in refusal("{{ 1 + messages[0].nothing }}")
+
+
+def test_earlier_reasoning_may_be_left_out() -> None:
+    source = "{{ messages[1].reasoning_content if not clear_thinking }}"
+    messages = [*HELLO, {"role": "assistant", "content": "Hi.", "reasoning_content": "Hm."}]
+    assert template(source).render(messages) == "Hm."
+    assert template(source).render(messages, clear_thinking=True) == ""
+
+
+def test_firefunction_s_name_for_tools() -> None:
+    found = template("{{ '\n' + functions }}")
+    assert json.loads(found.render(HELLO, tools=[chat_models.NOW])) == [{"name": "now"}]
+    assert found.render(HELLO) == "\n"
+
+
+ANSWERS_BESIDE_CALLS = """{%- for message in messages -%}
+[{{ message['role'] }}]
+{%- for call in message['tool_calls'] or [] -%}({{ call.function.name }}){%- endfor -%}
+{%- for answer in message['tool_responses'] or [] -%}
+<{{ answer.name }}: {{ answer.response }}>
+{%- endfor -%}
+{{ message['content'] }}
+{%- endfor -%}"""
+
+
+def test_answers_of_tools_beside_the_calls() -> None:
+    """As Gemma 4's first template reads them."""
+    found = template(ANSWERS_BESIDE_CALLS)
+    called = "(get_weather)(get_weather)<get_weather: sunny><get_weather: windy>"
+    assert found.render(CALLED) == f"[user]Weather?[assistant]{called}"
+    later = [
+        {"role": "assistant", "content": "Mixed."},
+        {"role": "user", "content": "Bye"},
+    ]
+    assert found.render([*CALLED, *later]) == f"[user]Weather?[assistant]{called}Mixed.[user]Bye"
+    said = [CALLED[0], {**CALLED[1], "content": "Let me look."}, *CALLED[2:]]
+    assert found.render(said) == f"[user]Weather?[assistant]Let me look.[assistant]{called}"
+    numbers = [*CALLED[:2], {**CALLED[2], "content": '{"celsius": 20}'}]
+    assert "<get_weather: {'celsius': 20}>" in found.render(numbers)
+
+
+THOUGHTS_IN_PARTS = """{%- for message in messages -%}
+{%- if message['content'] is string -%}[{{ message['content'] }}]
+{%- else -%}
+{%- for block in message['content'] -%}
+{%- if block['type'] == 'thinking' -%}<{{ block['thinking'] }}>{%- else -%}{{ block['text'] }}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{%- endfor -%}"""
+
+
+def test_reasoning_as_a_part_of_the_content() -> None:
+    """As Ministral's template reads it."""
+    answer = {"role": "assistant", "content": "Hi.", "reasoning_content": "Hm."}
+    found = template(THOUGHTS_IN_PARTS)
+    assert found.render([*HELLO, answer]) == "[Hello]<Hm.>Hi."
+    assert found.render([*HELLO, {**answer, "content": None}]) == "[Hello]<Hm.>"
