@@ -42,7 +42,7 @@ from dflash_local.pays import calibration
 from dflash_local.result import Chunk, ModelStatus, Result, SlotStatus
 from dflash_local.sampling.params import SamplingParams
 from dflash_local.stats import Stats
-from dflash_local.target.exactness import Exactness, measure_exactness
+from dflash_local.target.exactness import Exactness, measure_exactness, told_of_others
 from dflash_local.worker.job import AsyncChunks, TextRequest
 from dflash_local.worker.text import TextStream
 from dflash_local.worker.worker import Worker
@@ -344,7 +344,8 @@ class Model:
         return prompt, ChatReader(self._dialect.parser(tools, thinking_open=thinking))
 
     def exactness(self) -> Exactness:
-        """How much verifying differs from plain decoding on this machine, in some random rows.
+        """How much verifying differs from plain decoding on this machine, in some random rows, and
+        whether other requests show in an answer.
 
         It is measured once, which takes about two seconds and empties the caches, and then kept.
         """
@@ -354,7 +355,7 @@ class Model:
             found.append(measure_exactness(self.target, before=self._engine.slots.forget_all))
 
         self._worker.run(work)
-        return found[0]
+        return told_of_others(found[0], self.target, exact=self._engine.exact)
 
     def largest_hidden_state(self) -> float | None:
         """The largest magnitude among the latest hidden states that the drafter reads, those of the

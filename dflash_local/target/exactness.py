@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,10 +30,12 @@ _FORMAT = 2
 class Exactness:
     """`differences[depth][width]`: the largest difference of a logit between decoding `width` rows
     at once and one by one, after `depth` tokens of context, in `n_rows[depth]` rows of random
-    tokens. Rows that were not tried may differ."""
+    tokens. Rows that were not tried may differ. `others`: what other requests, before this one and
+    beside it, change of an answer, in the mode in which the model was loaded."""
 
     differences: dict[int, dict[int, float]]
     n_rows: dict[int, int]
+    others: str = ""
 
     def exact_width(self, depth: int) -> int:
         """The width up to which no row of verify passes differed at this depth; 1 if none."""
@@ -52,7 +54,7 @@ class Exactness:
         )
 
     def lines(self) -> list[str]:
-        """The result in words, one line per depth."""
+        """The result in words: one line per depth, and one on other requests."""
         texts = []
         for depth, widths in sorted(self.differences.items()):
             exact, widest = self.exact_width(depth), max(widths)
@@ -64,7 +66,7 @@ class Exactness:
                 beyond = max(d for width, d in widths.items() if width > exact)
                 text += f"; beyond, logits differ by up to {beyond:.3g}"
             texts.append(text)
-        return texts
+        return [*texts, self.others] if self.others else texts
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; widths and depths as text."""
@@ -98,6 +100,22 @@ def measure_exactness(target: Target, *, before: Callable[[], None]) -> Exactnes
         target.clear(0)
     disk_cache.write("exactness", key, {"max": found.differences, "rows": found.n_rows})
     return found
+
+
+def told_of_others(found: Exactness, target: Target, *, exact: bool) -> Exactness:
+    """With what holds of other requests in this target's mode. `exact`: requests run one after the
+    other, and use nothing of earlier ones but whole batches."""
+    own = target.rounds_alone and (exact or target.options.kv_type == "q8_0")
+    return replace(found, others=_of_others(own, exact, found.noise() == 0.0))
+
+
+def _of_others(own: bool, exact: bool, same: bool) -> str:
+    """`own`: a row is computed from its own sequence alone. `same`: at any width it is the same."""
+    if own and same:
+        return "other requests, before it and beside it, change nothing of an answer"
+    if own and exact:
+        return "other requests change nothing of a plain answer, of a drafted one the last bits"
+    return "other requests, before it and beside it, may change the last bits of an answer"
 
 
 def _measure(target: Target) -> Exactness:

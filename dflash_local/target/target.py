@@ -196,18 +196,22 @@ class Target:
         return name.value.decode("utf-8", "replace")
 
     def _keeps_order(self) -> bool:
-        """Whether the cells of several sequences are kept in order: on a CPU, where answers then
-        depend on their own sequence alone. On a GPU the rows beside them decide, too."""
+        """Whether the cells of several sequences are kept in order, so that answers depend on their
+        own sequence alone."""
+        n_more = self.options.n_seq + 1
+        fits = n_more <= min(MAX_IDS, self.options.n_batch)
+        return self.options.n_seq > 1 and self._may_round_alone() and fits
+
+    def _may_round_alone(self) -> bool:
+        """On a GPU the rows beside a sequence's own decide, too."""
         options = self.options
-        n_more = options.n_seq + 1
-        return (
-            options.n_seq > 1
-            and options.n_branches == 1
-            and options.n_gpu_layers == 0
-            and not self.n_swa
-            and not self.is_recurrent
-            and n_more <= min(MAX_IDS, options.n_batch)
-        )
+        chains_on_cpu = options.n_branches == 1 and options.n_gpu_layers == 0
+        return chains_on_cpu and not self.n_swa and not self.is_recurrent
+
+    @property
+    def rounds_alone(self) -> bool:
+        """Whether a row rounds as its own sequence's cells make it, whatever other sequences do."""
+        return self._may_round_alone() and (self.options.n_seq == 1 or self._keeps_order())
 
     @property
     def is_open(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,12 @@ import pytest
 from dflash_local import Model, demo, load
 from dflash_local.engine.engine import Engine
 from dflash_local.target import exactness
-from dflash_local.target.exactness import WIDTHS, Exactness, measure_exactness
+from dflash_local.target.exactness import (
+    WIDTHS,
+    Exactness,
+    measure_exactness,
+    told_of_others,
+)
 from dflash_local.target.target import Target
 from gap_rule import equal_by_gap_rule, joint_noise
 from pair_engine import answer, fused_drafter, open_target
@@ -57,6 +63,7 @@ def test_the_shipped_pair_is_exact_to_its_block(model: Model) -> None:
         f"after 32 tokens: of {n} rows none differed by a bit when verified at widths up to 16, "
         "the widest measured"
     )
+    assert found.lines()[-1].endswith("change nothing of an answer")
     assert found.as_dict()["32"]["exact_width"] == 16
     json.dumps(found.as_dict())
 
@@ -146,6 +153,30 @@ def test_in_words() -> None:
     ]
     assert exact.noise() == 0.5
     assert Exactness({32: {2: 1e-6, 4: 0.0}}, {32: 16}).exact_width(32) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "exact", "noise", "told"),
+    [
+        ({"kv_type": "q8_0"}, False, 0.0, "change nothing of an answer"),
+        ({"kv_type": "q8_0", "n_seq": 4}, False, 0.0, "change nothing of an answer"),
+        ({"kv_type": "q8_0"}, False, 0.1, "may change the last bits"),
+        ({"kv_type": "f16"}, False, 0.0, "may change the last bits"),
+        ({"kv_type": "f16"}, True, 0.0, "change nothing of an answer"),
+        ({"kv_type": "f16"}, True, 0.1, "nothing of a plain answer, of a drafted one the last"),
+        ({"kv_type": "q8_0", "n_branches": 16}, False, 0.0, "may change the last bits"),
+    ],
+)
+def test_what_holds_of_other_requests(
+    options: dict[str, Any], exact: bool, noise: float, told: str
+) -> None:
+    """By mode, as docs/exactness.md has it; tests/engine/test_history.py holds it."""
+    measured = Exactness({32: {2: noise}}, {32: 16})
+    with open_target(n_ctx=256, **options) as target:
+        found = told_of_others(measured, target, exact=exact)
+    assert told in found.others
+    assert found.lines()[-1] == found.others
+    assert (found.differences, found.n_rows) == (measured.differences, measured.n_rows)
 
 
 @pytest.mark.slow
