@@ -21,11 +21,12 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+
+from resources import resources
 
 PROMPTS = (
     "Implement `add` in Python: Return the sum of two numbers.",
@@ -80,7 +81,7 @@ class LoadReport:
             "told_to_come_back": self.busy,
             "tokens": self.tokens,
             "seconds": round(self.seconds, 1),
-            "memory_mib": [round(m, 1) for m in self.memory_mib],
+            "memory_mib": self.memory_mib,
         }
 
 
@@ -150,8 +151,9 @@ class Load:
         return tuple(self._n_requests * part // 4 for part in (1, 2, 3))
 
     def _weigh(self) -> None:
-        if self._pid is not None:
-            self.report.memory_mib.append(memory_mib(self._pid))
+        taken = None if self._pid is None else resources(self._pid)
+        if taken is not None:
+            self.report.memory_mib.append(taken.memory_mib)
 
     async def _one(self, number: int, dice: random.Random) -> None:
         weights = [weight for weight, _ in self._kinds]
@@ -345,13 +347,6 @@ def metric(text: str, name: str) -> float:
     if found is None:
         raise AssertionError(f"the metrics have no {name}")
     return float(found[1])
-
-
-def memory_mib(pid: int) -> float:
-    """Resident memory of a process on Linux."""
-    text = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
-    found = re.search(r"^VmRSS:\s+(\d+) kB$", text, re.MULTILINE)
-    return int(found[1]) / 1024 if found else 0.0
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:

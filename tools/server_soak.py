@@ -34,6 +34,7 @@ from typing import Any
 import httpx
 
 from dflash_local import demo
+from resources import resources
 
 COMMAND = Path(sysconfig.get_path("scripts"), "dflash-local")
 MACHINE = ("--gpu-layers", "0", "--threads", "1", "--ctx", "1024")
@@ -101,16 +102,11 @@ class Found:
         self.largest_difference = max([self.largest_difference, *gaps])
 
     def weigh(self, pid: int) -> None:
-        status = Path(f"/proc/{pid}/status")
-        if status.exists():
-            text = status.read_text(encoding="ascii")
-            kb, threads = (
-                int(re.search(rf"^{name}:\s+(\d+)", text, re.MULTILINE)[1])  # type: ignore[index]
-                for name in ("VmRSS", "Threads")
-            )
-            self.memory_mib.append(round(kb / 1024, 1))
-            self.threads.append(threads)
-            self.open_files.append(len(list(Path(f"/proc/{pid}/fd").iterdir())))
+        taken = resources(pid)
+        if taken is not None:
+            self.memory_mib.append(taken.memory_mib)
+            self.threads.append(taken.threads)
+            self.open_files.append(taken.open_files)
 
 
 def chats() -> list[dict[str, Any]]:

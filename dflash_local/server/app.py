@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from fastapi import FastAPI
+from fastapi.responses import JSONResponse
 from starlette.middleware.cors import CORSMiddleware
 
 import dflash_local
@@ -63,6 +64,7 @@ def create_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
     app = FastAPI(
         title="dflash-local",
         version=dflash_local.__version__,
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -72,6 +74,11 @@ def create_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
     app.state.metrics = Metrics(pool)
     app.state.warned_of_infill = set()
     app.state.created = int(time.time())
+
+    def description() -> JSONResponse:  # takes hundreds of milliseconds at first: on no event loop
+        return JSONResponse(app.openapi())
+
+    app.add_api_route("/openapi.json", description, include_in_schema=False)
     for router in ROUTERS:
         app.include_router(router, responses=error_responses(ErrorBody))
     add_error_handlers(app)

@@ -3,13 +3,18 @@ fail."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+from dflash_local.server.app import create_app
+from dflash_local.server.http.settings import ServerSettings
+from dflash_local.server.models.pool import ModelPool
 from server_process import EXACT, ServerProcess, serving
 
 ERROR_FIELDS = {"message", "type", "param", "code"}
@@ -86,6 +91,30 @@ def test_no_request_makes_the_server_fail(mode: str, served: ServerProcess) -> N
                 assert_worded(case.path, response.json())
 
         check()
+
+
+def test_whoever_reads_the_description_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made at the first request, which takes long."""
+    may_go_on = threading.Event()
+    app = create_app(ModelPool([]), ServerSettings())
+    whole = app.openapi
+
+    def slowly() -> dict[str, Any]:
+        assert may_go_on.wait(20), "no other request was answered"
+        return whole()
+
+    monkeypatch.setattr(app, "openapi", slowly)
+
+    async def ask() -> tuple[int, int]:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            described = asyncio.create_task(client.get("/openapi.json"))
+            await asyncio.sleep(0)
+            health = await client.get("/health")
+            may_go_on.set()
+            return health.status_code, (await described).status_code
+
+    assert asyncio.run(ask()) == (200, 200)
 
 
 def test_every_route_is_described(client: httpx.Client) -> None:

@@ -1,6 +1,6 @@
 """Damage checkpoints and mask embeddings at random: what comes of it is a FileError or a file.
 
-    python tests/fuzz_safetensors.py 10000 [seed]
+    python tests/support/fuzz_safetensors.py 10000 [seed]
 
 What our reader accepts, the safetensors package must accept too, with the same tensors.
 """
@@ -20,14 +20,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from damage import HOSTILE, damaged_bytes
 from dflash_local.convert.files.checkpoint import Checkpoint
 from dflash_local.convert.files.mask_embedding import read_mask_embedding
 from dflash_local.errors import FileError
-
-HOSTILE = [
-    *(-1, 0, 1, 2**31, 2**32, 2**63, 2**64 - 1, 10**30, 0.5, 1e400, True, None, "", "x" * 500),
-    *("\ud800", "\x00", "a\nb", [], [[]], [1] * 50, [2**40] * 8, {}, {"a": 1}, "F32", "F64", "Q8"),
-]
 
 
 def checkpoint_bytes(folder: Path) -> bytes:
@@ -48,27 +44,6 @@ def mask_bytes(folder: Path) -> bytes:
     embedding = torch.arange(16, dtype=torch.bfloat16)
     torch.save({"mask_token_id": 7, "embedding": embedding}, path)
     return path.read_bytes()
-
-
-def damaged_bytes(data: bytes, rng: random.Random, end: int) -> bytes:
-    """`data` with a few bytes changed before `end`, cut, repeated, or put in."""
-    out = bytearray(data)
-    for _ in range(rng.choice([1, 1, 1, 2, 5, 20])):
-        at = rng.randrange(min(end, len(out)) or 1) if out else 0
-        match rng.randrange(6):
-            case 0 if out:
-                out[at] ^= 1 << rng.randrange(8)
-            case 1 if out:
-                out[at] = rng.randrange(256)
-            case 2:
-                del out[at : at + rng.randrange(1, 16)]
-            case 3:
-                out[at:at] = rng.randbytes(rng.randrange(1, 16))
-            case 4:
-                del out[rng.randrange(len(out) + 1) :]
-            case 5:
-                out[at:at] = out[at : at + rng.randrange(1, 64)]
-    return bytes(out)
 
 
 def damaged_header(data: bytes, rng: random.Random) -> bytes:

@@ -6,6 +6,7 @@ Time of the CPU, so that other processes do not count: what the loop's own threa
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from dflash_local.cli import main
 
 COMMAND = (sys.executable, __file__, "serve", "--port", "0")
-LONG_S = 0.3
+LONG_S = float(os.environ.get("STALL_S", "0.3"))
 """Of the loop's CPU time; under 0.1 on a quiet machine. What this guards against took 10 s."""
 
 _run = asyncio.events.Handle._run
