@@ -135,6 +135,27 @@ def taken_by_drafts(target: Path, drafter: Path) -> tuple[int, int]:
 
 
 @pytest.mark.slow
+def test_a_long_prompt_without_flash_attention_takes_no_more_than_planned(tmp_path: Path) -> None:
+    """Its scores grow with rows times context."""
+    target, _ = write_pair(DENSE, "Q8_0", tmp_path)
+    with multiprocessing.get_context("spawn").Pool(1) as child:
+        planned, taken = child.apply(taken_by_a_prompt, (target,))
+    print(f"planned {planned / 2**20:.0f} MiB, taken {taken / 2**20:.0f} MiB")
+    assert planned / 2 < taken < planned + BOUND
+
+
+def taken_by_a_prompt(target: Path) -> tuple[int, int]:
+    """Bytes planned, and bytes taken after a prompt that fills the context."""
+    with open_target():
+        before = resident_bytes()
+    options: dict[str, Any] = {"n_ctx": 8192, "n_gpu_layers": 0, "n_threads": 1, "quiet": True}
+    with load(target, flash_attn=False, draft_width=0, **options) as model:
+        assert model.plan is not None
+        model.generate([7 + i % 99 for i in range(8100)], max_tokens=2, ignore_eos=True)
+        return model.plan.host.needed + model.plan.mapped_bytes, resident_bytes() - before
+
+
+@pytest.mark.slow
 def test_closed_models_leave_nothing_behind() -> None:
     """Loaded and closed on threads that come and go, as a server does it."""
     with multiprocessing.get_context("spawn").Pool(1) as child:

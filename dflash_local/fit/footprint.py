@@ -262,7 +262,8 @@ class Footprint:
         if not self._flash_attn:
             scores = rows * cells(n_ctx) * self._heads
             width = 3 * self._n_embd + 2 * self._query + 4 * self._keys
-            buffer = max(buffer, 4 * (scores + mask + rows * width))
+            # Kernels hold the scores once more, in halves, outside of llama.cpp's buffer.
+            buffer = max(buffer, 4 * (scores + mask + rows * width)) + 2 * scores
         # A tap must outlive its graph. That took up to two buffers of its size.
         return buffer + self._new_states + 8 * rows * self.taps * self._n_embd
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from dflash_local import disk_cache
 from dflash_local.errors import FileError, InputError
@@ -139,7 +139,7 @@ def find_pair(
             _tell(part, say)
         elif isinstance(part, Checkpoint) and part.repository is not None:
             say(f"fetching {part.name}: {size_text(_weight_bytes(part.repository))}")
-    with progress_bars(bars and sys.stderr.isatty()):
+    with progress_bars(bars and _is_terminal(sys.stderr)):
         path = model.path()
         if drafter is None:
             return PairFiles(path, copies)
@@ -343,6 +343,10 @@ def _names_in(folder: Path) -> list[str]:
 
 def _weight_bytes(repository: Repository) -> int:
     return repository.n_bytes(weights(repository))
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and not stream.closed and stream.isatty()
 
 
 def _tell(part: Files, say: Say) -> None:

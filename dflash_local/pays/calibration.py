@@ -20,6 +20,7 @@ from dflash_local.errors import InputError
 from dflash_local.llama import runtime
 from dflash_local.pays.costs import Costs
 from dflash_local.pays.survival import Prior
+from dflash_local.sampling.sampler import not_finite
 from dflash_local.target.batch import Batch
 from dflash_local.target.taps import Features, StoredFeatures
 from dflash_local.target.target import Checkpoint, Target
@@ -244,6 +245,8 @@ class _Trial:
                 for seq in range(self.n_seq):
                     rows = range(seq * n, (seq + 1) * n)
                     self.drafter.inject(seq, _features(self.target, rows))
+        if self.drafter is not None and not np.isfinite(self.target.hidden_states([0])).all():
+            raise not_finite()  # or the drafter would be blamed for what it makes of them
         self.part = part
         self.starts = [self.target.checkpoint(seq, part) for seq in range(self.n_seq)]
         return _features(self.target, range(n)) if self.drafter is not None else None

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dflash_local import demo
 from dflash_local.errors import FileError
-from dflash_local.gguf.file import GgufFile, shard_files
+from dflash_local.gguf.file import GgufFile, file_key, shard_files
 from gguf_files import ARRAY, BOOL, INT32, STRING, UINT32, changed, small, write
 
 HEADER = struct.Struct("<4sIQQ")
@@ -285,6 +285,17 @@ def test_shards_are_one_file(tmp_path: Path) -> None:
     assert file.shards == tuple(paths) == shard_files(paths[1])
     assert [tensor.shard for tensor in file.tensors.values()] == [0, 1, 2]
     assert file.n_bytes == sum(path.stat().st_size for path in paths)
+
+
+def test_each_shard_counts_for_what_is_kept_of_a_file(tmp_path: Path) -> None:
+    """What is kept under a key must not be used with another second shard."""
+    paths = shards(tmp_path)
+    keys = [file_key(paths[0])]
+    assert keys == [file_key(paths[0])]
+    for path in reversed(paths):
+        path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+        keys.append(file_key(paths[0]))
+    assert len(set(map(str, keys))) == 4
 
 
 def test_shards_that_do_not_fit_are_refused(tmp_path: Path) -> None:

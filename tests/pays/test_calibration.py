@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dflash_local import demo, load
 from dflash_local.errors import InputError
 from dflash_local.pays import calibration
 from dflash_local.pays.calibration import (
@@ -109,6 +111,19 @@ def test_what_drafts_and_trees_were_worth_is_known_to_the_next_process() -> None
         greedy, sampled = known_priors(target, drafter, 15)
         assert greedy.as_dict() == cold[0].as_dict() and greedy.trees.side > 1
         assert sampled.as_dict() == cold[1].as_dict() and sampled.trees.side == 1
+
+
+def test_costs_are_kept_under_the_file_that_was_loaded(own_cache: Path, tmp_path: Path) -> None:
+    """Not under what lies at its path when the model is closed."""
+    path = tmp_path / "target.gguf"
+    shutil.copy(demo.pair()[0], path)
+    with load(path, n_ctx=128, n_gpu_layers=0, n_threads=1, quiet=True) as model:
+        model.generate("def f(x):", max_tokens=4)
+        (kept,) = (own_cache / "costs").iterdir()
+        kept.unlink()
+        path.unlink()
+        shutil.copy(demo.pair()[1], path)
+    assert list((own_cache / "costs").iterdir()) == [kept]
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"step_s": {}}', '{"step_s": {"4": {"1": 0}}}'])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_local import load
+from dflash_local import demo, load
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.request import Request
 from dflash_local.errors import BackendError, InputError
@@ -333,6 +333,22 @@ def test_a_loaded_model_says_so_too(path: Path, tmp_path: Path) -> None:
             model.generate("abc", max_tokens=4)
         with pytest.raises(BackendError, match="not finite numbers"):
             model.generate("abc", max_tokens=4, temperature=0.5)
+
+
+def test_weights_of_the_target_that_are_no_numbers_do_not_blame_the_drafter(
+    tmp_path: Path,
+) -> None:
+    def spoil_norm(tensors: dict[str, Tensor]) -> None:
+        values, kind = tensors["blk.3.attn_norm.weight"]
+        tensors["blk.3.attn_norm.weight"] = np.full_like(values, np.nan), kind
+
+    target, drafter = demo.pair()
+    bad = changed(target, tmp_path / "bad.gguf", tensors=spoil_norm)
+    with (
+        pytest.raises(BackendError, match="the target's logits are not finite numbers"),
+        load(bad, drafter, n_ctx=128, n_gpu_layers=0, n_threads=1, quiet=True) as model,
+    ):
+        model.generate("def f(x):", max_tokens=8, draft_width=8)
 
 
 @pytest.mark.parametrize("n_seq", [1, 3])

@@ -407,6 +407,23 @@ def test_at_exit_one_model_that_fails_to_close_keeps_no_other_open() -> None:
     assert "stuck" in stderr
 
 
+SILENT = """
+import sys
+from dflash_local import load
+from dflash_local.demo import pair
+sys.stderr.close()
+model = load(*pair(), n_ctx=128, n_gpu_layers=0, n_threads=1)
+assert model._say("a line") is None
+print(len(model.generate([5, 6, 7], max_tokens=4, ignore_eos=True).tokens))
+"""
+
+
+def test_a_closed_stderr_ends_nothing() -> None:
+    process = python(SILENT)
+    stdout, _ = process.communicate(timeout=300)
+    assert (process.returncode, stdout) == (0, "4\n")
+
+
 class Refuses(threading.Event):
     """An event of a caller's that cannot be asked."""
 

@@ -476,3 +476,33 @@ def test_the_totals_are_sums(bench: Bench) -> None:
     with pytest.raises(DflashError):
         model.generate([])
     assert model.status().requests == after.requests
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_if_its_thread_dies_no_caller_waits_for_ever() -> None:
+    """Those that submit in that moment, too."""
+    options: dict[str, Any] = {"n_ctx": 128, "n_gpu_layers": 0, "n_threads": 1, "quiet": True}
+    with load(demo.pair()[0], draft_width=0, **options) as model, ThreadPoolExecutor(8) as threads:
+        worker = model._worker
+
+        def ask(_: int) -> str:
+            try:
+                return model.generate([5, 6, 7], max_tokens=200, ignore_eos=True).finish_reason
+            except ClosedError as error:
+                return str(error)
+
+        def die() -> None:
+            raise RuntimeError
+
+        asked = [threads.submit(ask, i) for i in range(4)]
+        model.generate([5], max_tokens=1)
+        worker._leave_queue = die  # type: ignore[method-assign]
+        asked += [threads.submit(ask, i) for i in range(12)]
+        found = {each.result() for each in asked}
+        assert found <= {
+            "length",
+            "cancelled",
+            "this model is closed; load it again",
+            "the model was closed before this request's turn",
+        }
+        assert "this model is closed; load it again" in found
