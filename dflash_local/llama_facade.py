@@ -12,13 +12,16 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from dflash_local.errors import InputError
 from dflash_local.loading import load
 from dflash_local.model import Model
 from dflash_local.options import Options
 from dflash_local.result import Chunk, Result
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _SPLIT_MODES = ("none", "layer", "row")
 _KV_TYPES = {
@@ -49,6 +52,38 @@ _WITHOUT_EFFECT = {
 """Arguments of llama-cpp-python that change no text. They are taken, and do nothing."""
 _RANDOM = 0xFFFFFFFF
 """llama.cpp's seed that stands for a random one."""
+
+
+class Settings(TypedDict, total=False):
+    """What completions and chats are asked for, by llama-cpp-python's names."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    typical_p: float
+    repeat_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    stop: str | Sequence[str] | None
+    seed: int | None
+    grammar: Any
+    logit_bias: Mapping[int, float] | None
+
+
+_DEFAULTS: Settings = {
+    "top_k": 40,
+    "top_p": 0.95,
+    "min_p": 0.05,
+    "typical_p": 1.0,
+    "repeat_penalty": 1.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "stop": None,
+    "seed": None,
+    "grammar": None,
+    "logit_bias": None,
+}
 
 
 class Llama:
@@ -107,44 +142,17 @@ class Llama:
         prompt: str | Sequence[int],
         *,
         max_tokens: int | None = 16,
-        temperature: float = 0.8,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
-        typical_p: float = 1.0,
         echo: bool = False,
-        stop: str | Sequence[str] | None = None,
-        frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0,
-        repeat_penalty: float = 1.0,
-        top_k: int = 40,
         stream: bool = False,
-        seed: int | None = None,
         model: str | None = None,
-        grammar: Any = None,
-        logit_bias: Mapping[int, float] | None = None,
-        **others: Any,
+        **settings: Unpack[Settings],
     ) -> Any:
         """Complete a text: OpenAI's completion as a dict, or with `stream` an iterator of chunks.
 
         Raises InputError for what is not known here, such as `logprobs`, which `model.generate`
         has.
         """
-        _refuse(others)
-        options = self._options(
-            max_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            min_p=min_p,
-            typical_p=typical_p,
-            stop=stop or (),
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-            repeat_penalty=repeat_penalty,
-            top_k=max(0, top_k),
-            seed=seed,
-            grammar=_gbnf(grammar),
-            logit_bias=dict(logit_bias or {}),
-        )
+        options = self._options(max_tokens, {"temperature": 0.8, **settings})
         head = self._head("cmpl", "text_completion", model)
         begun = (prompt if isinstance(prompt, str) else self.model.detokenize(prompt)) * echo
         chunks = self.model.stream(prompt, **options)
@@ -162,43 +170,17 @@ class Llama:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
-        temperature: float = 0.2,
-        top_p: float = 0.95,
-        top_k: int = 40,
-        min_p: float = 0.05,
-        typical_p: float = 1.0,
-        stream: bool = False,
-        stop: str | Sequence[str] | None = None,
-        seed: int | None = None,
         response_format: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
-        presence_penalty: float = 0.0,
-        frequency_penalty: float = 0.0,
-        repeat_penalty: float = 1.0,
+        stream: bool = False,
         model: str | None = None,
-        grammar: Any = None,
-        logit_bias: Mapping[int, float] | None = None,
-        **others: Any,
+        **settings: Unpack[Settings],
     ) -> Any:
         """Answer a conversation: OpenAI's chat completion as a dict, or with `stream` an iterator
         of chunks. Raises InputError for what is not known here."""
-        _refuse(others)
-        options = self._options(
-            max_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            min_p=min_p,
-            typical_p=typical_p,
-            stop=stop or (),
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-            repeat_penalty=repeat_penalty,
-            top_k=max(0, top_k),
-            seed=seed,
-            grammar=_gbnf(grammar),
-            json_schema=_schema(response_format),
-            logit_bias=dict(logit_bias or {}),
-        )
+        options = self._options(max_tokens, {"temperature": 0.2, **settings})
+        if schema := _schema(response_format):
+            options["json_schema"] = schema
         head = self._head("chatcmpl", "chat.completion", model)
         chunks = self.model.stream_chat(
             messages, tools=tools, tool_choice=_choice(tool_choice), **options
@@ -257,11 +239,24 @@ class Llama:
     def __repr__(self) -> str:
         return f"<Llama {self.model!r}>"
 
-    def _options(self, max_tokens: int | None, *, seed: int | None, **options: Any) -> Options:
-        chosen = self._seed if seed is None else seed
-        wanted = {"seed": None if chosen in (_RANDOM, -1) else chosen, **options}
-        limit = max_tokens if max_tokens is not None and max_tokens > 0 else None
-        return cast(Options, {**wanted, "max_tokens": limit})
+    def _options(self, max_tokens: int | None, settings: Settings) -> Options:
+        given: dict[str, Any] = {**_DEFAULTS, **settings}
+        _refuse({name: given.pop(name) for name in given.keys() - Settings.__annotations__.keys()})
+        if given["seed"] is None:
+            given["seed"] = self._seed
+        if given["seed"] in (_RANDOM, -1):
+            given["seed"] = None
+        return cast(
+            Options,
+            {
+                **given,
+                "max_tokens": max_tokens if max_tokens is not None and max_tokens > 0 else None,
+                "stop": given["stop"] or (),
+                "top_k": max(0, given["top_k"]),
+                "grammar": _gbnf(given["grammar"]),
+                "logit_bias": dict(given["logit_bias"] or {}),
+            },
+        )
 
     def _head(self, prefix: str, kind: str, model: str | None) -> dict[str, Any]:
         return {

@@ -259,8 +259,6 @@ def load(
     )
     percent = say is None or progress is None
     say = say or (_silent if quiet else _to_stderr)
-    if draft is not None:
-        calibration.budget_s()  # a bad value is refused now, not after minutes of loading
     files = find_pair(target, draft, say=say, options=options)
     pair = open_pair(files.target, files.draft)
     engine, plan = open_engine(
