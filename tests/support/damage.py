@@ -12,6 +12,9 @@ HOSTILE: list[Any] = [
 ]
 
 
+_MOST = 10_000  # characters or values of what is made larger, or memory would not suffice
+
+
 def damaged_bytes(data: bytes, rng: random.Random, end: int) -> bytes:
     """`data` with a few bytes changed before `end`, cut, repeated, or put in."""
     out = bytearray(data)
@@ -79,6 +82,8 @@ def _larger(value: Any, rng: random.Random) -> Any:
             return _hostile(rng)
         case int() | float():
             return value * rng.choice([-1, 10, 1e9, 1e300])
+        case str() | list() if len(value) > _MOST:
+            return value
         case str():
             return value * rng.choice([2, 30, 1000])
         case list():
