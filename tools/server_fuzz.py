@@ -53,6 +53,8 @@ N_CLIENTS = 4
 PATIENCE_S = 600
 """Longer than anything takes on the slowest machine."""
 STALL_S = 0.1
+LEAST = 60
+"""Requests of each client, files and templates that are tried, however slow the machine is."""
 
 CHAT = "/v1/chat/completions"
 WEATHER = chat_models.WEATHER
@@ -211,9 +213,11 @@ class Requests:
         return str(answer.raise_for_status().json()["choices"][0]["message"]["content"])
 
     def _client(self, server: ServerProcess, number: int, described: dict[str, Any]) -> None:
-        n = number
+        n, least = number, N_CLIENTS * LEAST
         with server.client() as client:
-            while time.monotonic() < self._until and server.process.poll() is None:
+            while server.process.poll() is None:
+                if n >= least and time.monotonic() >= self._until:
+                    break
                 rng = random.Random(f"{self._seed} request {n}")
                 method, path, body = damaged_request(described, rng)
                 status, why = self._ask(client, method, path, body)
@@ -271,9 +275,9 @@ class Files:
         n = 0
         with tempfile.TemporaryDirectory() as scratch:
             made = Made(Path(scratch))
-            while time.monotonic() < self._until:
+            while n < LEAST or time.monotonic() < self._until:
                 with child() as pool:
-                    while time.monotonic() < self._until:
+                    while n < LEAST or time.monotonic() < self._until:
                         kind = kinds[n % len(kinds)]
                         name, path = f"{kind}-{n}", made.path(kind)
                         rng = random.Random(f"{self._seed} {name}")
@@ -384,7 +388,7 @@ class Templates:
         good = ChatTemplate(chat_models.template("qwen3"), bos="<s>", eos="</s>")
         expected = good.render(chat_models.HELLO)
         n = 0
-        while time.monotonic() < self._until:
+        while n < LEAST or time.monotonic() < self._until:
             rng = random.Random(f"{self._seed} template {n}")
             text = chat_models.template(rng.choice(chat_models.FAMILIES))
             at = rng.randrange(len(text))
