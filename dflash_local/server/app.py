@@ -78,7 +78,9 @@ def create_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
     def description() -> JSONResponse:  # takes hundreds of milliseconds at first: on no event loop
         return JSONResponse(app.openapi())
 
-    app.add_api_route("/openapi.json", description, include_in_schema=False)
+    app.add_api_route(
+        "/openapi.json", description, methods=["GET", "HEAD"], include_in_schema=False
+    )
     for router in ROUTERS:
         app.include_router(router, responses=error_responses(ErrorBody))
     add_error_handlers(app)

@@ -118,6 +118,7 @@ def test_whoever_reads_the_description_holds_up_no_other(monkeypatch: pytest.Mon
 
 
 def test_every_route_is_described(client: httpx.Client) -> None:
+    assert client.head("/openapi.json").status_code == 200
     described = client.get("/openapi.json").json()
     assert described["openapi"].startswith("3.")
     assert "http" not in json.dumps(described.get("servers", []))
