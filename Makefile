@@ -7,7 +7,7 @@ SOURCES = bootstrap.py dflash_local convert cli tools tests examples
 PYTEST = "$(BIN)/python" -m pytest -n auto --maxprocesses 8 --dist loadfile
 NATIVE = $(wildcard native/*.cpp native/*.h tests/native/*.cpp tests/native/*.h)
 
-.PHONY: demo test slow-test client-test browser-test node-test library-test check format typecheck asan setup setup-test clean
+.PHONY: demo test slow-test client-test browser-test node-test library-test check format typecheck asan wheel setup setup-test clean
 
 demo: setup
 	"$(BIN)/dflash-local" chat --max-tokens 96 \
@@ -55,6 +55,11 @@ typecheck: setup-test
 
 asan: setup
 	PATH="$(BIN):$$PATH" tests/native/run_asan.sh
+
+# A source distribution, and a wheel made from it, in dist/. CONTRIBUTING.md says what a release needs.
+wheel: setup
+	"$(BIN)/python" -m pip install --quiet build
+	PATH="$(BIN):$$PATH" "$(BIN)/python" -m build --no-isolation --outdir dist .
 
 setup:
 	$(PYTHON) bootstrap.py

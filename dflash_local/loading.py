@@ -33,6 +33,7 @@ from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.drafter_spec import DrafterSpec
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama import runtime
+from dflash_local.llama.gpus import advice, has_nvidia_driver, listed_gpus
 from dflash_local.llama.runtime import Device
 from dflash_local.model import Model
 from dflash_local.pairs.defaults import defaults_of
@@ -294,6 +295,8 @@ def open_engine(
     plan = pair.plan(devices, options)
     for line in plan.lines():
         say(line)
+    if options.n_gpu_layers != 0 and not any(d.type in ("gpu", "igpu") for d in devices):
+        _tell_unused_gpu(say)
     plain_because = _NO_WIDTH if pair is not named else None
     shape = named.shape(devices, options)
     wanted = _target_options(pair, plan, options, shape)
@@ -356,6 +359,20 @@ def open_engine(
     except BaseException:
         loaded.close()
         raise
+
+
+_gpus_are_told = False
+
+
+def _tell_unused_gpu(say: Say) -> None:
+    """Say once in a process that there is a GPU that llama.cpp does not see."""
+    global _gpus_are_told
+    if _gpus_are_told:
+        return
+    _gpus_are_told = True
+    told = advice(listed_gpus(), has_nvidia_driver(), runtime.INSTALL)
+    if told:
+        say(f"{told} (--gpu-layers 0, if the CPU is meant)")
 
 
 def _text_of(path: str | os.PathLike[str] | None) -> str:
