@@ -1,6 +1,8 @@
 # `make demo`, `make test` and `make client-test` set up everything that they need; see bootstrap.py.
 
 PYTHON ?= python3
+# cuda, vulkan, metal or none: what llama.cpp is built for. Without it bootstrap.py finds out, and asks.
+GPU ?=
 # The folder of the commands: in the active virtual environment, or in .venv.
 BIN = $(shell $(PYTHON) bootstrap.py --where)
 SOURCES = bootstrap.py dflash_local convert cli tools tests examples
@@ -62,10 +64,10 @@ wheel: setup
 	PATH="$(BIN):$$PATH" "$(BIN)/python" -m build --no-isolation --outdir dist .
 
 setup:
-	$(PYTHON) bootstrap.py
+	$(PYTHON) bootstrap.py $(if $(GPU),--gpu $(GPU))
 
 setup-test:
-	$(PYTHON) bootstrap.py --test
+	$(PYTHON) bootstrap.py --test $(if $(GPU),--gpu $(GPU))
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

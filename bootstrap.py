@@ -1,8 +1,9 @@
 """Set up everything that dflash-local needs, from nothing: `python3 bootstrap.py [--test]`.
 
 It uses the active virtual environment, or makes `.venv` beside this file. If llama-cpp-python works
-there, it is kept; otherwise one is built for this CPU. Then the project is installed, editable. If
-nothing has changed since the last time, this returns at once. It needs only the standard library.
+there, it is kept; otherwise one is built for this CPU, and for the GPU that is found here: it asks
+before, or takes `--gpu`. Then the project is installed, editable. If nothing has changed since the
+last time, this returns at once. It needs only the standard library.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ast
 import hashlib
+import importlib.util
 import json
 import os
 import platform
@@ -21,6 +23,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent
 LOG = ROOT / "build" / "setup.log"
@@ -40,7 +44,9 @@ def version(name):
         return None
 spec = importlib.util.find_spec("llama_cpp")
 folders = list(spec.submodule_search_locations or []) if spec else []
-libraries = sorted(pathlib.Path(folders[0], "lib").glob("*llama*")) if folders else []
+every = sorted(pathlib.Path(folders[0], "lib").glob("*")) if folders else []
+libraries = [p for p in every if "llama" in p.name]
+backends = ("cuda", "vulkan", "metal", "hip", "sycl")
 site = pathlib.Path(sysconfig.get_path("platlib"))
 header = pathlib.Path(sysconfig.get_path("include"), "Python.h")
 print(json.dumps({
@@ -50,6 +56,7 @@ print(json.dumps({
     "header": header.is_file(),
     "pip": version("pip"),
     "llama": [version("llama_cpp_python"), *(f"{p}:{p.stat().st_mtime_ns}" for p in libraries)],
+    "gpu": next((b for b in backends if any(f"ggml-{b}" in p.name for p in every)), "none"),
     "torch": version("torch"),
     "native": version("dflash-local") and any(site.glob("dflash_local/_native*")),
 }))
@@ -180,7 +187,160 @@ def missing_build_tools() -> list[str]:
     return [*tools, "cmake>=3.21"]
 
 
-# --- llama-cpp-python, built for this CPU ---------------------------------------------------------
+# --- the GPU --------------------------------------------------------------------------------------
+
+GPUS = ("cuda", "vulkan", "metal", "none")
+SUITED = {"NVIDIA": ("cuda", "vulkan"), "AMD": ("vulkan",), "Apple": ("metal",)}
+NEEDED = {
+    "cuda": "nvcc of NVIDIA's CUDA toolkit (on Debian and Ubuntu: apt install nvidia-cuda-toolkit)",
+    "vulkan": "glslc, and headers of Vulkan 1.3.275 or later and of SPIR-V (on Debian 13 and "
+    "Ubuntu 24.04: apt install glslc libvulkan-dev spirv-headers)",
+    "metal": "a Mac with an Apple chip",
+}
+# VK_EXT_layer_settings came with Vulkan 1.3.272; ggml uses it.
+VULKAN_HEADERS = b"""
+#include <vulkan/vulkan.h>
+#include <spirv/unified1/spirv.hpp>
+#ifndef VK_EXT_layer_settings
+#error too old
+#endif
+"""
+
+
+class Choice(NamedTuple):
+    """The GPU backend to build llama-cpp-python for, or to keep. `line` tells the user why, if there
+    is anything to tell. At a terminal `question` is asked instead; `yes` and `no` are the backends
+    after its answers, `no` None where the set-up stops then."""
+
+    gpu: str
+    line: str = ""
+    question: str = ""
+    yes: str = "none"
+    no: str | None = "none"
+
+
+def choose_gpu(
+    gpus: tuple[str, ...],
+    driver: bool,
+    buildable: set[str],
+    built: str | None,
+    asked: str | None = None,
+    refused: bool = False,
+) -> Choice:
+    """What to build for. Fails if the backend that was asked for cannot be built.
+
+    `gpus` are makers of the GPUs here, `driver` whether one for NVIDIA answers. `buildable` are the
+    backends whose tools are here. `built` is that of the installed llama-cpp-python, None if none
+    works. `refused`: an earlier set-up asked, and the answer was no.
+    """
+    if asked is not None:
+        if asked not in (built, "none") and asked not in buildable:
+            raise fail(f"--gpu {asked} needs {NEEDED[asked]}")
+        return Choice(asked)
+    if not gpus or built not in (None, "none"):
+        return Choice(built or "none")
+    here = " and ".join(f"an {gpu} GPU" for gpu in gpus)
+    if gpus == ("NVIDIA",) and not driver:
+        return Choice(
+            "none",
+            f"there is {here}, but no driver for it: this is set up for the CPU. Install the "
+            "driver, then run: python3 bootstrap.py --gpu cuda",
+        )
+    suited = [backend for gpu in gpus for backend in SUITED[gpu]]
+    best = next((backend for backend in suited if backend in buildable), None)
+    if best is None:
+        return Choice(
+            "none",
+            f"there is {here}, but this is set up for the CPU: --gpu {suited[0]} needs "
+            f"{NEEDED[suited[0]]}. With that, run: python3 bootstrap.py --gpu {suited[0]}",
+            f"There is {here}, but --gpu {suited[0]} needs {NEEDED[suited[0]]}. Build for the CPU "
+            "alone?"
+            if built is None
+            else "",
+            no=None,
+        )
+    if built is None:
+        return Choice(
+            best,
+            f"there is {here}: llama.cpp is built for it, with {best} (--gpu none: without)",
+            f"There is {here}. Build llama.cpp for it, with {best}?",
+            best,
+        )
+    if refused:
+        return Choice("none")
+    return Choice(
+        "none",
+        f"there is {here}, but the llama-cpp-python here is for the CPU, and kept. To build it for "
+        f"the GPU: python3 bootstrap.py --gpu {best}",
+        f"There is {here}, but the llama-cpp-python here is for the CPU. Build it again, with "
+        f"{best}?",
+        best,
+    )
+
+
+def settled(choice: Choice) -> str:
+    """The backend, after the user was asked at a terminal, or told elsewhere."""
+    answer = at_terminal(choice.question) if choice.question else None
+    if answer is None:
+        if choice.line:
+            say(choice.line)
+        return choice.gpu
+    gpu = choice.yes if answer else choice.no
+    if gpu is None:
+        raise SystemExit(1)
+    return gpu
+
+
+def at_terminal(question: str) -> bool | None:
+    """The answer to a question; None without a terminal."""
+    if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
+        return None
+    print(f"{question} [Y/n] ", end="", file=sys.stderr, flush=True)
+    return not sys.stdin.readline().strip().lower().startswith("n")
+
+
+def gpu_facts() -> ModuleType:
+    """What looks for GPUs, from the package, which cannot be imported before it is installed."""
+    path = ROOT / "dflash_local" / "llama" / "gpus.py"
+    spec = importlib.util.spec_from_file_location("gpus", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def cuda_compiler() -> str | None:
+    folders = [os.environ.get(name) for name in ("CUDA_PATH", "CUDA_HOME")]
+    places = [Path(folder, "bin", "nvcc") for folder in (*folders, "/usr/local/cuda") if folder]
+    named = os.environ.get("CUDACXX")
+    return named or shutil.which("nvcc") or next((str(p) for p in places if p.is_file()), None)
+
+
+def buildable_gpus() -> set[str]:
+    """The backends whose build tools are here."""
+    found = {"metal"} if sys.platform == "darwin" else set()
+    if cuda_compiler():
+        found.add("cuda")
+    sdk = os.environ.get("VULKAN_SDK")
+    if shutil.which("glslc") or sdk:
+        include = [f"-I{sdk}/include"] if sdk else []
+        command = [compiler() or "c++", *include, "-x", "c++", "-fsyntax-only", "-"]
+        done = subprocess.run(command, input=VULKAN_HEADERS, capture_output=True, check=False)
+        if done.returncode == 0:
+            found.add("vulkan")
+    return found
+
+
+def gpu_flags(gpu: str, architectures: list[str]) -> list[str]:
+    """CMake flags for a backend. `architectures` are those of the NVIDIA GPUs here: all others would
+    take a multiple of the time."""
+    flags = [f"-DGGML_{gpu.upper()}=ON"]
+    if gpu == "cuda" and architectures:
+        flags.append(f"-DCMAKE_CUDA_ARCHITECTURES={';'.join(architectures)}")
+    return flags
+
+
+# --- llama-cpp-python, built for this machine -----------------------------------------------------
 
 X86_BASE = {
     "GGML_SSE42": "sse4_2",
@@ -260,30 +420,53 @@ def llama_fault(python: Path, *options: str) -> str | None:
     return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
 
 
-def ensure_llama(python: Path, installed: str | None) -> None:
+def ensure_llama(python: Path, state: dict, asked: str | None, refused: bool) -> str:
+    """Build llama-cpp-python if it does not work or is not for the GPU that shall be used. The
+    backend of the one that is there then."""
     fault = llama_fault(python)
+    installed, built = state["llama"][0], None if fault else state["gpu"]
+    theirs = os.environ.get("CMAKE_ARGS", "")
+    if asked is None and re.search("GGML_(CUDA|VULKAN|METAL|HIP|SYCL)", theirs):
+        gpu, flags = built, []  # they have chosen themselves
+    else:
+        found = gpu_facts()
+        driver = found.has_nvidia_driver()
+        gpus, buildable = found.listed_gpus(), buildable_gpus()
+        gpu = settled(choose_gpu(gpus, driver, buildable, built, asked, refused))
+        if gpu != "none":
+            flags = gpu_flags(gpu, found.cuda_architectures())
+        elif asked and sys.platform == "darwin":  # where llama.cpp takes Metal by itself
+            flags = ["-DGGML_METAL=OFF"]
+        else:
+            flags = []
+    if fault is None and gpu == built:
+        return gpu
     if fault is None:
-        return
-    if installed and installed != LLAMA_VERSION:
+        say(f"llama-cpp-python is built again, for {gpu if gpu != 'none' else 'the CPU alone'}")
+    elif installed and installed != LLAMA_VERSION:
         say(f"llama-cpp-python {installed} is replaced: {LLAMA_VERSION} is the one that fits")
     elif fault != "absent":
         say(f"the installed llama-cpp-python {LLAMA_VERSION} is broken: {fault}")
-    theirs = os.environ.get("CMAKE_ARGS", "")
     # Without OpenMP ggml uses its own pool of threads: as fast on a quiet machine, and much faster
     # on a busy one.
     own = ["-DGGML_OPENMP=OFF", "-DLLAVA_BUILD=OFF"]
-    ours = [*ggml_flags(platform.machine(), cpu_features()), *own]
+    ours = [*ggml_flags(platform.machine(), cpu_features()), *own, *flags]
     # The user's flags come last, where CMake lets them win.
     env = {**os.environ, "CMAKE_ARGS": f"{shlex.join(ours)} {theirs}".strip()}
+    nvcc = cuda_compiler() if gpu == "cuda" else None
+    if nvcc:
+        env["CUDACXX"] = nvcc
     say(f"installing llama-cpp-python {LLAMA_VERSION} with {env['CMAKE_ARGS']}")
-    say("  (compiling llama.cpp takes four to five minutes on two cores; pip caches the wheel)")
+    more = "" if gpu in (None, "none", "metal") else ", and several times that for a GPU"
+    say(f"  (compiling llama.cpp takes four to five minutes on two cores{more})")
     install = ["install", f"llama-cpp-python=={LLAMA_VERSION}"]
     again = [*install, "--force-reinstall", "--no-deps"]
     # pip's cache ignores CMAKE_ARGS: a cached wheel may have been built with others.
-    uncached = ["--no-cache-dir"] if theirs else []
+    is_usual = not theirs and not flags
+    uncached = [] if is_usual else ["--no-cache-dir"]
     first = install if fault == "absent" else again
     pip(python, [*first, *uncached], "building llama.cpp", env)
-    fault = llama_fault(python, *([] if theirs else ["--own-threads"]))
+    fault = llama_fault(python, *(["--own-threads"] if is_usual else []))
     if fault and not uncached:
         say(f"pip's cached wheel of llama-cpp-python does not work ({fault}): building it again")
         command = [str(python), "-m", "pip", "cache", "remove", f"llama_cpp_python-{LLAMA_VERSION}"]
@@ -293,6 +476,10 @@ def ensure_llama(python: Path, installed: str | None) -> None:
     if fault:
         hint = f"; your CMAKE_ARGS are {theirs!r}: try without" if theirs else ""
         raise fail(f"llama-cpp-python was built, but does not work here: {fault}{hint}")
+    now = query(python)["gpu"]
+    if gpu not in (None, "none", now):
+        raise fail(f"llama-cpp-python was built for {gpu}, but has {now}: see {LOG}")
+    return now
 
 
 # --- running pip ----------------------------------------------------------------------------------
@@ -364,20 +551,23 @@ def build_requirements() -> list[str]:
     return [r for r in ast.literal_eval(found[1]) if not r.startswith("llama-cpp-python")]
 
 
-def set_up(test: bool) -> None:
+def set_up(test: bool, gpu: str | None = None) -> None:
     python = ensure_environment()
     state = query(python)
     stamp = Path(state["prefix"]) / STAMP
-    wanted = {"fingerprint": fingerprint(), "test": test, "llama": state["llama"]}
     try:
-        done = json.loads(stamp.read_text(encoding="utf-8"))
-        if state["native"] and done in (wanted, {**wanted, "test": True}):
-            return
+        before = json.loads(stamp.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        pass
-    stamp.unlink(missing_ok=True)
+        before = {}
+    # What was chosen at the last set-up, so that nobody is asked twice.
+    chosen = before.pop("gpu", None)
+    wanted = {"fingerprint": fingerprint(), "test": test, "llama": state["llama"]}
+    is_done = state["native"] and before in (wanted, {**wanted, "test": True})
+    if is_done and gpu in (None, state["gpu"]):
+        return
     ensure_tools(python, state)
-    ensure_llama(python, state["llama"][0])
+    gpu = ensure_llama(python, state, gpu, refused=chosen == "none")
+    stamp.unlink(missing_ok=True)
     if test and not (state["torch"] or "").startswith(TORCH.partition("==")[2]):
         say(f"installing {TORCH}, for the tests")
         pip(python, ["install", TORCH], TORCH)
@@ -386,7 +576,7 @@ def set_up(test: bool) -> None:
     # With matplotlib, so that `dflash-local bench --plot` works.
     project = f"{ROOT}[test,plot]" if test else f"{ROOT}[plot]"
     pip(python, ["install", "--no-build-isolation", "-e", project], "building dflash-local")
-    wanted["llama"] = query(python)["llama"]
+    wanted |= {"llama": query(python)["llama"], "gpu": gpu}
     stamp.write_text(json.dumps(wanted), encoding="utf-8")
     say(f"ready: {state['bin']}")
 
@@ -397,11 +587,16 @@ def main() -> None:
     parser.add_argument(
         "--where", action="store_true", help="only print the folder of the commands"
     )
+    parser.add_argument(
+        "--gpu",
+        choices=GPUS,
+        help="build llama.cpp for this, without asking; also to change what it was built for",
+    )
     options = parser.parse_args()
     if options.where:
         print(environment_python().parent.as_posix())
     else:
-        set_up(options.test)
+        set_up(options.test, options.gpu)
 
 
 if __name__ == "__main__":
