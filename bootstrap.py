@@ -208,9 +208,9 @@ VULKAN_HEADERS = b"""
 
 
 class Choice(NamedTuple):
-    """The GPU backend to build llama-cpp-python for, or to keep. `line` tells the user why, if there
-    is anything to tell. At a terminal `question` is asked instead; `yes` and `no` are the backends
-    after its answers, `no` None where the set-up stops then."""
+    """The GPU backend to build llama-cpp-python for, or to keep. `line` tells the user why, if
+    there is anything to tell. At a terminal `question` is asked instead; `yes` and `no` are the
+    backends after its answers, `no` None where the set-up stops then."""
 
     gpu: str
     line: str = ""
@@ -332,8 +332,8 @@ def buildable_gpus() -> set[str]:
 
 
 def gpu_flags(gpu: str, architectures: list[str]) -> list[str]:
-    """CMake flags for a backend. `architectures` are those of the NVIDIA GPUs here: all others would
-    take a multiple of the time."""
+    """CMake flags for a backend. `architectures` are those of the NVIDIA GPUs here: all others
+    would take a multiple of the time."""
     flags = [f"-DGGML_{gpu.upper()}=ON"]
     if gpu == "cuda" and architectures:
         flags.append(f"-DCMAKE_CUDA_ARCHITECTURES={';'.join(architectures)}")
