@@ -29,7 +29,8 @@ def calibrate(**values: Any) -> None:
 
     This happens by itself when a pair is first loaded. Do it again if other work disturbed the
     measurement, or if the machine has changed. It takes a few seconds, or as many as
-    DFLASH_LOCAL_CALIBRATION_S says. The result is kept for these files with these machine options.
+    DFLASH_LOCAL_CALIBRATION_S says, and up to twice that if the times differ much. The result is
+    kept for these files with these machine options; of a machine that is too busy, it is not.
     """
     check_files(values)
     check_drafter(values, "calibrate measures what drafting costs")
@@ -54,7 +55,9 @@ def calibrate(**values: Any) -> None:
 
 def _milliseconds(costs: Mapping[str, Any]) -> dict[str, Any]:
     """`Costs.as_dict` with every `*_s`, in seconds, as `*_ms`, rounded to 0.1 microseconds."""
-    return {f"{name.removesuffix('_s')}_ms": _scaled(value) for name, value in costs.items()}
+    times = {name: value for name, value in costs.items() if name.endswith("_s")}
+    scaled = {f"{name.removesuffix('_s')}_ms": _scaled(value) for name, value in times.items()}
+    return {**scaled, "spread": round(costs["spread"], 4)}
 
 
 def _scaled(seconds: Any) -> Any:

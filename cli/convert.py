@@ -43,7 +43,8 @@ SECTIONS = {
             "--target",
             metavar="TARGET",
             show_default="the one that the drafter names",
-            help="What it drafts for: a GGUF file, a local folder, or a hub id.",
+            help="What it drafts for: a GGUF file, a local folder, a hub id, or a name of `list` whose "
+            "target is on this disk.",
         ),
         option(
             "--revision",
@@ -100,6 +101,7 @@ def convert(
     from dflash_local.convert import convert as run
 
     say = speaker(quiet)
+    target = _file_of_name(target)
     with writing_progress(sys.stderr, quiet) as progress:
         result = run(
             source,
@@ -121,6 +123,16 @@ def convert(
         write_stdout(json.dumps({**result.as_dict(), "dry_run": dry_run}) + "\n")
     elif not dry_run:
         write_stdout(f"{result.path}\n")
+
+
+def _file_of_name(target: str | None) -> str | None:
+    """The file of a target that is given by a name of the registry; anything else as it is."""
+    from dflash_local.pairs.find import held_target
+    from dflash_local.pairs.registry import named
+
+    if target is None or Path(target).exists() or not named(target):
+        return target
+    return str(held_target(target))
 
 
 def _summary(result: ConvertResult, dry_run: bool) -> str:

@@ -187,6 +187,7 @@ LOADING = (
 SAMPLING = (
     option(
         "--temp",
+        "--temperature",
         "temperature",
         type=number(0, 100),
         metavar="X",

@@ -40,6 +40,7 @@ from dflash_local.pairs.defaults import defaults_of
 from dflash_local.pairs.find import find_pair
 from dflash_local.pays import calibration
 from dflash_local.pays.controller import Controller
+from dflash_local.pays.costs import Costs
 from dflash_local.printable import printable
 from dflash_local.target.cells import branches_of_each
 from dflash_local.target.options import TargetOptions
@@ -459,13 +460,20 @@ def _controller(target: Target, drafter: Drafter | None, say: Say, again: bool) 
     n_copied = target.max_width - 1
     if drafter is None:
         costs = calibration.measure(target, None, before=begin, again=again)
+        _tell_noise(costs, say)
         return Controller(costs, 1, n_copied=n_copied)
     n_branches = target.options.n_branches
     n_nodes = most_nodes(n_branches, drafter.block_size) if n_branches > 1 else 0
     greedy, sampled = calibration.known_priors(target, drafter, n_nodes)
     costs = calibration.measure(target, drafter, before=begin, again=again)
+    _tell_noise(costs, say)
     width = min(drafter.block_size, target.max_width)
     return Controller(costs, width, greedy, sampled, n_nodes, n_copied)
+
+
+def _tell_noise(costs: Costs, say: Say) -> None:
+    if costs.noise:
+        say(costs.noise)
 
 
 def _open_store(

@@ -26,7 +26,8 @@ class Trial:
     `drafting` says whether the pair drafts by itself here, and why. `thinking_tokens_per_round` are
     those with the template's thinking on; None where it has no such switch. `unknown_marks` are
     marks of the chat template that are no tokens of the vocabulary. `largest_state` is the largest
-    magnitude of a hidden state that the drafter read.
+    magnitude of a hidden state that the drafter read. `noise` says so if other work disturbed the
+    measurement of the costs.
     """
 
     tokens_per_round: float
@@ -38,6 +39,7 @@ class Trial:
     thinking_tokens_per_round: float | None
     unknown_marks: tuple[str, ...]
     largest_state: float | None
+    noise: str | None = None
 
     @property
     def gain(self) -> float:
@@ -76,6 +78,7 @@ def try_pair(model: Model, *, shipped: bool) -> Trial:
         thinking_tokens_per_round=thinking,
         unknown_marks=tuple(unknown_marks(model)),
         largest_state=largest,
+        noise=model.engine.controller.costs.noise if model.engine.controller else None,
     )
 
 

@@ -54,6 +54,8 @@ class Alarm:
 def alarms(machine: Machine, pair: Pair | None, trial: Trial | None) -> list[Alarm]:
     """All that is wrong, the worst first."""
     found = list(_of_trial(pair, trial)) if pair and trial else []
+    if trial and trial.noise:
+        found.append(Alarm("busy", trial.noise, is_fault=False))
     if machine.gpu_advice:
         found.append(Alarm("gpu_not_used", machine.gpu_advice))
     return found
@@ -67,6 +69,11 @@ def verdict(found: list[Alarm], pair: Pair, trial: Trial | None) -> str:
     if trial is None:
         return f"{pair.target} works, without drafts: give it a drafter by --draft"
     figure = f"{trial.tokens_per_round:.2f} tokens per round"
+    if trial.noise:
+        return (
+            f"the pair is in order, {figure}, but the machine is too busy with other work to tell "
+            "whether drafting gains anything: ask again when it is idle"
+        )
     if trial.is_drafting and trial.gain > 1:
         return f"all is well: answers come {trial.gain:.2f} times as fast with drafts, {figure}"
     why = f" ({trial.drafting})" if trial.drafting else ""

@@ -46,7 +46,8 @@ _MANY_ROWS = 64
 _TIMED = 3
 _DEEP_WIDTHS = (1, 8, 16)
 _TREE_ROWS = 16
-_FORMAT = 5
+_FORMAT = 6
+_ENOUGH = 3  # times of a plain step; fewer do not show whether other work disturbed them
 _DEAREST = 1.2  # at most so many times the seconds of a pass of more rows
 # What Python spends around a draft and a pass; live rounds tell better.
 _HOST_S, _DRAFT_HOST_S = 1e-5, 1e-4
@@ -79,17 +80,24 @@ def measure(
 
     Takes `budget_s()` seconds or `BUDGET_STEPS` target steps, whichever end first, but always wakes
     the model with a pass, and takes the time of two drafts, two plain steps and two of two rows.
+    Times that differ too much, or too few to tell, are taken a second time. What is noisy even then
+    (`Costs.noise`) is measured again at the next load. A budget below `BUDGET_S` asks for a rough
+    idea: none of this holds.
     `before` empties all caches of target and drafter: called only if there is something to measure,
     and they are empty after it too. Raises as `budget_s` and `Target.decode`, and what the drafter
     raises.
     """
     if not again:
         with suppress(ValueError):  # not measured yet, or damaged
-            return Costs.from_dict(disk_cache.read("costs", _key(target, drafter)))
+            kept = Costs.from_dict(disk_cache.read("costs", _key(target, drafter)))
+            if kept.noise is None:
+                return kept
     trial = _Trial(target, drafter)
     before()
     try:
         costs = trial.run()
+        if not trial.is_rough and (costs.noise or trial.n_plain < _ENOUGH):
+            costs = trial.run()
     finally:
         trial.empty()
     keep(target, drafter, costs)
@@ -154,6 +162,8 @@ class _Trial:
         self.widths = [width for width in (*WIDTHS, *WIDE) if width <= most]
 
     def run(self) -> Costs:
+        """The costs by all times that were taken so far, those of an earlier run as well."""
+        self.n_steps = 0
         features = self._fill(SHALLOW)
         self.start = time.perf_counter()
         if features is not None:
@@ -173,6 +183,7 @@ class _Trial:
             draft_host_s=_DRAFT_HOST_S,
             inject_s=max(median(self.injections), 0.0) if self.injections else 0.0,
             trees=self.trees,
+            spread=0.0 if self.is_rough else self._spread(),
         )
 
     def _measure(self, times: tuple[int, ...]) -> None:
@@ -190,8 +201,9 @@ class _Trial:
         """Those that matter most, after as many tokens as there is time for. False: for none."""
         # Room for a pass of all rows after it, and for a draft of many.
         room = self.target.n_ctx // self.n_seq - max(*self.widths, _MANY_ROWS)
-        widest = max(self.steps[self.depth])
-        pass_s = median(self.steps[self.depth][widest])
+        shallow = self.depth
+        widest = max(self.steps[shallow])
+        pass_s = median(self.steps[shallow][widest])
         row_s = pass_s / widest  # a prompt's rows cost less, as the first fill will show
         n_passes = 3 * (_TIMED + 1)
         for deep in DEEP:
@@ -204,7 +216,7 @@ class _Trial:
             begin = time.perf_counter()
             self._fill(part)
             row_s = (time.perf_counter() - begin) / n_rows
-        if self.depth in self.steps:
+        if self.depth == shallow:
             return False
         for n_rows in self._rows([w for w in _DEEP_WIDTHS if w in self.widths]):
             self._step(n_rows, _TIMED)
@@ -212,6 +224,24 @@ class _Trial:
             self._draft(1, _TIMED)
         self._tree()
         return True
+
+    @property
+    def is_rough(self) -> bool:
+        """Whether a rough idea of the costs was asked for."""
+        return self.budget_s < BUDGET_S
+
+    @property
+    def n_plain(self) -> int:
+        """How many times of a plain step there are."""
+        return len(self.steps[self.n_seq * SHALLOW].get(self.n_seq, ()))
+
+    def _spread(self) -> float:
+        """How far the median of the times of one kind is above the shortest, as a part of that: of
+        the usual kind, among those with several times; 0 if there is none."""
+        depth = self.n_seq * SHALLOW
+        times = [*self.steps[depth].values(), *self.drafts.get(depth, {}).values()]
+        found = [median(each) / min(each) - 1 for each in times if len(each) > 1]
+        return median(found) if found else 0.0
 
     def empty(self) -> None:
         for seq in range(self.n_seq):

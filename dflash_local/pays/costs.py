@@ -19,6 +19,9 @@ _SLOWEST = 0.06
 """The weight of an observation in the end: one hiccup moves nothing, a throttling clock does."""
 _DRIFT = 0.02
 """The part of each surprise that is taken to hold for all counts: the machine, not the width."""
+_NOISY = 0.25
+"""Medians so far above the shortest times were disturbed more often than not: on two cores with ten
+other busy programs it was 0.3 to 13. Without, such times decide whether a pair drafts, and are kept."""
 _CLIP = 0.25
 """Surprise, in natural logarithms, beyond which an observation says no more: outliers. Where it
 lasts, the calibration was disturbed, and the clip widens. Without, a hiccup turns drafting off.
@@ -33,7 +36,8 @@ class Costs:
     the rest of a drafting round has on top. `inject_s` is the draft stage's extra for each row
     of context injected beyond a round's own few. `trees` is the extra of a pass over a tree, by
     depth: llama.cpp looks at all cells for each of its ids, and where these are too few it makes a
-    new graph each time.
+    new graph each time. `spread` says how far the median of the times of one kind of pass was above
+    the shortest, as a part of that: what else the machine did.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class Costs:
         draft_host_s: float = 0.0,
         inject_s: float = 0.0,
         trees: Mapping[int, float] | None = None,
+        spread: float = 0.0,
     ) -> None:
         """`steps[depth][rows]`, `drafts[depth][sequences]` and `trees[depth]`, in seconds; None:
         trees cost what chains do.
@@ -63,7 +68,19 @@ class Costs:
         self._tree_depth = depth
         rise_s = max(_duration(deep_s) - _duration(self._tree_s), 0.0)
         self._tree_rise_s = rise_s / max(self._deep - depth, 1)  # for each cached token more
+        self.spread = _duration(spread)
         self.n_observed = 0
+
+    @property
+    def noise(self) -> str | None:
+        """What to tell if other work disturbed the measurement too much to be relied on."""
+        if self.spread <= _NOISY:
+            return None
+        return (
+            "this machine is busy with other work: times of the same pass differed by "
+            f"{self.spread:.0%}, so they are not kept, and the next load measures again; drafting "
+            "adapts to what rounds take"
+        )
 
     def step_s(self, n_rows: int, depth: int, shape: ShapeName = "chain") -> float:
         """One target pass of `n_rows` rows, all sequences together, after `depth` cached tokens."""
@@ -154,6 +171,7 @@ class Costs:
                 str(depth): self.extra_s("tree", depth)
                 for depth in dict.fromkeys((self._tree_depth, self._deep))
             },
+            "spread": self.spread,
         }
 
     @classmethod
@@ -168,6 +186,7 @@ class Costs:
                 draft_host_s=raw["draft_host_s"],
                 inject_s=raw["inject_s"],
                 trees={int(depth): seconds for depth, seconds in raw["tree_s"].items()},
+                spread=raw["spread"],
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"no costs: {error!r}") from None

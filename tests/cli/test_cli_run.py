@@ -50,6 +50,10 @@ def test_run_fetches_converts_and_answers_then_needs_no_network(empty: User) -> 
     assert online.stdout.strip() == told["text"].strip()
     assert len(empty.hub.requests) == asked
 
+    # `convert` knows the name, too
+    words = ("convert", CHECKPOINT, "--target", NAME, "--dry-run")
+    assert "would write" in empty.done(*words).stderr
+
     thinking = empty.done("run", NAME, "--thinking", *ASKED, HF_HUB_OFFLINE="1")
     assert "thinking is off" not in thinking.stderr
 

@@ -68,6 +68,14 @@ def test_a_drafter_without_thinking_is_no_fault(machine: Machine) -> None:
     assert "all is well" in verdict([found], PAIR, WELL)
 
 
+def test_a_busy_machine_gives_no_verdict_on_speed(machine: Machine) -> None:
+    trial = replace(WELL, noise="this machine is busy")
+    found = alarms(machine, PAIR, trial)
+    assert [(alarm.name, alarm.is_fault) for alarm in found] == [("busy", False)]
+    told = verdict(found, PAIR, trial)
+    assert "too busy" in told and "times as fast" not in told
+
+
 def test_a_gpu_that_is_not_used_is_an_alarm(machine: Machine) -> None:
     (found,) = alarms(replace(machine, gpus=("NVIDIA",), driver=True), PAIR, WELL)
     assert found.name == "gpu_not_used"

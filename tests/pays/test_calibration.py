@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,9 +29,28 @@ from dflash_local.target.target import Target
 from pair_engine import answer, consistent, fused_drafter, open_engine, open_target
 
 
+def clock(monkeypatch: pytest.MonkeyPatch, ticks: Iterator[float]) -> None:
+    """The time goes on by the next of `ticks`, in seconds, whenever a calibration looks at it."""
+    now = 0.0
+
+    def look() -> float:
+        nonlocal now
+        now += next(ticks)
+        return now
+
+    monkeypatch.setattr(calibration, "time", SimpleNamespace(perf_counter=look))
+
+
 @pytest.fixture(autouse=True)
-def whole_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole budget, on a machine where all passes take as long, whatever else this one does."""
     monkeypatch.delenv(ENVIRONMENT)
+    clock(monkeypatch, (1e-2 for _ in count()))
+
+
+def busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other work comes up: every pass takes longer than the one before."""
+    clock(monkeypatch, (5e-3 * 1.02**n for n in count()))
 
 
 @pytest.fixture
@@ -113,8 +135,11 @@ def test_what_drafts_and_trees_were_worth_is_known_to_the_next_process() -> None
         assert sampled.as_dict() == cold[1].as_dict() and sampled.trees.side == 1
 
 
-def test_costs_are_kept_under_the_file_that_was_loaded(own_cache: Path, tmp_path: Path) -> None:
+def test_costs_are_kept_under_the_file_that_was_loaded(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not under what lies at its path when the model is closed."""
+    monkeypatch.setenv(ENVIRONMENT, "0.5")  # too short to be judged noisy, and so kept
     path = tmp_path / "target.gguf"
     shutil.copy(demo.pair()[0], path)
     with load(path, n_ctx=128, n_gpu_layers=0, n_threads=1, quiet=True) as model:
@@ -124,6 +149,51 @@ def test_costs_are_kept_under_the_file_that_was_loaded(own_cache: Path, tmp_path
         path.unlink()
         shutil.copy(demo.pair()[1], path)
     assert list((own_cache / "costs").iterdir()) == [kept]
+
+
+def test_what_a_busy_machine_tells_is_retried_and_not_relied_on(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[None] = []
+    with open_target(n_ctx=256, n_branches=16) as target:
+        drafter = fused_drafter(target)
+        busy(monkeypatch)
+        for n in (1, 2):
+            costs = measure(target, drafter, before=lambda: calls.append(None))
+            assert "busy" in (costs.noise or "")
+            assert len(calls) == n  # the costs of the first time were not taken for known
+        # What drafts were worth was learnt from drafts, and stays.
+        priors = known_priors(target, drafter, 15)
+        priors[0].learn([-0.1] * 15, [2.0] * 15, 15)
+        keep(target, drafter, costs, priors)
+        assert known_priors(target, drafter, 15)[0].as_dict() == priors[0].as_dict()
+
+
+def test_a_disturbance_that_ends_is_outweighed(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_target(n_ctx=256) as target:
+        drafter = fused_drafter(target)
+        clock(monkeypatch, (25e-3 if n < 40 else 5e-3 for n in count()))
+        assert measure(target, drafter, before=nothing).noise is None
+        assert measure(target, drafter, before=pytest.fail).noise is None
+
+
+def test_a_rough_idea_is_not_judged(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT, "0.5")
+    busy(monkeypatch)
+    with open_target(n_ctx=256) as target:
+        assert measure(target, fused_drafter(target), before=nothing).noise is None
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_load_on_a_busy_machine_says_so(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    busy(monkeypatch)
+    load(*pair, n_ctx=256, n_threads=1, say=said.append).close()
+    assert sum("busy with other work" in line for line in said) == 1
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"step_s": {}}', '{"step_s": {"4": {"1": 0}}}'])
