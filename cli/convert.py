@@ -43,8 +43,8 @@ SECTIONS = {
             "--target",
             metavar="TARGET",
             show_default="the one that the drafter names",
-            help="What it drafts for: a GGUF file, a local folder, a hub id, or a name of `list` whose "
-            "target is on this disk.",
+            help="What it drafts for: a GGUF file, a local folder, a hub id, or a name of `list` "
+            "whose target is on this disk.",
         ),
         option(
             "--revision",

@@ -20,8 +20,9 @@ _SLOWEST = 0.06
 _DRIFT = 0.02
 """The part of each surprise that is taken to hold for all counts: the machine, not the width."""
 _NOISY = 0.25
-"""Medians so far above the shortest times were disturbed more often than not: on two cores with ten
-other busy programs it was 0.3 to 13. Without, such times decide whether a pair drafts, and are kept."""
+"""Medians so far above the shortest times were disturbed more often than not: on two cores with
+ten other busy programs it was 0.3 to 13. Without, such times decide whether a pair drafts, and are
+kept."""
 _CLIP = 0.25
 """Surprise, in natural logarithms, beyond which an observation says no more: outliers. Where it
 lasts, the calibration was disturbed, and the clip widens. Without, a hiccup turns drafting off.
