@@ -33,6 +33,10 @@ SNAPSHOT_ARCHITECTURES = frozenset({
     "lfm2", "lfm2moe", "nemotron_h", "qwen35", "qwen35moe",
 })  # fmt: skip
 
+# Gated delta nets: the rows that stay are computed into the state once more, which takes no
+# snapshots (native/state_replay.cpp).
+REPLAY_ARCHITECTURES = frozenset({"qwen35", "qwen35moe", "qwen3next"})
+
 # Their states are kept in llama.cpp by code of their own, whose checkpoints were not tried.
 OWN_STATE_ARCHITECTURES = frozenset({"deepseek4", "glm5-next", "qwen4exp"})
 

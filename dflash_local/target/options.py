@@ -42,6 +42,7 @@ class TargetOptions:
     takes one of llama.cpp's sequence ids. `tapped_layers` are the layers whose inputs are kept as
     hidden states; they cannot be changed later. `n_snapshots` are the rows of a pass that a
     recurrent sequence can take back. For each of them there is one more state in memory.
+    `n_replayed` are such rows, too, where they can be taken back by replay, without snapshots.
     """
 
     n_ctx: int
@@ -57,6 +58,7 @@ class TargetOptions:
     tapped_layers: tuple[int, ...] = ()
     n_branches: int = 1
     n_snapshots: int = 0
+    n_replayed: int = 0
 
     def __post_init__(self) -> None:
         check_one_of("kv_type", self.kv_type, KV_TYPES)

@@ -29,6 +29,10 @@ class Rollback:
     def end_pass(self, seqs: Sequence[int], positions: Sequence[int]) -> None:
         """It has succeeded, with these rows."""
 
+    def take_back(self, seq: int, length: int) -> bool:
+        """Cut a sequence to `length`, which is in reach and not 0. False: llama.cpp is to do it."""
+        return False
+
     def cut(self, seq: int, length: int) -> None:
         """A sequence has been cut to `length`, or cleared."""
 
@@ -37,6 +41,9 @@ class Rollback:
 
     def restore(self, seq: int, length: int) -> None:
         """A sequence of `length` tokens has got its state back from a checkpoint."""
+
+    def wait(self) -> None:
+        """Return when llama.cpp's memory can be read and replaced: no device writes to it."""
 
 
 class StateRollback(Rollback):

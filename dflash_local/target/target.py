@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local.errors import BackendError, ClosedError, ContextFullError, FileError, InputError
-from dflash_local.fit.architectures import OWN_STATE_ARCHITECTURES
+from dflash_local.fit.architectures import OWN_STATE_ARCHITECTURES, REPLAY_ARCHITECTURES
 from dflash_local.fit.options import MAX_IDS, MAX_OUTPUT_ROWS
 from dflash_local.fit.pairing import check_taps, check_target
 from dflash_local.gguf.file import GgufFile, file_key
@@ -26,6 +26,7 @@ from dflash_local.target import sequence_state
 from dflash_local.target.batch import Batch, Part
 from dflash_local.target.cells import Cells
 from dflash_local.target.options import TargetOptions
+from dflash_local.target.replay import ReplayRollback
 from dflash_local.target.rollback import Rollback, StateRollback
 from dflash_local.target.vocabulary import Vocabulary
 from dflash_local.trial.model import ensure_loadable
@@ -159,8 +160,10 @@ class Target:
         self.n_threads = n_threads
         # 0 as well for an architecture of which llama.cpp keeps none
         self.n_snapshots: int = api.llama_n_rs_seq(self._context) if self.is_recurrent else 0
+        self.n_replayed = options.n_replayed if self._can_replay() else 0
+        self.n_returned = max(self.n_snapshots, self.n_replayed)
         """The most rows of a pass that a recurrent sequence can take back."""
-        in_graph = not self.is_recurrent or self.n_snapshots > 0 or options.n_seq == 1
+        in_graph = not self.is_recurrent or self.n_returned > 0 or options.n_seq == 1
         self.needs_equal_rows = self.is_recurrent and in_graph
         """Whether all sequences of a pass must have the same number of rows: llama.cpp would split
         any other, and only the last part would be seen."""
@@ -169,8 +172,21 @@ class Target:
                 f"{self.path} is recurrent: its layers cannot be tapped for {options.n_seq} "
                 "sequences at once; load it with one"
             )
+        self._pass = native.TargetPass(
+            native.address(self._context),
+            options.n_seq,
+            self.n_batch,
+            list(options.tapped_layers),
+            self.n_batch + options.n_seq * _STORED_PER_SEQUENCE,
+            in_graph,
+            options.n_branches,
+            self.n_replayed,
+            self.threads,
+        )
         self._rollback = Rollback()
-        if self.is_recurrent:
+        if self.n_replayed:
+            self._rollback = ReplayRollback(options.n_seq, self._pass)
+        elif self.is_recurrent:
             self._rollback = StateRollback(options.n_seq, self.n_snapshots)
         self._cells = Cells(
             self._context,
@@ -180,15 +196,10 @@ class Target:
             rollback=self._rollback,
             in_order=in_order,
         )
-        self._pass = native.TargetPass(
-            native.address(self._context),
-            options.n_seq,
-            self.n_batch,
-            list(options.tapped_layers),
-            self.n_batch + options.n_seq * _STORED_PER_SEQUENCE,
-            in_graph,
-            options.n_branches,
-        )
+
+    def _can_replay(self) -> bool:
+        is_known = self._architecture() in REPLAY_ARCHITECTURES and not self.n_snapshots
+        return is_known and bool(native.can_replay(native.address(self._context)))
 
     def _architecture(self) -> str:
         name = ctypes.create_string_buffer(64)
@@ -238,7 +249,7 @@ class Target:
     @property
     def max_width(self) -> int:
         """The most rows of one sequence in a pass of which all but the first can be taken back."""
-        return 1 + self.n_snapshots if self.is_recurrent else MAX_OUTPUT_ROWS
+        return 1 + self.n_returned if self.is_recurrent else MAX_OUTPUT_ROWS
 
     @property
     def chat_template(self) -> str | None:
@@ -446,6 +457,7 @@ class Target:
         self._check_open()
         state = np.empty(0, np.uint8)
         if self.is_recurrent and length:
+            self._rollback.wait()
             state = sequence_state.save(self._context, seq, state_only=True)
         return Checkpoint(length, state)
 
@@ -457,6 +469,7 @@ class Target:
         self._check_open()
         if not self.is_recurrent or not checkpoint.length:
             return self._cells.truncate(seq, checkpoint.length)
+        self._rollback.wait()
         if not sequence_state.restore(self._context, seq, checkpoint.state, state_only=True):
             self._cells.clear(seq)
             return False
@@ -479,12 +492,14 @@ class Target:
         Raises MemoryError.
         """
         self._check_open()
+        self._rollback.wait()
         return sequence_state.save(self._context, seq)
 
     def restore_saved(self, seq: int, state: NDArray[np.uint8], length: int) -> bool:
         """Replace a sequence by a saved one of `length` tokens. False: it does not fit, and the
         sequence is empty."""
         self._check_open()
+        self._rollback.wait()
         if not self._cells.restore(seq, state, length):
             self._cells.clear(seq)
             return False
@@ -557,6 +572,8 @@ class Target:
         """Close the drafters and let go of the context. Returns what frees it."""
         for drafter in list(self._drafters):
             drafter.close()
+        if self._pass is not None:
+            self._pass.wait()
         context, self._context = self._context, None
         parts, self._pass, self.threads = [self._pass, self.threads], None, None
         return partial(_free_context, context, parts)
