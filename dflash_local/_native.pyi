@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from dflash_local.gguf.drafter_spec import DrafterSpec
 
 def llama_decode_address() -> int: ...
+def can_replay(context: int = 0) -> bool: ...
 def edit_cells(
     context: int,
     cuts: Sequence[tuple[int, int]],
@@ -45,7 +46,13 @@ class TargetPass:
         n_stored: int,
         in_graph: bool,
         n_branches: int = 1,
+        n_returned: int = 0,
+        threads: ThreadPool | None = None,
     ) -> None: ...
+    @property
+    def can_keep(self) -> bool: ...
+    def keep(self, seq: int, n_kept: int) -> None: ...
+    def wait(self) -> None: ...
     def decode(
         self,
         tokens: Sequence[int],

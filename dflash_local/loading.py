@@ -18,7 +18,11 @@ from dflash_local.engine.engine import Engine, most_nodes
 from dflash_local.engine.prefix_files import PrefixFiles
 from dflash_local.engine.prefixes import PrefixStore
 from dflash_local.errors import DflashError, FileError, InputError
-from dflash_local.fit.architectures import RECURRENT_ARCHITECTURES, SNAPSHOT_ARCHITECTURES
+from dflash_local.fit.architectures import (
+    RECURRENT_ARCHITECTURES,
+    SNAPSHOT_ARCHITECTURES,
+    rolls_back,
+)
 from dflash_local.fit.options import (
     COPIES,
     COPY_SNAPSHOTS,
@@ -42,6 +46,7 @@ from dflash_local.pays.controller import Controller
 from dflash_local.printable import printable
 from dflash_local.target.cells import branches_of_each
 from dflash_local.target.options import TargetOptions
+from dflash_local.target.replay import can_replay
 from dflash_local.target.target import Target
 from dflash_local.trial.model import ensure_loadable
 
@@ -80,22 +85,36 @@ class Pair:
         """What `load` would do on a machine with these devices. Raises InputError for what does not
         fit there."""
         shape = self.shape(devices, options)
-        pair = self.used(options)
-        return make_plan(
-            pair.target,
-            pair.draft,
-            pair.spec,
-            options,
-            devices,
-            n_branches=pair.n_branches(shape, options.n_seq, options.n_batch),
-            n_snapshots=pair.n_snapshots(options.n_batch),
-        )
+        pair = self.used(devices, options)
+        n_returned = pair.n_returned(options.n_batch)
 
-    def used(self, options: LoadOptions) -> Pair:
+        def planned(n_snapshots: int, n_replayed: int) -> Plan:
+            return make_plan(
+                pair.target,
+                pair.draft,
+                pair.spec,
+                options,
+                devices,
+                n_branches=pair.n_branches(shape, options.n_seq, options.n_batch),
+                n_snapshots=n_snapshots,
+                n_replayed=n_replayed,
+            )
+
+        if n_returned and self._replays(devices, options):
+            plan = planned(0, n_returned)
+            if plan.n_gpu_layers == 0 or plan.n_gpu_layers >= plan.n_layers - 1:
+                return plan  # all layers that repeat are on one side
+        keeps = self.target.architecture in SNAPSHOT_ARCHITECTURES
+        return planned(n_returned if keeps else 0, 0)
+
+    def used(self, devices: Sequence[Device], options: LoadOptions) -> Pair:
         """Without the drafter where the width is plain decoding's and snapshots would only slow it
         down."""
-        plain = options.draft_width in (0, 1) and self.n_snapshots(options.n_batch)
-        return self.alone() if plain else self
+        slows = self.n_returned(options.n_batch) and not self._replays(devices, options)
+        return self.alone() if options.draft_width in (0, 1) and slows else self
+
+    def _replays(self, devices: Sequence[Device], options: LoadOptions) -> bool:
+        return can_replay(self.target.architecture, devices, options.n_gpu_layers)
 
     def alone(self) -> Pair:
         """The target without a drafter."""
@@ -123,10 +142,11 @@ class Pair:
         trees = trees and self.target.architecture not in RECURRENT_ARCHITECTURES
         return branches_of_each(n_seq, n_batch) if trees else 1
 
-    def n_snapshots(self, n_batch: int) -> int:
-        """Snapshots of a recurrent state that a whole draft needs, as a batch allows; 0 for a
-        target without such a state, and without a drafter."""
-        if self.target.architecture not in SNAPSHOT_ARCHITECTURES:
+    def n_returned(self, n_batch: int) -> int:
+        """Rows that a recurrent state takes back if a whole draft is rejected, as a batch allows; 0
+        for a target without such a state or that cannot, and without a drafter."""
+        name = self.target.architecture
+        if name not in RECURRENT_ARCHITECTURES or not rolls_back(name):
             return 0
         if self.spec is None and not self.copies:
             return 0
@@ -288,7 +308,7 @@ def open_engine(
     steps(0.0)
     further = _text_of(options.draft_from)
     devices = runtime.devices()
-    pair = named.used(options)
+    pair = named.used(devices, options)
     if pair.may_copy(options):
         calibration.budget_s()  # a bad value is refused now, not after minutes of loading
     plan = pair.plan(devices, options)
@@ -303,6 +323,7 @@ def open_engine(
         layers=wanted.tapped_layers,
         n_gpu_layers=plan.n_gpu_layers,
         snapshots=wanted.n_snapshots > 0,
+        replay=wanted.n_replayed > 0,
         say=say,
     )
     steps(0.0)
@@ -322,8 +343,8 @@ def open_engine(
             )
         steps(1.0)
         copies = controller = None
-        if pair.copies and loaded.max_width < 2:
-            plain_because = _NO_SNAPSHOTS
+        if (pair.copies or drafter) and loaded.max_width < 2:
+            plain_because, drafter = _NO_SNAPSHOTS, None
             say(plain_because)
         elif pair.may_copy(options) and loaded.max_width > 1:
             copies = calibration.known_copies(loaded, drafter)
@@ -431,6 +452,7 @@ def _target_options(
         tapped_layers=pair.spec.target_layers if pair.spec else (),
         n_branches=pair.n_branches(shape, plan.n_seq, plan.n_batch),
         n_snapshots=plan.n_snapshots,
+        n_replayed=plan.n_replayed,
     )
 
 
@@ -475,7 +497,7 @@ def state_key(target: Target, drafter: Drafter | None) -> dict[str, Any]:
     option can be forgotten here. `n_ctx` matters: llama.cpp chooses RoPE factors by it.
     """
     options = asdict(target.options)
-    for name in ("n_seq", "n_branches", "tapped_layers", "n_snapshots"):
+    for name in ("n_seq", "n_branches", "tapped_layers", "n_snapshots", "n_replayed"):
         del options[name]
     key: dict[str, Any] = {
         "machine": runtime.machine(),

@@ -48,12 +48,14 @@ memory_edit::memory_edit(llama_context * ctx) {
         function<void * (*)(const void *)>("_ZNK19llama_memory_hybrid12get_mem_attnEv");
     const auto states =
         function<void * (*)(const void *)>("_ZNK19llama_memory_hybrid12get_mem_recrEv");
+    const auto * table = static_cast<void **>(symbol("_ZTV19llama_memory_hybrid"));
+    if (attention == nullptr || states == nullptr || table == nullptr) {
+        return;
+    }
     remove_ = function<decltype(remove_)>("_ZN14llama_kv_cache6seq_rmEiii");
     shift_ = function<decltype(shift_)>("_ZN22llama_memory_recurrent7seq_addEiiii");
-    const auto * table = static_cast<void **>(symbol("_ZTV19llama_memory_hybrid"));
-    auto * memory = static_cast<void *>(llama_get_memory(ctx));
-    if (attention == nullptr || states == nullptr || remove_ == nullptr || shift_ == nullptr ||
-        table == nullptr || memory == nullptr) {
+    void * memory = ctx == nullptr ? nullptr : llama_get_memory(ctx);
+    if (!is_known() || memory == nullptr) {
         return;
     }
     // The first word of an object says of which class it is; two words come before its functions.

@@ -11,9 +11,13 @@ namespace dflash {
 // llama.cpp's classes, which not every build exports.
 class memory_edit {
   public:
+    // ctx may be null: then only the build is looked at.
     explicit memory_edit(llama_context * ctx);
 
-    // Whether this build has the functions, and this context a memory of that kind.
+    // Whether this build has the functions.
+    bool is_known() const { return remove_ != nullptr && shift_ != nullptr; }
+
+    // Whether the context has a memory of that kind, too.
     bool is_possible() const { return attention_ != nullptr && states_ != nullptr; }
 
     // A sequence of `length` tokens keeps the first n_kept ones. Its state is not changed.

@@ -243,7 +243,8 @@ std::unique_ptr<target_pass> open_pass(uintptr_t context, int n_seq, int n_batch
 }
 
 bool can_replay(uintptr_t context) {
-    return memory_edit(reinterpret_cast<llama_context *>(context)).is_possible();
+    const memory_edit edit(reinterpret_cast<llama_context *>(context));
+    return context == 0 ? edit.is_known() : edit.is_possible();
 }
 
 void keep_rows(target_pass & self, int32_t seq, int32_t n_kept) {
@@ -454,8 +455,9 @@ NB_MODULE(_native, m) {
         "llama_decode_address", [] { return reinterpret_cast<uintptr_t>(&llama_decode); },
         "Address of llama_decode as this extension sees it.");
 
-    m.def("can_replay", &can_replay, nb::arg("context"),
-          "Whether rows of a recurrent llama_context can be taken back by replay.");
+    m.def("can_replay", &can_replay, nb::arg("context") = 0,
+          "Whether rows of a recurrent llama_context can be taken back by replay; without one, "
+          "whether this build of llama.cpp allows it.");
     m.def("edit_cells", &edit_cells, nb::arg("context"), nb::arg("cuts"), nb::arg("copies"),
           "In a llama_context's cache: ids lose what they have from a position on, then take over "
           "positions of others, from and to.");

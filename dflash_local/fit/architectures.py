@@ -50,8 +50,10 @@ NOT_GENERATIVE_ARCHITECTURES = frozenset({
 
 
 def rolls_back(architecture: str) -> bool:
-    """Whether rejected tokens can be taken back: with recurrent layers this needs snapshots."""
-    return architecture not in RECURRENT_ARCHITECTURES or architecture in SNAPSHOT_ARCHITECTURES
+    """Whether rejected tokens can be taken back: with recurrent layers this needs replay or
+    snapshots."""
+    is_known = architecture in REPLAY_ARCHITECTURES or architecture in SNAPSHOT_ARCHITECTURES
+    return architecture not in RECURRENT_ARCHITECTURES or is_known
 
 
 def takes_drafters(architecture: str) -> bool:

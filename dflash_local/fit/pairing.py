@@ -11,6 +11,7 @@ from dflash_local.errors import InputError, PairError
 from dflash_local.fit.architectures import (
     NOT_GENERATIVE_ARCHITECTURES,
     RECURRENT_ARCHITECTURES,
+    REPLAY_ARCHITECTURES,
     SNAPSHOT_ARCHITECTURES,
     TAPPED_ARCHITECTURES,
 )
@@ -173,6 +174,8 @@ def _roll_back(target: GgufFile) -> FieldFit:
     name = target.architecture
     if name not in RECURRENT_ARCHITECTURES:
         return FieldFit("roll back", f"{name}: yes", "needed")
+    if name in REPLAY_ARCHITECTURES:
+        return FieldFit("roll back", f"{name}: by replay", "needed")
     if name in SNAPSHOT_ARCHITECTURES:
         return FieldFit("roll back", f"{name}: by snapshots", "needed")
     fault = (

@@ -1,7 +1,7 @@
 """Sequences of gated delta nets, whose rejected rows are taken back by replay.
 
 No snapshots are kept. What such a layer consumed stays on its device until the next pass, and the
-rows that are kept are computed into the state before the pass once more (`native/state_replay.cpp`).
+rows that are kept are computed once more into the state before it (`native/state_replay.cpp`).
 """
 
 from __future__ import annotations
@@ -9,14 +9,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from dflash_local.fit.architectures import REPLAY_ARCHITECTURES
+from dflash_local.fit.placement import usable_gpus
+from dflash_local.llama import native
+from dflash_local.llama.runtime import Device
 from dflash_local.target.rollback import Rollback
+
+_TRIED = "CUDA"
+"""The GPUs on which it was tried. The others keep snapshots."""
+
+
+def can_replay(architecture: str, devices: Sequence[Device], n_gpu_layers: int | None) -> bool:
+    """Whether rows of such a target can be taken back by replay here. The layers must be on the CPU
+    or on GPUs, not on both."""
+    gpus = usable_gpus(devices) if n_gpu_layers != 0 else []
+    is_tried = all(gpu.name.startswith(_TRIED) for gpu in gpus)
+    return architecture in REPLAY_ARCHITECTURES and is_tried and bool(native.can_replay())
 
 
 class Replays(Protocol):
     """What is used of a `native.TargetPass`."""
 
-    can_keep: bool
-
+    @property
+    def can_keep(self) -> bool: ...
     def keep(self, seq: int, n_kept: int) -> None: ...
     def wait(self) -> None: ...
 

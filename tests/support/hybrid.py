@@ -24,6 +24,8 @@ WITHOUT = ("qwen3next", "granitehybrid")
 """It does not of these."""
 TAPPED = ("qwen35", "qwen35moe", "lfm2", "lfm2moe")
 """Drafts are made for these: their layers can be tapped, too."""
+REPLAYED = ("qwen35", "qwen35moe", "qwen3next")
+"""Drafts are made for these without snapshots: rejected rows are taken back by replay."""
 
 N_EMBD, N_LAYER, N_FF = 64, 6, 96
 N_HEAD, N_HEAD_KV, HEAD_DIM = 2, 1, 32

@@ -27,7 +27,9 @@ def hybrid_target(path: Path, *, drafts: bool = True, **options: Any) -> Iterato
     """A target that is exact to the bit, for drafts of a block or for none."""
     defaults: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_batch": 64, "kv_type": "q8_0"}
     if drafts:
-        defaults |= {"tapped_layers": TAPS, "n_snapshots": BLOCK - 1}
+        defaults |= {"tapped_layers": TAPS}
+        if "n_replayed" not in options:
+            defaults |= {"n_snapshots": BLOCK - 1}
     with Target(path, TargetOptions(**defaults | options)) as target:
         yield target
 
