@@ -14,12 +14,17 @@ namespace dflash {
 namespace {
 
 constexpr std::string_view states_name = "cache_s_l", inputs_name = "cache_r_l";
-constexpr std::string_view any_state = "cache_";
 
 ggml_tensor * root(ggml_tensor * t) { return t->view_src != nullptr ? t->view_src : t; }
 
 bool begins(const ggml_tensor * t, std::string_view with) {
     return std::string_view(t->name).substr(0, with.size()) == with;
+}
+
+// Whether a tensor is a part of llama.cpp's memory other than the cells of attention.
+bool is_state(const ggml_tensor * t) {
+    return t->op == GGML_OP_NONE && begins(t, "cache_") && !begins(t, "cache_k_") &&
+           !begins(t, "cache_v_");
 }
 
 // The rows of one sequence in a tensor of ours over another's memory.
@@ -273,7 +278,7 @@ bool state_replay::is_complete(ggml_cgraph * graph) {
             continue;
         }
         ggml_tensor *from = node->src[0], *to = node->src[1];
-        if (root(from)->op == GGML_OP_GET_ROWS || !begins(root(to), any_state)) {
+        if (root(from)->op == GGML_OP_GET_ROWS || !is_state(root(to))) {
             continue;  // it moves the states of other sequences, or writes no state
         }
         const auto found = of_result.find(root(from));
