@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+WayBack = Literal["cells", "snapshots", "replay"]
+
 # In the graphs of these (in llama.cpp's src/models) the output of a layer is called `l_out`, and is
 # passed on unchanged under that name as the input of the next layer. That is what is tapped. The
 # others differ: several parallel streams (gemma3n, hy_v4, deepseek4), a norm between loops
@@ -34,7 +38,7 @@ SNAPSHOT_ARCHITECTURES = frozenset({
 })  # fmt: skip
 
 # Gated delta nets: the rows that stay are computed into the state once more, which takes no
-# snapshots (native/state_replay.cpp).
+# snapshots (native/state_replay.cpp). Where that cannot be done, there may be snapshots.
 REPLAY_ARCHITECTURES = frozenset({"qwen35", "qwen35moe", "qwen3next"})
 
 # Their states are kept in llama.cpp by code of their own, whose checkpoints were not tried.
@@ -49,11 +53,20 @@ NOT_GENERATIVE_ARCHITECTURES = frozenset({
 })  # fmt: skip
 
 
+def way_back(architecture: str) -> WayBack | None:
+    """How rejected tokens are taken back: their cells are freed, if all layers are attention's; a
+    recurrent state is computed once more from the rows that stay, or goes back to a snapshot after
+    any of the last rows. None: they cannot be."""
+    if architecture not in RECURRENT_ARCHITECTURES:
+        return "cells"
+    if architecture in REPLAY_ARCHITECTURES:
+        return "replay"
+    return "snapshots" if architecture in SNAPSHOT_ARCHITECTURES else None
+
+
 def rolls_back(architecture: str) -> bool:
-    """Whether rejected tokens can be taken back: with recurrent layers this needs replay or
-    snapshots."""
-    is_known = architecture in REPLAY_ARCHITECTURES or architecture in SNAPSHOT_ARCHITECTURES
-    return architecture not in RECURRENT_ARCHITECTURES or is_known
+    """Whether rejected tokens can be taken back."""
+    return way_back(architecture) is not None
 
 
 def takes_drafters(architecture: str) -> bool:

@@ -16,6 +16,7 @@ from dflash_local import demo
 from dflash_local.errors import FileError
 from dflash_local.fit.architectures import (
     RECURRENT_ARCHITECTURES,
+    REPLAY_ARCHITECTURES,
     SNAPSHOT_ARCHITECTURES,
     TAPPED_ARCHITECTURES,
 )
@@ -140,7 +141,10 @@ def test_what_llama_cpp_lets_a_drafter_do(name: str) -> None:
     assert isinstance(report, TargetReport)
     assert report.offers_taps == (name in TAPPED_ARCHITECTURES)
     assert report.is_recurrent == (name in RECURRENT_ARCHITECTURES)
-    assert report.rolls_back == (not report.is_recurrent or name in SNAPSHOT_ARCHITECTURES)
+    assert (report.way_back == "cells") == (not report.is_recurrent)
+    assert (report.way_back == "replay") == (name in REPLAY_ARCHITECTURES)
+    goes_back = name in SNAPSHOT_ARCHITECTURES | REPLAY_ARCHITECTURES
+    assert report.rolls_back == (not report.is_recurrent or goes_back)
     assert compare_pair(target, GgufFile.open(DRAFTER)).fits == report.takes_drafters
 
 

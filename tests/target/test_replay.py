@@ -202,7 +202,9 @@ def test_others_are_not_replayed(path_of: PathOf) -> None:
 def test_the_numbers_themselves() -> None:
     class Passes:
         can_keep = True
-        kept: list[tuple[int, int]] = []
+
+        def __init__(self) -> None:
+            self.kept: list[tuple[int, int]] = []
 
         def keep(self, seq: int, n_kept: int) -> None:
             self.kept.append((seq, n_kept))
