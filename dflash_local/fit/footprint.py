@@ -124,7 +124,7 @@ class Footprint:
         )
         # A pass makes the snapshots of a layer before it stores them.
         self._new_states = max(state for _, state in rows) * self._n_states if n_snapshots else 0
-        self._consumed = sum(self._row_of_net(i) for i in range(self.n_blocks))
+        self._consumed = _sums([self._row_of_net(i) for i in range(self.n_blocks)])
         self._read_shape()
         self.taps = len(spec.target_layers) if spec else 0
         self._read_drafter(drafter, spec)
@@ -277,15 +277,16 @@ class Footprint:
             # Kernels hold the scores once more, in halves, outside of llama.cpp's buffer.
             buffer = max(buffer, 4 * (scores + mask + rows * width)) + 2 * scores
         # A tap must outlive its graph. That took up to two buffers of its size.
-        return self.replayed + buffer + self._new_states + 8 * rows * self.taps * self._n_embd
+        return buffer + self._new_states + 8 * rows * self.taps * self._n_embd
 
-    @property
-    def replayed(self) -> int:
-        """What replay keeps of a pass: the recurrent states before it, and all that its rows put
-        into them."""
+    def replayed(self, layers: range) -> int:
+        """What replay keeps of a pass, beside its buffer: the recurrent states before it, and all
+        that its rows put into them."""
         if not self._n_replayed_rows:
             return 0
-        return self._n_seq * (self._state[-1] + self._n_replayed_rows * self._consumed)
+        state = self._state[layers.stop] - self._state[layers.start]
+        row = self._consumed[layers.stop] - self._consumed[layers.start]
+        return self._n_seq * (state + self._n_replayed_rows * row)
 
     def compute_head(self, n_ctx: int) -> int:
         """The buffer of the output layer: logits and its inputs."""
