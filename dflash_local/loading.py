@@ -237,7 +237,7 @@ def load(
     candidates for a position, and enough sequence ids of llama.cpp.
 
     `draft_width` is that of requests that name none: target rows of a verify pass, 0 for plain
-    decoding, "auto", the default with a drafter, for what pays best. Drafting for a target with
+    decoding, "auto", the default with a drafter, for what pays best. Drafting for some targets with
     recurrent layers needs snapshots of their state, which slow down every step. Such a target is
     loaded without them, and without its drafter, at a width of 0 or 1, or if no number is given and
     drafting could not pay on this machine even if every draft were accepted. Then all requests are
