@@ -312,9 +312,13 @@ def open_engine(
     if pair.may_copy(options):
         calibration.budget_s()  # a bad value is refused now, not after minutes of loading
     plan = pair.plan(devices, options)
+    plain_because = _NO_WIDTH if pair is not named else None
+    if pair.n_returned(options.n_batch) and not (plan.n_replayed or plan.n_snapshots):
+        plain_because, pair = _NO_SNAPSHOTS, pair.alone()
+        say(plain_because)
+        plan = pair.plan(devices, options)
     for line in plan.lines():
         say(line)
-    plain_because = _NO_WIDTH if pair is not named else None
     shape = named.shape(devices, options)
     wanted = _target_options(pair, plan, options, shape)
     ensure_loadable(
@@ -343,8 +347,8 @@ def open_engine(
             )
         steps(1.0)
         copies = controller = None
-        if (pair.copies or drafter) and loaded.max_width < 2:
-            plain_because, drafter = _NO_SNAPSHOTS, None
+        if pair.copies and loaded.max_width < 2:
+            plain_because = _NO_SNAPSHOTS
             say(plain_because)
         elif pair.may_copy(options) and loaded.max_width > 1:
             copies = calibration.known_copies(loaded, drafter)

@@ -157,6 +157,23 @@ def test_delta_nets_take_no_snapshots(
         assert plain.plan is not None and plain.plan.state_bytes == n_states
 
 
+def test_where_llama_cpp_does_not_allow_replay(
+    files: Callable[[str, str], tuple[Path, Path]],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """As under Windows: there are snapshots, or drafting is off and one line says why."""
+    monkeypatch.setattr("dflash_local.target.replay.native.can_replay", lambda *_: False)
+    with load(*files("qwen35", "fused"), **DRAFTING) as model:
+        assert (model.target.n_snapshots, model.target.n_replayed) == (7, 0)
+    for options in ({"n_seq": 2}, {}):
+        with load(*files("qwen3next", "fused"), **DRAFTING | {"quiet": False}, **options) as model:
+            assert capfd.readouterr().err.count("keeps no snapshots") == 1
+            assert (model.drafter, model.target.max_width) == (None, 1)
+            found = model.generate(PROMPTS[0], max_tokens=4)
+            assert "keeps no snapshots" in str(found.stats.drafting)
+
+
 def test_where_layers_are_on_both_sides_there_are_snapshots(
     files: Callable[[str, str], tuple[Path, Path]],
 ) -> None:
