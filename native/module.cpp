@@ -523,6 +523,8 @@ NB_MODULE(_native, m) {
                      "Whether `keep` can take back rows of the last pass.")
         .def("keep", &keep_rows, nb::arg("seq"), nb::arg("n_kept"),
              "A sequence keeps its first rows of the last pass, with the state after them.")
+        .def("start_replay", &target_pass::start_replay, nb::call_guard<nb::gil_scoped_release>(),
+             "Let the devices begin with that.")
         .def("wait", &target_pass::wait, nb::call_guard<nb::gil_scoped_release>(),
              "Wait until the states of all sequences are right.")
         .def("decode", &decode, nb::arg("tokens"), nb::arg("positions"), nb::arg("seqs"),

@@ -170,6 +170,15 @@ struct state_replay::device {
         return true;
     }
 
+    void start(ggml_cgraph * graph) {
+        const ggml_status status = ggml_backend_graph_compute_async(backend.get(), graph);
+        if (status != GGML_STATUS_SUCCESS) {
+            throw backend_error(std::string(ggml_backend_name(backend.get())) +
+                                " failed on recurrent states: " + ggml_status_to_string(status));
+        }
+        is_running = true;
+    }
+
     void wait() {
         if (is_running) {
             ggml_backend_synchronize(backend.get());
@@ -186,7 +195,11 @@ state_replay::state_replay(llama_context * ctx, int n_returned,
     }
 }
 
-state_replay::~state_replay() { wait(); }
+state_replay::~state_replay() {
+    for (const auto & device : devices_) {
+        device->wait();
+    }
+}
 
 void state_replay::mark(ggml_context * nodes, ggml_cgraph * graph) {
     nets_.clear();
@@ -363,7 +376,7 @@ bool state_replay::end_pass(const std::vector<int32_t> & seqs,
             parts_.clear();
             return false;
         }
-        parts_.push_back({seqs[i], positions[i], n_rows});
+        parts_.push_back({seqs[i], positions[i], n_rows, false});
     }
     return true;
 }
@@ -380,21 +393,25 @@ void state_replay::keep(int32_t seq, int32_t n_kept) {
     }
     memory_.cut(seq, found->begin + found->n_kept, found->begin + n_kept);
     found->n_kept = n_kept;
-    for (const auto & device : devices_) {
-        if (device->nets.empty()) {
+    found->is_waiting = true;
+}
+
+void state_replay::start() {
+    for (size_t i = 0; i < parts_.size(); i++) {
+        if (!parts_[i].is_waiting) {
             continue;
         }
-        ggml_cgraph * graph = device->graph(found - parts_.begin(), n_kept, n_rows_);
-        const ggml_status status = ggml_backend_graph_compute_async(device->backend.get(), graph);
-        if (status != GGML_STATUS_SUCCESS) {
-            throw backend_error(std::string(ggml_backend_name(device->backend.get())) +
-                                " failed on recurrent states: " + ggml_status_to_string(status));
+        parts_[i].is_waiting = false;
+        for (const auto & device : devices_) {
+            if (!device->nets.empty()) {
+                device->start(device->graph(i, parts_[i].n_kept, n_rows_));
+            }
         }
-        device->is_running = true;
     }
 }
 
 void state_replay::wait() {
+    start();
     for (const auto & device : devices_) {
         device->wait();
     }

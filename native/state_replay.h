@@ -42,9 +42,13 @@ class state_replay {
     // each sequence can be taken back.
     bool end_pass(const std::vector<int32_t> & seqs, const std::vector<int32_t> & positions);
 
-    // A sequence of the last pass keeps n_kept of its rows, from 1 to those it has. The device is
-    // at work on it after that: see `wait`. Throws std::invalid_argument for what is impossible.
+    // A sequence of the last pass keeps n_kept of its rows, from 1 to those it has. Its state is
+    // right after `wait`. Throws std::invalid_argument for what is impossible.
     void keep(int32_t seq, int32_t n_kept);
+
+    // Gives the devices what they have to do. The host is busy with that for a part of a
+    // millisecond, so it is done while a device drafts.
+    void start();
 
     // Waits until all states are in llama.cpp's memory.
     void wait();
@@ -57,6 +61,7 @@ class state_replay {
         int32_t seq;
         int32_t begin;
         int32_t n_kept;
+        bool is_waiting = false;  // for `start`
     };
 
     bool is_complete(ggml_cgraph * graph);

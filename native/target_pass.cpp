@@ -242,6 +242,12 @@ void target_pass::keep(int32_t seq, int32_t n_kept) {
     replay_->keep(seq, n_kept);
 }
 
+void target_pass::start_replay() {
+    if (replay_) {
+        replay_->start();
+    }
+}
+
 void target_pass::wait() {
     if (replay_) {
         replay_->wait();

@@ -64,8 +64,9 @@ class target_pass {
     bool can_keep() const { return can_keep_; }
 
     // A sequence of the last pass keeps its first n_kept rows, with the state after them. See
-    // `state_replay::keep`; it may go on until `wait`.
+    // `state_replay`.
     void keep(int32_t seq, int32_t n_kept);
+    void start_replay();
     void wait();
 
     // The likeliest token of each output row of the last pass; of equal ones the lowest id on the

@@ -33,6 +33,7 @@ class Replays(Protocol):
     @property
     def can_keep(self) -> bool: ...
     def keep(self, seq: int, n_kept: int) -> None: ...
+    def start_replay(self) -> None: ...
     def wait(self) -> None: ...
 
 
@@ -78,6 +79,9 @@ class ReplayRollback(Rollback):
 
     def restore(self, seq: int, length: int) -> None:
         self._lengths[seq] = self._begins[seq] = length
+
+    def tidy(self) -> None:
+        self._passes.start_replay()
 
     def wait(self) -> None:
         self._passes.wait()

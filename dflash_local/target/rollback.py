@@ -42,6 +42,9 @@ class Rollback:
     def restore(self, seq: int, length: int) -> None:
         """A sequence of `length` tokens has got its state back from a checkpoint."""
 
+    def tidy(self) -> None:
+        """Begin now what the next pass would wait for, while the device is busy."""
+
     def wait(self) -> None:
         """Return when llama.cpp's memory can be read and replaced: no device writes to it."""
 

@@ -477,9 +477,11 @@ class Target:
         return self._cells.truncate(seq, checkpoint.length)
 
     def tidy(self) -> None:
-        """Do now what the next pass over a tree would begin with, while the device is busy."""
+        """Do now what the next pass would begin with, while the device is busy: edits of the cells
+        of a tree, and replays of recurrent states."""
         self._check_open()
         self._cells.tidy(ahead=True)
+        self._rollback.tidy()
 
     def sequence_bytes(self, seq: int) -> int:
         """How many bytes `save` would return."""

@@ -19,6 +19,7 @@ from state_texts import N_SEQ, NOISE, Plain, Texts, any_history, opened
 N_ROWS = 7
 """The most rows that are taken back."""
 PathOf = Callable[..., Path]
+pytestmark = pytest.mark.one_in(3)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,6 @@ def texts(pair: tuple[Target, Plain]) -> Texts:
     return Texts(*pair)
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("n_rows", [2, 5, 1 + N_ROWS])
 def test_all_rows_of_a_pass_but_its_first_can_be_taken_back(texts: Texts, n_rows: int) -> None:
     texts.decode([0], 9)
@@ -148,6 +148,17 @@ def test_checkpoints_and_saved_sequences_of_a_cut_sequence(texts: Texts) -> None
     texts.decode([2, 0, 1], 1)
 
 
+def test_a_replay_begins_while_the_device_drafts(texts: Texts) -> None:
+    texts.decode([0, 1], 8)
+    assert texts.cut(0, 6)
+    texts.target.tidy()
+    assert texts.cut(0, 3) and texts.cut(1, 5)
+    texts.target.tidy()
+    texts.target.tidy()
+    assert texts.cut(0, 2)
+    texts.decode([1, 0], 2)
+
+
 def test_clearing_is_always_possible(texts: Texts) -> None:
     texts.decode([0, 1], 8)
     assert texts.cut(0, 5) and texts.cut(0, 0) and texts.cut(1, 0)
@@ -166,7 +177,6 @@ def test_plain_steps_between_passes_of_drafts(texts: Texts) -> None:
             assert texts.cut(0, len(texts.texts[0]) - 1)
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("architecture", REPLAYED)
 def test_any_history_leaves_the_right_states(architecture: str, path_of: PathOf) -> None:
     """The cells of attention are then in another order than in plain decoding, so sums round
@@ -209,6 +219,7 @@ def test_the_numbers_themselves() -> None:
         def keep(self, seq: int, n_kept: int) -> None:
             self.kept.append((seq, n_kept))
 
+        def start_replay(self) -> None: ...
         def wait(self) -> None: ...
 
     passes = Passes()
