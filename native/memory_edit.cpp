@@ -13,9 +13,7 @@ namespace {
 #ifdef _WIN32
 
 // Windows exports only what llama.cpp marks.
-void * symbol(const char *) {
-    return nullptr;
-}
+void * symbol(const char *) { return nullptr; }
 
 #else
 

@@ -135,9 +135,8 @@ struct state_replay::device {
         ggml_tensor * after = ggml_view_1d(c, computed, size, n_output * sizeof(float));
         ggml_tensor * cells = whole(c, root(n.to_state));
         // Two dimensions, as llama.cpp has it: CUDA then writes there without a copy.
-        ggml_tensor * to =
-            ggml_view_2d(c, cells, size, 1, cells->nb[1],
-                         n.to_state->view_offs + seq * sequence_stride(n.to_state));
+        ggml_tensor * to = ggml_view_2d(c, cells, size, 1, cells->nb[1],
+                                        n.to_state->view_offs + seq * sequence_stride(n.to_state));
         ggml_build_forward_expand(built.graph, ggml_cpy(c, after, to));
     }
 
@@ -328,8 +327,8 @@ bool state_replay::is_complete(ggml_cgraph * graph) {
 // Gives the nets to the devices that hold their states. False if one of them cannot replay them.
 bool state_replay::open() {
     for (const net & n : nets_) {
-        ggml_backend_dev_t at = ggml_backend_buft_get_device(
-            ggml_backend_buffer_get_type(root(n.to_state)->buffer));
+        ggml_backend_dev_t at =
+            ggml_backend_buft_get_device(ggml_backend_buffer_get_type(root(n.to_state)->buffer));
         if (at == nullptr) {  // host memory belongs to none
             at = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
         }
@@ -382,8 +381,8 @@ bool state_replay::end_pass(const std::vector<int32_t> & seqs,
 }
 
 void state_replay::keep(int32_t seq, int32_t n_kept) {
-    const auto found = std::find_if(parts_.begin(), parts_.end(),
-                                    [seq](const part & p) { return p.seq == seq; });
+    const auto found =
+        std::find_if(parts_.begin(), parts_.end(), [seq](const part & p) { return p.seq == seq; });
     if (found == parts_.end() || n_kept < 1 || n_kept > found->n_kept) {
         throw std::invalid_argument("sequence " + std::to_string(seq) + " cannot keep " +
                                     std::to_string(n_kept) + " rows of the last pass");

@@ -17,9 +17,9 @@ namespace dflash {
 
 // Takes back the last rows of a pass over gated delta nets. Such a layer has one state for all rows
 // of a sequence, and the pass overwrites it. What the layers computed it from is kept until the
-// next pass: the state before, and keys, values, gates and betas of the rows. To take rows back, the
-// rows that stay are computed into the old state once more, without the rest of the model. The same
-// holds for the convolution before each of them, whose state is its last inputs.
+// next pass: the state before, and keys, values, gates and betas of the rows. To take rows back,
+// the rows that stay are computed into the old state once more, without the rest of the model. The
+// same holds for the convolution before each of them, whose state is its last inputs.
 //
 // This costs no plain step anything, and one state more in memory for each sequence of a pass.
 class state_replay {
@@ -74,8 +74,8 @@ class state_replay {
     std::shared_ptr<thread_pool> threads_;
     std::vector<net> nets_;  // of llama.cpp's last graph; empty if it cannot be replayed
     ggml_cgraph * graph_ = nullptr;
-    bool is_open_ = false;   // the nets have been given to their devices
-    int64_t n_rows_ = 0;     // of each sequence in that graph
+    bool is_open_ = false;  // the nets have been given to their devices
+    int64_t n_rows_ = 0;    // of each sequence in that graph
     int64_t n_seqs_ = 0;
     std::vector<part> parts_;
     std::vector<std::unique_ptr<device>> devices_;
