@@ -16,7 +16,7 @@ from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence as Answer
 from dflash_local.errors import InputError
 from dflash_local.target.target import Target
-from hybrid import TAPPED, write_hybrid
+from hybrid import TAPPED, WITHOUT, write_hybrid
 from hybrid_engine import BLOCK, Knowing, PlainAnswers, hybrid_target
 from pair_engine import answer, consistent, request
 
@@ -26,7 +26,7 @@ WAYS: dict[str, dict[str, Any]] = {"greedy": {}, "seeded": SEEDED}
 N_SEQ = 3
 
 
-@pytest.fixture(scope="module", params=TAPPED)
+@pytest.fixture(scope="module", params=[*TAPPED, *WITHOUT])
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hybrid")
     return write_hybrid(folder / "target.gguf", request.param, demo.pair()[0])
@@ -232,6 +232,7 @@ def test_trees_become_chains(target: Target) -> None:
     assert "recurrent layers, which know no branches" in (found.stats.drafting or "")
 
 
+@pytest.mark.parametrize("path", ["qwen35"], indirect=True)
 def test_a_block_is_cut_to_the_snapshots(path: Path, plain: PlainAnswers) -> None:
     with hybrid_target(path, n_snapshots=4) as target:
         (prompt,) = prompts(target, 1)

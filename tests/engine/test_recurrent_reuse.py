@@ -37,9 +37,8 @@ def plain(path: Path) -> Iterator[PlainAnswers]:
 
 @pytest.fixture(scope="module")
 def target(path: Path) -> Iterator[Target]:
-    """Two slots. It drafts if there are snapshots."""
-    drafts = path.stem not in WITHOUT
-    with hybrid_target(path, drafts=drafts, n_seq=2, n_ctx=1024) as opened:
+    """Two slots."""
+    with hybrid_target(path, n_seq=2, n_ctx=1024) as opened:
         yield opened
 
 
@@ -54,7 +53,7 @@ class Chat:
         self.plain = plain
         self.rng = np.random.default_rng(4)
         self.drafter = None
-        if target.n_snapshots:
+        if target.max_width > 1:
             self.drafter = Knowing(lambda: int(self.rng.integers(16)), target.n_vocab, 2)
         self.engine = Engine(target, self.drafter, n_seq=2, store=store)
         self.width = 16 if self.drafter else 0

@@ -14,9 +14,11 @@ from adversarial import ScriptedDrafter
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.engine.engine import Engine
+from dflash_local.fit.architectures import TAPPED_ARCHITECTURES
+from dflash_local.gguf.file import GgufFile
 from dflash_local.target.options import TargetOptions
 from dflash_local.target.target import Target
-from hybrid import TAPS
+from hybrid import SNAPSHOTS, TAPS
 from pair_engine import answer
 
 BLOCK = 16
@@ -26,8 +28,13 @@ BLOCK = 16
 def hybrid_target(path: Path, *, drafts: bool = True, **options: Any) -> Iterator[Target]:
     """A target that is exact to the bit, for drafts of a block or for none."""
     defaults: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_batch": 64, "kv_type": "q8_0"}
-    if drafts:
-        defaults |= {"tapped_layers": TAPS, "n_snapshots": BLOCK - 1}
+    architecture = GgufFile.open(path).architecture
+    if drafts and architecture in TAPPED_ARCHITECTURES:
+        defaults |= {"tapped_layers": TAPS}
+    if drafts and architecture in SNAPSHOTS:
+        defaults |= {"n_snapshots": BLOCK - 1}
+    elif drafts:
+        defaults |= {"redecodes": True, "n_batch": 128}
     with Target(path, TargetOptions(**defaults | options)) as target:
         yield target
 
@@ -55,6 +62,12 @@ class Knowing(ScriptedDrafter):
         tokens = (right + [0] * BLOCK)[: request.n_draft]
         good = self.n_right()
         return Draft.chain(tokens[:good] + [(t + 1) % self._n_vocab for t in tokens[good:]])
+
+    def inject(self, seq: int, features: NDArray[np.float32]) -> None:
+        if features.shape[1]:
+            super().inject(seq, features)
+        else:  # of a target whose layers cannot be tapped
+            self._lengths[seq] += len(features)
 
     def save(self, seq: int) -> NDArray[np.uint8]:
         return np.array([self.length(seq)], "<i4").view(np.uint8)
