@@ -18,7 +18,11 @@ from dflash_local.engine.engine import Engine, most_nodes
 from dflash_local.engine.prefix_files import PrefixFiles
 from dflash_local.engine.prefixes import PrefixStore
 from dflash_local.errors import DflashError, FileError, InputError
-from dflash_local.fit.architectures import RECURRENT_ARCHITECTURES, SNAPSHOT_ARCHITECTURES
+from dflash_local.fit.architectures import (
+    RECURRENT_ARCHITECTURES,
+    SNAPSHOT_ARCHITECTURES,
+    way_back,
+)
 from dflash_local.fit.options import (
     COPIES,
     COPY_SNAPSHOTS,
@@ -56,13 +60,11 @@ _NO_GAIN = (
     "the recurrent state are kept; a draft width set at the load keeps them, and `dflash-local "
     "calibrate` measures again"
 )
-_NO_SNAPSHOTS = (
-    "drafting is off: the target has recurrent layers, and llama.cpp keeps no snapshots of their "
-    "state"
+_NO_WAY_BACK = (
+    "drafting is off: the target has recurrent layers, whose state cannot be taken back here"
 )
 _NO_WIDTH = (
-    "drafting is off: the draft width was 0 at the load, so no snapshots of the recurrent state "
-    "are kept"
+    "drafting is off: the draft width was 0 at the load, so no further recurrent states are kept"
 )
 
 
@@ -89,13 +91,14 @@ class Pair:
             devices,
             n_branches=pair.n_branches(shape, options.n_seq, options.n_batch),
             n_snapshots=pair.n_snapshots(options.n_batch),
+            redecodes=pair.redecodes,
         )
 
     def used(self, options: LoadOptions) -> Pair:
-        """Without the drafter where the width is plain decoding's and snapshots would only slow it
-        down."""
-        plain = options.draft_width in (0, 1) and self.n_snapshots(options.n_batch)
-        return self.alone() if plain else self
+        """Without the drafter where the width is plain decoding's, and further recurrent states
+        would only take memory and time."""
+        keeps_states = self.redecodes or self.n_snapshots(options.n_batch) > 0
+        return self.alone() if keeps_states and options.draft_width in (0, 1) else self
 
     def alone(self) -> Pair:
         """The target without a drafter."""
@@ -132,6 +135,12 @@ class Pair:
             return 0
         most = min(self.spec.n_draft, MAX_OUTPUT_ROWS - 1) if self.spec else COPY_SNAPSHOTS
         return max(1, min(most, n_batch - SNAPSHOT_ROWS))
+
+    @property
+    def redecodes(self) -> bool:
+        """Whether what is accepted of a draft is decoded again, after the state before it."""
+        drafts = self.spec is not None or self.copies
+        return drafts and way_back(self.target.architecture) == "re-decode"
 
 
 def usual_shape(devices: Sequence[Device], options: LoadOptions) -> DraftShape:
@@ -217,11 +226,12 @@ def load(
     candidates for a position, and enough sequence ids of llama.cpp.
 
     `draft_width` is that of requests that name none: target rows of a verify pass, 0 for plain
-    decoding, "auto", the default with a drafter, for what pays best. Drafting for a target with
-    recurrent layers needs snapshots of their state, which slow down every step. Such a target is
-    loaded without them, and without its drafter, at a width of 0 or 1, or if no number is given and
-    drafting could not pay on this machine even if every draft were accepted. Then all requests are
-    decoded plainly, and their `stats.drafting` says why.
+    decoding, "auto", the default with a drafter, for what pays best. To draft for a target with
+    recurrent layers takes snapshots of their state, which slow down every step, or, where there are
+    none, a second state, after which accepted rows are decoded again. Such a target is loaded
+    without these, and without its drafter, at a width of 0 or 1. It is loaded without snapshots and
+    drafter, too, if no number is given and drafting could not pay on this machine even if every
+    draft were accepted. Then all requests are decoded plainly, and their `stats.drafting` says why.
 
     Prompts and answers that leave their slot are kept in `cache_mb` MiB of host memory and, with
     `cache_dir`, in as many MiB of files in that folder. `exact` makes answers depend on their own
@@ -305,6 +315,7 @@ def open_engine(
         layers=wanted.tapped_layers,
         n_gpu_layers=plan.n_gpu_layers,
         snapshots=wanted.n_snapshots > 0,
+        redecodes=wanted.redecodes,
         say=say,
     )
     steps(0.0)
@@ -325,7 +336,7 @@ def open_engine(
         steps(1.0)
         copies = controller = None
         if pair.copies and loaded.max_width < 2:
-            plain_because = _NO_SNAPSHOTS
+            plain_because = _NO_WAY_BACK
             say(plain_because)
         elif pair.may_copy(options) and loaded.max_width > 1:
             copies = calibration.known_copies(loaded, drafter)
@@ -433,6 +444,7 @@ def _target_options(
         tapped_layers=pair.spec.target_layers if pair.spec else (),
         n_branches=pair.n_branches(shape, plan.n_seq, plan.n_batch),
         n_snapshots=plan.n_snapshots,
+        redecodes=plan.redecodes,
     )
 
 
@@ -477,7 +489,7 @@ def state_key(target: Target, drafter: Drafter | None) -> dict[str, Any]:
     option can be forgotten here. `n_ctx` matters: llama.cpp chooses RoPE factors by it.
     """
     options = asdict(target.options)
-    for name in ("n_seq", "n_branches", "tapped_layers", "n_snapshots"):
+    for name in ("n_seq", "n_branches", "tapped_layers", "n_snapshots", "redecodes"):
         del options[name]
     key: dict[str, Any] = {
         "machine": runtime.machine(),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dflash_local import Model, demo, load
-from dflash_local.errors import InputError, PairError
+from dflash_local.errors import InputError
 from dflash_local.pays.costs import Costs
 from hybrid import TAPPED, TAPS, WITHOUT, write_hybrid
 from synthetic import Markov, write_drafter
@@ -36,6 +36,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tupl
         target, draft = folder / f"{architecture}.gguf", folder / f"{architecture}-{kind}.gguf"
         if not target.exists():
             write_hybrid(target, architecture, demo.pair()[0])
+        if kind == "copies":
+            return target, Path(kind)
         if not draft.exists():
             write_drafter(draft, target, target_layers=TAPS, **KINDS[kind])
         return target, draft
@@ -45,7 +47,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tupl
 
 @pytest.fixture(
     scope="module",
-    params=[("qwen35", "fused"), ("lfm2moe", "fused"), ("lfm2", "llama.cpp")],
+    params=[
+        ("qwen35", "fused"),
+        ("lfm2moe", "fused"),
+        ("lfm2", "llama.cpp"),
+        ("qwen3next", "fused"),
+        ("granitehybrid", "copies"),
+        ("mamba2", "copies"),
+    ],
     ids="-".join,
 )
 def models(
@@ -67,15 +76,18 @@ def test_texts_are_those_of_plain_decoding(models: tuple[Model, Model], width: A
             plain.forget()
             found = drafting.generate(prompt, max_tokens=N, draft_width=width, **params)
             assert found.tokens == plain.generate(prompt, max_tokens=N, **params).tokens
-            if width != "auto":
+            if width != "auto" and drafting.drafter is not None:
                 assert found.stats.drafted > 0
 
 
 @pytest.mark.one_in(3)
 def test_stop_strings_and_the_turns_after_them(models: tuple[Model, Model]) -> None:
     drafting, plain = models
-    plain.forget()
-    whole = plain.generate(PROMPTS[0], max_tokens=N)
+    for prompt in PROMPTS:
+        plain.forget()
+        whole = plain.generate(prompt, max_tokens=N)
+        if "\ufffd" not in whole.text[:8]:
+            break
     n_stopped = 0
     for n in range(1, N - 4, 3):
         before, stop = plain.detokenize(whole.tokens[:n]), plain.detokenize([whole.tokens[n]])
@@ -83,9 +95,9 @@ def test_stop_strings_and_the_turns_after_them(models: tuple[Model, Model]) -> N
             continue
         n_stopped += 1
         for width in (0, 8):
-            found = drafting.generate(PROMPTS[0], max_tokens=N, stop=stop, draft_width=width)
+            found = drafting.generate(prompt, max_tokens=N, stop=stop, draft_width=width)
             assert (found.finish_reason, found.text) == ("stop", before)
-            following = PROMPTS[0] + before + " again"
+            following = prompt + before + " again"
             plain.forget()
             right = plain.generate(following, max_tokens=N).tokens
             assert drafting.generate(following, max_tokens=N, draft_width=8).tokens == right
@@ -203,37 +215,31 @@ def test_a_conversation_goes_on_after_a_restart(
         assert found.tokens == right and found.stats.drafted > 0
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("architecture", WITHOUT)
-def test_others_decode_plainly_and_say_so(
-    architecture: str, files: Callable[[str, str], tuple[Path, Path]]
+def test_what_is_decoded_again_takes_one_more_state(
+    files: Callable[[str, str], tuple[Path, Path]], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    target, draft = files(architecture, "fused")
-    with pytest.raises(PairError, match="recurrent layers whose state cannot be rolled back"):
-        load(target, draft, **OPTIONS)
-    with load(target, **OPTIONS) as model:
-        first = model.generate(PROMPTS[0], max_tokens=N).tokens
-        model.forget()
-        assert model.generate(PROMPTS[0], max_tokens=N).tokens == first
+    target, draft = files("qwen3next", "fused")
+    with load(target, draft, **DRAFTING | {"quiet": False}) as model:
+        assert "for recurrent states, two for each sequence" in capfd.readouterr().err
+        assert model.plan is not None
+        n_drafting = model.plan.state_bytes
+    with load(target, draft, draft_width=0, **OPTIONS) as model:
+        assert model.plan is not None and 2 * model.plan.state_bytes == n_drafting
+        assert model.target.max_width == 1
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("architecture", [TAPPED[0], WITHOUT[0]])
-def test_copies_need_snapshots_and_are_asked_for(tmp_path: Path, architecture: str) -> None:
-    """By themselves they would slow down every step; where there are none, one line says so."""
+@pytest.mark.parametrize("architecture", [TAPPED[0], *WITHOUT])
+def test_copies_are_asked_for(tmp_path: Path, architecture: str) -> None:
+    """By themselves they would slow down every step, or take memory for states."""
     path = write_hybrid(tmp_path / "target.gguf", architecture, demo.pair()[0])
     prompt = [400, 401] * 8
     few: dict[str, Any] = {"max_tokens": N, "logit_bias": {400: 60.0, 401: 60.0}}
     with load(path, **OPTIONS) as plain:
-        assert plain.draft_width == 0 and plain.target.n_snapshots == 0
+        assert plain.draft_width == 0 and plain.target.max_width == 1
         expected = plain.generate(prompt, **few)
         assert expected.stats.drafted == 0
     with load(path, "copies", **DRAFTING) as copying:
         found = copying.generate(prompt, **few)
         assert found.tokens == expected.tokens
-        if architecture in TAPPED:
-            assert copying.target.n_snapshots == 15
-            assert found.stats.copied == found.stats.drafted > 0
-        else:
-            assert found.stats.drafted == 0
-            assert "no snapshots" in str(found.stats.drafting)
+        assert found.stats.copied == found.stats.drafted > 0
+        assert found.stats.accepted > 0

@@ -99,8 +99,10 @@ class Footprint:
         options: LoadOptions,
         n_branches: int = 1,
         n_snapshots: int = 0,
+        *,
+        redecodes: bool = False,
     ) -> None:
-        self._n_states = options.n_seq * (1 + n_snapshots)
+        self._n_states = options.n_seq * (1 + n_snapshots + redecodes)
         self._draft_window, self._n_branches = options.draft_window, n_branches
         self._target, self._arch = target, target.architecture
         self._n_seq, self._n_batch = options.n_seq, options.n_batch

@@ -42,8 +42,8 @@ class TargetOptions:
     takes one of llama.cpp's sequence ids. `tapped_layers` are the layers whose inputs are kept as
     hidden states; they cannot be changed later. `n_snapshots` are the rows of a pass that a
     recurrent sequence can take back. For each of them there is one more state in memory.
-    `redecodes`: where there are none, each recurrent sequence has one more state, from which it goes
-    on when rows are taken back, and rows that stay are decoded again.
+    `redecodes`: where there are none, each recurrent sequence has one more state, from which it
+    goes on when rows are taken back, and rows that stay are decoded again.
     """
 
     n_ctx: int

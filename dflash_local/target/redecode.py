@@ -1,11 +1,12 @@
-"""Takes rows of a recurrent state back where llama.cpp keeps no snapshots of it: what was accepted is
-decoded again.
+"""Takes rows of a recurrent state back where llama.cpp keeps no snapshots of it: what was accepted
+is decoded again.
 
-Each sequence has a second id of llama.cpp, its *spare*, which can have the same recurrent state. That
-costs nothing: the next pass writes the sequence's new state elsewhere and leaves the spare's as it
-was before. If some rows of that pass are rejected, the sequence gets this state back. It then lacks
-the accepted rows, too. They are decoded once more at the beginning of its next pass, before the rows
-that are new. If all rows of a pass stay, as in plain decoding, nothing is left to decode again.
+Each sequence has a second id of llama.cpp, its *spare*, which can have the same recurrent state.
+That costs nothing: the next pass writes the sequence's new state elsewhere and leaves the spare's
+as it was before. If some rows of that pass are rejected, the sequence gets this state back. It then
+lacks the accepted rows, too. They are decoded once more at the beginning of its next pass, before
+the rows that are new. If all rows of a pass stay, as in plain decoding, nothing is left to decode
+again.
 """
 
 from __future__ import annotations

@@ -392,9 +392,7 @@ class Target:
             self.settle(seq_ids)
         self.decode(tokens, positions, seq_ids, [True] * n)
         best = self.best()
-        step = [
-            token if token < 0 or not given else given[i] for i, token in enumerate(best)
-        ]
+        step = [token if token < 0 or not given else given[i] for i, token in enumerate(best)]
         if n_steps == 1 or any(token < 0 or self.vocabulary.ends_text(token) for token in step):
             return [step]
         numbers = list(self.numbers)

@@ -16,6 +16,7 @@ from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence as Answer
 from dflash_local.errors import InputError
 from dflash_local.target.target import Target
+from gap_rule import equal_by_gap_rule
 from hybrid import TAPPED, WITHOUT, write_hybrid
 from hybrid_engine import BLOCK, Knowing, PlainAnswers, hybrid_target
 from pair_engine import answer, consistent, request
@@ -24,6 +25,7 @@ N = 40
 SEEDED = {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}
 WAYS: dict[str, dict[str, Any]] = {"greedy": {}, "seeded": SEEDED}
 N_SEQ = 3
+CELL_NOISE = 0.05
 
 
 @pytest.fixture(scope="module", params=[*TAPPED, *WITHOUT])
@@ -151,7 +153,13 @@ def test_sequences_that_come_and_go(targets: Target, plain: PlainAnswers) -> Non
             engine.end(done[i])
         if not waiting and not running:
             break
-    assert [done[i].tokens for i in range(len(asked))] == right
+    for i, prompt in enumerate(asked):
+        if plain.architecture != "qwen3next":
+            assert done[i].tokens == right[i]
+            continue
+        # Cells lie in another order than alone, so sums round otherwise, and routers choose.
+        logprobs = plain.logprobs(prompt, N)
+        equal_by_gap_rule(right[i], logprobs, done[i].tokens, CELL_NOISE)
 
 
 def test_a_suspended_answer_goes_on(targets: Target, plain: PlainAnswers) -> None:
