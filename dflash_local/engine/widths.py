@@ -9,7 +9,7 @@ from dflash_local.copies.join import copy_alone, heard, joined
 from dflash_local.draft.draft import Draft
 from dflash_local.engine.meter import TO_WARM_UP, Meter
 from dflash_local.engine.sequence import Sequence
-from dflash_local.engine.slots import Slots
+from dflash_local.engine.slots import Slot, Slots
 from dflash_local.errors import GrammarError
 from dflash_local.pays.chances import path_chances
 from dflash_local.pays.controller import Controller
@@ -132,15 +132,23 @@ class Widths:
         of several sequences also what would make their rows unequal."""
         target, slots = self._slots.target, [sequence.slot for sequence in sequences]
         again = [target.n_again(slot.seq) for slot in slots]
-        if not any(again):
-            return
+        settled: list[Slot] = []
         n_rows = len(again) * (1 + max(again))
         if n_rows > self._slots.free_cells + sum(again) or (plain and len(set(again)) > 1):
-            self._slots.settle(slots)
-            return
-        if len(slots) > 1:  # a sequence alone decodes them again with a plain step
-            n_most = target.most_again
-            self._slots.settle(s for s, n in zip(slots, again, strict=True) if n > n_most)
+            settled = slots
+        elif len(slots) > 1 and any(again):  # one alone decodes them again with a plain step
+            most = self._most_again(len(slots))
+            settled = [slot for slot, n in zip(slots, again, strict=True) if n > most]
+        self._slots.settle(settled)
+        if self._controller:
+            left = sum(target.n_again(slot.seq) for slot in slots)
+            self._controller.again.done(sum(again) - left)
+            self._controller.again.now = left
+
+    def _most_again(self, n_seqs: int) -> float:
+        """Rows of a sequence that are decoded again together with a draft, at most."""
+        most: float = self._slots.target.most_again
+        return min(most, self._controller.most_again(n_seqs)) if self._controller else most
 
     def n_steps_ahead(self, sequences: list[Sequence]) -> int:
         """How many plain steps to decode at once, without a delay that a reader would notice."""
@@ -159,7 +167,7 @@ class Widths:
         """The most nodes that each sequence may verify: what can be emitted, and has room."""
         target = self._slots.target
         again = [target.n_again(sequence.slot.seq) for sequence in sequences]
-        if len(again) == 1 and again[0] > target.most_again:
+        if len(again) == 1 and again[0] > self._most_again(1):
             return [0]
         room = min(self._slots.free_cells, target.n_batch - sum(again))
         free = room - len(sequences)  # the anchors

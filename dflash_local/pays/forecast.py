@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+from dflash_local.pays.again import Again
 from dflash_local.pays.costs import Costs
 from dflash_local.pays.policy import PROBED, Findings, Policy
 
@@ -31,6 +32,7 @@ class Forecast:
         self._depth = 0
         self._table_depth = 0
         self._table_age = 0
+        self._again = 0
         self.base = 0
         """Rows of a plain pass."""
         self.passes: list[float] = [0.0]
@@ -50,22 +52,28 @@ class Forecast:
         """Rounds of a probe: more where going there costs more than being there."""
         return min(max(round(2 * self._costs.switch_s / self.passes[0]), 1), _LONGEST_PROBE)
 
-    def renew(self, n_seqs: int, other_rows: int, depth: int) -> None:
-        """For so many sequences, after `depth` cached tokens; `other_rows` share their passes."""
+    def renew(self, n_seqs: int, other_rows: int, depth: int, again: Again | None = None) -> None:
+        """For so many sequences, after `depth` cached tokens; `other_rows` share their passes.
+        `again`: what rounds with drafts decode again."""
         costs, base = self._costs, n_seqs + other_rows
+        n_again = again.usual if again else 0
         self._depth = depth
         if (
             base == self.base
             and n_seqs == self._n_seqs
+            and n_again == self._again
             and abs(depth - self._table_depth) <= 64 + self._table_depth // 8
             and costs.n_observed - self._table_age < _REFRESH
         ):
             return
-        self.base, self._n_seqs = base, n_seqs
+        self.base, self._n_seqs, self._again = base, n_seqs, n_again
         self._table_depth, self._table_age = depth, costs.n_observed
         self.passes = [
-            costs.step_s(base + k, depth) + costs.host_s for k in range(n_seqs * self._n_draft + 1)
+            costs.step_s(base + k + (n_again if k else 0), depth) + costs.host_s
+            for k in range(n_seqs * self._n_draft + 1)
         ]
+        if again and n_again:
+            self.passes[1:] = [seconds + again.usual_s for seconds in self.passes[1:]]
         # No device is that much slower with fewer rows; such a time was taken while it was busy.
         self.passes[0] = min(self.passes[0], 1.1 * min(self.passes))
 
