@@ -1,4 +1,4 @@
-"""When rows that are decoded again cost more than a plain step, and what drafting costs with them."""
+"""What rows that are decoded again cost, and when a plain step is better than one more draft."""
 
 from __future__ import annotations
 
