@@ -131,6 +131,8 @@ class Widths:
         """Let the target decode again what would make the next pass too long; before `plain` steps
         of several sequences also what would make their rows unequal."""
         target, slots = self._slots.target, [sequence.slot for sequence in sequences]
+        if not target.most_again:
+            return
         again = [target.n_again(slot.seq) for slot in slots]
         settled: list[Slot] = []
         n_rows = len(again) * (1 + max(again))

@@ -322,13 +322,8 @@ class Target:
         return self._cells.keep(part, path)
 
     def _pass_of(self, given: Rows, ids: Sequence[Sequence[int]] = ()) -> None:
-        n_rows = Counter(given.seqs)
-        n_again = {seq: self.n_again(seq) for seq in n_rows}
-        if any(n_again.values()):
-            totals = {n + n_again[seq] for seq, n in n_rows.items()}
-            is_split = self.needs_equal_rows and len(totals) > 1
-            if is_split or len(given) + sum(n_again.values()) > self.n_batch:
-                self.settle(n_again)
+        if self.most_again:
+            self._settle_before(given)
         self._output, self._best, self.numbers = [], None, ()
         rows = self._rollback.extend(given)
         n = len(rows)
@@ -344,6 +339,17 @@ class Target:
         first = self.first_stored
         self.numbers = [first + row for row in rows.given] or range(first, first + n)
         self.n_decoded = first + n
+
+    def _settle_before(self, given: Rows) -> None:
+        """Decode what is to be decoded again before a pass that could not hold it."""
+        n_rows = Counter(given.seqs)
+        n_again = {seq: self.n_again(seq) for seq in n_rows}
+        if not any(n_again.values()):
+            return
+        totals = {n + n_again[seq] for seq, n in n_rows.items()}
+        is_split = self.needs_equal_rows and len(totals) > 1
+        if is_split or len(given) + sum(n_again.values()) > self.n_batch:
+            self.settle(n_again)
 
     def decode_ahead(
         self,
