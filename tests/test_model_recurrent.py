@@ -128,6 +128,36 @@ def test_two_streams_at_once(models: tuple[Model, Model]) -> None:
     assert texts == right
 
 
+GRAMMAR = 'root ::= "[" ([0-9] ", ")* "]"'
+
+
+@pytest.mark.one_in(2)
+def test_grammars_and_logprobs(models: tuple[Model, Model]) -> None:
+    """What a grammar allows is little, so that copies come true, too."""
+    drafting, plain = models
+    prompt = "[1, 2, 3, 1, 2, 3, 1, 2, 3, ]\n"
+    for params in ({"grammar": GRAMMAR}, {"logprobs": 3}, {"grammar": GRAMMAR, "logprobs": 1}):
+        drafting.forget()
+        plain.forget()
+        found = drafting.generate(prompt, max_tokens=N, draft_width=8, **params)
+        right = plain.generate(prompt, max_tokens=N, **params)
+        assert (found.text, found.finish_reason) == (right.text, right.finish_reason)
+        assert found.logprobs == right.logprobs
+
+
+def test_an_answer_that_is_cancelled_leaves_a_slot_in_step(models: tuple[Model, Model]) -> None:
+    drafting, plain = models
+    prompt = PROMPTS[1]
+    drafting.forget()
+    stream = drafting.stream(prompt, max_tokens=200, draft_width=8)
+    said = [next(stream) for _ in range(3)]
+    stream.close()
+    following = prompt + "".join(chunk.text for chunk in said).replace("\ufffd", "") + " so"
+    plain.forget()
+    right = plain.generate(following, max_tokens=N).tokens
+    assert drafting.generate(following, max_tokens=N, draft_width=8).tokens == right
+
+
 def test_the_plan_counts_the_snapshots(
     files: Callable[[str, str], tuple[Path, Path]], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,10 +227,11 @@ def test_exactness_is_told_of_them(
         assert model.exactness().exact_width(32) == 16
 
 
+@pytest.mark.parametrize("architecture", ["qwen35", "qwen3next"])
 def test_a_conversation_goes_on_after_a_restart(
-    files: Callable[[str, str], tuple[Path, Path]], tmp_path: Path
+    architecture: str, files: Callable[[str, str], tuple[Path, Path]], tmp_path: Path
 ) -> None:
-    target, draft = files("qwen35", "fused")
+    target, draft = files(architecture, "fused")
     prompt = "\n".join(demo.prompts()["chat"])[:900]
     following = prompt + " And now?"
     kept = {"cache_mb": 64, "cache_dir": tmp_path, **DRAFTING}
@@ -228,7 +259,7 @@ def test_what_is_decoded_again_takes_one_more_state(
         assert model.target.max_width == 1
 
 
-@pytest.mark.parametrize("architecture", [TAPPED[0], *WITHOUT])
+@pytest.mark.parametrize("architecture", [TAPPED[0], "nemotron_h", *WITHOUT])
 def test_copies_are_asked_for(tmp_path: Path, architecture: str) -> None:
     """By themselves they would slow down every step, or take memory for states."""
     path = write_hybrid(tmp_path / "target.gguf", architecture, demo.pair()[0])

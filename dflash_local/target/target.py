@@ -118,6 +118,7 @@ class Target:
             layers=wanted.tapped_layers,
             n_gpu_layers=wanted.n_gpu_layers,
             snapshots=wanted.n_snapshots > 0,
+            redecodes=wanted.redecodes,
         )
         return cls(file.path, wanted)
 
