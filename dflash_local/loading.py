@@ -454,15 +454,16 @@ def _controller(target: Target, drafter: Drafter | None, say: Say, again: bool) 
         say(f"measuring what drafting costs on this machine{once}: a few seconds")
 
     n_copied = target.max_width - 1
+    equal_rows = target.needs_equal_rows and target.options.n_seq > 1
     if drafter is None:
         costs = calibration.measure(target, None, before=begin, again=again)
-        return Controller(costs, 1, n_copied=n_copied)
+        return Controller(costs, 1, n_copied=n_copied, equal_rows=equal_rows)
     n_branches = target.options.n_branches
     n_nodes = most_nodes(n_branches, drafter.block_size) if n_branches > 1 else 0
     greedy, sampled = calibration.known_priors(target, drafter, n_nodes)
     costs = calibration.measure(target, drafter, before=begin, again=again)
     width = min(drafter.block_size, target.max_width)
-    return Controller(costs, width, greedy, sampled, n_nodes, n_copied)
+    return Controller(costs, width, greedy, sampled, n_nodes, n_copied, equal_rows=equal_rows)
 
 
 def _open_store(

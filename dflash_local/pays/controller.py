@@ -80,10 +80,12 @@ class Controller:
         sampled: Prior | None = None,
         n_nodes: int = 0,
         n_copied: int = 0,
+        *,
+        equal_rows: bool = False,
     ) -> None:
         """`block_size` rows with the anchor are the most that a sequence verifies of a drafter's
         chain, 1 without a drafter; `n_nodes` those of a tree without it, and `n_copied` those of
-        a copy; 0 where there are none."""
+        a copy; 0 where there are none. `equal_rows`: all sequences of a pass get as many rows."""
         self.costs = costs
         cold = partial(Prior, block_size, n_nodes)
         self.again = Again(costs)
@@ -93,9 +95,10 @@ class Controller:
         self.prior = self.priors[True]  # of the request that began last
         self.n_nodes = n_nodes
         self._n_draft = block_size - 1
-        self._forecast = Forecast(costs, max(block_size - 1, n_nodes, n_copied))
-        self._row_choice = SteadyRowChoice()
-        self._copy_choice = RowChoice()
+        most = max(block_size - 1, n_nodes, n_copied)
+        self._forecast = Forecast(costs, most, equal_rows=equal_rows)
+        self._row_choice = SteadyRowChoice(equal=equal_rows)
+        self._copy_choice = RowChoice(equal=equal_rows)
         self._gain = 1.0  # of drafting, while it is on
         self._passes = PassTimes(costs)
         self._budget = Budget()

@@ -13,6 +13,7 @@ from itertools import accumulate
 from dflash_local.pays.again import Again
 from dflash_local.pays.costs import Costs
 from dflash_local.pays.policy import PROBED, Findings, Policy
+from dflash_local.pays.row_choice import padded
 
 _REFRESH = 32
 """Observations after which the table of passes is made again: it takes host time."""
@@ -24,8 +25,10 @@ from each change."""
 class Forecast:
     """For the batch and the depth of the last `renew`."""
 
-    def __init__(self, costs: Costs, n_draft: int) -> None:
-        """`n_draft` are the most drafts of a sequence."""
+    def __init__(self, costs: Costs, n_draft: int, *, equal_rows: bool = False) -> None:
+        """`n_draft` are the most drafts of a sequence. `equal_rows`: all sequences of a pass get as
+        many rows."""
+        self._equal_rows = equal_rows
         self._costs = costs
         self._n_draft = n_draft
         self._n_seqs = 0
@@ -91,6 +94,8 @@ class Forecast:
             extra = costs.draft_s(size, depth) + costs.draft_host_s
             extra += max(costs.extra_s(policies[i].shape.name, depth) for _, i, _ in ranked[:size])
             chances = sorted((c for _, _, curve in ranked[:size] for c in curve), reverse=True)
+            if self._equal_rows:
+                chances = padded([curve for _, _, curve in ranked[:size]], base)
             tokens = list(accumulate(chances, initial=float(base)))
             rates = [got / (extra + spent) for got, spent in zip(tokens, passes, strict=False)]
             rate = max(rates)
@@ -119,7 +124,10 @@ class Forecast:
         costs, depth, passes = self._costs, self._depth, self.passes
         extra = costs.draft_s(n_on + len(due), depth) - costs.draft_s(n_on, depth)
         extra += costs.inject_s * sum(now - policy.rest_from for policy in due)
-        verify = passes[min(PROBED, self._n_draft) * len(due)] - passes[0]
+        n_probed = min(PROBED, self._n_draft) * len(due)
+        if self._equal_rows:
+            n_probed = min(min(PROBED, self._n_draft) * self.base, len(passes) - 1)
+        verify = passes[n_probed] - passes[0]
         verify += max(costs.extra_s(policy.shape.name, depth) for policy in due)
         if not n_on:
             verify += 2 * costs.switch_s + costs.draft_host_s

@@ -15,6 +15,8 @@ from dflash_local import demo
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence as Answer
 from dflash_local.errors import InputError
+from dflash_local.pays.controller import Controller
+from dflash_local.pays.costs import Costs
 from dflash_local.target.target import Target
 from gap_rule import equal_by_gap_rule
 from hybrid import TAPPED, WITHOUT, write_hybrid
@@ -133,6 +135,24 @@ def test_several_sequences_of_unequal_widths(
         if width:
             check(engine, drafter, sequence, tokens)
             assert sequence.stats.accepted > 0
+
+
+def test_widths_that_a_controller_chooses_for_several(targets: Target, plain: PlainAnswers) -> None:
+    """Where a row costs much, it also has rejected rows decoded again in plain steps between."""
+    asked = prompts(targets)
+    right = [plain(prompt, 2 * N) for prompt in asked]
+    texts = [prompt + tokens for prompt, tokens in zip(asked, right, strict=True)]
+    rng = np.random.default_rng(4)
+    for row_s in (1e-5, 3e-4):
+        _, drafter = engine_of(targets, texts, lambda: int(rng.integers(0, 9)))
+        steps = {n: 1e-3 + row_s * n for n in (1, 3, 16, 64)}
+        controller = Controller(Costs({100: steps}, {100: {1: 1e-4}}), BLOCK, equal_rows=True)
+        engine = Engine(targets, drafter, N_SEQ, controller)
+        sequences = [engine.begin(request(prompt, "auto", 2 * N)) for prompt in asked]
+        engine.run(sequences)
+        for sequence, tokens in zip(sequences, right, strict=True):
+            assert sequence.tokens == tokens
+        assert sum(sequence.stats.rounds for sequence in sequences) > 0
 
 
 def test_sequences_that_come_and_go(targets: Target, plain: PlainAnswers) -> None:
