@@ -169,7 +169,7 @@ class Widths:
         """The most nodes that each sequence may verify: what can be emitted, and has room."""
         target = self._slots.target
         again = [target.n_again(sequence.slot.seq) for sequence in sequences]
-        if len(again) == 1 and again[0] > self._most_again(1):
+        if len(again) == 1 and again[0] and again[0] > self._most_again(1):
             return [0]
         room = min(self._slots.free_cells, target.n_batch - sum(again))
         free = room - len(sequences)  # the anchors
