@@ -71,9 +71,7 @@ def test_a_pair_loads_and_drafts(shape: PairShape, quant: str, tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "shape", [HYBRID, HYBRID_EXPERTS, HYBRID_NEXT], ids=lambda shape: shape.name
-)
+@pytest.mark.parametrize("shape", [HYBRID, HYBRID_EXPERTS], ids=lambda shape: shape.name)
 def test_a_hybrid_pair_drafts_what_plain_decoding_gives(shape: PairShape, tmp_path: Path) -> None:
     files = write_pair(shape, "Q4_K_M", tmp_path, n_layer=5)
     options = {"n_ctx": 512, "n_gpu_layers": 0, "n_threads": 1, "kv_type": "q8_0", "quiet": True}
