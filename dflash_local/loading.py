@@ -61,13 +61,11 @@ _NO_GAIN = (
     "the recurrent state are kept; a draft width set at the load keeps them, and `dflash-local "
     "calibrate` measures again"
 )
-_NO_SNAPSHOTS = (
-    "drafting is off: the target has recurrent layers, and llama.cpp keeps no snapshots of their "
-    "state"
+_NO_WAY_BACK = (
+    "drafting is off: the target has recurrent layers, whose state cannot be taken back here"
 )
 _NO_WIDTH = (
-    "drafting is off: the draft width was 0 at the load, so no snapshots of the recurrent state "
-    "are kept"
+    "drafting is off: the draft width was 0 at the load, so no further recurrent states are kept"
 )
 
 
@@ -88,7 +86,7 @@ class Pair:
         pair = self.used(devices, options)
         n_returned = pair.n_returned(options.n_batch)
 
-        def planned(n_snapshots: int, n_replayed: int) -> Plan:
+        def planned(*, n_snapshots: int = 0, n_replayed: int = 0, redecodes: bool = False) -> Plan:
             return make_plan(
                 pair.target,
                 pair.draft,
@@ -98,20 +96,22 @@ class Pair:
                 n_branches=pair.n_branches(shape, options.n_seq, options.n_batch),
                 n_snapshots=n_snapshots,
                 n_replayed=n_replayed,
+                redecodes=redecodes,
             )
 
         if n_returned and self._replays(devices, options):
-            plan = planned(0, n_returned)
+            plan = planned(n_replayed=n_returned)
             if plan.n_gpu_layers == 0 or plan.n_gpu_layers >= plan.n_layers - 1:
                 return plan  # all layers that repeat are on one side
-        keeps = self.target.architecture in SNAPSHOT_ARCHITECTURES
-        return planned(n_returned if keeps else 0, 0)
+        if self.target.architecture in SNAPSHOT_ARCHITECTURES:
+            return planned(n_snapshots=n_returned)
+        return planned(redecodes=n_returned > 0)
 
     def used(self, devices: Sequence[Device], options: LoadOptions) -> Pair:
-        """Without the drafter where the width is plain decoding's and snapshots would only slow it
-        down."""
-        slows = self.n_returned(options.n_batch) and not self._replays(devices, options)
-        return self.alone() if options.draft_width in (0, 1) and slows else self
+        """Without the drafter where the width is plain decoding's, and further recurrent states
+        would only take memory and time."""
+        keeps_states = self.n_returned(options.n_batch) and not self._replays(devices, options)
+        return self.alone() if keeps_states and options.draft_width in (0, 1) else self
 
     def _replays(self, devices: Sequence[Device], options: LoadOptions) -> bool:
         return can_replay(self.target.architecture, devices, options.n_gpu_layers)
@@ -237,11 +237,12 @@ def load(
     candidates for a position, and enough sequence ids of llama.cpp.
 
     `draft_width` is that of requests that name none: target rows of a verify pass, 0 for plain
-    decoding, "auto", the default with a drafter, for what pays best. Drafting for some targets with
-    recurrent layers needs snapshots of their state, which slow down every step. Such a target is
-    loaded without them, and without its drafter, at a width of 0 or 1, or if no number is given and
-    drafting could not pay on this machine even if every draft were accepted. Then all requests are
-    decoded plainly, and their `stats.drafting` says why.
+    decoding, "auto", the default with a drafter, for what pays best. To draft for a target with
+    recurrent layers takes one state more for each sequence. For some it takes snapshots, which slow
+    down every step, or accepted rows are decoded again. Such a target is loaded without these, and
+    without its drafter, at a width of 0 or 1. It is loaded without snapshots and drafter, too, if
+    no number is given and drafting could not pay on this machine even if every draft were accepted.
+    Then all requests are decoded plainly, and their `stats.drafting` says why.
 
     Prompts and answers that leave their slot are kept in `cache_mb` MiB of host memory and, with
     `cache_dir`, in as many MiB of files in that folder. `exact` makes answers depend on their own
@@ -313,10 +314,6 @@ def open_engine(
         calibration.budget_s()  # a bad value is refused now, not after minutes of loading
     plan = pair.plan(devices, options)
     plain_because = _NO_WIDTH if pair is not named else None
-    if pair.n_returned(options.n_batch) and not (plan.n_replayed or plan.n_snapshots):
-        plain_because, pair = _NO_SNAPSHOTS, pair.alone()
-        say(plain_because)
-        plan = pair.plan(devices, options)
     for line in plan.lines():
         say(line)
     shape = named.shape(devices, options)
@@ -328,6 +325,7 @@ def open_engine(
         n_gpu_layers=plan.n_gpu_layers,
         snapshots=wanted.n_snapshots > 0,
         replay=wanted.n_replayed > 0,
+        redecodes=wanted.redecodes,
         say=say,
     )
     steps(0.0)
@@ -348,7 +346,7 @@ def open_engine(
         steps(1.0)
         copies = controller = None
         if pair.copies and loaded.max_width < 2:
-            plain_because = _NO_SNAPSHOTS
+            plain_because = _NO_WAY_BACK
             say(plain_because)
         elif pair.may_copy(options) and loaded.max_width > 1:
             copies = calibration.known_copies(loaded, drafter)
@@ -457,6 +455,7 @@ def _target_options(
         n_branches=pair.n_branches(shape, plan.n_seq, plan.n_batch),
         n_snapshots=plan.n_snapshots,
         n_replayed=plan.n_replayed,
+        redecodes=plan.redecodes,
     )
 
 
@@ -466,15 +465,16 @@ def _controller(target: Target, drafter: Drafter | None, say: Say, again: bool) 
         say(f"measuring what drafting costs on this machine{once}: a few seconds")
 
     n_copied = target.max_width - 1
+    equal_rows = target.needs_equal_rows and target.options.n_seq > 1
     if drafter is None:
         costs = calibration.measure(target, None, before=begin, again=again)
-        return Controller(costs, 1, n_copied=n_copied)
+        return Controller(costs, 1, n_copied=n_copied, equal_rows=equal_rows)
     n_branches = target.options.n_branches
     n_nodes = most_nodes(n_branches, drafter.block_size) if n_branches > 1 else 0
     greedy, sampled = calibration.known_priors(target, drafter, n_nodes)
     costs = calibration.measure(target, drafter, before=begin, again=again)
     width = min(drafter.block_size, target.max_width)
-    return Controller(costs, width, greedy, sampled, n_nodes, n_copied)
+    return Controller(costs, width, greedy, sampled, n_nodes, n_copied, equal_rows=equal_rows)
 
 
 def _open_store(
@@ -501,7 +501,14 @@ def state_key(target: Target, drafter: Drafter | None) -> dict[str, Any]:
     option can be forgotten here. `n_ctx` matters: llama.cpp chooses RoPE factors by it.
     """
     options = asdict(target.options)
-    for name in ("n_seq", "n_branches", "tapped_layers", "n_snapshots", "n_replayed"):
+    for name in (
+        "n_seq",
+        "n_branches",
+        "tapped_layers",
+        "n_snapshots",
+        "n_replayed",
+        "redecodes",
+    ):
         del options[name]
     key: dict[str, Any] = {
         "machine": runtime.machine(),

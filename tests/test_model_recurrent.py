@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from dflash_local import Model, demo, load
-from dflash_local.errors import InputError, PairError
+from dflash_local.errors import InputError
 from dflash_local.fit.options import LoadOptions
 from dflash_local.llama.runtime import Device
 from dflash_local.loading import open_pair
 from dflash_local.pays.costs import Costs
-from hybrid import REPLAYED, TAPPED, TAPS, write_hybrid
+from hybrid import REPLAYED, TAPPED, TAPS, WITHOUT, write_hybrid
 from synthetic import Markov, write_drafter
 
 N = 24
@@ -43,6 +43,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tupl
             # With seed 0 its first answer has no text to stop at.
             seed = 1 if architecture == "qwen3next" else 0
             write_hybrid(target, architecture, demo.pair()[0], seed=seed)
+        if kind == "copies":
+            return target, Path(kind)
         if not draft.exists():
             write_drafter(draft, target, target_layers=TAPS, **KINDS[kind])
         return target, draft
@@ -57,6 +59,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tupl
         ("qwen3next", "fused"),
         ("lfm2moe", "fused"),
         ("lfm2", "llama.cpp"),
+        ("granitehybrid", "copies"),
+        ("mamba2", "copies"),
     ],
     ids="-".join,
 )
@@ -79,15 +83,18 @@ def test_texts_are_those_of_plain_decoding(models: tuple[Model, Model], width: A
             plain.forget()
             found = drafting.generate(prompt, max_tokens=N, draft_width=width, **params)
             assert found.tokens == plain.generate(prompt, max_tokens=N, **params).tokens
-            if width != "auto":
+            if width != "auto" and drafting.drafter is not None:
                 assert found.stats.drafted > 0
 
 
 @pytest.mark.one_in(3)
 def test_stop_strings_and_the_turns_after_them(models: tuple[Model, Model]) -> None:
     drafting, plain = models
-    plain.forget()
-    whole = plain.generate(PROMPTS[0], max_tokens=N)
+    for prompt in PROMPTS:
+        plain.forget()
+        whole = plain.generate(prompt, max_tokens=N)
+        if "\ufffd" not in whole.text[:8]:
+            break
     n_stopped = 0
     for n in range(1, N - 4, 3):
         before, stop = plain.detokenize(whole.tokens[:n]), plain.detokenize([whole.tokens[n]])
@@ -95,9 +102,9 @@ def test_stop_strings_and_the_turns_after_them(models: tuple[Model, Model]) -> N
             continue
         n_stopped += 1
         for width in (0, 8):
-            found = drafting.generate(PROMPTS[0], max_tokens=N, stop=stop, draft_width=width)
+            found = drafting.generate(prompt, max_tokens=N, stop=stop, draft_width=width)
             assert (found.finish_reason, found.text) == ("stop", before)
-            following = PROMPTS[0] + before + " again"
+            following = prompt + before + " again"
             plain.forget()
             right = plain.generate(following, max_tokens=N).tokens
             assert drafting.generate(following, max_tokens=N, draft_width=8).tokens == right
@@ -126,6 +133,36 @@ def test_two_streams_at_once(models: tuple[Model, Model]) -> None:
             else:
                 texts[i] += chunk.text
     assert texts == right
+
+
+GRAMMAR = 'root ::= "[" ([0-9] ", ")* "]"'
+
+
+@pytest.mark.one_in(2)
+def test_grammars_and_logprobs(models: tuple[Model, Model]) -> None:
+    """What a grammar allows is little, so that copies come true, too."""
+    drafting, plain = models
+    prompt = "[1, 2, 3, 1, 2, 3, 1, 2, 3, ]\n"
+    for params in ({"grammar": GRAMMAR}, {"logprobs": 3}, {"grammar": GRAMMAR, "logprobs": 1}):
+        drafting.forget()
+        plain.forget()
+        found = drafting.generate(prompt, max_tokens=N, draft_width=8, **params)
+        right = plain.generate(prompt, max_tokens=N, **params)
+        assert (found.text, found.finish_reason) == (right.text, right.finish_reason)
+        assert found.logprobs == right.logprobs
+
+
+def test_an_answer_that_is_cancelled_leaves_a_slot_in_step(models: tuple[Model, Model]) -> None:
+    drafting, plain = models
+    prompt = PROMPTS[1]
+    drafting.forget()
+    stream = drafting.stream(prompt, max_tokens=200, draft_width=8)
+    said = [next(stream) for _ in range(3)]
+    stream.close()
+    following = prompt + "".join(chunk.text for chunk in said).replace("\ufffd", "") + " so"
+    plain.forget()
+    right = plain.generate(following, max_tokens=N).tokens
+    assert drafting.generate(following, max_tokens=N, draft_width=8).tokens == right
 
 
 def test_the_plan_counts_the_snapshots(
@@ -160,18 +197,14 @@ def test_delta_nets_take_no_snapshots(
 def test_where_llama_cpp_does_not_allow_replay(
     files: Callable[[str, str], tuple[Path, Path]],
     monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """As under Windows: there are snapshots, or drafting is off and one line says why."""
+    """As under Windows: there are snapshots, or what was accepted is decoded again."""
     monkeypatch.setattr("dflash_local.target.replay.native.can_replay", lambda *_: False)
     with load(*files("qwen35", "fused"), **DRAFTING) as model:
         assert (model.target.n_snapshots, model.target.n_replayed) == (7, 0)
-    for options in ({"n_seq": 2}, {}):
-        with load(*files("qwen3next", "fused"), **DRAFTING | {"quiet": False}, **options) as model:
-            assert capfd.readouterr().err.count("keeps no snapshots") == 1
-            assert (model.drafter, model.target.max_width) == (None, 1)
-            found = model.generate(PROMPTS[0], max_tokens=4)
-            assert "keeps no snapshots" in str(found.stats.drafting)
+    with load(*files("qwen3next", "fused"), n_seq=2, **DRAFTING) as model:
+        assert model.target.options.redecodes and model.target.n_replayed == 0
+        assert model.generate(PROMPTS[0], max_tokens=8).stats.drafted > 0
 
 
 def test_where_layers_are_on_both_sides_there_are_snapshots(
@@ -248,10 +281,11 @@ def test_exactness_is_told_of_them(
         assert model.exactness().exact_width(32) == 16
 
 
+@pytest.mark.parametrize("architecture", ["qwen35", "qwen3next"])
 def test_a_conversation_goes_on_after_a_restart(
-    files: Callable[[str, str], tuple[Path, Path]], tmp_path: Path
+    architecture: str, files: Callable[[str, str], tuple[Path, Path]], tmp_path: Path
 ) -> None:
-    target, draft = files("qwen35", "fused")
+    target, draft = files(architecture, "fused")
     prompt = "\n".join(demo.prompts()["chat"])[:900]
     following = prompt + " And now?"
     kept = {"cache_mb": 64, "cache_dir": tmp_path, **DRAFTING}
@@ -266,37 +300,32 @@ def test_a_conversation_goes_on_after_a_restart(
         assert found.tokens == right and found.stats.drafted > 0
 
 
-@pytest.mark.parametrize("architecture", ["granitehybrid"])
-def test_others_decode_plainly_and_say_so(
-    architecture: str, files: Callable[[str, str], tuple[Path, Path]]
+def test_what_is_decoded_again_takes_one_more_state(
+    files: Callable[[str, str], tuple[Path, Path]], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    target, draft = files(architecture, "fused")
-    with pytest.raises(PairError, match="recurrent layers whose state cannot be rolled back"):
-        load(target, draft, **OPTIONS)
-    with load(target, **OPTIONS) as model:
-        first = model.generate(PROMPTS[0], max_tokens=N).tokens
-        model.forget()
-        assert model.generate(PROMPTS[0], max_tokens=N).tokens == first
+    target, draft = files("granitehybrid", "copies")
+    with load(target, draft, **DRAFTING | {"quiet": False}) as model:
+        assert "for recurrent states, two for each sequence" in capfd.readouterr().err
+        assert model.plan is not None
+        n_drafting = model.plan.state_bytes
+    with load(target, draft, draft_width=0, **OPTIONS) as model:
+        assert model.plan is not None and 2 * model.plan.state_bytes == n_drafting
+        assert model.target.max_width == 1
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("architecture", ["lfm2", "qwen3next", "granitehybrid"])
+@pytest.mark.parametrize("architecture", ["lfm2", "nemotron_h", *WITHOUT])
 def test_copies_are_asked_for(tmp_path: Path, architecture: str) -> None:
-    """By themselves they would slow down every step, or take memory; where rows cannot be taken
-    back, one line says so."""
+    """By themselves they would slow down every step, or take memory for states."""
     path = write_hybrid(tmp_path / "target.gguf", architecture, demo.pair()[0])
     prompt = [400, 401] * 8
     few: dict[str, Any] = {"max_tokens": N, "logit_bias": {400: 60.0, 401: 60.0}}
     with load(path, **OPTIONS) as plain:
-        assert plain.draft_width == 0 and plain.target.n_snapshots == 0
+        assert plain.draft_width == 0 and plain.target.max_width == 1
         expected = plain.generate(prompt, **few)
         assert expected.stats.drafted == 0
     with load(path, "copies", **DRAFTING) as copying:
         found = copying.generate(prompt, **few)
         assert found.tokens == expected.tokens
-        if architecture != "granitehybrid":
-            assert copying.target.n_returned == 15
-            assert found.stats.copied == found.stats.drafted > 0
-        else:
-            assert found.stats.drafted == 0
-            assert "no snapshots" in str(found.stats.drafting)
+        assert found.stats.copied == found.stats.drafted > 0
+        assert found.stats.accepted > 0

@@ -98,7 +98,7 @@ class Engine:
         if self.max_width < most and self.target.n_snapshots:
             return "the room for snapshots of the target's recurrent state"
         if self.max_width < most and self.target.is_recurrent:
-            return "what can be taken out of the target's recurrent state"
+            return "what a batch can take out of the target's recurrent state"
         return "this drafter's block" if self.drafter else "a verify pass"
 
     @property

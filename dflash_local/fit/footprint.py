@@ -100,8 +100,10 @@ class Footprint:
         n_branches: int = 1,
         n_snapshots: int = 0,
         n_replayed: int = 0,
+        *,
+        redecodes: bool = False,
     ) -> None:
-        self._n_states = options.n_seq * (1 + n_snapshots)
+        self._n_states = options.n_seq * (1 + n_snapshots + redecodes)
         self._n_replayed_rows = 1 + n_replayed if n_replayed else 0
         self._draft_window, self._n_branches = options.draft_window, n_branches
         self._target, self._arch = target, target.architecture

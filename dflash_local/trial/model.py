@@ -60,11 +60,12 @@ def ensure_loadable(
     n_gpu_layers: int = 0,
     snapshots: bool = False,
     replay: bool = False,
+    redecodes: bool = False,
     limit_s: float = _LIMIT_S,
     say: Callable[[str], None] = _to_stderr,
 ) -> None:
     """Return if llama.cpp can load `target` and decode with taps on `layers`, and with `snapshots`
-    or `replay` of its recurrent state.
+    or `replay` of its recurrent state. `redecodes`: from a second state of it.
 
     If there is a `draft`, llama.cpp must be able to read its header. All this is tried in a child
     process, unless a verdict is kept from before. The child gets `limit_s` seconds, and more for
@@ -82,6 +83,7 @@ def ensure_loadable(
         "n_gpu_layers": n_gpu_layers,
         **({"snapshots": True} if snapshots else {}),
         **({"replay": True} if replay else {}),
+        **({"redecodes": True} if redecodes else {}),
     }
     verdict = _kept(key)
     if verdict is None:
@@ -92,6 +94,7 @@ def ensure_loadable(
             "n_gpu_layers": n_gpu_layers,
             "snapshots": snapshots,
             "replay": replay,
+            "redecodes": redecodes,
         }
         verdict = _tried(target, request, limit_s, files, say)
         if verdict.lasting:

@@ -91,6 +91,7 @@ def _try_model(path: bytes, request: dict[str, Any]) -> None:
     runtime.clear_log()
     params = _context_params(n_gpu_layers)
     params.n_rs_seq = 1 if request["snapshots"] else 0
+    params.n_seq_max = 2 if request["redecodes"] else 1
     context = llama_cpp.llama_init_from_model(model, params)
     if not context:
         raise _Fault(runtime.first_error_line() or "no context")
@@ -101,8 +102,8 @@ def _try_model(path: bytes, request: dict[str, Any]) -> None:
 
 
 def _try_passes(model: Any, context: Any, request: dict[str, Any]) -> Any:
-    """Decode two rows, then one, as `Target` does. With `snapshots` or `replay`, the second row is
-    taken back in between. Returns the `native.TargetPass`."""
+    """Decode two rows, then one, as `Target` does. With snapshots or replay, or where it decodes
+    again, rows are taken back in between. Returns the `native.TargetPass`."""
     import llama_cpp
 
     from dflash_local.errors import DflashError
@@ -129,6 +130,14 @@ def _try_passes(model: Any, context: Any, request: dict[str, Any]) -> Any:
             status = passes.decode(tokens, positions, [0] * n, [True] * n)
             if status != 0:
                 raise _Fault(runtime.first_error_line() or f"llama_decode returned {status}")
+            if request["redecodes"]:
+                # As `Redecode` does: the second sequence keeps the empty state, then this one.
+                memory = llama_cpp.llama_get_memory(context)
+                if n > 1:
+                    llama_cpp.llama_memory_seq_cp(memory, 0, 1, 0, 0)
+                else:
+                    llama_cpp.llama_memory_seq_cp(memory, 1, 0, 0, 0)
+                    llama_cpp.llama_memory_seq_rm(memory, 0, 2, -1)
             if layers:
                 passes.hidden_states([passes.first_stored])
     except DflashError as fault:

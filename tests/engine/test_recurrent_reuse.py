@@ -26,7 +26,7 @@ KEPT = N_PROMPT - 32
 @pytest.fixture(
     scope="module",
     params=[("qwen35", "replay"), ("qwen3next", "replay"), ("lfm2", "snapshots")]
-    + [(name, "no way back") for name in WITHOUT],
+    + [(name, "re-decode") for name in WITHOUT],
     ids="-".join,
 )
 def kind(request: pytest.FixtureRequest) -> tuple[str, str]:
@@ -48,10 +48,9 @@ def plain(path: Path) -> Iterator[PlainAnswers]:
 
 @pytest.fixture(scope="module")
 def target(path: Path, kind: tuple[str, str]) -> Iterator[Target]:
-    """Two slots. It drafts if rejected rows can be taken back."""
-    drafts = kind[1] != "no way back"
+    """Two slots."""
     options = {"n_replayed": BLOCK - 1} if kind[1] == "replay" else {}
-    with hybrid_target(path, drafts=drafts, n_seq=2, n_ctx=1024, **options) as opened:
+    with hybrid_target(path, n_seq=2, n_ctx=1024, **options) as opened:
         yield opened
 
 

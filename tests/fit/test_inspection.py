@@ -15,9 +15,9 @@ import pytest
 from dflash_local import demo
 from dflash_local.errors import FileError
 from dflash_local.fit.architectures import (
+    OWN_STATE_ARCHITECTURES,
     RECURRENT_ARCHITECTURES,
     REPLAY_ARCHITECTURES,
-    SNAPSHOT_ARCHITECTURES,
     TAPPED_ARCHITECTURES,
 )
 from dflash_local.fit.inspection import (
@@ -133,7 +133,18 @@ def test_the_shipped_target() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen3", "llama", "deepseek2", "gemma3n", "qwen35", "qwen3next", "nemotron_h", "mamba"]
+    "name",
+    [
+        "qwen3",
+        "llama",
+        "deepseek2",
+        "gemma3n",
+        "qwen35",
+        "qwen3next",
+        "nemotron_h",
+        "mamba",
+        "deepseek4",
+    ],
 )
 def test_what_llama_cpp_lets_a_drafter_do(name: str) -> None:
     target = of_architecture(GgufFile.open(TARGET), name)
@@ -143,8 +154,7 @@ def test_what_llama_cpp_lets_a_drafter_do(name: str) -> None:
     assert report.is_recurrent == (name in RECURRENT_ARCHITECTURES)
     assert (report.way_back == "cells") == (not report.is_recurrent)
     assert (report.way_back == "replay") == (name in REPLAY_ARCHITECTURES)
-    goes_back = name in SNAPSHOT_ARCHITECTURES | REPLAY_ARCHITECTURES
-    assert report.rolls_back == (not report.is_recurrent or goes_back)
+    assert report.rolls_back == (name not in OWN_STATE_ARCHITECTURES)
     assert compare_pair(target, GgufFile.open(DRAFTER)).fits == report.takes_drafters
 
 
