@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     from dflash_local.fit.pairing import Fit
 
 _FAMILIES = {"dflash": "DFlash", "dflash2": "DFlash 2", "dspark": "DSpark"}
+_WAYS_BACK = {
+    "cells": "yes: rejected tokens can be taken back",
+    "snapshots": "yes: recurrent layers, by snapshots of their state; drafts are chains",
+    "replay": "yes: recurrent layers, by replay of what stays; drafts are chains",
+    "re-decode": (
+        "yes: recurrent layers, whose accepted tokens are decoded again; drafts are chains"
+    ),
+    None: "no: recurrent layers, whose state cannot be taken back",
+}
 _WIDE = 72
 """Characters of a value that comes from the file."""
 
@@ -124,13 +133,7 @@ def _target_rows(report: TargetReport) -> Iterator[tuple[str, str]]:
         if report.offers_taps
         else "no: llama.cpp hands out no hidden states of this architecture",
     )
-    if not report.is_recurrent:
-        roll_back = "yes: rejected tokens can be taken back"
-    elif report.rolls_back:
-        roll_back = "yes: recurrent layers, by snapshots of their state; drafts are chains"
-    else:
-        roll_back = "no: recurrent layers, whose state cannot be taken back row by row"
-    yield "roll back", roll_back
+    yield "roll back", _WAYS_BACK[report.way_back]
     yield "drafting", "with a drafter, or plain" if report.takes_drafters else "plain decoding only"
 
 

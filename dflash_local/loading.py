@@ -18,7 +18,11 @@ from dflash_local.engine.engine import Engine, most_nodes
 from dflash_local.engine.prefix_files import PrefixFiles
 from dflash_local.engine.prefixes import PrefixStore
 from dflash_local.errors import DflashError, FileError, InputError
-from dflash_local.fit.architectures import RECURRENT_ARCHITECTURES, SNAPSHOT_ARCHITECTURES
+from dflash_local.fit.architectures import (
+    RECURRENT_ARCHITECTURES,
+    SNAPSHOT_ARCHITECTURES,
+    rolls_back,
+)
 from dflash_local.fit.options import (
     COPIES,
     COPY_SNAPSHOTS,
@@ -44,6 +48,7 @@ from dflash_local.pays.costs import Costs
 from dflash_local.printable import printable
 from dflash_local.target.cells import branches_of_each
 from dflash_local.target.options import TargetOptions
+from dflash_local.target.replay import can_replay
 from dflash_local.target.target import Target
 from dflash_local.trial.model import ensure_loadable
 
@@ -58,13 +63,11 @@ _NO_GAIN = (
     "the recurrent state are kept; a draft width set at the load keeps them, and `dflash-local "
     "calibrate` measures again"
 )
-_NO_SNAPSHOTS = (
-    "drafting is off: the target has recurrent layers, and llama.cpp keeps no snapshots of their "
-    "state"
+_NO_WAY_BACK = (
+    "drafting is off: the target has recurrent layers, whose state cannot be taken back here"
 )
 _NO_WIDTH = (
-    "drafting is off: the draft width was 0 at the load, so no snapshots of the recurrent state "
-    "are kept"
+    "drafting is off: the draft width was 0 at the load, so no further recurrent states are kept"
 )
 
 
@@ -82,22 +85,38 @@ class Pair:
         """What `load` would do on a machine with these devices. Raises InputError for what does not
         fit there."""
         shape = self.shape(devices, options)
-        pair = self.used(options)
-        return make_plan(
-            pair.target,
-            pair.draft,
-            pair.spec,
-            options,
-            devices,
-            n_branches=pair.n_branches(shape, options.n_seq, options.n_batch),
-            n_snapshots=pair.n_snapshots(options.n_batch),
-        )
+        pair = self.used(devices, options)
+        n_returned = pair.n_returned(options.n_batch)
 
-    def used(self, options: LoadOptions) -> Pair:
-        """Without the drafter where the width is plain decoding's and snapshots would only slow it
-        down."""
-        plain = options.draft_width in (0, 1) and self.n_snapshots(options.n_batch)
-        return self.alone() if plain else self
+        def planned(*, n_snapshots: int = 0, n_replayed: int = 0, redecodes: bool = False) -> Plan:
+            return make_plan(
+                pair.target,
+                pair.draft,
+                pair.spec,
+                options,
+                devices,
+                n_branches=pair.n_branches(shape, options.n_seq, options.n_batch),
+                n_snapshots=n_snapshots,
+                n_replayed=n_replayed,
+                redecodes=redecodes,
+            )
+
+        if n_returned and self._replays(devices, options):
+            plan = planned(n_replayed=n_returned)
+            if plan.n_gpu_layers == 0 or plan.n_gpu_layers >= plan.n_layers - 1:
+                return plan  # all layers that repeat are on one side
+        if self.target.architecture in SNAPSHOT_ARCHITECTURES:
+            return planned(n_snapshots=n_returned)
+        return planned(redecodes=n_returned > 0)
+
+    def used(self, devices: Sequence[Device], options: LoadOptions) -> Pair:
+        """Without the drafter where the width is plain decoding's, and further recurrent states
+        would only take memory and time."""
+        keeps_states = self.n_returned(options.n_batch) and not self._replays(devices, options)
+        return self.alone() if keeps_states and options.draft_width in (0, 1) else self
+
+    def _replays(self, devices: Sequence[Device], options: LoadOptions) -> bool:
+        return can_replay(self.target.architecture, devices, options.n_gpu_layers)
 
     def alone(self) -> Pair:
         """The target without a drafter."""
@@ -125,10 +144,11 @@ class Pair:
         trees = trees and self.target.architecture not in RECURRENT_ARCHITECTURES
         return branches_of_each(n_seq, n_batch) if trees else 1
 
-    def n_snapshots(self, n_batch: int) -> int:
-        """Snapshots of a recurrent state that a whole draft needs, as a batch allows; 0 for a
-        target without such a state, and without a drafter."""
-        if self.target.architecture not in SNAPSHOT_ARCHITECTURES:
+    def n_returned(self, n_batch: int) -> int:
+        """Rows that a recurrent state takes back if a whole draft is rejected, as a batch allows; 0
+        for a target without such a state or that cannot, and without a drafter."""
+        name = self.target.architecture
+        if name not in RECURRENT_ARCHITECTURES or not rolls_back(name):
             return 0
         if self.spec is None and not self.copies:
             return 0
@@ -219,11 +239,12 @@ def load(
     candidates for a position, and enough sequence ids of llama.cpp.
 
     `draft_width` is that of requests that name none: target rows of a verify pass, 0 for plain
-    decoding, "auto", the default with a drafter, for what pays best. Drafting for a target with
-    recurrent layers needs snapshots of their state, which slow down every step. Such a target is
-    loaded without them, and without its drafter, at a width of 0 or 1, or if no number is given and
-    drafting could not pay on this machine even if every draft were accepted. Then all requests are
-    decoded plainly, and their `stats.drafting` says why.
+    decoding, "auto", the default with a drafter, for what pays best. To draft for a target with
+    recurrent layers takes one state more for each sequence. For some it takes snapshots, which slow
+    down every step, or accepted rows are decoded again. Such a target is loaded without these, and
+    without its drafter, at a width of 0 or 1. It is loaded without snapshots and drafter, too, if
+    no number is given and drafting could not pay on this machine even if every draft were accepted.
+    Then all requests are decoded plainly, and their `stats.drafting` says why.
 
     Prompts and answers that leave their slot are kept in `cache_mb` MiB of host memory and, with
     `cache_dir`, in as many MiB of files in that folder. `exact` makes answers depend on their own
@@ -290,15 +311,15 @@ def open_engine(
     steps(0.0)
     further = _text_of(options.draft_from)
     devices = runtime.devices()
-    pair = named.used(options)
+    pair = named.used(devices, options)
     if pair.may_copy(options):
         calibration.budget_s()  # a bad value is refused now, not after minutes of loading
     plan = pair.plan(devices, options)
+    plain_because = _NO_WIDTH if pair is not named else None
     for line in plan.lines():
         say(line)
     if options.n_gpu_layers != 0 and not any(d.type in ("gpu", "igpu") for d in devices):
         _tell_unused_gpu(say)
-    plain_because = _NO_WIDTH if pair is not named else None
     shape = named.shape(devices, options)
     wanted = _target_options(pair, plan, options, shape)
     ensure_loadable(
@@ -307,6 +328,8 @@ def open_engine(
         layers=wanted.tapped_layers,
         n_gpu_layers=plan.n_gpu_layers,
         snapshots=wanted.n_snapshots > 0,
+        replay=wanted.n_replayed > 0,
+        redecodes=wanted.redecodes,
         say=say,
     )
     steps(0.0)
@@ -327,7 +350,7 @@ def open_engine(
         steps(1.0)
         copies = controller = None
         if pair.copies and loaded.max_width < 2:
-            plain_because = _NO_SNAPSHOTS
+            plain_because = _NO_WAY_BACK
             say(plain_because)
         elif pair.may_copy(options) and loaded.max_width > 1:
             copies = calibration.known_copies(loaded, drafter)
@@ -449,6 +472,8 @@ def _target_options(
         tapped_layers=pair.spec.target_layers if pair.spec else (),
         n_branches=pair.n_branches(shape, plan.n_seq, plan.n_batch),
         n_snapshots=plan.n_snapshots,
+        n_replayed=plan.n_replayed,
+        redecodes=plan.redecodes,
     )
 
 
@@ -458,17 +483,18 @@ def _controller(target: Target, drafter: Drafter | None, say: Say, again: bool) 
         say(f"measuring what drafting costs on this machine{once}: a few seconds")
 
     n_copied = target.max_width - 1
+    equal_rows = target.needs_equal_rows and target.options.n_seq > 1
     if drafter is None:
         costs = calibration.measure(target, None, before=begin, again=again)
         _tell_noise(costs, say)
-        return Controller(costs, 1, n_copied=n_copied)
+        return Controller(costs, 1, n_copied=n_copied, equal_rows=equal_rows)
     n_branches = target.options.n_branches
     n_nodes = most_nodes(n_branches, drafter.block_size) if n_branches > 1 else 0
     greedy, sampled = calibration.known_priors(target, drafter, n_nodes)
     costs = calibration.measure(target, drafter, before=begin, again=again)
     _tell_noise(costs, say)
     width = min(drafter.block_size, target.max_width)
-    return Controller(costs, width, greedy, sampled, n_nodes, n_copied)
+    return Controller(costs, width, greedy, sampled, n_nodes, n_copied, equal_rows=equal_rows)
 
 
 def _tell_noise(costs: Costs, say: Say) -> None:
@@ -500,7 +526,14 @@ def state_key(target: Target, drafter: Drafter | None) -> dict[str, Any]:
     option can be forgotten here. `n_ctx` matters: llama.cpp chooses RoPE factors by it.
     """
     options = asdict(target.options)
-    for name in ("n_seq", "n_branches", "tapped_layers", "n_snapshots"):
+    for name in (
+        "n_seq",
+        "n_branches",
+        "tapped_layers",
+        "n_snapshots",
+        "n_replayed",
+        "redecodes",
+    ):
         del options[name]
     key: dict[str, Any] = {
         "machine": runtime.machine(),

@@ -231,9 +231,25 @@ using id_lists = std::vector<std::vector<int32_t>>;
 
 std::unique_ptr<target_pass> open_pass(uintptr_t context, int n_seq, int n_batch,
                                        std::vector<int32_t> layers, int n_stored, bool in_graph,
-                                       int n_branches) {
-    return std::make_unique<target_pass>(reinterpret_cast<llama_context *>(context), n_seq, n_batch,
-                                         std::move(layers), n_stored, in_graph, n_branches);
+                                       int n_branches, int n_returned,
+                                       std::shared_ptr<thread_pool> threads) {
+    auto * ctx = reinterpret_cast<llama_context *>(context);
+    std::unique_ptr<state_replay> replay;
+    if (n_returned > 0) {
+        replay = std::make_unique<state_replay>(ctx, n_returned, std::move(threads));
+    }
+    return std::make_unique<target_pass>(ctx, n_seq, n_batch, std::move(layers), n_stored, in_graph,
+                                         n_branches, std::move(replay));
+}
+
+bool can_replay(uintptr_t context) {
+    const memory_edit edit(reinterpret_cast<llama_context *>(context));
+    return context == 0 ? edit.is_known() : edit.is_possible();
+}
+
+void keep_rows(target_pass & self, int32_t seq, int32_t n_kept) {
+    const nb::gil_scoped_release release;
+    self.keep(seq, n_kept);
 }
 
 int decode(target_pass & self, const std::vector<int32_t> & tokens,
@@ -439,6 +455,9 @@ NB_MODULE(_native, m) {
         "llama_decode_address", [] { return reinterpret_cast<uintptr_t>(&llama_decode); },
         "Address of llama_decode as this extension sees it.");
 
+    m.def("can_replay", &can_replay, nb::arg("context") = 0,
+          "Whether rows of a recurrent llama_context can be taken back by replay; without one, "
+          "whether this build of llama.cpp allows it.");
     m.def("edit_cells", &edit_cells, nb::arg("context"), nb::arg("cuts"), nb::arg("copies"),
           "In a llama_context's cache: ids lose what they have from a position on, then take over "
           "positions of others, from and to.");
@@ -498,7 +517,16 @@ NB_MODULE(_native, m) {
         m, "TargetPass",
         "Passes through a llama_context, given by its address. See native/target_pass.h.")
         .def(nb::new_(&open_pass), nb::arg("context"), nb::arg("n_seq"), nb::arg("n_batch"),
-             nb::arg("layers"), nb::arg("n_stored"), nb::arg("in_graph"), nb::arg("n_branches") = 1)
+             nb::arg("layers"), nb::arg("n_stored"), nb::arg("in_graph"), nb::arg("n_branches") = 1,
+             nb::arg("n_returned") = 0, nb::arg("threads").none() = nb::none())
+        .def_prop_ro("can_keep", &target_pass::can_keep,
+                     "Whether `keep` can take back rows of the last pass.")
+        .def("keep", &keep_rows, nb::arg("seq"), nb::arg("n_kept"),
+             "A sequence keeps its first rows of the last pass, with the state after them.")
+        .def("start_replay", &target_pass::start_replay, nb::call_guard<nb::gil_scoped_release>(),
+             "Let the devices begin with that.")
+        .def("wait", &target_pass::wait, nb::call_guard<nb::gil_scoped_release>(),
+             "Wait until the states of all sequences are right.")
         .def("decode", &decode, nb::arg("tokens"), nb::arg("positions"), nb::arg("seqs"),
              nb::arg("output"), nb::arg("ids") = id_lists{}, "Status of llama_decode.")
         .def("decode_ahead", &decode_ahead, nb::arg("tokens"), nb::arg("positions"),

@@ -72,7 +72,8 @@ struct target_pass::door {
 };
 
 target_pass::target_pass(llama_context * ctx, int n_seq, int n_batch, std::vector<int32_t> layers,
-                         int n_stored, bool in_graph, int n_branches)
+                         int n_stored, bool in_graph, int n_branches,
+                         std::unique_ptr<state_replay> replay)
     : ctx_(ctx),
       n_seq_(n_seq),
       n_ids_(n_seq * n_branches),
@@ -80,6 +81,7 @@ target_pass::target_pass(llama_context * ctx, int n_seq, int n_batch, std::vecto
       n_embd_(llama_model_n_embd(llama_get_model(ctx))),
       layers_(std::move(layers)),
       in_graph_(in_graph),
+      replay_(std::move(replay)),
       too_many_(n_vocab_ + 1) {
     const int n_layer = llama_model_n_layer(llama_get_model(ctx));
     for (const int32_t layer : layers_) {
@@ -121,6 +123,9 @@ target_pass::~target_pass() {
 
 void target_pass::build(ggml_context * nodes, ggml_cgraph * graph, ggml_tensor * logits) {
     n_rebuilds_++;
+    if (replay_) {
+        replay_->mark(nodes, graph);
+    }
     graph_logits_ = logits;
     ggml_set_output(logits);
     if (!on_host_) {
@@ -192,6 +197,10 @@ int target_pass::decode(const std::vector<batch_row> & rows) {
     if (store_) {
         first_stored_ = store_->begin(n);
     }
+    can_keep_ = false;
+    if (replay_) {
+        replay_->begin_pass();
+    }
     const int status = llama_decode(ctx_, batch);
     if (status != 0) {
         n_outputs_ = 0;
@@ -215,7 +224,34 @@ int target_pass::decode(const std::vector<batch_row> & rows) {
     if (n_outputs_ > 0) {
         find_best();
     }
+    if (replay_) {
+        std::vector<int32_t> seqs, positions;
+        for (const batch_row & row : rows) {
+            seqs.push_back(row.seq);
+            positions.push_back(row.position);
+        }
+        can_keep_ = replay_->end_pass(seqs, positions);
+    }
     return 0;
+}
+
+void target_pass::keep(int32_t seq, int32_t n_kept) {
+    if (!can_keep_) {
+        throw std::invalid_argument("the rows of the last pass cannot be taken back");
+    }
+    replay_->keep(seq, n_kept);
+}
+
+void target_pass::start_replay() {
+    if (replay_) {
+        replay_->start();
+    }
+}
+
+void target_pass::wait() {
+    if (replay_) {
+        replay_->wait();
+    }
 }
 
 int target_pass::decode_ahead(std::vector<batch_row> rows, int n_steps,

@@ -8,6 +8,7 @@
 #include "candidate_search.h"
 #include "ggml-cpp.h"
 #include "llama.h"
+#include "state_replay.h"
 #include "tap_store.h"
 
 namespace dflash {
@@ -36,8 +37,11 @@ class target_pass {
     // residual streams, are stored. in_graph: false for a model whose batches llama.cpp may split.
     // It must have no taps, and all logits of a pass come to the host. Throws std::invalid_argument
     // for a layer outside 1 .. n_layer - 1, backend_error if there is no room.
+    //
+    // replay: takes back rows of recurrent states, or null. It needs in_graph.
     target_pass(llama_context * ctx, int n_seq, int n_batch, std::vector<int32_t> layers,
-                int n_stored, bool in_graph, int n_branches = 1);
+                int n_stored, bool in_graph, int n_branches = 1,
+                std::unique_ptr<state_replay> replay = nullptr);
     ~target_pass();
 
     target_pass(const target_pass &) = delete;
@@ -55,6 +59,15 @@ class target_pass {
     // the same.
     int decode_ahead(std::vector<batch_row> rows, int n_steps, const std::vector<int32_t> & given,
                      std::vector<int32_t> & out);
+
+    // Whether `keep` can take back rows of the last pass.
+    bool can_keep() const { return can_keep_; }
+
+    // A sequence of the last pass keeps its first n_kept rows, with the state after them. See
+    // `state_replay`.
+    void keep(int32_t seq, int32_t n_kept);
+    void start_replay();
+    void wait();
 
     // The likeliest token of each output row of the last pass; of equal ones the lowest id on the
     // CPU, always the same one on a GPU. -1 if the logits are not finite numbers.
@@ -113,6 +126,8 @@ class target_pass {
     bool in_graph_;
     bool on_host_ = true;  // the logits
     std::unique_ptr<tap_store> store_;
+    std::unique_ptr<state_replay> replay_;
+    bool can_keep_ = false;
     std::vector<llama_sampler *> chains_;
 
     // From the graph that llama.cpp built last, which owns the tensors.

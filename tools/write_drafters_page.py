@@ -11,8 +11,8 @@ from pathlib import Path
 
 from dflash_local.fit.architectures import (
     RECURRENT_ARCHITECTURES,
-    SNAPSHOT_ARCHITECTURES,
     TAPPED_ARCHITECTURES,
+    rolls_back,
 )
 from dflash_local.pairs.entry import Entry
 from dflash_local.pairs.registry import own_entries
@@ -42,11 +42,11 @@ def _row(entry: Entry) -> list[str]:
 
 def drafts(architecture: str) -> str:
     """Whether drafts can be made for such a target, and of which shape."""
-    if architecture in SNAPSHOT_ARCHITECTURES and architecture in TAPPED_ARCHITECTURES:
-        return "chains"
-    if architecture in RECURRENT_ARCHITECTURES:
+    if not rolls_back(architecture):
         return "no: recurrent"
-    return "yes" if architecture in TAPPED_ARCHITECTURES else "no: no taps"
+    if architecture not in TAPPED_ARCHITECTURES:
+        return "no: no taps"
+    return "chains" if architecture in RECURRENT_ARCHITECTURES else "yes"
 
 
 if __name__ == "__main__":

@@ -95,8 +95,10 @@ class Engine:
         if self.takes_trees and shape != "chain":
             return "a draft tree"
         most = self.drafter.block_size if self.drafter else MAX_OUTPUT_ROWS
-        if self.max_width < most and self.target.is_recurrent:
+        if self.max_width < most and self.target.n_snapshots:
             return "the room for snapshots of the target's recurrent state"
+        if self.max_width < most and self.target.is_recurrent:
+            return "what a batch can take out of the target's recurrent state"
         return "this drafter's block" if self.drafter else "a verify pass"
 
     @property

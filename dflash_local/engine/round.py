@@ -53,6 +53,7 @@ class Round:
         if not sequences:
             return
         lap = self._meter.start(sequences)
+        self._widths.settle(sequences)
         choice = self._widths.choose(sequences)
         proposals = [_NO_DRAFT] * len(sequences)
         if choice.n_drafting:
@@ -64,8 +65,8 @@ class Round:
             self._plain(sequences, lap)
             return
         lap.verifying()
-        batch = self._verify(sequences, drafts)
-        lap.accepting(len(batch), batch.shape)
+        batch, n_rows = self._verify(sequences, drafts)
+        lap.accepting(n_rows, batch.shape)
         for sequence, draft, part in zip(sequences, drafts, batch.parts, strict=True):
             with self._alone(sequence):
                 self._accept(sequence, draft, part, lap)
@@ -125,14 +126,16 @@ class Round:
         except GrammarError:
             return _NO_DRAFT  # if the answer itself cannot go on, its draw raises
 
-    def _verify(self, sequences: list[Sequence], drafts: list[Draft]) -> Batch:
-        """One pass of the target over the anchor and the draft of every sequence."""
+    def _verify(self, sequences: list[Sequence], drafts: list[Draft]) -> tuple[Batch, int]:
+        """One pass of the target over the anchor and the draft of every sequence, and the number of
+        its rows: some may be decoded again."""
         batch = Batch()
-        n_rows = self._widths.n_rows(drafts)
-        for s, draft in zip(sequences, drafts, strict=True):
-            s.shape.place(batch, s.slot.seq, len(s.slot.cached), s.anchor, draft, n_rows)
+        n_rows = self._widths.n_rows(sequences, drafts)
+        for s, draft, n in zip(sequences, drafts, n_rows, strict=True):
+            s.shape.place(batch, s.slot.seq, len(s.slot.cached), s.anchor, draft, n)
+        n_in_pass = self._target.n_rows(batch)
         self._slots.decode(batch)
-        return batch
+        return batch, n_in_pass
 
     def _accept(self, sequence: Sequence, draft: Draft, part: Part, lap: Lap) -> None:
         """Emit the target's tokens along the draft, and keep the rows of the accepted ones."""
@@ -161,16 +164,18 @@ class Round:
     def _plain(self, sequences: list[Sequence], lap: Lap) -> None:
         """A plain step, or several at once if all sequences take the likeliest token."""
         lap.verifying()
+        self._widths.settle(sequences, plain=True)
+        n_again = sum(self._target.n_again(s.slot.seq) for s in sequences)
         if all(sequence.takes_best for sequence in sequences):
             n_steps = self._widths.n_steps_ahead(sequences)
             slots, anchors = [s.slot for s in sequences], [s.anchor for s in sequences]
             given = [sequence.upcoming(n_steps) for sequence in sequences]
             in_steps = [token for step in zip(*given, strict=True) for token in step]
             steps = self._slots.decode_ahead(slots, anchors, n_steps, in_steps)
-            lap.accepting(len(sequences))
+            lap.accepting(n_again + len(sequences))
         else:
-            batch = self._verify(sequences, [_NO_DRAFT] * len(sequences))
-            lap.accepting(len(batch))
+            batch, n_rows = self._verify(sequences, [_NO_DRAFT] * len(sequences))
+            lap.accepting(n_rows)
             steps = [[_NO_TOKEN] * len(sequences)]
             for i, (sequence, part) in enumerate(zip(sequences, batch.parts, strict=True)):
                 with self._alone(sequence), lap.sampling(sequence):

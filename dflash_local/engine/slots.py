@@ -103,7 +103,6 @@ class Slots:
         self.reused: dict[Origin, int] = {"slot": 0, "shared": 0, "memory": 0, "disk": 0, "none": 0}
         """How many prompts began with tokens of each origin."""
         self._shared = SharedCells()
-        self._n_decoded = 0  # the number that the next row gets in the target's store
         self._clock = 0
 
     def __len__(self) -> int:
@@ -253,9 +252,14 @@ class Slots:
 
     def decode(self, batch: Batch) -> None:
         """One batch through the target. See `Target.run`."""
-        self._keep_stored(len(batch))
+        self._keep_stored(self.target.n_rows(batch))
         self.target.run(batch)
-        self._n_decoded = self.target.first_stored + len(batch)
+
+    def settle(self, slots: Iterable[Slot]) -> None:
+        """Decode now what the next passes over these slots would decode again."""
+        slots = list(slots)
+        self._keep_stored(sum(self.target.n_again(slot.seq) for slot in slots))
+        self.target.settle(slot.seq for slot in slots)
 
     def decode_ahead(
         self,
@@ -265,11 +269,10 @@ class Slots:
         given: Sequence[int] = (),
     ) -> list[list[int]]:
         """Several plain greedy steps of these slots at once. See `Target.decode_ahead`."""
-        self._keep_stored(n_steps * len(slots))
+        n_again = sum(self.target.n_again(slot.seq) for slot in slots)
+        self._keep_stored(n_again + n_steps * len(slots))
         positions, seqs = [len(slot.cached) for slot in slots], [slot.seq for slot in slots]
-        steps = self.target.decode_ahead(anchors, positions, seqs, n_steps, given)
-        self._n_decoded = self.target.first_stored + len(steps) * len(slots)
-        return steps
+        return self.target.decode_ahead(anchors, positions, seqs, n_steps, given)
 
     def commit(
         self, slot: Slot, tokens: Sequence[int], rows: Iterable[int], *, features: bool
@@ -280,8 +283,7 @@ class Slots:
         ones, pending rows are dropped: the drafter cannot go on after a gap.
         """
         if features and self.can_draft(slot):
-            first = self.target.first_stored
-            slot.pending += [first + row for row in rows]
+            slot.pending += [self.target.numbers[row] for row in rows]
         else:
             slot.pending = []
         slot.cached += tokens
@@ -295,13 +297,14 @@ class Slots:
 
     def keep_checkpoint(self, slot: Slot) -> None:
         """Let other texts fork off from what a slot has now."""
+        self.settle([slot])
         with suppress(MemoryError):
             slot.checkpoints.append(self.target.checkpoint(slot.seq, len(slot.cached)))
         del slot.checkpoints[:-CHECKPOINTS]
 
     def _keep_stored(self, n_rows: int) -> None:
         """Inject pending rows that the next `n_rows` would overwrite in the target's store."""
-        lost = self._n_decoded + n_rows - self.target.n_stored
+        lost = self.target.n_decoded + n_rows - self.target.n_stored
         for slot in self._slots:
             if slot.pending and slot.pending[0] < lost:
                 self.inject(slot)
@@ -487,6 +490,7 @@ class Slots:
             return
         if not is_whole:
             self.roll_back(slot, n, for_drafts=False)
+        self.settle([slot])
         if len(slot.cached) != n or self.target.sequence_bytes(slot.seq) > store.max_bytes:
             return
         try:

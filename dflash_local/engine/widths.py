@@ -9,7 +9,7 @@ from dflash_local.copies.join import copy_alone, heard, joined
 from dflash_local.draft.draft import Draft
 from dflash_local.engine.meter import TO_WARM_UP, Meter
 from dflash_local.engine.sequence import Sequence
-from dflash_local.engine.slots import Slots
+from dflash_local.engine.slots import Slot, Slots
 from dflash_local.errors import GrammarError
 from dflash_local.pays.chances import path_chances
 from dflash_local.pays.controller import Controller
@@ -90,7 +90,7 @@ class Widths:
             )
             for (i, _), width in zip(left, rows, strict=True):
                 widths[i] = width
-        return self._cut(drafts, widths)
+        return self._cut(sequences, drafts, widths)
 
     def _clip(self, sequences: list[Sequence], drafts: list[Draft], choice: Choice) -> list[Draft]:
         """Cut drafts that no copies join."""
@@ -104,28 +104,59 @@ class Widths:
             )
             for (i, _), width in zip(left, rows, strict=True):
                 widths[i] = width
-        return self._cut(drafts, widths)
+        return self._cut(sequences, drafts, widths)
 
-    def _cut(self, drafts: list[Draft], widths: list[int]) -> list[Draft]:
+    def _cut(
+        self, sequences: list[Sequence], drafts: list[Draft], widths: list[int]
+    ) -> list[Draft]:
         """The first nodes of each draft, for so many rows with the anchor."""
         cut = [draft.clip(width - 1) for draft, width in zip(drafts, widths, strict=True)]
         if not self._slots.target.needs_equal_rows:
             return cut
         # All get as many rows as the widest. Some have more drafts to fill theirs.
-        n_rows = self.n_rows(cut)
-        return [draft.clip(n_rows - 1) for draft in drafts]
+        n_rows = self.n_rows(sequences, cut)
+        return [draft.clip(n - 1) for draft, n in zip(drafts, n_rows, strict=True)]
 
-    def n_rows(self, drafts: list[Draft]) -> int:
-        """The least number of rows that each sequence gets in a pass over these drafts."""
-        target = self._slots.target
+    def n_rows(self, sequences: list[Sequence], drafts: list[Draft]) -> list[int]:
+        """The least number of new rows that each sequence gets in a pass over these drafts."""
+        target, n = self._slots.target, len(drafts)
         if not target.needs_equal_rows:
-            return 1
-        room = min(self._slots.free_cells, target.n_batch)
-        return min(1 + max(map(len, drafts)), room // len(drafts))
+            return [1] * n
+        again = [target.n_again(sequence.slot.seq) for sequence in sequences]
+        wanted = max(n_again + 1 + len(d) for n_again, d in zip(again, drafts, strict=True))
+        room = min((self._slots.free_cells + sum(again)) // n, target.n_batch // n)
+        return [min(wanted, room) - n_again for n_again in again]
+
+    def settle(self, sequences: list[Sequence], *, plain: bool = False) -> None:
+        """Let the target decode again what would make the next pass too long; before `plain` steps
+        of several sequences also what would make their rows unequal."""
+        target, slots = self._slots.target, [sequence.slot for sequence in sequences]
+        if not target.most_again:
+            return
+        again = [target.n_again(slot.seq) for slot in slots]
+        settled: list[Slot] = []
+        n_rows = len(again) * (1 + max(again))
+        if n_rows > self._slots.free_cells + sum(again) or (plain and len(set(again)) > 1):
+            settled = slots
+        elif len(slots) > 1 and any(again):  # one alone decodes them again with a plain step
+            most = self._most_again(len(slots))
+            settled = [slot for slot, n in zip(slots, again, strict=True) if n > most]
+        self._slots.settle(settled)
+        if self._controller:
+            left = sum(target.n_again(slot.seq) for slot in slots)
+            self._controller.again.done(sum(again) - left)
+            self._controller.again.now = left
+
+    def _most_again(self, n_seqs: int) -> float:
+        """Rows of a sequence that are decoded again together with a draft, at most."""
+        most: float = self._slots.target.most_again
+        return min(most, self._controller.most_again(n_seqs)) if self._controller else most
 
     def n_steps_ahead(self, sequences: list[Sequence]) -> int:
         """How many plain steps to decode at once, without a delay that a reader would notice."""
         n = len(sequences)
+        if any(self._slots.target.n_again(s.slot.seq) for s in sequences):
+            return 1
         left = [s.remaining for s in sequences if s.remaining is not None]
         by_time = int(_AHEAD_S / self._meter.step_s) + 1
         most = _MOST_AHEAD if n == self._meter.last_rows else TO_WARM_UP
@@ -136,7 +167,11 @@ class Widths:
 
     def _limits(self, sequences: list[Sequence]) -> list[int]:
         """The most nodes that each sequence may verify: what can be emitted, and has room."""
-        room = min(self._slots.free_cells, self._slots.target.n_batch)
+        target = self._slots.target
+        again = [target.n_again(sequence.slot.seq) for sequence in sequences]
+        if len(again) == 1 and again[0] and again[0] > self._most_again(1):
+            return [0]
+        room = min(self._slots.free_cells, target.n_batch - sum(again))
         free = room - len(sequences)  # the anchors
         limits = []
         for sequence in sequences:
@@ -144,7 +179,7 @@ class Widths:
             limits.append(sequence.shape.limit(most, sequence.remaining))
             free -= limits[-1]
         # What is left is for copies, shared out evenly.
-        widest = self._slots.target.max_width - 1
+        widest = target.max_width - 1
         for i, sequence in enumerate(sequences):
             if sequence.copier and sequence.policy and limits[i] < widest:
                 most = min(widest, limits[i] + max(free, 0) // (len(sequences) - i))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+WayBack = Literal["cells", "replay", "snapshots", "re-decode"]
+
 # In the graphs of these (in llama.cpp's src/models) the output of a layer is called `l_out`, and is
 # passed on unchanged under that name as the input of the next layer. That is what is tapped. The
 # others differ: several parallel streams (gemma3n, hy_v4, deepseek4), a norm between loops
@@ -27,13 +31,19 @@ RECURRENT_ARCHITECTURES = frozenset({
 })  # fmt: skip
 
 # Of these llama.cpp keeps snapshots of the state, one after each row (some of those in
-# llm_arch_supports_rs_rollback), and the tests have shown that they are exact. The others are not
-# rolled back: bailingmoe3, deepseek4, glm5-next, kimi-k3 and qwen4exp were not tried.
+# llm_arch_supports_rs_rollback), and the tests have shown that they are exact. The states of the
+# others are kept, and what was accepted is decoded again; snapshots of bailingmoe3, kimi-k3 and
+# nemotron_h_moe were not tried.
 SNAPSHOT_ARCHITECTURES = frozenset({
     "lfm2", "lfm2moe", "nemotron_h", "qwen35", "qwen35moe",
 })  # fmt: skip
 
-# Their states are kept in llama.cpp by code of their own, whose checkpoints were not tried.
+# Gated delta nets: the rows that stay are computed into the state once more, which takes no
+# snapshots (native/state_replay.cpp). Where that cannot be done, there may be snapshots.
+REPLAY_ARCHITECTURES = frozenset({"qwen35", "qwen35moe", "qwen3next"})
+
+# Their states are kept in llama.cpp by code of their own, which was not tried: they are not rolled
+# back, and have no checkpoints.
 OWN_STATE_ARCHITECTURES = frozenset({"deepseek4", "glm5-next", "qwen4exp"})
 
 # These do not write text one token after the other.
@@ -45,9 +55,23 @@ NOT_GENERATIVE_ARCHITECTURES = frozenset({
 })  # fmt: skip
 
 
+def way_back(architecture: str) -> WayBack | None:
+    """How rejected tokens are taken back: their cells are freed, if all layers are attention's; a
+    recurrent state is computed once more from the rows that stay, or goes back to a snapshot after
+    any of the last rows, or to the one before the last pass, and what was accepted is decoded
+    again. None: they cannot be."""
+    if architecture not in RECURRENT_ARCHITECTURES:
+        return "cells"
+    if architecture in REPLAY_ARCHITECTURES:
+        return "replay"
+    if architecture in SNAPSHOT_ARCHITECTURES:
+        return "snapshots"
+    return None if architecture in OWN_STATE_ARCHITECTURES else "re-decode"
+
+
 def rolls_back(architecture: str) -> bool:
-    """Whether rejected tokens can be taken back: with recurrent layers this needs snapshots."""
-    return architecture not in RECURRENT_ARCHITECTURES or architecture in SNAPSHOT_ARCHITECTURES
+    """Whether rejected tokens can be taken back."""
+    return way_back(architecture) is not None
 
 
 def takes_drafters(architecture: str) -> bool:

@@ -99,8 +99,12 @@ class Footprint:
         options: LoadOptions,
         n_branches: int = 1,
         n_snapshots: int = 0,
+        n_replayed: int = 0,
+        *,
+        redecodes: bool = False,
     ) -> None:
-        self._n_states = options.n_seq * (1 + n_snapshots)
+        self._n_states = options.n_seq * (1 + n_snapshots + redecodes)
+        self._n_replayed_rows = 1 + n_replayed if n_replayed else 0
         self._draft_window, self._n_branches = options.draft_window, n_branches
         self._target, self._arch = target, target.architecture
         self._n_seq, self._n_batch = options.n_seq, options.n_batch
@@ -122,6 +126,7 @@ class Footprint:
         )
         # A pass makes the snapshots of a layer before it stores them.
         self._new_states = max(state for _, state in rows) * self._n_states if n_snapshots else 0
+        self._consumed = _sums([self._row_of_net(i) for i in range(self.n_blocks)])
         self._read_shape()
         self.taps = len(spec.target_layers) if spec else 0
         self._read_drafter(drafter, spec)
@@ -200,6 +205,15 @@ class Footprint:
             value = kv_heads * (self._key("attention.value_length") or head)
         return self._stored(key) + self._stored(value), state
 
+    def _row_of_net(self, layer: int) -> int:
+        """Bytes of a row that replay keeps of a gated delta net: the inputs and the results of its
+        convolution, normed keys, and a gate and a beta of each head."""
+        if f"blk.{layer}.ssm_a" not in self._target.tensors:
+            return 0
+        inner, size = self._key("ssm.inner_size") or 0, self._key("ssm.state_size") or 0
+        groups, n_heads = self._key("ssm.group_count") or 0, self._key("ssm.time_step_rank") or 0
+        return 4 * (2 * (inner + 2 * groups * size) + groups * size + 2 * n_heads)
+
     def _stored(self, n: int) -> int:
         block, size = GGML_QUANT_SIZES[self._kv_type]
         return -(-n // block) * size
@@ -266,6 +280,15 @@ class Footprint:
             buffer = max(buffer, 4 * (scores + mask + rows * width)) + 2 * scores
         # A tap must outlive its graph. That took up to two buffers of its size.
         return buffer + self._new_states + 8 * rows * self.taps * self._n_embd
+
+    def replayed(self, layers: range) -> int:
+        """What replay keeps of a pass, beside its buffer: the recurrent states before it, and all
+        that its rows put into them."""
+        if not self._n_replayed_rows:
+            return 0
+        state = self._state[layers.stop] - self._state[layers.start]
+        row = self._consumed[layers.stop] - self._consumed[layers.start]
+        return self._n_seq * (state + self._n_replayed_rows * row)
 
     def compute_head(self, n_ctx: int) -> int:
         """The buffer of the output layer: logits and its inputs."""

@@ -15,7 +15,8 @@ from gguf import LlamaFileType
 from dflash_local.fit.architectures import (
     RECURRENT_ARCHITECTURES,
     TAPPED_ARCHITECTURES,
-    rolls_back,
+    WayBack,
+    way_back,
 )
 from dflash_local.fit.pairing import check_target
 from dflash_local.gguf.drafter_keys import read_drafter
@@ -149,9 +150,13 @@ class TargetReport:
     """Whether llama.cpp gives out the hidden states of this architecture's layers."""
     is_recurrent: bool
     """Whether some layers have a state that stands for all tokens of a sequence."""
-    rolls_back: bool
-    """Whether rejected tokens can be taken back. With recurrent layers this needs snapshots of
-    their state."""
+    way_back: WayBack | None
+    """How rejected tokens are taken back; None: they cannot be."""
+
+    @property
+    def rolls_back(self) -> bool:
+        """Whether rejected tokens can be taken back."""
+        return self.way_back is not None
 
     @property
     def takes_drafters(self) -> bool:
@@ -160,7 +165,8 @@ class TargetReport:
 
     def as_dict(self) -> dict[str, Any]:
         """The report for JSON."""
-        return {"role": "target", **_plain(self), "takes_drafters": self.takes_drafters}
+        more = {"rolls_back": self.rolls_back, "takes_drafters": self.takes_drafters}
+        return {"role": "target", **_plain(self), **more}
 
 
 def inspect_file(file: GgufFile) -> DrafterReport | TargetReport:
@@ -178,7 +184,7 @@ def inspect_file(file: GgufFile) -> DrafterReport | TargetReport:
         context_length=file.require(f"{name}.context_length", int),
         offers_taps=name in TAPPED_ARCHITECTURES,
         is_recurrent=name in RECURRENT_ARCHITECTURES,
-        rolls_back=rolls_back(name),
+        way_back=way_back(name),
     )
 
 

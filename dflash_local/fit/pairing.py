@@ -10,15 +10,20 @@ from typing import Any
 from dflash_local.errors import InputError, PairError
 from dflash_local.fit.architectures import (
     NOT_GENERATIVE_ARCHITECTURES,
-    RECURRENT_ARCHITECTURES,
-    SNAPSHOT_ARCHITECTURES,
     TAPPED_ARCHITECTURES,
+    way_back,
 )
 from dflash_local.gguf.drafter_keys import MAX_LAYERS, read_drafter, refuse_old
 from dflash_local.gguf.drafter_spec import DrafterSpec
 from dflash_local.gguf.file import GgufFile
 
 _TOKENS = "tokenizer.ggml.tokens"
+_WAYS = {
+    "cells": "yes",
+    "replay": "by replay",
+    "snapshots": "by snapshots",
+    "re-decode": "by decoding again",
+}
 _PLAIN = "or leave the drafter out for plain decoding"
 
 
@@ -171,10 +176,9 @@ def _fields(target: GgufFile, drafter: GgufFile, spec: DrafterSpec) -> Iterator[
 
 def _roll_back(target: GgufFile) -> FieldFit:
     name = target.architecture
-    if name not in RECURRENT_ARCHITECTURES:
-        return FieldFit("roll back", f"{name}: yes", "needed")
-    if name in SNAPSHOT_ARCHITECTURES:
-        return FieldFit("roll back", f"{name}: by snapshots", "needed")
+    way = way_back(name)
+    if way is not None:
+        return FieldFit("roll back", f"{name}: {_WAYS[way]}", "needed")
     fault = (
         f"{target.path}: general.architecture is {name!r}, which has recurrent layers whose "
         f"state cannot be rolled back here; choose a target without, {_PLAIN}"

@@ -106,7 +106,7 @@ class Devices:
             weights=model.packed_weights(blocks),
             kv=model.kv(n_ctx, blocks),
             drafter=0 if count else model.drafter(n_ctx),
-            compute=compute + model.host_buffers(n_ctx, self._copies),
+            compute=compute + model.replayed(blocks) + model.host_buffers(n_ctx, self._copies),
         )
 
     def _gpu_use(self, gpu: Use, n_ctx: int, layers: range, partial: bool) -> Use:
@@ -128,7 +128,7 @@ class Devices:
             + (model.head_weights + model.head_copy if head else 0),
             kv=model.kv(n_ctx, blocks),
             drafter=model.drafter(n_ctx) if head else 0,
-            compute=compute,
+            compute=compute + model.replayed(blocks),
         )
 
     def _fill(self, room: tuple[Use, ...], n_ctx: int, count: int) -> list[int]:

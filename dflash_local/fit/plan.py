@@ -63,6 +63,10 @@ class Plan:
     """The part of `kv_bytes` that recurrent states take, with their snapshots."""
     n_snapshots: int = 0
     """Snapshots of the recurrent state of each sequence."""
+    n_replayed: int = 0
+    """Rows that a recurrent state takes back by replay, without snapshots."""
+    redecodes: bool = False
+    """Whether each sequence has one more recurrent state, that before its last pass."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -88,6 +92,9 @@ class Plan:
         states = ""
         if self.state_bytes:
             each = f", {self.n_snapshots} snapshots of each" if self.n_snapshots else ""
+            if self.n_replayed:
+                each = f", rejected drafts of up to {self.n_replayed} tokens are replayed"
+            each = ", two for each sequence" if self.redecodes else each
             states = f", {size_text(self.state_bytes)} of it for recurrent states{each}"
         window = f" for the last {self.draft_window} tokens" if self.draft_window else ""
         return [
@@ -109,6 +116,8 @@ def make_plan(
     devices: Sequence[Device],
     n_branches: int = 1,
     n_snapshots: int = 0,
+    n_replayed: int = 0,
+    redecodes: bool = False,
 ) -> Plan:
     """The plan for a machine of `devices`, as `runtime.devices()` gives them.
 
@@ -116,13 +125,18 @@ def make_plan(
     is halved until it fits, down to 4096. If it still does not fit, as many layers as possible go
     to GPUs, with a context of 4096, then 2048. `n_branches` are the branches of each sequence, more
     than one for trees. `n_snapshots` are the snapshots that a recurrent state can use: there are
-    fewer if they would cost context, or layers on GPUs. Raises InputError if nothing fits.
+    fewer if they would cost context, or layers on GPUs. `n_replayed` are the rows that it takes
+    back without any. `redecodes`: each sequence has one more recurrent state. Raises InputError if
+    nothing fits.
     """
     _check_kv_type(target, options.kv_type, options.flash_attn)
     check_whole("main_gpu", options.main_gpu, 0, max(0, len(usable_gpus(devices)) - 1))
 
     def arranged(n: int) -> _Arrangement:
-        return _arrange(Footprint(target, drafter, spec, options, n_branches, n), devices, options)
+        model = Footprint(
+            target, drafter, spec, options, n_branches, n, n_replayed, redecodes=redecodes
+        )
+        return _arrange(model, devices, options)
 
     fewest, *more = _fewer(n_snapshots)
     found, n_kept = arranged(fewest), fewest
@@ -165,6 +179,8 @@ def make_plan(
         kv_bytes=model.kv(context, range(model.n_blocks)),
         state_bytes=model.states,
         n_snapshots=n_kept,
+        n_replayed=n_replayed,
+        redecodes=redecodes,
         drafter_kv_bytes=model.drafter_kv(context),
         draft_window=options.draft_window,
         mapped_bytes=places.mapped(count),

@@ -21,6 +21,7 @@ FusedDrafter = _native.FusedDrafter
 TargetPass = _native.TargetPass
 ThreadPool = _native.ThreadPool
 TokenDraw = _native.TokenDraw
+can_replay = _native.can_replay
 edit_cells = _native.edit_cells
 grow_tree = _native.grow_tree
 
@@ -31,6 +32,7 @@ __all__ = [
     "ThreadPool",
     "TokenDraw",
     "address",
+    "can_replay",
     "edit_cells",
     "grow_tree",
 ]

@@ -344,13 +344,14 @@ class _Trial:
         self.target.run(batch)
         seconds = time.perf_counter() - begin
         self.target.keep(batch.parts[0], [0])
-        self.target.restore(0, self.starts[0])
+        self._undo()
         self.n_steps += 1
         return seconds
 
     def _undo(self) -> None:
         for seq, start in enumerate(self.starts):
-            self.target.restore(seq, start)
+            if not self.target.truncate(seq, start.length):
+                self.target.restore(seq, start)
 
     def _guess(self, n_rows: int) -> float:
         """Seconds of a pass, if need be from the nearest narrower one timed, by the row."""
@@ -402,8 +403,7 @@ class _Trial:
 
 def _features(target: Target, rows: range) -> Features:
     """Context features of these rows of the last pass, as the engine hands them over."""
-    first = target.first_stored
-    return StoredFeatures(target, [first + row for row in rows])
+    return StoredFeatures(target, [target.numbers[row] for row in rows])
 
 
 def _usual(times: dict[int, dict[int, list[float]]]) -> dict[int, dict[int, float]]:

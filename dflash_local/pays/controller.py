@@ -22,6 +22,7 @@ from itertools import zip_longest
 
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import Chain, Shape, ShapeName
+from dflash_local.pays.again import Again
 from dflash_local.pays.budget import Budget
 from dflash_local.pays.costs import Costs, PassTimes
 from dflash_local.pays.forecast import Forecast
@@ -79,20 +80,25 @@ class Controller:
         sampled: Prior | None = None,
         n_nodes: int = 0,
         n_copied: int = 0,
+        *,
+        equal_rows: bool = False,
     ) -> None:
         """`block_size` rows with the anchor are the most that a sequence verifies of a drafter's
         chain, 1 without a drafter; `n_nodes` those of a tree without it, and `n_copied` those of
-        a copy; 0 where there are none."""
+        a copy; 0 where there are none. `equal_rows`: all sequences of a pass get as many rows."""
         self.costs = costs
         cold = partial(Prior, block_size, n_nodes)
+        self.again = Again(costs)
+        """The rows that its rounds decode again."""
         self.priors = {True: prior or cold(), False: sampled or cold()}
         """By whether the request is greedy: a draw hits the likeliest draft less often."""
         self.prior = self.priors[True]  # of the request that began last
         self.n_nodes = n_nodes
         self._n_draft = block_size - 1
-        self._forecast = Forecast(costs, max(block_size - 1, n_nodes, n_copied))
-        self._row_choice = SteadyRowChoice()
-        self._copy_choice = RowChoice()
+        most = max(block_size - 1, n_nodes, n_copied)
+        self._forecast = Forecast(costs, most, equal_rows=equal_rows)
+        self._row_choice = SteadyRowChoice(equal=equal_rows)
+        self._copy_choice = RowChoice(equal=equal_rows)
         self._gain = 1.0  # of drafting, while it is on
         self._passes = PassTimes(costs)
         self._budget = Budget()
@@ -138,6 +144,14 @@ class Controller:
     def hopeful(self) -> bool:
         """Whether a request that begins now may well draft, as far as is known."""
         return self._drafting or self.prior.rounds < _KNOWN_ROUNDS
+
+    def most_again(self, n_seqs: int) -> float:
+        """Rows of each of `n_seqs` sequences beyond which not to draft, so that none are left to be
+        decoded again."""
+        draft_s = self.costs.host_s
+        if self._drafting:
+            draft_s += self.costs.draft_s(n_seqs, self._depth) + self.costs.draft_host_s
+        return self.again.most(n_seqs, self._depth, draft_s) / n_seqs
 
     def skip(self, n_rounds: int) -> None:
         """So many plain rounds were made without asking, at most `idle`."""
@@ -230,14 +244,20 @@ class Controller:
         choice, switch_s = self._row_choice, self.costs.switch_s
         if self._probing:
             return choice.probe_widths(chains, switch_s, self._budget.amount)
-        return choice.widths(chains, self._passes.rows(self._shape), switch_s)
+        return choice.widths(chains, self._last_rows(self._shape), switch_s)
+
+    def _last_rows(self, shape: ShapeName) -> int | None:
+        """Those of the last pass, without as many as this round decodes again."""
+        rows = self._passes.rows(shape)
+        return rows if rows is None else rows - self.again.now
 
     def _rows_of_copies(self, chains: Sequence[list[float]]) -> list[int]:
         forecast = self._forecast
-        forecast.renew(len(chains), forecast.base - len(chains), self._depth)
+        other_rows = forecast.base - len(chains)
+        forecast.renew(len(chains), other_rows, self._depth, self.again)
         rate = _COPY_MARGIN * forecast.base / forecast.plain_s * self._gain
         self._copy_choice.price(forecast.base, forecast.passes, rate)
-        last_rows = self._passes.rows("chain")
+        last_rows = self._last_rows("chain")
         return self._copy_choice.widths(chains, last_rows, self.costs.switch_s)
 
     def observe(self, policy: Policy, draft: Draft, tokens: Sequence[int]) -> None:
@@ -270,23 +290,32 @@ class Controller:
         """
         costs = self.costs
         self._depth = depth
+        changed = self._passes.rows(shape) != n_rows
         self._passes.observe(n_rows, depth, verify_s, shape, rebuilt=rebuilt)
         if n_rows == self._forecast.base:
             self._plain_at = self._round
-        copies_alone = not n_drafting and n_rows > self._forecast.base
+        base, n_new = self._forecast.base, n_rows - self.again.now
+        verified = n_drafting > 0 or n_new > base
+        self.again.observe(n_new, base + self._accepted, verified=verified, changed=changed)
+        copies_alone = not n_drafting and n_new > base
         if host_s is not None and not copies_alone:
             costs.observe_host(n_drafting > 0, host_s)
+        if self._drafting and not verified and self.again.now and base:
+            # What drafts have left to do is theirs to pay.
+            usual_s = costs.step_s(n_rows, depth) + costs.host_s + changed * costs.switch_s
+            self._budget.settle(1 - usual_s / self._forecast.plain_s, self._round)
         if not n_drafting:
             self._accepted = 0
             return
-        self._unseen = self._unseen and n_rows <= self._forecast.base
+        self._unseen = self._unseen and n_new <= base
         usual_s = costs.step_s(n_rows, depth, shape)
         if self._probing:
             costs.bound_draft(n_drafting, depth, draft_s, self._n_resting)
             self._n_resting = 0
         else:
             costs.observe_draft(n_drafting, depth, draft_s)  # a probe has many rows to inject
-            if self._passes.fresh:  # graphs are made once, and say nothing of the drafter's worth
+            if self._passes.fresh and not self.again.usual:
+                # Graphs are made once, and say nothing of the drafter's worth.
                 verify_s = min(verify_s, usual_s)
         expected = costs.host_s + costs.draft_host_s
         seconds = draft_s + verify_s + (expected if host_s is None else host_s)
@@ -312,7 +341,7 @@ class Controller:
         now, forecast = self._round, self._forecast
         self._budget.earn(now)
         n_rounds, self._planned_at = now - self._planned_at, now
-        forecast.renew(len(policies), other_rows, self._depth)
+        forecast.renew(len(policies), other_rows, self._depth, self.again)
         self._members = list(policies)
         able = [policy for policy in policies if not policy.off] if self._n_draft else []
         on, findings = self._best(able) if able else ([], None)

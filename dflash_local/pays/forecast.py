@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+from dflash_local.pays.again import Again
 from dflash_local.pays.costs import Costs
 from dflash_local.pays.policy import PROBED, Findings, Policy
+from dflash_local.pays.row_choice import padded
 
 _REFRESH = 32
 """Observations after which the table of passes is made again: it takes host time."""
@@ -23,14 +25,17 @@ from each change."""
 class Forecast:
     """For the batch and the depth of the last `renew`."""
 
-    def __init__(self, costs: Costs, n_draft: int) -> None:
-        """`n_draft` are the most drafts of a sequence."""
+    def __init__(self, costs: Costs, n_draft: int, *, equal_rows: bool = False) -> None:
+        """`n_draft` are the most drafts of a sequence. `equal_rows`: all sequences of a pass get as
+        many rows."""
+        self._equal_rows = equal_rows
         self._costs = costs
         self._n_draft = n_draft
         self._n_seqs = 0
         self._depth = 0
         self._table_depth = 0
         self._table_age = 0
+        self._again = 0
         self.base = 0
         """Rows of a plain pass."""
         self.passes: list[float] = [0.0]
@@ -50,22 +55,28 @@ class Forecast:
         """Rounds of a probe: more where going there costs more than being there."""
         return min(max(round(2 * self._costs.switch_s / self.passes[0]), 1), _LONGEST_PROBE)
 
-    def renew(self, n_seqs: int, other_rows: int, depth: int) -> None:
-        """For so many sequences, after `depth` cached tokens; `other_rows` share their passes."""
+    def renew(self, n_seqs: int, other_rows: int, depth: int, again: Again | None = None) -> None:
+        """For so many sequences, after `depth` cached tokens; `other_rows` share their passes.
+        `again`: what rounds with drafts decode again."""
         costs, base = self._costs, n_seqs + other_rows
+        n_again = again.usual if again else 0
         self._depth = depth
         if (
             base == self.base
             and n_seqs == self._n_seqs
+            and n_again == self._again
             and abs(depth - self._table_depth) <= 64 + self._table_depth // 8
             and costs.n_observed - self._table_age < _REFRESH
         ):
             return
-        self.base, self._n_seqs = base, n_seqs
+        self.base, self._n_seqs, self._again = base, n_seqs, n_again
         self._table_depth, self._table_age = depth, costs.n_observed
         self.passes = [
-            costs.step_s(base + k, depth) + costs.host_s for k in range(n_seqs * self._n_draft + 1)
+            costs.step_s(base + k + (n_again if k else 0), depth) + costs.host_s
+            for k in range(n_seqs * self._n_draft + 1)
         ]
+        if again and n_again:
+            self.passes[1:] = [seconds + again.usual_s for seconds in self.passes[1:]]
         # No device is that much slower with fewer rows; such a time was taken while it was busy.
         self.passes[0] = min(self.passes[0], 1.1 * min(self.passes))
 
@@ -83,6 +94,8 @@ class Forecast:
             extra = costs.draft_s(size, depth) + costs.draft_host_s
             extra += max(costs.extra_s(policies[i].shape.name, depth) for _, i, _ in ranked[:size])
             chances = sorted((c for _, _, curve in ranked[:size] for c in curve), reverse=True)
+            if self._equal_rows:
+                chances = padded([curve for _, _, curve in ranked[:size]], base)
             tokens = list(accumulate(chances, initial=float(base)))
             rates = [got / (extra + spent) for got, spent in zip(tokens, passes, strict=False)]
             rate = max(rates)
@@ -111,7 +124,10 @@ class Forecast:
         costs, depth, passes = self._costs, self._depth, self.passes
         extra = costs.draft_s(n_on + len(due), depth) - costs.draft_s(n_on, depth)
         extra += costs.inject_s * sum(now - policy.rest_from for policy in due)
-        verify = passes[min(PROBED, self._n_draft) * len(due)] - passes[0]
+        n_probed = min(PROBED, self._n_draft) * len(due)
+        if self._equal_rows:
+            n_probed = min(min(PROBED, self._n_draft) * self.base, len(passes) - 1)
+        verify = passes[n_probed] - passes[0]
         verify += max(costs.extra_s(policy.shape.name, depth) for policy in due)
         if not n_on:
             verify += 2 * costs.switch_s + costs.draft_host_s

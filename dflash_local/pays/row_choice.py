@@ -10,7 +10,7 @@ which, with the rate at its long-run best, maximises tokens per second (renewal 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from operator import sub
 
 from dflash_local.draft.shape import ShapeName
@@ -26,7 +26,9 @@ class RowChoice:
     """Chooses for the batch of the last `price`, each round by itself: for copies, whose worth in
     one round says nothing of the next."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, equal: bool = False) -> None:
+        """`equal`: all sequences of a pass get as many rows, as recurrent targets want it."""
+        self._equal = equal
         self._kind: tuple[int, ShapeName] = (0, "chain")
         self.rate = 0.0
         """The tokens a second that rows must beat."""
@@ -55,9 +57,20 @@ class RowChoice:
         `last_rows` are those of the last pass, from which to go costs `switch_s` seconds; None: any
         pass will have a new graph.
         """
-        merged = _merged(chains)
+        merged = self._merged(chains)
         last = -1 if last_rows is None else last_rows - self._kind[0]
-        return _shared(chains, merged, self._best(self._values(merged), last, self.rate * switch_s))
+        n = self._best(self._values(merged), last, self.rate * switch_s)
+        return self._shared(chains, merged, n)
+
+    def _merged(self, chains: Sequence[list[float]]) -> list[float]:
+        """What each row more brings, of all sequences."""
+        return padded(chains, self._kind[0]) if self._equal else _merged(chains)
+
+    def _shared(self, chains: Sequence[list[float]], merged: list[float], n: int) -> list[int]:
+        """Rows for each sequence, its anchor included, when `n` drafts of all are verified."""
+        if self._equal:
+            return [1 + n // self._kind[0]] * len(chains)
+        return _shared(chains, merged, n)
 
     def _values(self, chances: Sequence[float]) -> list[float]:
         """By drafts that are verified: the tokens that they bring, less what their time is
@@ -76,8 +89,8 @@ class SteadyRowChoice(RowChoice):
     """Keeps to a row count where graphs are dear: for a drafter's drafts, of which the next ones
     are worth about as much as the last."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, equal: bool = False) -> None:
+        super().__init__(equal=equal)
         self._means: dict[int, list[float]] = {}
         """Values by row count, blended over the rounds of this batch; by how many there are."""
 
@@ -94,11 +107,14 @@ class SteadyRowChoice(RowChoice):
         """The same for a probe, which may lose `budget` plain rounds, come what may. What it finds
         counts for the usual rows, too."""
         most = self._plain_price * max(budget, 1.0)
-        merged = _merged(chains)[: max(k for k, price in enumerate(self._prices) if price <= most)]
+        merged = self._merged(chains)[
+            : max(k for k, price in enumerate(self._prices) if price <= most)
+        ]
         values = self._values(merged)
         self._blended(values)
         top = max(values)
-        return _shared(chains, merged, values.index(top) if top > self.rate * switch_s else 0)
+        n = values.index(top) if top > self.rate * switch_s else 0
+        return self._shared(chains, merged, n)
 
     def _best(self, values: list[float], last: int, switch: float) -> int:
         """The last row count is kept unless another is better by more than its graph costs: now, to
@@ -122,6 +138,15 @@ class SteadyRowChoice(RowChoice):
         blended = [mean + _BLEND * (v - mean) for mean, v in zip(means, values, strict=True)]
         self._means[len(values)] = blended
         return blended
+
+
+def padded(chains: Sequence[Sequence[float]], n_seqs: int) -> list[float]:
+    """What each row more brings, where a row more of one sequence is one of all `n_seqs` in the
+    pass: the last of them completes the next draft of each of these chains."""
+    brought: list[float] = []
+    for chances in zip_longest(*chains, fillvalue=0.0):
+        brought += [*[0.0] * (n_seqs - 1), sum(chances)]
+    return brought
 
 
 def _merged(chains: Sequence[list[float]]) -> list[float]:

@@ -246,7 +246,9 @@ class Cells:
         if 0 < length < self._rollback.shortest(seq):
             return False
         self._give_up(seq, length)
-        if not api.llama_memory_seq_rm(self._memory, ids[0], length, -1):
+        begin = self._rollback.cut_from(seq, length)
+        taken_back = length > 0 and self._rollback.take_back(seq, length)
+        if not taken_back and not api.llama_memory_seq_rm(self._memory, ids[0], begin, -1):
             return False
         self._rollback.cut(seq, length)
         for branch, n in enumerate(held):

@@ -42,6 +42,9 @@ class TargetOptions:
     takes one of llama.cpp's sequence ids. `tapped_layers` are the layers whose inputs are kept as
     hidden states; they cannot be changed later. `n_snapshots` are the rows of a pass that a
     recurrent sequence can take back. For each of them there is one more state in memory.
+    `n_replayed` are such rows, too, where they can be taken back by replay, without snapshots.
+    `redecodes`: where neither can be, each recurrent sequence has one more state, from which it
+    goes on when rows are taken back, and rows that stay are decoded again.
     """
 
     n_ctx: int
@@ -57,6 +60,8 @@ class TargetOptions:
     tapped_layers: tuple[int, ...] = ()
     n_branches: int = 1
     n_snapshots: int = 0
+    n_replayed: int = 0
+    redecodes: bool = False
 
     def __post_init__(self) -> None:
         check_one_of("kv_type", self.kv_type, KV_TYPES)
@@ -66,13 +71,14 @@ class TargetOptions:
             raise InputError(
                 f"kv_type {self.kv_type} needs flash attention; leave flash_attn on or take f16"
             )
-        if not 1 <= self.n_seq * self.n_branches <= MAX_IDS:
+        n_ids = self.n_seq * self.n_ids
+        if not 1 <= n_ids <= MAX_IDS:
             raise InputError(
-                f"{self.n_seq} sequences of {self.n_branches} branches; llama.cpp has "
+                f"{self.n_seq} sequences of {self.n_ids} branches; llama.cpp has "
                 f"{MAX_IDS} ids for all of them"
             )
-        if self.n_seq * self.n_branches > self.n_batch:  # llama.cpp asserts it
-            of_each = f" of {self.n_branches} branches" if self.n_branches > 1 else ""
+        if n_ids > self.n_batch:  # llama.cpp asserts it
+            of_each = f" of {self.n_ids} branches" if self.n_ids > 1 else ""
             raise InputError(
                 f"n_batch is {self.n_batch} with {self.n_seq} sequences{of_each}; "
                 "give it at least one row for each"
@@ -82,6 +88,11 @@ class TargetOptions:
                 f"n_batch is {self.n_batch} with {self.n_snapshots} snapshots; give it at least "
                 f"{self.n_snapshots + SNAPSHOT_ROWS}"
             )
+
+    @property
+    def n_ids(self) -> int:
+        """llama.cpp's ids of each sequence: its branches, or itself and the state before it."""
+        return self.n_branches * (2 if self.redecodes else 1)
 
     def model_params(self) -> Any:
         """`llama_model_params`. Raises InputError for a `tensor_split` over more devices than
@@ -109,7 +120,7 @@ class TargetOptions:
         params.n_ctx = self.n_ctx
         params.n_batch = self.n_batch
         params.n_ubatch = self.n_batch
-        params.n_seq_max = self.n_seq * self.n_branches
+        params.n_seq_max = self.n_seq * self.n_ids
         params.n_rs_seq = self.n_snapshots
         params.n_outputs_max = min(self.n_batch, MAX_OUTPUT_ROWS * self.n_seq)
         params.n_outputs_max_per_seq = MAX_OUTPUT_ROWS

@@ -10,6 +10,38 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Rows:
+    """The rows of a pass: row i is `tokens[i]` at `positions[i]` of sequence `seqs[i]`, and its
+    logits are wanted if `output[i]`. `given` are the numbers of those that the caller gave, in
+    their order; the others are decoded again."""
+
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    seqs: list[int] = field(default_factory=list)
+    output: list[bool] = field(default_factory=list)
+    given: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add(self, seq: int, begin: int, tokens: Sequence[int]) -> None:
+        """Add rows of a sequence, from position `begin` on, that are decoded again."""
+        self.tokens += tokens
+        self.positions += range(begin, begin + len(tokens))
+        self.seqs += [seq] * len(tokens)
+        self.output += [False] * len(tokens)
+
+    def copy(self, rows: Rows, row: int) -> None:
+        """Add a row that the caller gave."""
+        self.given.append(len(self))
+        self.tokens.append(rows.tokens[row])
+        self.positions.append(rows.positions[row])
+        self.seqs.append(rows.seqs[row])
+        self.output.append(rows.output[row])
 
 
 class Rollback:
@@ -23,11 +55,32 @@ class Rollback:
         """Whether another sequence can share the first `length` tokens of this one now."""
         return True
 
+    def again(self, seq: int) -> Sequence[int]:
+        """The tokens with which the next pass over a sequence begins: its last ones, which are to
+        be decoded again."""
+        return ()
+
+    def take_again(self, seq: int) -> tuple[int, Sequence[int]]:
+        """These tokens, and the position of the first. The caller decodes them now."""
+        return 0, ()
+
+    def extend(self, rows: Rows) -> Rows:
+        """The rows of a pass that is about to begin, with those that are decoded again."""
+        return rows
+
     def begin_pass(self) -> None:
         """A pass of the context begins, and may fail."""
 
     def end_pass(self, seqs: Sequence[int], positions: Sequence[int]) -> None:
         """It has succeeded, with these rows."""
+
+    def take_back(self, seq: int, length: int) -> bool:
+        """Cut a sequence to `length`, which is in reach and not 0. False: llama.cpp is to do it."""
+        return False
+
+    def cut_from(self, seq: int, length: int) -> int:
+        """The position from which on llama.cpp must forget a sequence that is cut to `length`."""
+        return length
 
     def cut(self, seq: int, length: int) -> None:
         """A sequence has been cut to `length`, or cleared."""
@@ -37,6 +90,12 @@ class Rollback:
 
     def restore(self, seq: int, length: int) -> None:
         """A sequence of `length` tokens has got its state back from a checkpoint."""
+
+    def tidy(self) -> None:
+        """Begin now what the next pass would wait for, while the device is busy."""
+
+    def wait(self) -> None:
+        """Return when llama.cpp's memory can be read and replaced: no device writes to it."""
 
 
 class StateRollback(Rollback):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local.errors import BackendError, ClosedError, ContextFullError, FileError, InputError
-from dflash_local.fit.architectures import OWN_STATE_ARCHITECTURES
+from dflash_local.fit.architectures import OWN_STATE_ARCHITECTURES, REPLAY_ARCHITECTURES
 from dflash_local.fit.options import MAX_IDS, MAX_OUTPUT_ROWS
 from dflash_local.fit.pairing import check_taps, check_target
 from dflash_local.gguf.file import GgufFile, file_key
@@ -26,7 +27,9 @@ from dflash_local.target import sequence_state
 from dflash_local.target.batch import Batch, Part
 from dflash_local.target.cells import Cells
 from dflash_local.target.options import TargetOptions
-from dflash_local.target.rollback import Rollback, StateRollback
+from dflash_local.target.redecode import Redecode
+from dflash_local.target.replay import ReplayRollback
+from dflash_local.target.rollback import Rollback, Rows, StateRollback
 from dflash_local.target.vocabulary import Vocabulary
 from dflash_local.trial.model import ensure_loadable
 
@@ -34,6 +37,9 @@ from dflash_local.trial.model import ensure_loadable
 import llama_cpp.llama_cpp as api
 
 _STORED_PER_SEQUENCE = 2 * MAX_OUTPUT_ROWS  # rows of a verify pass, and those before it
+MOST_AGAIN = 32
+"""Rows that are decoded again at most with new ones. Without a limit, a pass would get ever longer
+where some draft is rejected in each round."""
 _NO_SLOT = 1  # llama_decode: no room in the KV cache, nothing was changed
 
 
@@ -85,6 +91,11 @@ class Target:
         """The `native.ThreadPool` that computes on the CPU, also for a drafter."""
         self._output: list[bool] = []
         self._best: list[int] | None = None
+        self.numbers: Sequence[int] = ()
+        """The number in the store of each row of the last batch, or of `decode_ahead`, step by
+        step."""
+        self.n_decoded = 0
+        """The number that the next row will get."""
         try:
             self._load(progress)
         except BaseException:
@@ -108,6 +119,7 @@ class Target:
             layers=wanted.tapped_layers,
             n_gpu_layers=wanted.n_gpu_layers,
             snapshots=wanted.n_snapshots > 0,
+            redecodes=wanted.redecodes,
         )
         return cls(file.path, wanted)
 
@@ -159,8 +171,16 @@ class Target:
         self.n_threads = n_threads
         # 0 as well for an architecture of which llama.cpp keeps none
         self.n_snapshots: int = api.llama_n_rs_seq(self._context) if self.is_recurrent else 0
+        self.n_replayed = options.n_replayed if self._can_replay() else 0
+        self.n_returned = max(self.n_snapshots, self.n_replayed)
         """The most rows of a pass that a recurrent sequence can take back."""
-        in_graph = not self.is_recurrent or self.n_snapshots > 0 or options.n_seq == 1
+        redecodes = options.redecodes and self.keeps_checkpoints and not self.n_returned
+        # With no layer but recurrent ones, llama.cpp splits a batch whose sequences are not next to
+        # one another.
+        is_whole = self.n_returned > 0 or (
+            redecodes and not api.llama_model_is_recurrent(self._model)
+        )
+        in_graph = not self.is_recurrent or is_whole or options.n_seq == 1
         self.needs_equal_rows = self.is_recurrent and in_graph
         """Whether all sequences of a pass must have the same number of rows: llama.cpp would split
         any other, and only the last part would be seen."""
@@ -169,8 +189,26 @@ class Target:
                 f"{self.path} is recurrent: its layers cannot be tapped for {options.n_seq} "
                 "sequences at once; load it with one"
             )
+        self._pass = native.TargetPass(
+            native.address(self._context),
+            options.n_seq,
+            self.n_batch,
+            list(options.tapped_layers),
+            self.n_batch + options.n_seq * _STORED_PER_SEQUENCE,
+            in_graph,
+            options.n_branches,
+            self.n_replayed,
+            self.threads,
+        )
         self._rollback = Rollback()
-        if self.is_recurrent:
+        self.most_again = 0
+        """The most rows of a sequence that are decoded again in one pass with new ones."""
+        if self.n_replayed:
+            self._rollback = ReplayRollback(options.n_seq, self._pass)
+        elif redecodes:
+            self._rollback = Redecode(self._context, options.n_seq)
+            self.most_again = min(MOST_AGAIN, self.n_batch // options.n_seq // 2)
+        elif self.is_recurrent:
             self._rollback = StateRollback(options.n_seq, self.n_snapshots)
         self._cells = Cells(
             self._context,
@@ -180,15 +218,10 @@ class Target:
             rollback=self._rollback,
             in_order=in_order,
         )
-        self._pass = native.TargetPass(
-            native.address(self._context),
-            options.n_seq,
-            self.n_batch,
-            list(options.tapped_layers),
-            self.n_batch + options.n_seq * _STORED_PER_SEQUENCE,
-            in_graph,
-            options.n_branches,
-        )
+
+    def _can_replay(self) -> bool:
+        is_known = self._architecture() in REPLAY_ARCHITECTURES and not self.n_snapshots
+        return is_known and bool(native.can_replay(native.address(self._context)))
 
     def _architecture(self) -> str:
         name = ctypes.create_string_buffer(64)
@@ -238,7 +271,33 @@ class Target:
     @property
     def max_width(self) -> int:
         """The most rows of one sequence in a pass of which all but the first can be taken back."""
-        return 1 + self.n_snapshots if self.is_recurrent else MAX_OUTPUT_ROWS
+        if self.most_again:
+            return min(MAX_OUTPUT_ROWS, self.n_batch // self.options.n_seq - self.most_again)
+        return 1 + self.n_returned if self.is_recurrent else MAX_OUTPUT_ROWS
+
+    def n_again(self, seq: int) -> int:
+        """How many rows the next pass over a sequence decodes again, before its new ones."""
+        return len(self._rollback.again(seq))
+
+    def n_rows(self, batch: Batch) -> int:
+        """The rows of a pass over a batch, with those that are decoded again."""
+        return len(batch) + sum(self.n_again(part.seq) for part in batch.parts)
+
+    def settle(self, seqs: Iterable[int]) -> None:
+        """Decode now what the next passes over these sequences would decode again, in passes of its
+        own. The logits of the last batch are lost. Raises as `decode`."""
+        self._check_open()
+        waiting: dict[int, list[int]] = {}
+        for seq in seqs:
+            if n := self.n_again(seq):
+                waiting.setdefault(n, []).append(seq)
+        for n, alike in waiting.items():
+            most = max(self.n_batch // n, 1)
+            for i in range(0, len(alike), most):
+                rows = Rows()
+                for seq in alike[i : i + most]:
+                    rows.add(seq, *self._rollback.take_again(seq))
+                self._pass_of(rows)
 
     @property
     def chat_template(self) -> str | None:
@@ -260,14 +319,14 @@ class Target:
         BackendError if llama.cpp fails: the sequences of the batch should then be cleared.
         """
         self._check_size(len(tokens))
-        self._pass_of(_list(tokens), _list(positions), _list(seq_ids), _list(output))
+        self._pass_of(Rows(_list(tokens), _list(positions), _list(seq_ids), _list(output)))
 
     def run(self, batch: Batch) -> None:
         """`decode` for a batch whose parts may be draft trees, after which `keep` must follow."""
         self._check_size(len(batch))
         self._cells.tidy()
         ids = self._cells.place(batch)
-        self._pass_of(batch.tokens, batch.positions, batch.seq_ids, batch.output, ids)
+        self._pass_of(Rows(batch.tokens, batch.positions, batch.seq_ids, batch.output), ids)
 
     def keep(self, part: Part, path: Sequence[int]) -> bool:
         """Keep only those rows of a part of the last batch that are in `path`.
@@ -278,23 +337,35 @@ class Target:
         self._check_open()
         return self._cells.keep(part, path)
 
-    def _pass_of(
-        self,
-        tokens: list[int],
-        positions: list[int],
-        seq_ids: list[int],
-        output: list[bool],
-        ids: Sequence[Sequence[int]] = (),
-    ) -> None:
-        n = len(tokens)
-        self._output, self._best = [], None
+    def _pass_of(self, given: Rows, ids: Sequence[Sequence[int]] = ()) -> None:
+        if self.most_again:
+            self._settle_before(given)
+        self._output, self._best, self.numbers = [], None, ()
+        rows = self._rollback.extend(given)
+        n = len(rows)
         self._cells.before_pass(n)
         runtime.clear_log()
         self._rollback.begin_pass()
-        self._check_status(self._pass.decode(tokens, positions, seq_ids, output, ids), n)
-        self._cells.after_pass(seq_ids)
-        self._rollback.end_pass(seq_ids, positions)
-        self._output = output
+        self._check_status(
+            self._pass.decode(rows.tokens, rows.positions, rows.seqs, rows.output, ids), n
+        )
+        self._cells.after_pass(rows.seqs)
+        self._rollback.end_pass(rows.seqs, rows.positions)
+        self._output = given.output
+        first = self.first_stored
+        self.numbers = [first + row for row in rows.given] or range(first, first + n)
+        self.n_decoded = first + n
+
+    def _settle_before(self, given: Rows) -> None:
+        """Decode what is to be decoded again before a pass that could not hold it."""
+        n_rows = Counter(given.seqs)
+        n_again = {seq: self.n_again(seq) for seq in n_rows}
+        if not any(n_again.values()):
+            return
+        totals = {n + n_again[seq] for seq, n in n_rows.items()}
+        is_split = self.needs_equal_rows and len(totals) > 1
+        if is_split or len(given) + sum(n_again.values()) > self.n_batch:
+            self.settle(n_again)
 
     def decode_ahead(
         self,
@@ -309,12 +380,13 @@ class Target:
         the order of the result, if it is not empty.
 
         Returns the tokens, [steps][sequences]. There are fewer steps if a sequence has come to an
-        end of text, or to -1 as in `best`. `first_stored` is then the number of the first step's
-        first row. Raises as `decode`.
+        end of text, or to -1 as in `best`. Raises as `decode`.
         """
         self._check_open()
+        if any(map(self.n_again, seq_ids)):
+            return self._again_and_ahead(tokens, positions, seq_ids, n_steps, given)
         n = len(tokens)
-        self._output, self._best = [], None
+        self._output, self._best, self.numbers = [], None, ()
         self._cells.before_pass(n * n_steps)
         runtime.clear_log()
         self._rollback.begin_pass()
@@ -323,7 +395,33 @@ class Target:
         self._check_status(status, n)
         more = len(found) // n - 1
         self._rollback.end_pass(seq_ids, [position + more for position in positions])
+        first = self.first_stored
+        self.numbers = range(first, first + len(found))
+        self.n_decoded = first + len(found)
         return [found[i : i + n] for i in range(0, len(found), n)]
+
+    def _again_and_ahead(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        seq_ids: Sequence[int],
+        n_steps: int,
+        given: Sequence[int],
+    ) -> list[list[int]]:
+        """`decode_ahead` whose first step also decodes again what is to be."""
+        n = len(tokens)
+        if len(set(map(self.n_again, seq_ids))) > 1:
+            self.settle(seq_ids)
+        self.decode(tokens, positions, seq_ids, [True] * n)
+        best = self.best()
+        step = [token if token < 0 or not given else given[i] for i, token in enumerate(best)]
+        if n_steps == 1 or any(token < 0 or self.vocabulary.ends_text(token) for token in step):
+            return [step]
+        numbers = list(self.numbers)
+        following = [position + 1 for position in positions]
+        steps = self.decode_ahead(step, following, seq_ids, n_steps - 1, given[n:])
+        self.numbers = [*numbers, *self.numbers]
+        return [step, *steps]
 
     def best(self) -> list[int]:
         """The likeliest token of each output row of the last batch, found on the device.
@@ -397,7 +495,7 @@ class Target:
 
     @property
     def first_stored(self) -> int:
-        """The number in the store of the last batch's first row. The other rows follow."""
+        """The number in the store of the first row of the last pass. The other rows follow."""
         self._check_open()
         return int(self._pass.first_stored)
 
@@ -423,8 +521,7 @@ class Target:
         wanted = list(range(n) if rows is None else rows)
         for row in wanted:
             self._check_row(row)
-        first = self.first_stored
-        states = self.stored([first + row for row in wanted])
+        states = self.stored([self.numbers[row] for row in wanted])
         return states.reshape(len(wanted), len(self.options.tapped_layers), self.n_embd)
 
     def shortest(self, seq: int) -> int:
@@ -445,7 +542,9 @@ class Target:
         """
         self._check_open()
         state = np.empty(0, np.uint8)
+        self.settle([seq])
         if self.is_recurrent and length:
+            self._rollback.wait()
             state = sequence_state.save(self._context, seq, state_only=True)
         return Checkpoint(length, state)
 
@@ -457,6 +556,7 @@ class Target:
         self._check_open()
         if not self.is_recurrent or not checkpoint.length:
             return self._cells.truncate(seq, checkpoint.length)
+        self._rollback.wait()
         if not sequence_state.restore(self._context, seq, checkpoint.state, state_only=True):
             self._cells.clear(seq)
             return False
@@ -464,13 +564,15 @@ class Target:
         return self._cells.truncate(seq, checkpoint.length)
 
     def tidy(self) -> None:
-        """Do now what the next pass over a tree would begin with, while the device is busy."""
+        """Do now what the next pass would begin with, while the device is busy: edits of the cells
+        of a tree, and replays of recurrent states."""
         self._check_open()
         self._cells.tidy(ahead=True)
+        self._rollback.tidy()
 
     def sequence_bytes(self, seq: int) -> int:
         """How many bytes `save` would return."""
-        self._check_open()
+        self.settle([seq])
         return sequence_state.size_of(self._context, seq)
 
     def save(self, seq: int) -> NDArray[np.uint8]:
@@ -478,13 +580,15 @@ class Target:
 
         Raises MemoryError.
         """
-        self._check_open()
+        self.settle([seq])
+        self._rollback.wait()
         return sequence_state.save(self._context, seq)
 
     def restore_saved(self, seq: int, state: NDArray[np.uint8], length: int) -> bool:
         """Replace a sequence by a saved one of `length` tokens. False: it does not fit, and the
         sequence is empty."""
         self._check_open()
+        self._rollback.wait()
         if not self._cells.restore(seq, state, length):
             self._cells.clear(seq)
             return False
@@ -557,6 +661,8 @@ class Target:
         """Close the drafters and let go of the context. Returns what frees it."""
         for drafter in list(self._drafters):
             drafter.close()
+        if self._pass is not None:
+            self._pass.wait()
         context, self._context = self._context, None
         parts, self._pass, self.threads = [self._pass, self.threads], None, None
         return partial(_free_context, context, parts)

@@ -59,11 +59,13 @@ def ensure_loadable(
     layers: tuple[int, ...],
     n_gpu_layers: int = 0,
     snapshots: bool = False,
+    replay: bool = False,
+    redecodes: bool = False,
     limit_s: float = _LIMIT_S,
     say: Callable[[str], None] = _to_stderr,
 ) -> None:
     """Return if llama.cpp can load `target` and decode with taps on `layers`, and with `snapshots`
-    of its recurrent state.
+    or `replay` of its recurrent state. `redecodes`: from a second state of it.
 
     If there is a `draft`, llama.cpp must be able to read its header. All this is tried in a child
     process, unless a verdict is kept from before. The child gets `limit_s` seconds, and more for
@@ -80,6 +82,8 @@ def ensure_loadable(
         "layers": list(layers),
         "n_gpu_layers": n_gpu_layers,
         **({"snapshots": True} if snapshots else {}),
+        **({"replay": True} if replay else {}),
+        **({"redecodes": True} if redecodes else {}),
     }
     verdict = _kept(key)
     if verdict is None:
@@ -89,6 +93,8 @@ def ensure_loadable(
             "layers": list(layers),
             "n_gpu_layers": n_gpu_layers,
             "snapshots": snapshots,
+            "replay": replay,
+            "redecodes": redecodes,
         }
         verdict = _tried(target, request, limit_s, files, say)
         if verdict.lasting:

@@ -16,7 +16,8 @@ class _Fault(Exception):
 
 
 def main(request: dict[str, Any]) -> None:
-    """Run all stages for `request`: target, draft (or null), layers, n_gpu_layers, snapshots."""
+    """Run all stages for `request`: target, draft (or null), layers, n_gpu_layers, snapshots,
+    replay."""
     die_quietly()
     try:
         _stages(request)
@@ -90,18 +91,19 @@ def _try_model(path: bytes, request: dict[str, Any]) -> None:
     runtime.clear_log()
     params = _context_params(n_gpu_layers)
     params.n_rs_seq = 1 if request["snapshots"] else 0
+    params.n_seq_max = 2 if request["redecodes"] else 1
     context = llama_cpp.llama_init_from_model(model, params)
     if not context:
         raise _Fault(runtime.first_error_line() or "no context")
-    passes = _try_passes(model, context, request["layers"], request["snapshots"])
+    passes = _try_passes(model, context, request)
     llama_cpp.llama_free(context)
     del passes  # after the context, whose graph it is part of
     llama_cpp.llama_model_free(model)
 
 
-def _try_passes(model: Any, context: Any, layers: list[int], snapshots: bool) -> Any:
-    """Decode two rows, then one, as `Target` does. With `snapshots`, the second row is taken back
-    in between. Returns the `native.TargetPass`."""
+def _try_passes(model: Any, context: Any, request: dict[str, Any]) -> Any:
+    """Decode two rows, then one, as `Target` does. With snapshots or replay, or where it decodes
+    again, rows are taken back in between. Returns the `native.TargetPass`."""
     import llama_cpp
 
     from dflash_local.errors import DflashError
@@ -109,10 +111,16 @@ def _try_passes(model: Any, context: Any, layers: list[int], snapshots: bool) ->
 
     say(stage="taps")
     try:
-        passes = native.TargetPass(context, 1, _N_CTX, layers, _N_CTX, True)
+        layers, snapshots = request["layers"], request["snapshots"]
+        address = native.address(context)
+        n_returned = 1 if request["replay"] and native.can_replay(address) else 0
+        threads = native.ThreadPool(_n_threads())
+        passes = native.TargetPass(address, 1, _N_CTX, layers, _N_CTX, True, 1, n_returned, threads)
         say(stage="decode")
         n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
-        for positions in ([0, 1], [1] if snapshots else [2]):
+        for positions in ([0, 1], [1] if snapshots or n_returned else [2]):
+            if n_returned and positions == [1]:
+                passes.keep(0, 1)
             if snapshots:
                 memory = llama_cpp.llama_get_memory(context)
                 llama_cpp.llama_memory_seq_rm(memory, 0, positions[0], -1)
@@ -122,6 +130,14 @@ def _try_passes(model: Any, context: Any, layers: list[int], snapshots: bool) ->
             status = passes.decode(tokens, positions, [0] * n, [True] * n)
             if status != 0:
                 raise _Fault(runtime.first_error_line() or f"llama_decode returned {status}")
+            if request["redecodes"]:
+                # As `Redecode` does: the second sequence keeps the empty state, then this one.
+                memory = llama_cpp.llama_get_memory(context)
+                if n > 1:
+                    llama_cpp.llama_memory_seq_cp(memory, 0, 1, 0, 0)
+                else:
+                    llama_cpp.llama_memory_seq_cp(memory, 1, 0, 0, 0)
+                    llama_cpp.llama_memory_seq_rm(memory, 0, 2, -1)
             if layers:
                 passes.hidden_states([passes.first_stored])
     except DflashError as fault:

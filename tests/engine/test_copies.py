@@ -199,16 +199,18 @@ def test_several_at_once(f32_target: Path) -> None:
             assert all(each.stats.copied_accepted > 0 for each in answers)
 
 
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("rows", ["n_snapshots", "n_replayed"])
 @pytest.mark.parametrize("width", [2, 8, 16, "auto"])
-def test_recurrent_layers(tmp_path: Path, width: Any) -> None:
-    """Chains of copies, as far as there are snapshots."""
+def test_recurrent_layers(tmp_path: Path, width: Any, rows: str) -> None:
+    """Chains of copies, as far as rows can be taken back."""
     path = write_hybrid(tmp_path / "target.gguf", TAPPED[0], demo.pair()[0])
     alphabet = [40, 41, 42]
     options = options_of("seeded", alphabet)
     prompt = alphabet * 6
     with hybrid_target(path, drafts=False) as target:
         expected = plain(target, prompt, **options)
-    with hybrid_target(path, drafts=False, n_snapshots=15) as target:
+    with hybrid_target(path, drafts=False, **{rows: 15}) as target:
         engine = copying(target)
         found = answer(engine, prompt, width, N, **options)
         assert found.tokens == expected

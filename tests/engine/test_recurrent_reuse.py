@@ -15,7 +15,7 @@ from dflash_local.engine.prefix_files import PrefixFiles
 from dflash_local.engine.prefixes import PrefixStore
 from dflash_local.target.target import Target
 from hybrid import WITHOUT, write_hybrid
-from hybrid_engine import Knowing, PlainAnswers, hybrid_target
+from hybrid_engine import BLOCK, Knowing, PlainAnswers, hybrid_target
 from pair_engine import answer, request
 
 N, N_PROMPT = 24, 150
@@ -23,10 +23,21 @@ KEPT = N_PROMPT - 32
 """Tokens before a prompt's end there is a checkpoint."""
 
 
-@pytest.fixture(scope="module", params=["qwen35", "lfm2", *WITHOUT])
-def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp(request.param)
-    return write_hybrid(folder / f"{request.param}.gguf", request.param, demo.pair()[0])
+@pytest.fixture(
+    scope="module",
+    params=[("qwen35", "replay"), ("qwen3next", "replay"), ("lfm2", "snapshots")]
+    + [(name, "re-decode") for name in WITHOUT],
+    ids="-".join,
+)
+def kind(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """An architecture, and how rejected rows are taken back."""
+    return tuple(request.param)
+
+
+@pytest.fixture(scope="module")
+def path(kind: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reuse")
+    return write_hybrid(folder / f"{kind[0]}.gguf", kind[0], demo.pair()[0])
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +47,10 @@ def plain(path: Path) -> Iterator[PlainAnswers]:
 
 
 @pytest.fixture(scope="module")
-def target(path: Path) -> Iterator[Target]:
-    """Two slots. It drafts if there are snapshots."""
-    drafts = path.stem not in WITHOUT
-    with hybrid_target(path, drafts=drafts, n_seq=2, n_ctx=1024) as opened:
+def target(path: Path, kind: tuple[str, str]) -> Iterator[Target]:
+    """Two slots."""
+    options = {"n_replayed": BLOCK - 1} if kind[1] == "replay" else {}
+    with hybrid_target(path, n_seq=2, n_ctx=1024, **options) as opened:
         yield opened
 
 
@@ -54,7 +65,7 @@ class Chat:
         self.plain = plain
         self.rng = np.random.default_rng(4)
         self.drafter = None
-        if target.n_snapshots:
+        if target.max_width > 1:
             self.drafter = Knowing(lambda: int(self.rng.integers(16)), target.n_vocab, 2)
         self.engine = Engine(target, self.drafter, n_seq=2, store=store)
         self.width = 16 if self.drafter else 0

@@ -15,8 +15,9 @@ import pytest
 from dflash_local import demo
 from dflash_local.errors import FileError
 from dflash_local.fit.architectures import (
+    OWN_STATE_ARCHITECTURES,
     RECURRENT_ARCHITECTURES,
-    SNAPSHOT_ARCHITECTURES,
+    REPLAY_ARCHITECTURES,
     TAPPED_ARCHITECTURES,
 )
 from dflash_local.fit.inspection import (
@@ -132,7 +133,18 @@ def test_the_shipped_target() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen3", "llama", "deepseek2", "gemma3n", "qwen35", "qwen3next", "nemotron_h", "mamba"]
+    "name",
+    [
+        "qwen3",
+        "llama",
+        "deepseek2",
+        "gemma3n",
+        "qwen35",
+        "qwen3next",
+        "nemotron_h",
+        "mamba",
+        "deepseek4",
+    ],
 )
 def test_what_llama_cpp_lets_a_drafter_do(name: str) -> None:
     target = of_architecture(GgufFile.open(TARGET), name)
@@ -140,7 +152,9 @@ def test_what_llama_cpp_lets_a_drafter_do(name: str) -> None:
     assert isinstance(report, TargetReport)
     assert report.offers_taps == (name in TAPPED_ARCHITECTURES)
     assert report.is_recurrent == (name in RECURRENT_ARCHITECTURES)
-    assert report.rolls_back == (not report.is_recurrent or name in SNAPSHOT_ARCHITECTURES)
+    assert (report.way_back == "cells") == (not report.is_recurrent)
+    assert (report.way_back == "replay") == (name in REPLAY_ARCHITECTURES)
+    assert report.rolls_back == (name not in OWN_STATE_ARCHITECTURES)
     assert compare_pair(target, GgufFile.open(DRAFTER)).fits == report.takes_drafters
 
 

@@ -160,16 +160,31 @@ def test_a_drafter_without_a_tokenizer_takes_the_targets(
     assert compare_pair(target, bare).fields[-1].name == "vocabulary size"
 
 
-@pytest.mark.parametrize("name", ["qwen35", "lfm2moe"])
-def test_recurrent_targets_with_snapshots_fit(
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("qwen35", "by replay"),
+        ("lfm2moe", "by snapshots"),
+        ("qwen3next", "by replay"),
+        ("bailingmoe3", "by decoding again"),
+    ],
+)
+def test_recurrent_targets_fit(target: GgufFile, drafter: GgufFile, name: str, way: str) -> None:
+    other = of_architecture(target, name)
+    check_pair(other, drafter)
+    assert compare_pair(other, drafter).fields[0].target == f"{name}: {way}"
+
+
+@pytest.mark.parametrize("name", ["mamba", "jamba"])
+def test_recurrent_targets_without_taps_take_no_drafter(
     target: GgufFile, drafter: GgufFile, name: str
 ) -> None:
     other = of_architecture(target, name)
-    check_pair(other, drafter)
-    assert compare_pair(other, drafter).fields[0].target == f"{name}: by snapshots"
+    assert "hidden states" in mismatch(other, drafter)
+    assert compare_pair(other, drafter).fields[0].target == f"{name}: by decoding again"
 
 
-@pytest.mark.parametrize("name", ["qwen3next", "mamba", "jamba", "bailingmoe3"])
+@pytest.mark.parametrize("name", ["deepseek4", "glm5-next", "qwen4exp"])
 def test_recurrent_targets_are_refused(target: GgufFile, drafter: GgufFile, name: str) -> None:
     message = mismatch(of_architecture(target, name), drafter)
     assert f"'{name}'" in message and "recurrent" in message and "plain decoding" in message

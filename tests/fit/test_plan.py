@@ -431,3 +431,20 @@ def test_the_plan_in_words_names_files_sizes_and_memory():
     assert "Qwen3-8B-DFlash-Q8_0.gguf" in lines[1]
     assert "32768 tokens" in lines[2] and "4.5 GiB" in lines[2]
     assert "of 24.0 GiB free" in lines[3]
+
+
+def test_what_replay_keeps_of_a_pass_is_planned(tmp_path):
+    path = write_hybrid(tmp_path / "target.gguf", "qwen35", pair()[0])
+    file, options = GgufFile.open(path), LoadOptions(n_ctx=256, n_seq=3)
+
+    def planned(n: int) -> Plan:
+        return make_plan(file, None, None, options, [host(8, 16)], n_replayed=n)
+
+    plain, replayed = planned(0), planned(7)
+    # The state of each sequence before the pass; and of 8 rows in 4 layers: 128 inputs and as many
+    # results of the convolution, 32 keys, and a gate and a beta for 2 heads.
+    more = plain.state_bytes + 3 * 8 * 4 * 4 * (2 * 128 + 32 + 2 * 2)
+    assert replayed.host.compute - plain.host.compute == more
+    assert (replayed.state_bytes, replayed.n_replayed) == (plain.state_bytes, 7)
+    with Target(path, TargetOptions(n_ctx=256, n_seq=3, n_threads=1, n_replayed=7)) as target:
+        assert target.max_width == 8

@@ -139,3 +139,17 @@ def test_a_doubtful_copy_is_not_tried_for_the_sake_of_a_sure_one() -> None:
         (last,) = choice.widths([[0.99] * MOST], last, 8.0)
     assert last == 1 + MOST
     assert choice.widths([[0.06] + [0.01] * (MOST - 1)], 1, 8.0) == [1]
+
+
+@pytest.mark.parametrize("kind", [RowChoice, SteadyRowChoice])
+def test_where_all_get_as_many_rows_a_row_is_paid_for_each(kind: type[RowChoice]) -> None:
+    """A sure text beside a hopeless one: each of its rows makes one of the other dearer, too."""
+    sure, hopeless = [0.9**j for j in range(1, 16)], [0.0] * 15
+    passes = [1.0 + 0.3 * k for k in range(31)]
+    alone, equal = kind(), kind(equal=True)
+    for choice in (alone, equal):
+        choice.price(2, passes, 1.0)
+    assert alone.widths([sure, hopeless], None, 0.0) == [12, 1]  # while 0.9^j > 0.3
+    assert equal.widths([sure, hopeless], None, 0.0) == [5, 5]  # while 0.9^j > 0.6
+    assert equal.widths([sure, sure], None, 0.0) == [12, 12]
+    assert equal.widths([hopeless, []], None, 0.0) == [1, 1]

@@ -20,10 +20,12 @@ from synthetic import LOGIT_STD, quantize
 
 SNAPSHOTS = ("qwen35", "qwen35moe", "lfm2", "lfm2moe", "nemotron_h")
 """llama.cpp keeps snapshots of their states."""
-WITHOUT = ("qwen3next", "granitehybrid")
-"""It does not of these."""
+WITHOUT = ("qwen3next", "granitehybrid", "mamba2")
+"""It does not of these: what was accepted is decoded again."""
 TAPPED = ("qwen35", "qwen35moe", "lfm2", "lfm2moe")
 """Drafts are made for these: their layers can be tapped, too."""
+REPLAYED = ("qwen35", "qwen35moe", "qwen3next")
+"""Drafts are made for these without snapshots: rejected rows are taken back by replay."""
 
 N_EMBD, N_LAYER, N_FF = 64, 6, 96
 N_HEAD, N_HEAD_KV, HEAD_DIM = 2, 1, 32
@@ -295,6 +297,17 @@ def _granite_hybrid(model: _Model, n_vocab: int) -> None:
         _dense(model, block)
 
 
+def _only_mamba2(model: _Model, n_vocab: int) -> None:
+    """Mamba 2 in all layers."""
+    model.shape(feed_forward_length=0)
+    _states(model, 2 * N_EMBD, 1)
+    _head(model, n_vocab)
+    for layer in range(N_LAYER):
+        block = f"blk.{layer}."
+        model.norm(block + "attn_norm.weight", N_EMBD)
+        _mamba2(model, block, 2 * N_EMBD)
+
+
 _WRITERS: dict[str, Callable[[_Model, int], None]] = {
     "qwen35": _qwen,
     "qwen35moe": _qwen,
@@ -303,4 +316,5 @@ _WRITERS: dict[str, Callable[[_Model, int], None]] = {
     "lfm2moe": _lfm2,
     "nemotron_h": _nemotron_h,
     "granitehybrid": _granite_hybrid,
+    "mamba2": _only_mamba2,
 }

@@ -14,9 +14,13 @@ from adversarial import ScriptedDrafter
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.engine.engine import Engine
+from dflash_local.engine.sequence import Sequence as Answer
+from dflash_local.fit.architectures import TAPPED_ARCHITECTURES
+from dflash_local.gguf.file import GgufFile
+from dflash_local.sampling.params import TokenLogprob
 from dflash_local.target.options import TargetOptions
 from dflash_local.target.target import Target
-from hybrid import TAPS
+from hybrid import SNAPSHOTS, TAPS
 from pair_engine import answer
 
 BLOCK = 16
@@ -26,8 +30,14 @@ BLOCK = 16
 def hybrid_target(path: Path, *, drafts: bool = True, **options: Any) -> Iterator[Target]:
     """A target that is exact to the bit, for drafts of a block or for none."""
     defaults: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_batch": 64, "kv_type": "q8_0"}
-    if drafts:
-        defaults |= {"tapped_layers": TAPS, "n_snapshots": BLOCK - 1}
+    architecture = GgufFile.open(path).architecture
+    if drafts and architecture in TAPPED_ARCHITECTURES:
+        defaults |= {"tapped_layers": TAPS}
+    if drafts and "n_replayed" not in options:
+        if architecture in SNAPSHOTS:
+            defaults |= {"n_snapshots": BLOCK - 1}
+        else:
+            defaults |= {"redecodes": True, "n_batch": 128}
     with Target(path, TargetOptions(**defaults | options)) as target:
         yield target
 
@@ -56,6 +66,12 @@ class Knowing(ScriptedDrafter):
         good = self.n_right()
         return Draft.chain(tokens[:good] + [(t + 1) % self._n_vocab for t in tokens[good:]])
 
+    def inject(self, seq: int, features: NDArray[np.float32]) -> None:
+        if features.shape[1]:
+            super().inject(seq, features)
+        else:  # of a target whose layers cannot be tapped
+            self._lengths[seq] += len(features)
+
     def save(self, seq: int) -> NDArray[np.uint8]:
         return np.array([self.length(seq)], "<i4").view(np.uint8)
 
@@ -75,7 +91,15 @@ class PlainAnswers:
 
     def __init__(self, target: Target) -> None:
         self.engine = Engine(target, None)
+        self.architecture = GgufFile.open(target.path).architecture
 
     def __call__(self, prompt: Sequence[int], max_tokens: int, **params: Any) -> list[int]:
+        return self._answer(prompt, max_tokens, **params).tokens
+
+    def logprobs(self, prompt: Sequence[int], max_tokens: int) -> list[TokenLogprob]:
+        """Of a greedy answer, the two likeliest tokens at each place."""
+        return self._answer(prompt, max_tokens, logprobs=2).logprobs
+
+    def _answer(self, prompt: Sequence[int], max_tokens: int, **params: Any) -> Answer:
         self.engine.slots.forget_all()
-        return answer(self.engine, prompt, 0, max_tokens, **params).tokens
+        return answer(self.engine, prompt, 0, max_tokens, **params)

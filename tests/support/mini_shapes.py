@@ -45,6 +45,13 @@ HYBRID_EXPERTS = replace(
     architecture="qwen35moe",
     experts=Experts(8, 2, 256, n_ff_shared=256),
 )
+HYBRID_NEXT = replace(
+    HYBRID_EXPERTS,
+    name="mini-hybrid-next",
+    architecture="qwen3next",
+    delta_net=DeltaNet(1, 2, head_dim=128, joined=True),
+    pre_tokenizer="qwen2",
+)
 LLAMA = replace(DENSE, name="mini-llama", architecture="llama", pre_tokenizer="llama-bpe")
 GPT_OSS = replace(
     DENSE,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dflash_local.fit.architectures import (
+    OWN_STATE_ARCHITECTURES,
     RECURRENT_ARCHITECTURES,
-    SNAPSHOT_ARCHITECTURES,
     TAPPED_ARCHITECTURES,
 )
 from dflash_local.pairs.registry import own_entries
@@ -51,10 +51,10 @@ def test_every_drafter_stands_there_once() -> None:
 def test_it_says_for_which_targets_drafts_are_made() -> None:
     for name, _, _, architecture, told, _ in rows():
         known = architecture.strip("`")
-        if known in SNAPSHOT_ARCHITECTURES and known in TAPPED_ARCHITECTURES:
-            expected = "chains"
-        elif known in RECURRENT_ARCHITECTURES:
+        if known in OWN_STATE_ARCHITECTURES:
             expected = "no: recurrent"
+        elif known not in TAPPED_ARCHITECTURES:
+            expected = "no: no taps"
         else:
-            expected = "yes" if known in TAPPED_ARCHITECTURES else "no: no taps"
+            expected = "chains" if known in RECURRENT_ARCHITECTURES else "yes"
         assert told == expected, name

@@ -162,6 +162,8 @@ def _add_delta_net(header: GGUFWriter, net: DeltaNet, head_dim: int) -> None:
     n_rotated = min(64, head_dim // 4)
     third = n_rotated // 6
     header.add_rope_dimension_count(n_rotated)
+    if header.arch == "qwen3next":
+        return
     # Of text all three parts turn by the same position.
     header.add_rope_dimension_sections([n_rotated // 2 - 2 * third, third, third, 0])
 

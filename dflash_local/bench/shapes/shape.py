@@ -16,7 +16,7 @@ from typing import Literal
 
 from dflash_local.errors import InputError
 
-Architecture = Literal["qwen3", "qwen3moe", "qwen35", "qwen35moe", "llama", "gpt-oss"]
+Architecture = Literal["qwen3", "qwen3moe", "qwen35", "qwen35moe", "qwen3next", "llama", "gpt-oss"]
 
 _MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
 _N_TAPS = 5
@@ -47,7 +47,7 @@ class DeltaNet:
     """Gated delta nets in place of attention, but for each layer whose number `interval` divides.
 
     The attention that is left has a gate, and rotates 64 of a head's values or, if it has fewer,
-    a quarter of them.
+    a quarter of them. `joined`: one matrix gives decays and weights, as in Qwen3-Next.
     """
 
     n_key_heads: int
@@ -55,6 +55,7 @@ class DeltaNet:
     head_dim: int = 128
     kernel: int = 4
     interval: int = 4
+    joined: bool = False
 
     @property
     def n_keys(self) -> int:
@@ -251,6 +252,17 @@ _QWEN3_6_35B_A3B = replace(
     experts=Experts(256, 8, 512, n_ff_shared=512),
     delta_net=DeltaNet(16, 32),
 )
+_QWEN3_CODER_NEXT = replace(
+    _QWEN3_6_35B_A3B,
+    name="qwen3-coder-next",
+    architecture="qwen3next",
+    n_layer=48,
+    n_ff=5120,
+    n_vocab=151936,
+    experts=Experts(512, 10, 512, n_ff_shared=512),
+    delta_net=DeltaNet(16, 32, joined=True),
+    pre_tokenizer="qwen2",
+)
 
 
 PAIR_SHAPES: dict[str, PairShape] = {
@@ -266,6 +278,7 @@ PAIR_SHAPES: dict[str, PairShape] = {
         _GPT_OSS_20B,
         _QWEN3_6_27B,
         _QWEN3_6_35B_A3B,
+        _QWEN3_CODER_NEXT,
     )
 }
 

@@ -166,15 +166,16 @@ def _attention_widths(heads: Heads) -> tuple[int, int]:
 
 def _delta_net(block: str, n_embd: int, net: DeltaNet, base: Type, more: Type) -> list[TensorSpec]:
     """Constants keep states finite: a state decays a little with each token."""
+    n = net.n_value_heads
+    parts = {"ssm_ba": 2 * n} if net.joined else {"ssm_alpha": n, "ssm_beta": n}
     return [
         _ones(f"{block}attn_norm.weight", n_embd),
         _matrix(f"{block}attn_qkv.weight", n_embd, net.n_conv, more),
         _matrix(f"{block}attn_gate.weight", n_embd, net.n_values, base),
         TensorSpec(f"{block}ssm_conv1d.weight", (net.kernel, net.n_conv), Type.F32, 0.5),
-        TensorSpec(f"{block}ssm_dt.bias", (net.n_value_heads,), Type.F32, 0.0),
-        TensorSpec(f"{block}ssm_a", (net.n_value_heads,), Type.F32, -0.1),
-        _matrix(f"{block}ssm_alpha.weight", n_embd, net.n_value_heads, base),
-        _matrix(f"{block}ssm_beta.weight", n_embd, net.n_value_heads, base),
+        TensorSpec(f"{block}ssm_dt.bias", (n,), Type.F32, 0.0),
+        TensorSpec(f"{block}ssm_a", (n,), Type.F32, -0.1),
+        *(_matrix(f"{block}{name}.weight", n_embd, width, base) for name, width in parts.items()),
         _ones(f"{block}ssm_norm.weight", net.head_dim),
         _matrix(f"{block}ssm_out.weight", net.n_values, n_embd, base),
     ]

@@ -18,6 +18,7 @@ from dflash_local.errors import InputError
         ("qwen3-30b-a3b", "Q4_K_M", 18.6),
         ("llama-3.1-8b", "Q4_K_M", 4.92),
         ("gpt-oss-20b", "MXFP4", 12.1),
+        ("qwen3-coder-next", "Q4_K_M", 48.5),
     ],
 )
 def test_a_target_is_as_large_as_the_real_one(name: str, quant: str, gigabytes: float) -> None:
@@ -25,7 +26,10 @@ def test_a_target_is_as_large_as_the_real_one(name: str, quant: str, gigabytes: 
     assert sum(tensor.n_bytes for tensor in tensors) / 1e9 == pytest.approx(gigabytes, rel=0.01)
 
 
-@pytest.mark.parametrize(("name", "mebibytes"), [("qwen3.6-27b", 149.6), ("qwen3.6-35b-a3b", 62.8)])
+@pytest.mark.parametrize(
+    ("name", "mebibytes"),
+    [("qwen3.6-27b", 149.6), ("qwen3.6-35b-a3b", 62.8), ("qwen3-coder-next", 75.4)],
+)
 def test_a_recurrent_state_is_as_large_as_the_real_one(name: str, mebibytes: float) -> None:
     shape, n_values = find_shape(name), 0
     assert shape.delta_net

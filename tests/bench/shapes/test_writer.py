@@ -23,7 +23,17 @@ from dflash_local.errors import InputError
 from dflash_local.fit.pairing import check_pair
 from dflash_local.gguf.file import GgufFile
 from gap_rule import first_difference, top_two_gap
-from mini_shapes import DENSE, DFLASH2, DSPARK, EXPERTS, GPT_OSS, HYBRID, HYBRID_EXPERTS, LLAMA
+from mini_shapes import (
+    DENSE,
+    DFLASH2,
+    DSPARK,
+    EXPERTS,
+    GPT_OSS,
+    HYBRID,
+    HYBRID_EXPERTS,
+    HYBRID_NEXT,
+    LLAMA,
+)
 from peak_memory import PEAK
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -83,7 +93,7 @@ def test_a_hybrid_pair_drafts_what_plain_decoding_gives(shape: PairShape, tmp_pa
 @pytest.mark.parametrize("quant", QUANTS)
 @pytest.mark.parametrize(
     "shape",
-    [DENSE, DFLASH2, DSPARK, EXPERTS, LLAMA, GPT_OSS, HYBRID, HYBRID_EXPERTS],
+    [DENSE, DFLASH2, DSPARK, EXPERTS, LLAMA, GPT_OSS, HYBRID, HYBRID_EXPERTS, HYBRID_NEXT],
     ids=lambda shape: shape.pair_name,
 )
 def test_every_pair_loads_and_drafts(shape: PairShape, quant: str, tmp_path: Path) -> None:

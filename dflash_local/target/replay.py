@@ -1,0 +1,87 @@
+"""Sequences of gated delta nets, whose rejected rows are taken back by replay.
+
+No snapshots are kept. What such a layer consumed stays on its device until the next pass, and the
+rows that are kept are computed once more into the state before it (`native/state_replay.cpp`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from dflash_local.fit.architectures import REPLAY_ARCHITECTURES
+from dflash_local.fit.placement import usable_gpus
+from dflash_local.llama import native
+from dflash_local.llama.runtime import Device
+from dflash_local.target.rollback import Rollback
+
+_TRIED = "CUDA"
+"""The GPUs on which it was tried. The others keep snapshots."""
+
+
+def can_replay(architecture: str, devices: Sequence[Device], n_gpu_layers: int | None) -> bool:
+    """Whether rows of such a target can be taken back by replay here. The layers must be on the CPU
+    or on GPUs, not on both."""
+    gpus = usable_gpus(devices) if n_gpu_layers != 0 else []
+    is_tried = all(gpu.name.startswith(_TRIED) for gpu in gpus)
+    return architecture in REPLAY_ARCHITECTURES and is_tried and bool(native.can_replay())
+
+
+class Replays(Protocol):
+    """What is used of a `native.TargetPass`."""
+
+    @property
+    def can_keep(self) -> bool: ...
+    def keep(self, seq: int, n_kept: int) -> None: ...
+    def start_replay(self) -> None: ...
+    def wait(self) -> None: ...
+
+
+class ReplayRollback(Rollback):
+    """All rows of a sequence's last pass but the first can be taken back, if they were few."""
+
+    def __init__(self, n_seq: int, passes: Replays) -> None:
+        self._passes = passes
+        self._lengths = [0] * n_seq
+        self._begins = [0] * n_seq
+        """The length of each sequence before its last pass, or now if nothing can be taken back."""
+
+    def shortest(self, seq: int) -> int:
+        return min(self._begins[seq] + 1, self._lengths[seq])
+
+    def can_copy(self, seq: int, length: int) -> bool:
+        # A copy always has the whole state.
+        return length == self._lengths[seq]
+
+    def begin_pass(self) -> None:
+        self._begins = list(self._lengths)
+
+    def end_pass(self, seqs: Sequence[int], positions: Sequence[int]) -> None:
+        for seq, position in zip(seqs, positions, strict=True):
+            self._lengths[seq] = position + 1
+        if not self._passes.can_keep:
+            self._begins = list(self._lengths)
+
+    def take_back(self, seq: int, length: int) -> bool:
+        if length >= self._lengths[seq]:
+            return False
+        self._passes.keep(seq, length - self._begins[seq])
+        return True
+
+    def cut(self, seq: int, length: int) -> None:
+        self._lengths[seq] = min(self._lengths[seq], length)
+        self._begins[seq] = min(self._begins[seq], length)
+
+    def share(self, source: int, target: int) -> None:
+        # They share one state until one of them decodes.
+        self.restore(source, self._lengths[source])
+        self.restore(target, self._lengths[source])
+
+    def restore(self, seq: int, length: int) -> None:
+        self._lengths[seq] = self._begins[seq] = length
+
+    def tidy(self) -> None:
+        self._passes.start_replay()
+
+    def wait(self) -> None:
+        self._passes.wait()

@@ -1,0 +1,249 @@
+"""A sequence of gated delta nets is cut by replay: its state is that of the rows that stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dflash_local import demo
+from dflash_local.errors import BackendError
+from dflash_local.llama import native
+from dflash_local.target.replay import ReplayRollback, can_replay
+from dflash_local.target.target import Target
+from hybrid import REPLAYED, write_hybrid
+from state_texts import N_SEQ, NOISE, Plain, Texts, any_history, opened
+
+N_ROWS = 7
+"""The most rows that are taken back."""
+PathOf = Callable[..., Path]
+pytestmark = pytest.mark.one_in(3)
+
+
+@pytest.fixture(scope="module")
+def path_of(tmp_path_factory: pytest.TempPathFactory) -> PathOf:
+    folder = tmp_path_factory.mktemp("replay")
+
+    def find(architecture: str, quant: str = "Q8_0") -> Path:
+        path = folder / f"{architecture}-{quant}.gguf"
+        if not path.exists():
+            write_hybrid(path, architecture, demo.pair()[0], quant=quant)
+        return path
+
+    return find
+
+
+@pytest.fixture(scope="module", params=REPLAYED)
+def pair(request: pytest.FixtureRequest, path_of: PathOf) -> Iterator[tuple[Target, Plain]]:
+    path = path_of(request.param)
+    plain = Plain(path)
+    with opened(path, n_seq=N_SEQ, n_replayed=N_ROWS) as target:
+        assert (target.n_snapshots, target.max_width) == (0, 1 + N_ROWS)
+        yield target, plain
+    plain.close()
+
+
+@pytest.fixture
+def texts(pair: tuple[Target, Plain]) -> Texts:
+    return Texts(*pair)
+
+
+@pytest.mark.parametrize("n_rows", [2, 5, 1 + N_ROWS])
+def test_all_rows_of_a_pass_but_its_first_can_be_taken_back(texts: Texts, n_rows: int) -> None:
+    texts.decode([0], 9)
+    for n_kept in range(1, n_rows + 1):
+        begin = len(texts.texts[0])
+        texts.decode([0], n_rows)
+        assert texts.target.shortest(0) == begin + 1
+        assert texts.cut(0, begin + n_kept)
+        texts.decode([0], 1 + n_kept % 2)
+
+
+def test_the_first_pass_of_a_sequence_is_taken_back(texts: Texts) -> None:
+    for seq in range(N_SEQ):
+        texts.decode([seq], 4)
+        assert texts.cut(seq, 1)
+        texts.decode([seq], 2)
+
+
+def test_a_pass_of_more_rows_stays(texts: Texts) -> None:
+    for n_rows in (2 + N_ROWS, 30):
+        texts.decode([0], n_rows)
+        length = len(texts.texts[0])
+        assert texts.target.shortest(0) == length
+        assert not texts.cut(0, length - 1)
+        texts.decode([0], 2)
+
+
+def test_a_sequence_is_cut_more_than_once(texts: Texts) -> None:
+    texts.decode([0, 1], 8)
+    for length in (7, 5, 5, 2, 1):
+        assert texts.cut(0, length)
+        assert texts.target.shortest(0) == 1
+    assert texts.cut(1, 3)
+    texts.decode([0, 1], 2)
+
+
+def test_sequences_keep_unequal_numbers_of_rows(texts: Texts) -> None:
+    """In any order of the sequences in a pass, and with another one beside it."""
+    for order in ([0, 1, 2], [2, 0], [1, 2, 0], [2, 1]):
+        texts.decode(order, 6)
+        for i, seq in enumerate(order):
+            assert texts.cut(seq, len(texts.texts[seq]) - 2 * i)
+        texts.decode(order[:1], 3)
+    texts.decode([0, 1, 2], 2)
+
+
+def test_only_the_last_pass_is_taken_back(texts: Texts) -> None:
+    texts.decode([0, 1], 8)
+    texts.decode([1], 2)
+    assert texts.target.shortest(0) == 8
+    assert not texts.cut(0, 7)
+    texts.decode([0], 1)
+    assert texts.target.shortest(0) == 9
+    assert not texts.cut(0, 8)
+    texts.decode([0, 1], 2)
+
+
+def test_steps_ahead_are_not_taken_back(texts: Texts) -> None:
+    texts.decode([0, 1], 8)
+    first = [1, 2]
+    steps = texts.target.decode_ahead(first, [8, 8], [0, 1], 4)
+    for seq in (0, 1):
+        texts.texts[seq] += [first[seq], *(step[seq] for step in steps[:-1])]
+        assert not texts.cut(seq, len(texts.texts[seq]) - 1)
+    texts.decode([0, 1], 2)
+
+
+def test_a_cut_sequence_is_copied(texts: Texts) -> None:
+    texts.decode([0], 8)
+    assert texts.target.can_copy(0, 8) and not texts.target.can_copy(0, 7)
+    assert texts.cut(0, 6)
+    texts.target.copy(0, 1, 6)
+    texts.texts[1] = list(texts.texts[0])
+    # They share one state now.
+    assert not texts.cut(0, 5) and not texts.cut(1, 5)
+    texts.decode([1], 4)
+    assert texts.cut(1, 7)
+    texts.decode([0, 1], 2)
+
+
+def test_checkpoints_and_saved_sequences_of_a_cut_sequence(texts: Texts) -> None:
+    target = texts.target
+    texts.decode([0, 1], 8)
+    assert texts.cut(0, 5) and texts.cut(1, 3)
+    checkpoint, saved = target.checkpoint(0, 5), target.save(1)
+    texts.decode([0, 1], 6)
+    assert texts.cut(0, 7)
+    assert target.restore(0, checkpoint)
+    del texts.texts[0][5:]
+    assert target.shortest(0) == 5 and not texts.cut(0, 4)
+    target.clear(2)
+    assert target.restore_saved(2, saved, 3)
+    texts.texts[2] = texts.texts[1][:3]
+    texts.decode([2, 0, 1], 3)
+    assert texts.cut(2, 4)
+    texts.decode([2, 0, 1], 1)
+
+
+def test_a_replay_begins_while_the_device_drafts(texts: Texts) -> None:
+    texts.decode([0, 1], 8)
+    assert texts.cut(0, 6)
+    texts.target.tidy()
+    assert texts.cut(0, 3) and texts.cut(1, 5)
+    texts.target.tidy()
+    texts.target.tidy()
+    assert texts.cut(0, 2)
+    texts.decode([1, 0], 2)
+
+
+def test_clearing_is_always_possible(texts: Texts) -> None:
+    texts.decode([0, 1], 8)
+    assert texts.cut(0, 5) and texts.cut(0, 0) and texts.cut(1, 0)
+    assert texts.target.shortest(0) == 0
+    texts.decode([0, 1], 3)
+    assert texts.cut(1, 2)
+    texts.decode([0, 1], 2)
+
+
+def test_plain_steps_between_passes_of_drafts(texts: Texts) -> None:
+    """ggml gives out places for the tensors of each kind of graph anew; what is kept of a pass is
+    not written over by a later step of it."""
+    for n_rows in (1, 4, 1, 8, 30, 3, 1, 1, 8, 2, 12, 5):
+        texts.decode([0], n_rows)
+        if 1 < n_rows <= 1 + N_ROWS:
+            assert texts.cut(0, len(texts.texts[0]) - 1)
+
+
+@pytest.mark.parametrize("architecture", REPLAYED)
+def test_any_history_leaves_the_right_states(architecture: str, path_of: PathOf) -> None:
+    """The cells of attention are then in another order than in plain decoding, so sums round
+    differently, and now and then a router chooses another expert. A wrong state is wrong by 3 and
+    more, in this row and in all after it."""
+    path = path_of(architecture, "F32")
+    plain = Plain(path, kv_type="f32")
+    with opened(path, n_seq=N_SEQ, n_replayed=N_ROWS, kv_type="f32") as target:
+        for seed in range(3):
+            texts = Texts(target, plain, seed)
+            texts.most_error = NOISE if architecture == "qwen35" else np.inf
+            any_history(texts)
+            assert np.mean(np.array(texts.errors) > NOISE) < 0.01
+    plain.close()
+
+
+def test_unequal_rows_are_an_error_not_a_wrong_answer(texts: Texts) -> None:
+    with pytest.raises(BackendError, match="has split a batch of 5 rows"):
+        texts.target.decode([1, 2, 3, 4, 5], [0, 1, 2, 0, 1], [0, 0, 0, 1, 1], [True] * 5)
+    for seq in (0, 1):
+        texts.target.clear(seq)
+    texts.decode([0, 1], 4)
+    assert texts.cut(0, 2)
+    texts.decode([0, 1], 1)
+
+
+def test_others_are_not_replayed(path_of: PathOf) -> None:
+    with opened(path_of("lfm2"), n_replayed=N_ROWS) as target:
+        assert (target.n_replayed, target.max_width) == (0, 1)
+    assert not can_replay("lfm2", [], 0)
+
+
+def test_the_numbers_themselves() -> None:
+    class Passes:
+        can_keep = True
+
+        def __init__(self) -> None:
+            self.kept: list[tuple[int, int]] = []
+
+        def keep(self, seq: int, n_kept: int) -> None:
+            self.kept.append((seq, n_kept))
+
+        def start_replay(self) -> None: ...
+        def wait(self) -> None: ...
+
+    passes = Passes()
+    states = ReplayRollback(2, passes)
+    states.begin_pass()
+    states.end_pass([0] * 4 + [1] * 4, [*range(4), *range(4)])
+    assert (states.shortest(0), states.shortest(1)) == (1, 1)
+    assert not states.take_back(0, 4) and states.take_back(0, 3)
+    states.cut(0, 3)
+    assert passes.kept == [(0, 3)] and states.shortest(0) == 1
+    states.begin_pass()  # it fails
+    assert (states.shortest(0), states.shortest(1)) == (3, 4)
+    states.begin_pass()
+    states.end_pass([1, 1], [4, 5])
+    assert (states.shortest(0), states.shortest(1)) == (3, 5)
+    states.share(1, 0)
+    assert (states.shortest(0), states.shortest(1)) == (6, 6) and states.can_copy(0, 6)
+    states.cut(1, 0)
+    assert states.shortest(1) == 0
+    passes.can_keep = False
+    states.begin_pass()
+    states.end_pass([1] * 9, [*range(9)])
+    assert states.shortest(1) == 9
+
+
+def test_this_build_allows_it() -> None:
+    assert native.can_replay() and all(can_replay(name, [], 0) for name in REPLAYED)
