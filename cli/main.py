@@ -31,6 +31,7 @@ from .run import run as run_model
 from .serve import serve
 from .settings import VARIABLES, default_map, unknown_variables
 from .show import show
+from .tune import tune
 from .user_files import settings_file, tilde
 
 NAME = "dflash-local"
@@ -112,6 +113,7 @@ group.add_command(rm)
 group.add_command(run_model)
 group.add_command(serve)
 group.add_command(show)
+group.add_command(tune)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

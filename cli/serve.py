@@ -40,6 +40,7 @@ from .values import (
 if TYPE_CHECKING:
     from dflash_local.fit.options import LoadOptions
     from dflash_local.server.http.settings import ServerSettings
+    from dflash_local.server.models.recorder import Recorder
     from dflash_local.server.models.source import ModelSource
 
 _LOADING_PER_MODEL = ("n_ctx", "n_gpu_layers", "kv_type", "draft_window", "draft_shape")
@@ -182,6 +183,14 @@ CACHE = (
     ),
 )
 
+RECORD = option(
+    "--record",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Add the prompt of each request to this file, for `dflash-local tune --data`. It stays on "
+    "this machine, readable by this user alone.",
+)
+
 SETTINGS_PER_MODEL = (
     *(each for each in LOADING if each.name in _LOADING_PER_MODEL),
     PARALLEL,
@@ -197,6 +206,7 @@ SECTIONS = {
     "Access": ACCESS,
     "Requests": SERVING,
     "Cache": CACHE,
+    "Recording": (RECORD,),
     "Machine": LOADING,
 }
 
@@ -221,8 +231,9 @@ def serve(ctx: click.Context, /, **values: Any) -> None:
     check_exposure(settings)
     # Before the model is loaded, which may take a minute: a bad address is reported at once.
     with lifecycle.bind(settings) as bound:
-        sources = [_source(model, values, say) for model in models]
-        single = None if sources else _single(values, say)
+        recorder = _recorder(values["record"], say)
+        sources = [_source(model, values, say, recorder) for model in models]
+        single = None if sources else _single(values, say, recorder)
         keep_alive = values["keep_alive_s"]
         pool = ModelPool(
             [single] if single else sources,
@@ -257,17 +268,30 @@ def _models(values: Mapping[str, Any]) -> list[NamedModel]:
     return models
 
 
-def _single(values: Mapping[str, Any], say: Say) -> ModelSource:
+def _recorder(path: Path | None, say: Say) -> Recorder | None:
+    """What keeps the prompts of requests, if that was asked for; the user is told."""
+    if path is None:
+        return None
+    from dflash_local.server.models.recorder import Recorder
+
+    recorder = Recorder(path)
+    say(f"recording: the prompt of every request is added to {path}, which only this user can read")
+    return recorder
+
+
+def _single(values: Mapping[str, Any], say: Say, recorder: Recorder | None) -> ModelSource:
     """The one model of --target, or of the shipped pair."""
     from dflash_local.pairs.address import NamedPair, read_address
 
     target, draft = chosen_files(values, say, _load_options(values))
     given = read_address(values["target"]) if values["target"] else target
     name = values["alias"] or (str(given) if isinstance(given, NamedPair) else target.stem)
-    return _source(NamedModel(name, target, draft), values, say)
+    return _source(NamedModel(name, target, draft), values, say, recorder)
 
 
-def _source(model: NamedModel, values: Mapping[str, Any], say: Say) -> ModelSource:
+def _source(
+    model: NamedModel, values: Mapping[str, Any], say: Say, recorder: Recorder | None
+) -> ModelSource:
     """How to load it. What is missing of its files is fetched."""
     from dflash_local.pairs.find import find_pair
     from dflash_local.pays import calibration
@@ -286,6 +310,7 @@ def _source(model: NamedModel, values: Mapping[str, Any], say: Say) -> ModelSour
         values["max_queue"],
         model.settings.get("keep_alive_s"),
         values["thinking"],
+        recorder,
     )
 
 

@@ -170,6 +170,15 @@ def convert(
     )
 
 
+def tensor_plans(folder: Path, target: Path) -> list[TensorPlan]:
+    """The tensors that `convert` makes of the checkpoint in `folder`, for a target's GGUF file, and
+    which tensors of the checkpoint they come from. Raises InputError."""
+    return [
+        plan
+        for plan, _ in _planned(fetch_drafter(folder), target, "bf16", None, lambda _: None).tensors
+    ]
+
+
 def _planned(
     drafter: Source, target: StrPath | None, outtype: str, output: StrPath | None, say: Say
 ) -> _Conversion:

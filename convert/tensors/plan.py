@@ -73,6 +73,11 @@ def _matrix_rows(source: RowSource, plan: TensorPlan, start: int, stop: int) -> 
     return rows[start - first * head : stop - first * head]
 
 
+def interleaved(plan: TensorPlan) -> NDArray[np.intp]:
+    """For a plan with `permute_heads`: for each row of the GGUF tensor, that of the checkpoint."""
+    return _halves(plan.shape[-1] // plan.permute_heads, plan.permute_heads)
+
+
 def _halves(head: int, n_heads: int) -> NDArray[np.intp]:
     """For every head the even rows, then the odd ones: interleaved pairs become halves."""
     rows: NDArray[np.intp] = np.arange(head * n_heads, dtype=np.intp)

@@ -25,6 +25,7 @@ from dflash_local.pairs.address import Address, HubAddress, NamedPair, read_addr
 from dflash_local.pairs.drafter import SHARE, converted, kept_drafter, weights
 from dflash_local.pairs.entry import Entry
 from dflash_local.pairs.memory import check_memory
+from dflash_local.pairs.tuned import tuned_drafter
 
 if TYPE_CHECKING:
     from dflash_local.llama.runtime import Device
@@ -114,18 +115,23 @@ def find_pair(
 ) -> PairFiles:
     """The files of a pair, by paths, folders, names or places on the hub.
 
-    Without `draft` the drafter is the one that a name of the registry stands for, or a
-    `dflash-*.gguf` beside the target in its folder or repository; "copies" asks for none. What is
-    on this disk is used without asking the hub, unless `newest` is set. Before anything is fetched,
-    the room on the disk is checked, and the memory if `options` say how the pair is to be loaded.
-    `say` gets a line for each step; with `bars`, a terminal shows how far each file has come, its
-    rate and the time left.
+    Without `draft` the drafter is the one that was tuned here and won, or the one that a name of
+    the registry stands for, or a `dflash-*.gguf` beside the target in its folder or repository;
+    "copies" asks for none. What is on this disk is used without asking the hub, unless `newest` is
+    set. Before anything is fetched, the room on the disk is checked, and the memory if `options`
+    say how the pair is to be loaded. `say` gets a line for each step; with `bars`, a terminal shows
+    how far each file has come, its rate and the time left.
 
     Raises InputError, FileError: nothing of that name, no access, no network, no room, or a drafter
     that cannot be converted.
     """
     address = read_address(target)
     model = find_target(address, newest=newest)
+    if draft is None and not model.missing():
+        tuned = tuned_drafter(model.path())
+        if tuned is not None:
+            say(f"the drafter that was tuned here: {tuned} (`dflash-local tune --undo` goes back)")
+            return PairFiles(model.path(), tuned)
     copies = Path(COPIES) if draft is not None and os.fspath(draft) == COPIES else None
     drafter = None if copies else find_drafter(draft, address, model, newest=newest)
     if draft is None and drafter is None and isinstance(address, NamedPair):

@@ -72,6 +72,8 @@ async def stream_all(
                 **task.options,
             }
             streams.append(await loaded.model.asubmit(task.prompt, **options))
+            if loaded.recorder is not None:
+                loaded.recorder.add(loaded.name, task.prompt, loaded.model.target.vocabulary)
         pumps = [asyncio.ensure_future(pump(i, chunks)) for i, chunks in enumerate(streams)]
         left = len(pumps)
         while left:

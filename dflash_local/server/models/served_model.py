@@ -16,6 +16,7 @@ from dflash_local.model import Model
 from dflash_local.result import ModelStatus
 from dflash_local.server.models.keep_alive import FOREVER
 from dflash_local.server.models.load import LoadFailure, ModelLoad
+from dflash_local.server.models.recorder import Recorder
 from dflash_local.server.models.source import ModelSource
 from dflash_local.server.models.threads import RequestThreads
 
@@ -26,12 +27,14 @@ PROGRESS_S = 1.0
 @dataclass(frozen=True)
 class LoadedModel:
     """A model as requests get it. `name` is what answers call it. `queue_timeout_s`: how long a
-    request may wait for its turn; None is without limit. `threads` prepare its requests."""
+    request may wait for its turn; None is without limit. `threads` prepare its requests.
+    `recorder` keeps their prompts, if that was asked for."""
 
     name: str
     model: Model
     threads: RequestThreads
     queue_timeout_s: float | None = None
+    recorder: Recorder | None = None
 
 
 @dataclass(eq=False)
@@ -150,7 +153,9 @@ class Claim:
             raise self.failure.api_error(self._served.name)
         model = self._served.model
         assert model is not None, "a claimed model stays loaded"
-        return LoadedModel(self._served.name, model, self._served.threads, self._timeout_s)
+        served = self._served
+        recorder = served.source.recorder
+        return LoadedModel(served.name, model, served.threads, self._timeout_s, recorder)
 
     async def _settles(self, within_s: float) -> bool:
         if self.settled.is_set():

@@ -14,6 +14,7 @@ from dflash_local.fit.plan import Plan
 from dflash_local.llama.runtime import Device
 from dflash_local.loading import Pair, Progress, load, open_pair
 from dflash_local.model import Model
+from dflash_local.server.models.recorder import Recorder
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class ModelSource:
     keep_alive_s: float | None = None
     thinking: bool | None = None
     """For chats that do not say; None is the pair's own."""
+    recorder: Recorder | None = None
+    """Keeps the prompts of its requests."""
 
     def load(
         self, progress: Progress | None = None, is_alone: Callable[[], bool] = lambda: True

@@ -1,0 +1,219 @@
+"""`dflash-local tune`: fit a drafter to the user's own model and text."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dflash_local.errors import InputError
+
+from . import interrupt
+from .answer import write_stdout
+from .options import DRAFT, LOADING, QUIET, TARGET, SectionedCommand, option
+from .report import Say, speaker
+from .request import INTERRUPTED
+from .values import number, whole
+
+if TYPE_CHECKING:
+    from dflash_local.pairs.find import PairFiles
+    from dflash_local.tune.fitting import Progress
+
+_MACHINE = ("n_gpu_layers", "n_threads")
+
+SECTIONS = {
+    "Model": (TARGET, DRAFT),
+    "Texts": (
+        option(
+            "--data",
+            type=click.Path(exists=True, path_type=Path),
+            metavar="PATH",
+            help="What people use the model for: a folder of code or other texts, or a file with a "
+            "JSON object on each line, prompt or messages or prefix and suffix, such as `serve "
+            "--record` writes.",
+        ),
+        option(
+            "--ctx",
+            "n_ctx",
+            type=whole(256),
+            metavar="N",
+            default=2048,
+            help="Tokens of a prompt and its answer together; longer prompts are left out.",
+        ),
+    ),
+    "Training": (
+        option(
+            "--minutes",
+            type=number(0, 1e6, above=True),
+            metavar="X",
+            default=60,
+            help="Train at most so long.",
+        ),
+        option(
+            "--steps",
+            type=whole(1, 10**6),
+            metavar="N",
+            default=2000,
+            help="Train at most so many steps. It ends earlier where held-out answers gain nothing "
+            "more.",
+        ),
+        option(
+            "-n",
+            "--max-tokens",
+            type=whole(16),
+            metavar="N",
+            default=256,
+            help="Tokens of each answer of the target.",
+        ),
+    ),
+    "Output": (
+        option(
+            "-o",
+            "--output",
+            type=click.Path(path_type=Path),
+            metavar="FOLDER",
+            show_default="<drafter>-tuned, beside it or in this program's data",
+            help="A new folder for the drafter: GGUF, safetensors and a card.",
+        ),
+        option(
+            "--undo",
+            is_flag=True,
+            help="Go back to the drafter that the target had before. The tuned one stays on disk.",
+        ),
+        option("--json", "as_json", is_flag=True, help="Print one JSON object about the result."),
+        QUIET,
+    ),
+    "Machine": tuple(each for each in LOADING if each.name in _MACHINE),
+}
+
+
+@click.command(cls=SectionedCommand, sections=SECTIONS)
+@click.argument("name", required=False)
+@click.pass_context
+def tune(ctx: click.Context, /, name: str | None, **values: Any) -> int:
+    """Fit the drafter of NAME, or of --target and --draft, to your own texts.
+
+    The target answers prompts made of your texts, and the drafter learns to draft these answers.
+    Before and after are measured on texts that were held out. Where the new drafter wins, it
+    becomes the target's default on this machine. Ctrl-C keeps what is done; the same command goes
+    on. What the model writes stays the same; only its speed changes.
+    """
+    if name is not None and values["target"] is not None:
+        raise click.UsageError("NAME and --target name the model twice: leave out one of them.")
+    values["target"] = name or values["target"]
+    if values["target"] is None:
+        raise click.UsageError("name a model of `dflash-local list`, or give --target and --draft.")
+    say = speaker(values["quiet"])
+    if values["undo"]:
+        _undo(values["target"], say)
+        return 0
+    if values["data"] is None:
+        raise click.UsageError("give your texts with --data: a folder, or a JSON Lines file.")
+    return _tune(values, say)
+
+
+def _undo(target: str, say: Say) -> None:
+    from dflash_local.pairs import tuned
+    from dflash_local.pairs.find import held_target
+
+    last = tuned.undo(held_target(target))
+    say(f"no longer used: {last}")
+
+
+def _tune(values: dict[str, Any], say: Say) -> int:
+    _check_torch()
+    from dflash_local.pairs.find import find_pair
+    from dflash_local.tune.fitting import Interrupted, TuneOptions, output_for, tune
+
+    files = find_pair(values["target"], values["draft"], say=say, bars=not values["quiet"])
+    draft = _drafter_of(files)
+    given = Path(values["draft"] or values["target"]).exists()
+    options = TuneOptions(
+        target=files.target,
+        draft=draft,
+        data=values["data"],
+        output=values["output"] or output_for(_place_of(values["draft"], draft), given),
+        checkpoint=_checkpoint_of(values["draft"]),
+        minutes=values["minutes"],
+        steps=values["steps"],
+        n_ctx=values["n_ctx"],
+        max_tokens=values["max_tokens"],
+        n_gpu_layers=values["n_gpu_layers"],
+        n_threads=values["n_threads"],
+    )
+    stop = threading.Event()
+    with interrupt.setting(stop):
+        try:
+            card = tune(options, say=say, progress=_teller(say), stopped=stop.is_set)
+        except Interrupted:
+            say("interrupted; the same command goes on from here")
+            return INTERRUPTED
+    from dflash_local.tune.card import table
+
+    if values["as_json"]:
+        write_stdout(json.dumps(card.as_dict()) + "\n")
+    else:
+        write_stdout(f"{table(card.rows)}\n\n{card.reason}\n{card.after}\n")
+    target = shlex.quote(str(values["target"]))
+    if card.is_default:
+        say(f"it is now the default; `dflash-local tune {target} --undo` goes back")
+    else:
+        say("the old drafter stays the default")
+    return 0
+
+
+def _check_torch() -> None:
+    try:
+        import safetensors.torch  # noqa: F401  (whether both are installed)
+        import torch  # noqa: F401
+    except ImportError:
+        raise InputError("tune needs PyTorch: pip install 'dflash-local[tune]'") from None
+
+
+def _drafter_of(files: PairFiles) -> Path:
+    if files.draft is None or not files.draft.is_file():
+        raise InputError(
+            f"{files.target.name}: has no drafter to begin with; give one with --draft"
+        )
+    return files.draft
+
+
+def _checkpoint_of(draft: str | None) -> Path | None:
+    """The folder with the drafter's safetensors, if one was given."""
+    folder = Path(draft or "")
+    has_weights = draft is not None and folder.is_dir() and any(folder.glob("*.safetensors"))
+    return folder if has_weights and not any(folder.glob("*.gguf")) else None
+
+
+def _place_of(given: str | None, draft: Path) -> Path:
+    """What the tuned drafter lies beside: the folder that was given, or the drafter's file."""
+    return _checkpoint_of(given) or draft
+
+
+def _teller(say: Say) -> Callable[[Progress], None]:
+    """Tells how far the training is, a line for each twentieth of it."""
+    told = -1
+
+    def tell(now: Progress) -> None:
+        nonlocal told
+        line = (
+            f"step {now.step}, {now.done:.0%}, {_duration(now.seconds_left)} left; held-out "
+            f"accepted length {now.length_before:.2f} before, {now.length:.2f} now"
+        )
+        part = int(20 * now.done)
+        if part > told:
+            told = part
+            say(line)
+
+    return tell
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

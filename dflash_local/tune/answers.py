@@ -1,0 +1,228 @@
+"""Answers of the target to learn from: their tokens, taps and the target's own distributions.
+
+The engine drafts them as it drafts for users. What the drafter reads passes through `TapReader`,
+so nothing is computed twice, and nothing but the latest answers is kept.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dflash_local.draft.draft import Draft
+from dflash_local.draft.drafter import Drafter, DraftRequest
+from dflash_local.engine.engine import Engine
+from dflash_local.engine.request import Request
+from dflash_local.engine.sequence import Sequence as Running
+from dflash_local.errors import BackendError
+from dflash_local.sampling.params import SamplingParams
+from dflash_local.target.taps import Features, StoredFeatures
+from dflash_local.target.target import Target
+
+N_LABELS = 16
+"""The target's likeliest tokens that are kept for each position. Together they nearly always have
+all of its probability, and they are what the sampler has looked at anyway."""
+LEAST_ANSWER = 8
+"""Tokens; shorter answers teach next to nothing."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer and what it was made from.
+
+    `tokens` are prompt and answer, `n_prompt` of them the prompt. `features`, [n, n_features], are
+    the taps of all tokens but the last one, in the trainer's type. The i-th token of the answer was
+    drawn from a distribution whose likeliest tokens are `label_ids[i]`, int64 [N_LABELS], with the
+    log-probabilities `label_logprobs[i]`, before temperature and penalties.
+    """
+
+    tokens: Tensor
+    n_prompt: int
+    features: Tensor
+    label_ids: Tensor
+    label_logprobs: Tensor
+
+    @property
+    def n_bytes(self) -> int:
+        parts = self.tokens, self.features, self.label_ids, self.label_logprobs
+        return sum(part.numel() * part.element_size() for part in parts)
+
+
+class Ring:
+    """The latest answers, within `max_bytes`. A new one drops the oldest ones."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.n_bytes = 0
+        self._answers: deque[Answer] = deque()
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def __getitem__(self, index: int) -> Answer:
+        return self._answers[index]
+
+    def add(self, answer: Answer) -> None:
+        """The newest stays even if it alone is larger than the ring."""
+        self._answers.append(answer)
+        self.n_bytes += answer.n_bytes
+        while self.n_bytes > self.max_bytes and len(self._answers) > 1:
+            self.n_bytes -= self._answers.popleft().n_bytes
+
+
+class TapReader(Drafter):
+    """Passes everything on to a drafter, and keeps the features of each sequence's rows."""
+
+    def __init__(self, inner: Drafter, target: Target, dtype: torch.dtype) -> None:
+        self._inner = inner
+        self._target = target
+        self._dtype = dtype
+        self._rows: dict[int, list[Tensor]] = {}
+        self.top_k = inner.top_k
+        self.gives_candidates = inner.gives_candidates
+
+    @property
+    def block_size(self) -> int:
+        return self._inner.block_size
+
+    def length(self, seq: int) -> int:
+        return self._inner.length(seq)
+
+    def features(self, seq: int) -> Tensor:
+        """Those of all rows of a sequence, [n, n_features]."""
+        rows = self._rows.get(seq)
+        return torch.cat(rows) if rows else torch.empty(0, self._target.n_features)
+
+    def inject(self, seq: int, features: Features) -> None:
+        self._read([seq], [features])
+        self._inner.inject(seq, features)
+
+    def begin(self, requests: Sequence[DraftRequest]) -> None:
+        self._inner.begin(requests)
+        # After it: the device drafts while the rows are copied.
+        self._read([request.seq for request in requests], [r.features for r in requests])
+
+    def read(self) -> list[Draft]:
+        return self._inner.read()
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        self.begin(requests)
+        return self.read()
+
+    def truncate(self, seq: int, length: int) -> None:
+        self._inner.truncate(seq, length)
+        self._rows[seq] = [self.features(seq)[:length]] if length else []
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        self._inner.copy(source, target, length)
+        self._rows[target] = [self.features(source)[:length]]
+
+    def close(self) -> None:
+        self._rows.clear()
+
+    def _read(self, seqs: Sequence[int], features: Sequence[Features]) -> None:
+        """One copy from the device for the rows of all sequences."""
+        if all(isinstance(each, StoredFeatures) for each in features):
+            numbers = [row for each in features for row in each.rows]  # type: ignore[union-attr]
+            values: NDArray[np.float32] = self._target.stored(numbers)
+        else:
+            values = np.concatenate([np.asarray(each) for each in features])
+        rows = torch.from_numpy(values).to(self._dtype)
+        begin = 0
+        for seq, each in zip(seqs, features, strict=True):
+            self._rows.setdefault(seq, []).append(rows[begin : begin + len(each)])
+            begin += len(each)
+
+
+class Answerer:
+    """Lets a target answer prompts, several at once, without an end.
+
+    It has an engine of its own on the target and its drafter. While it runs, no other engine may
+    use them; after `pause`, others may.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        n_seq: int,
+        max_tokens: int,
+        dtype: torch.dtype,
+        width: int | None = None,
+    ) -> None:
+        """`width`: target rows of a verify pass; None: the drafter's whole block."""
+        self._reader = TapReader(drafter, target, dtype)
+        self._engine = Engine(target, self._reader, n_seq)
+        self._n_seq = n_seq
+        self._max_tokens = max_tokens
+        self._width = width or self._engine.max_width
+        self._running: list[Running] = []
+        self.n_tokens = 0
+        """Tokens of all answers so far."""
+
+    def answers(self, prompts: Iterator[tuple[list[int], SamplingParams]]) -> Iterator[Answer]:
+        """The answers as they end; they need not be in the order of the prompts. The next prompt
+        is taken when a slot is free. Raises BackendError if drafting fails."""
+        more = True
+        while more or self._running:
+            while more and len(self._running) < self._n_seq:
+                asked = next(prompts, None)
+                more = asked is not None
+                if asked is not None:
+                    self._running.append(self._begin(*asked))
+            if self._running:
+                self._engine.step(self._running)
+            ended = [each for each in self._running if each.finish_reason is not None]
+            self._running = [each for each in self._running if each.finish_reason is None]
+            for sequence in ended:
+                answer = self._end(sequence)
+                if answer is not None:
+                    yield answer
+
+    def pause(self) -> None:
+        """Give up what is in progress, and empty the caches."""
+        for sequence in self._running:
+            self._engine.end(sequence)
+        self._running = []
+        self._engine.slots.forget_all()
+
+    def _begin(self, prompt: list[int], sampling: SamplingParams) -> Running:
+        return self._engine.begin(
+            Request(
+                prompt,
+                replace(sampling, logprobs=N_LABELS),
+                self._max_tokens,
+                self._width,
+                cache_prompt=False,
+            )
+        )
+
+    def _end(self, sequence: Running) -> Answer | None:
+        self._engine.end(sequence)
+        if sequence.error is not None:
+            raise sequence.error
+        if self._engine.slots.failure is not None:
+            raise BackendError(self._engine.slots.failure)
+        tokens = sequence.text
+        self.n_tokens += len(sequence.tokens)
+        features = self._reader.features(sequence.slot.seq)
+        if len(sequence.tokens) < LEAST_ANSWER:
+            return None
+        if len(features) < len(tokens) - 1:
+            raise BackendError(
+                f"{len(features)} hidden states of an answer with {len(tokens)} tokens"
+            )
+        tops = [found.top for found in sequence.logprobs]
+        return Answer(
+            torch.tensor(tokens),
+            len(sequence.request.prompt),
+            features[: len(tokens) - 1].clone(),
+            torch.tensor([[token for token, _ in top] for top in tops]),
+            torch.tensor([[logprob for _, logprob in top] for top in tops]),
+        )

@@ -1,0 +1,85 @@
+"""The card of a tuned drafter: what it was made from, and what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import dflash_local
+from dflash_local.tune.comparison import Row
+
+
+@dataclass(frozen=True)
+class Card:
+    """What happened in a run. `lengths`: steps, and the accepted length on held-out answers."""
+
+    target: Path
+    before: Path
+    after: Path
+    data: Path
+    n_prompts: int
+    n_held_out: int
+    n_answers: int
+    n_tokens: int
+    n_steps: int
+    best_step: int
+    seconds: float
+    trained: str
+    lengths: Sequence[tuple[int, float]]
+    rows: Sequence[Row]
+    won: bool
+    reason: str
+    is_default: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        values = {name: str(v) if isinstance(v, Path) else v for name, v in vars(self).items()}
+        rows = [{**asdict(row), "ratio": round(row.ratio, 4)} for row in self.rows]
+        return values | {"rows": rows, "lengths": [list(each) for each in self.lengths]}
+
+    def markdown(self) -> str:
+        """The card as a README. Of the texts it tells nothing but how many there were."""
+        default = "it is the target's default drafter on this machine"
+        verdict = default if self.is_default else "it did not become the target's default"
+        if not self.won:
+            verdict = "it did not win, so the old drafter stays the target's default"
+        return f"""\
+# {self.after.stem}
+
+A DFlash drafter for `{self.target.name}`, tuned by dflash-local {dflash_local.__version__} from
+`{self.before.name}`. Answers are the target's own with any drafter; this one changes how fast they
+come.
+
+| | |
+|---|---|
+| prompts to learn from | {self.n_prompts}, from `{self.data.name}` |
+| held out | {self.n_held_out} |
+| answers of the target | {self.n_answers}, {self.n_tokens} tokens; a quarter to general prompts |
+| steps | {self.n_steps}, the best after {self.best_step} |
+| trained | {self.trained} |
+| time | {self.seconds / 60:.0f} minutes |
+
+Measured by dflash-local's engine, whole blocks in every round, answers in turns:
+
+{table(self.rows)}
+
+Result: {self.reason}; {verdict}.
+"""
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The comparison as a Markdown table."""
+    lines = [
+        "| prompts | temperature | tokens a round before | after | ratio | tokens/s before "
+        "| after |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row.prompts} ({row.n_prompts}) | {row.temperature:g} | {row.length_before:.2f} "
+        f"| {row.length_after:.2f} | {row.ratio:.2f} | {row.speed_before:.1f} "
+        f"| {row.speed_after:.1f} |"
+        for row in rows
+    ]
+    return "\n".join(lines)

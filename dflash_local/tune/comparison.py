@@ -1,0 +1,105 @@
+"""A drafter before and after, by the engine itself: tokens a round and tokens/s, in turns."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dflash_local.draft.drafter import Drafter
+from dflash_local.engine.engine import Engine
+from dflash_local.engine.request import Request
+from dflash_local.sampling.params import SamplingParams
+from dflash_local.stats import Stats
+from dflash_local.target.target import Target
+
+TEMPERATURES = (0.0, 0.8)
+OWN, BUILT_IN = "own, held out", "built-in, general"
+LEAST_GAIN = 1.02
+"""Tokens a round on the user's own prompts, after over before. Less is within the noise of some
+dozens of answers."""
+MOST_LOSS = 0.97
+"""The same on general prompts."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Prompts of one kind at one temperature, before and after. `ratio` is that of the tokens a
+    round."""
+
+    prompts: str
+    temperature: float
+    n_prompts: int
+    length_before: float
+    length_after: float
+    speed_before: float
+    speed_after: float
+
+    @property
+    def ratio(self) -> float:
+        return self.length_after / self.length_before if self.length_before else 0.0
+
+
+def compare(
+    target: Target,
+    before: Drafter,
+    after: Drafter,
+    prompts: Mapping[str, Sequence[list[int]]],
+    max_tokens: int,
+    say: Callable[[str], None],
+) -> list[Row]:
+    """Measure both drafters on prompts by their kind, whole blocks in each round. The caches of the
+    target are empty before and after. Raises what the engine raises."""
+    engines = Engine(target, before), Engine(target, after)
+    rows = []
+    for kind, cases in prompts.items():
+        for temperature in TEMPERATURES if cases else ():
+            found: tuple[list[Stats], list[Stats]] = [], []
+            for i, tokens in enumerate(cases):
+                turns = (0, 1) if i % 2 else (1, 0)
+                for which in turns:
+                    found[which].append(
+                        _answer(engines[which], tokens, temperature, max_tokens, seed=i)
+                    )
+            old, new = map(Stats.sum, found)
+            row = Row(
+                kind,
+                temperature,
+                len(cases),
+                old.tokens_per_round,
+                new.tokens_per_round,
+                old.tokens_per_second,
+                new.tokens_per_second,
+            )
+            rows.append(row)
+            say(
+                f"{kind}, temperature {temperature:g}: {row.length_before:.2f} tokens a round "
+                f"before, {row.length_after:.2f} after"
+            )
+    return rows
+
+
+def wins(rows: Sequence[Row]) -> tuple[bool, str]:
+    """Whether the new drafter should take the old one's place, and why, in words."""
+    ratios = {
+        kind: statistics.fmean(row.ratio for row in rows if row.prompts == kind)
+        for kind in dict.fromkeys(row.prompts for row in rows)
+    }
+    gain, rest = ratios.get(OWN, 0.0), ratios.get(BUILT_IN, 1.0)
+    told = f"{gain:.2f} times the tokens a round on your prompts, {rest:.2f} times on general ones"
+    if gain < LEAST_GAIN:
+        return False, f"{told}: a gain of less than {LEAST_GAIN:.2f} may be chance"
+    if rest < MOST_LOSS:
+        return False, f"{told}: general prompts may lose at most down to {MOST_LOSS:.2f}"
+    return True, told
+
+
+def _answer(
+    engine: Engine, tokens: list[int], temperature: float, max_tokens: int, *, seed: int
+) -> Stats:
+    sampling = SamplingParams(temperature=temperature, seed=seed)
+    request = Request(list(tokens), sampling, max_tokens, engine.max_width, cache_prompt=False)
+    sequence = engine.begin(request)
+    engine.run([sequence])
+    engine.slots.forget_all()
+    return sequence.stats

@@ -1,0 +1,495 @@
+"""One run from beginning to end: answers of the target, steps, files, measurement, default."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dflash_local import demo, disk_cache
+from dflash_local.bench.prompts.case import tokenized
+from dflash_local.bench.prompts.prompt import BenchPrompt, built_in
+from dflash_local.draft.drafter import Drafter
+from dflash_local.errors import InputError
+from dflash_local.fit.footprint import size_text
+from dflash_local.fit.options import LoadOptions
+from dflash_local.gguf.drafter_keys import read_drafter
+from dflash_local.gguf.file import GgufFile, file_key
+from dflash_local.loading import open_drafter, open_engine, open_pair
+from dflash_local.model import Model
+from dflash_local.pairs import tuned
+from dflash_local.pairs.defaults import defaults_of
+from dflash_local.sampling.params import SamplingParams
+from dflash_local.tune.answers import Answer, Answerer, Ring
+from dflash_local.tune.card import Card
+from dflash_local.tune.comparison import BUILT_IN, OWN, compare, wins
+from dflash_local.tune.saving import (
+    checkpoint_weights,
+    save_checkpoint,
+    save_gguf,
+    save_plain,
+)
+from dflash_local.tune.texts import Form, Texts, general, read_texts
+from dflash_local.tune.training import BYTES_EACH, Trainer, is_trained, n_trainable
+from dflash_local.tune.weights import read_torch_drafter
+
+Say = Callable[[str], None]
+
+_BATCH = 4
+"""Answers of a step: the newest, and some of the ring."""
+_AHEAD = 8
+"""Answers before the first step, so that no step sees one text alone."""
+_RING_BYTES = 2 << 30
+_WATCHED, _COMPARED = 24, 12
+"""Answers to held-out prompts that are watched during the training on a GPU, and the prompts of
+each kind that are compared in the end."""
+_GENERAL_SHARE = 0.25
+"""Of the answers. Without them chat lost 4 % where code gained 37 %."""
+_PATIENCE = 6
+"""Measurements without a gain before the training ends."""
+_SAVE_S = 600.0
+_SLACK = 3 << 30
+"""Bytes of GPU memory for logits and activations of a step."""
+_STATE, _SETTINGS = "state.pt", "settings.json"
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """What to tune. `checkpoint`: the folder that `draft` was converted from, if there is one.
+    `minutes` and `steps` limit the training, whichever comes first. `n_ctx`: tokens of a prompt
+    and its answer together; longer prompts are left out."""
+
+    target: Path
+    draft: Path
+    data: Path
+    output: Path
+    checkpoint: Path | None = None
+    minutes: float = 60.0
+    steps: int = 2000
+    n_ctx: int = 2048
+    max_tokens: int = 256
+    n_seq: int | None = None
+    make_default: bool = True
+    n_gpu_layers: int | None = None
+    n_threads: int | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the training is: `done`, 0 to 1, and the accepted length on held-out answers before
+    and now."""
+
+    step: int
+    done: float
+    seconds_left: float
+    length_before: float
+    length: float
+
+
+class Interrupted(Exception):
+    """The run was asked to stop; its state is kept."""
+
+
+def tune(
+    options: TuneOptions,
+    *,
+    say: Say,
+    progress: Callable[[Progress], None] | None = None,
+    stopped: Callable[[], bool] | None = None,
+) -> Card:
+    """Tune a drafter into the folder `options.output`, which appears at the end, whole.
+
+    `stopped` is asked often; when it says so, the state is kept beside the output, and the same
+    call goes on from there: Interrupted is raised. Raises InputError for what cannot be read,
+    written or does not fit, and what `load` raises; then everything is as it was.
+    """
+    if options.output.exists():
+        raise InputError(f"{options.output}: exists already; choose another folder with -o")
+    read_texts(options.data, ("continue",), seed=options.seed)  # what is wrong is told at once
+    part = options.output.with_name(f"{options.output.name}.partial")
+    resumed = _claim(part, options)
+    try:
+        with ExitStack() as stack:
+            return _Run(options, part, say, progress, stopped, stack).run()
+    except Interrupted:
+        raise
+    except BaseException:
+        if not resumed and not (part / _STATE).exists():
+            shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+def _claim(part: Path, options: TuneOptions) -> bool:
+    """Make the folder of a run, or find that of the same one, which was interrupted."""
+    settings = _settings(options)
+    if part.exists():
+        try:
+            known = json.loads((part / _SETTINGS).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            known = None
+        if known != settings:
+            raise InputError(
+                f"{part}: holds an interrupted run with other settings; repeat its command, remove "
+                "the folder, or choose another with -o"
+            )
+        return True
+    try:
+        part.mkdir(parents=True)
+        (part / _SETTINGS).write_text(json.dumps(settings), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{part}: cannot be written: {error.strerror}") from None
+    return False
+
+
+def _settings(options: TuneOptions) -> dict[str, Any]:
+    """What must be equal for a run to go on. Its limits may change."""
+    values = {name: str(value) for name, value in asdict(options).items()}
+    for name in ("minutes", "steps", "make_default", "n_threads", "output"):
+        del values[name]
+    return values | {"files": [file_key(options.target), file_key(options.draft)]}
+
+
+class _Run:
+    """The parts of a run that share the loaded target."""
+
+    def __init__(
+        self,
+        options: TuneOptions,
+        part: Path,
+        say: Say,
+        progress: Callable[[Progress], None] | None,
+        stopped: Callable[[], bool] | None,
+        stack: ExitStack,
+    ) -> None:
+        self._options = options
+        self._part = part
+        self._say = say
+        self._progress = progress or (lambda _: None)
+        self._stopped = stopped or (lambda: False)
+        self._stack = stack
+        self._target_file = GgufFile.open(options.target)
+        self._draft_file = GgufFile.open(options.draft)
+        self._spec = read_drafter(self._draft_file, n_vocab=self._target_file.n_vocab)
+        on_gpu = torch.cuda.is_available() and options.n_gpu_layers != 0
+        self._device = "cuda" if on_gpu else "cpu"
+        self._dtype = torch.bfloat16 if on_gpu else torch.float32
+        self._n_seq = options.n_seq or (8 if on_gpu else 4)
+        self._n_asked = 0
+        self._spent_s = 0.0
+
+    def run(self) -> Card:
+        self._load()
+        texts, cases = self._prompts()
+        trainer = self._open_trainer()
+        self._resume(trainer)
+        held = self._held_answers(cases["watch"])
+        self._train(trainer, held, cases["tune"], cases["general"])
+        trainer.use_best()
+        weights, n_steps, history = trainer.weights(), trainer.step_number, trainer.history
+        kind = "low-rank additions to all matrices" if trainer.low_rank else "all weights"
+        best = trainer.best.step
+        del trainer
+        self._free()
+        path = self._save(weights)
+        rows = self._compare(path, {OWN: cases["test"], BUILT_IN: cases["built-in"]})
+        won, reason = wins(rows)
+        won = won and best > 0
+        options = self._options
+        card = Card(
+            target=options.target,
+            before=options.draft,
+            after=options.output / path.name,
+            data=options.data,
+            n_prompts=len(texts.tune),
+            n_held_out=len(texts.watch) + len(texts.test),
+            n_answers=self._n_asked,
+            n_tokens=self._answerer.n_tokens,
+            n_steps=n_steps,
+            best_step=best,
+            seconds=self._spent_s,
+            trained=kind,
+            lengths=[(each.step, each.length) for each in history],
+            rows=rows,
+            won=won,
+            reason=reason,
+            is_default=won and options.make_default,
+        )
+        self._finish(card)
+        return card
+
+    # Before the training
+
+    def _load(self) -> None:
+        options = self._options
+        pair = open_pair(options.target, options.draft)
+        loading = LoadOptions(
+            n_ctx=self._n_seq * options.n_ctx,
+            n_seq=self._n_seq,
+            n_gpu_layers=options.n_gpu_layers,
+            n_threads=options.n_threads,
+            draft_shape="chain",
+            draft_width=2,
+        )
+        engine, plan = open_engine(pair, loading, say=self._say)
+        self._model = self._stack.enter_context(Model(engine, plan))
+        self._target = engine.target
+        if engine.drafter is None:
+            raise InputError(f"{options.target}: cannot be drafted for: {engine.plain_because}")
+        self._drafter = engine.drafter
+        known = defaults_of(self._target_file, self._draft_file).sampling
+        self._samplings = [SamplingParams(), SamplingParams(temperature=0.8)]
+        if known:
+            self._samplings = [SamplingParams(**dict(known))]  # type: ignore[arg-type]
+        self._answerer = Answerer(
+            self._target, self._drafter, self._n_seq, options.max_tokens, self._dtype
+        )
+
+    def _prompts(self) -> tuple[Texts, dict[str, list[list[int]]]]:
+        """The texts, and all prompts as the model reads them, by their use."""
+        forms: list[Form] = ["continue"]
+        if self._target.vocabulary.infill is not None:
+            forms.append("infill")
+        if self._target.chat_template is not None:
+            forms.append("chat")
+        texts = read_texts(self._options.data, forms, seed=self._options.seed)
+        shipped = self._options.target.resolve() == demo.pair()[0].resolve()
+        parts = {
+            "tune": texts.tune,
+            "watch": texts.watch[:_WATCHED],
+            "test": texts.test[:_COMPARED],
+            "general": general(forms, seed=self._options.seed),
+            "built-in": built_in(("chat", "code", "fim"), limit=_COMPARED // 3, shipped=shipped),
+        }
+        cases = {name: self._tokens(prompts) for name, prompts in parts.items()}
+        for name in ("tune", "watch", "test"):
+            if not cases[name]:
+                raise InputError(
+                    f"{self._options.data}: no prompt is left that fits {self._options.n_ctx} "
+                    "tokens with its answer; set --ctx higher"
+                )
+        left_out = len(texts.tune) - len(cases["tune"])
+        more = f", {left_out} too long and left out" if left_out else ""
+        self._say(
+            f"prompts: {len(cases['tune'])} to learn from{more}; held out "
+            f"{len(texts.watch) + len(texts.test)}"
+        )
+        return texts, cases
+
+    def _tokens(self, prompts: Sequence[BenchPrompt]) -> list[list[int]]:
+        room = self._model.n_ctx - self._options.n_ctx + self._options.max_tokens
+        cases, _ = tokenized(self._model, prompts, room=room)
+        return [case.tokens for case in cases]
+
+    def _open_trainer(self) -> Trainer:
+        options = self._options
+        n = n_trainable(self._draft_file)
+        needed, low_rank = BYTES_EACH * n + _SLACK, False
+        if self._device == "cuda":
+            free, _ = torch.cuda.mem_get_info()
+            low_rank = needed > free
+        drafter = read_torch_drafter(
+            options.draft,
+            options.target,
+            dtype=self._dtype if low_rank else torch.float32,
+            head_dtype=self._dtype,
+            device=self._device,
+        )
+        if options.checkpoint is not None:
+            for name, value in checkpoint_weights(options.checkpoint, options.target).items():
+                if is_trained(name):
+                    old = drafter.weights[name]
+                    drafter.weights[name] = value.to(old.device, old.dtype)
+        trainer = Trainer(drafter, low_rank=low_rank, seed=options.seed)
+        what = f"{trainer.n_trained / 1e6:.0f} million numbers"
+        if low_rank:
+            what += f", added to {n / 1e6:.0f} million that stay: to train all takes "
+            what += f"{size_text(needed)} of memory"
+        self._say(f"to train: {what}; on the {self._device}")
+        needed = 4 * n + 16 * trainer.n_trained
+        room = shutil.disk_usage(self._part).free
+        self._say(f"disk: {size_text(needed)} during the run, {size_text(3 * n)} of it stay")
+        if room < needed:
+            raise InputError(
+                f"{self._part}: {size_text(needed)} are needed there, and {size_text(room)} are "
+                "free; choose another folder with -o"
+            )
+        return trainer
+
+    def _held_answers(self, prompts: Sequence[list[int]]) -> list[Answer]:
+        """Answers to watch the training by: the same ones in every run."""
+        self._say(f"answering {len(prompts)} held-out prompts")
+        asked = iter([(tokens, self._sampling(i, fixed=True)) for i, tokens in enumerate(prompts)])
+        held = []
+        for answer in self._answerer.answers(asked):
+            self._check_stopped()
+            held.append(answer)
+        if not held:
+            raise InputError("the answers to the held-out prompts are too short to learn from")
+        return held
+
+    # The training
+
+    def _train(
+        self,
+        trainer: Trainer,
+        held: list[Answer],
+        own: Sequence[list[int]],
+        others: Sequence[list[int]],
+    ) -> None:
+        options, ring = self._options, Ring(_RING_BYTES)
+        if not trainer.history:
+            trainer.measure(held)
+        before = trainer.history[0].length
+        self._say(f"accepted length on held-out answers before: {before:.2f}")
+        every = max(5, min(50, options.steps // 10))
+        rng = random.Random(f"{options.seed} {trainer.step_number}")
+        answers = self._answerer.answers(self._asked(own, others))
+        begun, spent = time.monotonic(), self._spent_s
+        saved = begun
+        while not self._is_over(trainer, every):
+            for _ in range(1 if len(ring) >= _AHEAD else _AHEAD):
+                ring.add(next(answers))
+            older = [ring[rng.randrange(len(ring))] for _ in range(_BATCH - 1)]
+            trainer.step([ring[len(ring) - 1], *older], self._done(trainer))
+            now = time.monotonic()
+            self._spent_s = spent + now - begun
+            if trainer.step_number % every == 0:
+                trainer.measure(held)
+            self._progress(self._state_of(trainer, before))
+            if self._stopped() or now - saved > _SAVE_S:
+                self._keep(trainer)
+                saved = now
+            self._check_stopped()
+        if trainer.step_number % every:
+            trainer.measure(held)
+        found = trainer.best
+        self._say(
+            f"accepted length on held-out answers: {before:.2f} before, {found.length:.2f} after "
+            f"{found.step} of {trainer.step_number} steps"
+        )
+
+    def _asked(
+        self, own: Sequence[list[int]], others: Sequence[list[int]]
+    ) -> Iterator[tuple[list[int], SamplingParams]]:
+        """Prompts without an end: the user's own and general ones, each answered anew by each
+        turn."""
+        while True:
+            i = self._n_asked
+            self._n_asked += 1
+            rng = random.Random(f"{self._options.seed} {i}")
+            is_general = bool(others) and rng.random() < _GENERAL_SHARE
+            yield rng.choice(others if is_general else own), self._sampling(i)
+
+    def _sampling(self, i: int, *, fixed: bool = False) -> SamplingParams:
+        """As people use the pair; where nothing is known, greedy and at 0.8 by turns."""
+        seed = (1 << 30) + i if fixed else i
+        return replace(self._samplings[i % len(self._samplings)], seed=seed)
+
+    def _is_over(self, trainer: Trainer, every: int) -> bool:
+        since = (trainer.step_number - trainer.best.step) // every
+        return self._done(trainer) >= 1 or since >= _PATIENCE
+
+    def _done(self, trainer: Trainer) -> float:
+        by_time = self._spent_s / (60 * self._options.minutes)
+        return max(trainer.step_number / self._options.steps, by_time)
+
+    def _state_of(self, trainer: Trainer, before: float) -> Progress:
+        done = min(1.0, self._done(trainer))
+        left = self._spent_s * (1 - done) / done if done else 0.0
+        return Progress(trainer.step_number, done, left, before, trainer.history[-1].length)
+
+    def _check_stopped(self) -> None:
+        if self._stopped():
+            raise Interrupted
+
+    def _keep(self, trainer: Trainer) -> None:
+        """Keep the state, completely or not at all."""
+        state = trainer.state() | {"n_asked": self._n_asked, "seconds": self._spent_s}
+        place = self._part / _STATE
+        partial = place.with_suffix(".new")
+        torch.save(state, partial)
+        os.replace(partial, place)
+
+    def _resume(self, trainer: Trainer) -> None:
+        place = self._part / _STATE
+        if not place.exists():
+            return
+        state = torch.load(place, map_location="cpu", weights_only=True)
+        trainer.restore(state)
+        self._n_asked, self._spent_s = state["n_asked"], state["seconds"]
+        self._say(f"going on after step {trainer.step_number}")
+
+    def _free(self) -> None:
+        self._answerer.pause()
+        if self._device == "cuda":
+            torch.cuda.empty_cache()
+
+    # After the training
+
+    def _save(self, weights: dict[str, torch.Tensor]) -> Path:
+        options = self._options
+        own = set(self._draft_file.tensors)
+        for name in own - weights.keys():  # embeddings of its own
+            weights[name] = _unchanged(options.draft, name)
+        weights = {name: weights[name] for name in self._draft_file.tensors}
+        path = self._part / f"{options.output.name}.gguf"
+        save_gguf(path, self._draft_file, weights, self._target_file)
+        if options.checkpoint is not None:
+            trained = set(filter(is_trained, weights))
+            save_checkpoint(self._part, options.checkpoint, weights, trained, options.target)
+        else:
+            save_plain(self._part, weights)
+        return path
+
+    def _compare(self, path: Path, prompts: dict[str, list[list[int]]]) -> Any:
+        self._model.forget()
+        after: Drafter = open_drafter(
+            path, self._target, n_seq=self._n_seq, n_ctx=self._target.n_ctx
+        )
+        n = min(self._options.max_tokens, 128)
+        rows = compare(self._target, self._drafter, after, prompts, n, self._say)
+        after.close()
+        return rows
+
+    def _finish(self, card: Card) -> None:
+        (self._part / "README.md").write_text(card.markdown(), encoding="utf-8")
+        text = json.dumps(card.as_dict(), indent=1)
+        (self._part / "tune.json").write_text(text + "\n", encoding="utf-8")
+        for name in (_STATE, _SETTINGS):
+            (self._part / name).unlink(missing_ok=True)
+        os.rename(self._part, self._options.output)
+        if card.is_default:
+            tuned.make_default(self._options.target, card.after)
+
+
+def output_for(draft: Path, given: bool) -> Path:
+    """The folder of a tuned drafter: beside the old one if that is a file of the user's own, else
+    where this program keeps its data. One that does not exist yet."""
+    stem = draft.stem.partition("-tuned")[0]
+    caches = disk_cache.folder().resolve()
+    is_own = given and caches not in draft.resolve().parents
+    folder = draft.parent if is_own else tuned.folder() / "drafters"
+    for n in range(1, 1000):
+        found = folder / (f"{stem}-tuned" if n == 1 else f"{stem}-tuned-{n}")
+        if not found.exists():
+            return found
+    raise InputError(f"{folder}: holds 999 tuned drafters of {stem}; choose a folder with -o")
+
+
+def _unchanged(draft: Path, name: str) -> torch.Tensor:
+    import gguf
+
+    from dflash_local.tune.weights import dequantize
+
+    tensor = next(each for each in gguf.GGUFReader(draft).tensors if each.name == name)
+    return dequantize(tensor, torch.float32, "cpu")

@@ -1,0 +1,147 @@
+"""What a drafter learns: whole blocks at random anchors of the target's own answers.
+
+Anchors and blocks are those of DFlash (arXiv 2602.06036, section 4.2). The label of a position is
+the target's distribution there. How much a position counts follows D-PACE (arXiv 2605.18810): the
+gradient of the expected accepted length, as the drafter's own chances have it now. The Markov and
+confidence heads of DSpark, and the selector of DFlash 2, see the true token before each position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dflash_local.tune.answers import Answer
+from dflash_local.tune.drafter import TorchDrafter
+
+_SMOOTHING = 0.5
+"""D-PACE's alpha: with 0, positions after an uncertain one would learn nothing."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks of one answer and what they should draft: A blocks of n_draft positions.
+
+    `before` is the true token before each position, `tokens` the true token, both int64
+    [A, n_draft]; `label_ids` and `label_probs`, [A, n_draft, k], the target's distribution. `valid`
+    is False beyond the answer's end.
+    """
+
+    anchors: Tensor
+    starts: Tensor
+    before: Tensor
+    tokens: Tensor
+    label_ids: Tensor
+    label_probs: Tensor
+    valid: Tensor
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`loss`: to be minimised. `accepted`, [A]: the tokens that a greedy round would emit at each
+    anchor, where the target's answer is given."""
+
+    loss: Tensor
+    accepted: Tensor
+
+
+def random_anchors(answer: Answer, n: int, generator: torch.Generator) -> Tensor:
+    """At most `n` different positions of anchors, int64 [n]. An anchor is any token of the answer
+    but the last."""
+    first, end = answer.n_prompt, len(answer.tokens) - 1
+    return first + torch.randperm(end - first, generator=generator)[:n]
+
+
+def spread_anchors(answer: Answer, n: int) -> Tensor:
+    """At most `n` positions of anchors at equal distances over the answer, always the same."""
+    first, end = answer.n_prompt, len(answer.tokens) - 1
+    n = min(n, end - first)
+    return first + torch.arange(n) * (end - first) // n
+
+
+def blocks_at(answer: Answer, starts: Tensor, n_draft: int) -> Blocks:
+    """The blocks of an answer whose anchors are at these positions."""
+    last = len(answer.tokens) - 1
+    places = starts[:, None] + 1 + torch.arange(n_draft)
+    valid = places <= last
+    places = places.clamp(max=last)
+    rows = places - answer.n_prompt
+    return Blocks(
+        anchors=answer.tokens[starts],
+        starts=starts,
+        before=answer.tokens[places - 1],
+        tokens=answer.tokens[places],
+        label_ids=answer.label_ids[rows],
+        label_probs=answer.label_logprobs[rows].softmax(dim=-1),
+        valid=valid,
+    )
+
+
+def outcome(drafter: TorchDrafter, answer: Answer, starts: Tensor) -> Outcome:
+    """What the drafter makes of the blocks at these anchors."""
+    device = drafter.head.device
+    n_draft = drafter.block_size - drafter.first_draft
+    blocks = _on(blocks_at(answer, starts, n_draft), device)
+    context = drafter.inject(answer.features[: int(starts.max())].to(device))
+    hidden = drafter.hidden(context, blocks.anchors, blocks.starts)[:, drafter.first_draft :]
+    logits = drafter.logits(hidden)
+    if drafter.family == "dspark":
+        logits = logits + drafter.markov(blocks.before)
+    logits = drafter.scaled(logits).float()
+    logprobs = logits.log_softmax(dim=-1)
+    best = logits.argmax(dim=-1)
+    # A token that the drafter's own vocabulary lacks has no chance, and nothing can be done.
+    own = logprobs.gather(-1, blocks.label_ids).clamp(min=-50)
+    errors = -(blocks.label_probs * own).sum(dim=-1)
+    if drafter.family == "dflash2":
+        ids, scores = drafter.select(hidden, logits, blocks.before)
+        best = ids.gather(-1, scores.argmax(dim=-1, keepdim=True))[..., 0]
+        errors = errors + _selector_errors(ids, scores, blocks)
+    true = logprobs.gather(-1, blocks.tokens[..., None])[..., 0]
+    weights = position_weights(true.detach().exp(), blocks.valid)
+    loss = (weights * errors).sum() / weights.sum()
+    if drafter.family == "dspark":
+        loss = loss + _confidence_loss(drafter, hidden, blocks, best)
+    hits = (best == blocks.tokens) & blocks.valid
+    accepted = 1 + hits.long().cumprod(dim=-1).sum(dim=-1)
+    return Outcome(loss, accepted)
+
+
+def position_weights(chances: Tensor, valid: Tensor) -> Tensor:
+    """How much each position counts, [A, n], by the drafter's chances of the true tokens, [A, n].
+
+    With chances q the expected length is the sum over k of q_1 ... q_k. Its gradient by log q_j is
+    the sum of these products from k = j on.
+    """
+    smooth = _SMOOTHING + (1 - _SMOOTHING) * chances
+    reached = (smooth * valid).cumprod(dim=-1)
+    return reached.flip(-1).cumsum(dim=-1).flip(-1) * valid
+
+
+def _selector_errors(ids: Tensor, scores: Tensor, blocks: Blocks) -> Tensor:
+    """Cross-entropy [A, n_draft] of the selector's choice, with those labels that are candidates;
+    0 where none is."""
+    same = ids[..., :, None] == blocks.label_ids[..., None, :]
+    labels = (same * blocks.label_probs[..., None, :]).sum(dim=-1)
+    labels = labels / labels.sum(dim=-1, keepdim=True).clamp(min=1e-6)
+    return -(labels * scores.float().log_softmax(dim=-1)).sum(dim=-1)
+
+
+def _confidence_loss(drafter: TorchDrafter, hidden: Tensor, blocks: Blocks, best: Tensor) -> Tensor:
+    """The confidence head learns the chance that the target draws the drafted token. The hidden
+    states learn nothing from it: they are for drafting."""
+    found = drafter.confidence(hidden.detach(), blocks.before)
+    if found is None:
+        return hidden.new_zeros(())
+    chances = ((blocks.label_ids == best[..., None]) * blocks.label_probs).sum(dim=-1)
+    losses = functional.binary_cross_entropy_with_logits(
+        found.float(), chances.float(), reduction="none"
+    )
+    return (losses * blocks.valid).sum() / blocks.valid.sum()
+
+
+def _on(blocks: Blocks, device: torch.device) -> Blocks:
+    return Blocks(**{name: value.to(device) for name, value in vars(blocks).items()})

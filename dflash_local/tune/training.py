@@ -1,0 +1,188 @@
+"""The training of a drafter: steps, the accepted length of held-out answers, and the best weights.
+
+All weights are trained with AdamW where their moments have room. Elsewhere the matrices stay as
+they are and get low-rank additions (LoRA, arXiv 2106.09685), which need next to no memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dflash_local.gguf.file import GgufFile
+from dflash_local.tune.answers import Answer
+from dflash_local.tune.drafter import TorchDrafter
+from dflash_local.tune.objective import outcome, random_anchors, spread_anchors
+
+_ANCHORS = {"cpu": 8}
+"""Blocks of one answer in a step, by the type of device. On a GPU 32 cost little more than 8."""
+_MOST_ANCHORS = _HELD_ANCHORS = 32
+_RATE, _LOW_RANK_RATE = 1e-4, 3e-4
+"""The largest learning rates. A published drafter is near its optimum: ten times as much undoes in
+a hundred steps what it has learnt. Additions begin at zero and need more."""
+_RANK = 64
+_WARM_UP = 20
+_LAST_RATE = 0.1
+_CLIP = 1.0
+BYTES_EACH = 16
+"""Memory for each number that is trained: weight, gradient and two moments, all float32."""
+_FROZEN = ("token_embd.weight", "output.weight", "d2t", "rope_freqs.weight")
+_LOOKED_UP = ("markov_w1.weight", "selector_predecessor.weight", "selector_successor.weight")
+"""Tables by token, which a low-rank addition does not fit."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The held-out accepted length after a number of steps."""
+
+    step: int
+    length: float
+
+
+class Trainer:
+    """Trains a drafter in place."""
+
+    def __init__(self, drafter: TorchDrafter, *, low_rank: bool, seed: int = 0) -> None:
+        self.drafter = drafter
+        self.low_rank = low_rank
+        self.step_number = 0
+        self.history: list[Measured] = []
+        self._device = drafter.head.device
+        self._n_anchors = _ANCHORS.get(self._device.type, _MOST_ANCHORS)
+        self._generator = torch.Generator().manual_seed(seed)
+        torch.manual_seed(seed)
+        self._trained = _trainable(drafter, low_rank)
+        self._best: dict[str, Tensor] = self._copy()
+        self._rate = _LOW_RANK_RATE if low_rank else _RATE
+        self._optimizer = torch.optim.AdamW(
+            self._trained.values(), lr=self._rate, betas=(0.9, 0.95), weight_decay=0.0
+        )
+
+    @property
+    def n_trained(self) -> int:
+        """Numbers that are trained."""
+        return sum(each.numel() for each in self._trained.values())
+
+    def step(self, answers: Sequence[Answer], progress: float) -> float:
+        """One step over blocks of these answers; their mean loss. `progress`, 0 to 1, is how much
+        of the training is over: the learning rate falls with it."""
+        total = 0.0
+        for answer in answers:
+            starts = random_anchors(answer, self._n_anchors, self._generator)
+            with self._precision():
+                loss = outcome(self.drafter, answer, starts).loss / len(answers)
+            torch.autograd.backward(loss)
+            total += float(loss.detach())
+        torch.nn.utils.clip_grad_norm_(self._trained.values(), _CLIP)
+        fall = _LAST_RATE + (1 - _LAST_RATE) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
+        rise = min(1.0, (self.step_number + 1) / _WARM_UP)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._rate * fall * rise
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self.step_number += 1
+        return total
+
+    @torch.no_grad()
+    def length_on(self, answers: Iterable[Answer]) -> float:
+        """The mean number of tokens that a greedy round would emit on given answers."""
+        found = []
+        for answer in answers:
+            starts = spread_anchors(answer, _HELD_ANCHORS)
+            with self._precision():
+                found.append(outcome(self.drafter, answer, starts).accepted.float().cpu())
+        return float(torch.cat(found).mean())
+
+    def measure(self, answers: Iterable[Answer]) -> Measured:
+        """`length_on` held-out answers, noted; the weights are kept if it is the best so far."""
+        found = Measured(self.step_number, self.length_on(answers))
+        if not self.history or found.length > self.best.length:
+            self._best = self._copy()
+        self.history.append(found)
+        return found
+
+    @property
+    def best(self) -> Measured:
+        return max(self.history, key=lambda each: each.length)
+
+    def use_best(self) -> None:
+        """Go back to the weights that measured best."""
+        with torch.no_grad():
+            for name, value in self._best.items():
+                self._trained[name].copy_(value)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The drafter's weights, low-rank additions included; float32 on the host, by name."""
+        found = {name: value.detach() for name, value in self.drafter.weights.items()}
+        for name, (down, up) in self.drafter.adapters.items():
+            weight = f"{name}.weight"
+            found[weight] = found[weight].float() + (up @ down).detach()
+        return {name: value.float().cpu() for name, value in found.items()}
+
+    def state(self) -> dict[str, Any]:
+        """All that `restore` needs to go on as if nothing had happened."""
+        return {
+            "step": self.step_number,
+            "history": [(each.step, each.length) for each in self.history],
+            "trained": self._copy(),
+            "best": self._best,
+            "optimizer": self._optimizer.state_dict(),
+            "anchors": self._generator.get_state(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a `state` of the same drafter."""
+        with torch.no_grad():
+            for name, value in state["trained"].items():
+                self._trained[name].copy_(value)
+        self._best = dict(state["best"])
+        self.step_number = state["step"]
+        self.history = [Measured(*each) for each in state["history"]]
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._generator.set_state(state["anchors"])
+
+    def _copy(self) -> dict[str, Tensor]:
+        """On the host: on the device it would take as much again as the weights."""
+        return {name: each.detach().to("cpu", copy=True) for name, each in self._trained.items()}
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        if self._device.type == "cpu":
+            return nullcontext()
+        return torch.autocast(self._device.type, torch.bfloat16)
+
+
+def is_trained(name: str) -> bool:
+    """Whether a tensor of this name is the drafter's own. What it shares with the target stays as
+    it is."""
+    return name not in _FROZEN and not name.endswith(".scale")
+
+
+def n_trainable(file: GgufFile) -> int:
+    """How many numbers the weights of a drafter have that may be trained."""
+    return sum(math.prod(each.shape) for each in file.tensors.values() if is_trained(each.name))
+
+
+def _trainable(drafter: TorchDrafter, low_rank: bool) -> dict[str, Tensor]:
+    """What the optimiser trains, by name; adapters are put into the drafter."""
+    found: dict[str, Tensor] = {}
+    for name in filter(is_trained, list(drafter.weights)):
+        weight = drafter.weights[name]
+        if low_rank and name in _LOOKED_UP:
+            continue
+        if low_rank and weight.dim() == 2 and min(weight.shape) > 2 * _RANK:
+            n_out, n_in = weight.shape
+            down = torch.randn(_RANK, n_in, device=weight.device) / math.sqrt(n_in)
+            up = torch.zeros(n_out, _RANK, device=weight.device)
+            plain = name.removesuffix(".weight")
+            drafter.adapters[plain] = (down.requires_grad_(), up.requires_grad_())
+            found[f"{plain}.down"], found[f"{plain}.up"] = drafter.adapters[plain]
+            continue
+        drafter.weights[name] = weight.detach().float().clone().requires_grad_()
+        found[name] = drafter.weights[name]
+    return found
