@@ -1,0 +1,54 @@
+"""Which tuned drafter a target uses, and the way back."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dflash_local import demo
+from dflash_local.errors import InputError
+from dflash_local.pairs import tuned
+from dflash_local.pairs.find import find_pair
+
+
+@pytest.fixture
+def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DFLASH_LOCAL_DATA", str(tmp_path / "data"))
+    return Path(shutil.copy(demo.pair()[0], tmp_path / "t.gguf"))
+
+
+def drafter(folder: Path, name: str) -> Path:
+    return Path(shutil.copy(demo.pair()[1], folder / name))
+
+
+def test_a_tuned_drafter_is_used_until_it_is_undone(target: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    first, second = drafter(tmp_path, "1.gguf"), drafter(tmp_path, "2.gguf")
+    assert find_pair(target, say=said.append).draft is None
+    tuned.make_default(target, first)
+    tuned.make_default(target, second)
+    assert find_pair(target, say=said.append).draft == second
+    assert "--undo" in said[-1]
+    assert find_pair(target, demo.pair()[1], say=said.append).draft == demo.pair()[1]
+    assert tuned.undo(target) == second
+    assert find_pair(target, say=said.append).draft == first
+    assert tuned.undo(target) == first
+    assert find_pair(target, say=said.append).draft is None
+    with pytest.raises(InputError, match="nothing to undo"):
+        tuned.undo(target)
+
+
+def test_a_tuned_drafter_that_is_gone_is_not_used(target: Path, tmp_path: Path) -> None:
+    path = drafter(tmp_path, "1.gguf")
+    tuned.make_default(target, path)
+    path.unlink()
+    assert find_pair(target, say=print).draft is None
+
+
+def test_a_damaged_list_is_told_in_one_line(target: Path) -> None:
+    tuned.folder().mkdir()
+    (tuned.folder() / "tuned.json").write_text("{")
+    with pytest.raises(InputError, match="cannot be read"):
+        tuned.tuned_drafter(target)

@@ -1,0 +1,145 @@
+"""What a drafter learns: the blocks, their labels, how much each position counts, the gradient."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dflash_local.tune import objective
+from dflash_local.tune.answers import Answer
+from dflash_local.tune.drafter import TorchDrafter
+from dflash_local.tune.objective import (
+    blocks_at,
+    outcome,
+    position_weights,
+    random_anchors,
+    spread_anchors,
+)
+from dflash_local.tune.weights import read_torch_drafter
+from reference import Reference
+from synthetic import Markov, Selector, write_drafter, write_target
+
+torch.set_num_threads(1)  # the products are small
+
+N_PROMPT, N_TOKENS, N_VOCAB, K = 9, 40, 320, 4
+FAMILIES: dict[str, dict[str, Any]] = {
+    "dflash": {},
+    "window": {"sliding_window": 6, "pattern": (True, False)},
+    "dspark": {"markov": Markov()},
+    "dflash2": {"selector": Selector()},
+}
+
+
+def some_answer(n_features: int, dtype: torch.dtype = torch.float32) -> Answer:
+    rng = np.random.default_rng(5)
+    n = N_TOKENS - N_PROMPT
+    return Answer(
+        tokens=torch.from_numpy(rng.integers(0, N_VOCAB, N_TOKENS)),
+        n_prompt=N_PROMPT,
+        features=torch.from_numpy(rng.standard_normal((N_TOKENS - 1, n_features))).to(dtype),
+        label_ids=torch.from_numpy(
+            np.stack([rng.choice(N_VOCAB, K, replace=False) for _ in range(n)])
+        ),
+        label_logprobs=torch.from_numpy(-rng.random((n, K))).to(dtype),
+    )
+
+
+def files(folder: Path, family: str) -> tuple[Path, Path]:
+    target = write_target(folder / "t.gguf", n_vocab=N_VOCAB)
+    return target, write_drafter(folder / "d.gguf", target, **FAMILIES[family])
+
+
+@pytest.fixture(params=FAMILIES)
+def drafter(request: pytest.FixtureRequest, tmp_path: Path) -> TorchDrafter:
+    target, path = files(tmp_path, request.param)
+    return read_torch_drafter(path, target, dtype=torch.float64)
+
+
+def test_blocks_are_what_the_answer_goes_on_with() -> None:
+    answer = some_answer(4)
+    found = blocks_at(answer, torch.tensor([N_PROMPT, 20, N_TOKENS - 2]), 3)
+    assert found.anchors.tolist() == answer.tokens[[N_PROMPT, 20, N_TOKENS - 2]].tolist()
+    assert found.tokens[1].tolist() == answer.tokens[21:24].tolist()
+    assert found.before[1].tolist() == answer.tokens[20:23].tolist()
+    assert found.label_ids[1, 0].tolist() == answer.label_ids[21 - N_PROMPT].tolist()
+    assert found.valid.tolist() == [[True] * 3, [True] * 3, [True, False, False]]
+
+
+def test_anchors_are_different_tokens_of_the_answer_that_something_follows() -> None:
+    answer, generator = some_answer(4), torch.Generator().manual_seed(0)
+    seen: set[int] = set()
+    for _ in range(40):
+        found = random_anchors(answer, 8, generator).tolist()
+        assert len(set(found)) == 8
+        seen |= set(found)
+    assert seen == set(range(N_PROMPT, N_TOKENS - 1))
+    assert len(random_anchors(answer, 500, generator)) == N_TOKENS - 1 - N_PROMPT
+    assert set(spread_anchors(answer, 500).tolist()) == seen
+
+
+def test_a_position_counts_as_much_as_the_expected_length_depends_on_it() -> None:
+    chances = torch.tensor([[0.9, 0.2, 0.6, 0.4]], dtype=torch.float64)
+    valid = torch.tensor([[True, True, True, False]])
+    logs = (0.5 + 0.5 * chances).log().requires_grad_()
+    expected = logs.exp().cumprod(dim=-1)[:, :3].sum()
+    (gradient,) = torch.autograd.grad(expected, logs)
+    torch.testing.assert_close(position_weights(chances, valid), gradient)
+
+
+@pytest.mark.parametrize("family", ["dflash", "window"])
+def test_many_blocks_at_once_are_what_the_reference_drafts_one_by_one(
+    family: str, tmp_path: Path
+) -> None:
+    target, path = files(tmp_path, family)
+    drafter = read_torch_drafter(path, target, dtype=torch.float32)
+    answer = some_answer(drafter.feature_size)
+    starts = torch.tensor([N_PROMPT, 17, 30, N_TOKENS - 2])
+    found = outcome(drafter, answer, starts)
+    reference = Reference(path, target)
+    errors, weights, lengths = [], [], []
+    for start in starts.tolist():
+        reference.clear(0)
+        reference.inject(0, answer.features[:start].numpy())
+        rows = reference.draft(0, int(answer.tokens[start]))
+        true = answer.tokens[start + 1 :][: len(rows)]
+        rows = rows[: len(true)]
+        places = torch.arange(len(true)) + start + 1 - N_PROMPT
+        labels = answer.label_logprobs[places].softmax(-1)
+        errors.append(-(labels * rows.gather(1, answer.label_ids[places])).sum(-1))
+        chances = rows.gather(1, true[:, None])[:, 0].exp()[None]
+        weights.append(position_weights(chances, torch.ones_like(chances, dtype=torch.bool))[0])
+        hits = rows.argmax(-1) == true
+        lengths.append(1 + int(hits.long().cumprod(0).sum()))
+    expected = sum((e * w).sum() for e, w in zip(errors, weights, strict=True))
+    expected = expected / sum(w.sum() for w in weights)
+    torch.testing.assert_close(found.loss, expected, rtol=1e-4, atol=1e-4)
+    assert found.accepted.tolist() == lengths
+
+
+def test_the_gradient_is_the_slope_of_the_loss(
+    drafter: TorchDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Neither the positions' weights nor what the confidence head reads is there to be minimised.
+    monkeypatch.setattr(objective, "position_weights", lambda chances, valid: valid.double())
+    names = [name for name in drafter.weights if not name.startswith(("d2t", "conf_proj"))]
+    drafter.weights = {name: drafter.weights[name].double().requires_grad_() for name in names}
+    answer = some_answer(drafter.feature_size, torch.float64)
+    starts = torch.tensor([N_PROMPT, 15, 16, 33])
+    torch.autograd.backward(outcome(drafter, answer, starts).loss)
+    generator = torch.Generator().manual_seed(1)
+    parts = ("fc", "blk.0.attn_k.", "blk.1.ffn_down", "markov_w2", "selector_hidden")
+    for name in (name for name in names if name.startswith(parts)):
+        weight = drafter.weights[name]
+        assert weight.grad is not None
+        step = 1e-4 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+        sides = []
+        for sign in (1, -1):
+            drafter.weights[name] = (weight + sign * step).detach()
+            sides.append(outcome(drafter, answer, starts).loss.item())
+        drafter.weights[name] = weight
+        expected = float((weight.grad * step).sum())
+        assert (sides[0] - sides[1]) / 2 == pytest.approx(expected, rel=3e-2, abs=1e-7), name

@@ -1,0 +1,50 @@
+"""The files of a tuned drafter hold its weights, and are otherwise like the old ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import hf_drafters
+from dflash_local import demo
+from dflash_local.convert import convert
+from dflash_local.gguf.file import GgufFile
+from dflash_local.tune.saving import TUNED, checkpoint_weights, save_checkpoint, save_gguf
+from dflash_local.tune.training import is_trained
+from dflash_local.tune.weights import read_torch_drafter
+from synthetic import write_target
+
+
+def test_a_gguf_file_has_the_new_weights_and_the_old_keys(tmp_path: Path) -> None:
+    target, path = demo.pair()
+    old = GgufFile.open(path)
+    weights = read_torch_drafter(path, target, dtype=torch.float32).weights
+    weights["fc.weight"] = weights["fc.weight"] * 2
+    saved = tmp_path / "new.gguf"
+    save_gguf(saved, old, weights, GgufFile.open(target))
+    new = GgufFile.open(saved)
+    assert {name: value for name, value in new.metadata.items() if name != TUNED} == old.metadata
+    found = read_torch_drafter(saved, target, dtype=torch.float32).weights
+    assert found.keys() == weights.keys()
+    for name, value in weights.items():
+        torch.testing.assert_close(found[name], value, atol=2e-3, rtol=1e-2)
+
+
+@pytest.mark.parametrize("variant", ["plain", "dspark-interleaved", "dflash2", "reduced"])
+def test_a_checkpoint_is_converted_to_the_tuned_weights(variant: str, tmp_path: Path) -> None:
+    target = write_target(tmp_path / "t.gguf", n_vocab=320, n_layer=12)
+    old = hf_drafters.write(tmp_path / "old", variant, n_vocab=320)
+    weights = checkpoint_weights(old, target)
+    trained = set(filter(is_trained, weights))
+    for name in trained:
+        weights[name] = (weights[name] + 0.25).bfloat16().float()
+    new = tmp_path / "new"
+    new.mkdir()
+    save_checkpoint(new, old, weights, trained, target)
+    path = convert(new, target=target, outtype="f32", output=tmp_path / "d.gguf").path
+    found = read_torch_drafter(path, target, dtype=torch.float32).weights
+    assert trained
+    for name in trained:
+        torch.testing.assert_close(found[name], weights[name])
