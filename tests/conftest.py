@@ -53,8 +53,8 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DFLASH_LOCAL_CACHE", str(folder))
         patch.delenv("DFLASH_LOCAL_REGISTRY", raising=False)
-        # Nor settings, or what was typed.
-        for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+        # Nor settings, what was typed, or tuned drafters.
+        for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_DATA_HOME"):
             patch.setenv(name, str(folder / name))
         # The commands' --threads: those that wait for each other by spinning make tests that share
         # the machine's cores many times slower.

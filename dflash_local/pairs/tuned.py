@@ -12,13 +12,13 @@ import platformdirs
 
 from dflash_local.errors import InputError
 
-ENVIRONMENT = "DFLASH_LOCAL_DATA"
+ENVIRONMENT = "DFLASH_LOCAL_TUNED"
 _FILE = "tuned.json"
 
 
 def folder() -> Path:
-    """Where tuned drafters are kept, and which target uses which: `DFLASH_LOCAL_DATA` if it is set,
-    else the platform's folder for data. It need not exist."""
+    """Where tuned drafters are kept, and which target uses which: `DFLASH_LOCAL_TUNED`, else the
+    platform's folder for data. It need not exist."""
     chosen = os.environ.get(ENVIRONMENT)
     if chosen:
         return Path(chosen).expanduser()

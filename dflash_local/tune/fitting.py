@@ -322,6 +322,9 @@ class _Run:
         needed = 4 * n + 16 * trainer.n_trained
         room = shutil.disk_usage(self._part).free
         self._say(f"disk: {size_text(needed)} during the run, {size_text(3 * n)} of it stay")
+        self._say(
+            f"time: at most {options.minutes:g} minutes of training, or {options.steps} steps"
+        )
         if room < needed:
             raise InputError(
                 f"{self._part}: {size_text(needed)} are needed there, and {size_text(room)} are "
@@ -376,6 +379,7 @@ class _Run:
             self._check_stopped()
         if trainer.step_number % every:
             trainer.measure(held)
+        self._keep(trainer)  # what follows may fail, or be interrupted
         found = trainer.best
         self._say(
             f"accepted length on held-out answers: {before:.2f} before, {found.length:.2f} after "
@@ -412,13 +416,21 @@ class _Run:
         left = self._spent_s * (1 - done) / done if done else 0.0
         return Progress(trainer.step_number, done, left, before, trainer.history[-1].length)
 
+    def _say_unless_stopped(self, line: str) -> None:
+        self._check_stopped()
+        self._say(line)
+
     def _check_stopped(self) -> None:
         if self._stopped():
             raise Interrupted
 
     def _keep(self, trainer: Trainer) -> None:
         """Keep the state, completely or not at all."""
-        state = trainer.state() | {"n_asked": self._n_asked, "seconds": self._spent_s}
+        state = trainer.state() | {
+            "n_asked": self._n_asked,
+            "n_tokens": self._answerer.n_tokens,
+            "seconds": self._spent_s,
+        }
         place = self._part / _STATE
         partial = place.with_suffix(".new")
         torch.save(state, partial)
@@ -431,6 +443,7 @@ class _Run:
         state = torch.load(place, map_location="cpu", weights_only=True)
         trainer.restore(state)
         self._n_asked, self._spent_s = state["n_asked"], state["seconds"]
+        self._answerer.n_tokens = state["n_tokens"]
         self._say(f"going on after step {trainer.step_number}")
 
     def _free(self) -> None:
@@ -461,7 +474,7 @@ class _Run:
             path, self._target, n_seq=self._n_seq, n_ctx=self._target.n_ctx
         )
         n = min(self._options.max_tokens, 128)
-        rows = compare(self._target, self._drafter, after, prompts, n, self._say)
+        rows = compare(self._target, self._drafter, after, prompts, n, self._say_unless_stopped)
         after.close()
         return rows
 

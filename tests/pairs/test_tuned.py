@@ -15,7 +15,7 @@ from dflash_local.pairs.find import find_pair
 
 @pytest.fixture
 def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DFLASH_LOCAL_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("DFLASH_LOCAL_TUNED", str(tmp_path / "data"))
     return Path(shutil.copy(demo.pair()[0], tmp_path / "t.gguf"))
 
 

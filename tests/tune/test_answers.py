@@ -51,9 +51,7 @@ def test_taps_and_labels_are_those_of_plain_decoding(target: Target, answers: li
         states = target.hidden_states().reshape(n, -1)
         scale = np.abs(states).mean()
         assert np.abs(answer.features.numpy() - states).mean() < 0.02 * scale
-        for i, (ids, found) in enumerate(
-            zip(answer.label_ids, answer.label_logprobs, strict=True)
-        ):
+        for i, (ids, found) in enumerate(zip(answer.label_ids, answer.label_logprobs, strict=True)):
             logits = torch.from_numpy(target.logits(first + i).copy())
             expected = logits.log_softmax(0)
             torch.testing.assert_close(found, expected[ids], atol=0.1, rtol=0.05)

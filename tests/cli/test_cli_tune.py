@@ -1,0 +1,41 @@
+"""`dflash-local tune` as its users run it: what it refuses, in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from command_line import run_here
+from dflash_local import demo
+
+TARGET, DRAFT = map(str, demo.pair())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((), "name a model"),
+        (("one", "--target", TARGET), "leave out one"),
+        (("--target", TARGET, "--draft", DRAFT), "--data"),
+        (("--target", TARGET, "--data", "{texts}"), "no drafter to begin with"),
+        (("--target", TARGET, "--draft", DRAFT, "--data", "{texts}"), "expected at least 3"),
+        (("--target", TARGET, "--draft", DRAFT, "--data", "/nowhere"), "does not exist"),
+        (("--target", TARGET, "--undo"), "nothing to undo"),
+    ],
+)
+def test_what_cannot_be_tuned_is_told_in_one_line(
+    arguments: tuple[str, ...], expected: str, tmp_path: Path
+) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    given = [each.format(texts=texts) for each in arguments]
+    out = tmp_path / "out"
+    found = run_here(
+        "tune", *given, "-o", str(out), environment={"DFLASH_LOCAL_TUNED": str(tmp_path / "data")}
+    )
+    assert found.returncode == 2
+    assert found.stdout == ""
+    assert expected in found.stderr.splitlines()[-1]
+    assert "Traceback" not in found.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["texts"]

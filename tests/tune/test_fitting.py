@@ -1,0 +1,219 @@
+"""A whole run with the shipped pair: what it leaves, where it may stop, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from command_line import COMMAND
+from dflash_local import demo
+from dflash_local.errors import PairError
+from dflash_local.loading import load
+from dflash_local.pairs import tuned
+from dflash_local.pairs.find import find_pair
+from dflash_local.tune import comparison
+from dflash_local.tune.card import Card
+from dflash_local.tune.fitting import Interrupted, Progress, TuneOptions, output_for, tune
+from synthetic import write_drafter, write_target
+
+torch.set_num_threads(1)  # those of other tests want the cores as well
+
+
+@pytest.fixture
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TuneOptions:
+    """A run of some steps, of copies of the shipped files."""
+    monkeypatch.setenv("DFLASH_LOCAL_TUNED", str(tmp_path / "data"))
+    target, draft = (Path(shutil.copy(path, tmp_path)) for path in demo.pair())
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for path in sorted(Path(json.__file__).parent.glob("*.py")):
+        shutil.copy(path, texts)
+    return TuneOptions(
+        target,
+        draft,
+        texts,
+        tmp_path / "out",
+        steps=4,
+        n_ctx=768,
+        max_tokens=16,
+        n_seq=2,
+        n_gpu_layers=0,
+        n_threads=1,
+    )
+
+
+class Watch:
+    """What a run tells, and when it is to stop."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.lines: list[str] = []
+        self.steps: list[int] = []
+        self._stop_after = stop_after
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def progress(self, now: Progress) -> None:
+        self.steps.append(now.step)
+
+    def stopped(self) -> bool:
+        return bool(self.steps) and self.steps[-1] == self._stop_after
+
+    def run(self, options: TuneOptions) -> Card:
+        return tune(options, say=self.say, progress=self.progress, stopped=self.stopped)
+
+
+def snapshot(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+@pytest.fixture
+def always_wins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(comparison, "LEAST_GAIN", 0.0)
+    monkeypatch.setattr(comparison, "MOST_LOSS", 0.0)
+    yield
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_after_it_was_stopped_and_its_drafter_can_be_undone(
+    options: TuneOptions, always_wins: None
+) -> None:
+    first = Watch(stop_after=2)
+    with pytest.raises(Interrupted):
+        first.run(options)
+    part = options.output.with_name("out.partial")
+    assert not options.output.exists()
+    assert (part / "state.pt").is_file()
+    assert tuned.tuned_drafter(options.target) is None
+
+    with pytest.raises(ValueError, match="interrupted run with other settings"):
+        Watch().run(replace(options, max_tokens=17))
+    second = Watch()
+    card = second.run(options)
+    assert second.steps == [3, 4]
+    assert any("going on after step 2" in line for line in second.lines)
+    assert not part.exists()
+    names = {path.name for path in options.output.iterdir()}
+    assert names == {"out.gguf", "model.safetensors", "README.md", "tune.json"}
+    assert json.loads((options.output / "tune.json").read_text())["n_steps"] == 4
+    text = (options.output / "README.md").read_text()
+    for row in card.rows:
+        assert f"{row.length_before:.2f} | {row.length_after:.2f}" in text
+    assert len(card.rows) == 4
+    assert "fc.weight" in load_file(options.output / "model.safetensors")
+
+    assert card.is_default
+    assert find_pair(options.target, say=print).draft == card.after
+    prompt = demo.prompts()["code"][0]
+    answers = []
+    for draft, width in ((None, 0), (card.after, 8)):
+        with load(
+            options.target,
+            draft,
+            n_ctx=512,
+            kv_type="q8_0",
+            n_threads=1,
+            n_gpu_layers=0,
+            quiet=True,
+        ) as model:
+            answers.append(model.generate(prompt, max_tokens=24, draft_width=width).tokens)
+    assert answers[0] == answers[1]
+    assert tuned.undo(options.target) == card.after
+    assert find_pair(options.target, say=print).draft is None
+    assert card.after.is_file()
+
+
+@pytest.mark.slow
+def test_a_drafter_that_does_not_win_stays_beside_the_old_one(
+    options: TuneOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "LEAST_GAIN", 99.0)
+    card = Watch().run(replace(options, steps=1))
+    assert not card.won
+    assert not card.is_default
+    assert card.after.is_file()
+    assert find_pair(options.target, say=print).draft is None
+    assert "did not win" in (options.output / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_leaves_everything_as_it_was(options: TuneOptions, tmp_path: Path) -> None:
+    before = snapshot(tmp_path)
+
+    def fail(_: Progress) -> None:
+        raise RuntimeError("in the middle of it")
+
+    with pytest.raises(RuntimeError):
+        tune(options, say=print, progress=fail)
+    assert snapshot(tmp_path) == before
+
+
+def test_files_that_do_not_fit_leave_everything_as_it_was(
+    options: TuneOptions, tmp_path: Path
+) -> None:
+    target = write_target(tmp_path / "other.gguf")
+    options = replace(options, draft=write_drafter(tmp_path / "other-draft.gguf", target))
+    before = snapshot(tmp_path)
+    with pytest.raises(PairError):
+        Watch().run(options)
+    assert snapshot(tmp_path) == before
+
+
+def test_an_output_that_is_there_is_not_written_over(options: TuneOptions) -> None:
+    options.output.mkdir()
+    with pytest.raises(ValueError, match="exists already"):
+        Watch().run(options)
+    assert output_for(options.draft, given=True).parent == options.draft.parent
+    assert output_for(options.draft, given=False).parent == tuned.folder() / "drafters"
+
+
+@pytest.mark.parametrize(
+    ("own", "rest", "expected"),
+    [(1.2, 1.0, True), (1.2, 0.97, True), (1.2, 0.95, False), (1.01, 1.0, False)],
+)
+def test_only_a_gain_without_a_loss_elsewhere_wins(own: float, rest: float, expected: bool) -> None:
+    rows = [
+        comparison.Row(kind, temperature, 8, 3.0, 3.0 * ratio, 100.0, 100.0)
+        for kind, ratio in ((comparison.OWN, own), (comparison.BUILT_IN, rest))
+        for temperature in comparison.TEMPERATURES
+    ]
+    won, reason = comparison.wins(rows)
+    assert won == expected
+    assert f"{own:.2f} times" in reason
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_is_done(options: TuneOptions) -> None:
+    arguments = {
+        "--target": options.target,
+        "--draft": options.draft,
+        "--data": options.data,
+        "-o": options.output,
+        "--ctx": 512,
+        "-n": 16,
+        "--threads": 1,
+        "--steps": 500,
+        "--gpu-layers": 0,
+    }
+    command = [str(COMMAND), "tune", *(str(part) for pair in arguments.items() for part in pair)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, encoding="utf-8") as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if re.search(r"^step 1,", line):
+                process.send_signal(signal.SIGINT)
+                break
+        rest = process.stderr.read()
+        assert process.wait(120) == 130
+    assert "the same command goes on" in rest
+    assert (options.output.with_name("out.partial") / "state.pt").is_file()
+    assert not options.output.exists()
