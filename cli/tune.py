@@ -103,9 +103,13 @@ def tune(ctx: click.Context, /, name: str | None, **values: Any) -> int:
     becomes the target's default on this machine. Ctrl-C keeps what is done; the same command goes
     on. What the model writes stays the same; only its speed changes.
     """
-    if name is not None and values["target"] is not None:
-        raise click.UsageError("NAME and --target name the model twice: leave out one of them.")
-    values["target"] = name or values["target"]
+    if name is not None:
+        here = {each for each in ("target", "draft") if _on_command_line(ctx, each)}
+        if "target" in here:
+            raise click.UsageError("NAME and --target name the model twice: leave out one of them.")
+        values["target"] = name
+        if "draft" not in here:  # a setting is for the target of the settings
+            values["draft"] = None
     if values["target"] is None:
         raise click.UsageError("name a model of `dflash-local list`, or give --target and --draft.")
     say = speaker(values["quiet"])
@@ -115,6 +119,10 @@ def tune(ctx: click.Context, /, name: str | None, **values: Any) -> int:
     if values["data"] is None:
         raise click.UsageError("give your texts with --data: a folder, or a JSON Lines file.")
     return _tune(values, say)
+
+
+def _on_command_line(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 def _undo(target: str, say: Say) -> None:

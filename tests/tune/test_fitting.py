@@ -199,7 +199,7 @@ def test_ctrl_c_keeps_what_is_done(options: TuneOptions) -> None:
         "--draft": options.draft,
         "--data": options.data,
         "-o": options.output,
-        "--ctx": 512,
+        "--ctx": 768,
         "-n": 16,
         "--threads": 1,
         "--steps": 500,
