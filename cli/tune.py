@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import threading
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from dflash_local.tune.fitting import Progress
 
 _MACHINE = ("n_gpu_layers", "n_threads")
+_PATIENCE_S = 1
 
 SECTIONS = {
     "Model": (TARGET, DRAFT),
@@ -71,6 +73,15 @@ SECTIONS = {
             help="Tokens of each answer of the target.",
         ),
     ),
+    "Machine": (
+        option(
+            "--yield-to",
+            metavar="URL",
+            default="http://127.0.0.1:8080",
+            help="Pause between steps while the server there, if one runs, answers requests.",
+        ),
+        *(each for each in LOADING if each.name in _MACHINE),
+    ),
     "Output": (
         option(
             "-o",
@@ -88,7 +99,6 @@ SECTIONS = {
         option("--json", "as_json", is_flag=True, help="Print one JSON object about the result."),
         QUIET,
     ),
-    "Machine": tuple(each for each in LOADING if each.name in _MACHINE),
 }
 
 
@@ -157,7 +167,13 @@ def _tune(values: dict[str, Any], say: Say) -> int:
     stop = threading.Event()
     with interrupt.setting(stop):
         try:
-            card = tune(options, say=say, progress=_teller(say), stopped=stop.is_set)
+            card = tune(
+                options,
+                say=say,
+                progress=_teller(say),
+                stopped=stop.is_set,
+                busy=lambda: is_busy(values["yield_to"]),
+            )
         except Interrupted:
             say("interrupted; the same command goes on from here")
             return INTERRUPTED
@@ -173,6 +189,16 @@ def _tune(values: dict[str, Any], say: Say) -> int:
     else:
         say("the old drafter stays the default")
     return 0
+
+
+def is_busy(url: str) -> bool:
+    """Whether a server of this program answers requests there. One that asks for a key does not
+    say, and counts as idle."""
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/slots", timeout=_PATIENCE_S) as answer:
+            return any(slot["is_processing"] for slot in json.load(answer))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _check_torch() -> None:

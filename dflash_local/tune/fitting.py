@@ -57,6 +57,7 @@ _GENERAL_SHARE = 0.25
 _PATIENCE = 6
 """Measurements without a gain before the training ends."""
 _SAVE_S = 600.0
+_PAUSE_S = 0.5
 _SLACK = 3 << 30
 """Bytes of GPU memory for logits and activations of a step."""
 _STATE, _SETTINGS = "state.pt", "settings.json"
@@ -106,11 +107,13 @@ def tune(
     say: Say,
     progress: Callable[[Progress], None] | None = None,
     stopped: Callable[[], bool] | None = None,
+    busy: Callable[[], bool] | None = None,
 ) -> Card:
     """Tune a drafter into the folder `options.output`, which appears at the end, whole.
 
     `stopped` is asked often; when it says so, the state is kept beside the output, and the same
-    call goes on from there: Interrupted is raised. Raises InputError for what cannot be read,
+    call goes on from there: Interrupted is raised. While `busy` says so, the machine is left to
+    others. Raises InputError for what cannot be read,
     written or does not fit, and what `load` raises; then everything is as it was.
     """
     if options.output.exists():
@@ -120,7 +123,7 @@ def tune(
     resumed = _claim(part, options)
     try:
         with ExitStack() as stack:
-            return _Run(options, part, say, progress, stopped, stack).run()
+            return _Run(options, part, say, progress, stopped, busy, stack).run()
     except Interrupted:
         raise
     except BaseException:
@@ -169,6 +172,7 @@ class _Run:
         say: Say,
         progress: Callable[[Progress], None] | None,
         stopped: Callable[[], bool] | None,
+        busy: Callable[[], bool] | None,
         stack: ExitStack,
     ) -> None:
         self._options = options
@@ -176,6 +180,7 @@ class _Run:
         self._say = say
         self._progress = progress or (lambda _: None)
         self._stopped = stopped or (lambda: False)
+        self._busy = busy or (lambda: False)
         self._stack = stack
         self._target_file = GgufFile.open(options.target)
         self._draft_file = GgufFile.open(options.draft)
@@ -334,8 +339,11 @@ class _Run:
 
     def _held_answers(self, prompts: Sequence[list[int]]) -> list[Answer]:
         """Answers to watch the training by: the same ones in every run."""
-        self._say(f"answering {len(prompts)} held-out prompts")
-        asked = iter([(tokens, self._sampling(i, fixed=True)) for i, tokens in enumerate(prompts)])
+        n, many = self._part_of(_WATCHED), len(prompts)
+        self._say(f"{n} answers to held-out prompts")
+        asked = iter(
+            [(prompts[i % many], self._sampling(i + i // many, fixed=True)) for i in range(n)]
+        )
         held = []
         for answer in self._answerer.answers(asked):
             self._check_stopped()
@@ -370,6 +378,7 @@ class _Run:
             trainer.step([ring[len(ring) - 1], *older], self._done(trainer))
             now = time.monotonic()
             self._spent_s = spent + now - begun
+            spent -= self._wait_for_others()
             if trainer.step_number % every == 0:
                 trainer.measure(held)
             self._progress(self._state_of(trainer, before))
@@ -410,6 +419,13 @@ class _Run:
     def _done(self, trainer: Trainer) -> float:
         by_time = self._spent_s / (60 * self._options.minutes)
         return max(trainer.step_number / self._options.steps, by_time)
+
+    def _wait_for_others(self) -> float:
+        """Leave the machine to others while they need it; the seconds that this took."""
+        begun = time.monotonic()
+        while self._busy() and not self._stopped():
+            time.sleep(_PAUSE_S)
+        return time.monotonic() - begun
 
     def _state_of(self, trainer: Trainer, before: float) -> Progress:
         done = min(1.0, self._done(trainer))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
 import pytest
 
 from command_line import run_here
 from dflash_local import demo
+from dflash_local.cli.tune import is_busy
+from server_process import ServerProcess, until
 
 TARGET, DRAFT = map(str, demo.pair())
 
@@ -39,3 +42,13 @@ def test_what_cannot_be_tuned_is_told_in_one_line(
     assert expected in found.stderr.splitlines()[-1]
     assert "Traceback" not in found.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["texts"]
+
+
+def test_a_server_is_busy_while_it_answers(server: ServerProcess, client: httpx.Client) -> None:
+    assert not is_busy(server.url)
+    long = {"prompt": "def f(x):", "max_tokens": 400, "stream": True, "ignore_eos": True}
+    with client.stream("POST", "/v1/completions", json=long) as answer:
+        next(answer.iter_lines())
+        assert is_busy(server.url)
+    until(lambda: not is_busy(server.url))
+    assert not is_busy("http://127.0.0.1:1")
