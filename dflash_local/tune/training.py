@@ -20,12 +20,14 @@ from dflash_local.tune.answers import Answer
 from dflash_local.tune.drafter import TorchDrafter
 from dflash_local.tune.objective import outcome, random_anchors, spread_anchors
 
-_ANCHORS = {"cpu": 8}
-"""Blocks of one answer in a step, by the type of device. On a GPU 32 cost little more than 8."""
-_MOST_ANCHORS = _HELD_ANCHORS = 32
-_RATE, _LOW_RANK_RATE = 1e-4, 3e-4
-"""The largest learning rates. A published drafter is near its optimum: ten times as much undoes in
-a hundred steps what it has learnt. Additions begin at zero and need more."""
+_CPU_ANCHORS = 8
+"""Blocks of one answer in a step on a CPU, whose time each of them takes."""
+_MOST_LOGITS = 1 << 26
+"""Of an answer's blocks in a step. A GPU has room for them, and more blocks cost it little."""
+_HELD_ANCHORS = 32
+_RATE, _LOW_RANK_RATE = 0.1, 3e-4
+"""The largest learning rates, the first one times the width: Adam's best rate falls with it
+(arXiv 2203.03466). Additions begin at zero and need more."""
 _RANK = 64
 _WARM_UP = 20
 _LAST_RATE = 0.1
@@ -54,12 +56,15 @@ class Trainer:
         self.step_number = 0
         self.history: list[Measured] = []
         self._device = drafter.head.device
-        self._n_anchors = _ANCHORS.get(self._device.type, _MOST_ANCHORS)
+        n_logits = drafter.n_vocab * drafter.block_size
+        on_cpu = self._device.type == "cpu"
+        self._n_anchors = _CPU_ANCHORS if on_cpu else max(1, _MOST_LOGITS // n_logits)
         self._generator = torch.Generator().manual_seed(seed)
         torch.manual_seed(seed)
         self._trained = _trainable(drafter, low_rank)
         self._best: dict[str, Tensor] = self._copy()
-        self._rate = _LOW_RANK_RATE if low_rank else _RATE
+        width = int(drafter.keys["embedding_length"])
+        self._rate = _LOW_RANK_RATE if low_rank else _RATE / width
         self._optimizer = torch.optim.AdamW(
             self._trained.values(), lr=self._rate, betas=(0.9, 0.95), weight_decay=0.0
         )
