@@ -1,0 +1,111 @@
+"""Training steps: they learn, go on after a break as if there had been none, and keep the best."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dflash_local.gguf.file import GgufFile
+from dflash_local.tune.answers import Answer
+from dflash_local.tune.objective import outcome
+from dflash_local.tune.training import Trainer, is_trained, n_trainable
+from dflash_local.tune.weights import read_torch_drafter
+from synthetic import write_drafter, write_target
+
+torch.set_num_threads(1)  # the products are small
+
+WIDE = {"n_embd": 160, "n_vocab": 320}  # wide enough for low-rank additions
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    target = write_target(tmp_path / "t.gguf", **WIDE)
+    return target, write_drafter(tmp_path / "d.gguf", target, own_head=True, n_ff=160)
+
+
+def trainer_of(files: tuple[Path, Path], *, low_rank: bool = False) -> Trainer:
+    drafter = read_torch_drafter(files[1], files[0], dtype=torch.float32)
+    return Trainer(drafter, low_rank=low_rank, seed=3)
+
+
+def answer_of(trainer: Trainer) -> Answer:
+    """Every fourth token is the same, so that there is something to learn."""
+    generator = torch.Generator().manual_seed(4)
+    tokens = torch.arange(48) % 4 + 30
+    return Answer(
+        tokens=tokens,
+        n_prompt=8,
+        features=torch.randn(47, trainer.drafter.feature_size, generator=generator),
+        label_ids=torch.stack([tokens[8:], tokens[8:] + 100], dim=1),
+        label_logprobs=torch.tensor([[-0.05, -3.0]]).expand(40, 2),
+    )
+
+
+@pytest.mark.parametrize("low_rank", [False, True])
+def test_steps_make_drafts_better(files: tuple[Path, Path], low_rank: bool) -> None:
+    trainer = trainer_of(files, low_rank=low_rank)
+    answer = answer_of(trainer)
+    before = trainer.measure([answer])
+    losses = [trainer.step([answer], 0.0) for _ in range(30)]
+    assert losses[-1] < 0.9 * losses[0]
+    assert trainer.measure([answer]).length >= before.length
+    assert (len(trainer.drafter.adapters) > 5) == low_rank
+
+
+def test_low_rank_additions_are_part_of_the_weights(files: tuple[Path, Path]) -> None:
+    trainer = trainer_of(files, low_rank=True)
+    answer, starts = answer_of(trainer), torch.tensor([9, 20, 33])
+    for _ in range(3):
+        trainer.step([answer], 0.0)
+    expected = outcome(trainer.drafter, answer, starts).loss
+    plain = trainer_of(files).drafter
+    plain.weights = trainer.weights()
+    torch.testing.assert_close(outcome(plain, answer, starts).loss, expected)
+
+
+@pytest.mark.parametrize("low_rank", [False, True])
+def test_a_trainer_goes_on_as_if_there_had_been_no_break(
+    files: tuple[Path, Path], low_rank: bool, tmp_path: Path
+) -> None:
+    whole = trainer_of(files, low_rank=low_rank)
+    answer = answer_of(whole)
+    whole.measure([answer])
+    for _ in range(3):
+        whole.step([answer], 0.1)
+    torch.save(whole.state(), tmp_path / "state.pt")
+    again = trainer_of(files, low_rank=low_rank)
+    again.restore(torch.load(tmp_path / "state.pt", weights_only=True))
+    for trainer in (whole, again):
+        trainer.step([answer], 0.2)
+        trainer.measure([answer])
+    assert again.history == whole.history
+    for name, value in whole.weights().items():
+        torch.testing.assert_close(again.weights()[name], value, rtol=0, atol=0)
+
+
+def test_the_best_weights_are_kept(files: tuple[Path, Path]) -> None:
+    trainer = trainer_of(files)
+    answer = answer_of(trainer)
+    for _ in range(30):
+        trainer.step([answer], 0.0)
+    best = trainer.measure([answer])
+    kept = trainer.weights()
+    with torch.no_grad():
+        trainer.drafter.weights["output_norm.weight"].mul_(-1)  # the likeliest is the least likely
+    assert trainer.measure([answer]).length < best.length
+    trainer.use_best()
+    for name, value in trainer.weights().items():
+        torch.testing.assert_close(value, kept[name], rtol=0, atol=0)
+
+
+def test_what_is_shared_with_the_target_is_not_trained(files: tuple[Path, Path]) -> None:
+    trainer = trainer_of(files)
+    names = {"output.weight", "token_embd.weight", "d2t", "rope_freqs.weight", "fc.scale"}
+    assert not any(map(is_trained, names))
+    assert is_trained("blk.0.attn_output.weight")
+    before = trainer.drafter.head.clone()
+    trainer.step([answer_of(trainer)], 0.0)
+    torch.testing.assert_close(trainer.drafter.head, before, rtol=0, atol=0)
+    assert n_trainable(GgufFile.open(files[1])) == trainer.n_trained
