@@ -127,7 +127,7 @@ def find_pair(
     """
     address = read_address(target)
     model = find_target(address, newest=newest)
-    if draft is None and not model.missing():
+    if draft is None and not newest and not model.missing():
         tuned = tuned_drafter(model.path())
         if tuned is not None:
             say(f"the drafter that was tuned here: {tuned} (`dflash-local tune --undo` goes back)")

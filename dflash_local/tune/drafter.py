@@ -197,7 +197,7 @@ class TorchDrafter:
             rows = torch.arange(len(known), device=positions.device)
             places.insert(0, rows.expand(len(positions), -1))
         scale = self.keys.get("attention.scale") or 1 / math.sqrt(self.head_dim)
-        hidden = self._hidden_keys(layer, positions, torch.cat(places, dim=1), len(context))
+        hidden = self._unseen(layer, positions, torch.cat(places, dim=1), len(context))
         joined = torch.cat(scores, dim=-1).float() * scale
         joined = joined.masked_fill(hidden[:, None, None], -math.inf)
         sinks = self.weights.get(f"blk.{layer}.attn_sinks.weight")
@@ -215,7 +215,7 @@ class TorchDrafter:
             mixed = mixed + seen
         return mixed.flatten(2, 3)
 
-    def _hidden_keys(self, layer: int, queries: Tensor, keys: Tensor, n_known: int) -> Tensor:
+    def _unseen(self, layer: int, queries: Tensor, keys: Tensor, n_known: int) -> Tensor:
         """Which keys a query does not see, bool [A, B, T + B], by the positions of both. The first
         `n_known` keys are context rows."""
         distance = queries[:, :, None] - keys[:, None, :]
