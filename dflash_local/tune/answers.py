@@ -154,14 +154,11 @@ class Answerer:
         n_seq: int,
         max_tokens: int,
         dtype: torch.dtype,
-        width: int | None = None,
     ) -> None:
-        """`width`: target rows of a verify pass; None: the drafter's whole block."""
         self._reader = TapReader(drafter, target, dtype)
         self._engine = Engine(target, self._reader, n_seq)
         self._n_seq = n_seq
         self._max_tokens = max_tokens
-        self._width = width or self._engine.max_width
         self._running: list[Running] = []
         self.n_tokens = 0
         """Tokens of all answers so far."""
@@ -198,7 +195,7 @@ class Answerer:
                 prompt,
                 replace(sampling, logprobs=N_LABELS),
                 self._max_tokens,
-                self._width,
+                self._engine.max_width,
                 cache_prompt=False,
             )
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,6 @@ TUNED = "dflash_local.tuned"
 _KINDS: dict[str, KeyKind] = {
     Key("", 0, kind).type_name: kind for kinds in KINDS.values() for kind in kinds
 }
-Progress = Callable[[int, int], None]
 
 
 def save_gguf(
@@ -35,7 +34,6 @@ def save_gguf(
     old: GgufFile,
     weights: Mapping[str, Tensor],
     target: GgufFile,
-    progress: Progress | None = None,
 ) -> None:
     """Write `weights`, by the tensors' names, as a file like `old` in all else. It is checked
     before it appears. Raises InputError if it cannot be written."""
@@ -61,7 +59,6 @@ def save_gguf(
         tensors,
         rows,
         force=True,
-        progress=progress,
         check=lambda part: _checked(part, planned, target),
     )
 
