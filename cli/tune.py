@@ -184,7 +184,7 @@ def _tune(values: dict[str, Any], say: Say) -> int:
     else:
         write_stdout(f"{table(card.rows)}\n\n{card.reason}\n{card.after}\n")
     target = shlex.quote(str(values["target"]))
-    if card.is_default:
+    if card.won:
         say(f"it is now the default; `dflash-local tune {target} --undo` goes back")
     else:
         say("the old drafter stays the default")

@@ -13,7 +13,8 @@ from dflash_local.tune.comparison import Row
 
 @dataclass(frozen=True)
 class Card:
-    """What happened in a run. `lengths`: steps, and the accepted length on held-out answers."""
+    """What happened in a run. `lengths`: steps, and the accepted length on held-out answers. `won`:
+    the drafter is the target's default from now on."""
 
     target: Path
     before: Path
@@ -31,7 +32,6 @@ class Card:
     rows: Sequence[Row]
     won: bool
     reason: str
-    is_default: bool
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -41,10 +41,9 @@ class Card:
 
     def markdown(self) -> str:
         """The card as a README. Of the texts it tells nothing but how many there were."""
-        default = "it is the target's default drafter on this machine"
-        verdict = default if self.is_default else "it did not become the target's default"
-        if not self.won:
-            verdict = "it did not win, so the old drafter stays the target's default"
+        verdict = "it did not win, so the old drafter stays the target's default"
+        if self.won:
+            verdict = "it is the target's default drafter on this machine"
         return f"""\
 # {self.after.stem}
 

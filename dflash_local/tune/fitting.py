@@ -79,7 +79,6 @@ class TuneOptions:
     n_ctx: int = 2048
     max_tokens: int = 256
     n_seq: int | None = None
-    make_default: bool = True
     n_gpu_layers: int | None = None
     n_threads: int | None = None
     seed: int = 0
@@ -157,7 +156,7 @@ def _claim(part: Path, options: TuneOptions) -> bool:
 def _settings(options: TuneOptions) -> dict[str, Any]:
     """What must be equal for a run to go on. Its limits may change."""
     values = {name: str(value) for name, value in asdict(options).items()}
-    for name in ("minutes", "steps", "make_default", "n_threads", "output"):
+    for name in ("minutes", "steps", "n_threads", "output"):
         del values[name]
     return values | {"files": [file_key(options.target), file_key(options.draft)]}
 
@@ -226,7 +225,6 @@ class _Run:
             rows=rows,
             won=won,
             reason=reason,
-            is_default=won and options.make_default,
         )
         self._finish(card)
         return card
@@ -501,7 +499,7 @@ class _Run:
         for name in (_STATE, _SETTINGS):
             (self._part / name).unlink(missing_ok=True)
         os.rename(self._part, self._options.output)
-        if card.is_default:
+        if card.won:
             tuned.make_default(self._options.target, card.after)
 
 
