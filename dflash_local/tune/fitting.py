@@ -22,7 +22,6 @@ from dflash_local.draft.drafter import Drafter
 from dflash_local.errors import InputError
 from dflash_local.fit.footprint import size_text
 from dflash_local.fit.options import LoadOptions
-from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile, file_key
 from dflash_local.loading import open_drafter, open_engine, open_pair
 from dflash_local.model import Model
@@ -183,7 +182,6 @@ class _Run:
         self._stack = stack
         self._target_file = GgufFile.open(options.target)
         self._draft_file = GgufFile.open(options.draft)
-        self._spec = read_drafter(self._draft_file, n_vocab=self._target_file.n_vocab)
         on_gpu = torch.cuda.is_available() and options.n_gpu_layers != 0
         self._device = "cuda" if on_gpu else "cpu"
         self._dtype = torch.bfloat16 if on_gpu else torch.float32
