@@ -82,8 +82,8 @@ class TorchDrafter:
     @property
     def first_draft(self) -> int:
         """The first row of a block that drafts a token; that of the anchor is row 0."""
-        from_anchor = self.keys.get("sample_from_anchor", True)
-        return 0 if self.family == "dspark" and from_anchor else 1
+        from_anchor = self.keys.get("sample_from_anchor", self.family == "dspark")
+        return 0 if from_anchor and self.family != "dflash2" else 1
 
     # The context, and blocks after it
 
