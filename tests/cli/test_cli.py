@@ -55,7 +55,7 @@ def test_both_help_options_tell_the_same(command: tuple[str, ...]) -> None:
 def test_help_names_a_variable_for_every_option(command: Any) -> None:
     text = re.sub(r"\s+", " ", run(command.name, "-h").stdout.decode())
     for option in (option for section in command.sections.values() for option in section):
-        long = max(option.opts, key=len)
+        long = next(name for name in option.opts if name.startswith("--"))
         variable = f"DFLASH_LOCAL_{long.strip('-').replace('-', '_').upper()}"
         assert option.envvar == variable
         assert f"env var: {variable}" in text

@@ -61,6 +61,6 @@ def test_a_file_that_is_not_right(tmp_path: Path, text: str, named: str) -> None
 
 
 def test_a_target_that_cannot_be_drafted_for_is_run_alone() -> None:
-    recurrent = read_address("qwen3-coder-next")
-    model = find.Files(["/models/coder-next.gguf"])
-    assert find.find_drafter(None, recurrent, model) is None
+    untapped = read_address("glm-5.1")
+    model = find.Files(["/models/glm-5.1.gguf"])
+    assert find.find_drafter(None, untapped, model) is None
