@@ -50,7 +50,11 @@ ROUTES: list[tuple[str, Callable[[httpx.Response, str], None], dict[str, str]]] 
 
 
 @pytest.mark.one_in(6)
-@pytest.mark.parametrize(("path", "told", "headers"), ROUTES, ids=lambda value: str(value)[:24])
+@pytest.mark.parametrize(
+    ("path", "told", "headers"),
+    ROUTES,
+    ids=lambda value: getattr(value, "__name__", str(value)[:24]),
+)
 def test_at_the_door(
     path: str,
     told: Callable[[httpx.Response, str], None],
