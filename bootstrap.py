@@ -292,11 +292,15 @@ def settled(choice: Choice) -> str:
 
 
 def at_terminal(question: str) -> bool | None:
-    """The answer to a question; None without a terminal."""
+    """The answer to a question; None without a terminal, and for none."""
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
         return None
     print(f"{question} [Y/n] ", end="", file=sys.stderr, flush=True)
-    return not sys.stdin.readline().strip().lower().startswith("n")
+    try:
+        line = sys.stdin.readline()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    return not line.strip().lower().startswith("n") if line else None
 
 
 def gpu_facts() -> ModuleType:

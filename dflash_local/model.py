@@ -374,7 +374,7 @@ class Model:
 
     def forget(self) -> None:
         """Empty the caches, so that the next request begins cold. Waits for running requests."""
-        self._worker.run(self._engine.slots.clear)
+        self._worker.run(self._engine.forget)
 
     def close(self) -> None:
         """End all requests and free everything. Safe to call again."""

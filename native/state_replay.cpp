@@ -89,6 +89,7 @@ struct state_replay::device {
         wait();
         const size_t room = ggml_gallocr_get_buffer_size(allocator.get(), 0);
         if (!ggml_gallocr_alloc_graph(allocator.get(), built.graph)) {
+            graphs.clear();  // so is their memory
             throw backend_error(std::string("no room on ") + ggml_backend_name(backend.get()) +
                                 " to put recurrent states right");
         }
@@ -351,7 +352,12 @@ bool state_replay::open() {
 }
 
 void state_replay::begin_pass() {
-    wait();
+    try {
+        wait();
+    } catch (...) {
+        parts_.clear();  // tried once; the caller forgets these states
+        throw;
+    }
     parts_.clear();
 }
 
@@ -400,12 +406,13 @@ void state_replay::start() {
         if (!parts_[i].is_waiting) {
             continue;
         }
-        parts_[i].is_waiting = false;
         for (const auto & device : devices_) {
             if (!device->nets.empty()) {
                 device->start(device->graph(i, parts_[i].n_kept, n_rows_));
             }
         }
+        // Not before: what has failed is tried again, from the same inputs.
+        parts_[i].is_waiting = false;
     }
 }
 

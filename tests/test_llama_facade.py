@@ -49,6 +49,7 @@ def shape(told: Any) -> Any:
     return [shape(value) for value in told] if isinstance(told, list) else type(told)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("more", [{}, {"echo": True}, {"stop": ["return"]}, {"seed": 3}], ids=str)
 def test_a_completion_is_theirs(ours: Llama, theirs: llama_cpp.Llama, more: dict[str, Any]) -> None:
     asked = {"max_tokens": 32, "temperature": 0.0, **more}

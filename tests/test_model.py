@@ -52,7 +52,7 @@ def assert_ends_together(model: Model, prompt: str, result: Result) -> None:
 # What ends an answer
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @of_both_shapes("n", [1, 2, 3, 7, 15, 16, 17, 18], [2, 15, 17])
 def test_max_tokens_anywhere_in_a_block(either_model: Model, prompt: str, n: int) -> None:
     model = either_model
@@ -77,7 +77,7 @@ def test_end_of_text_anywhere_in_a_block(either_model: Model, n: int) -> None:
     assert_ends_together(model, "x = ", result)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(10)
 @of_both_shapes("at", [0, 1, 4, 9, 14, 22], [4, 14, 22])
 def test_a_stop_string_anywhere_in_a_block(either_model: Model, prompt: str, at: int) -> None:
     model = either_model
@@ -166,6 +166,7 @@ def test_without_a_drafter(model: Model, prompt: str) -> None:
             plain.generate(prompt, draft_width=8)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("draft", [None, "copies"])
 def test_without_a_drafter_it_copies(model: Model, prompt: str, draft: str | None) -> None:
     with load(

@@ -73,7 +73,7 @@ def models(
         yield drafting, plain
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("width", [2, 8, "auto"])
 def test_texts_are_those_of_plain_decoding(models: tuple[Model, Model], width: Any) -> None:
     drafting, plain = models
@@ -87,7 +87,7 @@ def test_texts_are_those_of_plain_decoding(models: tuple[Model, Model], width: A
                 assert found.stats.drafted > 0
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_stop_strings_and_the_turns_after_them(models: tuple[Model, Model]) -> None:
     drafting, plain = models
     for prompt in PROMPTS:
@@ -138,7 +138,7 @@ def test_two_streams_at_once(models: tuple[Model, Model]) -> None:
 GRAMMAR = 'root ::= "[" ([0-9] ", ")* "]"'
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 def test_grammars_and_logprobs(models: tuple[Model, Model]) -> None:
     """What a grammar allows is little, so that copies come true, too."""
     drafting, plain = models
@@ -152,6 +152,7 @@ def test_grammars_and_logprobs(models: tuple[Model, Model]) -> None:
         assert found.logprobs == right.logprobs
 
 
+@pytest.mark.one_in(6)
 def test_an_answer_that_is_cancelled_leaves_a_slot_in_step(models: tuple[Model, Model]) -> None:
     drafting, plain = models
     prompt = PROMPTS[1]
@@ -176,6 +177,7 @@ def test_the_plan_counts_the_snapshots(
     assert "drafts are chains: the target has recurrent layers" in said
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("architecture", REPLAYED)
 def test_delta_nets_take_no_snapshots(
     architecture: str,
@@ -281,6 +283,7 @@ def test_exactness_is_told_of_them(
         assert model.exactness().exact_width(32) == 16
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("architecture", ["qwen35", "qwen3next"])
 def test_a_conversation_goes_on_after_a_restart(
     architecture: str, files: Callable[[str, str], tuple[Path, Path]], tmp_path: Path
@@ -313,7 +316,7 @@ def test_what_is_decoded_again_takes_one_more_state(
         assert model.target.max_width == 1
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("architecture", ["lfm2", "nemotron_h", *WITHOUT])
 def test_copies_are_asked_for(tmp_path: Path, architecture: str) -> None:
     """By themselves they would slow down every step, or take memory for states."""

@@ -89,7 +89,7 @@ class Copier:
         if not self._n_before:
             return None
         index = self._index
-        if self._n_before > len(self._further) + len(prompt):
+        if self._further or self._n_before > len(prompt):
             index = native.CopyIndex()
             index.extend(prompt)
             index.extend(tokens)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from dflash_local.copies.chances import CopyPrior
 from dflash_local.copies.copier import Copier
-from dflash_local.copies.earlier import EarlierTexts
+from dflash_local.copies.earlier import MOST_TOKENS, EarlierTexts
 from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.shape import Chain, DraftShape, Shape, Tree
 from dflash_local.engine.meter import Meter
@@ -204,11 +204,6 @@ class Engine:
             sequence.stats.drafting = sequence.policy.reason
             sequence.stats.warning = sequence.policy.warning
         request, chains = sequence.request, self.chains_because
-        copier, sequence.copier = sequence.copier, None
-        if copier is not None and request.owner is not None:
-            text = copier.ended(request.prompt, sequence.tokens)
-            if text is not None:
-                self.earlier.keep(request.owner, text)
         slots = self.slots
         if request.drafts and (sequence.behind or (self.drafter and slots.drafter is None)):
             sequence.stats.warning = f"drafting is off for a while: {slots.failure}"
@@ -216,6 +211,12 @@ class Engine:
             parts = sequence.stats.drafting, chains
             sequence.stats.drafting = "; ".join(part for part in parts if part)
         self.suspend(sequence)
+        copier, sequence.copier = sequence.copier, None
+        is_short = len(request.prompt) + len(sequence.tokens) <= MOST_TOKENS
+        if copier is not None and request.owner is not None and is_short:
+            text = copier.ended(request.prompt, sequence.tokens)
+            if text is not None:
+                self.earlier.keep(request.owner, text)
 
     def suspend(self, sequence: Sequence) -> None:
         """Give the slot back for now; the answer is kept."""
@@ -271,7 +272,15 @@ class Engine:
             for sequence in sequences:
                 self.slots.forget(sequence.slot)
                 sequence.finish_reason = sequence.finish_reason or "cancelled"
+            if self.target.is_recurrent:
+                # A pass moves the states of other sequences, too, and may not have come so far.
+                self.slots.forget_all()
             raise
+
+    def forget(self) -> None:
+        """Empty all free slots, and what is kept of earlier requests."""
+        self.slots.clear()
+        self.earlier = EarlierTexts()
 
     def run(self, sequences: list[Sequence]) -> None:
         """Step until all have finished, and give their slots back. Raises the first error."""

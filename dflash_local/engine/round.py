@@ -107,7 +107,11 @@ class Round:
         ]
         try:
             drafter.begin(requests)
-            self._target.tidy()  # host work while the device drafts
+        except Exception as error:
+            self._slots.put_aside(error)
+            return drafts
+        self._target.tidy()  # host work while the device drafts; a failure is not the drafter's
+        try:
             proposals = drafter.read()
         except Exception as error:
             self._slots.put_aside(error)

@@ -259,7 +259,12 @@ class Slots:
         """Decode now what the next passes over these slots would decode again."""
         slots = list(slots)
         self._keep_stored(sum(self.target.n_again(slot.seq) for slot in slots))
-        self.target.settle(slot.seq for slot in slots)
+        try:
+            self.target.settle(slot.seq for slot in slots)
+        except BaseException:
+            for slot in slots:  # what was to be decoded again is lost
+                self.forget(slot)
+            raise
 
     def decode_ahead(
         self,

@@ -47,7 +47,7 @@ class RowChoice:
     def value(self, chances: Sequence[float]) -> float:
         """What the best part of drafts with these falling chances is worth, in tokens, beside a
         plain pass."""
-        return max(self._values(chances))
+        return max(self._values(self._merged([list(chances)])))
 
     def widths(
         self, chains: Sequence[list[float]], last_rows: int | None, switch_s: float
@@ -79,9 +79,10 @@ class RowChoice:
 
     def _best(self, values: list[float], last: int, switch: float) -> int:
         """How many drafts to verify, of all sequences, after a pass with `last`. Another number
-        costs `switch` tokens."""
+        costs `switch` tokens; from a plain pass there is also the way back."""
         top = max(values)
-        stays = 0 <= last < len(values) and top - values[last] <= switch
+        way = switch if last else 2 * switch
+        stays = 0 <= last < len(values) and top - values[last] <= way
         return last if stays else values.index(top)
 
 

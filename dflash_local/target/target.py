@@ -7,6 +7,7 @@ import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -662,7 +663,8 @@ class Target:
         for drafter in list(self._drafters):
             drafter.close()
         if self._pass is not None:
-            self._pass.wait()
+            with suppress(BackendError):  # states that nobody will read
+                self._pass.wait()
         context, self._context = self._context, None
         parts, self._pass, self.threads = [self._pass, self.threads], None, None
         return partial(_free_context, context, parts)

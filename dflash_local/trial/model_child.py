@@ -120,6 +120,8 @@ def _try_passes(model: Any, context: Any, request: dict[str, Any]) -> Any:
         n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
         for positions in ([0, 1], [1] if snapshots or n_returned else [2]):
             if n_returned and positions == [1]:
+                if not passes.can_keep:
+                    raise _Fault("its recurrent states cannot be replayed")
                 passes.keep(0, 1)
             if snapshots:
                 memory = llama_cpp.llama_get_memory(context)

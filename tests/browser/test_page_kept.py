@@ -175,3 +175,16 @@ def test_the_docs_name_this_server(visit: Visit) -> None:
     assert "127.0.0.1:8080" not in visit.page.locator("main").inner_text()
     visit.page.get_by_role("link", name="Chat").click()
     expect(visit.page.locator("#welcome")).to_be_visible()
+
+
+def test_a_chat_too_large_for_the_browser_costs_no_other(visit: Visit) -> None:
+    visit.answer()
+    kept = visit.evaluate(
+        """async () => {
+            const { keep } = await import("/page/chats.js");
+            const content = "x".repeat(2e7);
+            return keep({ id: "chat-large", messages: [{ role: "user", content }] });
+        }"""
+    )
+    assert kept is False
+    assert visit.evaluate(KEPT) == 1

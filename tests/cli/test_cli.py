@@ -337,6 +337,7 @@ def test_prompts_that_are_not_text() -> None:
         assert "UTF-8" in refused("complete", "--stop", b"caf\xe9", PROMPT)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="its command lines are Unicode")
 def test_a_prompt_in_another_locale() -> None:
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -345,7 +346,7 @@ def test_a_prompt_in_another_locale() -> None:
     assert there["tokens"] == json.loads(run(*arguments).stdout)["tokens"]
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

@@ -63,6 +63,7 @@ def test_tables_go_to_stdout_and_progress_to_stderr(tmp_path: Path) -> None:
     assert picture.read_text(encoding="utf-8").startswith("<?xml")
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     markdown = tmp_path / "bench.md"
     arguments = ("--limit", "999", "-n", "24", *ON_CPU)
@@ -172,6 +173,7 @@ def test_given_answers_come_out_in_every_way(tmp_path: Path) -> None:
     assert f"text: given by {file}" in text and "line" not in text.split("prompts")[1]
 
 
+@pytest.mark.slow
 def test_a_target_alone_replays(tmp_path: Path) -> None:
     replay = "--replay", replay_file(tmp_path), "--category", "line"
     found = told(*replay, "--target", TARGET, *ON_CPU)
@@ -181,6 +183,7 @@ def test_a_target_alone_replays(tmp_path: Path) -> None:
     assert row["drafted"]["n_tokens"] == row["plain"]["n_tokens"]
 
 
+@pytest.mark.slow
 def test_random_weights_replay_with_recorded_drafts(tmp_path: Path) -> None:
     target, draft = map(str, write_pair(replace(DENSE, n_vocab=9000), "Q8_0", tmp_path, n_layer=3))
     files = ("--target", target, "--draft", draft, "--replay", replay_file(tmp_path))

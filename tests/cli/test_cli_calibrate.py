@@ -56,6 +56,7 @@ def known(measured: Measured, tmp_path: Path) -> Path:
     return shutil.copytree(measured[0], tmp_path / "cache")
 
 
+@pytest.mark.slow
 def test_costs_are_told_and_kept(measured: Measured) -> None:
     cache, done = measured
     assert done.returncode == 0, done.stderr

@@ -20,6 +20,7 @@ def compare(*arguments: str) -> subprocess.CompletedProcess[str]:
     return run_here(*ARGUMENTS, *arguments)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("width", ["16", "32"])
 def test_trees_are_held_against_plain_decoding_and_chains(width: str) -> None:
     """Also where they are wider than any chain."""

@@ -205,7 +205,7 @@ def interrupted(process: subprocess.Popen[str]) -> tuple[str, str]:
     return out, error
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
 @pytest.mark.parametrize("existing", [False, True])
 def test_ctrl_c_while_it_writes(existing: bool, tmp_path: Path, folder: Path) -> None:

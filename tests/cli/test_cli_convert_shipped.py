@@ -73,6 +73,7 @@ def publish(hub: Hub, drafter: Path, target: Path) -> str:
     return hub.add("lab/Tiny-DFlash", held)
 
 
+@pytest.mark.slow
 def test_a_hub_id_needs_nothing_else(shipped: Path, folder: Path, tmp_path: Path) -> None:
     with running() as hub:
         commit = publish(hub, shipped, TARGET)

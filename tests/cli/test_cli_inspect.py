@@ -112,6 +112,7 @@ def test_windows_and_rope(tmp_path: Path) -> None:
     assert row(text, "RoPE") == expected
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("file", [TARGET, DRAFTER])
 def test_json_is_one_object(file: str) -> None:
     parsed: dict[str, Any] = json.loads(told(file, "--json"))

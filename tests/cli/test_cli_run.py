@@ -31,6 +31,7 @@ def storage(empty: User) -> int:
     return sum(empty.hub.served("storage"))
 
 
+@pytest.mark.slow
 def test_run_fetches_converts_and_answers_then_needs_no_network(empty: User) -> None:
     first = empty.done("run", NAME, "--json", *ASKED)
     told = json.loads(first.stdout)
@@ -143,6 +144,7 @@ def test_nothing_is_fetched_that_does_not_fit(empty: User) -> None:
     assert storage(empty) < TARGET.stat().st_size / 2  # the header
 
 
+@pytest.mark.slow
 def test_what_the_hub_refuses(empty: User) -> None:
     empty.hub.repositories[GGUF].gated = True
     gated = empty.refused("run", NAME, "Hello")

@@ -48,7 +48,7 @@ def test_help_names_a_variable_for_every_option() -> None:
         assert f"env var: {option.envvar}" in text
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(30)
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -95,11 +95,12 @@ def test_other_machines_are_not_let_in_without_a_key(host: str) -> None:
     assert "--api-key" in refused("--host", host, DFLASH_LOCAL_API_KEY="")
 
 
+@pytest.mark.slow
 def test_all_websites_are_not_let_in_without_a_key() -> None:
     assert "--api-key" in refused("--cors-origin", "*")
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["", "\n\n", "one key\n", "naïve\n"])
 def test_files_that_hold_no_keys(tmp_path: Path, text: str) -> None:
     file = tmp_path / "keys.txt"
@@ -120,7 +121,7 @@ def test_a_file_of_keys_that_others_may_read_is_told(tmp_path: Path) -> None:
         assert "a-key" not in done.stderr
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "files", [["--target", TARGET, "--draft", DRAFTER], ["--model", f"pair={TARGET},{DRAFTER}"]]
 )
@@ -129,6 +130,7 @@ def test_a_time_to_calibrate_that_is_none(files: list[str]) -> None:
     assert "DFLASH_LOCAL_CALIBRATION_S is '0'; expected seconds above 0" in line
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -136,6 +138,7 @@ def test_a_port_that_is_taken() -> None:
     assert str(port) in line and "--port" in line
 
 
+@pytest.mark.slow
 def test_a_width_that_no_drafter_has() -> None:
     done = run("--port", "0", "--draft-width", "1000")
     assert done.returncode == 2
@@ -157,6 +160,7 @@ def named(cache_folder: Path) -> Iterator[ServerProcess]:
         yield running
 
 
+@pytest.mark.slow
 def test_options_may_be_environment_variables(named: ServerProcess) -> None:
     with named.client() as client:
         assert client.get("/props").status_code == 401

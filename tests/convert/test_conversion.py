@@ -73,6 +73,7 @@ def provenance(file: GgufFile) -> dict[str, Any]:
     return {key: value for key, value in file.metadata.items() if key.startswith(names)}
 
 
+@pytest.mark.slow
 def test_the_shipped_drafter_comes_out_as_it_was(
     pair: Pair, drafter: Path, shipped_contents: dict[str, tuple[int, bytes]], tmp_path: Path
 ) -> None:

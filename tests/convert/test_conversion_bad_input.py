@@ -136,6 +136,7 @@ def test_no_network_and_nothing_cached(fetched: Callable[..., str], tmp_path: Pa
     assert not (tmp_path / "d.gguf").exists()
 
 
+@pytest.mark.slow
 def test_a_hubs_drafter_is_converted_and_says_so(
     hub: Hub, fetched: Callable[..., str], drafter: Path, tmp_path: Path
 ) -> None:
@@ -364,6 +365,7 @@ def test_a_disk_that_fills_up(drafter: Path, pair: Pair, tmp_path: Path) -> None
     assert os.listdir(output) == []
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("moment", ["while it writes", "while it checks"])
 def test_an_interrupt_leaves_nothing(
     moment: str, drafter: Path, pair: Pair, tmp_path: Path

@@ -148,6 +148,7 @@ def gains(name: str, every: int | None, seed: int) -> list[float]:
     return found
 
 
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     ("name", "every", "least"),
@@ -175,6 +176,7 @@ def test_little_is_lost_where_repetitions_mislead(name: str) -> None:
     assert plain / seconds_of(machine, prompt, answer, prior) > 0.97
 
 
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("surety", [0.5, 0.78])
 @pytest.mark.parametrize(
     ("name", "every", "least"),

@@ -67,7 +67,7 @@ def test_the_file_decides_the_family(
     drafter.close()
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("options", FAMILIES.values(), ids=FAMILIES.keys())
 def test_a_drafter_of_each_family_loads_and_changes_no_answer(
     options: Mapping[str, Any], tmp_path: Path
@@ -175,6 +175,7 @@ def test_bad_tensors_are_told(
     assert reason in str(caught.value) and str(bad) in str(caught.value)
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(
     ("family", "key", "value", "reason"),
     [

@@ -107,7 +107,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(32)
 @pytest.mark.parametrize("options", SHAPES.values(), ids=SHAPES.keys())
 def test_equals_the_reference(options: dict[str, Any], make_twin: TwinMaker) -> None:
     twin = make_twin(**options)

@@ -97,6 +97,7 @@ def assert_greedy(draft: Draft, expected: torch.Tensor, rows: torch.Tensor | Non
 ALIKE = COMMON | ALONE
 
 
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize("options", ALIKE.values(), ids=ALIKE.keys())
 def test_equals_the_fused_graph(options: Mapping[str, Any], target: Target, tmp_path: Path) -> None:
     theirs = opened(tmp_path, target, options)

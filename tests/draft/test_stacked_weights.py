@@ -47,6 +47,7 @@ BIASES: dict[str, tuple[str, ...]] = {
 }
 
 
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("options", MIXES.values(), ids=MIXES.keys())
 def test_types_may_differ_between_tensors(options: dict[str, Any], make_twin: TwinMaker) -> None:
     twin = make_twin(n_layer=3, n_seq=2, **options)

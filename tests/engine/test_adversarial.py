@@ -105,7 +105,7 @@ def ends_of_text(target: Target) -> list[int]:
     return [t for t in range(target.n_vocab) if target.vocabulary.ends_text(t)]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("width", [2, 8, 16])
 def test_always_right_fills_every_round(known: Known, width: int) -> None:
     stats = known.check(ScriptedDrafter(oracle(known.text)), width)

@@ -114,7 +114,7 @@ def prompts(pair: Pair) -> list[list[int]]:
 only_chains = pytest.mark.parametrize("shape", ["chain"], indirect=True)
 
 
-@pytest.mark.one_in(36)
+@pytest.mark.one_in(72)
 @of_both_shapes("decider, way", product(DECIDERS, WAYS), product(LOT, WAYS))
 def test_answers_are_the_plain_ones(
     pair: Pair, prompts: list[list[int]], decider: str, way: str
@@ -230,7 +230,7 @@ def test_stop_texts_are_found_wherever_they_come(pair: Pair, decider: str) -> No
         assert model.generate(ended, max_tokens=4).tokens == pair.plain(ended, 4).tokens
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @of_both_shapes("decider", DECIDERS, LOT)
 def test_a_cancelled_answer_leaves_the_next_one_right(
     pair: Pair, prompts: list[list[int]], decider: str

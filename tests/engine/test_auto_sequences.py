@@ -231,7 +231,7 @@ class Listener(ScriptedDrafter):
         self.rows[seq].append(np.asarray(features).copy())
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.slow
 @of_both_shapes("seed", range(3), [11])
 def test_the_drafter_hears_of_every_row_of_its_sequence(bench: Bench, seed: int) -> None:
     """Once and in order, whether drafted, decoded ahead or among those of other sequences."""

@@ -204,6 +204,7 @@ def test_several_at_once_each_keep_to_their_own(shape: DraftShape, either_file: 
                 assert constraint.n_valid(sequence.tokens) == len(sequence.tokens)
 
 
+@pytest.mark.one_in(2)
 def test_log_probabilities_are_the_target_s_own(model: Model) -> None:
     """The grammar takes no part in them, drafted or not."""
     prompt = demo.prompts()["code"][0]
@@ -219,6 +220,7 @@ def test_log_probabilities_are_the_target_s_own(model: Model) -> None:
         assert first.token not in dict(first.top) or dict(first.top)[first.token] == first.logprob
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     ("options", "error"),
     [
@@ -244,6 +246,7 @@ def test_a_bad_grammar_fails_at_the_call(
         asyncio.run(begin())
 
 
+@pytest.mark.one_in(2)
 def test_a_grammar_that_grows_too_large_ends_its_own_answer_alone(model: Model) -> None:
     """Known only once the answer is on its way."""
     schema = {"enum": ["x" * 100_000, "y" * 100_000]}

@@ -199,7 +199,7 @@ def test_several_at_once(f32_target: Path) -> None:
             assert all(each.stats.copied_accepted > 0 for each in answers)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("rows", ["n_snapshots", "n_replayed"])
 @pytest.mark.parametrize("width", [2, 8, 16, "auto"])
 def test_recurrent_layers(tmp_path: Path, width: Any, rows: str) -> None:
@@ -283,6 +283,7 @@ def test_exact_answers_copy_from_no_earlier_one(target: Target) -> None:
         assert found.stats.copied == 0
 
 
+@pytest.mark.slow
 @given(repeating(), ways, st.sampled_from([2, 8, "auto"]), st.booleans())
 @settings(deadline=None, max_examples=10)
 def test_whatever_earlier_texts_offer(

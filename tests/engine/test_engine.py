@@ -171,6 +171,7 @@ def test_two_at_once_share_the_context_to_its_last_cell(
             assert engine.drafter.length(sequence.slot.seq) == len(sequence.slot.cached)
 
 
+@pytest.mark.one_in(2)
 def test_a_prompt_that_finds_no_room_beside_another(engine: Engine) -> None:
     first = begin(engine, text(engine, 150), 16, N)
     engine.step([first])

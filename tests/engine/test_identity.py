@@ -80,7 +80,7 @@ def long_prompts() -> dict[str, str]:
     return {"conversation": turns + chat[15], "source": source[:2600]}
 
 
-@pytest.mark.one_in(24)
+@pytest.mark.one_in(48)
 @pytest.mark.parametrize(("shape", "way", "width"), CASES, indirect=["shape"], scope="module")
 def test_drafted_answers_are_the_plain_ones(
     model: Model, plain: Plain, shape: DraftShape, way: str, width: int

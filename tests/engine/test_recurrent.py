@@ -97,14 +97,14 @@ def check(engine: Engine, drafter: Knowing, sequence: Answer, right: list[int]) 
     consistent(engine, drafter, len(sequence.request.prompt) + len(right) - 1, sequence.slot.seq)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 def test_the_answers_vary(target: Target, plain: PlainAnswers) -> None:
     """If they did not, a wrong state would not show."""
     for prompt in prompts(target):
         assert len(set(plain(prompt, N))) > N // 3
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(20)
 @pytest.mark.parametrize("way", WAYS)
 def test_every_accepted_length_occurs(target: Target, plain: PlainAnswers, way: str) -> None:
     (prompt,) = prompts(target, 1)
@@ -116,6 +116,7 @@ def test_every_accepted_length_occurs(target: Target, plain: PlainAnswers, way: 
     assert set(found.stats.accepted_lengths) >= set(range(1, BLOCK + 1))
 
 
+@pytest.mark.one_in(30)
 @pytest.mark.parametrize("width", [2, 3, 8])
 def test_narrow_passes(target: Target, plain: PlainAnswers, width: int) -> None:
     (prompt,) = prompts(target, 1)
@@ -134,7 +135,7 @@ def test_always_wrong_is_plain_decoding(target: Target, plain: PlainAnswers) -> 
     assert found.stats.accepted_lengths == {1: N - 1}
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(60)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("widths", [(16, 16, 16), (16, 5, 0), (2, 16, 7)])
 def test_several_sequences_of_unequal_widths(
@@ -157,6 +158,7 @@ def test_several_sequences_of_unequal_widths(
             assert sequence.stats.accepted > 0
 
 
+@pytest.mark.one_in(10)
 def test_widths_that_a_controller_chooses_for_several(targets: Target, plain: PlainAnswers) -> None:
     """Where a row costs much, it also has rejected rows decoded again in plain steps between."""
     asked = prompts(targets)
@@ -175,6 +177,7 @@ def test_widths_that_a_controller_chooses_for_several(targets: Target, plain: Pl
         assert sum(sequence.stats.rounds for sequence in sequences) > 0
 
 
+@pytest.mark.one_in(10)
 def test_sequences_that_come_and_go(targets: Target, plain: PlainAnswers) -> None:
     """Prompts are read while others draft; slots change hands; a full context cuts drafts."""
     asked = [*prompts(targets), *[[*p, 7, 8] for p in prompts(targets)]]
@@ -202,7 +205,7 @@ def test_sequences_that_come_and_go(targets: Target, plain: PlainAnswers) -> Non
         equal_by_gap_rule(right[i], logprobs, done[i].tokens, CELL_NOISE)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 def test_answers_of_a_grammar(target: Target, plain: PlainAnswers) -> None:
     """What it forbids is cut from the drafts, and each token has its log-probability."""
     (prompt,) = prompts(target, 1)
@@ -232,7 +235,7 @@ def test_a_suspended_answer_goes_on(targets: Target, plain: PlainAnswers) -> Non
     assert [sequence.tokens for sequence in sequences] == right
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize("width", [0, 16])
 def test_turns_after_an_answer_that_was_stopped(
     target: Target, plain: PlainAnswers, width: int

@@ -88,6 +88,7 @@ def chat(target: Target, plain: PlainAnswers) -> Chat:
     return Chat(target, plain)
 
 
+@pytest.mark.one_in(6)
 def test_the_same_prompt_again(chat: Chat) -> None:
     prompt = chat.tokens(N_PROMPT)
     assert chat.ask(prompt)[1] == 0
@@ -125,6 +126,7 @@ def store_in(folder: Path) -> PrefixStore:
     return PrefixStore(1 << 26, PrefixFiles(folder, key, 1 << 26, lambda _line: None))
 
 
+@pytest.mark.one_in(6)
 def test_texts_that_left_their_slots(target: Target, plain: PlainAnswers, tmp_path: Path) -> None:
     """They come back from memory and, after a restart, from disk, as they were at a checkpoint."""
     chat = Chat(target, plain, store_in(tmp_path))
@@ -157,7 +159,7 @@ def test_two_at_once_read_what_they_share_once(chat: Chat, target: Target) -> No
     assert sum(s.stats.cached_tokens for s in sequences) >= KEPT
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(20)
 @pytest.mark.parametrize("seed", range(3))
 def test_any_turns_are_those_of_empty_caches(chat: Chat, seed: int) -> None:
     """Random prompts that begin with parts of earlier texts, two at a time."""

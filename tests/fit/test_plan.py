@@ -175,6 +175,7 @@ def test_layers_asked_of_a_machine_without_a_gpu_are_a_note():
     assert "found no GPU" in found.notes[0]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("layout", "table"),
     [("DSpark", "markov_w1.weight"), ("DFlash 2", "selector_predecessor.weight")],

@@ -74,6 +74,7 @@ def test_a_gpu_that_is_not_used_is_told_with_the_way_out() -> None:
     assert "-DGGML_VULKAN=on" in (advice(("AMD",), None, "pip install it") or "")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.skipif(
     any(device.type != "cpu" for device in runtime.devices()), reason="llama.cpp has a GPU here"
 )

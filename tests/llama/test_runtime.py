@@ -116,6 +116,7 @@ sys.kept = Kept(PATH)
 """
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("log", ["", "1", "debug"])
 def test_a_model_freed_while_python_exits_does_not_crash(log):
     done = python(f"PATH = {str(pair()[0])!r}\n{MODEL_LEFT_OPEN}", DFLASH_LOCAL_LOG=log)

@@ -147,6 +147,7 @@ def controller(name: str, n_nodes: int = N_NODES) -> Controller:
     return Controller(MACHINES[name].costs(), BLOCK, n_nodes=n_nodes)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", MACHINES)
 def test_what_is_chosen_is_near_the_best_of_all(name: str) -> None:
     """Knowing nothing at first, and again after other answers of the kind."""
@@ -164,6 +165,7 @@ def test_what_is_chosen_is_near_the_best_of_all(name: str) -> None:
     assert seeded.rate > 0.94 * most, told
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", MACHINES)
 def test_each_shape_is_near_its_best_width(name: str) -> None:
     shapes: tuple[DraftShape, ...] = ("chain", "tree")

@@ -104,6 +104,7 @@ def test_measured_once_and_kept(own_cache: Path, passes: list[int]) -> None:
     assert json.loads(kept.read_text())["step_s"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("short", "own_cache")
 @pytest.mark.parametrize("n_ctx", [1200, 512])
 def test_what_many_cached_tokens_cost_is_measured_where_there_is_room(
@@ -119,6 +120,7 @@ def test_what_many_cached_tokens_cost_is_measured_where_there_is_room(
     assert list(costs.as_dict()["tree_s"]) == ["4", str(deepest)]
 
 
+@pytest.mark.slow
 def test_what_drafts_and_trees_were_worth_is_known_to_the_next_process() -> None:
     with open_target(n_ctx=256, n_branches=16) as target:
         drafter = fused_drafter(target)
@@ -169,6 +171,7 @@ def test_what_a_busy_machine_tells_is_retried_and_not_relied_on(
         assert known_priors(target, drafter, 15)[0].as_dict() == priors[0].as_dict()
 
 
+@pytest.mark.slow
 def test_a_disturbance_that_ends_is_outweighed(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +199,7 @@ def test_a_load_on_a_busy_machine_says_so(
     assert sum("busy with other work" in line for line in said) == 1
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"step_s": {}}', '{"step_s": {"4": {"1": 0}}}'])
 @pytest.mark.usefixtures("short")
 def test_a_damaged_file_is_measured_anew(own_cache: Path, damage: str) -> None:

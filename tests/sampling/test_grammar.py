@@ -264,6 +264,7 @@ def doubling(n: int) -> dict[str, Any]:
     return {"$defs": rules, "$ref": "#/$defs/a0"}
 
 
+@pytest.mark.one_in(25)
 @pytest.mark.parametrize(
     ("schema", "part"),
     [
@@ -343,6 +344,7 @@ def test_no_reference_is_fetched(tongue: Tongue) -> None:
             server.accept()
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(
     "schema",
     [

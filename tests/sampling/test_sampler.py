@@ -351,6 +351,7 @@ def chain(n: int, body: str) -> str:
     return "\n".join([*rules, f'r{n} ::= "a" | ""', "root ::= r0"])
 
 
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize(
     ("grammar", "part"),
     [
@@ -383,6 +384,7 @@ def test_a_bad_grammar_is_one_line_and_the_process_lives(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     ("grammar", "text"),
     [
@@ -518,6 +520,7 @@ class Row(CountedRow):
         return ids, self.logits[ids]
 
 
+@pytest.mark.one_in(15)
 @pytest.mark.parametrize(
     "params",
     [

@@ -27,6 +27,7 @@ def test_every_route_is_told_of_and_there_is_no_other(text: str, client: httpx.C
     assert told == described
 
 
+@pytest.mark.slow
 def test_all_examples_work(text: str, client: httpx.Client) -> None:
     (model,) = (entry["id"] for entry in client.get("/v1/models").json()["data"])
     blocks = re.findall(r"<pre[^>]*><code>(.*?)</code></pre>", text, re.DOTALL)

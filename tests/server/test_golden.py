@@ -127,7 +127,7 @@ def replaced(text: str) -> str:
     return _TIMINGS.sub(lambda found: re.sub(r"(?<=:)[0-9]+", "<number>", found[0]), text)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", REQUESTS)
 def test_a_stream_is_what_the_file_has(tool_client: httpx.Client, name: str) -> None:
     path, body = REQUESTS[name]

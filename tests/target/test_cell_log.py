@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -56,6 +57,7 @@ class Cache:
         return [i for _, i in sorted(mine)]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_cells_stay_in_order(data: st.DataObject) -> None:

@@ -54,7 +54,7 @@ def texts(pair: tuple[Target, Plain]) -> Texts:
     return Texts(*pair)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(15)
 @pytest.mark.parametrize("n_rows", [2, 5, N_SNAPSHOTS + 1])
 def test_all_rows_of_a_pass_but_its_first_can_be_taken_back(texts: Texts, n_rows: int) -> None:
     texts.decode([0], 9)
@@ -138,7 +138,7 @@ def test_steps_ahead_leave_no_snapshot(texts: Texts) -> None:
     texts.decode([0, 1], 2)
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("architecture", [*SNAPSHOTS, *WITHOUT])
 def test_any_history_leaves_the_right_states(architecture: str, path_of: PathOf) -> None:
     """Passes over some sequences, cuts, copies, checkpoints and new texts in any order.

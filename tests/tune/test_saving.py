@@ -17,6 +17,7 @@ from dflash_local.tune.weights import read_torch_drafter
 from synthetic import write_target
 
 
+@pytest.mark.slow
 def test_a_gguf_file_has_the_new_weights_and_the_old_keys(tmp_path: Path) -> None:
     target, path = demo.pair()
     old = GgufFile.open(path)
@@ -32,6 +33,7 @@ def test_a_gguf_file_has_the_new_weights_and_the_old_keys(tmp_path: Path) -> Non
         torch.testing.assert_close(found[name], value, atol=2e-3, rtol=1e-2)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("variant", ["plain", "dspark-interleaved", "dflash2", "reduced"])
 def test_a_checkpoint_is_converted_to_the_tuned_weights(variant: str, tmp_path: Path) -> None:
     target = write_target(tmp_path / "t.gguf", n_vocab=320, n_layer=12)

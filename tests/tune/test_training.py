@@ -43,6 +43,7 @@ def answer_of(trainer: Trainer) -> Answer:
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("low_rank", [False, True])
 def test_steps_make_drafts_better(files: tuple[Path, Path], low_rank: bool) -> None:
     trainer = trainer_of(files, low_rank=low_rank)

@@ -438,7 +438,7 @@ def test_a_cancel_that_raises_ends_its_own_request(model: Model, prompt: str) ->
     assert model.generate(prompt, max_tokens=N).tokens == expected
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.one_in(14)
 @pytest.mark.parametrize("way", EXITS)
 def test_python_exits_in_the_middle_of_an_answer(way: str) -> None:
     process = python(BEGIN + EXITS[way])

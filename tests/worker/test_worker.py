@@ -168,7 +168,7 @@ def test_more_requests_than_slots_of_unequal_length_and_width(bench: Bench) -> N
         assert result.text == bench.model.detokenize(result.tokens)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @of_both_shapes
 def test_a_new_request_does_not_wait_for_those_at_work(bench: Bench) -> None:
     streams = occupy(bench.model, N_SEQ - 1)
@@ -478,6 +478,7 @@ def test_the_totals_are_sums(bench: Bench) -> None:
     assert model.status().requests == after.requests
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_if_its_thread_dies_no_caller_waits_for_ever() -> None:
     """Those that submit in that moment, too."""

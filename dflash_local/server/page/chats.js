@@ -11,14 +11,19 @@ export function newChat() {
   return { id: START + crypto.getRandomValues(new Uint32Array(2)).join("-"), messages: [] };
 }
 
-/** Keep a chat. The oldest others make room for it; returns whether it is kept. */
+/** Keep a chat. The oldest others make room for it, if that is enough; returns whether it is kept. */
 export function keep(chat) {
   const entry = { ...chat, time: Date.now() };
   const others = kept().filter(({ id }) => id !== chat.id);
+  const removed = [];
   while (!write(chat.id, entry)) {
     const oldest = others.pop();
-    if (!oldest) return false;
+    if (!oldest) {
+      for (const other of removed) write(other.id, other);
+      return false;
+    }
     remove(oldest.id);
+    removed.push(oldest);
   }
   return true;
 }

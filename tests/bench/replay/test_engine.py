@@ -45,7 +45,7 @@ def replaying(engine: Engine, prompt: str = PROMPT, given: str = GIVEN) -> Repla
     return ReplayEngine(engine, {tuple(tokens(engine, prompt)): tokens(engine, given)})
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize(
     ("width", "shape"),
@@ -66,6 +66,7 @@ def test_the_given_text_comes_out(
     assert answer.stats.emitted == len(answer.tokens)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_auto_and_plain_through_a_model(temperature: float) -> None:
     answers: dict[tuple[int, ...], list[int]] = {}
@@ -142,6 +143,7 @@ def test_nothing_is_learnt_for_real_answers(engine: Engine) -> None:
     assert replaying(engine).verify is not verify
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 def test_random_weights_accept_what_was_recorded(tmp_path: Path, shape: DraftShape) -> None:
     """Whole chains of the recorded passages have 5 tokens a round, trees more; and the text that
@@ -183,6 +185,7 @@ def test_a_recurrent_target_replays(tmp_path: Path) -> None:
         assert result.stats.accepted > 0
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_copies_are_measured_and_can_be_left_out(temperature: float) -> None:
     """The text comes out with copies and without, with a drafter and without."""

@@ -51,7 +51,7 @@ def loads_and_drafts(shape: PairShape, quant: str, folder: Path) -> None:
     assert len(chat.tokens) == 2
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize(
     ("shape", "quant"),
     [

@@ -14,6 +14,7 @@ from pair_engine import open_engine, request
 from synthetic_rounds import lengths, synthetic
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("shape", "width"), [("chain", 16), ("tree", 16), ("tree", 32)])
 def test_a_real_engine_accepts_what_it_is_told(shape: DraftShape, width: int) -> None:
     with open_engine(n_branches=33 if shape == "tree" else 1) as engine:

@@ -96,6 +96,7 @@ def test_shards_come_by_the_index_and_a_mask_embedding_with_them(hub: Hub, clien
     assert Checkpoint.open(source.folder).tensors.keys() == {"norm.weight", "fc.weight"}
 
 
+@pytest.mark.slow
 def test_a_revision_is_pinned(hub: Hub, client: Client) -> None:
     old = hub.add(DRAFTER, drafter_files())
     new = hub.add(DRAFTER, drafter_files() | {"config.json": b'{"new": 1}'})

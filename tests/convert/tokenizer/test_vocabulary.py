@@ -157,6 +157,7 @@ def test_template_and_start_token_come_from_their_files(files: Files, tmp_path: 
     assert (keys["add_bos_token"], keys["add_eos_token"]) == (True, False)
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("model_type", "pre"),
     [
@@ -259,6 +260,7 @@ def change_model(**fields: Any) -> Callable[[Files], None]:
     return lambda files: files["tokenizer.json"]["model"].update(fields)
 
 
+@pytest.mark.one_in(21)
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [

@@ -13,6 +13,7 @@ from dflash_local import GrammarError, Model
 from dflash_local.sampling import grammar as grammar_module
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "grammar",
     [

@@ -95,6 +95,7 @@ def test_a_model_may_call_of_itself(tool_client: httpx.Client) -> None:
     assert told["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("several", [True, False])
 def test_one_call_or_several(tool_client: httpx.Client, several: bool) -> None:
     told = ask(tool_client, tools=TOOLS, parallel_tool_calls=several, **wrote(f"{CALL}\n{CALL}"))
@@ -103,6 +104,7 @@ def test_one_call_or_several(tool_client: httpx.Client, several: bool) -> None:
     assert len({call["id"] for call in calls}) == len(calls)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("text", "body"),
     [
@@ -185,6 +187,7 @@ def test_a_schema_binds_what_comes_after_the_reasoning(tool_client: httpx.Client
     assert "reasoning_content" in message or json.loads(message["content"]) == {"a": 1}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("likely", ["{", "<tool_call>"])
 def test_with_tools_and_a_schema_the_answer_is_a_call_or_of_the_schema(
     tool_client: httpx.Client, model: Model, likely: str

@@ -12,6 +12,7 @@ PATH = "/v1/messages"
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 
 
+@pytest.mark.one_in(27)
 @pytest.mark.parametrize(
     ("field", "value", "named"),
     [

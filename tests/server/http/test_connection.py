@@ -64,6 +64,7 @@ def test_a_head_that_never_ends(impatient: ServerProcess, sent: bytes) -> None:
         assert connection.recv(100) == b""
 
 
+@pytest.mark.slow
 def test_a_second_head_that_never_ends(impatient: ServerProcess) -> None:
     first = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with socket.create_connection(("127.0.0.1", impatient.port), timeout=60) as connection:

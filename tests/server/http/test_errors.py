@@ -24,6 +24,7 @@ def error(answer: httpx.Response) -> dict[str, Any]:
     return told
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     "path", ["/page", "/v1", "/v1/", "/docs/", "/redoc", "/v1/nothing", "/%00", "//"]
 )
@@ -53,6 +54,7 @@ def test_methods_that_nobody_knows(client: httpx.Client) -> None:
     assert client.request("BREW", "/coffee").status_code == 404
 
 
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize("path", GENERATING)
 @pytest.mark.parametrize("body", ["", "null", "[]", "1", '"text"', "true"], ids=repr)
 def test_a_body_that_is_no_object(client: httpx.Client, path: str, body: str) -> None:
@@ -61,6 +63,7 @@ def test_a_body_that_is_no_object(client: httpx.Client, path: str, body: str) ->
     assert error(answer)["type"] == "invalid_request_error"
 
 
+@pytest.mark.one_in(26)
 @pytest.mark.parametrize(
     ("field", "value"),
     [

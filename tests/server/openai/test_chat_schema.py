@@ -10,6 +10,7 @@ import pytest
 from openai_api import CHAT, refused, user
 
 
+@pytest.mark.one_in(42)
 @pytest.mark.parametrize(
     ("body", "param", "words"),
     [

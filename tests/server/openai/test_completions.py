@@ -69,6 +69,7 @@ def test_answers_to_one_prompt_are_neighbours(client: httpx.Client) -> None:
     assert [text(together, i) for i in range(4)] == [alone[0], alone[0], alone[1], alone[1]]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("as_ids", [False, True])
 def test_echo_puts_the_prompt_before_the_answer(
     client: httpx.Client, model: Model, as_ids: bool
