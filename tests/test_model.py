@@ -106,6 +106,13 @@ def test_chunks_are_the_result_in_parts(model: Model, prompt: str) -> None:
     assert len(chunks) > 3  # they come as they are made
 
 
+def test_what_is_forgotten_is_not_copied_from(model: Model, prompt: str) -> None:
+    model.generate(prompt, max_tokens=N, owner="me")
+    assert len(model._engine.earlier) == 1
+    model.forget()
+    assert len(model._engine.earlier) == 0
+
+
 @pytest.mark.parametrize("width", [0, 8, "auto"])
 def test_each_token_is_an_accepted_draft_or_the_targets_own(
     model: Model, prompt: str, width: int | str

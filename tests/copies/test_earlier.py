@@ -72,6 +72,14 @@ def test_what_was_taken_up_is_not_kept_as_its_own() -> None:
     assert Copier(CopyPrior()).ended(QUESTION, []) is None  # it never was asked
 
 
+def test_texts_that_a_model_was_given_are_not_kept_as_its_own() -> None:
+    copier = Copier(CopyPrior(), FILE)
+    copier.offer(QUESTION, [], N)
+    text = copier.ended(QUESTION, [9000])
+    assert text is not None
+    assert len(text) == len(QUESTION) + 1
+
+
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=80), st.integers(0, 60), st.integers(1, 9))
 @settings(deadline=None)
 def test_it_goes_on_where_it_says(text: list[int], begin: int, n: int) -> None:

@@ -20,7 +20,7 @@ from dflash_local.draft.shape import DraftShape
 from dflash_local.engine import slots
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence as Answer
-from dflash_local.errors import InputError
+from dflash_local.errors import BackendError, InputError
 from dflash_local.target.target import Target
 from pair_engine import answer, consistent
 from pair_engine import request as asked
@@ -329,3 +329,19 @@ def test_a_drafter_that_miscounts_is_found_out(known: Known) -> None:
             known.ask(engine)
         assert known.ask(engine, 0).tokens == known.tokens
         engine.slots.forget_all()
+
+
+def test_what_fails_in_the_target_beside_a_draft_is_not_the_drafter_s_fault(
+    known: Known, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(known.target, ScriptedDrafter(oracle(known.text)))
+
+    def fail(_target: Target) -> None:
+        raise BackendError("no room")
+
+    with monkeypatch.context() as patched, pytest.raises(BackendError, match="no room"):
+        patched.setattr(Target, "tidy", fail)
+        known.ask(engine)
+    assert not engine.slots.lacks_drafter
+    assert max(known.ask(engine).stats.accepted_lengths) == 16
+    engine.slots.forget_all()

@@ -14,9 +14,10 @@ import pytest
 from dflash_local import demo
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence as Answer
-from dflash_local.errors import InputError
+from dflash_local.errors import BackendError, InputError
 from dflash_local.pays.controller import Controller
 from dflash_local.pays.costs import Costs
+from dflash_local.target.batch import Batch
 from dflash_local.target.target import Target
 from gap_rule import equal_by_gap_rule
 from hybrid import REPLAYED, SNAPSHOTS, TAPPED, WITHOUT, write_hybrid
@@ -314,3 +315,22 @@ def test_a_block_is_cut_to_what_can_be_taken_back(
         for shape in ("chain", "tree"):
             with pytest.raises(InputError, match="recurrent state allows at most 5"):
                 answer(engine, prompt, 6, N, shape=shape)
+
+
+@pytest.mark.one_in(10)
+def test_a_pass_that_fails_leaves_no_idle_sequence(
+    targets: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have moved their states."""
+    first, second, _ = prompts(targets)
+    engine = Engine(targets, None, N_SEQ)
+    answer(engine, first, 0, 4)
+    assert any(slot.cached for slot in engine.slots)
+
+    def fail(_target: Target, _batch: Batch) -> None:
+        raise BackendError("no room")
+
+    with monkeypatch.context() as patched, pytest.raises(BackendError, match="no room"):
+        patched.setattr(Target, "run", fail)
+        answer(engine, second, 0, 4)
+    assert not any(slot.cached for slot in engine.slots)

@@ -153,3 +153,12 @@ def test_where_all_get_as_many_rows_a_row_is_paid_for_each(kind: type[RowChoice]
     assert equal.widths([sure, hopeless], None, 0.0) == [5, 5]  # while 0.9^j > 0.6
     assert equal.widths([sure, sure], None, 0.0) == [12, 12]
     assert equal.widths([hopeless, []], None, 0.0) == [1, 1]
+
+
+def test_a_copy_pays_the_way_back_to_plain_passes() -> None:
+    """Copies that come one at a time are each worth more than a new graph, and less than two."""
+    choice = RowChoice()
+    choice.price(1, [4.0] * (MOST + 1), 0.5)
+    assert choice.widths([[0.9] * 6], 1, 8.0) == [1]
+    assert choice.widths([[0.9] * 12], 1, 8.0) == [13]
+    assert choice.widths([[0.9] * 6], 30, 8.0) == [7]
