@@ -137,15 +137,18 @@ def _on_command_line(ctx: click.Context, name: str) -> bool:
 
 def _undo(target: str, say: Say) -> None:
     from dflash_local.pairs import tuned
-    from dflash_local.pairs.find import held_target
+    from dflash_local.pairs.address import read_address
+    from dflash_local.pairs.find import drafter_name, held_target
 
-    last = tuned.undo(held_target(target))
+    last = tuned.undo(held_target(target), drafter_name(read_address(target)))
     say(f"no longer used: {last}")
 
 
 def _tune(values: dict[str, Any], say: Say) -> int:
     _check_torch()
-    from dflash_local.pairs.find import find_pair
+    from dflash_local.pairs import tuned
+    from dflash_local.pairs.address import read_address
+    from dflash_local.pairs.find import drafter_name, find_pair
     from dflash_local.tune.fitting import Interrupted, TuneOptions, output_for, tune
 
     files = find_pair(values["target"], values["draft"], say=say, bars=not values["quiet"])
@@ -154,6 +157,8 @@ def _tune(values: dict[str, Any], say: Say) -> int:
     options = TuneOptions(
         target=files.target,
         draft=draft,
+        source=tuned.source_of(files.target, draft)
+        or drafter_name(read_address(values["target"]), values["draft"]),
         data=values["data"],
         output=values["output"] or output_for(_place_of(values["draft"], draft), given),
         checkpoint=_checkpoint_of(values["draft"]),

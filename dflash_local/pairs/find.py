@@ -115,8 +115,9 @@ def find_pair(
 ) -> PairFiles:
     """The files of a pair, by paths, folders, names or places on the hub.
 
-    Without `draft` the drafter is the one that was tuned here and won, or the one that a name of
-    the registry stands for, or a `dflash-*.gguf` beside the target in its folder or repository;
+    Without `draft` the drafter is the one that a name of the registry stands for, or a
+    `dflash-*.gguf` beside the target in its folder or repository, or one that was tuned here from
+    this one and won. For a target's file alone it is the last one that was tuned and won;
     "copies" asks for none. What is on this disk is used without asking the hub, unless `newest` is
     set. Before anything is fetched, the room on the disk is checked, and the memory if `options`
     say how the pair is to be loaded. `say` gets a line for each step; with `bars`, a terminal shows
@@ -128,7 +129,7 @@ def find_pair(
     address = read_address(target)
     model = find_target(address, newest=newest)
     if draft is None and not newest and not model.missing():
-        tuned = tuned_drafter(model.path())
+        tuned = tuned_drafter(model.path(), drafter_name(address))
         if tuned is not None:
             say(f"the drafter that was tuned here: {tuned} (`dflash-local tune --undo` goes back)")
             return PairFiles(model.path(), tuned)
@@ -203,6 +204,26 @@ def find_drafter(
     if target.is_dir():
         with suppress(FileError):
             return _in_folder(target, gguf_names.drafters, _DRAFTER_QUANTS)
+    return None
+
+
+def drafter_name(target: Address, draft: StrPath | None = None) -> str | None:
+    """What the drafter of a pair is called, whichever way the pair was written: a repository or a
+    path. None where a target has none of its own. Asks nobody."""
+    if draft is not None:
+        address = read_address(draft)
+        if isinstance(address, NamedPair):
+            return drafter_name(target, address.entry.drafter)
+        return address.repo if isinstance(address, HubAddress) else str(address.resolve())
+    if isinstance(target, NamedPair):
+        return drafter_name(target, target.entry.drafter)
+    if isinstance(target, HubAddress):
+        entry = registry.of_target(target.repo)
+        return target.repo if entry is None else drafter_name(target, entry.drafter)
+    if target.is_dir():
+        with suppress(FileError):
+            found = _in_folder(target, gguf_names.drafters, _DRAFTER_QUANTS)
+            return str(Path(found.names[0]).resolve())
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,14 @@ ENVIRONMENT = "DFLASH_LOCAL_TUNED"
 _FILE = "tuned.json"
 
 
+@dataclass(frozen=True)
+class Tuned:
+    """A tuned drafter, and the name or path of the one that it was tuned from."""
+
+    path: Path
+    source: str
+
+
 def folder() -> Path:
     """Where tuned drafters are kept, and which target uses which: `DFLASH_LOCAL_TUNED`, else the
     platform's folder for data. It need not exist."""
@@ -25,33 +34,44 @@ def folder() -> Path:
     return platformdirs.user_data_path("dflash-local", appauthor=False)
 
 
-def tuned_drafter(target: Path) -> Path | None:
-    """The drafter that was tuned for this file, if it is its default and still there."""
-    for path in reversed(_read().get(_key(target), [])):
-        return Path(path) if Path(path).is_file() else None
-    return None
+def tuned_drafter(target: Path, source: str | None = None) -> Path | None:
+    """The drafter that was tuned for this file and became its default last, if it is still there:
+    of those tuned from the drafter `source`, where one is given."""
+    mine = [each for each in _read().get(_key(target), []) if _is_of(each, source)]
+    return mine[-1].path if mine and mine[-1].path.is_file() else None
 
 
-def make_default(target: Path, drafter: Path) -> None:
-    """From now on `drafter` drafts for this file, unless another one is named. Raises
-    InputError."""
+def source_of(target: Path, drafter: Path) -> str | None:
+    """What a default drafter of this file was tuned from. None for any other drafter."""
+    mine = _read().get(_key(target), [])
+    return next((each.source for each in mine if each.path == drafter.resolve()), None)
+
+
+def make_default(target: Path, drafter: Path, source: str) -> None:
+    """From now on `drafter` drafts for this file where the drafter `source`, which it was tuned
+    from, would have done so, or where there is none. Raises InputError."""
     known = _read()
-    known.setdefault(_key(target), []).append(str(drafter.resolve()))
+    known.setdefault(_key(target), []).append(Tuned(drafter.resolve(), source))
     _write(known)
 
 
-def undo(target: Path) -> Path:
-    """Go back to what the file used before; the drafter that is its default no longer. Raises
-    InputError if there is none."""
+def undo(target: Path, source: str | None = None) -> Path:
+    """Go back to what the file used before, with `source` as for `tuned_drafter`; the drafter that
+    is its default no longer. Raises InputError if there is none."""
     known = _read()
     mine = known.get(_key(target), [])
-    if not mine:
+    last = next((each for each in reversed(mine) if _is_of(each, source)), None)
+    if last is None:
         raise InputError(f"{target.name}: no tuned drafter is its default, so nothing to undo")
-    last = mine.pop()
+    mine.remove(last)
     if not mine:
         del known[_key(target)]
     _write(known)
-    return Path(last)
+    return last.path
+
+
+def _is_of(found: Tuned, source: str | None) -> bool:
+    return source is None or found.source == source
 
 
 def _key(target: Path) -> str:
@@ -59,7 +79,7 @@ def _key(target: Path) -> str:
     return str(target.resolve())
 
 
-def _read() -> dict[str, list[str]]:
+def _read() -> dict[str, list[Tuned]]:
     path = folder() / _FILE
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -67,18 +87,26 @@ def _read() -> dict[str, list[str]]:
         return {}
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read: {error}; mend or remove it") from None
-    if not isinstance(found, dict) or not all(isinstance(each, list) for each in found.values()):
-        raise InputError(f"{path}: holds no drafters by target; remove it")
-    return {target: list(map(str, drafters)) for target, drafters in found.items()}
+    try:
+        return {
+            target: [Tuned(Path(each["path"]), str(each["source"])) for each in drafters]
+            for target, drafters in found.items()
+        }
+    except (AttributeError, KeyError, TypeError):
+        raise InputError(f"{path}: holds no drafters by target; remove it") from None
 
 
-def _write(known: dict[str, list[str]]) -> None:
+def _write(known: dict[str, list[Tuned]]) -> None:
     path = folder() / _FILE
+    values = {
+        target: [{"path": str(each.path), "source": each.source} for each in drafters]
+        for target, drafters in known.items()
+    }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".partial")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(known, file, indent=1)
+            json.dump(values, file, indent=1)
         os.replace(partial, path)
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror or error}") from None

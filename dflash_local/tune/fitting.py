@@ -64,14 +64,16 @@ _STATE, _SETTINGS = "state.pt", "settings.json"
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """What to tune. `checkpoint`: the folder that `draft` was converted from, if there is one.
-    `minutes` and `steps` limit the training, whichever comes first. `n_ctx`: tokens of a prompt
-    and its answer together; longer prompts are left out."""
+    """What to tune. `source`: what the drafter to begin with is called, if not by its path; the
+    tuned one is used where that one would have been. `checkpoint`: the folder that `draft` was
+    converted from, if there is one. `minutes` and `steps` limit the training, whichever comes
+    first. `n_ctx`: tokens of a prompt and its answer together; longer prompts are left out."""
 
     target: Path
     draft: Path
     data: Path
     output: Path
+    source: str | None = None
     checkpoint: Path | None = None
     minutes: float = 60.0
     steps: int = 2000
@@ -498,7 +500,9 @@ class _Run:
             (self._part / name).unlink(missing_ok=True)
         os.rename(self._part, self._options.output)
         if card.won:
-            tuned.make_default(self._options.target, card.after)
+            options = self._options
+            source = options.source or str(options.draft.resolve())
+            tuned.make_default(options.target, card.after, source)
 
 
 def output_for(draft: Path, given: bool) -> Path:

@@ -27,8 +27,8 @@ def test_a_tuned_drafter_is_used_until_it_is_undone(target: Path, tmp_path: Path
     said: list[str] = []
     first, second = drafter(tmp_path, "1.gguf"), drafter(tmp_path, "2.gguf")
     assert find_pair(target, say=said.append).draft is None
-    tuned.make_default(target, first)
-    tuned.make_default(target, second)
+    tuned.make_default(target, first, "org/one")
+    tuned.make_default(target, second, "org/one")
     assert find_pair(target, say=said.append).draft == second
     assert "--undo" in said[-1]
     assert find_pair(target, demo.pair()[1], say=said.append).draft == demo.pair()[1]
@@ -42,7 +42,7 @@ def test_a_tuned_drafter_is_used_until_it_is_undone(target: Path, tmp_path: Path
 
 def test_a_tuned_drafter_that_is_gone_is_not_used(target: Path, tmp_path: Path) -> None:
     path = drafter(tmp_path, "1.gguf")
-    tuned.make_default(target, path)
+    tuned.make_default(target, path, "org/one")
     path.unlink()
     assert find_pair(target, say=print).draft is None
 
@@ -52,3 +52,27 @@ def test_a_damaged_list_is_told_in_one_line(target: Path) -> None:
     (tuned.folder() / "tuned.json").write_text("{")
     with pytest.raises(InputError, match="cannot be read"):
         tuned.tuned_drafter(target)
+
+
+def test_a_named_pair_keeps_its_drafter_where_another_one_was_tuned(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = []
+    for name in ("one", "two"):
+        path = drafter(tmp_path, f"{name}.gguf")
+        tables.append(f'[{name}]\ngguf = "{target}"\ndrafter = "{path}"\n')
+    monkeypatch.setenv("DFLASH_LOCAL_REGISTRY", str(tmp_path / "pairs.toml"))
+    (tmp_path / "pairs.toml").write_text("\n".join(tables))
+    better, source = drafter(tmp_path, "better.gguf"), str(tmp_path / "one.gguf")
+    tuned.make_default(target, better, source)
+
+    def used(name: str | Path) -> Path | None:
+        return find_pair(name, say=print).draft
+
+    assert used("two") == tmp_path / "two.gguf"
+    assert used("one") == used(target) == better
+    assert tuned.source_of(target, better) == source
+    with pytest.raises(InputError, match="nothing to undo"):
+        tuned.undo(target, str(tmp_path / "two.gguf"))
+    assert tuned.undo(target, source) == better
+    assert used("one") == tmp_path / "one.gguf"
