@@ -70,7 +70,7 @@ def tokenized(
 
 def _tokens(model: Model, prompt: BenchPrompt, thinking: bool) -> list[int]:
     if prompt.text is not None:
-        return model.tokenize(prompt.text)
+        return model.target.vocabulary.tokenize(prompt.text, add_special=prompt.add_special)
     if prompt.infill is not None:
         return _gap(model.target.vocabulary, *prompt.infill)
     kwargs = {} if thinking else {"enable_thinking": False}

@@ -24,13 +24,15 @@ _FILE = Path(__file__).resolve().parent / "prompts.json"
 @dataclass(frozen=True)
 class BenchPrompt:
     """A prompt in one of three forms: a raw text with special tokens in place, the messages of a
-    conversation, or the prefix and suffix of a gap to fill. `answer` is for replays only."""
+    conversation, or the prefix and suffix of a gap to fill. `answer` is for replays only.
+    `add_special`: a raw text lacks the tokens that the model wants at the start of any text."""
 
     category: str
     text: str | None = None
     messages: tuple[Mapping[str, str], ...] = ()
     infill: tuple[str, str] | None = None
     answer: str | None = None
+    add_special: bool = True
 
     @classmethod
     def question(cls, category: str, text: str) -> BenchPrompt:
@@ -62,7 +64,8 @@ def read_prompts(path: str | os.PathLike[str], *, limit: int | None = None) -> l
     """Prompts of a JSON Lines file, at most `limit` of each category.
 
     A line is an object with one of `prompt` (raw text), `messages` (of a chat) or `prefix` and
-    `suffix` (a gap to fill), and may name a `category`. Raises InputError, OSError.
+    `suffix` (a gap to fill), and may name a `category`. `add_special` is false beside a raw text
+    that is whole, as `serve --record` writes them. Raises InputError, OSError.
     """
     prompts: list[BenchPrompt] = []
     counts: Counter[str] = Counter()
@@ -149,7 +152,10 @@ def _parsed(raw: Any) -> BenchPrompt:
             raise TypeError("messages is not a list of objects with role and content")
         return BenchPrompt(category, messages=tuple(messages))
     if forms == ["prompt"]:
-        return BenchPrompt(category, text=_text(raw, "prompt"))
+        add_special = raw.get("add_special", True)
+        if not isinstance(add_special, bool):
+            raise TypeError(f"add_special is {add_special!r}; expected true or false")
+        return BenchPrompt(category, text=_text(raw, "prompt"), add_special=add_special)
     return BenchPrompt(category, infill=(_text(raw, "prefix"), _text(raw, "suffix")))
 
 

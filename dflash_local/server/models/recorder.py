@@ -14,7 +14,8 @@ from dflash_local.target.vocabulary import Vocabulary
 
 class Recorder:
     """Adds a JSON object for each request to a file that only its owner can read: `prompt`, with
-    the names of special tokens in it, and the model's name as `category`."""
+    the names of special tokens in it, the first one of every text included, and the model's name as
+    `category`."""
 
     def __init__(self, path: Path) -> None:
         """Raises InputError if the file cannot be written, or others could read it."""
@@ -35,7 +36,7 @@ class Recorder:
         """Keep the prompt of a request to the model of that name. A disk that is full ends no
         answer."""
         text = vocabulary.detokenize(prompt, special=True)
-        line = json.dumps({"prompt": text, "category": name}) + "\n"
+        line = json.dumps({"prompt": text, "category": name, "add_special": False}) + "\n"
         with self._lock:
             try:
                 self._file.write(line)

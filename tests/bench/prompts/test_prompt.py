@@ -39,6 +39,7 @@ def test_a_file_may_hold_all_forms(tmp_path: Path, model: Model) -> None:
         ('{"prompt": "a", "messages": []}', "expected one of"),
         ('{"messages": []}', "messages is not a list"),
         ('{"prompt": "a", "category": ""}', "category is ''"),
+        ('{"prompt": "a", "add_special": 0}', "add_special is 0"),
     ],
 )
 def test_bad_files_are_refused_in_one_line(tmp_path: Path, text: str, fault: str) -> None:

@@ -6,7 +6,12 @@ import json
 import stat
 from pathlib import Path
 
+import gguf_files
+from dflash_local import demo
+from dflash_local.bench.prompts.case import tokenized
 from dflash_local.bench.prompts.prompt import read_prompts
+from dflash_local.loading import load
+from dflash_local.server.models.recorder import Recorder
 from server_process import serving
 
 
@@ -33,3 +38,22 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_load(tmp_path: Path
     found = run_here("serve", "--port", "0", "--record", str(tmp_path / "no" / "file"))
     assert found.returncode == 2
     assert "--record" in found.stderr
+
+
+def test_recorded_prompts_are_read_with_the_tokens_that_they_had(tmp_path: Path) -> None:
+    """By a vocabulary that has a token for the start of any text, which is in them already."""
+    shipped = demo.pair()[0]
+    texts = gguf_files.parts(shipped)[0]["tokenizer.ggml.tokens"][0]
+    start = list(texts).index("<|im_start|>")
+    keys = {
+        "tokenizer.ggml.bos_token_id": (start, gguf_files.UINT32, None),
+        "tokenizer.ggml.add_bos_token": (True, gguf_files.BOOL, None),
+    }
+    target = gguf_files.changed(shipped, tmp_path / "t.gguf", keys=keys)
+    path = tmp_path / "requests.jsonl"
+    with load(target, n_ctx=256, n_threads=1, n_gpu_layers=0, quiet=True) as model:
+        prompt = model.tokenize("def f(x):")
+        assert prompt[0] == start
+        Recorder(path).add("m", prompt, model.target.vocabulary)
+        cases, _ = tokenized(model, read_prompts(path), room=8)
+    assert [case.tokens for case in cases] == [prompt]
