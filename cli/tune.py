@@ -153,12 +153,13 @@ def _tune(values: dict[str, Any], say: Say) -> int:
 
     files = find_pair(values["target"], values["draft"], say=say, bars=not values["quiet"])
     draft = _drafter_of(files)
+    address = read_address(values["target"])
     given = Path(values["draft"] or values["target"]).exists()
     options = TuneOptions(
         target=files.target,
         draft=draft,
-        source=tuned.source_of(files.target, draft)
-        or drafter_name(read_address(values["target"]), values["draft"]),
+        name=str(address),
+        source=tuned.source_of(files.target, draft) or drafter_name(address, values["draft"]),
         data=values["data"],
         output=values["output"] or output_for(_place_of(values["draft"], draft), given),
         checkpoint=_checkpoint_of(values["draft"]),

@@ -64,15 +64,17 @@ _STATE, _SETTINGS = "state.pt", "settings.json"
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """What to tune. `source`: what the drafter to begin with is called, if not by its path; the
-    tuned one is used where that one would have been. `checkpoint`: the folder that `draft` was
-    converted from, if there is one. `minutes` and `steps` limit the training, whichever comes
-    first. `n_ctx`: tokens of a prompt and its answer together; longer prompts are left out."""
+    """What to tune. `name`: what a server calls the target, if not by its file. `source`: what the
+    drafter to begin with is called, if not by its path; the tuned one is used where that one would
+    have been. `checkpoint`: the folder that `draft` was converted from, if there is one. `minutes`
+    and `steps` limit the training, whichever comes first. `n_ctx`: tokens of a prompt and its
+    answer together; longer prompts are left out."""
 
     target: Path
     draft: Path
     data: Path
     output: Path
+    name: str | None = None
     source: str | None = None
     checkpoint: Path | None = None
     minutes: float = 60.0
@@ -118,7 +120,7 @@ def tune(
     """
     if options.output.exists():
         raise InputError(f"{options.output}: exists already; choose another folder with -o")
-    read_texts(options.data, ("continue",), seed=options.seed)  # what is wrong is told at once
+    _texts(options, ("continue",))  # what is wrong is told at once
     part = options.output.with_name(f"{options.output.name}.partial")
     resumed = _claim(part, options)
     try:
@@ -152,6 +154,11 @@ def _claim(part: Path, options: TuneOptions) -> bool:
     except OSError as error:
         raise InputError(f"{part}: cannot be written: {error.strerror}") from None
     return False
+
+
+def _texts(options: TuneOptions, forms: Sequence[Form]) -> Texts:
+    names = [name for name in (options.name, options.target.stem) if name]
+    return read_texts(options.data, forms, names=names, seed=options.seed)
 
 
 def _settings(options: TuneOptions) -> dict[str, Any]:
@@ -263,7 +270,7 @@ class _Run:
             forms.append("infill")
         if self._target.chat_template is not None:
             forms.append("chat")
-        texts = read_texts(self._options.data, forms, seed=self._options.seed)
+        texts = _texts(self._options, forms)
         shipped = self._options.target.resolve() == demo.pair()[0].resolve()
         parts = {
             "tune": texts.tune,

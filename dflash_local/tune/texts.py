@@ -22,6 +22,12 @@ Form = Literal["continue", "infill", "chat"]
 _PIECE = 2400
 """Characters of a piece: some 600 tokens, of which a prompt shows a part."""
 _LEAST = 200
+_BEGUN = 200
+"""Characters at the end of a prompt by which a chat template begins the answer, at most."""
+_LEAST_SAME = 16
+"""Characters that say that two prompts belong together."""
+_NEAR = 50
+"""Prompts, in their order, among which those that go on from one are looked for."""
 _MOST_BYTES = 1 << 20
 _SKIPPED = frozenset({"node_modules", "__pycache__", "venv", "site-packages", "build", "dist"})
 _HELD_SHARE = 0.2
@@ -33,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Texts:
-    """Prompts by their use. No file, and no line, is in two of them."""
+    """Prompts by their use. No file, no line and no conversation is in two of them."""
 
     tune: list[BenchPrompt]
     watch: list[BenchPrompt]
@@ -42,19 +48,90 @@ class Texts:
     """Held out, to compare the drafters before and after. Nothing is chosen by them."""
 
 
-def read_texts(path: Path, forms: Sequence[Form], *, seed: int = 0) -> Texts:
-    """The prompts of a folder or of a JSON Lines file, for a model that does `forms`. Raises
+def read_texts(
+    path: Path, forms: Sequence[Form], *, names: Sequence[str] = (), seed: int = 0
+) -> Texts:
+    """The prompts of a folder or of a JSON Lines file, for a model that does `forms` and goes by
+    `names`. Of requests that a server recorded for several models only its own are read. Raises
     InputError: nothing to read, or too little to hold some of it out."""
     if path.is_dir():
         sources = [_pieces(text, forms, f"{seed} {name}") for name, text in files_of(path)]
         what = f"{path}: holds {len(sources)} text files of {_LEAST} characters or more"
     else:
-        sources = [[prompt] for prompt in read_prompts(path)]
-        what = f"{path}: holds {len(sources)} prompts"
+        sources = conversations(_of_model(read_prompts(path), names, path))
+        what = f"{path}: holds {len(sources)} different prompts or conversations"
     sources = [source for source in sources if source]
     if len(sources) < 3:
         raise InputError(f"{what}; expected at least 3, as some are held out to measure on")
     return split(sources, seed)
+
+
+def conversations(prompts: Sequence[BenchPrompt]) -> list[list[BenchPrompt]]:
+    """The different prompts, together with those that go on from them: a request repeats what was
+    said before it, and an editor asks again after each key."""
+    by_text = {_whole(prompt): prompt for prompt in prompts}
+    texts = sorted(by_text)
+    group = list(range(len(texts)))
+
+    def first_of(i: int) -> int:
+        while group[i] != i:
+            group[i] = i = group[group[i]]
+        return i
+
+    for i, text in enumerate(texts):
+        after = range(i + 1, min(len(texts), i + 1 + _NEAR))
+        before = range(i - 1, max(-1, i - 1 - _NEAR), -1)
+        for near in (after, before):
+            for j in near:
+                same = _shared(text, texts[j])
+                if _goes_on(text, texts[j], same) or _goes_on(texts[j], text, same):
+                    group[first_of(j)] = first_of(i)
+                if same < len(text) - _BEGUN:
+                    break
+    found: dict[int, list[BenchPrompt]] = {}
+    for i, text in enumerate(texts):
+        found.setdefault(first_of(i), []).append(by_text[text])
+    return list(found.values())
+
+
+def _whole(prompt: BenchPrompt) -> str:
+    """A prompt as one text."""
+    if prompt.messages:
+        return json.dumps(prompt.messages)
+    return prompt.text if prompt.text is not None else "\0".join(prompt.infill or ())
+
+
+def _shared(one: str, other: str) -> int:
+    """Characters that both begin with."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one.startswith(other[:middle]):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _goes_on(text: str, longer: str, same: int) -> bool:
+    """Whether `longer` is `text` with something put in, at its end or before the last marks.
+    `same`: characters that both begin with."""
+    return _LEAST_SAME <= len(text) <= len(longer) and longer.endswith(text[same:])
+
+
+def _of_model(
+    prompts: Sequence[BenchPrompt], names: Sequence[str], path: Path
+) -> Sequence[BenchPrompt]:
+    """Without the requests that a server recorded for other models."""
+    served = {prompt.category for prompt in prompts if not prompt.add_special}
+    if len(served) < 2:
+        return prompts
+    if not served & set(names):
+        raise InputError(
+            f"{path}: holds requests to {', '.join(sorted(served))}, and none to "
+            f"{' or '.join(names)}; keep the lines of one model"
+        )
+    return [prompt for prompt in prompts if prompt.add_special or prompt.category in names]
 
 
 def split(sources: Sequence[list[BenchPrompt]], seed: int) -> Texts:

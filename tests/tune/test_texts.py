@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local.bench.prompts.prompt import built_in
+from dflash_local.bench.prompts.prompt import BenchPrompt, built_in
 from dflash_local.errors import InputError
-from dflash_local.tune.texts import Form, files_of, general, read_texts
+from dflash_local.tune.texts import Form, conversations, files_of, general, read_texts
 
 FORMS: tuple[Form, ...] = ("continue", "infill", "chat")
 
@@ -73,3 +73,48 @@ def test_no_general_prompt_is_one_that_is_measured_on() -> None:
     assert not {repr(each.messages) for each in found if each.messages} & {
         repr(each.messages) for each in measured if each.messages
     }
+
+
+def turns(system: str, topic: str, n: int) -> list[str]:
+    """The requests of a conversation, as a chat template writes them."""
+    begun = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    text, found = f"<|im_start|>system\n{system}<|im_end|>\n", []
+    for i in range(n):
+        text += f"<|im_start|>user\nTurn {i} about {topic}<|im_end|>\n"
+        found.append(text + begun)
+        text += f"<|im_start|>assistant\nI like {topic}. {i}<|im_end|>\n"
+    return found
+
+
+def test_a_conversation_is_either_learnt_from_or_held_out(tmp_path: Path) -> None:
+    topics = [f"topic{i}." for i in range(9)]
+    texts = [text for topic in topics for text in turns("Be brief. " * 200, topic, 4)]
+    path = tmp_path / "requests.jsonl"
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in [*texts, *texts]))
+    found = read_texts(path, FORMS)
+    parts = [found.tune, found.watch, found.test]
+    about = [{topic for topic in topics if topic in repr(part)} for part in parts]
+    assert sum(map(len, about)) == len(set.union(*about)) == len(topics)
+    assert sum(map(len, parts)) == len(texts)
+
+
+def test_what_grows_in_an_editor_or_as_messages_stays_together() -> None:
+    gaps = [BenchPrompt("own", infill=("def f(x"[:n], ":\n    return x")) for n in (5, 6, 7)]
+    asked = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    chats = [BenchPrompt("own", messages=(*asked * n, asked[0])) for n in range(3)]
+    other = BenchPrompt("own", text="x = 1")
+    assert sorted(map(len, conversations([*gaps, *chats, other]))) == [1, 3, 3]
+
+
+def test_only_requests_to_the_tuned_model_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    lines = [
+        {"prompt": f"{name} {topic}", "category": name, "add_special": False}
+        for name in ("small", "large")
+        for topic in ("sun", "moon", "star", "sea")
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = read_texts(path, FORMS, names=["large"])
+    assert "small" not in repr(found)
+    with pytest.raises(InputError, match="requests to large, small, and none to other"):
+        read_texts(path, FORMS, names=["other"])
