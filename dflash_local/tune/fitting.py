@@ -7,13 +7,14 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from dflash_local import demo, disk_cache
 from dflash_local.bench.prompts.case import tokenized
@@ -124,7 +125,7 @@ def tune(
     part = options.output.with_name(f"{options.output.name}.partial")
     resumed = _claim(part, options)
     try:
-        with ExitStack() as stack:
+        with errors_told(options), ExitStack() as stack:
             return _Run(options, part, say, progress, stopped, busy, stack).run()
     except Interrupted:
         raise
@@ -201,8 +202,10 @@ class _Run:
     def run(self) -> Card:
         self._load()
         texts, cases = self._prompts()
-        trainer = self._open_trainer()
-        self._resume(trainer)
+        state = self._kept()
+        trainer = self._open_trainer(state)
+        if state:
+            self._resume(trainer, state)
         held = self._held_answers(cases["watch"])
         self._train(trainer, held, cases["tune"], cases["general"])
         trainer.use_best()
@@ -304,13 +307,13 @@ class _Run:
         cases, _ = tokenized(self._model, prompts, room=room)
         return [case.tokens for case in cases]
 
-    def _open_trainer(self) -> Trainer:
+    def _open_trainer(self, state: Mapping[str, Any]) -> Trainer:
         options = self._options
         n = n_trainable(self._draft_file)
-        needed, low_rank = BYTES_EACH * n + _SLACK, False
+        needed, free = BYTES_EACH * n + _SLACK, None
         if self._device == "cuda":
             free, _ = torch.cuda.mem_get_info()
-            low_rank = needed > free
+        low_rank = is_low_rank(state, needed, free)
         drafter = read_torch_drafter(
             options.draft,
             options.target,
@@ -329,7 +332,7 @@ class _Run:
             what += f", added to {n / 1e6:.0f} million that stay: to train all takes "
             what += f"{size_text(needed)} of memory"
         self._say(f"to train: {what}; on the {self._device}")
-        needed = 4 * n + 16 * trainer.n_trained
+        needed = 4 * n + 2 * BYTES_EACH * trainer.n_trained  # a state is whole before the last goes
         room = shutil.disk_usage(self._part).free
         self._say(f"disk: {size_text(needed)} during the run, {size_text(3 * n)} of it stay")
         self._say(
@@ -452,16 +455,17 @@ class _Run:
             "n_tokens": self._answerer.n_tokens,
             "seconds": self._spent_s,
         }
-        place = self._part / _STATE
-        partial = place.with_suffix(".new")
-        torch.save(state, partial)
-        os.replace(partial, place)
+        write_state(state, self._part / _STATE)
 
-    def _resume(self, trainer: Trainer) -> None:
+    def _kept(self) -> dict[str, Any]:
+        """The state of a run that was interrupted; empty where there is none."""
         place = self._part / _STATE
         if not place.exists():
-            return
-        state = torch.load(place, map_location="cpu", weights_only=True)
+            return {}
+        found: dict[str, Any] = torch.load(place, map_location="cpu", weights_only=True)
+        return found
+
+    def _resume(self, trainer: Trainer, state: dict[str, Any]) -> None:
         trainer.restore(state)
         self._n_asked, self._spent_s = state["n_asked"], state["seconds"]
         self._answerer.n_tokens = state["n_tokens"]
@@ -510,6 +514,50 @@ class _Run:
             options = self._options
             source = options.source or str(options.draft.resolve())
             tuned.make_default(options.target, card.after, source)
+
+
+def is_low_rank(state: Mapping[str, Any], needed: int, free: int | None) -> bool:
+    """Whether low-rank additions are trained: as in the run that goes on, whatever memory is free
+    by now; in a new one where all weights take more bytes than a GPU has free."""
+    if state:
+        return bool(state["low_rank"])
+    return free is not None and needed > free
+
+
+def write_state(state: Mapping[str, Any], place: Path) -> None:
+    """Write it completely or not at all. Raises InputError."""
+    partial = place.with_suffix(".new")
+    try:
+        torch.save(dict(state), partial)
+        os.replace(partial, place)
+    except (OSError, RuntimeError) as error:  # torch's own is a RuntimeError
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise InputError(
+            f"{place}: cannot be written: {_first_line(error)}; make room there, or choose another "
+            "folder with -o"
+        ) from None
+
+
+@contextmanager
+def errors_told(options: TuneOptions) -> Iterator[None]:
+    """What PyTorch and safetensors raise, as InputError with what to do."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise InputError(
+            f"the GPU has too little memory: {_first_line(error)}; end other programs on it, or "
+            f"set --ctx lower than {options.n_ctx}"
+        ) from None
+    except SafetensorError as error:
+        raise InputError(
+            f"the safetensors of {options.checkpoint or options.output} cannot be read or written: "
+            f"{_first_line(error)}; check the files and the room on the disk"
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def output_for(draft: Path, given: bool) -> Path:

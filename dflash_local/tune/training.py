@@ -131,6 +131,7 @@ class Trainer:
     def state(self) -> dict[str, Any]:
         """All that `restore` needs to go on as if nothing had happened."""
         return {
+            "low_rank": self.low_rank,
             "step": self.step_number,
             "history": [(each.step, each.length) for each in self.history],
             "trained": self._copy(),

@@ -13,17 +13,27 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from command_line import COMMAND
 from dflash_local import demo
-from dflash_local.errors import PairError
+from dflash_local.errors import InputError, PairError
 from dflash_local.loading import load
 from dflash_local.pairs import tuned
 from dflash_local.pairs.find import find_pair
 from dflash_local.tune import comparison
 from dflash_local.tune.card import Card
-from dflash_local.tune.fitting import Interrupted, Progress, TuneOptions, output_for, tune
+from dflash_local.tune.fitting import (
+    Interrupted,
+    Progress,
+    TuneOptions,
+    errors_told,
+    is_low_rank,
+    output_for,
+    tune,
+    write_state,
+)
 from synthetic import write_drafter, write_target
 
 torch.set_num_threads(1)  # those of other tests want the cores as well
@@ -166,6 +176,36 @@ def test_files_that_do_not_fit_leave_everything_as_it_was(
     with pytest.raises(PairError):
         Watch().run(options)
     assert snapshot(tmp_path) == before
+
+
+def test_a_run_goes_on_with_what_it_trained_whatever_memory_is_free() -> None:
+    for before in (True, False):
+        assert is_low_rank({"low_rank": before}, 10, 9) == before
+        assert is_low_rank({"low_rank": before}, 10, None) == before
+    assert is_low_rank({}, 10, 9)
+    assert not is_low_rank({}, 10, 10)
+    assert not is_low_rank({}, 10, None)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory.\nMore"), "set --ctx lower than 768"),
+        (SafetensorError("header too large"), "header too large"),
+    ],
+)
+def test_what_a_library_raises_is_told_in_one_line(
+    options: TuneOptions, error: Exception, expected: str
+) -> None:
+    with pytest.raises(InputError, match=expected) as found, errors_told(options):
+        raise error
+    assert "\n" not in str(found.value)
+
+
+def test_a_state_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be written") as found:
+        write_state({"step": 1}, tmp_path / "none" / "state.pt")
+    assert "\n" not in str(found.value)
 
 
 def test_an_output_that_is_there_is_not_written_over(options: TuneOptions) -> None:
