@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import re
 import shlex
 import threading
 import urllib.request
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 _MACHINE = ("n_gpu_layers", "n_threads")
 _PATIENCE_S = 1
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Without the proxies of the environment: the server is on this machine or beside it."""
 
 SECTIONS = {
     "Model": (TARGET, DRAFT),
@@ -128,6 +132,10 @@ def tune(ctx: click.Context, /, name: str | None, **values: Any) -> int:
         return 0
     if values["data"] is None:
         raise click.UsageError("give your texts with --data: a folder, or a JSON Lines file.")
+    if not re.match(r"https?://[^/]", values["yield_to"]):
+        raise click.UsageError(
+            f"--yield-to {values['yield_to']}: expected an address such as http://127.0.0.1:8080"
+        )
     return _tune(values, say)
 
 
@@ -201,9 +209,9 @@ def is_busy(url: str) -> bool:
     """Whether a server of this program answers requests there. One that asks for a key does not
     say, and counts as idle."""
     try:
-        with urllib.request.urlopen(f"{url.rstrip('/')}/slots", timeout=_PATIENCE_S) as answer:
+        with _DIRECT.open(f"{url.rstrip('/')}/slots", timeout=_PATIENCE_S) as answer:
             return any(slot["is_processing"] for slot in json.load(answer))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
         return False
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from pathlib import Path
 
 import httpx
@@ -24,6 +26,10 @@ TARGET, DRAFT = map(str, demo.pair())
         (("--target", TARGET, "--data", "{texts}"), "no drafter to begin with"),
         (("--target", TARGET, "--draft", DRAFT, "--data", "{texts}"), "expected at least 3"),
         (("--target", TARGET, "--draft", DRAFT, "--data", "/nowhere"), "does not exist"),
+        (
+            ("--target", TARGET, "--data", "{texts}", "--yield-to", "127.0.0.1:8080"),
+            "expected an address such as http://",
+        ),
         (("--target", TARGET, "--undo"), "nothing to undo"),
     ],
 )
@@ -44,7 +50,11 @@ def test_what_cannot_be_tuned_is_told_in_one_line(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["texts"]
 
 
-def test_a_server_is_busy_while_it_answers(server: ServerProcess, client: httpx.Client) -> None:
+def test_a_server_is_busy_while_it_answers(
+    server: ServerProcess, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
     assert not is_busy(server.url)
     long = {"prompt": "def f(x):", "max_tokens": 400, "stream": True, "ignore_eos": True}
     with client.stream("POST", "/v1/completions", json=long) as answer:
@@ -52,3 +62,18 @@ def test_a_server_is_busy_while_it_answers(server: ServerProcess, client: httpx.
         assert is_busy(server.url)
     until(lambda: not is_busy(server.url))
     assert not is_busy("http://127.0.0.1:1")
+
+
+def test_what_speaks_no_http_is_not_busy() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            taken, _ = listening.accept()
+            with taken:
+                taken.recv(4096)
+                taken.sendall(b"no status line\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert not is_busy(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        thread.join()
