@@ -504,6 +504,8 @@ class _Run:
         return rows
 
     def _finish(self, card: Card) -> None:
+        if card.won:
+            tuned.tuned_drafter(self._options.target)  # a damaged list is told before the card is
         (self._part / "README.md").write_text(card.markdown(), encoding="utf-8")
         text = json.dumps(card.as_dict(), indent=1)
         (self._part / "tune.json").write_text(text + "\n", encoding="utf-8")
@@ -563,10 +565,13 @@ def _first_line(error: Exception) -> str:
 def output_for(draft: Path, given: bool) -> Path:
     """The folder of a tuned drafter: beside the old one if that is a file of the user's own, else
     where this program keeps its data. One that does not exist yet."""
-    stem = draft.stem.partition("-tuned")[0]
+    stem = (draft.name if draft.is_dir() else draft.stem).partition("-tuned")[0]
     caches = disk_cache.folder().resolve()
     is_own = given and caches not in draft.resolve().parents
-    folder = draft.parent if is_own else tuned.folder() / "drafters"
+    beside = draft.parent
+    if not draft.is_dir() and beside.name == draft.stem and draft.stem != stem:
+        beside = beside.parent  # tuned before, into a folder of its own
+    folder = beside if is_own else tuned.folder() / "drafters"
     for n in range(1, 1000):
         found = folder / (f"{stem}-tuned" if n == 1 else f"{stem}-tuned-{n}")
         if not found.exists():

@@ -216,6 +216,18 @@ def test_an_output_that_is_there_is_not_written_over(options: TuneOptions) -> No
     assert output_for(options.draft, given=False).parent == tuned.folder() / "drafters"
 
 
+def test_a_drafter_is_tuned_beside_the_one_it_comes_from(options: TuneOptions) -> None:
+    place = options.draft.parent
+    folder = place / "Qwen3.6-27B-DFlash"
+    folder.mkdir()
+    assert output_for(folder, given=True) == place / "Qwen3.6-27B-DFlash-tuned"
+    first = output_for(options.draft, given=True)
+    first.mkdir()
+    (first / f"{first.name}.gguf").touch()
+    second = output_for(first / f"{first.name}.gguf", given=True)
+    assert second == place / f"{options.draft.stem}-tuned-2"
+
+
 @pytest.mark.parametrize(
     ("own", "rest", "expected"),
     [(1.2, 1.0, True), (1.2, 0.97, True), (1.2, 0.95, False), (1.01, 1.0, False)],
