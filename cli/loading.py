@@ -30,10 +30,14 @@ def check_files(values: Mapping[str, Any]) -> None:
 
 
 def check_drafter(values: Mapping[str, Any], why: str) -> None:
-    """Refuse a target's file without a drafter; names and folders may have one of their own. Raises
-    click.UsageError."""
+    """Refuse a target's file without a drafter, given or tuned; names and folders may have one of
+    their own. Raises click.UsageError, InputError."""
+    from dflash_local.pairs.tuned import tuned_drafter
+
     target, draft = values["target"], values["draft"]
-    if target is not None and draft is None and Path(target).is_file():
+    if target is None or draft is not None or not Path(target).is_file():
+        return
+    if tuned_drafter(Path(target)) is None:
         raise click.UsageError(f"{why}: add --draft.")
 
 

@@ -22,7 +22,7 @@ class Card:
     data: Path
     n_prompts: int
     n_held_out: int
-    n_answers: int
+    n_asked: int
     n_tokens: int
     n_steps: int
     best_step: int
@@ -55,7 +55,8 @@ come.
 |---|---|
 | prompts to learn from | {self.n_prompts}, from `{self.data.name}` |
 | held out | {self.n_held_out} |
-| answers of the target | {self.n_answers}, {self.n_tokens} tokens; a quarter to general prompts |
+| asked of the target | {self.n_asked} prompts, a quarter of them general |
+| answers of the target | {self.n_tokens} tokens |
 | steps | {self.n_steps}, the best after {self.best_step} |
 | trained | {self.trained} |
 | time | {self.seconds / 60:.0f} minutes |

@@ -225,7 +225,7 @@ class _Run:
             data=options.data,
             n_prompts=len(texts.tune),
             n_held_out=len(texts.watch) + len(texts.test),
-            n_answers=self._n_asked,
+            n_asked=self._n_asked,
             n_tokens=self._answerer.n_tokens,
             n_steps=n_steps,
             best_step=best,

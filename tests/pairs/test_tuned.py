@@ -5,9 +5,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import click
 import pytest
 
 from dflash_local import demo
+from dflash_local.cli.loading import check_drafter
 from dflash_local.errors import InputError
 from dflash_local.pairs import tuned
 from dflash_local.pairs.find import find_pair
@@ -76,3 +78,11 @@ def test_a_named_pair_keeps_its_drafter_where_another_one_was_tuned(
         tuned.undo(target, str(tmp_path / "two.gguf"))
     assert tuned.undo(target, source) == better
     assert used("one") == tmp_path / "one.gguf"
+
+
+def test_a_tuned_drafter_is_one_to_compare_with(target: Path, tmp_path: Path) -> None:
+    values = {"target": str(target), "draft": None}
+    with pytest.raises(click.UsageError, match="add --draft"):
+        check_drafter(values, "needs a drafter")
+    tuned.make_default(target, drafter(tmp_path, "1.gguf"), "org/one")
+    check_drafter(values, "needs a drafter")
