@@ -323,7 +323,7 @@ def test_a_pass_that_fails_leaves_no_idle_sequence(
 ) -> None:
     """It may have moved their states."""
     first, second, _ = prompts(targets)
-    engine = Engine(targets, None, N_SEQ)
+    engine, _ = engine_of(targets, [], lambda: 0)
     answer(engine, first, 0, 4)
     assert any(slot.cached for slot in engine.slots)
 
