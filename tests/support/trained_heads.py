@@ -8,7 +8,6 @@ accepted length says whether they are computed as they were trained.
 from __future__ import annotations
 
 import ast
-import math
 import random
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,8 @@ from dflash_local import demo
 from dflash_local.draft.drafter import Drafter, DraftRequest
 from dflash_local.engine.engine import Engine
 from dflash_local.target.target import Target
+from dflash_local.tune.drafter import TorchDrafter
+from dflash_local.tune.weights import read_torch_drafter
 from gguf_files import BOOL, UINT32, Value, changed
 from gguf_files import Tensor as FileTensor
 from pair_engine import prefill, request
@@ -91,52 +92,17 @@ def written(target: Target, texts: Sequence[str], n_tokens: int) -> list[Text]:
     return found
 
 
-class Blocks(Reference):
-    """Many blocks of one text at once: row after row, each block sees the text before its anchor,
-    and itself."""
+def _shipped() -> TorchDrafter:
+    target, drafter = demo.pair()
+    return read_torch_drafter(drafter, target, dtype=torch.float32)
 
-    def states(self, text: Text, anchors: Sequence[int]) -> Tensor:
-        """What the head reads: [blocks, block_size, n_embd]. anchors: places in the text."""
-        self.clear(0)
-        self.inject(0, text.features)
-        block = [self._mask_token] * (self.block_size - 1)
-        tokens = torch.tensor([[text.tokens[at], *block] for at in anchors]).flatten()
-        self._anchors = torch.tensor(anchors).repeat_interleave(self.block_size)
-        positions = self._anchors + torch.arange(self.block_size).repeat(len(anchors))
-        hidden = self._embedding[tokens]
-        for layer in range(self.n_layer):
-            hidden = self._layer(layer, hidden, positions, self._contexts[0])
-        hidden = self._norm(hidden, "output_norm")
-        return hidden.reshape(len(anchors), self.block_size, -1)
 
-    def _attend(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, positions: Tensor
-    ) -> Tensor:
-        group = self.n_head // self.n_head_kv
-        keys = keys.repeat_interleave(group, dim=1)
-        values = values.repeat_interleave(group, dim=1)
-        scores = torch.einsum("qhd,khd->hqk", queries, keys) / math.sqrt(self.head_dim)
-        n_text = len(keys) - len(queries)
-        block = torch.arange(len(queries)) // self.block_size
-        seen = torch.cat(
-            [
-                torch.arange(n_text)[None] < self._anchors[:, None],
-                block[:, None] == block[None],
-            ],
-            dim=1,
-        )
-        scores = scores.masked_fill(~seen, -math.inf)
-        return torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1), values)
-
-    def _convolve(self, kernels: Tensor | None, side: int, rows: Tensor) -> Tensor:  # type: ignore[override]
-        if kernels is None:
-            return rows
-        at = torch.arange(len(rows)) % self.block_size
-        mixed = torch.zeros_like(rows)
-        for tap in range(kernels.shape[2]):
-            before = rows.roll(tap, 0) * (at >= tap)[:, None]
-            mixed = mixed + kernels[:, side, tap] * before
-        return mixed
+def _states(drafter: TorchDrafter, text: Text, anchors: Sequence[int]) -> Tensor:
+    """What the head reads where a block drafts, for anchors at these places in the text: [blocks,
+    block_size - 1, n_embd]."""
+    context = drafter.inject(torch.from_numpy(text.features))
+    starts = torch.tensor(anchors)
+    return drafter.hidden(context, torch.tensor(text.tokens)[starts], starts)[:, 1:]
 
 
 def _blocks(texts: Sequence[Text], n: int, seed: int) -> Iterator[tuple[Text, list[int], Tensor]]:
@@ -170,9 +136,8 @@ def train_markov(
 ) -> dict[str, Tensor]:
     """The tensors of DSpark's heads; the layers stay as they are."""
     torch.manual_seed(seed)
-    target, drafter = demo.pair()
-    model = Blocks(drafter, target)
-    n_vocab, n_embd = model._embedding.shape
+    drafter = _shipped()
+    n_vocab, n_embd = drafter.head.shape
     w1 = (0.02 * torch.randn(n_vocab, RANK)).requires_grad_()
     w2 = (0.02 * torch.randn(n_vocab, RANK)).requires_grad_()
     confidence = torch.zeros(1, n_embd + RANK, requires_grad=True)
@@ -180,7 +145,7 @@ def train_markov(
     rows = []
     with torch.no_grad():
         for text, anchors, truth in _blocks(texts, per_text, seed):
-            hidden = model.states(text, anchors)[:, 1:]
+            hidden = _states(drafter, text, anchors)
             rows.append((hidden, _before(text, anchors, truth), truth))
     steps = epochs * len(rows)
     weights = [w1, w2, confidence, bias]
@@ -189,7 +154,7 @@ def train_markov(
     for _ in range(epochs):
         for at in torch.randperm(len(rows)).tolist():
             hidden, before, truth = rows[at]
-            logits = hidden @ model._head.T + w1[before] @ w2.T
+            logits = hidden @ drafter.head.T + w1[before] @ w2.T
             loss = _loss(logits, truth)
             chance = torch.cat([hidden, w1[before].detach()], dim=-1) @ confidence[0] + bias
             right = (logits.argmax(-1) == truth).float()
@@ -212,16 +177,15 @@ def train_selector(
 ) -> dict[str, Tensor]:
     """The tensors of DFlash 2's selector and convolutions; the layers stay as they are."""
     torch.manual_seed(seed)
-    target, drafter = demo.pair()
-    model = Blocks(drafter, target)
-    n_vocab, n_embd = model._embedding.shape
+    drafter = _shipped()
+    n_vocab, n_embd = drafter.head.shape
     made: dict[str, Tensor] = {
         "selector_predecessor.weight": 0.02 * torch.randn(n_vocab, RANK),
         "selector_successor.weight": 0.02 * torch.randn(n_vocab, RANK),
         # Gates are near one at first: a hidden state has values of about that size.
         "selector_hidden.weight": torch.randn(RANK, n_embd) / n_embd**0.5,
     }
-    for layer in range(model.n_layer):
+    for layer in range(drafter.n_layer):
         for part in ("attn", "ffn"):
             base = torch.zeros(2, TAPS, n_embd)
             base[:, 0] = 1.0
@@ -230,7 +194,7 @@ def train_selector(
             made[f"blk.{layer}.{part}_conv_proj.weight"] = torch.zeros(n_kernels, n_embd)
     for tensor in made.values():
         tensor.requires_grad_()
-    model._weights |= made
+    drafter.weights |= made
     steps = epochs * len(texts)
     tables = [made[f"selector_{name}.weight"] for name in ("predecessor", "successor", "hidden")]
     convs = [tensor for name, tensor in made.items() if "_conv_" in name]
@@ -241,8 +205,8 @@ def train_selector(
     rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, [3e-3, 1e-4], total_steps=steps + 1)
     for epoch in range(epochs):
         for text, anchors, truth in _blocks(texts, per_text, seed + epoch):
-            hidden = model.states(text, anchors)[:, 1:]
-            logits = hidden @ model._head.T
+            hidden = _states(drafter, text, anchors)
+            logits = hidden @ drafter.head.T
             top, ids = logits.topk(TOP_K)
             before = made["selector_predecessor.weight"][_before(text, anchors, truth)]
             step = before * (hidden @ made["selector_hidden.weight"].T)
