@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import torch
 from safetensors import SafetensorError
 
@@ -40,7 +41,7 @@ from dflash_local.tune.saving import (
 )
 from dflash_local.tune.texts import Form, Texts, general, read_texts
 from dflash_local.tune.training import BYTES_EACH, Trainer, is_trained, n_trainable
-from dflash_local.tune.weights import read_torch_drafter
+from dflash_local.tune.weights import dequantize, read_torch_drafter
 
 Say = Callable[[str], None]
 
@@ -580,9 +581,5 @@ def output_for(draft: Path, given: bool) -> Path:
 
 
 def _unchanged(draft: Path, name: str) -> torch.Tensor:
-    import gguf
-
-    from dflash_local.tune.weights import dequantize
-
     tensor = next(each for each in gguf.GGUFReader(draft).tensors if each.name == name)
     return dequantize(tensor, torch.float32, "cpu")

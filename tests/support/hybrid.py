@@ -26,6 +26,8 @@ TAPPED = ("qwen35", "qwen35moe", "lfm2", "lfm2moe")
 """Drafts are made for these: their layers can be tapped, too."""
 REPLAYED = ("qwen35", "qwen35moe", "qwen3next")
 """Drafts are made for these without snapshots: rejected rows are taken back by replay."""
+ROUTED = ("qwen35moe", "qwen3next", "lfm2moe")
+"""Mixtures of experts, of which a router may choose another one when sums round differently."""
 
 N_EMBD, N_LAYER, N_FF = 64, 6, 96
 N_HEAD, N_HEAD_KV, HEAD_DIM = 2, 1, 32

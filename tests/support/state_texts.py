@@ -118,3 +118,32 @@ def any_history(texts: Texts) -> None:
     assert n_cuts > 2
     for seq in range(N_SEQ):
         texts.decode([seq], 2)
+
+
+def check_every_number_of_rows(texts: Texts, n_rows: int) -> None:
+    """All rows of a pass of so many but its first can be taken back."""
+    texts.decode([0], 9)
+    for n_kept in range(1, n_rows + 1):
+        begin = len(texts.texts[0])
+        texts.decode([0], n_rows)
+        assert texts.target.shortest(0) == begin + 1
+        assert texts.cut(0, begin + n_kept)
+        texts.decode([0], 1 + n_kept % 2)
+
+
+def check_any_history(path: Path, *, routed: bool, **back: Any) -> None:
+    """Passes over some sequences, cuts, copies, checkpoints and new texts in any order leave the
+    right states. `back`: the option that lets rows be taken back.
+
+    The cells of attention are then in another order than in plain decoding, so sums round
+    differently, and now and then a router chooses another expert. A wrong state is wrong by 3 and
+    more, in this row and in all after it.
+    """
+    plain = Plain(path, kv_type="f32")
+    with opened(path, n_seq=N_SEQ, kv_type="f32", **back) as target:
+        for seed in range(3):
+            texts = Texts(target, plain, seed)
+            texts.most_error = np.inf if routed else NOISE
+            any_history(texts)
+            assert np.mean(np.array(texts.errors) > NOISE) < 0.01
+    plain.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from dflash_local import demo
@@ -13,8 +12,15 @@ from dflash_local.errors import BackendError
 from dflash_local.llama import native
 from dflash_local.target.replay import ReplayRollback, can_replay
 from dflash_local.target.target import Target
-from hybrid import REPLAYED, write_hybrid
-from state_texts import N_SEQ, NOISE, Plain, Texts, any_history, opened
+from hybrid import REPLAYED, ROUTED, write_hybrid
+from state_texts import (
+    N_SEQ,
+    Plain,
+    Texts,
+    check_any_history,
+    check_every_number_of_rows,
+    opened,
+)
 
 N_ROWS = 7
 """The most rows that are taken back."""
@@ -52,13 +58,7 @@ def texts(pair: tuple[Target, Plain]) -> Texts:
 
 @pytest.mark.parametrize("n_rows", [2, 5, 1 + N_ROWS])
 def test_all_rows_of_a_pass_but_its_first_can_be_taken_back(texts: Texts, n_rows: int) -> None:
-    texts.decode([0], 9)
-    for n_kept in range(1, n_rows + 1):
-        begin = len(texts.texts[0])
-        texts.decode([0], n_rows)
-        assert texts.target.shortest(0) == begin + 1
-        assert texts.cut(0, begin + n_kept)
-        texts.decode([0], 1 + n_kept % 2)
+    check_every_number_of_rows(texts, n_rows)
 
 
 def test_the_first_pass_of_a_sequence_is_taken_back(texts: Texts) -> None:
@@ -179,18 +179,8 @@ def test_plain_steps_between_passes_of_drafts(texts: Texts) -> None:
 
 @pytest.mark.parametrize("architecture", REPLAYED)
 def test_any_history_leaves_the_right_states(architecture: str, path_of: PathOf) -> None:
-    """The cells of attention are then in another order than in plain decoding, so sums round
-    differently, and now and then a router chooses another expert. A wrong state is wrong by 3 and
-    more, in this row and in all after it."""
-    path = path_of(architecture, "F32")
-    plain = Plain(path, kv_type="f32")
-    with opened(path, n_seq=N_SEQ, n_replayed=N_ROWS, kv_type="f32") as target:
-        for seed in range(3):
-            texts = Texts(target, plain, seed)
-            texts.most_error = NOISE if architecture == "qwen35" else np.inf
-            any_history(texts)
-            assert np.mean(np.array(texts.errors) > NOISE) < 0.01
-    plain.close()
+    routed = architecture in ROUTED
+    check_any_history(path_of(architecture, "F32"), routed=routed, n_replayed=N_ROWS)
 
 
 def test_unequal_rows_are_an_error_not_a_wrong_answer(texts: Texts) -> None:

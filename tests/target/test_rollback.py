@@ -12,15 +12,21 @@ from dflash_local import demo
 from dflash_local.errors import BackendError, InputError
 from dflash_local.target.rollback import StateRollback
 from dflash_local.target.target import Target
-from hybrid import SNAPSHOTS, WITHOUT, write_hybrid
+from hybrid import ROUTED, SNAPSHOTS, WITHOUT, write_hybrid
 from recurrent import write_mamba
-from state_texts import N_SEQ, NOISE, Plain, Texts, any_history, opened
+from state_texts import (
+    N_SEQ,
+    Plain,
+    Texts,
+    check_any_history,
+    check_every_number_of_rows,
+    opened,
+)
 
 # isort: split
 import llama_cpp.llama_cpp as api
 
 N_SNAPSHOTS = 7
-ROUTED = ("qwen35moe", "qwen3next", "lfm2moe")
 PathOf = Callable[..., Path]
 
 
@@ -57,13 +63,7 @@ def texts(pair: tuple[Target, Plain]) -> Texts:
 @pytest.mark.one_in(15)
 @pytest.mark.parametrize("n_rows", [2, 5, N_SNAPSHOTS + 1])
 def test_all_rows_of_a_pass_but_its_first_can_be_taken_back(texts: Texts, n_rows: int) -> None:
-    texts.decode([0], 9)
-    for n_kept in range(1, n_rows + 1):
-        begin = len(texts.texts[0])
-        texts.decode([0], n_rows)
-        assert texts.target.shortest(0) == begin + 1
-        assert texts.cut(0, begin + n_kept)
-        texts.decode([0], 1 + n_kept % 2)
+    check_every_number_of_rows(texts, n_rows)
 
 
 def test_after_a_long_pass_as_many_as_there_are_snapshots(texts: Texts) -> None:
@@ -141,22 +141,8 @@ def test_steps_ahead_leave_no_snapshot(texts: Texts) -> None:
 @pytest.mark.one_in(12)
 @pytest.mark.parametrize("architecture", [*SNAPSHOTS, *WITHOUT])
 def test_any_history_leaves_the_right_states(architecture: str, path_of: PathOf) -> None:
-    """Passes over some sequences, cuts, copies, checkpoints and new texts in any order.
-
-    The cells of attention are then in another order than in plain decoding, so sums round
-    differently, and now and then a router chooses another expert. A wrong state is wrong by 3 and
-    more, in this row and in all after it.
-    """
-    path = path_of(architecture, "F32")
-    plain = Plain(path, kv_type="f32")
     back = {"redecodes": True} if architecture in WITHOUT else {"n_snapshots": N_SNAPSHOTS}
-    with opened(path, n_seq=N_SEQ, kv_type="f32", **back) as target:
-        for seed in range(3):
-            texts = Texts(target, plain, seed)
-            texts.most_error = np.inf if architecture in ROUTED else NOISE
-            any_history(texts)
-            assert np.mean(np.array(texts.errors) > NOISE) < 0.01
-    plain.close()
+    check_any_history(path_of(architecture, "F32"), routed=architecture in ROUTED, **back)
 
 
 def test_unequal_rows_are_an_error_not_a_wrong_answer(texts: Texts) -> None:
