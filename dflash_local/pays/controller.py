@@ -196,7 +196,10 @@ class Controller:
         ]
 
     def _does_without(self, policy: Policy, copied: list[float], n_drafting: int) -> bool:
-        """Whether a draft would add less to a copy with these chances than its time is worth."""
+        """Whether a copy with these chances is verified by itself, and a draft would add less to it
+        than its time is worth."""
+        if self._rows_of_copies([copied]) == [1]:
+            return False  # the round would be plain
         choice, costs = self._row_choice, self.costs
         both = list(map(max, zip_longest(copied, policy.typical(), fillvalue=0.0)))
         draft_s = (costs.draft_s(n_drafting, self._depth) + costs.draft_host_s) / n_drafting

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from random import Random
 
 import pytest
@@ -201,3 +203,20 @@ def test_drafts_and_copies_gain_over_drafts_alone(
         seconds[0] += seconds_of(machine, prompt, answer, None, without, surety)
         seconds[1] += seconds_of(machine, prompt, answer, prior, with_copies, surety)
     assert seconds[0] / seconds[1] > least
+
+
+@pytest.mark.parametrize("name", ["gpu", "experts"])
+def test_the_drafter_is_left_out_only_for_copies_that_are_verified(name: str) -> None:
+    """Else the round would be a plain one, with neither."""
+    controller = Controller(MACHINES[name].costs(), 1 + BLOCK, n_copied=MOST)
+    policy = controller.open(shapes=[Chain(BLOCK)])
+    (n,) = controller.n_drafts([policy], [MOST])
+    assert n
+    left_out = []
+    for chance in (0.3, 0.5, 0.7, 0.9, 0.99):
+        for n_copied in (2, 5, 15, 40):
+            curve = list(accumulate([chance] * n_copied, mul))
+            if controller.without_sure([policy], [n], [curve]) == [0]:
+                left_out.append(controller.rows([curve], drafted=False))
+    assert left_out
+    assert [1] not in left_out
