@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,8 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_local.errors import BackendError, ClosedError, ContextFullError, FileError, InputError
-from dflash_local.fit.architectures import OWN_STATE_ARCHITECTURES, REPLAY_ARCHITECTURES
+from dflash_local.errors import BackendError, ContextFullError, FileError, InputError
 from dflash_local.fit.options import MAX_IDS, MAX_OUTPUT_ROWS
 from dflash_local.fit.pairing import check_taps, check_target
 from dflash_local.gguf.file import GgufFile, file_key
@@ -28,19 +25,16 @@ from dflash_local.target import sequence_state
 from dflash_local.target.batch import Batch, Part
 from dflash_local.target.cells import Cells
 from dflash_local.target.options import TargetOptions
-from dflash_local.target.redecode import Redecode
-from dflash_local.target.replay import ReplayRollback
-from dflash_local.target.rollback import Rollback, Rows, StateRollback
+from dflash_local.target.readout import Readout
+from dflash_local.target.rollback import Rows
 from dflash_local.target.vocabulary import Vocabulary
+from dflash_local.target.way_back import WayBack, has_states
 from dflash_local.trial.model import ensure_loadable
 
 # isort: split
 import llama_cpp.llama_cpp as api
 
 _STORED_PER_SEQUENCE = 2 * MAX_OUTPUT_ROWS  # rows of a verify pass, and those before it
-MOST_AGAIN = 32
-"""Rows that are decoded again at most with new ones. Without a limit, a pass would get ever longer
-where some draft is rejected in each round."""
 _NO_SLOT = 1  # llama_decode: no room in the KV cache, nothing was changed
 
 
@@ -59,7 +53,7 @@ class Checkpoint:
     state: NDArray[np.uint8]
 
 
-class Target:
+class Target(Readout):
     """A loaded model and its context. Not thread safe: one thread owns it.
 
     Drafters that share its tensors register here and are closed with it.
@@ -78,6 +72,7 @@ class Target:
         `progress` is called with the fraction that is loaded, 0 to 1. It ends the load by returning
         False.
         """
+        super().__init__()
         runtime.init()
         self.path = Path(path)
         self.file_key = file_key(self.path)
@@ -86,17 +81,9 @@ class Target:
         self._drafters: weakref.WeakSet[Closable] = weakref.WeakSet()
         self._model: Any = None
         self._context: Any = None
-        self._pass: Any = None
         self.vocabulary: Vocabulary
         self.threads: Any = None
         """The `native.ThreadPool` that computes on the CPU, also for a drafter."""
-        self._output: list[bool] = []
-        self._best: list[int] | None = None
-        self.numbers: Sequence[int] = ()
-        """The number in the store of each row of the last batch, or of `decode_ahead`, step by
-        step."""
-        self.n_decoded = 0
-        """The number that the next row will get."""
         try:
             self._load(progress)
         except BaseException:
@@ -141,14 +128,8 @@ class Target:
         self.n_swa: int = api.llama_model_n_swa(self._model)
         """The sliding window of layers that have one, in tokens; 0 without such layers."""
         self.n_ctx_train: int = api.llama_model_n_ctx_train(self._model)
-        self.is_recurrent: bool = api.llama_model_is_recurrent(
-            self._model
-        ) or api.llama_model_is_hybrid(self._model)
+        self.is_recurrent = has_states(self._model)
         """Whether a sequence has a state that stands for all its tokens at once."""
-        self.keeps_checkpoints = (
-            self.is_recurrent and self._architecture() not in OWN_STATE_ARCHITECTURES
-        )
-        """Whether it has such a state, of a kind whose checkpoints were tried."""
         self._open_context()
 
     def _open_context(self) -> None:
@@ -170,22 +151,8 @@ class Target:
         self.n_ctx: int = min(options.n_ctx, api.llama_n_ctx(self._context))
         self.n_batch: int = api.llama_n_batch(self._context)
         self.n_threads = n_threads
-        # 0 as well for an architecture of which llama.cpp keeps none
-        self.n_snapshots: int = api.llama_n_rs_seq(self._context) if self.is_recurrent else 0
-        self.n_replayed = options.n_replayed if self._can_replay() else 0
-        self.n_returned = max(self.n_snapshots, self.n_replayed)
-        """The most rows of a pass that a recurrent sequence can take back."""
-        redecodes = options.redecodes and self.keeps_checkpoints and not self.n_returned
-        # With no layer but recurrent ones, llama.cpp splits a batch whose sequences are not next to
-        # one another.
-        is_whole = self.n_returned > 0 or (
-            redecodes and not api.llama_model_is_recurrent(self._model)
-        )
-        in_graph = not self.is_recurrent or is_whole or options.n_seq == 1
-        self.needs_equal_rows = self.is_recurrent and in_graph
-        """Whether all sequences of a pass must have the same number of rows: llama.cpp would split
-        any other, and only the last part would be seen."""
-        if options.tapped_layers and not in_graph:
+        self._way_back = WayBack(self._model, self._context, options)
+        if options.tapped_layers and not self._way_back.in_graph:
             raise InputError(
                 f"{self.path} is recurrent: its layers cannot be tapped for {options.n_seq} "
                 "sequences at once; load it with one"
@@ -196,21 +163,13 @@ class Target:
             self.n_batch,
             list(options.tapped_layers),
             self.n_batch + options.n_seq * _STORED_PER_SEQUENCE,
-            in_graph,
+            self._way_back.in_graph,
             options.n_branches,
-            self.n_replayed,
+            self._way_back.n_replayed,
             self.threads,
         )
-        self._rollback = Rollback()
-        self.most_again = 0
-        """The most rows of a sequence that are decoded again in one pass with new ones."""
-        if self.n_replayed:
-            self._rollback = ReplayRollback(options.n_seq, self._pass)
-        elif redecodes:
-            self._rollback = Redecode(self._context, options.n_seq)
-            self.most_again = min(MOST_AGAIN, self.n_batch // options.n_seq // 2)
-        elif self.is_recurrent:
-            self._rollback = StateRollback(options.n_seq, self.n_snapshots)
+        self._way_back.open(self._pass)
+        self._rollback = self._way_back.rollback
         self._cells = Cells(
             self._context,
             options.n_seq,
@@ -219,15 +178,6 @@ class Target:
             rollback=self._rollback,
             in_order=in_order,
         )
-
-    def _can_replay(self) -> bool:
-        is_known = self._architecture() in REPLAY_ARCHITECTURES and not self.n_snapshots
-        return is_known and bool(native.can_replay(native.address(self._context)))
-
-    def _architecture(self) -> str:
-        name = ctypes.create_string_buffer(64)
-        api.llama_model_meta_val_str(self._model, b"general.architecture", name, len(name))
-        return name.value.decode("utf-8", "replace")
 
     def _keeps_order(self) -> bool:
         """Whether the cells of several sequences are kept in order, so that answers depend on their
@@ -258,27 +208,45 @@ class Target:
         return native.address(self._model)
 
     @property
-    def native(self) -> Any:
-        """The `native.TargetPass`, whose store a drafter may read."""
-        self._check_open()
-        return self._pass
-
-    @property
     def context(self) -> Any:
         """The `llama_context_p`, for a drafter in a context beside it."""
         self._check_open()
         return self._context
 
     @property
+    def keeps_checkpoints(self) -> bool:
+        """Whether it has such a state, of a kind whose checkpoints were tried."""
+        return self._way_back.keeps_checkpoints
+
+    @property
+    def n_snapshots(self) -> int:
+        """The snapshots of each recurrent state, after the last rows of its sequence's last
+        pass."""
+        return self._way_back.n_snapshots
+
+    @property
+    def n_replayed(self) -> int:
+        """The most rows of a pass that a recurrent sequence takes back by replay; 0 without it."""
+        return self._way_back.n_replayed
+
+    @property
+    def needs_equal_rows(self) -> bool:
+        """Whether all sequences of a pass must have the same number of rows."""
+        return self._way_back.needs_equal_rows
+
+    @property
+    def most_again(self) -> int:
+        """The most rows of a sequence that are decoded again in one pass with new ones."""
+        return self._way_back.most_again
+
+    @property
     def max_width(self) -> int:
         """The most rows of one sequence in a pass of which all but the first can be taken back."""
-        if self.most_again:
-            return min(MAX_OUTPUT_ROWS, self.n_batch // self.options.n_seq - self.most_again)
-        return 1 + self.n_returned if self.is_recurrent else MAX_OUTPUT_ROWS
+        return self._way_back.max_width
 
     def n_again(self, seq: int) -> int:
         """How many rows the next pass over a sequence decodes again, before its new ones."""
-        return len(self._rollback.again(seq))
+        return self._way_back.n_again(seq)
 
     def n_rows(self, batch: Batch) -> int:
         """The rows of a pass over a batch, with those that are decoded again."""
@@ -288,17 +256,8 @@ class Target:
         """Decode now what the next passes over these sequences would decode again, in passes of its
         own. The logits of the last batch are lost. Raises as `decode`."""
         self._check_open()
-        waiting: dict[int, list[int]] = {}
-        for seq in seqs:
-            if n := self.n_again(seq):
-                waiting.setdefault(n, []).append(seq)
-        for n, alike in waiting.items():
-            most = max(self.n_batch // n, 1)
-            for i in range(0, len(alike), most):
-                rows = Rows()
-                for seq in alike[i : i + most]:
-                    rows.add(seq, *self._rollback.take_again(seq))
-                self._pass_of(rows)
+        for rows in self._way_back.alone(seqs):
+            self._pass_of(rows)
 
     @property
     def chat_template(self) -> str | None:
@@ -339,8 +298,8 @@ class Target:
         return self._cells.keep(part, path)
 
     def _pass_of(self, given: Rows, ids: Sequence[Sequence[int]] = ()) -> None:
-        if self.most_again:
-            self._settle_before(given)
+        for again in self._way_back.before(given):
+            self._pass_of(again)
         self._output, self._best, self.numbers = [], None, ()
         rows = self._rollback.extend(given)
         n = len(rows)
@@ -356,17 +315,6 @@ class Target:
         first = self.first_stored
         self.numbers = [first + row for row in rows.given] or range(first, first + n)
         self.n_decoded = first + n
-
-    def _settle_before(self, given: Rows) -> None:
-        """Decode what is to be decoded again before a pass that could not hold it."""
-        n_rows = Counter(given.seqs)
-        n_again = {seq: self.n_again(seq) for seq in n_rows}
-        if not any(n_again.values()):
-            return
-        totals = {n + n_again[seq] for seq, n in n_rows.items()}
-        is_split = self.needs_equal_rows and len(totals) > 1
-        if is_split or len(given) + sum(n_again.values()) > self.n_batch:
-            self.settle(n_again)
 
     def decode_ahead(
         self,
@@ -423,107 +371,6 @@ class Target:
         steps = self.decode_ahead(step, following, seq_ids, n_steps - 1, given[n:])
         self.numbers = [*numbers, *self.numbers]
         return [step, *steps]
-
-    def best(self) -> list[int]:
-        """The likeliest token of each output row of the last batch, found on the device.
-
-        -1 if the logits are not finite numbers. Of equal tokens the CPU takes the lowest, a GPU
-        always the same one.
-        """
-        self._check_open()
-        if self._best is None:
-            self._best = self._pass.best
-        return self._best
-
-    def logits(self, row: int) -> NDArray[np.float32]:
-        """Logits of a row of the last batch, float32 [n_vocab], fetched from the device."""
-        self._check_row(row)
-        if not self._output[row]:
-            raise InputError(f"row {row} of the last batch was decoded without logits")
-        logits: NDArray[np.float32] = self._pass.logits(sum(self._output[:row]))
-        return logits
-
-    def candidates(self, output_row: int, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """The k largest logits of an output row of the last batch: ids int32 [k] and logits float32
-        [k], the largest first, equal ones by id. If not all equal ones fit, the CPU takes the
-        lowest ids, a GPU any of them.
-
-        A GPU finds those of all rows at the first call. Raises BackendError for logits that are not
-        finite numbers.
-        """
-        self._check_open()
-        ids, logits = self._pass.candidates(output_row, k)
-        return ids, logits
-
-    def searches(self, output_row: int, k: int) -> bool:
-        """Whether a GPU finds `candidates` and `log_sum`, so that they cost no look at the row."""
-        self._check_open()
-        return bool(self._pass.search(output_row, k))
-
-    def chunk_sums(
-        self, output_row: int, temperature: float
-    ) -> tuple[NDArray[np.float32], float] | None:
-        """sum(exp((logits - peak) / temperature)) of each chunk of an output row, float32
-        [n_chunks], and the peak: its largest logit. None where the logits are on the host.
-
-        Raises BackendError for logits that are not finite numbers.
-        """
-        self._check_open()
-        sums, peak = self._pass.chunk_sums(output_row, temperature)
-        return (sums, peak) if len(sums) else None
-
-    def chunk(self, output_row: int, index: int) -> NDArray[np.float32]:
-        """The logits of one of these chunks, float32 [n_vocab / n_chunks]."""
-        self._check_open()
-        logits: NDArray[np.float32] = self._pass.chunk(output_row, index)
-        return logits
-
-    def log_sum(self, output_row: int) -> float:
-        """log(sum(exp(logits))) of an output row of the last batch."""
-        self._check_open()
-        return float(self._pass.log_sum(output_row))
-
-    @property
-    def n_features(self) -> int:
-        """Width of a context feature: taps times hidden size."""
-        return self.n_embd * len(self.options.tapped_layers)
-
-    @property
-    def n_stored(self) -> int:
-        """How many rows of hidden states are kept: the last ones that were decoded."""
-        self._check_open()
-        return int(self._pass.n_stored)
-
-    @property
-    def first_stored(self) -> int:
-        """The number in the store of the first row of the last pass. The other rows follow."""
-        self._check_open()
-        return int(self._pass.first_stored)
-
-    @property
-    def n_rebuilds(self) -> int:
-        """How often llama.cpp has built its graph again: at a new width, or when a cache grew."""
-        self._check_open()
-        return int(self._pass.n_rebuilds)
-
-    def stored(self, rows: Sequence[int]) -> NDArray[np.float32]:
-        """Context features of rows by their numbers in the store, float32 [n, n_features]."""
-        self._check_tapped()
-        features: NDArray[np.float32] = self._pass.hidden_states(rows)
-        return features
-
-    def hidden_states(self, rows: Iterable[int] | None = None) -> NDArray[np.float32]:
-        """Inputs of the tapped layers for rows of the last batch, float32 [n_rows, n_taps, n_embd].
-
-        The input of layer i+1 is the residual stream after layer i. None: all rows of the batch.
-        """
-        self._check_tapped()
-        n = len(self._output)
-        wanted = list(range(n) if rows is None else rows)
-        for row in wanted:
-            self._check_row(row)
-        states = self.stored([self.numbers[row] for row in wanted])
-        return states.reshape(len(wanted), len(self.options.tapped_layers), self.n_embd)
 
     def shortest(self, seq: int) -> int:
         """The least length, besides 0, to which `truncate` can cut a sequence now."""
@@ -684,10 +531,6 @@ class Target:
         if getattr(self, "_model", None):
             self._close(wait=False)
 
-    def _check_open(self) -> None:
-        if not self._context:
-            raise ClosedError("this target is closed; load it again")
-
     def _check_size(self, n: int) -> None:
         self._check_open()
         if not 0 < n <= self.n_batch:
@@ -701,16 +544,6 @@ class Target:
             )
         if status != 0:
             raise BackendError(f"llama_decode failed on {n} rows with {status}: {runtime.reason()}")
-
-    def _check_row(self, row: int) -> None:
-        self._check_open()
-        if not 0 <= row < len(self._output):
-            raise InputError(f"row {row} is not in the last batch of {len(self._output)}")
-
-    def _check_tapped(self) -> None:
-        self._check_open()
-        if not self.options.tapped_layers:
-            raise InputError("no layers are tapped; load with tapped_layers or with a drafter")
 
 
 def _free_context(context: Any, parts: list[Any]) -> None:

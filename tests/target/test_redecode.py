@@ -15,7 +15,8 @@ from dflash_local.errors import ContextFullError, InputError
 from dflash_local.gguf.file import GgufFile
 from dflash_local.target.batch import Batch
 from dflash_local.target.options import TargetOptions
-from dflash_local.target.target import MOST_AGAIN, Target
+from dflash_local.target.target import Target
+from dflash_local.target.way_back import MOST_AGAIN
 from hybrid import TAPS, write_hybrid
 
 N_SEQ, N_CTX = 2, 256

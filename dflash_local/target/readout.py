@@ -1,0 +1,150 @@
+"""What can be read of a target's last pass: logits, and hidden states of the tapped layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash_local.errors import ClosedError, InputError
+from dflash_local.target.options import TargetOptions
+
+
+class Readout:
+    """Stays readable until the next pass; hidden states until their rows are overwritten."""
+
+    options: TargetOptions
+    n_embd: int
+
+    def __init__(self) -> None:
+        self._pass: Any = None
+        self._output: list[bool] = []
+        self._best: list[int] | None = None
+        self.numbers: Sequence[int] = ()
+        """The number in the store of each row of the last batch, or of `decode_ahead`, step by
+        step."""
+        self.n_decoded = 0
+        """The number that the next row will get."""
+
+    @property
+    def native(self) -> Any:
+        """The `native.TargetPass`, whose store a drafter may read."""
+        self._check_open()
+        return self._pass
+
+    def best(self) -> list[int]:
+        """The likeliest token of each output row of the last batch, found on the device.
+
+        -1 if the logits are not finite numbers. Of equal tokens the CPU takes the lowest, a GPU
+        always the same one.
+        """
+        self._check_open()
+        if self._best is None:
+            self._best = self._pass.best
+        return self._best
+
+    def logits(self, row: int) -> NDArray[np.float32]:
+        """Logits of a row of the last batch, float32 [n_vocab], fetched from the device."""
+        self._check_row(row)
+        if not self._output[row]:
+            raise InputError(f"row {row} of the last batch was decoded without logits")
+        logits: NDArray[np.float32] = self._pass.logits(sum(self._output[:row]))
+        return logits
+
+    def candidates(self, output_row: int, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """The k largest logits of an output row of the last batch: ids int32 [k] and logits float32
+        [k], the largest first, equal ones by id. If not all equal ones fit, the CPU takes the
+        lowest ids, a GPU any of them.
+
+        A GPU finds those of all rows at the first call. Raises BackendError for logits that are not
+        finite numbers.
+        """
+        self._check_open()
+        ids, logits = self._pass.candidates(output_row, k)
+        return ids, logits
+
+    def searches(self, output_row: int, k: int) -> bool:
+        """Whether a GPU finds `candidates` and `log_sum`, so that they cost no look at the row."""
+        self._check_open()
+        return bool(self._pass.search(output_row, k))
+
+    def chunk_sums(
+        self, output_row: int, temperature: float
+    ) -> tuple[NDArray[np.float32], float] | None:
+        """sum(exp((logits - peak) / temperature)) of each chunk of an output row, float32
+        [n_chunks], and the peak: its largest logit. None where the logits are on the host.
+
+        Raises BackendError for logits that are not finite numbers.
+        """
+        self._check_open()
+        sums, peak = self._pass.chunk_sums(output_row, temperature)
+        return (sums, peak) if len(sums) else None
+
+    def chunk(self, output_row: int, index: int) -> NDArray[np.float32]:
+        """The logits of one of these chunks, float32 [n_vocab / n_chunks]."""
+        self._check_open()
+        logits: NDArray[np.float32] = self._pass.chunk(output_row, index)
+        return logits
+
+    def log_sum(self, output_row: int) -> float:
+        """log(sum(exp(logits))) of an output row of the last batch."""
+        self._check_open()
+        return float(self._pass.log_sum(output_row))
+
+    @property
+    def n_features(self) -> int:
+        """Width of a context feature: taps times hidden size."""
+        return self.n_embd * len(self.options.tapped_layers)
+
+    @property
+    def n_stored(self) -> int:
+        """How many rows of hidden states are kept: the last ones that were decoded."""
+        self._check_open()
+        return int(self._pass.n_stored)
+
+    @property
+    def first_stored(self) -> int:
+        """The number in the store of the first row of the last pass. The other rows follow."""
+        self._check_open()
+        return int(self._pass.first_stored)
+
+    @property
+    def n_rebuilds(self) -> int:
+        """How often llama.cpp has built its graph again: at a new width, or when a cache grew."""
+        self._check_open()
+        return int(self._pass.n_rebuilds)
+
+    def stored(self, rows: Sequence[int]) -> NDArray[np.float32]:
+        """Context features of rows by their numbers in the store, float32 [n, n_features]."""
+        self._check_tapped()
+        features: NDArray[np.float32] = self._pass.hidden_states(rows)
+        return features
+
+    def hidden_states(self, rows: Iterable[int] | None = None) -> NDArray[np.float32]:
+        """Inputs of the tapped layers for rows of the last batch, float32 [n_rows, n_taps, n_embd].
+
+        The input of layer i+1 is the residual stream after layer i. None: all rows of the batch.
+        """
+        self._check_tapped()
+        n = len(self._output)
+        wanted = list(range(n) if rows is None else rows)
+        for row in wanted:
+            self._check_row(row)
+        states = self.stored([self.numbers[row] for row in wanted])
+        return states.reshape(len(wanted), len(self.options.tapped_layers), self.n_embd)
+
+    def _check_open(self) -> None:
+        if self._pass is None:
+            raise ClosedError("this target is closed; load it again")
+
+    def _check_row(self, row: int) -> None:
+        self._check_open()
+        if not 0 <= row < len(self._output):
+            raise InputError(f"row {row} is not in the last batch of {len(self._output)}")
+
+    def _check_tapped(self) -> None:
+        self._check_open()
+        if not self.options.tapped_layers:
+            raise InputError("no layers are tapped; load with tapped_layers or with a drafter")
