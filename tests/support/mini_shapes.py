@@ -11,6 +11,7 @@ from dflash_local.bench.shapes.shape import (
     Heads,
     PairShape,
     Selector,
+    ShortConv,
 )
 
 DENSE = PairShape(
@@ -51,6 +52,15 @@ HYBRID_NEXT = replace(
     architecture="qwen3next",
     delta_net=DeltaNet(1, 2, head_dim=128, joined=True),
     pre_tokenizer="qwen2",
+)
+SHORT_CONV = replace(
+    DENSE,
+    name="mini-conv",
+    architecture="lfm2moe",
+    experts=Experts(8, 2, 256, n_dense=2),
+    short_conv=ShortConv(),
+    tied=True,
+    pre_tokenizer="lfm2",
 )
 LLAMA = replace(DENSE, name="mini-llama", architecture="llama", pre_tokenizer="llama-bpe")
 GPT_OSS = replace(

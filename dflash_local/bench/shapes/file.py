@@ -78,8 +78,12 @@ def target_file(shape: PairShape, quant: str) -> ShapeFile:
             + ", ".join(name for name, each in QUANTS.items() if not each.experts)
         )
     title = f"{shape.name}, random weights"
-    layers = shape.n_layer, shape.n_ff
-    header = _header(shape, shape.architecture, title, types, *layers, shape.heads)
+    layers, conv, n_kv = (shape.n_layer, shape.n_ff), shape.short_conv, shape.n_head_kv
+    # llama.cpp knows a layer without attention by its heads.
+    of_layers = [n_kv * (not conv.is_recurrent(i)) for i in range(shape.n_layer)] if conv else n_kv
+    header = _header(shape, shape.architecture, title, types, *layers, shape.heads, of_layers)
+    if conv:
+        header.add_shortconv_l_cache(conv.kernel)
     if shape.delta_net:
         _add_delta_net(header, shape.delta_net, shape.head_dim)
     else:
@@ -88,6 +92,10 @@ def target_file(shape: PairShape, quant: str) -> ShapeFile:
         header.add_expert_count(shape.experts.n)
         header.add_expert_used_count(shape.experts.n_used)
         header.add_expert_feed_forward_length(shape.experts.n_ff)
+        if shape.experts.n_dense:
+            header.add_leading_dense_block_count(shape.experts.n_dense)
+        if shape.architecture == "lfm2moe":
+            header.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
         if shape.experts.n_ff_shared:
             header.add_expert_shared_feed_forward_length(shape.experts.n_ff_shared)
     if shape.architecture == "gpt-oss":
@@ -108,7 +116,9 @@ def drafter_file(shape: PairShape, quant: str) -> ShapeFile:
         raise InputError(f"{quant} is for mixtures of experts; expected another for the drafter")
     title = f"{drafter.family} drafter for {shape.name}, random weights"
     heads = drafter.heads or shape.heads
-    header = _header(shape, "dflash", title, types, drafter.n_layer, drafter.n_ff, heads)
+    header = _header(
+        shape, "dflash", title, types, drafter.n_layer, drafter.n_ff, heads, heads.n_kv
+    )
     header.add_uint32("dflash.block_size", drafter.block_size)
     header.add_array("dflash.target_layers", list(shape.taps))
     if drafter.selector:
@@ -131,8 +141,9 @@ def _header(
     n_layer: int,
     n_ff: int,
     heads: Heads,
+    n_head_kv: int | list[int],
 ) -> GGUFWriter:
-    """The keys that both files have."""
+    """The keys that both files have. `n_head_kv`: of all layers, or of each."""
     header = GGUFWriter(None, architecture)
     header.add_type(gguf.GGUFType.MODEL)
     header.add_name(title)
@@ -143,7 +154,7 @@ def _header(
     header.add_embedding_length(shape.n_embd)
     header.add_feed_forward_length(n_ff)
     header.add_head_count(heads.n)
-    header.add_head_count_kv(heads.n_kv)
+    header.add_head_count_kv(n_head_kv)
     header.add_key_length(heads.dim)
     header.add_value_length(heads.dim)
     header.add_layer_norm_rms_eps(shape.rms_eps)

@@ -6,7 +6,7 @@ and 5 taps, but 8 layers for the mixtures of experts and blocks of 10 for Llama 
 checkpoints. Drafters for targets with recurrent layers have heads of their own; their sizes are
 approximate, and the windows of some published ones are left out. DFlash 2 and DSpark drafters have
 the layers and the block of the plain one, so that the costs of their heads can be compared. These
-heads are as large as the published ones.
+heads are as large as the published ones. The drafters published for LFM2.5 are of DSpark.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from typing import Literal
 
 from dflash_local.errors import InputError
 
-Architecture = Literal["qwen3", "qwen3moe", "qwen35", "qwen35moe", "qwen3next", "llama", "gpt-oss"]
+Architecture = Literal[
+    "qwen3", "qwen3moe", "qwen35", "qwen35moe", "qwen3next", "lfm2moe", "llama", "gpt-oss"
+]
 
 _MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
 _N_TAPS = 5
@@ -24,13 +26,15 @@ _N_TAPS = 5
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts in place of each layer's feed-forward network. `n_ff_shared`: the width
-    of one more expert, which every token uses; 0 without it."""
+    """A mixture of experts in place of each layer's feed-forward network, but for the first
+    `n_dense` layers. `n_ff_shared`: the width of one more expert, which every token uses; 0 without
+    it."""
 
     n: int
     n_used: int
     n_ff: int
     n_ff_shared: int = 0
+    n_dense: int = 0
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,18 @@ class DeltaNet:
 
     def is_recurrent(self, layer: int) -> bool:
         return (layer + 1) % self.interval != 0
+
+
+@dataclass(frozen=True)
+class ShortConv:
+    """Short convolutions over `kernel` tokens in place of attention, but for one layer of each
+    `interval`, the third first."""
+
+    kernel: int = 3
+    interval: int = 4
+
+    def is_recurrent(self, layer: int) -> bool:
+        return layer % self.interval != 2
 
 
 @dataclass(frozen=True)
@@ -124,6 +140,7 @@ class PairShape:
     tied: bool = False
     experts: Experts | None = None
     delta_net: DeltaNet | None = None
+    short_conv: ShortConv | None = None
     pre_tokenizer: str = "qwen2"
 
     @property
@@ -263,6 +280,24 @@ _QWEN3_CODER_NEXT = replace(
     delta_net=DeltaNet(16, 32, joined=True),
     pre_tokenizer="qwen2",
 )
+_LFM2_5_24B_A2B = PairShape(
+    name="lfm2.5-24b-a2b",
+    architecture="lfm2moe",
+    n_layer=40,
+    n_embd=2048,
+    n_ff=11776,
+    n_head=32,
+    n_head_kv=8,
+    head_dim=64,
+    n_vocab=65536,
+    drafter=DrafterShape(5, 11776),
+    context_length=32768,
+    rms_eps=1e-5,
+    tied=True,
+    experts=Experts(64, 4, 1536, n_dense=2),
+    short_conv=ShortConv(),
+    pre_tokenizer="lfm2",
+)
 
 
 PAIR_SHAPES: dict[str, PairShape] = {
@@ -279,6 +314,8 @@ PAIR_SHAPES: dict[str, PairShape] = {
         _QWEN3_6_27B,
         _QWEN3_6_35B_A3B,
         _QWEN3_CODER_NEXT,
+        _LFM2_5_24B_A2B,
+        replace(_LFM2_5_24B_A2B, drafter=replace(_LFM2_5_24B_A2B.drafter, markov_rank=256)),
     )
 }
 

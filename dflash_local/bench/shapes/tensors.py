@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from gguf import GGML_QUANT_SIZES, LlamaFileType
 from gguf import GGMLQuantizationType as Type
 
-from dflash_local.bench.shapes.shape import DeltaNet, Heads, PairShape, Selector
+from dflash_local.bench.shapes.shape import DeltaNet, Heads, PairShape, Selector, ShortConv
 from dflash_local.errors import InputError
 
 
@@ -72,7 +72,9 @@ def target_tensors(shape: PairShape, quant: Quant) -> tuple[TensorSpec, ...]:
     tensors = [_matrix("token_embd.weight", n_embd, shape.n_vocab, embeddings)]
     if not shape.tied:
         tensors.append(_matrix("output.weight", n_embd, shape.n_vocab, quant.head))
-    tensors.append(_ones("output_norm.weight", n_embd))
+    # LFM2 gives its last norm the name of one behind the embeddings.
+    last_norm = "token_embd_norm" if shape.short_conv else "output_norm"
+    tensors.append(_ones(f"{last_norm}.weight", n_embd))
     if shape.architecture == "llama":
         tensors.append(_ones("rope_freqs.weight", shape.head_dim // 2))
     for layer in range(shape.n_layer):
@@ -81,9 +83,11 @@ def target_tensors(shape: PairShape, quant: Quant) -> tuple[TensorSpec, ...]:
         net = shape.delta_net
         if net and net.is_recurrent(layer):
             tensors += _delta_net(block, n_embd, net, quant.base, more)
+        elif shape.short_conv and shape.short_conv.is_recurrent(layer):
+            tensors += _short_conv(block, n_embd, shape.short_conv, quant.base)
         else:
             tensors += _attention(block, n_embd, shape.heads, quant.base, more, gated=bool(net))
-            if shape.architecture.startswith("qwen3"):
+            if shape.architecture.startswith(("qwen3", "lfm2")):
                 tensors += _head_norms(block, shape.head_dim)
         if shape.architecture == "gpt-oss":
             tensors += _gpt_oss_extras(block, shape)
@@ -91,7 +95,7 @@ def target_tensors(shape: PairShape, quant: Quant) -> tuple[TensorSpec, ...]:
             tensors.append(_ones(f"{block}post_attention_norm.weight", n_embd))
         else:
             tensors.append(_ones(f"{block}ffn_norm.weight", n_embd))
-        tensors += _feed_forward(block, shape, quant, more)
+        tensors += _feed_forward(block, shape, layer, quant, more)
     return tuple(tensors)
 
 
@@ -181,6 +185,15 @@ def _delta_net(block: str, n_embd: int, net: DeltaNet, base: Type, more: Type) -
     ]
 
 
+def _short_conv(block: str, n_embd: int, conv: ShortConv, base: Type) -> list[TensorSpec]:
+    return [
+        _ones(f"{block}attn_norm.weight", n_embd),
+        TensorSpec(f"{block}shortconv.conv.weight", (conv.kernel, n_embd), Type.F32, 0.5),
+        _matrix(f"{block}shortconv.in_proj.weight", n_embd, 3 * n_embd, base),
+        _matrix(f"{block}shortconv.out_proj.weight", n_embd, n_embd, base),
+    ]
+
+
 def _head_norms(block: str, head_dim: int) -> list[TensorSpec]:
     return [_ones(f"{block}attn_{name}_norm.weight", head_dim) for name in ("q", "k")]
 
@@ -195,9 +208,11 @@ def _gpt_oss_extras(block: str, shape: PairShape) -> list[TensorSpec]:
     ]
 
 
-def _feed_forward(block: str, shape: PairShape, quant: Quant, more: Type) -> list[TensorSpec]:
+def _feed_forward(
+    block: str, shape: PairShape, layer: int, quant: Quant, more: Type
+) -> list[TensorSpec]:
     n_embd, experts = shape.n_embd, shape.experts
-    if experts is None:
+    if experts is None or layer < experts.n_dense:
         return _dense(block, n_embd, shape.n_ff, quant.base, more)
     routed, routed_more = quant.experts or quant.base, quant.experts or more
     n, n_ff = experts.n, experts.n_ff
@@ -214,6 +229,8 @@ def _feed_forward(block: str, shape: PairShape, quant: Quant, more: Type) -> lis
             _matrix(f"{block}ffn_up_shexp.weight", n_embd, experts.n_ff_shared, quant.base),
             _matrix(f"{block}ffn_down_shexp.weight", experts.n_ff_shared, n_embd, more),
         ]
+    if shape.architecture == "lfm2moe":
+        tensors.append(TensorSpec(f"{block}exp_probs_b.bias", (n,), Type.F32, 0.0))
     if shape.architecture == "gpt-oss":
         tensors.append(TensorSpec(f"{block}ffn_gate_inp.bias", (n,), Type.F32))
         for name, width in (("gate", n_ff), ("up", n_ff), ("down", n_embd)):

@@ -19,6 +19,7 @@ from dflash_local.errors import InputError
         ("llama-3.1-8b", "Q4_K_M", 4.92),
         ("gpt-oss-20b", "MXFP4", 12.1),
         ("qwen3-coder-next", "Q4_K_M", 48.5),
+        ("lfm2.5-24b-a2b", "Q4_K_M", 14.4),
     ],
 )
 def test_a_target_is_as_large_as_the_real_one(name: str, quant: str, gigabytes: float) -> None:

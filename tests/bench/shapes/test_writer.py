@@ -33,6 +33,7 @@ from mini_shapes import (
     HYBRID_EXPERTS,
     HYBRID_NEXT,
     LLAMA,
+    SHORT_CONV,
 )
 from peak_memory import PEAK
 
@@ -62,6 +63,7 @@ def loads_and_drafts(shape: PairShape, quant: str, folder: Path) -> None:
         (EXPERTS, "BF16"),
         (EXPERTS, "MXFP4"),
         (GPT_OSS, "Q8_0"),
+        (SHORT_CONV, "Q8_0"),
     ],
     ids=lambda value: getattr(value, "pair_name", value),
 )
@@ -71,7 +73,9 @@ def test_a_pair_loads_and_drafts(shape: PairShape, quant: str, tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [HYBRID, HYBRID_EXPERTS], ids=lambda shape: shape.name)
+@pytest.mark.parametrize(
+    "shape", [HYBRID, HYBRID_EXPERTS, SHORT_CONV], ids=lambda shape: shape.name
+)
 def test_a_hybrid_pair_drafts_what_plain_decoding_gives(shape: PairShape, tmp_path: Path) -> None:
     files = write_pair(shape, "Q4_K_M", tmp_path, n_layer=5)
     options = {"n_ctx": 512, "n_gpu_layers": 0, "n_threads": 1, "kv_type": "q8_0", "quiet": True}
@@ -93,7 +97,18 @@ def test_a_hybrid_pair_drafts_what_plain_decoding_gives(shape: PairShape, tmp_pa
 @pytest.mark.parametrize("quant", QUANTS)
 @pytest.mark.parametrize(
     "shape",
-    [DENSE, DFLASH2, DSPARK, EXPERTS, LLAMA, GPT_OSS, HYBRID, HYBRID_EXPERTS, HYBRID_NEXT],
+    [
+        DENSE,
+        DFLASH2,
+        DSPARK,
+        EXPERTS,
+        LLAMA,
+        GPT_OSS,
+        HYBRID,
+        HYBRID_EXPERTS,
+        HYBRID_NEXT,
+        SHORT_CONV,
+    ],
     ids=lambda shape: shape.pair_name,
 )
 def test_every_pair_loads_and_drafts(shape: PairShape, quant: str, tmp_path: Path) -> None:
