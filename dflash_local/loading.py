@@ -46,6 +46,7 @@ from dflash_local.pays import calibration
 from dflash_local.pays.controller import Controller
 from dflash_local.pays.costs import Costs
 from dflash_local.printable import printable
+from dflash_local.target.bare_pass import takes_back
 from dflash_local.target.cells import branches_of_each
 from dflash_local.target.options import TargetOptions
 from dflash_local.target.replay import can_replay
@@ -66,6 +67,9 @@ _NO_GAIN = (
 _NO_WAY_BACK = (
     "drafting is off: the target has recurrent layers, whose state cannot be taken back here"
 )
+_NO_REPLAY = (
+    "this device cannot replay the recurrent state, so rejected drafts are taken back another way:"
+)
 _NO_WIDTH = (
     "drafting is off: the draft width was 0 at the load, so no further recurrent states are kept"
 )
@@ -80,6 +84,8 @@ class Pair:
     draft: GgufFile | None
     spec: DrafterSpec | None
     copies: bool = False
+    may_replay: bool = True
+    """False once rows could not be replayed here."""
 
     def plan(self, devices: Sequence[Device], options: LoadOptions) -> Plan:
         """What `load` would do on a machine with these devices. Raises InputError for what does not
@@ -116,11 +122,12 @@ class Pair:
         return self.alone() if keeps_states and options.draft_width in (0, 1) else self
 
     def _replays(self, devices: Sequence[Device], options: LoadOptions) -> bool:
-        return can_replay(self.target.architecture, devices, options.n_gpu_layers)
+        possible = can_replay(self.target.architecture, devices, options.n_gpu_layers)
+        return self.may_replay and possible
 
     def alone(self) -> Pair:
         """The target without a drafter."""
-        return Pair(self.target, None, None)
+        return replace(self, draft=None, spec=None, copies=False)
 
     def shape(self, devices: Sequence[Device], options: LoadOptions) -> DraftShape:
         """The draft shape of requests that name none: copies alone are chains."""
@@ -322,20 +329,15 @@ def open_engine(
         _tell_unused_gpu(say)
     shape = named.shape(devices, options)
     wanted = _target_options(pair, plan, options, shape)
-    ensure_loadable(
-        pair.target.path,
-        pair.draft.path if pair.draft else None,
-        layers=wanted.tapped_layers,
-        n_gpu_layers=plan.n_gpu_layers,
-        snapshots=wanted.n_snapshots > 0,
-        replay=wanted.n_replayed > 0,
-        redecodes=wanted.redecodes,
-        say=say,
-    )
+    _ensure_loadable(pair, wanted, say)
     steps(0.0)
     loaded = _loaded(pair.target.path, wanted, steps, percent or say)
     try:
         steps(1.0)
+        if loaded.n_replayed and not takes_back(loaded):
+            named = replace(named, may_replay=False)
+            pair, plan, wanted = _reopen_without_replay(named, plan, options, devices, loaded, say)
+            plain_because = _NO_WIDTH if pair is not named else None
         drafter = None
         if pair.draft:
             drafter = open_drafter(
@@ -383,6 +385,40 @@ def open_engine(
     except BaseException:
         loaded.close()
         raise
+
+
+def _reopen_without_replay(
+    named: Pair,
+    plan: Plan,
+    options: LoadOptions,
+    devices: Sequence[Device],
+    loaded: Target,
+    say: Say,
+) -> tuple[Pair, Plan, TargetOptions]:
+    """Open a target again that is to take rows back in another way. Returns what is used of the
+    pair, the new plan, and its options."""
+    say(_NO_REPLAY)
+    pair = named.used(devices, options)
+    plan = pair.plan(devices, replace(options, n_gpu_layers=plan.n_gpu_layers))
+    for line in plan.lines():
+        say(line)
+    wanted = _target_options(pair, plan, options, named.shape(devices, options))
+    _ensure_loadable(pair, wanted, say)
+    loaded.reopen(wanted)
+    return pair, plan, wanted
+
+
+def _ensure_loadable(pair: Pair, wanted: TargetOptions, say: Say) -> None:
+    ensure_loadable(
+        pair.target.path,
+        pair.draft.path if pair.draft else None,
+        layers=wanted.tapped_layers,
+        n_gpu_layers=wanted.n_gpu_layers,
+        snapshots=wanted.n_snapshots > 0,
+        replay=wanted.n_replayed > 0,
+        redecodes=wanted.redecodes,
+        say=say,
+    )
 
 
 _gpus_are_told = False

@@ -209,6 +209,32 @@ def test_where_llama_cpp_does_not_allow_replay(
         assert model.generate(PROMPTS[0], max_tokens=8).stats.drafted > 0
 
 
+@pytest.mark.parametrize("architecture", ["lfm2", "granitehybrid"])
+def test_where_a_pass_cannot_be_replayed_after_all(
+    architecture: str,
+    files: Callable[[str, str], tuple[Path, Path]],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """It is seen in the first pass, whose graph here has nothing that replay knows."""
+    for module in ("replay", "way_back"):
+        name = f"dflash_local.target.{module}.REPLAY_ARCHITECTURES"
+        monkeypatch.setattr(name, frozenset({architecture}))
+    target, draft = files(architecture, "fused" if architecture == "lfm2" else "copies")
+    with load(target, **OPTIONS) as plain:
+        right = [plain.generate(prompt, max_tokens=N).tokens for prompt in PROMPTS]
+    with load(target, draft, n_seq=2, **DRAFTING | {"quiet": False}) as model:
+        assert "cannot replay the recurrent state" in capfd.readouterr().err
+        n_snapshots = 7 if architecture == "lfm2" else 0
+        assert (model.target.n_replayed, model.target.n_snapshots) == (0, n_snapshots)
+        assert model.target.options.redecodes == (not n_snapshots)
+        assert model.engine.max_width > 1
+        found = [model.generate(prompt, max_tokens=N, draft_width=8) for prompt in PROMPTS]
+    assert [answer.tokens for answer in found] == right
+    with load(target, draft, draft_width=0, **OPTIONS) as model:
+        assert model.drafter is None and model.target.max_width == 1
+
+
 def test_where_layers_are_on_both_sides_there_are_snapshots(
     files: Callable[[str, str], tuple[Path, Path]],
 ) -> None:

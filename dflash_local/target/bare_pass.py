@@ -1,4 +1,4 @@
-"""Passes of a bare target, without an engine. They use sequence 0."""
+"""Passes of a bare target, without an engine. Most use sequence 0 alone."""
 
 from __future__ import annotations
 
@@ -25,6 +25,21 @@ def prefill(target: Target, tokens: Sequence[int]) -> int:
         n = len(tokens[begin : begin + target.n_batch])
         decode(target, begin, tokens[begin : begin + n], "last")
     return n - 1
+
+
+def takes_back(target: Target) -> bool:
+    """Whether the widest pass of all sequences of an empty target can be taken back, but for the
+    first row of each. Only then is it known whether rows are replayed on this device."""
+    seqs = range(target.options.n_seq)
+    width = min(target.max_width, target.n_batch // len(seqs), target.n_ctx // len(seqs))
+    batch = Batch()
+    for seq in seqs:
+        batch.add(seq, 0, [token % target.n_vocab for token in range(width)])
+    target.run(batch)
+    found = all(target.shortest(seq) == 1 for seq in seqs)
+    for seq in seqs:
+        target.clear(seq)
+    return found
 
 
 def rows_of(

@@ -118,11 +118,12 @@ def _try_passes(model: Any, context: Any, request: dict[str, Any]) -> Any:
         passes = native.TargetPass(address, 1, _N_CTX, layers, _N_CTX, True, 1, n_returned, threads)
         say(stage="decode")
         n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
-        for positions in ([0, 1], [1] if snapshots or n_returned else [2]):
-            if n_returned and positions == [1]:
-                if not passes.can_keep:
-                    raise _Fault("its recurrent states cannot be replayed")
+        for n_before in (0, 1 if snapshots else 2):
+            # Where it cannot, `load` will see it and try another way.
+            if n_before and passes.can_keep:
                 passes.keep(0, 1)
+                n_before = 1
+            positions = [n_before] if n_before else [0, 1]
             if snapshots:
                 memory = llama_cpp.llama_get_memory(context)
                 llama_cpp.llama_memory_seq_rm(memory, 0, positions[0], -1)
