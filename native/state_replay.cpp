@@ -13,7 +13,9 @@ namespace dflash {
 
 namespace {
 
-constexpr std::string_view states_name = "cache_s_l", inputs_name = "cache_r_l";
+constexpr std::string_view states_name = "cache_s_l";
+// Kimi Linear's graph gives the second name to the same tensors.
+constexpr std::string_view inputs_names[] = {"cache_r_l", "conv_states_all-"};
 
 ggml_tensor * root(ggml_tensor * t) { return t->view_src != nullptr ? t->view_src : t; }
 
@@ -21,10 +23,21 @@ bool begins(const ggml_tensor * t, std::string_view with) {
     return std::string_view(t->name).substr(0, with.size()) == with;
 }
 
+// The layer, as text, of the last inputs of convolutions that llama.cpp keeps in a tensor; empty if
+// it is another tensor.
+std::string_view layer_of_inputs(const ggml_tensor * t) {
+    for (const std::string_view name : inputs_names) {
+        if (begins(t, name)) {
+            return std::string_view(t->name).substr(name.size());
+        }
+    }
+    return {};
+}
+
 // Whether a tensor is a part of llama.cpp's memory other than the cells of attention.
 bool is_state(const ggml_tensor * t) {
-    return t->op == GGML_OP_NONE && begins(t, "cache_") && !begins(t, "cache_k_") &&
-           !begins(t, "cache_v_");
+    const bool is_cache = begins(t, "cache_") && !begins(t, "cache_k_") && !begins(t, "cache_v_");
+    return t->op == GGML_OP_NONE && (is_cache || !layer_of_inputs(t).empty());
 }
 
 // The rows of one sequence in a tensor of ours over another's memory.
@@ -41,25 +54,26 @@ ggml_tensor * whole(ggml_context * c, ggml_tensor * t) {
     return alias(c, t, {t->ne[0], t->ne[1], t->ne[2], t->ne[3]}, 0);
 }
 
-// From one sequence to the next in a view whose last dimension they are.
-size_t sequence_stride(const ggml_tensor * t) {
+// From one sequence to the next in a view whose last dimension they are, or which has one dimension
+// for all of them.
+size_t sequence_stride(const ggml_tensor * t, int64_t n_seqs) {
     int last = 3;
     while (last > 0 && t->ne[last] == 1) {
         last--;
     }
-    return t->nb[last];
+    return last > 0 ? t->nb[last] : ggml_nbytes(t) / n_seqs;
 }
 
 }  // namespace
 
-// One layer in llama.cpp's graph.
+// One layer in llama.cpp's graph. All but `inputs` are null for one that is only a convolution.
 struct state_replay::net {
-    ggml_tensor * result;  // of the operation
-    ggml_tensor * keys;    // [head_dim, n_heads, n_rows, n_seqs], the values as well
-    ggml_tensor * values;
-    ggml_tensor * gate;  // [1 or head_dim, n_heads, n_rows, n_seqs]
-    ggml_tensor * beta;
-    ggml_tensor * state;               // [head_dim, head_dim, n_heads, n_seqs], before the pass
+    ggml_tensor * result = nullptr;  // of the operation
+    ggml_tensor * keys = nullptr;    // [head_dim, n_heads, n_rows, n_seqs], the values as well
+    ggml_tensor * values = nullptr;
+    ggml_tensor * gate = nullptr;  // [1 or head_dim, n_heads, n_rows, n_seqs]
+    ggml_tensor * beta = nullptr;
+    ggml_tensor * state = nullptr;     // [head_dim, head_dim, n_heads, n_seqs], before the pass
     ggml_tensor * to_state = nullptr;  // where it goes
     // Last inputs of a convolution, a view of all of them, and where they go.
     std::vector<std::pair<ggml_tensor *, ggml_tensor *>> inputs = {};
@@ -111,7 +125,9 @@ struct state_replay::device {
              /*no_alloc=*/true}));
         built.graph = ggml_new_graph_custom(built.nodes.get(), n_nodes, false);
         for (const net * n : nets) {
-            add_state(built, *n, seq, n_kept);
+            if (n->result != nullptr) {
+                add_state(built, *n, seq, n_kept);
+            }
             for (const auto & [from, to] : n->inputs) {
                 add_inputs(built, from, to, seq, n_rows - n_kept);
             }
@@ -136,8 +152,9 @@ struct state_replay::device {
         ggml_tensor * after = ggml_view_1d(c, computed, size, n_output * sizeof(float));
         ggml_tensor * cells = whole(c, root(n.to_state));
         // Two dimensions, as llama.cpp has it: CUDA then writes there without a copy.
-        ggml_tensor * to = ggml_view_2d(c, cells, size, 1, cells->nb[1],
-                                        n.to_state->view_offs + seq * sequence_stride(n.to_state));
+        ggml_tensor * to =
+            ggml_view_2d(c, cells, size, 1, cells->nb[1],
+                         n.to_state->view_offs + seq * sequence_stride(n.to_state, n.state->ne[3]));
         ggml_build_forward_expand(built.graph, ggml_cpy(c, after, to));
     }
 
@@ -148,7 +165,7 @@ struct state_replay::device {
             ggml_view_2d(c, whole(c, root(from)), from->ne[0], from->ne[1], from->nb[1],
                          from->view_offs - n_returned * from->nb[0] + seq * from->nb[2]);
         ggml_tensor * place = ggml_view_1d(c, whole(c, root(to)), from->ne[0] * from->ne[1],
-                                           to->view_offs + seq * sequence_stride(to));
+                                           to->view_offs + seq * sequence_stride(to, from->ne[2]));
         ggml_build_forward_expand(built.graph, ggml_cpy(c, last, place));
     }
 
@@ -218,7 +235,7 @@ void state_replay::mark(ggml_context * nodes, ggml_cgraph * graph) {
     }
     // ggml takes over the places of tensors from the last graph that had as many nodes and was as
     // large, whatever has become an output since. So a graph that is marked has one node more.
-    ggml_tensor * more = ggml_cont(nodes, ggml_view_1d(nodes, root(nets_[0].beta), 1, 0));
+    ggml_tensor * more = ggml_cont(nodes, ggml_view_1d(nodes, consumed().front(), 1, 0));
     ggml_build_forward_expand(graph, more);
 }
 
@@ -226,11 +243,14 @@ void state_replay::mark(ggml_context * nodes, ggml_cgraph * graph) {
 std::vector<ggml_tensor *> state_replay::consumed() const {
     std::vector<ggml_tensor *> found;
     for (const net & n : nets_) {
-        for (ggml_tensor * t : {n.keys, n.values, n.gate, n.beta, n.state}) {
-            found.push_back(root(t));
-        }
         for (const auto & input : n.inputs) {
             found.push_back(root(input.first));
+        }
+        if (n.result == nullptr) {
+            continue;
+        }
+        for (ggml_tensor * t : {n.keys, n.values, n.gate, n.beta, n.state}) {
+            found.push_back(root(t));
         }
     }
     return found;
@@ -275,14 +295,7 @@ bool state_replay::is_complete(ggml_cgraph * graph) {
                 {node, node->src[1], node->src[2], node->src[3], node->src[4], node->src[5]});
         }
     }
-    if (nets_.empty()) {
-        return false;
-    }
-    n_rows_ = nets_[0].values->ne[2];
-    n_seqs_ = nets_[0].values->ne[3];
-    if (n_rows_ < 2 || n_rows_ > 1 + n_returned_) {
-        return false;
-    }
+    const bool has_nets = !nets_.empty();
     std::map<std::string_view, size_t> of_layer;  // by the end of the name
     std::vector<std::pair<ggml_tensor *, ggml_tensor *>> inputs;
     for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
@@ -298,25 +311,39 @@ bool state_replay::is_complete(ggml_cgraph * graph) {
         if (found != of_result.end() && begins(root(to), states_name)) {
             nets_[found->second].to_state = to;
             of_layer[std::string_view(root(to)->name).substr(states_name.size())] = found->second;
-        } else if (begins(root(to), inputs_name) && root(from)->op == GGML_OP_CONCAT) {
+        } else if (!layer_of_inputs(root(to)).empty() && root(from)->op == GGML_OP_CONCAT) {
             inputs.emplace_back(from, to);
         } else {
             return false;  // a state of another kind
         }
     }
+    if (inputs.empty()) {
+        return false;
+    }
+    const ggml_tensor * last = inputs[0].first;
+    n_rows_ = root(inputs[0].first)->ne[0] - last->ne[0];
+    n_seqs_ = last->ne[2];
+    if (n_rows_ < 2 || n_rows_ > 1 + n_returned_) {
+        return false;
+    }
     for (const auto & input : inputs) {
-        const auto layer =
-            of_layer.find(std::string_view(root(input.second)->name).substr(inputs_name.size()));
-        if (layer == of_layer.end()) {
+        auto layer = of_layer.find(layer_of_inputs(root(input.second)));
+        if (layer == of_layer.end() && has_nets) {
             return false;
+        }
+        if (layer == of_layer.end()) {
+            layer = of_layer.emplace(layer_of_inputs(root(input.second)), nets_.size()).first;
+            nets_.emplace_back();
         }
         nets_[layer->second].inputs.push_back(input);
     }
-    return std::all_of(nets_.begin(), nets_.end(), [this](const net & n) {
-        const bool fits = n.to_state != nullptr && !n.inputs.empty() &&
-                          n.to_state->type == GGML_TYPE_F32 && n.state->ne[3] == n_seqs_;
-        return fits && n.keys->ne[2] == n_rows_ && n.keys->ne[3] == n_seqs_ &&
-               n.values->ne[2] == n_rows_ && n.values->ne[3] == n_seqs_ &&
+    const auto fits = [this](const net & n) {
+        return n.to_state != nullptr && n.to_state->type == GGML_TYPE_F32 &&
+               n.state->ne[3] == n_seqs_ && n.keys->ne[2] == n_rows_ && n.keys->ne[3] == n_seqs_ &&
+               n.values->ne[2] == n_rows_ && n.values->ne[3] == n_seqs_;
+    };
+    return std::all_of(nets_.begin(), nets_.end(), [&](const net & n) {
+        return (n.result == nullptr || fits(n)) && !n.inputs.empty() &&
                std::all_of(n.inputs.begin(), n.inputs.end(), [this](const auto & input) {
                    const auto & [from, to] = input;
                    return from->type == to->type && from->ne[2] == n_seqs_ &&
@@ -328,8 +355,9 @@ bool state_replay::is_complete(ggml_cgraph * graph) {
 // Gives the nets to the devices that hold their states. False if one of them cannot replay them.
 bool state_replay::open() {
     for (const net & n : nets_) {
+        ggml_tensor * kept = root(n.inputs[0].second);  // on the device of all that it keeps
         ggml_backend_dev_t at =
-            ggml_backend_buft_get_device(ggml_backend_buffer_get_type(root(n.to_state)->buffer));
+            ggml_backend_buft_get_device(ggml_backend_buffer_get_type(kept->buffer));
         if (at == nullptr) {  // host memory belongs to none
             at = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
         }

@@ -19,7 +19,8 @@ namespace dflash {
 // of a sequence, and the pass overwrites it. What the layers computed it from is kept until the
 // next pass: the state before, and keys, values, gates and betas of the rows. To take rows back,
 // the rows that stay are computed into the old state once more, without the rest of the model. The
-// same holds for the convolution before each of them, whose state is its last inputs.
+// same holds for the convolution before each of them, whose state is its last inputs, and for
+// layers that are a convolution and nothing more.
 //
 // This costs no plain step anything, and one state more in memory for each sequence of a pass.
 class state_replay {

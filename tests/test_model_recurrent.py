@@ -166,6 +166,13 @@ def test_an_answer_that_is_cancelled_leaves_a_slot_in_step(models: tuple[Model, 
     assert drafting.generate(following, max_tokens=N, draft_width=8).tokens == right
 
 
+@pytest.fixture
+def no_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under Windows: llama.cpp does not allow replay."""
+    monkeypatch.setattr("dflash_local.target.replay.native.can_replay", lambda *_: False)
+
+
+@pytest.mark.usefixtures("no_replay")
 def test_the_plan_counts_the_snapshots(
     files: Callable[[str, str], tuple[Path, Path]], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,7 +186,7 @@ def test_the_plan_counts_the_snapshots(
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("architecture", REPLAYED)
-def test_delta_nets_take_no_snapshots(
+def test_replay_takes_no_snapshots(
     architecture: str,
     files: Callable[[str, str], tuple[Path, Path]],
     capfd: pytest.CaptureFixture[str],
@@ -196,12 +203,11 @@ def test_delta_nets_take_no_snapshots(
         assert plain.plan is not None and plain.plan.state_bytes == n_states
 
 
+@pytest.mark.usefixtures("no_replay")
 def test_where_llama_cpp_does_not_allow_replay(
     files: Callable[[str, str], tuple[Path, Path]],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As under Windows: there are snapshots, or what was accepted is decoded again."""
-    monkeypatch.setattr("dflash_local.target.replay.native.can_replay", lambda *_: False)
+    """There are snapshots, or what was accepted is decoded again."""
     with load(*files("qwen35", "fused"), **DRAFTING) as model:
         assert (model.target.n_snapshots, model.target.n_replayed) == (7, 0)
     with load(*files("qwen3next", "fused"), n_seq=2, **DRAFTING) as model:
@@ -209,7 +215,7 @@ def test_where_llama_cpp_does_not_allow_replay(
         assert model.generate(PROMPTS[0], max_tokens=8).stats.drafted > 0
 
 
-@pytest.mark.parametrize("architecture", ["lfm2", "granitehybrid"])
+@pytest.mark.parametrize("architecture", ["nemotron_h", "granitehybrid"])
 def test_where_a_pass_cannot_be_replayed_after_all(
     architecture: str,
     files: Callable[[str, str], tuple[Path, Path]],
@@ -220,12 +226,12 @@ def test_where_a_pass_cannot_be_replayed_after_all(
     for module in ("replay", "way_back"):
         name = f"dflash_local.target.{module}.REPLAY_ARCHITECTURES"
         monkeypatch.setattr(name, frozenset({architecture}))
-    target, draft = files(architecture, "fused" if architecture == "lfm2" else "copies")
+    target, draft = files(architecture, "copies")
     with load(target, **OPTIONS) as plain:
         right = [plain.generate(prompt, max_tokens=N).tokens for prompt in PROMPTS]
     with load(target, draft, n_seq=2, **DRAFTING | {"quiet": False}) as model:
         assert "cannot replay the recurrent state" in capfd.readouterr().err
-        n_snapshots = 7 if architecture == "lfm2" else 0
+        n_snapshots = 15 if architecture == "nemotron_h" else 0
         assert (model.target.n_replayed, model.target.n_snapshots) == (0, n_snapshots)
         assert model.target.options.redecodes == (not n_snapshots)
         assert model.engine.max_width > 1
@@ -250,6 +256,7 @@ def test_where_layers_are_on_both_sides_there_are_snapshots(
     assert (plan.n_replayed, plan.n_snapshots) == (0, 7)
 
 
+@pytest.mark.usefixtures("no_replay")
 def test_where_drafting_cannot_pay_there_are_no_snapshots(
     files: Callable[[str, str], tuple[Path, Path]],
     tmp_path: Path,
@@ -280,6 +287,7 @@ def test_where_drafting_cannot_pay_there_are_no_snapshots(
         assert model.generate(PROMPTS[0], max_tokens=N).stats.drafted > 0
 
 
+@pytest.mark.usefixtures("no_replay")
 def test_a_width_of_plain_decoding_needs_no_snapshots(
     files: Callable[[str, str], tuple[Path, Path]],
 ) -> None:
@@ -289,7 +297,12 @@ def test_a_width_of_plain_decoding_needs_no_snapshots(
         assert model.generate(PROMPTS[0], max_tokens=4).stats.drafting is None
         found = model.generate(PROMPTS[0], max_tokens=4, draft_width=8)
         assert "draft width was 0 at the load" in (found.stats.drafting or "")
-    for pair in (demo.pair(), files("qwen35", "fused")):  # they cost a plain step nothing
+
+
+def test_where_drafts_cost_a_plain_step_nothing_they_can_be_asked_for(
+    files: Callable[[str, str], tuple[Path, Path]],
+) -> None:
+    for pair in (demo.pair(), files("qwen35", "fused")):
         with load(*pair, draft_width=0, **OPTIONS) as model:
             assert model.drafter is not None and model.draft_width == 0
 

@@ -15,11 +15,11 @@ TAPPED_ARCHITECTURES = frozenset({
     "cohere2", "cohere2moe", "command-r", "dbrx", "deepseek", "deepseek2", "dots1", "ernie4_5",
     "ernie4_5-moe", "exaone", "exaone-moe", "exaone4", "falcon", "gemma", "gemma2", "gemma3",
     "gemma4", "glm4", "glm4moe", "gpt-oss", "granite", "granitemoe", "grok", "hunyuan-dense",
-    "hunyuan-moe", "hunyuan_vl", "internlm2", "lfm2", "lfm2moe", "llama", "llama4", "mimo2",
-    "minicpm", "minicpm3", "minimax-01", "minimax-m2", "mistral3", "mistral4", "muse-glimmer",
-    "nemotron", "olmo", "olmo2", "olmoe", "phi2", "phi3", "phimoe", "qwen2", "qwen2moe", "qwen3",
-    "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "seed_oss", "smollm3", "stablelm",
-    "starcoder2",
+    "hunyuan-moe", "hunyuan_vl", "internlm2", "kimi-linear", "lfm2", "lfm2moe", "llama",
+    "llama4", "mimo2", "minicpm", "minicpm3", "minimax-01", "minimax-m2", "mistral3",
+    "mistral4", "muse-glimmer", "nemotron", "olmo", "olmo2", "olmoe", "phi2", "phi3", "phimoe",
+    "qwen2", "qwen2moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "seed_oss",
+    "smollm3", "stablelm", "starcoder2",
 })  # fmt: skip
 
 # llm_arch_is_recurrent and llm_arch_is_hybrid: a state stands for all tokens of a sequence
@@ -30,17 +30,20 @@ RECURRENT_ARCHITECTURES = frozenset({
     "rwkv6qwen2", "rwkv7",
 })  # fmt: skip
 
-# Of these llama.cpp keeps snapshots of the state, one after each row (some of those in
-# llm_arch_supports_rs_rollback), and the tests have shown that they are exact. The states of the
-# others are kept, and what was accepted is decoded again; snapshots of bailingmoe3, kimi-k3 and
-# nemotron_h_moe were not tried.
+# Of these llama.cpp keeps snapshots of the state, one after each row (those in
+# llm_arch_supports_rs_rollback without a memory of their own), and the tests have shown that they
+# are exact. The states of the others are kept, and what was accepted is decoded again.
 SNAPSHOT_ARCHITECTURES = frozenset({
-    "lfm2", "lfm2moe", "nemotron_h", "qwen35", "qwen35moe",
+    "bailingmoe3", "kimi-k3", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen35",
+    "qwen35moe",
 })  # fmt: skip
 
-# Gated delta nets: the rows that stay are computed into the state once more, which takes no
-# snapshots (native/state_replay.cpp). Where that cannot be done, there may be snapshots.
-REPLAY_ARCHITECTURES = frozenset({"qwen35", "qwen35moe", "qwen3next"})
+# Gated delta nets, Kimi's, and short convolutions: the rows that stay are computed into the state
+# once more, which takes no snapshots (native/state_replay.cpp). Where that cannot be done, there
+# may be snapshots.
+REPLAY_ARCHITECTURES = frozenset({
+    "bailingmoe3", "kimi-k3", "kimi-linear", "lfm2", "lfm2moe", "qwen35", "qwen35moe", "qwen3next",
+})  # fmt: skip
 
 # Their states are kept in llama.cpp by code of their own, which was not tried: they are not rolled
 # back, and have no checkpoints.

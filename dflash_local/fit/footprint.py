@@ -190,6 +190,9 @@ class Footprint:
             inner, size = self._key("ssm.inner_size") or 0, self._key("ssm.state_size") or 0
             groups, kernel = self._key("ssm.group_count") or 0, self._key("ssm.conv_kernel") or 1
             state = 4 * ((kernel - 1) * (inner + 2 * groups * size) + inner * size)
+        if recurrent and self._kda_width:
+            width, kernel = self._kda_width, self._key("ssm.conv_kernel") or 4
+            return 0, 4 * width * (3 * (kernel - 1) + self._key("kda.head_dim"))
         if layer >= self.n_blocks - (self._key("attention.shared_kv_layers") or 0):
             return 0, state
         if self._key("attention.key_length_mla"):
@@ -205,11 +208,21 @@ class Footprint:
             value = kv_heads * (self._key("attention.value_length") or head)
         return self._stored(key) + self._stored(value), state
 
+    @property
+    def _kda_width(self) -> int:
+        """Queries, keys or values of all heads of Kimi's delta attention; 0 without it."""
+        return (self._key("kda.head_dim") or 0) * _at(self._key("attention.head_count"), 0)
+
     def _row_of_net(self, layer: int) -> int:
         """Bytes of a row that replay keeps of a gated delta net: the inputs and the results of its
-        convolution, normed keys, and a gate and a beta of each head."""
+        convolution, normed keys, and a gate and a beta of each head. Kimi's has a convolution for
+        each of queries, keys and values, and as wide a gate. A short convolution keeps inputs."""
+        if f"blk.{layer}.shortconv.conv.weight" in self._target.tensors:
+            return 4 * self._n_embd
         if f"blk.{layer}.ssm_a" not in self._target.tensors:
             return 0
+        if self._kda_width:
+            return 4 * (6 * self._kda_width + _at(self._key("attention.head_count"), 0))
         inner, size = self._key("ssm.inner_size") or 0, self._key("ssm.state_size") or 0
         groups, n_heads = self._key("ssm.group_count") or 0, self._key("ssm.time_step_rank") or 0
         return 4 * (2 * (inner + 2 * groups * size) + groups * size + 2 * n_heads)

@@ -1,4 +1,5 @@
-"""Sequences of gated delta nets, whose rejected rows are taken back by replay.
+"""Sequences of gated delta nets and short convolutions, whose rejected rows are taken back by
+replay.
 
 No snapshots are kept. What such a layer consumed stays on its device until the next pass, and the
 rows that are kept are computed once more into the state before it (`native/state_replay.cpp`).

@@ -164,9 +164,10 @@ def test_a_drafter_without_a_tokenizer_takes_the_targets(
     ("name", "way"),
     [
         ("qwen35", "by replay"),
-        ("lfm2moe", "by snapshots"),
+        ("lfm2moe", "by replay"),
         ("qwen3next", "by replay"),
-        ("bailingmoe3", "by decoding again"),
+        ("kimi-linear", "by replay"),
+        ("minimax-01", "by decoding again"),
     ],
 )
 def test_recurrent_targets_fit(target: GgufFile, drafter: GgufFile, name: str, way: str) -> None:
@@ -175,13 +176,15 @@ def test_recurrent_targets_fit(target: GgufFile, drafter: GgufFile, name: str, w
     assert compare_pair(other, drafter).fields[0].target == f"{name}: {way}"
 
 
-@pytest.mark.parametrize("name", ["mamba", "jamba"])
+@pytest.mark.parametrize(
+    ("name", "way"), [("mamba", "by decoding again"), ("nemotron_h", "by snapshots")]
+)
 def test_recurrent_targets_without_taps_take_no_drafter(
-    target: GgufFile, drafter: GgufFile, name: str
+    target: GgufFile, drafter: GgufFile, name: str, way: str
 ) -> None:
     other = of_architecture(target, name)
     assert "hidden states" in mismatch(other, drafter)
-    assert compare_pair(other, drafter).fields[0].target == f"{name}: by decoding again"
+    assert compare_pair(other, drafter).fields[0].target == f"{name}: {way}"
 
 
 @pytest.mark.parametrize("name", ["deepseek4", "glm5-next", "qwen4exp"])

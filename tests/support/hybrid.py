@@ -18,15 +18,22 @@ from gguf import GGMLQuantizationType
 from gguf_files import ARRAY, FLOAT32, INT32, STRING, UINT32, Tensor, Value, parts, write
 from synthetic import LOGIT_STD, quantize
 
-SNAPSHOTS = ("qwen35", "qwen35moe", "lfm2", "lfm2moe", "nemotron_h")
+SNAPSHOTS = (
+    "qwen35", "qwen35moe", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "bailingmoe3",
+    "kimi-k3",
+)  # fmt: skip
 """llama.cpp keeps snapshots of their states."""
-WITHOUT = ("qwen3next", "granitehybrid", "mamba2")
+WITHOUT = ("qwen3next", "granitehybrid", "mamba2", "kimi-linear")
 """It does not of these: what was accepted is decoded again."""
-TAPPED = ("qwen35", "qwen35moe", "lfm2", "lfm2moe")
+TAPPED = ("qwen35", "qwen35moe", "lfm2", "lfm2moe", "bailingmoe3")
 """Drafts are made for these: their layers can be tapped, too."""
-REPLAYED = ("qwen35", "qwen35moe", "qwen3next")
+REPLAYED = (
+    "qwen35", "qwen35moe", "qwen3next", "bailingmoe3", "kimi-k3", "kimi-linear", "lfm2", "lfm2moe",
+)  # fmt: skip
 """Drafts are made for these without snapshots: rejected rows are taken back by replay."""
-ROUTED = ("qwen35moe", "qwen3next", "lfm2moe")
+ROUTED = (
+    "qwen35moe", "qwen3next", "lfm2moe", "nemotron_h_moe", "bailingmoe3", "kimi-k3", "kimi-linear",
+)  # fmt: skip
 """Mixtures of experts, of which a router may choose another one when sums round differently."""
 
 N_EMBD, N_LAYER, N_FF = 64, 6, 96
@@ -89,8 +96,8 @@ class _Model:
         f32 = GGMLQuantizationType.F32
         self.tensors[name] = np.ascontiguousarray(values, np.float32), f32
 
-    def norm(self, name: str, *shape: int, mean: float = 1.0) -> None:
-        self.plain(name, mean + 0.2 * self.normal(name, *shape))
+    def norm(self, name: str, *shape: int, mean: float = 1.0, spread: float = 0.2) -> None:
+        self.plain(name, mean + spread * self.normal(name, *shape))
 
     def shape(self, **more: int | float | list[int]) -> None:
         self.numbers(
@@ -175,6 +182,46 @@ def _states(model: _Model, inner: int, n_groups: int) -> None:
     )
 
 
+def _kda(model: _Model, block: str) -> None:
+    """Kimi's delta attention: the decay has a value for each row of a state."""
+    inner = N_HEAD * STATE
+    for name in ("q", "k", "v"):
+        model.matrix(f"{block}attn_{name}.weight", inner, N_EMBD)
+        conv = model.normal(block + "conv_" + name, inner, 1, KERNEL)
+        model.plain(f"{block}ssm_conv1d_{name}.weight", conv)
+    a = np.exp(model.normal(block + "a", N_HEAD) - 1)
+    model.plain(block + "ssm_dt.bias", model.normal(block + "dt", inner))
+    model.matrix(block + "ssm_beta.weight", N_HEAD, N_EMBD)
+    model.norm(block + "ssm_norm.weight", STATE)
+    model.matrix(block + "attn_output.weight", N_EMBD, inner, gain=2)
+    if model.architecture == "bailingmoe3":
+        model.plain(block + "ssm_a", a[:, None])
+        model.matrix(block + "ssm_f_a.weight", inner, N_EMBD)
+        model.matrix(block + "ssm_g_a.weight", inner, N_EMBD)
+        return
+    model.matrix(block + "ssm_f_a.weight", STATE, N_EMBD)
+    model.matrix(block + "ssm_f_b.weight", inner, STATE)
+    if model.architecture == "kimi-k3":
+        model.plain(block + "ssm_a", -a)
+        model.matrix(block + "ssm_g.weight", inner, N_EMBD)
+    else:
+        model.plain(block + "ssm_a", -a[:, None])
+        model.matrix(block + "ssm_g_a.weight", STATE, N_EMBD)
+        model.matrix(block + "ssm_g_b.weight", inner, STATE)
+
+
+def _latent_attention(model: _Model, block: str) -> None:
+    """Attention over one latent vector of each token, which all heads share."""
+    model.matrix(block + "attn_q.weight", N_HEAD * 2 * HEAD_DIM, N_EMBD)
+    model.matrix(block + "attn_kv_a_mqa.weight", 2 * HEAD_DIM, N_EMBD)
+    model.norm(block + "attn_kv_a_norm.weight", HEAD_DIM, mean=1.4)
+    model.matrix(block + "attn_k_b.weight", N_HEAD, HEAD_DIM, HEAD_DIM)
+    model.matrix(block + "attn_v_b.weight", N_HEAD, HEAD_DIM, HEAD_DIM)
+    model.matrix(block + "attn_output.weight", N_EMBD, N_HEAD * HEAD_DIM, gain=2)
+    if model.architecture == "bailingmoe3":
+        model.matrix(block + "attn_gate.weight", N_HEAD, N_EMBD)
+
+
 def _dense(model: _Model, block: str, *, gated: bool = True) -> None:
     if gated:
         model.matrix(block + "ffn_gate.weight", N_FF, N_EMBD, gain=2)
@@ -182,14 +229,30 @@ def _dense(model: _Model, block: str, *, gated: bool = True) -> None:
     model.matrix(block + "ffn_down.weight", N_EMBD, N_FF)
 
 
-def _experts(model: _Model, block: str, *, shared: bool) -> None:
+def _experts(
+    model: _Model,
+    block: str,
+    *,
+    shared: bool,
+    gated: bool = True,
+    weighed: bool = False,
+    biased: bool = False,
+) -> None:
+    """`shared`: one expert that every token uses, with a weight of its own if `weighed`. `biased`:
+    the router's choice has a bias."""
     model.matrix(block + "ffn_gate_inp.weight", N_EXPERT, N_EMBD, gain=4)
-    model.matrix(block + "ffn_gate_exps.weight", N_EXPERT, N_FF_EXPERT, N_EMBD, gain=2)
+    if biased:
+        bias = 0.1 * model.normal(block + "exp_probs", N_EXPERT)
+        model.plain(block + "exp_probs_b.bias", bias)
+    if weighed:
+        model.matrix(block + "ffn_gate_inp_shexp.weight", N_EMBD)
+    if gated:
+        model.matrix(block + "ffn_gate_exps.weight", N_EXPERT, N_FF_EXPERT, N_EMBD, gain=2)
     model.matrix(block + "ffn_up_exps.weight", N_EXPERT, N_FF_EXPERT, N_EMBD)
     model.matrix(block + "ffn_down_exps.weight", N_EXPERT, N_EMBD, N_FF_EXPERT)
     if shared:
-        model.matrix(block + "ffn_gate_inp_shexp.weight", N_EMBD)
-        model.matrix(block + "ffn_gate_shexp.weight", N_FF_EXPERT, N_EMBD, gain=2)
+        if gated:
+            model.matrix(block + "ffn_gate_shexp.weight", N_FF_EXPERT, N_EMBD, gain=2)
         model.matrix(block + "ffn_up_shexp.weight", N_FF_EXPERT, N_EMBD)
         model.matrix(block + "ffn_down_shexp.weight", N_EMBD, N_FF_EXPERT)
 
@@ -218,7 +281,7 @@ def _qwen(model: _Model, n_vocab: int) -> None:
         else:
             _delta_net(model, block)
         if has_experts:
-            _experts(model, block, shared=True)
+            _experts(model, block, shared=True, weighed=True)
         else:
             _dense(model, block)
 
@@ -248,15 +311,14 @@ def _lfm2(model: _Model, n_vocab: int) -> None:
             model.matrix(block + "shortconv.in_proj.weight", 3 * N_EMBD, N_EMBD, gain=2)
             model.matrix(block + "shortconv.out_proj.weight", N_EMBD, N_EMBD)
         if has_experts and layer >= 1:
-            _experts(model, block, shared=False)
-            bias = 0.1 * model.normal(block + "exp_probs", N_EXPERT)
-            model.plain(block + "exp_probs_b.bias", bias)
+            _experts(model, block, shared=False, biased=True)
         else:
             _dense(model, block)
 
 
 def _nemotron_h(model: _Model, n_vocab: int) -> None:
-    """Mamba 2, attention and feed-forward in layers of their own."""
+    """nemotron_h and nemotron_h_moe: Mamba 2, attention and feed-forward in layers of their own."""
+    has_experts = model.architecture == "nemotron_h_moe"
     kinds = ["mamba", "dense", "attention", "mamba", "dense", "attention"]
     model.shape(
         feed_forward_length=[N_FF * (kind == "dense") for kind in kinds],
@@ -264,6 +326,8 @@ def _nemotron_h(model: _Model, n_vocab: int) -> None:
         attention__layer_norm_epsilon=1e-6,
         rope__dimension_count=HEAD_DIM,
     )
+    if has_experts:
+        model.experts(expert_shared_feed_forward_length=N_FF_EXPERT)
     _states(model, N_EMBD, 1)
     _head(model, n_vocab)
     for layer, kind in enumerate(kinds):
@@ -271,6 +335,8 @@ def _nemotron_h(model: _Model, n_vocab: int) -> None:
         model.norm(block + "attn_norm.weight", N_EMBD)
         if kind == "mamba":
             _mamba2(model, block, N_EMBD)
+        elif kind == "dense" and has_experts:
+            _experts(model, block, shared=True, gated=False, biased=True)
         elif kind == "dense":
             _dense(model, block, gated=False)
         else:
@@ -310,6 +376,56 @@ def _only_mamba2(model: _Model, n_vocab: int) -> None:
         _mamba2(model, block, 2 * N_EMBD)
 
 
+def _kimi(model: _Model, n_vocab: int) -> None:
+    """kimi-linear, kimi-k3 and bailingmoe3: Kimi's delta attention and latent attention."""
+    model.shape(
+        feed_forward_length=N_FF,
+        attention__head_count_kv=[int(layer in ATTENTION_LAYERS) for layer in range(N_LAYER)],
+        attention__key_length=2 * HEAD_DIM,
+        attention__value_length=HEAD_DIM,
+        attention__key_length_mla=2 * HEAD_DIM,
+        attention__value_length_mla=HEAD_DIM,
+        attention__kv_lora_rank=HEAD_DIM,
+        rope__dimension_count=HEAD_DIM,
+        ssm__conv_kernel=KERNEL,
+        kda__head_dim=STATE,
+    )
+    # Experts in the last layer only: if sums round so that its router chooses another one, no state
+    # after it is changed.
+    n_dense = N_LAYER - 1
+    model.experts(leading_dense_block_count=n_dense, expert_gating_func=2, expert_shared_count=1)
+    if model.architecture != "kimi-linear":
+        model.numbers(kda__gate_lower_bound=-5.0)
+    if model.architecture == "kimi-k3":
+        model.numbers(attn_res__block_size=2)
+        model.numbers(activation__situ_beta=2.0, activation__situ_linear_beta=2.0)
+        model.plain(
+            "output_res_score.weight", 0.05 * model.normal("output_res_score.weight", N_EMBD)
+        )
+    _head(model, n_vocab)
+    for layer in range(N_LAYER):
+        block = f"blk.{layer}."
+        model.norm(block + "attn_norm.weight", N_EMBD)
+        model.norm(block + "ffn_norm.weight", N_EMBD)
+        if model.architecture == "kimi-k3":
+            model.plain(
+                block + "attn_res_score.weight",
+                0.05 * model.normal(block + "attn_res_score.weight", N_EMBD),
+            )
+            model.plain(
+                block + "ffn_res_score.weight",
+                0.05 * model.normal(block + "ffn_res_score.weight", N_EMBD),
+            )
+        if layer in ATTENTION_LAYERS:
+            _latent_attention(model, block)
+        else:
+            _kda(model, block)
+        if layer < n_dense:
+            _dense(model, block)
+        else:
+            _experts(model, block, shared=True, biased=True)
+
+
 _WRITERS: dict[str, Callable[[_Model, int], None]] = {
     "qwen35": _qwen,
     "qwen35moe": _qwen,
@@ -317,6 +433,10 @@ _WRITERS: dict[str, Callable[[_Model, int], None]] = {
     "lfm2": _lfm2,
     "lfm2moe": _lfm2,
     "nemotron_h": _nemotron_h,
+    "nemotron_h_moe": _nemotron_h,
+    "kimi-linear": _kimi,
+    "kimi-k3": _kimi,
+    "bailingmoe3": _kimi,
     "granitehybrid": _granite_hybrid,
     "mamba2": _only_mamba2,
 }

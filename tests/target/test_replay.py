@@ -194,9 +194,9 @@ def test_unequal_rows_are_an_error_not_a_wrong_answer(texts: Texts) -> None:
 
 
 def test_others_are_not_replayed(path_of: PathOf) -> None:
-    with opened(path_of("lfm2"), n_replayed=N_ROWS) as target:
+    with opened(path_of("nemotron_h"), n_replayed=N_ROWS) as target:
         assert (target.n_replayed, target.max_width) == (0, 1)
-    assert not can_replay("lfm2", [], 0)
+    assert not can_replay("nemotron_h", [], 0)
 
 
 def test_the_numbers_themselves() -> None:
