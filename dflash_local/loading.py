@@ -70,6 +70,9 @@ _NO_WAY_BACK = (
 _NO_REPLAY = (
     "this device cannot replay the recurrent state, so rejected drafts are taken back another way:"
 )
+_FEWER_SNAPSHOTS = (
+    "llama.cpp's graph has room for {} snapshots of this target's recurrent state; planned again:"
+)
 _NO_WIDTH = (
     "drafting is off: the draft width was 0 at the load, so no further recurrent states are kept"
 )
@@ -86,6 +89,8 @@ class Pair:
     copies: bool = False
     may_replay: bool = True
     """False once rows could not be replayed here."""
+    most_snapshots: int = MAX_OUTPUT_ROWS
+    """How many snapshots llama.cpp can keep of the target's state; fewer once that was tried."""
 
     def plan(self, devices: Sequence[Device], options: LoadOptions) -> Plan:
         """What `load` would do on a machine with these devices. Raises InputError for what does not
@@ -111,8 +116,9 @@ class Pair:
             plan = planned(n_replayed=n_returned)
             if plan.n_gpu_layers == 0 or plan.n_gpu_layers >= plan.n_layers - 1:
                 return plan  # all layers that repeat are on one side
-        if self.target.architecture in SNAPSHOT_ARCHITECTURES:
-            return planned(n_snapshots=n_returned)
+        n_snapshots = min(n_returned, self.most_snapshots)
+        if self.target.architecture in SNAPSHOT_ARCHITECTURES and (n_snapshots or not n_returned):
+            return planned(n_snapshots=n_snapshots)
         return planned(redecodes=n_returned > 0)
 
     def used(self, devices: Sequence[Device], options: LoadOptions) -> Pair:
@@ -318,26 +324,23 @@ def open_engine(
     steps(0.0)
     further = _text_of(options.draft_from)
     devices = runtime.devices()
-    pair = named.used(devices, options)
-    if pair.may_copy(options):
+    if named.used(devices, options).may_copy(options):
         calibration.budget_s()  # a bad value is refused now, not after minutes of loading
-    plan = pair.plan(devices, options)
-    plain_because = _NO_WIDTH if pair is not named else None
-    for line in plan.lines():
-        say(line)
     if options.n_gpu_layers != 0 and not any(d.type in ("gpu", "igpu") for d in devices):
         _tell_unused_gpu(say)
     shape = named.shape(devices, options)
-    wanted = _target_options(pair, plan, options, shape)
-    _ensure_loadable(pair, wanted, say)
+    pair, plan, wanted = _tried(named, devices, options, say)
     steps(0.0)
     loaded = _loaded(pair.target.path, wanted, steps, percent or say)
     try:
         steps(1.0)
         if loaded.n_replayed and not takes_back(loaded):
-            named = replace(named, may_replay=False)
-            pair, plan, wanted = _reopen_without_replay(named, plan, options, devices, loaded, say)
-            plain_because = _NO_WIDTH if pair is not named else None
+            say(_NO_REPLAY)
+            where = replace(options, n_gpu_layers=plan.n_gpu_layers)
+            pair, plan, wanted = _tried(replace(named, may_replay=False), devices, where, say)
+            loaded.reopen(wanted)
+        is_alone = pair.draft is not named.draft or pair.copies != named.copies
+        plain_because = _NO_WIDTH if is_alone else None
         drafter = None
         if pair.draft:
             drafter = open_drafter(
@@ -387,38 +390,30 @@ def open_engine(
         raise
 
 
-def _reopen_without_replay(
-    named: Pair,
-    plan: Plan,
-    options: LoadOptions,
-    devices: Sequence[Device],
-    loaded: Target,
-    say: Say,
+def _tried(
+    named: Pair, devices: Sequence[Device], options: LoadOptions, say: Say
 ) -> tuple[Pair, Plan, TargetOptions]:
-    """Open a target again that is to take rows back in another way. Returns what is used of the
-    pair, the new plan, and its options."""
-    say(_NO_REPLAY)
+    """What is used of a pair here, the plan, and how the target is opened: as a child process has
+    shown that it can be."""
     pair = named.used(devices, options)
-    plan = pair.plan(devices, replace(options, n_gpu_layers=plan.n_gpu_layers))
+    plan = pair.plan(devices, options)
     for line in plan.lines():
         say(line)
     wanted = _target_options(pair, plan, options, named.shape(devices, options))
-    _ensure_loadable(pair, wanted, say)
-    loaded.reopen(wanted)
-    return pair, plan, wanted
-
-
-def _ensure_loadable(pair: Pair, wanted: TargetOptions, say: Say) -> None:
-    ensure_loadable(
+    n_snapshots = ensure_loadable(
         pair.target.path,
         pair.draft.path if pair.draft else None,
         layers=wanted.tapped_layers,
-        n_gpu_layers=wanted.n_gpu_layers,
-        snapshots=wanted.n_snapshots > 0,
-        replay=wanted.n_replayed > 0,
+        n_gpu_layers=plan.n_gpu_layers,
+        n_snapshots=wanted.n_snapshots,
+        n_replayed=wanted.n_replayed,
         redecodes=wanted.redecodes,
         say=say,
     )
+    if n_snapshots < wanted.n_snapshots:
+        say(_FEWER_SNAPSHOTS.format(n_snapshots))
+        return _tried(replace(named, most_snapshots=n_snapshots), devices, options, say)
+    return pair, plan, wanted
 
 
 _gpus_are_told = False

@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 
 from dflash_local import Model, demo, load
+from dflash_local.bench.shapes.shape import DrafterShape, Experts
+from dflash_local.bench.shapes.writer import write_pair
 from dflash_local.errors import InputError
 from dflash_local.fit.options import LoadOptions
 from dflash_local.llama.runtime import Device
 from dflash_local.loading import open_pair
 from dflash_local.pays.costs import Costs
 from hybrid import REPLAYED, TAPPED, TAPS, WITHOUT, write_hybrid
+from mini_shapes import SHORT_CONV
 from synthetic import Markov, write_drafter
 
 N = 24
@@ -239,6 +242,22 @@ def test_where_a_pass_cannot_be_replayed_after_all(
     assert [answer.tokens for answer in found] == right
     with load(target, draft, draft_width=0, **OPTIONS) as model:
         assert model.drafter is None and model.target.max_width == 1
+
+
+@pytest.mark.usefixtures("no_replay")
+def test_there_are_as_many_snapshots_as_llama_cpp_has_room_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Those of a deep model are more nodes than its graph can have, which would end the process."""
+    few = {"n_embd": 64, "n_ff": 64, "n_head": 2, "n_head_kv": 1, "head_dim": 32}
+    small = replace(SHORT_CONV, experts=Experts(4, 2, 64, n_dense=2), **few)
+    deep = replace(small, n_layer=16, drafter=DrafterShape(1, 64, block_size=32))
+    pair = write_pair(deep, "Q8_0", tmp_path)
+    with load(*pair, **DRAFTING | {"quiet": False}) as model:
+        said = capfd.readouterr().err
+        assert "31 snapshots of each" in said and "15 snapshots of each" in said
+        assert (model.target.n_snapshots, model.engine.max_width) == (15, 16)
+        assert model.generate(PROMPTS[0], max_tokens=4).stats.drafted > 0
 
 
 def test_where_layers_are_on_both_sides_there_are_snapshots(

@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -101,15 +101,15 @@ class Target(Readout):
         file = GgufFile.open(path)
         check_target(file)
         check_taps(file, wanted.tapped_layers)
-        ensure_loadable(
+        n_snapshots = ensure_loadable(
             file.path,
             None,
             layers=wanted.tapped_layers,
             n_gpu_layers=wanted.n_gpu_layers,
-            snapshots=wanted.n_snapshots > 0,
+            n_snapshots=wanted.n_snapshots,
             redecodes=wanted.redecodes,
         )
-        return cls(file.path, wanted)
+        return cls(file.path, replace(wanted, n_snapshots=n_snapshots))
 
     def _load(self, progress: Callable[[float], bool] | None) -> None:
         params = self.options.model_params()

@@ -31,6 +31,7 @@ REINSTALL = (
 _FORMAT = 4
 _LIMIT_S = 300.0
 _SLOWEST_BYTES_PER_S = 50e6
+_AFTER_LOAD = ("context", "taps", "decode")
 _PREFIXES = re.compile(r"^(\w+: )?(error loading model( vocabulary)?: )+")
 
 
@@ -58,14 +59,17 @@ def ensure_loadable(
     *,
     layers: tuple[int, ...],
     n_gpu_layers: int = 0,
-    snapshots: bool = False,
-    replay: bool = False,
+    n_snapshots: int = 0,
+    n_replayed: int = 0,
     redecodes: bool = False,
     limit_s: float = _LIMIT_S,
     say: Callable[[str], None] = _to_stderr,
-) -> None:
-    """Return if llama.cpp can load `target` and decode with taps on `layers`, and with `snapshots`
-    or `replay` of its recurrent state. `redecodes`: from a second state of it.
+) -> int:
+    """Return if llama.cpp can load `target` and decode with taps on `layers`, and with so many
+    snapshots or replayed rows of its recurrent state. `redecodes`: from a second state of it.
+
+    Returns how many snapshots it can keep: those of a large model may be more nodes than its graph
+    can have, which ends the process. Then half as many are tried.
 
     If there is a `draft`, llama.cpp must be able to read its header. All this is tried in a child
     process, unless a verdict is kept from before. The child gets `limit_s` seconds, and more for
@@ -81,8 +85,8 @@ def ensure_loadable(
         "cpu": _cpu(),
         "layers": list(layers),
         "n_gpu_layers": n_gpu_layers,
-        **({"snapshots": True} if snapshots else {}),
-        **({"replay": True} if replay else {}),
+        **({"n_snapshots": n_snapshots} if n_snapshots else {}),
+        **({"n_replayed": n_replayed} if n_replayed else {}),
         **({"redecodes": True} if redecodes else {}),
     }
     verdict = _kept(key)
@@ -92,14 +96,25 @@ def ensure_loadable(
             "draft": str(draft) if draft else None,
             "layers": list(layers),
             "n_gpu_layers": n_gpu_layers,
-            "snapshots": snapshots,
-            "replay": replay,
+            "n_snapshots": n_snapshots,
+            "n_replayed": n_replayed,
             "redecodes": redecodes,
         }
         verdict = _tried(target, request, limit_s, files, say)
         if verdict.lasting:
             disk_cache.write("probe", key, {"verdict": asdict(verdict)})
+    if n_snapshots and verdict.lasting and verdict.stage in _AFTER_LOAD:
+        return ensure_loadable(
+            target,
+            draft,
+            layers=layers,
+            n_gpu_layers=n_gpu_layers,
+            n_snapshots=n_snapshots // 2,
+            limit_s=limit_s,
+            say=say,
+        )
     _raise(verdict, target, draft)
+    return n_snapshots
 
 
 def _raise(verdict: LoadVerdict, target: Path, draft: Path | None) -> None:

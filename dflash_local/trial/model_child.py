@@ -8,7 +8,7 @@ from typing import Any
 
 from dflash_local.trial.child import die_quietly, say
 
-_N_CTX = 64
+_N_CTX = 128
 
 
 class _Fault(Exception):
@@ -16,8 +16,8 @@ class _Fault(Exception):
 
 
 def main(request: dict[str, Any]) -> None:
-    """Run all stages for `request`: target, draft (or null), layers, n_gpu_layers, snapshots,
-    replay."""
+    """Run all stages for `request`: target, draft (or null), layers, n_gpu_layers, n_snapshots,
+    n_replayed, redecodes."""
     die_quietly()
     try:
         _stages(request)
@@ -90,7 +90,7 @@ def _try_model(path: bytes, request: dict[str, Any]) -> None:
     say(stage="context")
     runtime.clear_log()
     params = _context_params(n_gpu_layers)
-    params.n_rs_seq = 1 if request["snapshots"] else 0
+    params.n_rs_seq = request["n_snapshots"]
     params.n_seq_max = 2 if request["redecodes"] else 1
     context = llama_cpp.llama_init_from_model(model, params)
     if not context:
@@ -102,7 +102,7 @@ def _try_model(path: bytes, request: dict[str, Any]) -> None:
 
 
 def _try_passes(model: Any, context: Any, request: dict[str, Any]) -> Any:
-    """Decode two rows, then one, as `Target` does. With snapshots or replay, or where it decodes
+    """Decode a few rows, then one, as `Target` does. With snapshots or replay, or where it decodes
     again, rows are taken back in between. Returns the `native.TargetPass`."""
     import llama_cpp
 
@@ -111,22 +111,24 @@ def _try_passes(model: Any, context: Any, request: dict[str, Any]) -> Any:
 
     say(stage="taps")
     try:
-        layers, snapshots = request["layers"], request["snapshots"]
+        layers, n_snapshots = request["layers"], request["n_snapshots"]
         address = native.address(context)
-        n_returned = 1 if request["replay"] and native.can_replay(address) else 0
+        n_returned = request["n_replayed"] if native.can_replay(address) else 0
         threads = native.ThreadPool(_n_threads())
         passes = native.TargetPass(address, 1, _N_CTX, layers, _N_CTX, True, 1, n_returned, threads)
         say(stage="decode")
         n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
-        for n_before in (0, 1 if snapshots else 2):
-            # Where it cannot, `load` will see it and try another way.
-            if n_before and passes.can_keep:
+        n_rows = 1 + max(n_snapshots, n_returned, 1)
+        for is_first in (True, False):
+            positions = list(range(n_rows)) if is_first else [n_rows]
+            # Where rows cannot be replayed, `load` will see it and try another way.
+            if not is_first and passes.can_keep:
                 passes.keep(0, 1)
-                n_before = 1
-            positions = [n_before] if n_before else [0, 1]
-            if snapshots:
+                positions = [1]
+            if not is_first and n_snapshots:
                 memory = llama_cpp.llama_get_memory(context)
-                llama_cpp.llama_memory_seq_rm(memory, 0, positions[0], -1)
+                llama_cpp.llama_memory_seq_rm(memory, 0, 1, -1)
+                positions = [1]
             runtime.clear_log()
             n = len(positions)
             tokens = [position % n_vocab for position in positions]
@@ -140,7 +142,7 @@ def _try_passes(model: Any, context: Any, request: dict[str, Any]) -> Any:
                     llama_cpp.llama_memory_seq_cp(memory, 0, 1, 0, 0)
                 else:
                     llama_cpp.llama_memory_seq_cp(memory, 1, 0, 0, 0)
-                    llama_cpp.llama_memory_seq_rm(memory, 0, 2, -1)
+                    llama_cpp.llama_memory_seq_rm(memory, 0, n_rows, -1)
             if layers:
                 passes.hidden_states([passes.first_stored])
     except DflashError as fault:
