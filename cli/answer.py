@@ -32,10 +32,17 @@ def show_nothing(chunk: Chunk) -> None:
 
 
 def write_answer(
-    model: Model, ask: Ask, n_prompt: int, say: Speaker, *, ends_line: bool = False
+    model: Model,
+    ask: Ask,
+    n_prompt: int,
+    say: Speaker,
+    *,
+    is_chat: bool,
+    ends_line: bool = False,
 ) -> Result:
     """Stream one answer to stdout, while `say` holds its lines back. `n_prompt` are the tokens of
-    its prompt. On a terminal, and with `ends_line` everywhere, a line break ends it."""
+    its prompt. What a chat's model thinks before it answers is shown on a terminal alone. There,
+    and with `ends_line` everywhere, a line break ends the answer."""
     cancel = threading.Event()
     is_terminal = sys.stdout.isatty()
     written = ""
@@ -51,18 +58,26 @@ def write_answer(
             from .answer_view import AnswerView
 
             view = AnswerView(open_console(sys.stdout))
+        thinking = False
 
         def show(chunk: Chunk) -> None:
-            nonlocal written
-            if not chunk.text:
-                return
-            begin()
-            written = chunk.text
-            answered.in_line = not written.endswith("\n")
+            nonlocal written, thinking
+            thought = chunk.reasoning if is_terminal else ""
+            text = chunk.content if is_chat else chunk.text
             if view is not None:
-                view.write(chunk.pieces)
-            else:
-                write_stdout(chunk.text)
+                view.add(chunk.pieces)
+            for new, is_thought in ((thought, True), (text, False)):
+                if not new:
+                    continue
+                begin()
+                if thinking and not is_thought:
+                    write_stdout("\n\n")
+                written, thinking = new, is_thought
+                answered.in_line = not written.endswith("\n")
+                if view is not None:
+                    view.write(new, is_thought=is_thought)
+                else:
+                    write_stdout(new)
 
         result = None
         try:

@@ -7,9 +7,11 @@ style for black-and-white print has it: so code can be read on any background.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
+
+from rich.text import Text
 
 from dflash_local.printable import shown
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 TINTS = {(True, False): "green", (True, True): "blue"}
 """Of drafts by a drafter, and of copies of earlier text."""
+Kind = tuple[bool, bool]
+"""Of a character: drafted, copied."""
 _FENCE = re.compile(r" {0,3}(```+|~~~+) *([\w+#.-]*)")
 _MOST_HELD = 40
 """Characters of an unfinished word. It waits for its end, for its style: `de` is no keyword yet."""
@@ -31,20 +35,29 @@ class AnswerView:
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._origins = _Origins()
         self._text = ""  # since the line, or the block of code, began
-        self._kinds: list[tuple[bool, bool]] = []  # its characters: drafted, copied
+        self._kinds: list[Kind] = []  # of its characters
         self._n_written = 0
         self._fence = ""  # what opened the block of code
         self._lexer: Lexer | None = None
 
-    def write(self, pieces: list[Piece]) -> None:
-        """Write what is complete of the text so far."""
-        for text, *kind in pieces:
-            for line in shown(text).splitlines(keepends=True):
-                self._text += line
-                self._kinds += [(kind[0], kind[1])] * len(line)
-                if line.endswith("\n"):
-                    self._end_line()
+    def add(self, pieces: Iterable[Piece]) -> None:
+        """What the model wrote next. Of a chat, the marks of its format are in it."""
+        self._origins.add(pieces)
+
+    def write(self, text: str, *, is_thought: bool = False) -> None:
+        """Write what is complete of the text so far. A thought is dim, and comes at once."""
+        kinds = self._origins.of(text)
+        if is_thought:
+            self._print(Text(shown(text), style="dim", end=""), kinds)
+            return
+        for line in shown(text).splitlines(keepends=True):
+            self._text += line
+            self._kinds += kinds[: len(line)]
+            del kinds[: len(line)]
+            if line.endswith("\n"):
+                self._end_line()
         word = re.search(r"[!-~]*\Z", self._text)
         held = len(word[0]) if word else 0
         self._flush(len(self._text) - (held if held <= _MOST_HELD else 0))
@@ -67,17 +80,18 @@ class AnswerView:
     def _flush(self, end: int) -> None:
         if end <= self._n_written:
             return
-        from rich.text import Text
-
         text = Text(self._text[:end], end="")
         for begin, stop, style in self._styles(self._text[:end]):
             text.stylize(style, begin, stop)
-        for kind, run in groupby(range(self._n_written, end), self._kinds.__getitem__):
+        self._print(text[self._n_written :], self._kinds[self._n_written : end])
+        self._n_written = end
+
+    def _print(self, text: Text, kinds: Sequence[Kind]) -> None:
+        for kind, run in groupby(range(len(kinds)), kinds.__getitem__):
             if kind in TINTS:
                 characters = list(run)
                 text.stylize(TINTS[kind], characters[0], characters[-1] + 1)
-        self._console.print(text[self._n_written :], end="", soft_wrap=True)
-        self._n_written = end
+        self._console.print(text, end="", soft_wrap=True)
 
     def _styles(self, text: str) -> Iterator[tuple[int, int, str]]:
         from pygments.styles import get_style_by_name
@@ -101,3 +115,27 @@ def _lexer_of(language: str) -> Lexer | None:
         return get_lexer_by_name(language) if language else None
     except ClassNotFound:
         return None
+
+
+class _Origins:
+    """Which characters of an answer were drafted, by what the model wrote."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._kinds: list[Kind] = []
+
+    def add(self, pieces: Iterable[Piece]) -> None:
+        for text, *kind in pieces:
+            self._text += text
+            self._kinds += [(kind[0], kind[1])] * len(text)
+
+    def of(self, text: str) -> list[Kind]:
+        """Of the characters of the next `text` that is shown: what was written, in its order, but
+        for marks."""
+        at = self._text.find(text)
+        if at < 0:
+            return [(False, False)] * len(text)
+        end = at + len(text)
+        kinds = self._kinds[at:end]
+        self._text, self._kinds = self._text[end:], self._kinds[end:]
+        return kinds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
@@ -71,6 +72,7 @@ def chat(ctx: click.Context, /, prompt: str | None, **values: Any) -> None:
         return
     with model:
         messages = [*opening, {"role": "user", "content": text.rstrip("\r\n")}]
-        tokens = model.chat_prompt(messages, chat_template_kwargs=template)
-        code = run_single(model, tokens, arguments, values, say)
+        n_prompt = len(model.chat_prompt(messages, chat_template_kwargs=template))
+        ask = partial(model.stream_chat, messages, chat_template_kwargs=template, **arguments)
+        code = run_single(model, ask, n_prompt, values, say, is_chat=True)
     ctx.exit(code)

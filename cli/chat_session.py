@@ -122,13 +122,15 @@ class ChatSession:
     def _answer(self, asked: list[Message]) -> None:
         model = self._model
         try:
-            prompt = model.chat_prompt(asked, chat_template_kwargs=self._template)
-            ask = partial(model.stream, prompt, **self._arguments)
-            result = write_answer(model, ask, len(prompt), self._say, ends_line=True)
+            n_prompt = len(model.chat_prompt(asked, chat_template_kwargs=self._template))
+            ask = partial(
+                model.stream_chat, asked, chat_template_kwargs=self._template, **self._arguments
+            )
+            result = write_answer(model, ask, n_prompt, self._say, is_chat=True, ends_line=True)
         except InputError as error:
             self._complain(f"error: {error} /clear starts a new conversation.")
             return
-        self.messages = [*asked, {"role": "assistant", "content": result.text}]
+        self.messages = [*asked, result.message]
         self.last = result
         self._say(summary(result, self._arguments["max_tokens"]))
         if self._values["compare"] and result.finish_reason != "cancelled":

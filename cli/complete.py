@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
@@ -62,5 +63,6 @@ def complete(ctx: click.Context, /, prompt: str | None, **values: Any) -> None:
     say = speaker(values["quiet"])
     with load_model(values, say) as model:
         tokens = model.target.vocabulary.tokenize(text, n_ctx=model.n_ctx)
-        code = run_single(model, tokens, arguments, values, say)
+        ask = partial(model.stream, tokens, **arguments)
+        code = run_single(model, ask, len(tokens), values, say)
     ctx.exit(code)

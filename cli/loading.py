@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dflash_local.fit.options import COPIES
+
 from . import interrupt
 from .options import LOADING, values_of
 from .progress import loading_progress
@@ -20,13 +22,19 @@ if TYPE_CHECKING:
 
 
 def check_files(values: Mapping[str, Any]) -> None:
-    """Refuse a drafter without its target. Raises click.UsageError."""
+    """Refuse a drafter without its target, and names that mean nothing. Raises click.UsageError,
+    InputError."""
+    from dflash_local.pairs.address import read_address
+
     target, draft = values["target"], values["draft"]
     if draft is not None and target is None:
         raise click.UsageError(
             f"--draft {draft} is given without its target: add --target, or leave out --draft to "
             "use the shipped pair."
         )
+    for given in (target, draft):
+        if given not in (None, COPIES):
+            read_address(given)
 
 
 def check_drafter(values: Mapping[str, Any], why: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import re
 import urllib.error
 import urllib.request
 from typing import Any
@@ -15,12 +17,13 @@ from .list import gigabytes
 from .options import SectionedCommand, option
 from .values import api_key
 
+_URL = "http://127.0.0.1:8080"
 SECTIONS = {
     "Server": (
         option(
             "--url",
             metavar="URL",
-            default="http://127.0.0.1:8080",
+            default=_URL,
             help="Where the server listens.",
         ),
         option("--api-key", type=api_key, metavar="KEY", help="A key that it asks for."),
@@ -28,6 +31,8 @@ SECTIONS = {
     "Output": (option("--json", "as_json", is_flag=True, help="Print one JSON object."),),
 }
 _PATIENCE_S = 10
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Without the proxies of the environment: the server is on this machine or beside it."""
 
 
 @click.command(cls=SectionedCommand, sections=SECTIONS)
@@ -55,16 +60,18 @@ def ps(url: str, api_key: str | None, as_json: bool) -> None:
 
 
 def _running(url: str, key: str | None) -> list[dict[str, Any]]:
+    if not re.match(r"https?://[^/]", url):
+        raise click.UsageError(f"--url {url}: expected an address such as {_URL}.")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    request = urllib.request.Request(f"{url.rstrip('/')}/api/ps", headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:
+        request = urllib.request.Request(f"{url.rstrip('/')}/api/ps", headers=headers)
+        with DIRECT.open(request, timeout=_PATIENCE_S) as answer:
             found: list[dict[str, Any]] = json.load(answer)["models"]
             return found
     except urllib.error.HTTPError as error:
         hint = ": give a key with --api-key" if error.code == 401 else ""
         raise click.UsageError(f"the server at {url} answered {error.code}{hint}.") from None
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise click.UsageError(
             f"no server answers at {url} ({reason}): start one with `dflash-local serve`."

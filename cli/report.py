@@ -57,8 +57,10 @@ def drafts_text(stats: Stats) -> str:
 
 def json_object(result: Result) -> dict[str, Any]:
     """What `--json` prints of a result."""
+    of_chat = {"content": result.content, "reasoning": result.reasoning}
     return {
         "text": result.text,
+        **(of_chat if result.content is not None else {}),
         "tokens": list(result.tokens),
         "finish_reason": result.finish_reason,
         "seed": result.seed,

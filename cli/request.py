@@ -6,8 +6,7 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,16 +59,20 @@ def _piped() -> str:
 
 def run_single(
     model: Model,
-    prompt: Sequence[int],
-    arguments: Mapping[str, Any],
+    ask: Ask,
+    n_prompt: int,
     values: Mapping[str, Any],
     say: Speaker,
+    *,
+    is_chat: bool = False,
 ) -> int:
-    """Answer a prompt of tokens, report, and return the exit code: 130 if Ctrl-C cut the answer
-    short."""
+    """Ask, with a prompt of `n_prompt` tokens, report, and return the exit code: 130 if Ctrl-C cut
+    the answer short."""
     as_json = values["as_json"]
-    ask: Ask = partial(model.stream, prompt, **arguments)
-    result = answer(ask, show_nothing) if as_json else write_answer(model, ask, len(prompt), say)
+    if as_json:
+        result = answer(ask, show_nothing)
+    else:
+        result = write_answer(model, ask, n_prompt, say, is_chat=is_chat)
     say(summary(result, values["max_tokens"]))
     report = json_object(result)
     cancelled = result.finish_reason == "cancelled"

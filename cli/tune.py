@@ -7,7 +7,6 @@ import json
 import re
 import shlex
 import threading
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from dflash_local.errors import InputError
 from . import interrupt
 from .answer import write_stdout
 from .options import DRAFT, LOADING, QUIET, TARGET, SectionedCommand, option
+from .ps import DIRECT
 from .report import Say, speaker
 from .request import INTERRUPTED
 from .values import number, whole
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 _MACHINE = ("n_gpu_layers", "n_threads")
 _PATIENCE_S = 1
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Without the proxies of the environment: the server is on this machine or beside it."""
 
 SECTIONS = {
     "Model": (TARGET, DRAFT),
@@ -209,7 +207,7 @@ def is_busy(url: str) -> bool:
     """Whether a server of this program answers requests there. One that asks for a key does not
     say, and counts as idle."""
     try:
-        with _DIRECT.open(f"{url.rstrip('/')}/slots", timeout=_PATIENCE_S) as answer:
+        with DIRECT.open(f"{url.rstrip('/')}/slots", timeout=_PATIENCE_S) as answer:
             return any(slot["is_processing"] for slot in json.load(answer))
     except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
         return False

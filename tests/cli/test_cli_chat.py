@@ -16,6 +16,7 @@ from prompt_toolkit.history import InMemoryHistory
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
+import chat_models
 from command_line import COMMAND, run, run_here
 from dflash_local import demo
 from dflash_local.cli.answer import write_stdout
@@ -87,6 +88,23 @@ def test_thinking_can_be_turned_off(answer: str) -> None:
     asked = ("--chat-template-kwargs", '{"enable_thinking": false}')
     assert run_here("chat", "-n", "24", "--no-thinking", QUESTION).stdout == answer
     assert run_here("chat", "-n", "24", *asked, QUESTION).stdout == answer
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """Arguments of a chat whose model thinks before it answers, always the same."""
+    folder = tmp_path_factory.mktemp("thinker")
+    target = chat_models.with_template(demo.pair()[0], folder / "thinks.gguf", "qwen3")
+    grammar = folder / "answer.gbnf"
+    grammar.write_text('root ::= "<think>\\nHm.\\n</think>\\n\\nYes."\n')
+    return ("--target", str(target), "--grammar-file", str(grammar), "--ctx", "512")
+
+
+def test_a_thought_is_no_part_of_the_answer(thinker: tuple[str, ...]) -> None:
+    assert run_here("chat", "-q", *thinker, "Is it?").stdout == "Yes."
+    told = json.loads(run_here("chat", "-q", "--json", *thinker, "Is it?").stdout)
+    assert (told["content"], told["reasoning"]) == ("Yes.", "Hm.")
+    assert told["text"].startswith("<think>")
 
 
 @pytest.mark.parametrize(
@@ -284,6 +302,17 @@ def test_a_conversation(open_terminal: OpenTerminal, answer: str) -> None:
     terminal.expect("/exit")
     terminal.type("\r")
     assert terminal.close() == 0
+
+
+def test_a_thought_is_dim_in_a_terminal(
+    open_terminal: OpenTerminal, thinker: tuple[str, ...], tmp_path: Path
+) -> None:
+    terminal = open_terminal(*thinker, stdout_too=True)
+    assert "Hm.\r\n\r\nYes." in terminal.ask("Is it?")
+    assert re.search(r"\x1b\[2(;3[24])?mH", terminal.everything())  # word by word
+    terminal.ask(f"/save {tmp_path / 'saved.json'}")
+    [_, answer] = json.loads((tmp_path / "saved.json").read_text())["messages"]
+    assert (answer["content"], answer["reasoning_content"]) == ("Yes.", "Hm.")
 
 
 def test_the_conversation_so_far_is_part_of_the_prompt(open_terminal: OpenTerminal) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import hub_stand_in
 from named_pair import CHECKPOINT, DRAFTER, FILE, GGUF, NAME, TARGET, User, checkpoint, user
 
 ASKED = ("--draft-width", "8", "-n", "24", "Write a function that adds two numbers.")
@@ -155,6 +156,24 @@ def test_what_the_hub_refuses(empty: User) -> None:
     assert f"pull {NAME}" in empty.refused("inspect", NAME)
     assert "did you mean tiny?" in empty.refused("run", "tinny", "Hello")
     assert "lab/None" in empty.refused("run", "lab/None", "Hello")
+
+
+def test_a_wrong_name_is_told_whatever_the_prompt_is(empty: User) -> None:
+    for prompt in ((), ("",), ("Hello",)):  # standard input is empty
+        assert "did you mean tiny?" in empty.refused("run", "tinny", *prompt)
+    assert "did you mean tiny?" in empty.refused("doctor", "tinny")
+    assert "'nowhere'" in empty.refused("serve", "--target", NAME, "--draft", "nowhere")
+
+
+@pytest.mark.parametrize("url", ["nowhere", "http://", "ftp://127.0.0.1", "http://[::1"])
+def test_what_is_no_address_of_a_server(empty: User, url: str) -> None:
+    assert url in empty.refused("ps", "--url", url)
+
+
+def test_a_server_is_asked_without_a_proxy(empty: User) -> None:
+    with hub_stand_in.running() as proxy:
+        line = empty.refused("ps", "--url", "http://127.0.0.1:9", http_proxy=proxy.endpoint)
+    assert "no server answers at http://127.0.0.1:9" in line and not proxy.requests
 
 
 def test_a_files_name_is_not_a_prompt(empty: User) -> None:

@@ -45,7 +45,8 @@ def test_an_answer_is_shown_whole_however_it_comes(size: int, width: int) -> Non
     console = terminal(width)
     view = AnswerView(console)
     for n in range(0, len(ANSWER), size):
-        view.write([Piece(ANSWER[n : n + size], n % 2 == 0)])
+        view.add([Piece(ANSWER[n : n + size], n % 2 == 0)])
+        view.write(ANSWER[n : n + size])
     view.finish()
     assert plain(console) == ANSWER
 
@@ -55,7 +56,7 @@ def test_markdown_and_code_have_their_weights(size: int) -> None:
     console = terminal()
     view = AnswerView(console)
     for n in range(0, len(ANSWER), size):
-        view.write([Piece(ANSWER[n : n + size], False)])
+        view.write(ANSWER[n : n + size])
     view.finish()
     styled = [(codes, text.strip()) for codes, text in STYLE.findall(written(console))]
     assert any(text.endswith("Adding") and codes == "1" for codes, text in styled)
@@ -68,15 +69,27 @@ def test_markdown_and_code_have_their_weights(size: int) -> None:
 def test_drafted_text_and_no_other_is_tinted() -> None:
     console = terminal()
     view = AnswerView(console)
-    view.write([Piece("one ", False), Piece("two three ", True), Piece("four", True, True)])
+    view.add([Piece("one ", False), Piece("two three ", True), Piece("four", True, True)])
+    view.write("one two three four")
     view.finish()
     assert STYLE.findall(written(console)) == [("32", "two three "), ("34", "four")]
+
+
+def test_a_thought_is_dim_and_keeps_its_tints() -> None:
+    console = terminal()
+    view = AnswerView(console)
+    view.add([Piece("<think>\nso ", False), Piece("two", True), Piece("</think>\n\ntw", False)])
+    view.write("so two", is_thought=True)
+    view.add([Piece("o", True)])
+    view.write("two")
+    view.finish()
+    assert STYLE.findall(written(console)) == [("2", "so "), ("2;32", "two"), ("32", "o")]
 
 
 def test_an_answer_cannot_control_the_terminal() -> None:
     console = terminal()
     view = AnswerView(console)
-    view.write([Piece("a\x1b]0;own\x07\x9bb [bold]c[/bold] :smile:", False)])
+    view.write("a\x1b]0;own\x07\x9bb [bold]c[/bold] :smile:")
     view.finish()
     assert not set(plain(console)) & {"\x1b", "\x07", "\x9b"}
     assert "[bold]c[/bold] :smile:" in plain(console)
