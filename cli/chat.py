@@ -15,19 +15,20 @@ from .options import (
     LOADING,
     REPORTING,
     SAMPLING,
+    USUAL,
     SectionedCommand,
     generation_arguments,
     max_tokens,
 )
 from .report import speaker
-from .request import read_prompt, run_single
+from .request import ANSWER_LENGTH, answer_limit, read_prompt, run_single
 from .user_files import history_file, tilde
 from .values import utf8_text
 
 SECTIONS = {
     "Model": FILES,
     "Chat": CHAT,
-    "Answer": (max_tokens(1024), *ENDING),
+    "Answer": (max_tokens(show_default=USUAL.format(ANSWER_LENGTH)), *ENDING),
     "Sampling": SAMPLING,
     "Output": REPORTING,
     "Machine": LOADING,
@@ -72,7 +73,8 @@ def chat(ctx: click.Context, /, prompt: str | None, **values: Any) -> None:
         return
     with model:
         messages = [*opening, {"role": "user", "content": text.rstrip("\r\n")}]
+        arguments["max_tokens"] = answer_limit(model, arguments)
         n_prompt = len(model.chat_prompt(messages, chat_template_kwargs=template))
         ask = partial(model.stream_chat, messages, chat_template_kwargs=template, **arguments)
-        code = run_single(model, ask, n_prompt, values, say, is_chat=True)
+        code = run_single(model, ask, n_prompt, {**values, **arguments}, say, is_chat=True)
     ctx.exit(code)

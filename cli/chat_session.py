@@ -19,6 +19,7 @@ from .answer import write_answer
 from .line_editor import LineEditor
 from .loading import chosen_files, load_model
 from .report import stats_page, summary
+from .request import answer_limit
 from .terminal import Speaker
 from .user_files import history_file, tilde
 
@@ -123,8 +124,9 @@ class ChatSession:
         model = self._model
         try:
             n_prompt = len(model.chat_prompt(asked, chat_template_kwargs=self._template))
+            arguments = {**self._arguments, "max_tokens": answer_limit(model, self._arguments)}
             ask = partial(
-                model.stream_chat, asked, chat_template_kwargs=self._template, **self._arguments
+                model.stream_chat, asked, chat_template_kwargs=self._template, **arguments
             )
             result = write_answer(model, ask, n_prompt, self._say, is_chat=True, ends_line=True)
         except InputError as error:
@@ -132,7 +134,7 @@ class ChatSession:
             return
         self.messages = [*asked, result.message]
         self.last = result
-        self._say(summary(result, self._arguments["max_tokens"]))
+        self._say(summary(result, arguments["max_tokens"]))
         if self._values["compare"] and result.finish_reason != "cancelled":
             from .compare import compare
 

@@ -34,7 +34,7 @@ FILE = option(
 SECTIONS = {
     "Prompt": (FILE,),
     "Model": FILES,
-    "Answer": (max_tokens(256), *ENDING),
+    "Answer": (max_tokens(default=256), *ENDING),
     "Sampling": SAMPLING,
     "Output": REPORTING,
     "Machine": LOADING,

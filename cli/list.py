@@ -48,7 +48,7 @@ def list_models(here_only: bool, as_json: bool) -> None:
 
 def gigabytes(n_bytes: int) -> str:
     """A size as the hub shows it."""
-    return f"{n_bytes / 1e9:.1f} GB"
+    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e8 else f"{n_bytes / 1e6:.1f} MB"
 
 
 def _size(stock: Stock) -> str:

@@ -31,7 +31,7 @@ SHAPES = ("chain", "tree", "auto")
 
 READABLE = click.Path(exists=True, dir_okay=False, readable=True)
 _AUTO = "what fits the memory"
-_USUAL = "what the model's makers advise, else {}"
+USUAL = "what the model's makers advise, else {}"
 
 
 def option(*names: str, **attributes: Any) -> click.Option:
@@ -144,9 +144,9 @@ LOADING = (
         "--draft-window",
         type=whole(0),
         metavar="N",
-        show_default="the whole context",
-        help="How many tokens the drafter looks back at and keeps in memory. Helps with texts that "
-        "are longer than those it was trained on.",
+        show_default="the length that the drafter was trained on, if known, else the whole context",
+        help="How many tokens the drafter looks back at and keeps in memory; 0 for all. Helps with "
+        "texts that are longer than those it was trained on.",
     ),
     DRAFT_SHAPE,
     option(
@@ -191,28 +191,28 @@ SAMPLING = (
         "temperature",
         type=number(0, 100),
         metavar="X",
-        show_default=_USUAL.format(0),
+        show_default=USUAL.format(0),
         help="Temperature; 0 always takes the most likely token.",
     ),
     option(
         "--top-k",
         type=whole(0),
         metavar="N",
-        show_default=_USUAL.format(40),
+        show_default=USUAL.format(40),
         help="Draw from the N most likely tokens; 0 for all.",
     ),
     option(
         "--top-p",
         type=number(0, 1, above=True),
         metavar="X",
-        show_default=_USUAL.format(0.95),
+        show_default=USUAL.format(0.95),
         help="Draw from the most likely tokens that together have this probability.",
     ),
     option(
         "--min-p",
         type=number(0, 1),
         metavar="X",
-        show_default=_USUAL.format(0.05),
+        show_default=USUAL.format(0.05),
         help="Leave out tokens that are less likely than this share of the most likely one.",
     ),
     option(
@@ -226,28 +226,28 @@ SAMPLING = (
         "--repeat-penalty",
         type=number(0, 100, above=True),
         metavar="X",
-        show_default=_USUAL.format(1),
+        show_default=USUAL.format(1),
         help="Divide the logits of recent tokens by this.",
     ),
     option(
         "--repeat-last-n",
         type=whole(-1),
         metavar="N",
-        show_default=_USUAL.format(64),
+        show_default=USUAL.format(64),
         help="How many of the last tokens the penalties see; -1 for the whole context.",
     ),
     option(
         "--presence-penalty",
         type=number(-100, 100),
         metavar="X",
-        show_default=_USUAL.format(0),
+        show_default=USUAL.format(0),
         help="Subtract this from the logits of recent tokens.",
     ),
     option(
         "--frequency-penalty",
         type=number(-100, 100),
         metavar="X",
-        show_default=_USUAL.format(0),
+        show_default=USUAL.format(0),
         help="Subtract this from the logits of recent tokens once for each time they occurred.",
     ),
     option(
@@ -317,15 +317,15 @@ CHAT = (
 )
 
 
-def max_tokens(default: int) -> click.Option:
-    """The length limit of an answer, in tokens."""
+def max_tokens(**default: Any) -> click.Option:
+    """The length limit of an answer, in tokens. `default` are attributes of the option."""
     return option(
         "-n",
         "--max-tokens",
         type=whole(1),
         metavar="N",
-        default=default,
         help="End after this many tokens.",
+        **default,
     )
 
 
@@ -334,7 +334,8 @@ def generation_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     arguments = values_of(SAMPLING, values)
     arguments["logit_bias"] = dict(values["logit_bias"])
     arguments["stop"] = list(values["stop"])
-    arguments["max_tokens"] = values["max_tokens"]
+    if values["max_tokens"] is not None:
+        arguments["max_tokens"] = values["max_tokens"]
     if values["grammar_file"]:
         arguments["grammar"] = read_text(Path(values["grammar_file"]))
     if values["draft_width"] is not None:

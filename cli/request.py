@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from dflash_local import Model
 
 INTERRUPTED = 130
+ANSWER_LENGTH = 1024
+"""Tokens of a chat's answer where the pair's own length is not known. A model without an end to its
+text would go on to the end of the context."""
 
 
 def read_prompt(
@@ -44,6 +47,11 @@ def read_prompt(
     if sys.stdin is None:
         raise click.UsageError("standard input is closed: give PROMPT instead of -.")
     return decoded(sys.stdin.buffer.read(), "standard input")
+
+
+def answer_limit(model: Model, arguments: Mapping[str, Any]) -> int:
+    """The most tokens of a chat's answer: what was given, or what the pair is known for."""
+    return arguments.get("max_tokens") or model.answer_length or ANSWER_LENGTH
 
 
 def _piped() -> str:

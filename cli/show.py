@@ -14,6 +14,7 @@ from .list import gigabytes
 from .options import SectionedCommand, option
 
 if TYPE_CHECKING:
+    from dflash_local.pairs.address import Address
     from dflash_local.pairs.entry import Entry
     from dflash_local.pairs.find import Files
 
@@ -28,8 +29,15 @@ _ROWS = (
     "family",
     "thinking",
     "sampling",
+    "answer_length",
+    "training_length",
     "notes",
 )
+_UNKNOWN = {
+    "sampling": "not known",
+    "thinking": "as its chat template does",
+    "training_length": "not known: drafts look back at the whole context",
+}
 
 SECTIONS = {"Output": (option("--json", "as_json", is_flag=True, help="Print one JSON object."),)}
 
@@ -63,7 +71,7 @@ def show(model: str, as_json: bool) -> None:
             told["unknown"] = str(error)
             files = None
     if files is not None:
-        told |= _model(files)
+        told |= _model(files, _drafter_bytes(address, files))
     write_stdout(json.dumps(told) + "\n" if as_json else _text(told))
 
 
@@ -81,12 +89,26 @@ def _facts(entry: Entry) -> dict[str, Any]:
         "family": entry.family,
         "thinking": entry.thinking,
         "sampling": dict(entry.sampling),
+        "answer_length": entry.answer_length,
+        "training_length": entry.training_length,
         "notes": entry.notes,
     }
 
 
-def _model(files: Files) -> dict[str, Any]:
-    """What loading it takes, and its quantisations: their bytes, whether they are here and fit."""
+def _drafter_bytes(address: Address, files: Files) -> int:
+    """Of the drafter that would be loaded with it; 0 where none is known."""
+    from dflash_local.errors import InputError
+    from dflash_local.pairs.find import drafter_bytes, find_drafter
+
+    try:
+        return drafter_bytes(find_drafter(None, address, files))
+    except InputError:
+        return 0
+
+
+def _model(files: Files, drafter: int) -> dict[str, Any]:
+    """What loading it takes beside a drafter of so many bytes, and its quantisations: their bytes,
+    whether they are here and fit."""
     from dflash_local.fit.options import LoadOptions
     from dflash_local.gguf.file import GgufFile
     from dflash_local.llama import runtime
@@ -97,10 +119,12 @@ def _model(files: Files) -> dict[str, Any]:
     model = files.remote()[0] if files.missing() else GgufFile.open(files.path())
     options = LoadOptions(n_ctx=_CONTEXT)
     sizes = sizes or {files.key: model.n_bytes}
-    fitting = which_fit(model, 0, options, devices, sizes)
+    fitting = which_fit(model, drafter, options, devices, sizes)
+    memory = planned_bytes(model, options, devices)
     return {
         "context": _CONTEXT,
-        "memory": planned_bytes(model, options, devices),
+        "memory": memory and memory + drafter,
+        "drafter_bytes": drafter or None,
         "takes": files.quant() or files.key,
         "quantisations": [
             {
@@ -115,14 +139,19 @@ def _model(files: Files) -> dict[str, Any]:
 
 
 def _text(told: Mapping[str, Any]) -> str:
-    rows = [(name, _value(told[name])) for name in _ROWS if told.get(name) not in (None, "", [])]
+    known = [name for name in _ROWS if name in told]
+    values = ((name, _value(told[name]) or _UNKNOWN.get(name)) for name in known)
+    rows = [(name.replace("_", " "), value) for name, value in values if value]
     lines = [tabulate(rows, tablefmt="plain", disable_numparse=True)]
     if "unknown" in told:
         lines += ["", told["unknown"]]
     if "quantisations" in told:
         memory = told["memory"]
         need = f"{gigabytes(memory)} of memory" if memory else "more memory than there is"
-        lines += ["", f"{told['takes']} takes {need} with a context of {told['context']} tokens"]
+        drafter = told["drafter_bytes"]
+        beside = f" with its drafter of {gigabytes(drafter)}" if drafter else ""
+        context = f"a context of {told['context']} tokens"
+        lines += ["", f"{told['takes']}{beside} takes {need} at {context}"]
         table = [
             (
                 each["name"],
@@ -136,9 +165,11 @@ def _text(told: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _value(value: Any) -> str:
+def _value(value: Any) -> str | None:
+    if value is None:
+        return None
     if isinstance(value, dict):
-        return ", ".join(f"{name} {each:g}" for name, each in value.items()) or "not known"
+        return ", ".join(f"{name} {each:g}" for name, each in value.items())
     if isinstance(value, bool):
         return "yes" if value else "no"
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

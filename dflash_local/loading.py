@@ -40,7 +40,7 @@ from dflash_local.llama import runtime
 from dflash_local.llama.gpus import advice, has_nvidia_driver, listed_gpus
 from dflash_local.llama.runtime import Device
 from dflash_local.model import Model
-from dflash_local.pairs.defaults import defaults_of
+from dflash_local.pairs.defaults import defaults_of, draft_window_of
 from dflash_local.pairs.find import find_pair
 from dflash_local.pays import calibration
 from dflash_local.pays.controller import Controller
@@ -95,6 +95,8 @@ class Pair:
     def plan(self, devices: Sequence[Device], options: LoadOptions) -> Plan:
         """What `load` would do on a machine with these devices. Raises InputError for what does not
         fit there."""
+        if options.draft_window is None:
+            options = replace(options, draft_window=draft_window_of(self.draft))
         shape = self.shape(devices, options)
         pair = self.used(devices, options)
         n_returned = pair.n_returned(options.n_batch)
@@ -209,7 +211,7 @@ def load(
     main_gpu: int = 0,
     tensor_split: Sequence[float] | None = None,
     n_seq: int = 1,
-    draft_window: int = 0,
+    draft_window: int | None = None,
     draft_shape: DraftShape | None = None,
     draft_width: int | Literal["auto"] | None = None,
     cache_mb: int = 0,
@@ -242,8 +244,9 @@ def load(
     once. They share one context.
 
     `draft_window` is how many tokens of a sequence the drafter looks back at. Its cache then holds
-    little more than that. 0, the default, means all: no file says how long the texts were on which
-    its drafter was trained. Beyond that length drafts are poor without a window. The shipped pair
+    little more than that. 0 means all. None, the default, is the length of the texts on which the
+    drafter was trained, where the registry knows it, or else all: no file says it. Beyond that
+    length drafts are poor without a window. The shipped pair
     accepts 2.3 tokens per round after 1800 tokens with a window of 512, and 1.1 without one. After
     500 tokens it accepts 2.6 either way.
 
@@ -305,6 +308,7 @@ def load(
         say(line)
     model = Model(engine, plan, say=say)
     model.sampling, model.thinking = defaults.sampling, defaults.thinking
+    model.answer_length = defaults.answer_length
     if draft_width is not None:
         model.draft_width = draft_width
     return model

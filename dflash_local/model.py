@@ -76,6 +76,8 @@ class Model:
         self.thinking: bool | None = None
         """What chats ask the template for, unless they say `enable_thinking` or an effort. None
         leaves it to the template."""
+        self.answer_length: int | None = None
+        """`max_tokens` of chats that do not say; None is that of all requests."""
         self._vocabulary = target.vocabulary
         self._engine = engine
         self._say = say
@@ -337,6 +339,8 @@ class Model:
             options["lark"] = forced_call(
                 self._dialect, tools, choice, is_token=self.is_token, thinking_open=thinking
             )
+        if self.answer_length is not None:
+            options.setdefault("max_tokens", self.answer_length)
         if self._dialect.special:
             options["special"] = True
         if self._dialect.stop:

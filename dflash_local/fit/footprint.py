@@ -105,7 +105,7 @@ class Footprint:
     ) -> None:
         self._n_states = options.n_seq * (1 + n_snapshots + redecodes)
         self._n_replayed_rows = 1 + n_replayed if n_replayed else 0
-        self._draft_window, self._n_branches = options.draft_window, n_branches
+        self._draft_window, self._n_branches = options.draft_window or 0, n_branches
         self._target, self._arch = target, target.architecture
         self._n_seq, self._n_batch = options.n_seq, options.n_batch
         self._flash_attn = options.flash_attn

@@ -51,7 +51,7 @@ class LoadOptions:
     main_gpu: int = 0
     tensor_split: Sequence[float] | None = None
     n_seq: int = 1
-    draft_window: int = 0
+    draft_window: int | None = None
     draft_shape: str | None = None
     draft_width: int | Literal["auto"] | None = None
     cache_mb: int = 0

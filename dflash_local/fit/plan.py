@@ -182,7 +182,7 @@ def make_plan(
         n_replayed=n_replayed,
         redecodes=redecodes,
         drafter_kv_bytes=model.drafter_kv(context),
-        draft_window=options.draft_window,
+        draft_window=options.draft_window or 0,
         mapped_bytes=places.mapped(count),
     )
     if plan.reads_disk:

@@ -29,10 +29,11 @@ _SOURCE = "dflash_local.source"
 @dataclass(frozen=True)
 class Defaults:
     """`sampling`: options of requests. `thinking`: what chats ask their template for; None asks for
-    nothing."""
+    nothing. `answer_length`: `max_tokens` of chats; None if it is not known."""
 
     sampling: Mapping[str, float] = field(default_factory=dict)
     thinking: bool | None = None
+    answer_length: int | None = None
     is_given: bool = False
     """Whether the user set `thinking`."""
 
@@ -44,9 +45,11 @@ class Defaults:
                 "thinking is off: the drafter was trained without it; --thinking, or "
                 "enable_thinking in a request, turns it on"
             )
-        if self.sampling:
-            told = ", ".join(f"{name} {value:g}" for name, value in self.sampling.items())
-            lines.append(f"sampling, if a request does not say: {told}")
+        told = [f"{name} {value:g}" for name, value in self.sampling.items()]
+        if self.answer_length is not None:
+            told.append(f"answers of at most {self.answer_length} tokens in chats")
+        if told:
+            lines.append(f"if a request does not say: {', '.join(told)}")
         return lines
 
 
@@ -54,11 +57,19 @@ def defaults_of(target: GgufFile, draft: GgufFile | None, thinking: bool | None 
     """What the registry says of these files, by where they come from, or else the target's file.
     `thinking` comes first if it is given."""
     pair = _pair_of(draft)
-    known = pair or registry.of_target(repository_of(target.path))
+    known = pair or registry.of_target(repository_of(target.path) or str(target.path))
     sampling = known.sampling if known and known.sampling else _in_file(target)
+    length = known.answer_length if known else None
     if thinking is not None:
-        return Defaults(dict(sampling), thinking, is_given=True)
-    return Defaults(dict(sampling), pair.thinking if pair else None)
+        return Defaults(dict(sampling), thinking, length, is_given=True)
+    return Defaults(dict(sampling), pair.thinking if pair else None, length)
+
+
+def draft_window_of(draft: GgufFile | None) -> int:
+    """How many tokens drafts should look back at: as many as the drafter was trained on, 0 for all
+    where the registry does not know."""
+    pair = _pair_of(draft)
+    return (pair and pair.training_length) or 0
 
 
 def _pair_of(draft: GgufFile | None) -> Entry | None:
@@ -66,7 +77,7 @@ def _pair_of(draft: GgufFile | None) -> Entry | None:
         return None
     source = draft.get(_SOURCE)
     found = registry.of_drafter(source) if isinstance(source, str) else None
-    return found or registry.of_drafter(repository_of(draft.path))
+    return found or registry.of_drafter(repository_of(draft.path) or str(draft.path))
 
 
 def _in_file(target: GgufFile) -> dict[str, float]:

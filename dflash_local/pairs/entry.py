@@ -25,6 +25,8 @@ class Entry:
     aliases: tuple[str, ...] = ()
     thinking: bool | None = None
     sampling: Mapping[str, float] = field(default_factory=dict)
+    answer_length: int | None = None
+    training_length: int | None = None
     notes: str = ""
 
     @property
@@ -44,6 +46,8 @@ _KINDS: dict[str, type] = {
     "aliases": list,
     "thinking": bool,
     "sampling": dict,
+    "answer_length": int,
+    "training_length": int,
     "notes": str,
 }
 _SAMPLING = {each.name for each in fields(SamplingParams)}
@@ -62,6 +66,9 @@ def read_entry(where: str, name: str, table: Any) -> Entry:
             raise InputError(f"{at} {key}: no such key; the keys are {', '.join(_KINDS)}")
         if type(value) is not _KINDS[key]:
             raise InputError(f"{at} {key}: {value!r} is not of type {_KINDS[key].__name__}")
+    for key in ("size", "answer_length", "training_length"):
+        if table.get(key, 1) < 1:
+            raise InputError(f"{at} {key}: {table[key]} is not 1 or more")
     unknown = table.get("sampling", {}).keys() - _SAMPLING
     if unknown:
         raise InputError(f"{at} sampling: {min(unknown)} is no sampling option")

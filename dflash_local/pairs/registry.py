@@ -70,18 +70,22 @@ def near(text: str) -> list[str]:
     return list(dict.fromkeys(known[name] for name in found))[:3]
 
 
-def of_target(repo: str | None) -> Entry | None:
-    """The first pair whose target comes from this repository."""
-    return _first(entry for entry in entries() if repo and _same(entry.gguf, repo))
+def of_target(place: str) -> Entry | None:
+    """The first pair whose target comes from this repository, or is this file."""
+    return _first(entry for entry in entries() if _same(entry.gguf, place))
 
 
-def of_drafter(repo: str | None) -> Entry | None:
-    """The pair whose drafter comes from this repository."""
-    return _first(entry for entry in entries() if repo and _same(entry.drafter, repo))
+def of_drafter(place: str) -> Entry | None:
+    """The pair whose drafter comes from this repository, or is this file."""
+    return _first(entry for entry in entries() if _same(entry.drafter, place))
 
 
 def _same(one: str | None, other: str) -> bool:
-    return one is not None and one.casefold() == other.casefold()
+    if one is None:
+        return False
+    file, given = Path(one).expanduser(), Path(other)
+    is_one_file = file.is_file() and given.is_file() and file.samefile(given)
+    return is_one_file or one.casefold() == other.casefold()
 
 
 def _first(found: Iterable[Entry]) -> Entry | None:

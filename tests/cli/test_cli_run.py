@@ -40,6 +40,7 @@ def test_run_fetches_converts_and_answers_then_needs_no_network(empty: User) -> 
     assert f"fetching {GGUF}: {FILE}" in first.stderr
     assert f"converted {CHECKPOINT}" in first.stderr
     assert "thinking is off" in first.stderr and "top_k 7" in first.stderr
+    assert "for the last 512 tokens" in first.stderr
     # what was fetched for the conversion alone is not held twice
     assert not [path for path in empty.cache.rglob("*.safetensors")]
 
@@ -51,6 +52,10 @@ def test_run_fetches_converts_and_answers_then_needs_no_network(empty: User) -> 
     online = empty.done("run", "TINY:coder", "-q", *ASKED)
     assert online.stdout.strip() == told["text"].strip()
     assert len(empty.hub.requests) == asked
+
+    words = ("run", NAME, "--json", "-q", "--draft-width", "0", ASKED[-1])
+    short = json.loads(empty.done(*words, HF_HUB_OFFLINE="1").stdout)
+    assert (len(short["tokens"]), short["finish_reason"]) == (6, "length")
 
     # `convert` knows the name, too
     words = ("convert", CHECKPOINT, "--target", NAME, "--dry-run")
@@ -85,8 +90,10 @@ def test_run_fetches_converts_and_answers_then_needs_no_network(empty: User) -> 
     assert shown["quantisations"] == [
         {"name": "Q8_0", "n_bytes": TARGET.stat().st_size, "here": True, "fits": True}
     ]
-    assert shown["memory"] > TARGET.stat().st_size
-    assert "GB freed" in empty.done("rm", NAME).stderr
+    assert shown["drafter_bytes"] > 1e6
+    assert shown["memory"] > TARGET.stat().st_size + shown["drafter_bytes"]
+    assert (shown["answer_length"], shown["training_length"]) == (6, 512)
+    assert "MB freed" in empty.done("rm", NAME).stderr
     assert not [path for path in empty.home.rglob("*.gguf")]
     assert "nothing of tiny is here" in empty.refused("rm", NAME)
 

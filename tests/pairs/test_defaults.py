@@ -10,7 +10,8 @@ import pytest
 import dflash_local
 from dflash_local import Model, demo
 from dflash_local.gguf.file import GgufFile
-from dflash_local.pairs.defaults import Defaults, defaults_of
+from dflash_local.pairs import registry
+from dflash_local.pairs.defaults import Defaults, defaults_of, draft_window_of
 
 TARGET, DRAFTER = map(GgufFile.open, demo.pair())
 
@@ -30,6 +31,36 @@ def test_a_converted_drafter_tells_its_pair() -> None:
     found = defaults_of(TARGET, converted)
     assert found.thinking is False and found.sampling["temperature"] == 0.7
     assert any("thinking is off" in line for line in found.lines())
+
+
+def test_a_pair_may_say_how_long_its_answers_and_texts_are() -> None:
+    source = {"dflash_local.source": "z-lab/Qwen3-8B-DFlash-b16"}
+    converted = replace(DRAFTER, metadata={**DRAFTER.metadata, **source})
+    found = defaults_of(TARGET, converted)
+    assert found.answer_length == 32768
+    assert any("answers of at most 32768 tokens" in line for line in found.lines())
+    assert draft_window_of(converted) == 3072
+    assert draft_window_of(DRAFTER) == draft_window_of(None) == 0
+
+
+def test_a_pair_of_ones_own_files_has_its_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text(
+        f"[mine]\ngguf = '{TARGET.path}'\ndrafter = '{DRAFTER.path}'\nthinking = false\n"
+        "training_length = 512\nanswer_length = 20\nsampling = { temperature = 0.25 }\n"
+    )
+    monkeypatch.setenv(registry.ENVIRONMENT, str(own))
+    with dflash_local.load("mine", n_gpu_layers=0, n_ctx=1024, quiet=True) as model:
+        assert (model.sampling, model.thinking) == ({"temperature": 0.25}, False)
+        assert model.plan and model.plan.draft_window == 512
+        asked = [{"role": "user", "content": "Write a function."}]
+        assert len(model.chat(asked, ignore_eos=True).tokens) == 20
+        assert len(model.chat(asked, ignore_eos=True, max_tokens=4).tokens) == 4
+        assert len(model.generate("def f(", ignore_eos=True, max_tokens=24).tokens) == 24
+    with dflash_local.load("mine", draft_window=0, n_ctx=1024, quiet=True) as model:
+        assert model.plan and model.plan.draft_window == 0
 
 
 def test_a_file_in_the_hubs_cache_tells_its_repository() -> None:

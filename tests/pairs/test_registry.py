@@ -49,6 +49,7 @@ def test_ones_own_file_adds_and_replaces(tmp_path: Path, monkeypatch: pytest.Mon
         ('[a.b]\ndrafter = "b/c"\n', r"\[a\] has no drafter.*quotes"),
         ('[a]\ndrafter = "b/c"\ncolour = 1\n', r"\[a\] colour: no such key; the keys are"),
         ('[a]\ndrafter = "b/c"\nthinking = "no"\n', r"\[a\] thinking: 'no' is not"),
+        ('[a]\ndrafter = "b/c"\ntraining_length = 0\n', "training_length: 0 is not 1 or more"),
         ('[a]\ndrafter = "b/c"\nsampling = { heat = 1 }\n', "heat is no sampling option"),
     ],
 )

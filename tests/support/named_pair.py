@@ -27,6 +27,8 @@ gguf = "{GGUF}"
 drafter = "{CHECKPOINT}"
 thinking = false
 sampling = {{ temperature = 0.0, top_k = 7 }}
+answer_length = 6
+training_length = 512
 
 [other]
 gguf = "lab/Other-GGUF"
