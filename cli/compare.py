@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from dflash_local import Model, Result
 
 
+_ONE_PROMPT = "one prompt is no verdict: `dflash-local bench` measures many, each in turns"
+
+
 def compare(
     model: Model, ask: Ask, result: Result, width: int | str | None, say: Say
 ) -> dict[str, Any] | None:
@@ -43,6 +46,7 @@ def compare(
         say(f"chains: {drafts_text(chain.stats)}")
     if result.stats.drafting:
         say(result.stats.drafting)
+    say(_ONE_PROMPT)
     return report
 
 
@@ -65,7 +69,7 @@ def _comparison(result: Result, other: Result) -> dict[str, Any]:
 def _line(other: str, asked: str, compared: Mapping[str, Any]) -> str:
     """The comparison in words; `other` and `asked` name the two ways to decode."""
     ratio = compared["ratio"]
-    faster = "" if ratio is None else f"{asked} is {ratio:.2f} times as fast"
+    faster = "" if ratio is None else f"{asked} was {ratio:.2f} times as fast on this prompt"
     same = (
         "the same tokens"
         if compared["equal"]

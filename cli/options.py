@@ -39,7 +39,16 @@ def option(*names: str, **attributes: Any) -> click.Option:
     long = next(name for name in names if name.startswith("--")).split("/")[0]
     variable = f"{ENVIRONMENT}_{long.strip('-').replace('-', '_').upper()}"
     attributes.setdefault("show_default", "default" in attributes)
-    return click.Option(list(names), envvar=variable, show_envvar=True, **attributes)
+    return _Option(list(names), envvar=variable, show_envvar=True, **attributes)
+
+
+class _Option(click.Option):
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        """What an error names: the option, or the variable if the value comes from there."""
+        source = ctx.get_parameter_source(self.name) if ctx and self.name else None
+        if source is click.core.ParameterSource.ENVIRONMENT:
+            return str(self.envvar)
+        return next(name for name in self.opts if name.startswith("--"))
 
 
 class SectionedCommand(click.Command):

@@ -27,8 +27,9 @@ def test_trees_are_held_against_plain_decoding_and_chains(width: str) -> None:
     done = compare("--draft-shape", "tree", "--draft-width", width)
     assert done.returncode == 0, done.stderr
     told = done.stderr
-    assert re.search(r"plain decoding: [\d.]+ tokens/s; drafting is [\d.]+ times as fast", told)
-    assert re.search(r"chains: [\d.]+ tokens/s; drafting trees is [\d.]+ times as fast", told)
+    assert re.search(r"plain decoding: [\d.]+ tokens/s; drafting was [\d.]+ times as fast on", told)
+    assert re.search(r"chains: [\d.]+ tokens/s; drafting trees was [\d.]+ times as fast on", told)
+    assert told.splitlines()[-1].startswith("one prompt is no verdict: `dflash-local bench`")
     trees = re.search(r"^trees: ([\d.]+) tokens per round of (.*)$", told, re.M)
     chains = re.search(r"^chains: ([\d.]+) tokens per round of (.*) drafts$", told, re.M)
     assert trees and chains
