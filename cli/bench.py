@@ -43,6 +43,7 @@ from .values import name_list, number, whole, whole_list
 if TYPE_CHECKING:
     from dflash_local.bench.benchmark import BenchOptions
     from dflash_local.bench.report.report import Report
+    from dflash_local.draft.shape import DraftShape
     from dflash_local.engine.engine import Engine
     from dflash_local.fit.options import LoadOptions
     from dflash_local.fit.plan import Plan
@@ -176,7 +177,7 @@ MEASURING = (
         "draft_shapes",
         type=name_list(SHAPES),
         metavar="NAME,...",
-        default="chain,tree",
+        show_default="chain,tree; on a CPU chain",
         help="Shapes of drafts to measure: chain, tree, and auto, which uses what pays.",
     ),
     option("--repeat", type=whole(1), metavar="N", default=1, help="Answers to each prompt."),
@@ -307,9 +308,10 @@ def _options(
     from dflash_local.bench.measure.settings import RunSettings, variants_from
 
     replay = values["replay"]
+    shapes = values["draft_shapes"] or _usual_shapes(values)
     settings = RunSettings(
         temperatures=values["temperatures"] or ((0.0,) if replay else (0.0, 0.8)),
-        variants=variants_from(values["draft_shapes"], values["widths"] or ()),
+        variants=variants_from(shapes, values["widths"] or ()),
         max_tokens=values["max_tokens"] or (_MOST_TOKENS if replay else _MAX_TOKENS),
         repeat=values["repeat"],
         seed=values["seed"],
@@ -335,6 +337,17 @@ def _options(
         server_drafts=values["server_drafts"],
         loading=values_of(MACHINE, values),
     )
+
+
+def _usual_shapes(values: Mapping[str, Any]) -> tuple[DraftShape, ...]:
+    """Trees are measured where they would be used."""
+    from dflash_local.fit.options import LoadOptions
+    from dflash_local.llama import runtime
+    from dflash_local.loading import usual_shape
+
+    options = LoadOptions(**values_of(MACHINE, values))
+    is_chain = usual_shape(list(runtime.devices()), options) == "chain"
+    return ("chain",) if is_chain else ("chain", "tree")
 
 
 @contextmanager

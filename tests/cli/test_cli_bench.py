@@ -21,7 +21,8 @@ from mini_shapes import DENSE, HYBRID
 
 COMMAND = Path(sysconfig.get_path("scripts"), "dflash-local")
 TARGET, DRAFTER = map(str, demo.pair())
-ON_CPU = ("--threads", "1", "--gpu-layers", "0")
+ALONE = ("--threads", "1", "--gpu-layers", "0")
+ON_CPU = (*ALONE, "--draft-shape", "chain,tree")
 FEW = ("--max-tokens", "10", "--limit", "1", *ON_CPU)
 
 
@@ -108,6 +109,12 @@ def test_json_is_one_object_with_all_that_was_asked_for(tmp_path: Path) -> None:
     assert {row["cache"] for row in found["rows"]} == {"cold", "hit"}
     assert sum(row["n_differing"] for row in found["rows"] if row["shape"] == "chain") == 0
     assert found["n_beyond_rounding"] == 0
+
+
+def test_trees_are_not_measured_where_none_are_used() -> None:
+    few = ("--max-tokens", "10", "--limit", "1", "--category", "chat", "--temps", "0")
+    ways = told(*few, *ALONE)["settings"]["ways"]
+    assert [(way["shape"], way["width"]) for way in ways] == [("chain", "auto")]
 
 
 def test_trees_are_left_out_for_a_target_with_recurrent_layers(tmp_path: Path) -> None:
