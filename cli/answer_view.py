@@ -27,7 +27,8 @@ Kind = tuple[bool, bool]
 """Of a character: drafted, copied."""
 _FENCE = re.compile(r" {0,3}(```+|~~~+) *([\w+#.-]*)")
 _MOST_HELD = 40
-"""Characters of an unfinished word. It waits for its end, for its style: `de` is no keyword yet."""
+"""Characters of an unfinished word, or of words in bold. They wait for their end, for their style:
+`de` is no keyword yet."""
 
 
 class AnswerView:
@@ -59,12 +60,19 @@ class AnswerView:
             if line.endswith("\n"):
                 self._end_line()
         word = re.search(r"[!-~]*\Z", self._text)
-        held = len(word[0]) if word else 0
-        self._flush(len(self._text) - (held if held <= _MOST_HELD else 0))
+        begin = self._open_mark(word.start() if word else len(self._text))
+        self._flush(begin if len(self._text) - begin <= _MOST_HELD else len(self._text))
 
     def finish(self) -> None:
         """Write the rest."""
         self._flush(len(self._text))
+
+    def _open_mark(self, end: int) -> int:
+        """Where a mark of Markdown stands that is not closed before `end`, or else `end`."""
+        for mark in () if self._fence else ("**", "`"):
+            if self._text.count(mark, 0, end) % 2:
+                return self._text.rfind(mark, 0, end)
+        return end
 
     def _end_line(self) -> None:
         self._flush(len(self._text))

@@ -206,8 +206,12 @@ class ChatSession:
         self._show(stats_page(self._model, self.last))
 
     def _show(self, lines: Sequence[str]) -> None:
+        console = self._say.console
         for line in lines:
-            print(printable(line), file=sys.stderr)
+            if console is None:
+                print(printable(line), file=sys.stderr)
+            else:  # lines break between words
+                console.print(printable(line), soft_wrap=False)
 
     def _complain(self, line: str) -> None:
         self._show([line])

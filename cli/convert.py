@@ -90,10 +90,11 @@ def convert(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Write the DFlash drafter SOURCE, a hub id or a local folder, as a GGUF file.
+    """Write a published drafter as a GGUF file.
 
-    The tokenizer is the target's; of a target on the hub only its config and tokenizer are fetched.
-    The file is checked, and appears whole or not at all. Its path alone goes to stdout.
+    SOURCE is a DFlash drafter: a hub id or a local folder. The tokenizer is the target's; of a
+    target on the hub only its config and tokenizer are fetched. The file is checked, and appears
+    whole or not at all. Its path alone goes to stdout.
     """
     if quiet:
         # read once, when the hub's client is imported
@@ -101,7 +102,8 @@ def convert(
     from dflash_local.convert import convert as run
 
     say = speaker(quiet)
-    target = _file_of_name(target)
+    _check_source(source)
+    given, target = target, _file_of_name(target)
     with writing_progress(sys.stderr, quiet) as progress:
         result = run(
             source,
@@ -118,19 +120,31 @@ def convert(
         say(f"checked: {line}")
     say(_summary(result, dry_run))
     if not dry_run:
-        say(_next_step(result, target))
+        say(_next_step(result, given, target))
     if as_json:
         write_stdout(json.dumps({**result.as_dict(), "dry_run": dry_run}) + "\n")
     elif not dry_run:
         write_stdout(f"{result.path}\n")
 
 
-def _file_of_name(target: str | None) -> str | None:
-    """The file of a target that is given by a name of the registry; anything else as it is."""
-    from dflash_local.pairs.find import held_target
+def _check_source(source: str) -> None:
+    """Refuse the name of a pair, which is converted by itself. Raises click.UsageError."""
     from dflash_local.pairs.registry import named
 
-    if target is None or Path(target).exists() or not named(target):
+    found = None if Path(source).exists() else named(source)
+    if found is not None:
+        raise click.UsageError(
+            f"{source} names a pair: `dflash-local pull {source}` fetches and converts its "
+            f"drafter; to write a file of it here, give {found[0].drafter}."
+        )
+
+
+def _file_of_name(target: str | None) -> str | None:
+    """The file of a target that is given by a name of the registry; a path or a hub id as it is.
+    Raises InputError for what is none of these."""
+    from dflash_local.pairs.find import held_target
+
+    if target is None or Path(target).exists() or "/" in target or target.endswith(".gguf"):
         return target
     return str(held_target(target))
 
@@ -144,11 +158,12 @@ def _summary(result: ConvertResult, dry_run: bool) -> str:
     )
 
 
-def _next_step(result: ConvertResult, target: str | None) -> str:
-    """How to use the file: the command, with the target in it where it is a file."""
+def _next_step(result: ConvertResult, given: str | None, target: str | None) -> str:
+    """How to use the file: the command, with the target in it as it was given, where the file
+    `target` is here."""
     draft = shlex.quote(str(result.path))
-    if target is not None and Path(target).is_file():
-        return f"next: dflash-local chat --target {shlex.quote(target)} --draft {draft}"
+    if given is not None and target is not None and Path(target).is_file():
+        return f"next: dflash-local chat --target {shlex.quote(given)} --draft {draft}"
     return (
         f"next: dflash-local chat --target TARGET.gguf --draft {draft}, "
         f"where TARGET.gguf is {result.target or 'its target'} in GGUF"

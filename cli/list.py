@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,15 +23,16 @@ SECTIONS = {
         option("--json", "as_json", is_flag=True, help="Print one JSON object."),
     ),
 }
+_HEADS = ("name", "model", "size", "here", "fits")
 _PLACES = {"gpu": "on the GPU", "cpu": "on the CPU", "no": "no", None: "?"}
 
 
 @click.command("list", cls=SectionedCommand, sections=SECTIONS)
 def list_models(here_only: bool, as_json: bool) -> None:
-    """List the models that have a name: what they are, what is on this disk, and what fits.
+    """List the models that have a name, and what of them is here.
 
-    The hub is not asked. Sizes with ~ are told by the number of weights, for Q4_K_M; `show NAME`
-    asks for all of them, and plans the memory.
+    It also tells what fits this machine. The hub is not asked. Sizes with ~ are told by the number
+    of weights, for Q4_K_M; `show NAME` asks for all of them, and plans the memory.
     """
     from dflash_local.llama import runtime
     from dflash_local.pairs.inventory import stock
@@ -42,8 +46,20 @@ def list_models(here_only: bool, as_json: bool) -> None:
         (each.entry.name, each.entry.target, _size(each), _here(each), _PLACES[place])
         for each, place in found
     ]
-    heads = ("name", "model", "size", "here", "fits")
-    write_stdout(tabulate(rows, heads, tablefmt="plain", disable_numparse=True) + "\n")
+    text = _table(rows)
+    if sys.stdout.isatty() and _width(text) > shutil.get_terminal_size().columns:
+        text = _table([(name, *rest) for name, _, *rest in rows])
+    write_stdout(text)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """With a column for the model's own name, or without it where there is no room."""
+    heads = [head for head in _HEADS if head != "model" or len(rows[0]) == len(_HEADS)]
+    return tabulate(rows, heads, tablefmt="plain", disable_numparse=True) + "\n"
+
+
+def _width(text: str) -> int:
+    return max(map(len, text.splitlines()))
 
 
 def gigabytes(n_bytes: int) -> str:

@@ -35,6 +35,8 @@ from .tune import tune
 from .user_files import settings_file, tilde
 
 NAME = "dflash-local"
+_SENTENCE = 1000
+"""Characters: more than any has."""
 FAILED = 1
 BAD_INPUT = 2
 
@@ -43,7 +45,7 @@ _VARIABLES = "\n".join(f"  {name:{_WIDE}s}{text}" for name, text in VARIABLES.it
 
 EPILOG = f"""\
 \b
-Every option is also an environment variable: DFLASH_LOCAL_TARGET for --target. Others are
+Options are variables, too: DFLASH_LOCAL_TARGET for --target. Others are
 {_VARIABLES}
 
 \b
@@ -73,7 +75,20 @@ def print_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
     ctx.exit()
 
 
+class _Group(click.Group):
+    """Its help has the first sentence of each command whole, however narrow the terminal is."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [
+            (name, command.get_short_help_str(_SENTENCE))
+            for name, command in sorted(self.commands.items())
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
 @click.group(
+    cls=_Group,
     invoke_without_command=True,
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

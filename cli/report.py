@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 _BAR = 40
+_BESIDE_BAR = 16
+"""Columns of a line of the histogram beside its bar."""
 
 
 def speaker(quiet: bool) -> Speaker:
@@ -112,8 +115,9 @@ def _stats_lines(result: Result) -> list[str]:
 def _histogram(result: Result) -> list[str]:
     lengths = result.stats.accepted_lengths
     most = max(lengths.values())
-    bars = {length: "#" * max(1, round(_BAR * n / most)) for length, n in lengths.items() if n}
-    return [f"{length:3d} {bars[length]:{_BAR}s} {lengths[length]}" for length in sorted(bars)]
+    wide = max(1, min(_BAR, shutil.get_terminal_size().columns - _BESIDE_BAR))
+    bars = {length: "#" * max(1, round(wide * n / most)) for length, n in lengths.items() if n}
+    return [f"{length:3d} {bars[length]:{wide}s} {lengths[length]}" for length in sorted(bars)]
 
 
 def _indented(lines: list[str]) -> list[str]:

@@ -214,8 +214,9 @@ SECTIONS = {
 @click.command(cls=SectionedCommand, sections=SECTIONS)
 @click.pass_context
 def serve(ctx: click.Context, /, **values: Any) -> None:
-    """Answer editors and programs over HTTP, as OpenAI's API and llama-server do.
+    """Answer editors and programs over HTTP.
 
+    It speaks the APIs of OpenAI, llama-server, Anthropic and Ollama, and has a page to chat.
     Without options it serves the shipped pair, to this machine alone. --model or --models serve
     several models, and requests name theirs. SIGTERM lets running answers finish; Ctrl-C ends at
     once.

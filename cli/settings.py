@@ -30,7 +30,7 @@ else:
 VARIABLES = {
     "DFLASH_LOCAL_CACHE": "the folder for what is measured once",
     "DFLASH_LOCAL_TUNED": "the folder for tuned drafters",
-    "DFLASH_LOCAL_CALIBRATION_S": "seconds that measuring what drafting costs may take",
+    "DFLASH_LOCAL_CALIBRATION_S": "seconds for measuring what drafting costs",
     CONFIG: "the settings file, in place of the usual one",
     "DFLASH_LOCAL_REGISTRY": "a file of your own pairs, by name",
     "DFLASH_LOCAL_LOG": "1 shows llama.cpp's messages, debug all of them",

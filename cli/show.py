@@ -45,10 +45,11 @@ SECTIONS = {"Output": (option("--json", "as_json", is_flag=True, help="Print one
 @click.command(cls=SectionedCommand, sections=SECTIONS)
 @click.argument("model")
 def show(model: str, as_json: bool) -> None:
-    """Show what is known of MODEL: target, drafter, defaults, and its quantisations.
+    """Show what is known of MODEL, and which quantisation fits.
 
-    The hub is asked for sizes; of the model's file a few megabytes are read, to plan the memory.
-    Without a network it shows what is on this disk.
+    That is its target, its drafter, and the defaults of requests to it. The hub is asked for sizes;
+    of the model's file a few megabytes are read, to plan the memory. Without a network it shows
+    what is on this disk.
     """
     from dflash_local.errors import InputError
     from dflash_local.pairs import registry

@@ -108,12 +108,13 @@ SECTIONS = {
 @click.argument("name", required=False)
 @click.pass_context
 def tune(ctx: click.Context, /, name: str | None, **values: Any) -> int:
-    """Fit the drafter of NAME, or of --target and --draft, to your own texts.
+    """Fit the drafter of a model to your own texts.
 
-    The target answers prompts made of your texts, and the drafter learns to draft these answers.
-    Before and after are measured on texts that were held out. Where the new drafter wins, it
-    becomes the target's default on this machine. Ctrl-C keeps what is done; the same command goes
-    on. What the model writes stays the same; only its speed changes.
+    It is the drafter of NAME, or of --target and --draft. The target answers prompts made of your
+    texts, and the drafter learns to draft these answers. Before and after are measured on texts
+    that were held out. Where the new drafter wins, it becomes the target's default on this machine.
+    Ctrl-C keeps what is done; the same command goes on. What the model writes stays the same; only
+    its speed changes.
     """
     if name is not None:
         here = {each for each in ("target", "draft") if _on_command_line(ctx, each)}

@@ -91,7 +91,8 @@ def check_place(path: Path, force: bool) -> None:
             raise InputError(f"{path}: not a regular file, expected the name of the file to write")
         if path.exists() and not force:
             raise InputError(
-                f"{path}: exists already; choose another name, or overwrite it with force"
+                f"{path}: exists already; choose another name, or overwrite it with --force "
+                "(force=True in Python)"
             )
         if not path.parent.is_dir():
             raise InputError(f"{path}: there is no folder {path.parent}; make it first")

@@ -61,6 +61,14 @@ def test_help_names_a_variable_for_every_option(command: Any) -> None:
         assert f"env var: {variable}" in text
 
 
+@pytest.mark.parametrize("columns", ["80", "50"])
+def test_the_list_of_commands_is_whole(columns: str) -> None:
+    told = run("-h", environment={"COLUMNS": columns}).stdout.decode()
+    commands = told.partition("Commands:\n")[2].partition("\n\n")[0]
+    assert "serve      Answer editors" in commands and "..." not in commands
+    assert max(map(len, commands.splitlines())) <= int(columns)
+
+
 def test_help_comes_without_a_command_too() -> None:
     done = run()
     assert (done.returncode, done.stdout) == (2, b"")

@@ -194,8 +194,8 @@ class Terminal:
             "PROMPT_TOOLKIT_NO_CPR": "1",
             "DFLASH_LOCAL_CACHE": str(cache),
             "XDG_STATE_HOME": str(folder / "state"),
-            **(environment or {}),
             "COLUMNS": "200",
+            **(environment or {}),
         }
         with self._stdout.open("wb") as file:
             self.process = subprocess.Popen(
@@ -302,6 +302,14 @@ def test_a_conversation(open_terminal: OpenTerminal, answer: str) -> None:
     terminal.expect("/exit")
     terminal.type("\r")
     assert terminal.close() == 0
+
+
+def test_a_narrow_terminal_has_whole_words(open_terminal: OpenTerminal) -> None:
+    terminal = open_terminal("-n", "24", "--draft-width", "8", environment={"COLUMNS": "40"})
+    terminal.ask(QUESTION)
+    lines = terminal.ask("/stats").replace("\r", "").split("\n")
+    assert any("#" in line for line in lines) and all(len(line) <= 40 for line in lines[1:-1])
+    assert any(line.endswith("from the") for line in lines)
 
 
 def test_a_thought_is_dim_in_a_terminal(

@@ -4,6 +4,7 @@ hub."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -11,11 +12,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import hub_stand_in
+from convert_command import COMMAND
 from named_pair import CHECKPOINT, DRAFTER, FILE, GGUF, NAME, TARGET, User, checkpoint, user
 
 ASKED = ("--draft-width", "8", "-n", "24", "Write a function that adds two numbers.")
@@ -60,6 +63,10 @@ def test_run_fetches_converts_and_answers_then_needs_no_network(empty: User) -> 
     # `convert` knows the name, too
     words = ("convert", CHECKPOINT, "--target", NAME, "--dry-run")
     assert "would write" in empty.done(*words).stderr
+    written = empty.done(*words[:-1])
+    assert f"next: dflash-local chat --target {NAME} --draft " in written.stderr
+    assert "--force" in empty.refused(*words[:-1])
+    (empty.home / written.stdout.strip()).unlink()
 
     thinking = empty.done("run", NAME, "--thinking", *ASKED, HF_HUB_OFFLINE="1")
     assert "thinking is off" not in thinking.stderr
@@ -181,6 +188,32 @@ def test_a_server_is_asked_without_a_proxy(empty: User) -> None:
     with hub_stand_in.running() as proxy:
         line = empty.refused("ps", "--url", "http://127.0.0.1:9", http_proxy=proxy.endpoint)
     assert "no server answers at http://127.0.0.1:9" in line and not proxy.requests
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
+def test_the_list_fits_a_narrow_terminal(empty: User) -> None:
+    import pty
+
+    master, slave = pty.openpty()
+    listing = subprocess.Popen(
+        [COMMAND, "list"], env=empty.variables({"COLUMNS": "60"}), stdout=slave
+    )
+    os.close(slave)
+    shown = b""
+    with suppress(OSError):  # Linux ends a terminal without processes so
+        while piece := os.read(master, 65536):
+            shown += piece
+    os.close(master)
+    assert listing.wait(60) == 0
+    lines = shown.decode().splitlines()
+    assert lines[0].split() == ["name", "size", "here", "fits"] and len(lines) > 30
+    assert max(map(len, lines)) <= 60
+
+
+def test_convert_names_what_was_wrong(empty: User) -> None:
+    assert f"give {CHECKPOINT}" in empty.refused("convert", NAME)
+    assert "did you mean tiny?" in empty.refused("convert", CHECKPOINT, "--target", "tinny")
+    assert f"pull {NAME}" in empty.refused("convert", CHECKPOINT, "--target", NAME)
 
 
 def test_a_files_name_is_not_a_prompt(empty: User) -> None:

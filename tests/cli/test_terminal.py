@@ -75,6 +75,17 @@ def test_drafted_text_and_no_other_is_tinted() -> None:
     assert STYLE.findall(written(console)) == [("32", "two three "), ("34", "four")]
 
 
+@pytest.mark.parametrize("size", [1, 4, 1000])
+def test_words_in_bold_are_bold_from_the_first_on(size: int) -> None:
+    console, text = terminal(), "It **is one of these**, a `lambda x: x` is no `def`."
+    view = AnswerView(console)
+    for n in range(0, len(text), size):
+        view.write(text[n : n + size])
+    view.finish()
+    bold = "".join(part for codes, part in STYLE.findall(written(console)) if codes == "1")
+    assert bold == "**is one of these**" and plain(console) == text
+
+
 def test_a_thought_is_dim_and_keeps_its_tints() -> None:
     console = terminal()
     view = AnswerView(console)

@@ -105,7 +105,7 @@ def _panels(report: Report) -> list[Panel]:
     """What there is to draw of the main variants; at least one."""
     found: list[Panel] = []
     if any(report.acceptance(*pair).lengths for pair in _series(report)):
-        found.append(_accepted_lengths)
+        found.append(accepted_lengths)
     if report.curve:
         found.append(_cost_curve)
     if _n_ratios(report):
@@ -249,7 +249,7 @@ def _mean(values: list[float | None]) -> float | None:
 # Of the main variants
 
 
-def _accepted_lengths(axes: Axes, report: Report) -> None:
+def accepted_lengths(axes: Axes, report: Report) -> None:
     """Share of the rounds by the tokens that they emitted: a bar for each temperature and shape."""
     axes.set_title("Rounds by their tokens")
     found = {pair: report.acceptance(*pair) for pair in _series(report)}
@@ -264,7 +264,8 @@ def _accepted_lengths(axes: Axes, report: Report) -> None:
         axes.bar(places, shares, width * 0.94, color=_COLOURS[i % 6], label=label)
     axes.set_xlabel("tokens per round (accepted drafts + 1)")
     axes.set_ylabel("share of rounds, %")
-    axes.set_xticks(range(1, longest + 1, 1 if longest <= 16 else 2))
+    step = 1 if longest <= 16 else 4 if longest <= 32 else 8  # more numbers run into each other
+    axes.set_xticks([n for n in range(1, longest + 1) if n == 1 or n % step == 0])
     axes.grid(axis="x", visible=False)
     forced = any(report.is_forced(*pair) for pair in found)
     note = "whole blocks, asked for\nwhere plain decoding was faster" if forced else None

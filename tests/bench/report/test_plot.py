@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as xml
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from bench_report import made_report, row, server_row
 from dflash_local import InputError
 from dflash_local.bench.measure.acceptance import Acceptance
 from dflash_local.bench.measure.settings import PLAIN, RunSettings, Variant
-from dflash_local.bench.report.plot import check_plot, plot, speed_by_width
+from dflash_local.bench.report.plot import accepted_lengths, check_plot, plot, speed_by_width
 from dflash_local.bench.report.report import Report
+from dflash_local.stats import Stats
 
 pytest.importorskip("matplotlib", reason="pictures need matplotlib")
 
@@ -62,6 +64,18 @@ def test_a_server_with_wider_drafts_has_room(report: Report) -> None:
     speed_by_width(axes, report)
     assert axes.get_xlim()[1] > 16
     assert "16" in [tick.get_text() for tick in axes.get_xticklabels()]
+
+
+def test_rounds_of_many_tokens_keep_their_numbers_apart(report: Report) -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure(figsize=(4, 3))
+    stats = Stats(outcomes={(62, 1): 30, (62, 3): 20, (62, 63): 2})
+    report.rows = [replace(each, acceptance=Acceptance(stats)) for each in report.rows]
+    axes = figure.subplots()
+    accepted_lengths(axes, report)
+    figure.draw_without_rendering()
+    numbers = [tick.get_window_extent() for tick in axes.get_xticklabels()]
+    assert len(numbers) > 4
+    assert all(left.x1 < right.x0 for left, right in pairwise(numbers))
 
 
 def test_a_marker_at_the_top_is_whole(report: Report) -> None:
