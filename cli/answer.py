@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import shutil
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING
@@ -17,6 +20,8 @@ from .terminal import Speaker, is_rich, open_console
 if TYPE_CHECKING:
     from dflash_local import Chunk, Model, Result
 
+_GAP = re.compile(r" {2,}")
+"""Between two cells of a row."""
 Ask = Callable[..., "Iterator[Chunk]"]
 """`Model.stream` with everything bound but `cancel`."""
 
@@ -97,6 +102,34 @@ def write_stdout(text: str) -> None:
     """Write text at once. A terminal gets no control characters: they could change its settings."""
     sys.stdout.write(shown(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
+
+
+def write_report(text: str) -> None:
+    """Write facts to stdout. On a terminal long lines break between words, and what goes on after a
+    name and its value stands under the value. Rows of tables stay as they are."""
+    if sys.stdout.isatty():
+        text = fitted(text, shutil.get_terminal_size().columns)
+    write_stdout(text)
+
+
+def fitted(text: str, columns: int) -> str:
+    """The lines of `text` broken between words."""
+    lines = []
+    for line in text.splitlines():
+        cells = _GAP.split(line.strip())
+        if len(line) <= columns or len(cells) > 2:
+            lines.append(line)
+            continue
+        indent = len(line) - len(cells[1]) if len(cells) == 2 else 0
+        lines += textwrap.wrap(
+            line,
+            columns,
+            subsequent_indent=" " * (indent if 2 * indent <= columns else 0),
+            replace_whitespace=False,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _answer(ask: Ask, show: Callable[[Chunk], None], cancel: threading.Event) -> Result:

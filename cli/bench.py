@@ -22,7 +22,7 @@ from dflash_local.bench.prompts.prompt import CATEGORIES, BenchPrompt, read_prom
 from dflash_local.bench.replay import SHIPPED
 
 from . import interrupt
-from .answer import write_stdout
+from .answer import write_report, write_stdout
 from .loading import chosen_files
 from .options import (
     DRAFT_SHAPE,
@@ -416,7 +416,7 @@ def _write(report: Report, values: Mapping[str, Any]) -> None:
     if values["as_json"]:
         write_stdout(json.dumps({"verdict": verdict(report), **report.as_dict()}) + "\n")
     else:
-        write_stdout(terminal(report))
+        write_report(terminal(report))
     if values["markdown"] is not None:
         Path(values["markdown"]).write_text(markdown(report), encoding="utf-8")
     if values["plot"] is not None:

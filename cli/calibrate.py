@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from .answer import write_stdout
+from .answer import write_report, write_stdout
 from .loading import check_drafter, check_files, load_model
 from .options import FILES, LOADING, QUIET, SectionedCommand, option
 from .report import speaker
@@ -36,7 +36,7 @@ def calibrate(**values: Any) -> None:
     check_files(values)
     check_drafter(values, "calibrate measures what drafting costs")
     # With a width the drafter stays loaded, whatever the costs are.
-    more = {"recalibrate": True, "draft_width": 2}
+    more: dict[str, Any] = {"recalibrate": True, "draft_width": 2}
     with load_model(values, speaker(values["quiet"]), **more) as model:
         controller, drafter = model.engine.controller, model.drafter
         assert controller is not None
@@ -51,7 +51,7 @@ def calibrate(**values: Any) -> None:
         report["outlook"] = [each.as_dict() for each in found]
         write_stdout(json.dumps(report) + "\n")
     else:
-        write_stdout("".join(f"{line}\n" for line in [*costs.lines(), outlook_line(found)]))
+        write_report("".join(f"{line}\n" for line in [*costs.lines(), outlook_line(found)]))
 
 
 def _milliseconds(costs: Mapping[str, Any]) -> dict[str, Any]:

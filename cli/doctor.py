@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .answer import write_stdout
+from dflash_local.errors import FileError
+
+from .answer import write_report, write_stdout
 from .loading import check_files, chosen_files, load_model
 from .options import FILES, LOADING, QUIET, SectionedCommand, option
 from .report import byte_size, speaker
@@ -42,24 +46,26 @@ def doctor(ctx: click.Context, /, pair: str | None, **values: Any) -> None:
     """
     if pair is not None:
         values["target"] = pair
-    check_files(values)
+    with suppress(FileError):  # that is for the verdict
+        check_files(values)
     from dflash_local.doctor.examination import examine, pair_of
     from dflash_local.gguf.file import GgufFile
 
     say = speaker(values["quiet"])
+    chosen = cache(partial(chosen_files, values, say))  # told once
 
     def files() -> Pair:
-        target, draft = chosen_files(values, say)
+        target, draft = chosen()
         return pair_of(GgufFile.open(target), GgufFile.open(draft) if draft else None)
 
     def load() -> Model:
-        return load_model(values, say)
+        return load_model(values, say, files=chosen())
 
     found = examine(load, files)
     if values["as_json"]:
         write_stdout(json.dumps(found.as_dict()) + "\n")
     else:
-        write_stdout("\n".join(_lines(found)) + "\n")
+        write_report("\n".join(_lines(found)) + "\n")
     ctx.exit(0 if found.is_well else SICK)
 
 

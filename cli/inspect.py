@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .answer import write_stdout
+from .answer import write_report, write_stdout
 from .options import READABLE, SectionedCommand, option
 from .report import byte_size
 from .settings import FROM_ELSEWHERE
@@ -100,7 +100,7 @@ def _print(report: DrafterReport | TargetReport, fit: Fit | None, as_json: bool)
     lines = _report_lines(report)
     if fit is not None:
         lines += _fit_lines(fit)
-    write_stdout("\n".join(lines) + "\n")
+    write_report("\n".join(lines) + "\n")
 
 
 def _report_lines(report: DrafterReport | TargetReport) -> list[str]:

@@ -73,13 +73,19 @@ def check_prompt(prompt: str | None) -> None:
         )
 
 
-def load_model(values: Mapping[str, Any], say: Speaker, **more: Any) -> Model:
-    """The model that the options ask for; `more` goes to `dflash_local.load`."""
+def load_model(
+    values: Mapping[str, Any],
+    say: Speaker,
+    files: tuple[Path, Path | None] | None = None,
+    **more: Any,
+) -> Model:
+    """The model that the options ask for. `files` are those of `chosen_files`, if they were looked
+    up; `more` goes to `dflash_local.load`."""
     import dflash_local
     from dflash_local.fit.options import LoadOptions
 
     options = {"draft_width": values.get("draft_width"), **values_of(LOADING, values)}
-    target, draft = chosen_files(values, say, LoadOptions(**options))
+    target, draft = files or chosen_files(values, say, LoadOptions(**options))
     with interrupt.ending(), loading_progress(say.console, target.name) as progress:
         return dflash_local.load(target, draft, say=say, progress=progress, **{**options, **more})
 

@@ -31,6 +31,8 @@ SECTIONS = {
     "Output": (option("--json", "as_json", is_flag=True, help="Print one JSON object."),),
 }
 _PATIENCE_S = 10
+_NEVER = "9999"
+"""The year that Ollama's API has for a model that stays."""
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Without the proxies of the environment: the server is on this machine or beside it."""
 
@@ -51,12 +53,17 @@ def ps(url: str, api_key: str | None, as_json: bool) -> None:
             gigabytes(each["size"]),
             "GPU" if each["size_vram"] else "CPU",
             each["context_length"],
-            each["expires_at"].replace("T", " ")[:19],
+            _until(each["expires_at"]),
         )
         for each in models
     ]
     heads = ("name", "size", "on", "context", "until")
     write_stdout(tabulate(rows, heads, tablefmt="plain", disable_numparse=True) + "\n")
+
+
+def _until(expires_at: str) -> str:
+    never = expires_at.startswith(_NEVER)
+    return "the server ends" if never else expires_at.replace("T", " ")[:19]
 
 
 def _running(url: str, key: str | None) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from tabulate import tabulate
 
-from .answer import write_stdout
+from .answer import write_report, write_stdout
 from .list import gigabytes
 from .options import SectionedCommand, option
 
@@ -73,7 +73,10 @@ def show(model: str, as_json: bool) -> None:
             files = None
     if files is not None:
         told |= _model(files, _drafter_bytes(address, files))
-    write_stdout(json.dumps(told) + "\n" if as_json else _text(told))
+    if as_json:
+        write_stdout(json.dumps(told) + "\n")
+    else:
+        write_report(_text(told))
 
 
 def _facts(entry: Entry) -> dict[str, Any]:

@@ -245,6 +245,7 @@ def test_a_server_serves_a_name(empty: User) -> None:
             assert (params["temperature"], params["top_k"]) == (0.0, 7)
         shown = empty.done("ps", "--url", server.url).stdout
         assert re.search(r"^mine:latest +", shown, re.MULTILINE)
+        assert "9999" not in shown
     finally:
         server.process.terminate()
         server.wait()

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from dflash_local.cli import progress
+from dflash_local.cli.answer import fitted
 from dflash_local.cli.answer_view import AnswerView
 from dflash_local.cli.terminal import Speaker
 from dflash_local.result import Piece
@@ -104,6 +105,18 @@ def test_an_answer_cannot_control_the_terminal() -> None:
     view.finish()
     assert not set(plain(console)) & {"\x1b", "\x07", "\x9b"}
     assert "[bold]c[/bold] :smile:" in plain(console)
+
+
+def test_facts_keep_within_the_terminal() -> None:
+    facts = (
+        "name   one two three four\na sentence of some more words\na  b  c  d  e  f  g  h\n\n x\n"
+    )
+    assert fitted(facts, 20).splitlines() == [
+        *("name   one two three", "       four"),
+        *("a sentence of some", "more words"),
+        *("a  b  c  d  e  f  g  h", "", " x"),
+    ]
+    assert fitted(facts, 80) == facts
 
 
 def test_lines_wait_for_the_end_of_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
