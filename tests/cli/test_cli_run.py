@@ -42,6 +42,8 @@ def test_run_fetches_converts_and_answers_then_needs_no_network(empty: User) -> 
     assert told["stats"]["accepted"] > 0 and len(told["tokens"]) == 24
     assert f"fetching {GGUF}: {FILE}" in first.stderr
     assert f"converted {CHECKPOINT}" in first.stderr
+    assert re.search(r"^context: .*\n^memory: ", first.stderr, re.MULTILINE)
+    assert "measuring what drafting costs on this machine, once" in first.stderr
     assert "thinking is off" in first.stderr and "top_k 7" in first.stderr
     assert "for the last 512 tokens" in first.stderr
     # what was fetched for the conversion alone is not held twice
@@ -51,7 +53,8 @@ def test_run_fetches_converts_and_answers_then_needs_no_network(empty: User) -> 
     again = empty.done("run", NAME, "--json", *ASKED, HF_HUB_OFFLINE="1")
     assert json.loads(again.stdout)["tokens"] == told["tokens"]
     assert json.loads(again.stdout)["stats"]["accepted"] == told["stats"]["accepted"]
-    assert len(empty.hub.requests) == asked and "fetching" not in again.stderr
+    assert len(empty.hub.requests) == asked
+    assert "fetching" not in again.stderr and "converted" not in again.stderr
     online = empty.done("run", "TINY:coder", "-q", *ASKED)
     assert online.stdout.strip() == told["text"].strip()
     assert len(empty.hub.requests) == asked
