@@ -76,10 +76,10 @@ def outlook_line(found: Sequence[Outlook]) -> str:
             gains = ", ".join(f"{each.gain:.2f}" for each in some)
             widths = ", ".join(str(each.width) for each in some)
             texts.append(
-                f"at an accepted length of {lengths} drafting pays with width {widths}: "
+                f"at {lengths} tokens per round drafting pays with width {widths}: "
                 f"{gains} times plain decoding"
                 if pays
-                else f"at an accepted length of {lengths} drafting does not pay: at most {gains} "
+                else f"at {lengths} tokens per round drafting does not pay: at most {gains} "
                 "times plain decoding"
             )
     return "; ".join(texts)

@@ -22,7 +22,7 @@ def test_where_each_row_costs_a_step_nothing_pays() -> None:
     found = outlooks(BY_THE_ROW, 16)
     assert all(each.gain < 1 for each in found)
     assert outlook_line(found).startswith(
-        "at an accepted length of 3, 4.5, 6.5 drafting does not pay: at most 0."
+        "at 3, 4.5, 6.5 tokens per round drafting does not pay: at most 0."
     )
 
 
@@ -39,7 +39,7 @@ def test_a_small_block_has_small_lengths() -> None:
 def test_one_line_tells_both() -> None:
     line = outlook_line([Outlook(3.0, 4, 0.934), Outlook(4.5, 8, 1.5), Outlook(6.5, 12, 2.251)])
     assert line == (
-        "at an accepted length of 4.5, 6.5 drafting pays with width 8, 12: "
+        "at 4.5, 6.5 tokens per round drafting pays with width 8, 12: "
         "1.50, 2.25 times plain decoding; "
-        "at an accepted length of 3 drafting does not pay: at most 0.93 times plain decoding"
+        "at 3 tokens per round drafting does not pay: at most 0.93 times plain decoding"
     )

@@ -49,7 +49,8 @@ export class Tally {
   get text() {
     if (!this.tokens) return "";
     const [speed, length] = [this.speed.toFixed(0), this.length.toFixed(1)];
-    return `${speed} tokens/s · ${length} per round · ${Math.round(100 * this.share)}% drafted`;
+    const drafted = Math.round(100 * this.share);
+    return `${speed} tokens/s · ${length} tokens per round · ${drafted}% drafted`;
   }
 }
 
