@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -21,7 +22,7 @@ from dflash_local import demo, disk_cache
 from dflash_local.bench.prompts.case import tokenized
 from dflash_local.bench.prompts.prompt import BenchPrompt, built_in
 from dflash_local.draft.drafter import Drafter
-from dflash_local.errors import InputError
+from dflash_local.errors import DflashError, InputError
 from dflash_local.fit.footprint import size_text
 from dflash_local.fit.options import LoadOptions
 from dflash_local.gguf.file import GgufFile, file_key
@@ -201,9 +202,9 @@ class _Run:
         self._spent_s = 0.0
 
     def run(self) -> Card:
+        state = self._kept()  # first, as it may be damaged
         self._load()
         texts, cases = self._prompts()
-        state = self._kept()
         trainer = self._open_trainer(state)
         if state:
             self._resume(trainer, state)
@@ -463,13 +464,13 @@ class _Run:
         place = self._part / _STATE
         if not place.exists():
             return {}
-        found: dict[str, Any] = torch.load(place, map_location="cpu", weights_only=True)
-        return found
+        return read_state(place)
 
     def _resume(self, trainer: Trainer, state: dict[str, Any]) -> None:
-        trainer.restore(state)
-        self._n_asked, self._spent_s = state["n_asked"], state["seconds"]
-        self._answerer.n_tokens = state["n_tokens"]
+        with state_told(self._part / _STATE):
+            trainer.restore(state)
+            self._n_asked, self._spent_s = state["n_asked"], state["seconds"]
+            self._answerer.n_tokens = state["n_tokens"]
         self._say(f"going on after step {trainer.step_number}")
 
     def _free(self) -> None:
@@ -542,6 +543,28 @@ def write_state(state: Mapping[str, Any], place: Path) -> None:
         ) from None
 
 
+def read_state(place: Path) -> dict[str, Any]:
+    """What `write_state` wrote. Raises InputError."""
+    with state_told(place):
+        found: dict[str, Any] = torch.load(place, map_location="cpu", weights_only=True)
+        bool(found["low_rank"])  # what is read first
+    return found
+
+
+@contextmanager
+def state_told(place: Path) -> Iterator[None]:
+    """A damaged state, or one of another version, as InputError with what to do."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # pickle raises nearly anything
+        raise InputError(
+            f"{place}: cannot be read as the state of a run: {_first_line(error)}; remove the "
+            f"folder {place.parent} to begin again"
+        ) from None
+
+
 @contextmanager
 def errors_told(options: TuneOptions) -> Iterator[None]:
     """What PyTorch and safetensors raise, as InputError with what to do."""
@@ -552,11 +575,24 @@ def errors_told(options: TuneOptions) -> Iterator[None]:
             f"the GPU has too little memory: {_first_line(error)}; end other programs on it, or "
             f"set --ctx lower than {options.n_ctx}"
         ) from None
+    except RuntimeError as error:
+        if isinstance(error, DflashError) or not _is_of_torch(error):
+            raise
+        raise InputError(
+            f"PyTorch failed: {_first_line(error)}; see what else uses the device and its memory, "
+            "then repeat the command"
+        ) from None
     except SafetensorError as error:
         raise InputError(
             f"the safetensors of {options.checkpoint or options.output} cannot be read or written: "
             f"{_first_line(error)}; check the files and the room on the disk"
         ) from None
+
+
+def _is_of_torch(error: BaseException) -> bool:
+    """Whether PyTorch raised it. Its C++ has no frames, so the last one may be that of our call."""
+    *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).startswith(("torch.", "dflash_local.tune."))
 
 
 def _first_line(error: Exception) -> str:

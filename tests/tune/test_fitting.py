@@ -7,7 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,11 +18,11 @@ from safetensors.torch import load_file
 
 from command_line import COMMAND
 from dflash_local import demo
-from dflash_local.errors import InputError, PairError
+from dflash_local.errors import BackendError, InputError, PairError
 from dflash_local.loading import load
 from dflash_local.pairs import tuned
 from dflash_local.pairs.find import find_pair
-from dflash_local.tune import comparison
+from dflash_local.tune import comparison, fitting
 from dflash_local.tune.card import Card
 from dflash_local.tune.fitting import (
     Interrupted,
@@ -34,6 +34,7 @@ from dflash_local.tune.fitting import (
     tune,
     write_state,
 )
+from dflash_local.tune.objective import position_weights
 from synthetic import write_drafter, write_target
 
 torch.set_num_threads(1)  # those of other tests want the cores as well
@@ -200,6 +201,42 @@ def test_what_a_library_raises_is_told_in_one_line(
     with pytest.raises(InputError, match=expected) as found, errors_told(options):
         raise error
     assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("call", [torch.nn.Linear(3, 2), position_weights])
+def test_a_failure_of_pytorch_is_told_in_one_line(
+    options: TuneOptions, call: Callable[..., torch.Tensor]
+) -> None:
+    given = [torch.ones(2, 4), torch.ones(2, 3)][: 1 if isinstance(call, torch.nn.Module) else 2]
+    told = r"PyTorch failed: .*repeat the command"
+    with pytest.raises(InputError, match=told) as found, errors_told(options):
+        call(*given)
+    assert "\n" not in str(found.value)
+
+
+def test_a_failure_of_others_stays_theirs(options: TuneOptions) -> None:
+    for error in (BackendError("of llama.cpp"), RuntimeError("of a caller")):
+        with pytest.raises(type(error), match=str(error)), errors_told(options):
+            raise error
+
+
+@pytest.mark.parametrize("content", [b"", b"no state", b"PK\3\4 cut off", None])
+def test_a_state_that_cannot_be_read_is_told_in_one_line(
+    options: TuneOptions, content: bytes | None
+) -> None:
+    """As a full disk or another version leaves it."""
+    part = options.output.with_name("out.partial")
+    fitting._claim(part, options)
+    place = part / "state.pt"
+    if content is None:
+        write_state({"step": 1}, place)
+    else:
+        place.write_bytes(content)
+    with pytest.raises(InputError, match="cannot be read as the state") as found:
+        Watch().run(options)
+    assert "\n" not in str(found.value)
+    assert str(part) in str(found.value)
+    assert place.exists()
 
 
 def test_a_state_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
