@@ -68,6 +68,9 @@ class Ring:
     def __getitem__(self, index: int) -> Answer:
         return self._answers[index]
 
+    def __iter__(self) -> Iterator[Answer]:
+        return iter(self._answers)
+
     def add(self, answer: Answer) -> None:
         """The newest stays even if it alone is larger than the ring."""
         self._answers.append(answer)

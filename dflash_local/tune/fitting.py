@@ -9,7 +9,7 @@ import shutil
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,14 +34,16 @@ from dflash_local.sampling.params import SamplingParams
 from dflash_local.tune.answers import Answer, Answerer, Ring
 from dflash_local.tune.card import Card
 from dflash_local.tune.comparison import BUILT_IN, OWN, compare, wins
+from dflash_local.tune.plan import TunePlan, free_bytes
 from dflash_local.tune.saving import (
     checkpoint_weights,
     save_checkpoint,
     save_gguf,
     save_plain,
 )
+from dflash_local.tune.state import first_line, read_state, state_told, write_state
 from dflash_local.tune.texts import Form, Texts, general, read_texts
-from dflash_local.tune.training import BYTES_EACH, Trainer, is_trained, n_trainable
+from dflash_local.tune.training import Trainer, is_trained
 from dflash_local.tune.weights import dequantize, read_torch_drafter
 
 Say = Callable[[str], None]
@@ -60,8 +62,8 @@ _PATIENCE = 6
 """Measurements without a gain before the training ends."""
 _SAVE_S = 600.0
 _PAUSE_S = 0.5
-_SLACK = 3 << 30
-"""Bytes of GPU memory for logits and activations of a step."""
+_TURN = 128
+"""Answers of a turn, where target and trainer take turns: loading both again takes some seconds."""
 _STATE, _SETTINGS = "state.pt", "settings.json"
 
 
@@ -191,7 +193,7 @@ class _Run:
         self._progress = progress or (lambda _: None)
         self._stopped = stopped or (lambda: False)
         self._busy = busy or (lambda: False)
-        self._stack = stack
+        self._loaded = stack.enter_context(ExitStack())
         self._target_file = GgufFile.open(options.target)
         self._draft_file = GgufFile.open(options.draft)
         on_gpu = torch.cuda.is_available() and options.n_gpu_layers != 0
@@ -199,16 +201,20 @@ class _Run:
         self._dtype = torch.bfloat16 if on_gpu else torch.float32
         self._n_seq = options.n_seq or (8 if on_gpu else 4)
         self._n_asked = 0
+        self._n_tokens = 0
         self._spent_s = 0.0
 
     def run(self) -> Card:
         state = self._kept()  # first, as it may be damaged
         self._load()
         texts, cases = self._prompts()
-        trainer = self._open_trainer(state)
+        self._make_plan(state)
+        held = self._held_answers(cases["watch"])
+        if self._plan.by_turns:
+            self._unload()
+        trainer = self._open_trainer()
         if state:
             self._resume(trainer, state)
-        held = self._held_answers(cases["watch"])
         self._train(trainer, held, cases["tune"], cases["general"])
         trainer.use_best()
         weights, n_steps, history = trainer.weights(), trainer.step_number, trainer.history
@@ -216,6 +222,8 @@ class _Run:
         best = trainer.best.step
         del trainer
         self._free()
+        if self._plan.by_turns:
+            self._load()
         path = self._save(weights)
         rows = self._compare(path, {OWN: cases["test"], BUILT_IN: cases["built-in"]})
         won, reason = wins(rows)
@@ -228,7 +236,7 @@ class _Run:
             n_prompts=len(texts.tune),
             n_held_out=len(texts.watch) + len(texts.test),
             n_asked=self._n_asked,
-            n_tokens=self._answerer.n_tokens,
+            n_tokens=self._n_tokens,
             n_steps=n_steps,
             best_step=best,
             seconds=self._spent_s,
@@ -255,7 +263,7 @@ class _Run:
             draft_width=2,
         )
         engine, plan = open_engine(pair, loading, say=self._say)
-        self._model = self._stack.enter_context(Model(engine, plan))
+        self._model = self._loaded.enter_context(Model(engine, plan))
         self._target = engine.target
         if engine.drafter is None:
             raise InputError(f"{options.target}: cannot be drafted for: {engine.plain_because}")
@@ -309,13 +317,30 @@ class _Run:
         cases, _ = tokenized(self._model, prompts, room=room)
         return [case.tokens for case in cases]
 
-    def _open_trainer(self, state: Mapping[str, Any]) -> Trainer:
+    def _unload(self) -> None:
+        """Free what `_load` loaded."""
+        self._answerer.pause()
+        self._loaded.close()
+
+    def _make_plan(self, state: Mapping[str, Any]) -> None:
         options = self._options
-        n = n_trainable(self._draft_file)
-        needed, free = BYTES_EACH * n + _SLACK, None
-        if self._device == "cuda":
-            free, _ = torch.cuda.mem_get_info()
-        low_rank = is_low_rank(state, needed, free)
+        self._plan = plan = TunePlan.of(self._draft_file, state, free_bytes(self._device))
+        for line in plan.lines(self._device):
+            self._say(line)
+        needed, stay = plan.disk_bytes, 3 * plan.n_weights
+        room = shutil.disk_usage(self._part).free
+        self._say(f"disk: {size_text(needed)} during the run, {size_text(stay)} of it stay")
+        self._say(
+            f"time: at most {options.minutes:g} minutes of training, or {options.steps} steps"
+        )
+        if room < needed:
+            raise InputError(
+                f"{self._part}: {size_text(needed)} are needed there, and {size_text(room)} are "
+                "free; choose another folder with -o"
+            )
+
+    def _open_trainer(self) -> Trainer:
+        options, low_rank = self._options, self._plan.low_rank
         drafter = read_torch_drafter(
             options.draft,
             options.target,
@@ -328,24 +353,7 @@ class _Run:
                 if is_trained(name):
                     old = drafter.weights[name]
                     drafter.weights[name] = value.to(old.device, old.dtype)
-        trainer = Trainer(drafter, low_rank=low_rank, seed=options.seed)
-        what = f"{trainer.n_trained / 1e6:.0f} million numbers"
-        if low_rank:
-            what += f", added to {n / 1e6:.0f} million that stay: to train all takes "
-            what += f"{size_text(needed)} of memory"
-        self._say(f"to train: {what}; on the {self._device}")
-        needed = 4 * n + 2 * BYTES_EACH * trainer.n_trained  # a state is whole before the last goes
-        room = shutil.disk_usage(self._part).free
-        self._say(f"disk: {size_text(needed)} during the run, {size_text(3 * n)} of it stay")
-        self._say(
-            f"time: at most {options.minutes:g} minutes of training, or {options.steps} steps"
-        )
-        if room < needed:
-            raise InputError(
-                f"{self._part}: {size_text(needed)} are needed there, and {size_text(room)} are "
-                "free; choose another folder with -o"
-            )
-        return trainer
+        return Trainer(drafter, low_rank=low_rank, seed=options.seed)
 
     def _held_answers(self, prompts: Sequence[list[int]]) -> list[Answer]:
         """Answers to watch the training by: the same ones in every run."""
@@ -378,12 +386,14 @@ class _Run:
         self._say(f"accepted length on held-out answers before: {before:.2f}")
         every = max(5, min(50, options.steps // 10))
         rng = random.Random(f"{options.seed} {trainer.step_number}")
-        answers = self._answerer.answers(self._asked(own, others))
+        answers = self._answers(trainer, self._asked(own, others))
         begun, spent = time.monotonic(), self._spent_s
         saved = begun
         while not self._is_over(trainer, every):
             for _ in range(1 if len(ring) >= _AHEAD else _AHEAD):
-                ring.add(next(answers))
+                answer = next(answers)
+                self._n_tokens += len(answer.tokens) - answer.n_prompt
+                ring.add(answer)
             older = [ring[rng.randrange(len(ring))] for _ in range(_BATCH - 1)]
             trainer.step([ring[len(ring) - 1], *older], self._done(trainer))
             now = time.monotonic()
@@ -404,6 +414,28 @@ class _Run:
             f"accepted length on held-out answers: {before:.2f} before, {found.length:.2f} after "
             f"{found.step} of {trainer.step_number} steps"
         )
+
+    def _answers(
+        self, trainer: Trainer, asked: Iterator[tuple[list[int], SamplingParams]]
+    ) -> Iterator[Answer]:
+        """Answers without an end, from a target beside the trainer, or by turns with it."""
+        while not self._plan.by_turns:
+            yield from self._answerer.answers(asked)
+        while True:
+            trainer.move("cpu")
+            self._free()
+            self._load()
+            turn = Ring(_RING_BYTES)
+            for answer in self._answerer.answers(asked):
+                turn.add(answer)
+                if self._stopped():
+                    self._keep(trainer)
+                self._check_stopped()
+                if len(turn) == _TURN or turn.n_bytes > _RING_BYTES // 2:
+                    break
+            self._unload()
+            trainer.move(self._device)
+            yield from turn
 
     def _asked(
         self, own: Sequence[list[int]], others: Sequence[list[int]]
@@ -454,7 +486,7 @@ class _Run:
         """Keep the state, completely or not at all."""
         state = trainer.state() | {
             "n_asked": self._n_asked,
-            "n_tokens": self._answerer.n_tokens,
+            "n_tokens": self._n_tokens,
             "seconds": self._spent_s,
         }
         write_state(state, self._part / _STATE)
@@ -470,11 +502,11 @@ class _Run:
         with state_told(self._part / _STATE):
             trainer.restore(state)
             self._n_asked, self._spent_s = state["n_asked"], state["seconds"]
-            self._answerer.n_tokens = state["n_tokens"]
+            self._n_tokens = state["n_tokens"]
         self._say(f"going on after step {trainer.step_number}")
 
     def _free(self) -> None:
-        self._answerer.pause()
+        """Give the device what PyTorch keeps for later."""
         if self._device == "cuda":
             torch.cuda.empty_cache()
 
@@ -496,6 +528,7 @@ class _Run:
         return path
 
     def _compare(self, path: Path, prompts: dict[str, list[list[int]]]) -> Any:
+        self._answerer.pause()
         self._model.forget()
         after: Drafter = open_drafter(
             path, self._target, n_seq=self._n_seq, n_ctx=self._target.n_ctx
@@ -520,51 +553,6 @@ class _Run:
             tuned.make_default(options.target, card.after, source)
 
 
-def is_low_rank(state: Mapping[str, Any], needed: int, free: int | None) -> bool:
-    """Whether low-rank additions are trained: as in the run that goes on, whatever memory is free
-    by now; in a new one where all weights take more bytes than a GPU has free."""
-    if state:
-        return bool(state["low_rank"])
-    return free is not None and needed > free
-
-
-def write_state(state: Mapping[str, Any], place: Path) -> None:
-    """Write it completely or not at all. Raises InputError."""
-    partial = place.with_suffix(".new")
-    try:
-        torch.save(dict(state), partial)
-        os.replace(partial, place)
-    except (OSError, RuntimeError) as error:  # torch's own is a RuntimeError
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise InputError(
-            f"{place}: cannot be written: {_first_line(error)}; make room there, or choose another "
-            "folder with -o"
-        ) from None
-
-
-def read_state(place: Path) -> dict[str, Any]:
-    """What `write_state` wrote. Raises InputError."""
-    with state_told(place):
-        found: dict[str, Any] = torch.load(place, map_location="cpu", weights_only=True)
-        bool(found["low_rank"])  # what is read first
-    return found
-
-
-@contextmanager
-def state_told(place: Path) -> Iterator[None]:
-    """A damaged state, or one of another version, as InputError with what to do."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # pickle raises nearly anything
-        raise InputError(
-            f"{place}: cannot be read as the state of a run: {_first_line(error)}; remove the "
-            f"folder {place.parent} to begin again"
-        ) from None
-
-
 @contextmanager
 def errors_told(options: TuneOptions) -> Iterator[None]:
     """What PyTorch and safetensors raise, as InputError with what to do."""
@@ -572,20 +560,20 @@ def errors_told(options: TuneOptions) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise InputError(
-            f"the GPU has too little memory: {_first_line(error)}; end other programs on it, or "
+            f"the GPU has too little memory: {first_line(error)}; end other programs on it, or "
             f"set --ctx lower than {options.n_ctx}"
         ) from None
     except RuntimeError as error:
         if isinstance(error, DflashError) or not _is_of_torch(error):
             raise
         raise InputError(
-            f"PyTorch failed: {_first_line(error)}; see what else uses the device and its memory, "
+            f"PyTorch failed: {first_line(error)}; see what else uses the device and its memory, "
             "then repeat the command"
         ) from None
     except SafetensorError as error:
         raise InputError(
             f"the safetensors of {options.checkpoint or options.output} cannot be read or written: "
-            f"{_first_line(error)}; check the files and the room on the disk"
+            f"{first_line(error)}; check the files and the room on the disk"
         ) from None
 
 
@@ -593,10 +581,6 @@ def _is_of_torch(error: BaseException) -> bool:
     """Whether PyTorch raised it. Its C++ has no frames, so the last one may be that of our call."""
     *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
     return str(frame.f_globals.get("__name__")).startswith(("torch.", "dflash_local.tune."))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def output_for(draft: Path, given: bool) -> Path:

@@ -32,8 +32,6 @@ _RANK = 64
 _WARM_UP = 20
 _LAST_RATE = 0.1
 _CLIP = 1.0
-BYTES_EACH = 16
-"""Memory for each number that is trained: weight, gradient and two moments, all float32."""
 _FROZEN = ("token_embd.weight", "output.weight", "d2t", "rope_freqs.weight")
 _LOOKED_UP = ("markov_w1.weight", "selector_predecessor.weight", "selector_successor.weight")
 """Tables by token, which a low-rank addition does not fit."""
@@ -91,6 +89,16 @@ class Trainer:
         self._optimizer.zero_grad(set_to_none=True)
         self.step_number += 1
         return total
+
+    def move(self, device: str) -> None:
+        """All weights and moments to a device: between its turns the trainer leaves the GPU."""
+        drafter = self.drafter
+        added = (each for pair in drafter.adapters.values() for each in pair)
+        for each in (drafter.head, *drafter.weights.values(), *added):
+            each.data = each.data.to(device)  # stays the tensor that the optimiser knows
+        for moments in self._optimizer.state.values():
+            for name in moments.keys() - {"step"}:  # a count, which stays on the host
+                moments[name] = moments[name].to(device)
 
     @torch.no_grad()
     def length_on(self, answers: Iterable[Answer]) -> float:
@@ -172,6 +180,19 @@ def n_trainable(file: GgufFile) -> int:
     return sum(math.prod(each.shape) for each in file.tensors.values() if is_trained(each.name))
 
 
+def n_low_rank(file: GgufFile) -> int:
+    """How many numbers are trained where matrices get low-rank additions."""
+    return sum(
+        _RANK * sum(each.shape) if _takes_addition(each.name, each.shape) else math.prod(each.shape)
+        for each in file.tensors.values()
+        if is_trained(each.name) and each.name not in _LOOKED_UP
+    )
+
+
+def _takes_addition(name: str, shape: Sequence[int]) -> bool:
+    return name not in _LOOKED_UP and len(shape) == 2 and min(shape) > 2 * _RANK
+
+
 def _trainable(drafter: TorchDrafter, low_rank: bool) -> dict[str, Tensor]:
     """What the optimiser trains, by name; adapters are put into the drafter."""
     found: dict[str, Tensor] = {}
@@ -179,7 +200,7 @@ def _trainable(drafter: TorchDrafter, low_rank: bool) -> dict[str, Tensor]:
         weight = drafter.weights[name]
         if low_rank and name in _LOOKED_UP:
             continue
-        if low_rank and weight.dim() == 2 and min(weight.shape) > 2 * _RANK:
+        if low_rank and _takes_addition(name, weight.shape):
             n_out, n_in = weight.shape
             down = torch.randn(_RANK, n_in, device=weight.device) / math.sqrt(n_in)
             up = torch.zeros(n_out, _RANK, device=weight.device)

@@ -29,12 +29,11 @@ from dflash_local.tune.fitting import (
     Progress,
     TuneOptions,
     errors_told,
-    is_low_rank,
     output_for,
     tune,
-    write_state,
 )
 from dflash_local.tune.objective import position_weights
+from dflash_local.tune.state import write_state
 from synthetic import write_drafter, write_target
 
 torch.set_num_threads(1)  # those of other tests want the cores as well
@@ -179,13 +178,22 @@ def test_files_that_do_not_fit_leave_everything_as_it_was(
     assert snapshot(tmp_path) == before
 
 
-def test_a_run_goes_on_with_what_it_trained_whatever_memory_is_free() -> None:
-    for before in (True, False):
-        assert is_low_rank({"low_rank": before}, 10, 9) == before
-        assert is_low_rank({"low_rank": before}, 10, None) == before
-    assert is_low_rank({}, 10, 9)
-    assert not is_low_rank({}, 10, 10)
-    assert not is_low_rank({}, 10, None)
+@pytest.mark.slow
+def test_target_and_trainer_take_turns_where_memory_is_short(
+    options: TuneOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitting, "free_bytes", lambda device: 1)
+    monkeypatch.setattr(fitting, "_AHEAD", 1)
+    monkeypatch.setattr(fitting, "_TURN", 2)
+    first = Watch(stop_after=3)
+    with pytest.raises(Interrupted):
+        first.run(options)
+    assert any("by turns" in line for line in first.lines)
+    second = Watch()
+    card = second.run(options)
+    assert second.steps == [4]
+    assert card.trained == "low-rank additions to all matrices"
+    assert len(card.rows) == 4
 
 
 @pytest.mark.parametrize(
@@ -220,29 +228,15 @@ def test_a_failure_of_others_stays_theirs(options: TuneOptions) -> None:
             raise error
 
 
-@pytest.mark.parametrize("content", [b"", b"no state", b"PK\3\4 cut off", None])
-def test_a_state_that_cannot_be_read_is_told_in_one_line(
-    options: TuneOptions, content: bytes | None
-) -> None:
-    """As a full disk or another version leaves it."""
+def test_a_damaged_state_is_told_at_once_and_stays(options: TuneOptions) -> None:
     part = options.output.with_name("out.partial")
     fitting._claim(part, options)
-    place = part / "state.pt"
-    if content is None:
-        write_state({"step": 1}, place)
-    else:
-        place.write_bytes(content)
-    with pytest.raises(InputError, match="cannot be read as the state") as found:
-        Watch().run(options)
-    assert "\n" not in str(found.value)
-    assert str(part) in str(found.value)
-    assert place.exists()
-
-
-def test_a_state_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot be written") as found:
-        write_state({"step": 1}, tmp_path / "none" / "state.pt")
-    assert "\n" not in str(found.value)
+    write_state({"step": 1}, part / "state.pt")
+    watch = Watch()
+    with pytest.raises(InputError, match="cannot be read as the state"):
+        watch.run(options)
+    assert not watch.lines
+    assert (part / "state.pt").exists()
 
 
 def test_an_output_that_is_there_is_not_written_over(options: TuneOptions) -> None:

@@ -1,0 +1,73 @@
+"""What is trained and where, by the memory of the GPU: all weights or low-rank additions, beside the
+target or by turns with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dflash_local.fit.footprint import size_text
+from dflash_local.gguf.file import GgufFile
+from dflash_local.tune.training import n_low_rank, n_trainable
+
+_BYTES_EACH = 16
+"""Memory for each number that is trained: weight, gradient and two moments, all float32."""
+_BYTES_KEPT = 2
+"""For each number that stays, in bfloat16."""
+_SLACK = 3 << 30
+"""Bytes of GPU memory for the output head, logits and activations of a step."""
+
+
+@dataclass(frozen=True)
+class TunePlan:
+    """`n_weights`: numbers of the drafter that may be trained; `n_trained`: those that are. `bytes`
+    are those of the trainer on the GPU; `by_turns`: it is there only while the target is not."""
+
+    low_rank: bool
+    by_turns: bool
+    n_weights: int
+    n_trained: int
+
+    @classmethod
+    def of(cls, drafter: GgufFile, state: Mapping[str, Any], free: int | None) -> TunePlan:
+        """The plan for a GPU with `free` bytes beside the target, None on a CPU. A run that goes on
+        from a `state` trains what it trained, whatever memory is free by now."""
+        n, n_low = n_trainable(drafter), n_low_rank(drafter)
+        whole, low = cls(False, False, n, n), cls(True, False, n, n_low)
+        low_rank = bool(state["low_rank"]) if state else free is not None and whole.bytes > free
+        found = low if low_rank else whole
+        by_turns = free is not None and found.bytes > free
+        return cls(low_rank, by_turns, n, found.n_trained)
+
+    @property
+    def bytes(self) -> int:
+        kept = _BYTES_KEPT * self.n_weights if self.low_rank else 0
+        return _BYTES_EACH * self.n_trained + kept + _SLACK
+
+    @property
+    def disk_bytes(self) -> int:
+        """While it runs: a new state is whole before the last one goes."""
+        return 4 * self.n_weights + 2 * _BYTES_EACH * self.n_trained
+
+    def lines(self, device: str) -> list[str]:
+        """The plan in words."""
+        what = f"to train: {self.n_trained / 1e6:.0f} million numbers"
+        if self.low_rank:
+            whole = TunePlan(False, False, self.n_weights, self.n_weights).bytes
+            what += f", added to {self.n_weights / 1e6:.0f} million that stay: to train all takes "
+            what += f"{size_text(whole)} of memory"
+        found = [f"{what}; on the {device}"]
+        if self.by_turns:
+            found.append(
+                f"target and trainer take the {device} by turns: the trainer needs "
+                f"{size_text(self.bytes)}, more than is free beside the target"
+            )
+        return found
+
+
+def free_bytes(device: str) -> int | None:
+    """Memory that is free on a GPU; None for a CPU, whose memory is not counted."""
+    return int(torch.cuda.mem_get_info()[0]) if device == "cuda" else None
