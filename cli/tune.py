@@ -62,7 +62,7 @@ SECTIONS = {
             "--steps",
             type=whole(1, 10**6),
             metavar="N",
-            default=2000,
+            default=10000,
             help="Train at most so many steps. It ends earlier where held-out answers gain nothing "
             "more.",
         ),

@@ -53,13 +53,14 @@ _BATCH = 4
 _AHEAD = 8
 """Answers before the first step, so that no step sees one text alone."""
 _RING_BYTES = 2 << 30
-_WATCHED, _COMPARED = 24, 12
+_WATCHED, _COMPARED = 24, 24
 """On a GPU: answers to held-out prompts that are watched during the training, and prompts of each
 kind that are compared in the end. A CPU takes a third of them, as it is so much slower."""
 _GENERAL_SHARE = 0.25
 """Of the answers. Without them chat lost 4 % where code gained 37 %."""
-_PATIENCE = 6
-"""Measurements without a gain before the training ends."""
+_PATIENCE = 0.25
+"""Part of the steps without a gain before the training ends. The rate falls over all of them, and
+what it gains comes late."""
 _SAVE_S = 600.0
 _PAUSE_S = 0.5
 _TURN = 128
@@ -83,7 +84,7 @@ class TuneOptions:
     source: str | None = None
     checkpoint: Path | None = None
     minutes: float = 60.0
-    steps: int = 2000
+    steps: int = 10000
     n_ctx: int = 2048
     max_tokens: int = 256
     n_seq: int | None = None
@@ -215,7 +216,7 @@ class _Run:
         trainer = self._open_trainer()
         if state:
             self._resume(trainer, state)
-        self._train(trainer, held, cases["tune"], cases["general"])
+        self._train(trainer, held, texts)
         trainer.use_best()
         weights, n_steps, history = trainer.weights(), trainer.step_number, trainer.history
         kind = "low-rank additions to all matrices" if trainer.low_rank else "all weights"
@@ -284,12 +285,12 @@ class _Run:
         if self._target.chat_template is not None:
             forms.append("chat")
         texts = _texts(self._options, forms)
+        self._general = general(forms, seed=self._options.seed)
         shipped = self._options.target.resolve() == demo.pair()[0].resolve()
         parts = {
             "tune": texts.tune,
             "watch": texts.watch[:_WATCHED],
             "test": texts.test[: self._part_of(_COMPARED)],
-            "general": general(forms, seed=self._options.seed),
             "built-in": built_in(
                 ("chat", "code", "fim"), limit=self._part_of(_COMPARED) // 3, shipped=shipped
             ),
@@ -376,8 +377,7 @@ class _Run:
         self,
         trainer: Trainer,
         held: list[Answer],
-        own: Sequence[list[int]],
-        others: Sequence[list[int]],
+        texts: Texts,
     ) -> None:
         options, ring = self._options, Ring(_RING_BYTES)
         if not trainer.history:
@@ -386,10 +386,10 @@ class _Run:
         self._say(f"accepted length on held-out answers before: {before:.2f}")
         every = max(5, min(50, options.steps // 10))
         rng = random.Random(f"{options.seed} {trainer.step_number}")
-        answers = self._answers(trainer, self._asked(own, others))
+        answers = self._answers(trainer, self._asked(texts))
         begun, spent = time.monotonic(), self._spent_s
         saved = begun
-        while not self._is_over(trainer, every):
+        while not self._is_over(trainer):
             for _ in range(1 if len(ring) >= _AHEAD else _AHEAD):
                 answer = next(answers)
                 self._n_tokens += len(answer.tokens) - answer.n_prompt
@@ -437,26 +437,26 @@ class _Run:
             trainer.move(self._device)
             yield from turn
 
-    def _asked(
-        self, own: Sequence[list[int]], others: Sequence[list[int]]
-    ) -> Iterator[tuple[list[int], SamplingParams]]:
-        """Prompts without an end: the user's own and general ones, each answered anew by each
-        turn."""
+    def _asked(self, texts: Texts) -> Iterator[tuple[list[int], SamplingParams]]:
+        """Prompts without an end: the user's own and general ones."""
         while True:
             i = self._n_asked
             self._n_asked += 1
             rng = random.Random(f"{self._options.seed} {i}")
-            is_general = bool(others) and rng.random() < _GENERAL_SHARE
-            yield rng.choice(others if is_general else own), self._sampling(i)
+            is_general = bool(self._general) and rng.random() < _GENERAL_SHARE
+            prompt = rng.choice(self._general) if is_general else texts.draw(rng)
+            for tokens in self._tokens([prompt]):  # none where it is too long
+                yield tokens, self._sampling(i)
 
     def _sampling(self, i: int, *, fixed: bool = False) -> SamplingParams:
         """As people use the pair; where nothing is known, greedy and at 0.8 by turns."""
         seed = (1 << 30) + i if fixed else i
         return replace(self._samplings[i % len(self._samplings)], seed=seed)
 
-    def _is_over(self, trainer: Trainer, every: int) -> bool:
-        since = (trainer.step_number - trainer.best.step) // every
-        return self._done(trainer) >= 1 or since >= _PATIENCE
+    def _is_over(self, trainer: Trainer) -> bool:
+        done = self._done(trainer)
+        since = (trainer.history[-1].step - trainer.best.step) / max(1, trainer.step_number)
+        return done >= 1 or since * done > _PATIENCE
 
     def _done(self, trainer: Trainer) -> float:
         by_time = self._spent_s / (60 * self._options.minutes)

@@ -1,5 +1,5 @@
-"""What is trained and where, by the memory of the GPU: all weights or low-rank additions, beside the
-target or by turns with it."""
+"""What is trained and where, by the memory of the GPU: all weights or low-rank additions, beside
+the target or by turns with it."""
 
 from __future__ import annotations
 

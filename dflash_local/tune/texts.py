@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import random
 import sysconfig
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -42,6 +42,9 @@ class Texts:
     """Prompts by their use. No file, no line and no conversation is in two of them."""
 
     tune: list[BenchPrompt]
+    draw: Callable[[random.Random], BenchPrompt] = field(compare=False)
+    """A prompt to learn from: one of `tune`, or one made from a piece that begins at any line of
+    their files. Of the same pieces a drafter learns the answers by heart."""
     watch: list[BenchPrompt]
     """Held out, to see during the training when it is enough."""
     test: list[BenchPrompt]
@@ -54,16 +57,18 @@ def read_texts(
     """The prompts of a folder or of a JSON Lines file, for a model that does `forms` and goes by
     `names`. Of requests that a server recorded for several models only its own are read. Raises
     InputError: nothing to read, or too little to hold some of it out."""
-    if path.is_dir():
-        sources = [_pieces(text, forms, f"{seed} {name}") for name, text in files_of(path)]
-        what = f"{path}: holds {len(sources)} text files of {_LEAST} characters or more"
-    else:
-        sources = conversations(_of_model(read_prompts(path), names, path))
-        what = f"{path}: holds {len(sources)} different prompts or conversations"
-    sources = [source for source in sources if source]
-    if len(sources) < 3:
-        raise InputError(f"{what}; expected at least 3, as some are held out to measure on")
-    return split(sources, seed)
+    if not path.is_dir():
+        groups = conversations(_of_model(read_prompts(path), names, path))
+        what = f"{path}: holds {len(groups)} different prompts or conversations"
+        tune, watch, test = (_mixed(part, seed) for part in _split(groups, what, seed))
+        return Texts(tune, lambda rng: rng.choice(tune), watch, test)
+    files = dict(files_of(path))
+    what = f"{path}: holds {len(files)} text files of {_LEAST} characters or more"
+    pieces = {name: _pieces(text, forms, f"{seed} {name}") for name, text in files.items()}
+    names_of = _split([name for name in files if pieces[name]], what, seed)
+    tune, watch, test = (_mixed([pieces[name] for name in part], seed) for part in names_of)
+    mine = [files[name] for name in names_of[0]]
+    return Texts(tune, lambda rng: _drawn(mine, forms, rng), watch, test)
 
 
 def conversations(prompts: Sequence[BenchPrompt]) -> list[list[BenchPrompt]]:
@@ -134,12 +139,14 @@ def _of_model(
     return [prompt for prompt in prompts if prompt.add_special or prompt.category in names]
 
 
-def split(sources: Sequence[list[BenchPrompt]], seed: int) -> Texts:
-    """Hold a fifth of the sources out, at least two."""
+def _split(sources: Sequence[T], what: str, seed: int) -> tuple[list[T], list[T], list[T]]:
+    """Those to learn from, to watch and to test by: a fifth of them is held out, at least two."""
+    if len(sources) < 3:
+        raise InputError(f"{what}; expected at least 3, as some are held out to measure on")
     order = random.Random(seed).sample(list(sources), len(sources))
     n_held = max(2, round(_HELD_SHARE * len(order)))
     held, tune = order[:n_held], order[n_held:]
-    return Texts(_mixed(tune, seed), _mixed(held[0::2], seed), _mixed(held[1::2], seed))
+    return tune, held[0::2], held[1::2]
 
 
 def general(forms: Sequence[Form], *, seed: int = 0) -> list[BenchPrompt]:
@@ -199,6 +206,14 @@ def _pieces(text: str, forms: Sequence[Form], seed: str) -> list[BenchPrompt]:
             )
             piece = ""
     return found
+
+
+def _drawn(texts: Sequence[str], forms: Sequence[Form], rng: random.Random) -> BenchPrompt:
+    """A prompt of a piece that begins at any line of these texts."""
+    text = rng.choices(texts, [len(text) for text in texts])[0]
+    begin = text.find("\n", rng.randrange(len(text) - _LEAST + 1)) + 1  # 0: no line ends after it
+    begin = min(begin, len(text) - _LEAST)
+    return _prompt(text[begin : begin + _PIECE], rng.choice(forms), rng)
 
 
 def _prompt(piece: str, form: Form, rng: random.Random) -> BenchPrompt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,25 @@ def test_prompts_come_in_all_forms_and_say_less_than_the_file(folder: Path) -> N
     assert all(p.text for p in read_texts(folder, ("continue",)).tune)
 
 
+def test_prompts_to_learn_from_are_drawn_without_an_end(folder: Path) -> None:
+    found = read_texts(folder, FORMS)
+    rng = random.Random(1)
+    drawn = [found.draw(rng) for _ in range(100)]
+    assert len({repr(each) for each in drawn}) == 100
+    assert of_files(drawn) == of_files(found.tune)
+    kinds = {("text" if p.text else "infill" if p.infill else "chat") for p in drawn}
+    assert kinds == {"text", "infill", "chat"}
+    again = random.Random(1)
+    assert [found.draw(again) for _ in range(100)] == drawn
+
+
+def test_short_texts_of_one_line_are_drawn_from(tmp_path: Path) -> None:
+    for i in range(5):
+        (tmp_path / f"{i}.txt").write_text(f"{i} and more " * 20)
+    draw = read_texts(tmp_path, FORMS).draw
+    assert all(repr(draw(random.Random(i))) for i in range(50))
+
+
 def test_only_texts_are_read(folder: Path) -> None:
     assert [name for name, _ in files_of(folder)] == [f"file{i}.py" for i in range(10)]
 
@@ -56,6 +76,7 @@ def test_a_file_of_prompts_gives_these(tmp_path: Path) -> None:
     found = read_texts(path, FORMS)
     texts = [p.text for part in (found.tune, found.watch, found.test) for p in part]
     assert sorted(texts, key=str) == sorted((f"number {i}" for i in range(20)), key=str)
+    assert all(found.draw(random.Random(i)) in found.tune for i in range(50))
 
 
 @pytest.mark.parametrize("n", [0, 2])
