@@ -58,9 +58,6 @@ _WATCHED, _COMPARED = 24, 24
 kind that are compared in the end. A CPU takes a third of them, as it is so much slower."""
 _GENERAL_SHARE = 0.25
 """Of the answers. Without them chat lost 4 % where code gained 37 %."""
-_PATIENCE = 0.25
-"""Part of the steps without a gain before the training ends. The rate falls over all of them, and
-what it gains comes late."""
 _SAVE_S = 600.0
 _PAUSE_S = 0.5
 _TURN = 128
@@ -204,6 +201,7 @@ class _Run:
         self._n_asked = 0
         self._n_tokens = 0
         self._spent_s = 0.0
+        self._waited_s = 0.0
 
     def run(self) -> Card:
         state = self._kept()  # first, as it may be damaged
@@ -366,6 +364,7 @@ class _Run:
         held = []
         for answer in self._answerer.answers(asked):
             self._check_stopped()
+            self._wait_for_others()
             held.append(answer)
         if not held:
             raise InputError("the answers to the held-out prompts are too short to learn from")
@@ -387,9 +386,9 @@ class _Run:
         every = max(5, min(50, options.steps // 10))
         rng = random.Random(f"{options.seed} {trainer.step_number}")
         answers = self._answers(trainer, self._asked(texts))
-        begun, spent = time.monotonic(), self._spent_s
+        begun, spent = time.monotonic(), self._spent_s + self._waited_s
         saved = begun
-        while not self._is_over(trainer):
+        while self._done(trainer) < 1 and not trainer.is_flat(self._done(trainer)):
             for _ in range(1 if len(ring) >= _AHEAD else _AHEAD):
                 answer = next(answers)
                 self._n_tokens += len(answer.tokens) - answer.n_prompt
@@ -397,8 +396,8 @@ class _Run:
             older = [ring[rng.randrange(len(ring))] for _ in range(_BATCH - 1)]
             trainer.step([ring[len(ring) - 1], *older], self._done(trainer))
             now = time.monotonic()
-            self._spent_s = spent + now - begun
-            spent -= self._wait_for_others()
+            self._spent_s = spent + now - begun - self._waited_s
+            self._wait_for_others()
             if trainer.step_number % every == 0:
                 trainer.measure(held)
             self._progress(self._state_of(trainer, before))
@@ -431,6 +430,7 @@ class _Run:
                 if self._stopped():
                     self._keep(trainer)
                 self._check_stopped()
+                self._wait_for_others()
                 if len(turn) == _TURN or turn.n_bytes > _RING_BYTES // 2:
                     break
             self._unload()
@@ -453,21 +453,16 @@ class _Run:
         seed = (1 << 30) + i if fixed else i
         return replace(self._samplings[i % len(self._samplings)], seed=seed)
 
-    def _is_over(self, trainer: Trainer) -> bool:
-        done = self._done(trainer)
-        since = (trainer.history[-1].step - trainer.best.step) / max(1, trainer.step_number)
-        return done >= 1 or since * done > _PATIENCE
-
     def _done(self, trainer: Trainer) -> float:
         by_time = self._spent_s / (60 * self._options.minutes)
         return max(trainer.step_number / self._options.steps, by_time)
 
-    def _wait_for_others(self) -> float:
-        """Leave the machine to others while they need it; the seconds that this took."""
+    def _wait_for_others(self) -> None:
+        """Leave the machine to others while they need it."""
         begun = time.monotonic()
         while self._busy() and not self._stopped():
             time.sleep(_PAUSE_S)
-        return time.monotonic() - begun
+        self._waited_s += time.monotonic() - begun
 
     def _state_of(self, trainer: Trainer, before: float) -> Progress:
         done = min(1.0, self._done(trainer))

@@ -32,6 +32,8 @@ _RANK = 64
 _WARM_UP = 20
 _LAST_RATE = 0.1
 _CLIP = 1.0
+_PATIENCE = 0.25
+"""Part of the whole training. The rate falls over all of it, and what that gains comes late."""
 _FROZEN = ("token_embd.weight", "output.weight", "d2t", "rope_freqs.weight")
 _LOOKED_UP = ("markov_w1.weight", "selector_predecessor.weight", "selector_successor.weight")
 """Tables by token, which a low-rank addition does not fit."""
@@ -121,6 +123,12 @@ class Trainer:
     @property
     def best(self) -> Measured:
         return max(self.history, key=lambda each: each.length)
+
+    def is_flat(self, progress: float) -> bool:
+        """Whether held-out answers have gained nothing for so long that the rest will hardly gain
+        more. `progress` as for `step`."""
+        since = (self.history[-1].step - self.best.step) / max(1, self.step_number)
+        return since * progress > _PATIENCE
 
     def use_best(self) -> None:
         """Go back to the weights that measured best."""

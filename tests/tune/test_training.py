@@ -10,7 +10,7 @@ import torch
 from dflash_local.gguf.file import GgufFile
 from dflash_local.tune.answers import Answer
 from dflash_local.tune.objective import outcome
-from dflash_local.tune.training import Trainer, is_trained, n_trainable
+from dflash_local.tune.training import Measured, Trainer, is_trained, n_trainable
 from dflash_local.tune.weights import read_torch_drafter
 from synthetic import write_drafter, write_target
 
@@ -99,6 +99,19 @@ def test_the_best_weights_are_kept(files: tuple[Path, Path]) -> None:
     trainer.use_best()
     for name, value in trainer.weights().items():
         torch.testing.assert_close(value, kept[name], rtol=0, atol=0)
+
+
+def test_the_training_ends_where_it_gains_nothing_for_a_quarter_of_it(
+    files: tuple[Path, Path],
+) -> None:
+    trainer = trainer_of(files)
+    trainer.history = [Measured(0, 3.0), Measured(50, 3.2), Measured(100, 3.1)]
+    trainer.step_number = 100
+    assert not trainer.is_flat(0.4)
+    assert trainer.is_flat(0.6)
+    trainer.history.append(Measured(150, 3.3))
+    trainer.step_number = 150
+    assert not trainer.is_flat(0.9)
 
 
 def test_what_is_shared_with_the_target_is_not_trained(files: tuple[Path, Path]) -> None:
