@@ -42,7 +42,7 @@ from dflash_local.tune.saving import (
     save_plain,
 )
 from dflash_local.tune.state import first_line, read_state, state_told, write_state
-from dflash_local.tune.texts import Form, Texts, general, read_texts
+from dflash_local.tune.texts import Form, Texts, drawn, general, read_texts
 from dflash_local.tune.training import Trainer, is_trained
 from dflash_local.tune.weights import dequantize, read_torch_drafter
 
@@ -56,8 +56,6 @@ _RING_BYTES = 2 << 30
 _WATCHED, _COMPARED = 24, 24
 """On a GPU: answers to held-out prompts that are watched during the training, and prompts of each
 kind that are compared in the end. A CPU takes a third of them, as it is so much slower."""
-_GENERAL_SHARE = 0.25
-"""Of the answers. Without them chat lost 4 % where code gained 37 %."""
 _SAVE_S = 600.0
 _PAUSE_S = 0.5
 _TURN = 128
@@ -205,7 +203,7 @@ class _Run:
 
     def run(self) -> Card:
         state = self._kept()  # first, as it may be damaged
-        self._load()
+        self._load(self._say)
         texts, cases = self._prompts()
         self._make_plan(state)
         held = self._held_answers(cases["watch"])
@@ -250,7 +248,7 @@ class _Run:
 
     # Before the training
 
-    def _load(self) -> None:
+    def _load(self, say: Say = lambda _: None) -> None:
         options = self._options
         pair = open_pair(options.target, options.draft)
         loading = LoadOptions(
@@ -261,7 +259,7 @@ class _Run:
             draft_shape="chain",
             draft_width=2,
         )
-        engine, plan = open_engine(pair, loading, say=self._say)
+        engine, plan = open_engine(pair, loading, say=say)
         self._model = self._loaded.enter_context(Model(engine, plan))
         self._target = engine.target
         if engine.drafter is None:
@@ -443,9 +441,7 @@ class _Run:
             i = self._n_asked
             self._n_asked += 1
             rng = random.Random(f"{self._options.seed} {i}")
-            is_general = bool(self._general) and rng.random() < _GENERAL_SHARE
-            prompt = rng.choice(self._general) if is_general else texts.draw(rng)
-            for tokens in self._tokens([prompt]):  # none where it is too long
+            for tokens in self._tokens([drawn(texts, self._general, rng)]):  # none if too long
                 yield tokens, self._sampling(i)
 
     def _sampling(self, i: int, *, fixed: bool = False) -> SamplingParams:

@@ -32,6 +32,8 @@ _MOST_BYTES = 1 << 20
 _SKIPPED = frozenset({"node_modules", "__pycache__", "venv", "site-packages", "build", "dist"})
 _HELD_SHARE = 0.2
 _GENERAL_FILES = 48
+_GENERAL_SHARE = 0.25
+"""Of the prompts. Without them chat lost 4 % where code gained 37 %."""
 _QUESTIONS = Path(__file__).with_name("questions.json")
 
 T = TypeVar("T")
@@ -68,7 +70,7 @@ def read_texts(
     names_of = _split([name for name in files if pieces[name]], what, seed)
     tune, watch, test = (_mixed([pieces[name] for name in part], seed) for part in names_of)
     mine = [files[name] for name in names_of[0]]
-    return Texts(tune, lambda rng: _drawn(mine, forms, rng), watch, test)
+    return Texts(tune, lambda rng: _cut_anywhere(mine, forms, rng), watch, test)
 
 
 def conversations(prompts: Sequence[BenchPrompt]) -> list[list[BenchPrompt]]:
@@ -170,6 +172,13 @@ def general(forms: Sequence[Form], *, seed: int = 0) -> list[BenchPrompt]:
     return found
 
 
+def drawn(texts: Texts, others: Sequence[BenchPrompt], rng: random.Random) -> BenchPrompt:
+    """A prompt to learn from: the user's own, or one of `others`, the general ones."""
+    if others and rng.random() < _GENERAL_SHARE:
+        return rng.choice(others)
+    return texts.draw(rng)
+
+
 def files_of(folder: Path) -> Iterator[tuple[str, str]]:
     """Name and content of the text files below a folder, hidden and generated ones left out."""
     for path in sorted(folder.rglob("*")):
@@ -208,7 +217,7 @@ def _pieces(text: str, forms: Sequence[Form], seed: str) -> list[BenchPrompt]:
     return found
 
 
-def _drawn(texts: Sequence[str], forms: Sequence[Form], rng: random.Random) -> BenchPrompt:
+def _cut_anywhere(texts: Sequence[str], forms: Sequence[Form], rng: random.Random) -> BenchPrompt:
     """A prompt of a piece that begins at any line of these texts."""
     text = rng.choices(texts, [len(text) for text in texts])[0]
     begin = text.find("\n", rng.randrange(len(text) - _LEAST + 1)) + 1  # 0: no line ends after it

@@ -10,7 +10,7 @@ import pytest
 
 from dflash_local.bench.prompts.prompt import BenchPrompt, built_in
 from dflash_local.errors import InputError
-from dflash_local.tune.texts import Form, conversations, files_of, general, read_texts
+from dflash_local.tune.texts import Form, conversations, drawn, files_of, general, read_texts
 
 FORMS: tuple[Form, ...] = ("continue", "infill", "chat")
 
@@ -57,6 +57,14 @@ def test_prompts_to_learn_from_are_drawn_without_an_end(folder: Path) -> None:
     assert kinds == {"text", "infill", "chat"}
     again = random.Random(1)
     assert [found.draw(again) for _ in range(100)] == drawn
+
+
+def test_a_quarter_of_the_prompts_are_general(folder: Path) -> None:
+    found, others = read_texts(folder, FORMS), general(FORMS)
+    rng = random.Random(2)
+    n = sum(drawn(found, others, rng) in others for _ in range(400))
+    assert 70 < n < 130
+    assert of_files([drawn(found, [], rng) for _ in range(50)]) <= of_files(found.tune)
 
 
 def test_short_texts_of_one_line_are_drawn_from(tmp_path: Path) -> None:
