@@ -8,6 +8,9 @@ namespace {
 
 constexpr int64_t wanted_size = 128;
 constexpr int64_t least_size = 32;
+// So many rows keep a GPU busy without being cut: on an H200 their sums are then done in half of
+// the time.
+constexpr int64_t many_rows = 64;
 
 // The largest size that divides a row into so many chunks or more; 0 if there is none.
 int64_t size_of(int64_t n_vocab, int64_t n_chunks) {
@@ -32,9 +35,19 @@ int64_t chunk_of(int64_t n_vocab) {
     return size > 0 ? size : n_vocab;
 }
 
+// In two steps: a kernel of CUDA has one thread for each peak, so few peaks keep little of a GPU
+// busy. On an H200, 15 rows of 152k logits take 7 microseconds, and in one step 19.
 ggml_tensor * peaks_of(ggml_context * c, ggml_tensor * logits, int64_t size) {
-    const int step = static_cast<int>(size);
-    return ggml_pool_2d(c, logits, GGML_OP_POOL_MAX, step, 1, step, 1, 0, 0);
+    constexpr int first_step = 8;
+    const auto pool = [&](ggml_tensor * x, int64_t n) {
+        const int step = static_cast<int>(n);
+        return ggml_pool_2d(c, x, GGML_OP_POOL_MAX, step, 1, step, 1, 0, 0);
+    };
+    if (size > first_step && size % first_step == 0) {
+        logits = pool(logits, first_step);
+        size /= first_step;
+    }
+    return pool(logits, size);
 }
 
 std::optional<exp_sums> sum_exps(ggml_context * c, ggml_backend_t backend, ggml_tensor * logits,
@@ -45,8 +58,12 @@ std::optional<exp_sums> sum_exps(ggml_context * c, ggml_backend_t backend, ggml_
     ggml_tensor * peak = ggml_get_rows(c, ggml_reshape_3d(c, peaks, 1, n, n_rows), columns);
     ggml_tensor * below = ggml_sub(c, logits, ggml_reshape_2d(c, peak, 1, n_rows));
     ggml_tensor * e = ggml_exp(c, below);
-    ggml_tensor * parts = ggml_sum_rows(c, ggml_reshape_2d(c, e, n_vocab / n, n * n_rows));
-    ggml_tensor * sums = ggml_sum_rows(c, ggml_reshape_2d(c, parts, n, n_rows));
+    ggml_tensor * parts = e;
+    if (n_rows < many_rows) {
+        parts = ggml_sum_rows(c, ggml_reshape_2d(c, e, n_vocab / n, n * n_rows));
+        parts = ggml_reshape_2d(c, parts, n, n_rows);
+    }
+    ggml_tensor * sums = ggml_sum_rows(c, parts);
     if (!supports(backend, {peak, below, e, parts, sums})) {
         return std::nullopt;
     }

@@ -92,17 +92,12 @@ bool draft_cache::reserve(int64_t n_rows) {
     const int64_t rows = static_cast<int64_t>(n_cells) * n_seq();
     std::vector<ggml_tensor *> new_k(n_layer);
     std::vector<ggml_tensor *> new_v(n_layer);
-    const auto layers_of = [&](std::vector<ggml_tensor *> & parts) {
-        ggml_tensor * all = ggml_new_tensor_2d(tensors.get(), GGML_TYPE_F16, width,
-                                               rows * static_cast<int64_t>(n_layer));
-        for (size_t i = 0; i < n_layer; i++) {
-            parts[i] =
-                ggml_view_2d(tensors.get(), all, width, rows, all->nb[1], i * rows * all->nb[1]);
-        }
-        return all;
+    const auto all_layers = [&] {
+        return ggml_new_tensor_2d(tensors.get(), GGML_TYPE_F16, width,
+                                  rows * static_cast<int64_t>(n_layer));
     };
-    ggml_tensor * new_all_k = layers_of(new_k);
-    ggml_tensor * new_all_v = layers_of(new_v);
+    ggml_tensor * new_all_k = all_layers();
+    ggml_tensor * new_all_v = all_layers();
     ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors_from_buft(
         tensors.get(), ggml_backend_dev_buffer_type(device_)));
     if (!buffer) {
@@ -111,6 +106,17 @@ bool draft_cache::reserve(int64_t n_rows) {
                             " rows for each of " + std::to_string(n_seq()) +
                             " sequences; load with a smaller context");
     }
+    // Not views: CUDA rotates and stores keys in one kernel only where what they are stored in is
+    // no node of the graph.
+    const auto layers_of = [&](ggml_tensor * all, std::vector<ggml_tensor *> & parts) {
+        for (size_t i = 0; i < n_layer; i++) {
+            parts[i] = ggml_new_tensor_2d(tensors.get(), GGML_TYPE_F16, width, rows);
+            ggml_backend_tensor_alloc(buffer.get(), parts[i],
+                                      static_cast<char *>(all->data) + i * rows * all->nb[1]);
+        }
+    };
+    layers_of(new_all_k, new_k);
+    layers_of(new_all_v, new_v);
     // A cell that was never written must be finite: a masked weight of 0 times NaN is NaN.
     ggml_backend_buffer_clear(buffer.get(), 0);
     for (size_t i = 0; i < n_layer; i++) {

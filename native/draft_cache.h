@@ -81,7 +81,7 @@ class draft_cache {
         return static_cast<int64_t>(layer) * n_cells_ * n_seq() + cell;
     }
 
-    std::vector<ggml_tensor *> k;  // per layer, parts of the next two
+    std::vector<ggml_tensor *> k;  // per layer, in the memory of the next two
     std::vector<ggml_tensor *> v;
     ggml_tensor * all_k = nullptr;  // [n_embd_kv, n_cells * n_seq * n_layer]
     ggml_tensor * all_v = nullptr;

@@ -19,7 +19,7 @@ namespace dflash {
 struct draft_capabilities {
     bool flash_attention = true;
     bool top_k = true;
-    int n_joined = 0;  // see draft_weights
+    int n_rounds = 0;  // of guesses, see dspark_head; 0: as many as suit the device
 };
 
 // What a draft graph computes with.
@@ -71,7 +71,9 @@ class draft_graph {
     void create_mask_rows();
     void build();
     void expand_views();
+    bool is_on_host() const;
     selection wanted_selection() const;
+    int n_rounds() const;
     void check_first_node() const;
     void allocate();
     ggml_tensor * context_features();
@@ -79,6 +81,9 @@ class draft_graph {
     // bias: may be null. is_wide: x may leave the range of f16.
     ggml_tensor * project(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * bias = nullptr,
                           bool is_wide = false) const;
+    bool is_on_cuda() const;
+    ggml_tensor * as_weights(ggml_tensor * x, const ggml_tensor * weight) const;
+    ggml_tensor * logits_of(ggml_tensor * states) const;
     // Whether parts of a layer are given more than what a norm puts out.
     bool is_convolved() const { return p_.selector.rank > 0; }
     ggml_tensor * values(const draft_layer & l, ggml_tensor * x, ggml_tensor * k) const;

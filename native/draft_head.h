@@ -23,6 +23,7 @@ struct head_parts {
     int n_streams;  // sequences
     int top_k;
     selection wanted;
+    int n_rounds;           // of guesses, see dspark_head; 0: none
     ggml_tensor * states;   // f32 [n_embd, rows], normed
     ggml_tensor * logits;   // f32 [n, rows], neither scaled nor capped
     ggml_tensor * anchors;  // f32 [rank, n_streams]: the anchors' rows of `anchor_table`, or null

@@ -7,7 +7,10 @@
 namespace dflash {
 
 void draft_scratch::place_guarded(ggml_backend_t backend, int64_t n_gap,
-                                  const std::vector<ggml_tensor *> & tensors) {
+                                  std::vector<ggml_tensor *> tensors) {
+    for (ggml_tensor *& tensor : tensors) {
+        tensor = tensor->view_src != nullptr ? tensor->view_src : tensor;
+    }
     const size_t step = ggml_backend_buft_get_alignment(type_);
     size_t n_bytes = (n_gap * sizeof(float) + step - 1) / step * step;
     std::vector<size_t> offsets;

@@ -35,9 +35,9 @@ class draft_scratch {
 
     // Puts tensors after memory for n_gap floats. On some backends the argmax of values that are
     // not numbers is -1; gathering then reads what is before a tensor, so that must be valid
-    // memory. Throws backend_error if there is no room. One graph's tensors at a time.
-    void place_guarded(ggml_backend_t backend, int64_t n_gap,
-                       const std::vector<ggml_tensor *> & tensors);
+    // memory. A tensor may be the first part of another one, which is then put there. Throws
+    // backend_error if there is no room. One graph's tensors at a time.
+    void place_guarded(ggml_backend_t backend, int64_t n_gap, std::vector<ggml_tensor *> tensors);
 
     size_t n_bytes() const {
         return n_buffer_bytes() + ggml_gallocr_get_buffer_size(allocator_.get(), 0);

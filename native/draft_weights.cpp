@@ -49,13 +49,6 @@ void check_type(const ggml_tensor * tensor, bool is_matrix) {
     }
 }
 
-int64_t usual_joined(ggml_backend_dev_t device) {
-    // On an H200 a draft of 8 sequences took 6.7, 5.7, 5.8 and 6.1 ms with 1, 2, 4 and 8 rows
-    // joined, one of 2 sequences 3.3, 3.2 and 3.0 ms with 1, 2 and 8, one of 1 always 2.4 ms.
-    constexpr int64_t on_gpu = 2;
-    return ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU ? 1 : on_gpu;
-}
-
 ggml_backend_buffer_ptr allocate(ggml_context * tensors, ggml_backend_buffer_type_t type) {
     if (ggml_get_first_tensor(tensors) == nullptr) {
         return nullptr;
@@ -72,7 +65,7 @@ ggml_backend_buffer_ptr allocate(ggml_context * tensors, ggml_backend_buffer_typ
 }  // namespace
 
 draft_weights::draft_weights(const std::string & path, const draft_params & of_file,
-                             ggml_backend_dev_t device, int n_joined)
+                             ggml_backend_dev_t device)
     : params(of_file) {
     params.check();
     ggml_context * raw = nullptr;
@@ -83,7 +76,6 @@ draft_weights::draft_weights(const std::string & path, const draft_params & of_f
     }
     read_tokens(path, gguf.get());
     create(file.get(), gguf.get());
-    markov.n_joined = n_joined > 0 ? n_joined : usual_joined(device);
     bind();
     check_data(path, gguf.get());
     device_buffer_ = allocate(device_tensors_.get(), ggml_backend_dev_buffer_type(device));
@@ -92,7 +84,6 @@ draft_weights::draft_weights(const std::string & path, const draft_params & of_f
         ggml_backend_dev_buffer_type(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU)));
     read(path, gguf.get());
     add_up_confidence();
-    join_markov_rows();
     bound_values();
 }
 
@@ -383,7 +374,6 @@ void draft_weights::bind_heads() {
         anchor_table = take(markov_name, {rank, -1});
         markov.before = take(markov_drafted, {rank, n_rows});
         markov.after = take_matrix("markov_w2", {rank, n_rows});
-        bind_joined_rows();
         confidence_ = take(confidence_name, {d + rank, 1}, false);
         confidence_bias_ = take("conf_proj.bias", {1}, false);
         if (confidence_ != nullptr) {
@@ -396,19 +386,6 @@ void draft_weights::bind_heads() {
         selector.before = take(selector_drafted, {rank, n_rows});
         selector.after = take("selector_successor.weight", {rank, n_rows});
         selector.gate = take("selector_hidden.weight", {d, rank});
-    }
-}
-
-void draft_weights::bind_joined_rows() {
-    ggml_context * c = device_tensors_.get();
-    const int64_t n_rows = markov.after->ne[1];
-    while (n_rows % markov.n_joined != 0) {
-        markov.n_joined /= 2;
-    }
-    const int64_t n = markov.n_joined;
-    markov.joined = ggml_reshape_2d(c, markov.after, markov.after->ne[0] * n, n_rows / n);
-    if (n > 1) {
-        markov.place_of_row = ggml_new_tensor_2d(c, GGML_TYPE_I32, 1, n_rows);
     }
 }
 
@@ -583,27 +560,6 @@ void draft_weights::bound_values() {
         }
         has_large_values = has_large_values || !(bound < large);
     }
-}
-
-// Until here the rows are in the order of the file.
-void draft_weights::join_markov_rows() {
-    if (markov.place_of_row == nullptr) {
-        return;
-    }
-    const int64_t n_rows = markov.after->ne[1];
-    const int64_t step = n_rows / markov.n_joined;
-    const size_t n_bytes = markov.after->nb[1];
-    std::vector<char> rows(n_rows * n_bytes);
-    std::vector<char> joined(rows.size());
-    std::vector<int32_t> places(n_rows);
-    ggml_backend_tensor_get(markov.after, rows.data(), 0, rows.size());
-    for (int64_t row = 0; row < n_rows; row++) {
-        const int64_t place = row % step * markov.n_joined + row / step;
-        places[row] = static_cast<int32_t>(place);
-        std::copy_n(rows.data() + row * n_bytes, n_bytes, joined.data() + place * n_bytes);
-    }
-    ggml_backend_tensor_set(markov.after, joined.data(), 0, joined.size());
-    ggml_backend_tensor_set(markov.place_of_row, places.data(), 0, n_rows * sizeof(int32_t));
 }
 
 // The confidence is a sum of what the state adds and of what the token before does. The host adds

@@ -20,16 +20,9 @@ struct conv_weights {
 };
 
 // DSpark's Markov head, on the rows of the output head. See dspark_head.h.
-//
-// Its product is taken once for each drafted position, and on a GPU products of such short rows
-// with several columns take several times as long as their bytes. There `n_joined` rows are one: i,
-// i + n, i + 2n, ... with n = rows / n_joined.
 struct markov_weights {
-    ggml_tensor * before = nullptr;        // [rank, rows]: of the token before
-    ggml_tensor * after = nullptr;         // [rank, rows]: of the token itself, at `place_of_row`
-    ggml_tensor * joined = nullptr;        // [rank * n_joined, rows / n_joined]: the same
-    ggml_tensor * place_of_row = nullptr;  // i32 [1, rows]; null: each is where its number says
-    int64_t n_joined = 1;
+    ggml_tensor * before = nullptr;      // [rank, rows]: of the token before
+    ggml_tensor * after = nullptr;       // [rank, rows]: of the token itself
     ggml_tensor * confidence = nullptr;  // f32 [n_embd, 1], optional: what the state adds to it
     std::vector<float> of_token;         // what each of the target's tokens before adds to it
 };
@@ -75,10 +68,8 @@ class draft_weights {
   public:
     // Throws file_error for a file that lacks tensors, has tensors that the draft graph does not
     // know or whose shape or type is not as `params` say, or ends too early; backend_error if the
-    // device has no room; std::invalid_argument as draft_params::check. n_joined: the most rows of
-    // a Markov head that are joined; 0: as many as the device wants.
-    draft_weights(const std::string & path, const draft_params & params, ggml_backend_dev_t device,
-                  int n_joined = 0);
+    // device has no room; std::invalid_argument as draft_params::check.
+    draft_weights(const std::string & path, const draft_params & params, ggml_backend_dev_t device);
 
     const draft_params params;
     ggml_tensor * fc = nullptr;        // [n_taps * n_embd, n_embd]
@@ -127,8 +118,6 @@ class draft_weights {
     void bind();
     void bind_heads();
     void bind_stacks();
-    void bind_joined_rows();
-    void join_markov_rows();
     void check_data(const std::string & path, const gguf_context * gguf) const;
     void read(const std::string & path, const gguf_context * gguf);
     static bool read_made(std::ifstream & file, std::streamoff begin, ggml_type type,

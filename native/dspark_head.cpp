@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <string>
 
 #include "chunks.h"
@@ -11,17 +12,9 @@
 
 namespace dflash {
 
-namespace {
-
-// Rows that are searched in chunks. On an H200 that takes 13 microseconds for one and 48 for eight,
-// and whole rows, one beside the other, 31 for any number of them.
-constexpr int most_in_chunks = 4;
-
-}  // namespace
-
 size_t dspark_head::n_nodes(int n_draft) const {
-    return 28 * static_cast<size_t>(n_draft) + draft_output::n_nodes + draft_candidates::n_nodes +
-           32;
+    return 28 * (static_cast<size_t>(n_draft) + 1) + draft_output::n_nodes +
+           draft_candidates::n_nodes + 32;
 }
 
 void dspark_head::build(const head_parts & parts) {
@@ -29,19 +22,25 @@ void dspark_head::build(const head_parts & parts) {
     n_draft_ = parts.n_draft;
     n_streams_ = parts.n_streams;
     top_k_ = parts.top_k;
+    is_guessed_ = n_draft_ > 1 && parts.n_rounds > 0 && parts.n_rounds < parts.n_rows();
     ggml_context * c = parts.nodes;
     if (parts.weights.markov.confidence != nullptr) {
         confidence_ = ggml_mul_mat(c, parts.weights.markov.confidence, parts.states);
         ggml_prec_set_acc(confidence_, GGML_PREC_F32);
     }
-    ggml_tensor * scaled = scaled_logits(c, parts.weights.params, parts.logits);
-    create_constants(parts, scaled != parts.logits);
-    follow_best(parts);
-    if (top_k_ > 1) {
-        build_steps(parts, scaled);
+    create_memory(parts);
+    ggml_tensor * followed = parts.logits;
+    if (is_guessed_) {
+        followed = follow_guesses(parts);
+    } else {
+        follow_best(parts);
     }
-    const std::vector<ggml_tensor *> results = {candidates_.ids, raw_, candidates_.sums, steps_,
-                                                confidence_};
+    ggml_tensor * scaled = scaled_logits(c, parts.weights.params, followed);
+    if (top_k_ > 1) {
+        build_steps(parts, followed, scaled);
+    }
+    const std::vector<ggml_tensor *> results = {candidates_.ids,  raw_,   alone_,
+                                                candidates_.sums, steps_, confidence_};
     for (ggml_tensor * result : results) {
         if (result != nullptr) {
             ggml_set_output(result);
@@ -55,84 +54,68 @@ void dspark_head::build(const head_parts & parts) {
 }
 
 // On some backends the argmax of values that are not numbers is -1. So whatever is looked up by one
-// has valid memory before it.
-void dspark_head::create_constants(const head_parts & parts, bool is_scaled) {
+// has valid memory before it, and what is there are tokens, too.
+void dspark_head::create_memory(const head_parts & parts) {
+    const draft_params & p = parts.weights.params;
     const int64_t n_vocab = parts.logits->ne[0];
-    const int64_t n_all = n_vocab * n_streams_;
-    const int64_t n_joined = parts.weights.markov.n_joined;
-    const int64_t rank = parts.weights.markov.after->ne[0];
     chunk_size_ = chunk_of(n_vocab);
+    const int64_t n_chunks = n_vocab / chunk_size_;
     const auto aligned = [](int64_t n) { return (n + 63) / 64 * 64; };
     const int64_t gap = aligned(chunk_size_);
-    const int64_t n_chunks = n_all / chunk_size_;
-    const int64_t begin_found = gap + aligned(n_all) + gap;
-    const int64_t begin_logits = begin_found + aligned(n_chunks) + gap;
+    const int64_t begin_found = gap + aligned(n_vocab) + gap;
+    const int64_t begin_logits = begin_found + aligned(chunk_size_ * parts.n_rows()) + gap;
     // The logits are beside a gap anyway if they are what is searched in the end.
-    const int64_t n_logits = is_scaled ? ggml_nelements(parts.logits) : 0;
-    constants_.reset(ggml_init({4 * ggml_tensor_overhead(), nullptr, /*no_alloc=*/true}));
+    const bool is_searched = !is_guessed_ && p.logit_scale == 0.0f && p.logit_cap == 0.0f;
+    // They may be the first rows of more.
+    ggml_tensor * logits =
+        parts.logits->view_src != nullptr ? parts.logits->view_src : parts.logits;
+    const int64_t n_logits = is_searched ? 0 : ggml_nelements(logits);
+    const int64_t begin_guessed = begin_logits + aligned(n_logits) + gap;
+    const int64_t n_guessed = is_guessed_ ? n_vocab * (parts.n_rows() - n_streams_) : 0;
+    constants_.reset(ggml_init({2 * ggml_tensor_overhead(), nullptr, /*no_alloc=*/true}));
     ggml_context * c = constants_.get();
-    ggml_tensor * all = ggml_new_tensor_1d(c, GGML_TYPE_I32, begin_logits + n_logits);
-    const size_t word = sizeof(int32_t);
-    tokens_ = ggml_view_3d(c, all, 1, chunk_size_, n_chunks, word, chunk_size_ * word, gap * word);
-    columns_ = ggml_new_tensor_4d(c, GGML_TYPE_F32, rank, n_joined, n_joined, n_streams_);
+    ggml_tensor * all = ggml_new_tensor_1d(c, GGML_TYPE_F32, begin_guessed + n_guessed);
+    table_ = ggml_view_2d(c, all, chunk_size_, n_chunks, chunk_size_ * sizeof(float),
+                          gap * sizeof(float));
     buffer_.reset(ggml_backend_alloc_ctx_tensors(c, parts.backend));
     if (!buffer_) {
         throw backend_error("no room for the output of the draft graph on " +
                             std::string(ggml_backend_name(parts.backend)));
     }
-    std::vector<int32_t> words(ggml_nelements(all), 0);
-    for (int64_t i = 0; i < n_all; i++) {
-        words[gap + i] = static_cast<int32_t>(i % n_vocab);
-    }
-    ggml_backend_tensor_set(all, words.data(), 0, ggml_nbytes(all));
-    std::vector<float> equal(ggml_nelements(columns_), 0.0f);
-    for (int64_t i = 0; i < static_cast<int64_t>(equal.size()); i++) {
-        const int64_t row = i / rank;
-        equal[i] = row % n_joined == row / n_joined % n_joined ? 1.0f : 0.0f;
-    }
-    ggml_backend_tensor_set(columns_, equal.data(), 0, ggml_nbytes(columns_));
+    ggml_backend_buffer_clear(buffer_.get(), 0);
+    std::vector<float> tokens(n_vocab);
+    std::iota(tokens.begin(), tokens.end(), 0.0f);
+    ggml_backend_tensor_set(table_, tokens.data(), 0, tokens.size() * sizeof(float));
     char * base = static_cast<char *>(all->data);
-    found_ = base + begin_found * word;
-    if (is_scaled) {
-        ggml_backend_tensor_alloc(buffer_.get(), parts.logits, base + begin_logits * word);
+    found_ = base + begin_found * sizeof(float);
+    guessed_ = base + begin_guessed * sizeof(float);
+    if (!is_searched) {
+        ggml_backend_tensor_alloc(buffer_.get(), logits, base + begin_logits * sizeof(float));
     }
 }
 
-// before: f32 [rank, n_streams]. Returns f32 [rows of the head, n_streams].
-ggml_tensor * dspark_head::of_token_before(const head_parts & parts, ggml_tensor * before) const {
-    ggml_context * c = parts.nodes;
-    const markov_weights & w = parts.weights.markov;
-    const int64_t rank = w.after->ne[0];
-    if (w.n_joined > 1) {
-        // One column for each of the rows that are joined, with zeros for the others.
-        before = ggml_mul(c, columns_, ggml_reshape_4d(c, before, rank, 1, 1, n_streams_));
-        before = ggml_reshape_2d(c, before, rank * w.n_joined, w.n_joined * n_streams_);
-    }
-    ggml_tensor * added = wide_product(c, w.joined, before);
-    added = ggml_reshape_2d(c, added, w.after->ne[1], n_streams_);
-    ggml_tensor * scale = parts.weights.scale_of(w.after);
-    return scale != nullptr ? ggml_mul(c, added, scale) : added;
+// before: f32 [rank, n]. Returns f32 [rows of the head, n].
+ggml_tensor * dspark_head::of_tokens_before(const head_parts & parts, ggml_tensor * before) const {
+    ggml_tensor * after = parts.weights.markov.after;
+    ggml_tensor * added = wide_product(parts.nodes, after, before);
+    ggml_tensor * scale = parts.weights.scale_of(after);
+    return scale != nullptr ? ggml_mul(parts.nodes, added, scale) : added;
 }
 
-// The best token of each row, i32 [n_streams]: the best of each chunk, then the best chunk.
+// The best token of each row, i32 [rows]: the best chunk, then the best of it.
 ggml_tensor * dspark_head::best_of(const head_parts & parts, ggml_tensor * rows) const {
     ggml_context * c = parts.nodes;
-    const int64_t n_chunks = tokens_->ne[2];
-    ggml_tensor * places = ggml_argmax(c, ggml_reshape_2d(c, rows, chunk_size_, n_chunks));
-    places = ggml_reshape_2d(c, places, 1, n_chunks);
-    ggml_tensor * peaks =
-        ggml_get_rows(c, ggml_reshape_3d(c, rows, 1, chunk_size_, n_chunks), places);
-    ggml_tensor * chunks =
-        ggml_argmax(c, ggml_reshape_2d(c, peaks, n_chunks / n_streams_, n_streams_));
-    ggml_tensor * tokens = ggml_get_rows(c, tokens_, places);
-    if (n_streams_ > most_in_chunks || chunk_size_ == rows->ne[0] ||
-        !supports(parts.backend, {places, peaks, tokens})) {
-        return ggml_argmax(c, rows);
-    }
+    const int64_t n = rows->ne[1];
+    const int64_t n_chunks = table_->ne[1];
+    ggml_tensor * chunks = ggml_argmax(c, peaks_of(c, rows, chunk_size_));
+    ggml_tensor * logits = ggml_get_rows(c, ggml_reshape_3d(c, rows, chunk_size_, n_chunks, n),
+                                         ggml_reshape_2d(c, chunks, 1, n));
+    ggml_tensor * places = ggml_argmax(c, ggml_reshape_2d(c, logits, chunk_size_, n));
+    ggml_tensor * tokens = ggml_get_rows(c, table_, chunks);
     ggml_backend_tensor_alloc(buffer_.get(), tokens, found_);
-    tokens = ggml_reshape_3d(c, tokens, 1, n_chunks / n_streams_, n_streams_);
-    tokens = ggml_get_rows(c, tokens, ggml_reshape_2d(c, chunks, 1, n_streams_));
-    return ggml_reshape_1d(c, tokens, n_streams_);
+    tokens = ggml_get_rows(c, ggml_reshape_3d(c, tokens, 1, chunk_size_, n),
+                           ggml_reshape_2d(c, places, 1, n));
+    return ggml_cast(c, ggml_reshape_1d(c, tokens, n), GGML_TYPE_I32);
 }
 
 // Adds to the logits of each position, in place, what the best token of the one before is worth.
@@ -143,7 +126,7 @@ void dspark_head::follow_best(const head_parts & parts) const {
     for (int i = 0; i < n_draft_; i++) {
         ggml_tensor * position = ggml_view_2d(c, logits, logits->ne[0], n_streams_, logits->nb[1],
                                               i * n_streams_ * logits->nb[1]);
-        position = ggml_add_inplace(c, position, of_token_before(parts, before));
+        position = ggml_add_inplace(c, position, of_tokens_before(parts, before));
         ggml_build_forward_expand(parts.graph, position);
         if (i + 1 < n_draft_) {
             before = ggml_get_rows(c, parts.weights.markov.before, best_of(parts, position));
@@ -151,29 +134,50 @@ void dspark_head::follow_best(const head_parts & parts) const {
     }
 }
 
-void dspark_head::build_steps(const head_parts & parts, ggml_tensor * scaled) {
+// Returns the logits with what the tokens guessed last are worth, [rows of the head, rows].
+ggml_tensor * dspark_head::follow_guesses(const head_parts & parts) const {
+    ggml_context * c = parts.nodes;
+    const int64_t n_rows = parts.n_rows();
+    const auto first = [&](ggml_tensor * x, int64_t n) {
+        return ggml_view_2d(c, x, x->ne[0], n, x->nb[1], 0);
+    };
+    ggml_tensor * rows = first(parts.logits, n_rows - n_streams_);
+    for (int round = 0; round < parts.n_rounds; round++) {
+        const bool is_last = round + 1 == parts.n_rounds;
+        ggml_tensor * before = ggml_get_rows(c, parts.weights.markov.before, best_of(parts, rows));
+        before = ggml_concat(c, parts.anchors, before, 1);
+        const int64_t n = is_last ? n_rows : n_rows - n_streams_;
+        rows = ggml_add(c, of_tokens_before(parts, first(before, n)), first(parts.logits, n));
+        if (!is_last) {
+            ggml_backend_tensor_alloc(buffer_.get(), rows, guessed_);
+        }
+    }
+    return rows;
+}
+
+void dspark_head::build_steps(const head_parts & parts, ggml_tensor * followed,
+                              ggml_tensor * scaled) {
     ggml_context * c = parts.nodes;
     const markov_weights & w = parts.weights.markov;
     const int64_t n_rows = parts.n_rows();
     candidates_.build(c, parts.backend, parts.scratch, scaled, top_k_,
                       parts.wanted == selection::on_device);
-    raw_ = candidates_.logits;
-    if (scaled != parts.logits) {
-        const int64_t n = parts.logits->ne[0];
-        raw_ = ggml_get_rows(c, ggml_reshape_3d(c, parts.logits, 1, n, n_rows), candidates_.ids);
-        raw_ = ggml_reshape_2d(c, raw_, top_k_, n_rows);
-    }
+    const auto of_candidates = [&](ggml_tensor * logits) {
+        const int64_t n = logits->ne[0];
+        ggml_tensor * found =
+            ggml_get_rows(c, ggml_reshape_3d(c, logits, 1, n, n_rows), candidates_.ids);
+        return ggml_reshape_2d(c, found, top_k_, n_rows);
+    };
+    raw_ = scaled != followed ? of_candidates(followed) : candidates_.logits;
+    alone_ = is_guessed_ ? of_candidates(parts.logits) : nullptr;
     const int64_t n_later = n_rows - n_streams_;
     if (n_later == 0) {
         return;
     }
     const size_t position = static_cast<size_t>(top_k_) * n_streams_ * sizeof(int32_t);
     const int64_t n_ids = top_k_ * n_later;
-    ggml_tensor * rows = ggml_view_1d(c, candidates_.ids, n_ids, position);
-    if (w.place_of_row != nullptr) {
-        rows = ggml_reshape_1d(c, ggml_get_rows(c, w.place_of_row, rows), n_ids);
-    }
-    ggml_tensor * after = ggml_get_rows(c, w.after, rows);
+    ggml_tensor * after =
+        ggml_get_rows(c, w.after, ggml_view_1d(c, candidates_.ids, n_ids, position));
     ggml_tensor * before = ggml_get_rows(c, w.before, ggml_view_1d(c, candidates_.ids, n_ids, 0));
     const int64_t rank = w.after->ne[0];
     steps_ = step_scores(c, ggml_reshape_3d(c, after, rank, top_k_, n_later),
@@ -218,13 +222,14 @@ void dspark_head::read_lattices(const std::vector<int32_t> & anchors,
     }
 }
 
-// The graph's logits are those after the best token of the position before. What another token adds
-// is known by the difference of the two steps.
+// The logits of a position are those after the best token of the position before, or after a guess
+// at it. What another token adds is known by the steps from both.
 draft_lattice dspark_head::lattice_of(int stream) const {
     const draft_params & p = weights_->params;
     const int k = top_k_;
     const auto * ids = results_.of<int32_t>(candidates_.ids);
     const auto * raw = results_.of<float>(raw_);
+    const auto * alone = is_guessed_ ? results_.of<float>(alone_) : nullptr;
     const auto * sums = results_.of<float>(candidates_.sums);
     check_numbers(raw, int64_t{n_draft_} * n_streams_ * k);
     check_numbers(sums, int64_t{n_draft_} * n_streams_);
@@ -241,18 +246,12 @@ draft_lattice dspark_head::lattice_of(int stream) const {
                 if (i > 0) {
                     const float * steps =
                         results_.of<float>(steps_) + static_cast<size_t>(row - n_streams_) * k * k;
-                    logit += steps[a * k + b] - steps[best * k + b];
+                    logit = alone != nullptr ? alone[row * k + b] + steps[a * k + b]
+                                             : logit + steps[a * k + b] - steps[best * k + b];
                 }
                 lattice.score(i, a, b) = scaled_logit(p, logit);
             }
         }
-        const float * after_best = &lattice.score(i, best, 0);
-        const float peak = *std::max_element(after_best, after_best + k);
-        double sum = 0.0;
-        for (int b = 0; b < k; b++) {
-            sum += std::exp(static_cast<double>(after_best[b] - peak));
-        }
-        lattice.log_mass.push_back(static_cast<float>(std::min(std::log(sum / sums[row]), 0.0)));
         best = 0;
         for (int b = 1; b < k; b++) {
             if (logits[b] > logits[best] ||
@@ -260,6 +259,12 @@ draft_lattice dspark_head::lattice_of(int stream) const {
                 best = b;
             }
         }
+        const float peak = scaled_logit(p, logits[best]);
+        double sum = 0.0;
+        for (int b = 0; b < k; b++) {
+            sum += std::exp(static_cast<double>(scaled_logit(p, logits[b]) - peak));
+        }
+        lattice.log_mass.push_back(static_cast<float>(std::min(std::log(sum / sums[row]), 0.0)));
     }
     return lattice;
 }

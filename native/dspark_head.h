@@ -12,6 +12,12 @@ namespace dflash {
 // after[token] * before[token before]. The graph follows the best token from position to position.
 // For trees it also scores the steps between the best candidates of adjacent positions.
 //
+// Position by position, that is a few small kernels for each, and the table of the head is read as
+// often. With rounds of guesses it is done for all positions at once: the tokens before are
+// guessed, and the best tokens after them are the guesses of the next round. The first guess is
+// what the logits say by themselves. After n rounds the first n tokens are exact, and all of them
+// if the last round has changed none.
+//
 // A head for the confidence says how likely the target accepts a position after its token before.
 // Where there is one, that is the probability of the best candidate, and the others share the rest
 // as the logits share it out.
@@ -23,11 +29,12 @@ class dspark_head : public draft_head {
               const draft_rows & out) override;
 
   private:
-    void create_constants(const head_parts & parts, bool is_scaled);
-    ggml_tensor * of_token_before(const head_parts & parts, ggml_tensor * before) const;
+    void create_memory(const head_parts & parts);
+    ggml_tensor * of_tokens_before(const head_parts & parts, ggml_tensor * before) const;
     ggml_tensor * best_of(const head_parts & parts, ggml_tensor * rows) const;
     void follow_best(const head_parts & parts) const;
-    void build_steps(const head_parts & parts, ggml_tensor * scaled);
+    ggml_tensor * follow_guesses(const head_parts & parts) const;
+    void build_steps(const head_parts & parts, ggml_tensor * followed, ggml_tensor * scaled);
     void read_chains(ggml_backend_t backend, const std::vector<int32_t> & anchors,
                      const draft_rows & out);
     void read_lattices(const std::vector<int32_t> & anchors, const draft_rows & out) const;
@@ -38,9 +45,12 @@ class dspark_head : public draft_head {
     int n_draft_ = 0;
     int n_streams_ = 0;
     int top_k_ = 0;
+    bool is_guessed_ = false;
     draft_output output_;                 // of chains
     draft_candidates candidates_;         // of trees
     ggml_tensor * raw_ = nullptr;         // f32 [k, rows]: the candidates' logits, not scaled
+    ggml_tensor * alone_ = nullptr;       // the same without what the token before is worth; may be
+                                          // null
     ggml_tensor * steps_ = nullptr;       // f32 [k, k, rows after the first position]; may be null
     ggml_tensor * confidence_ = nullptr;  // f32 [1, rows]: what the state adds; may be null
     host_results results_;
@@ -50,10 +60,9 @@ class dspark_head : public draft_head {
     int64_t chunk_size_ = 0;
     ggml_context_ptr constants_;
     ggml_backend_buffer_ptr buffer_;
-    ggml_tensor * tokens_ =
-        nullptr;  // i32 [1, chunk_size, chunks of all streams]: 0, 1, ... of each
-    ggml_tensor * columns_ = nullptr;  // f32 [rank, n, n, n_streams], n rows joined: 1 where equal
-    char * found_ = nullptr;           // memory for the best token of each chunk
+    ggml_tensor * table_ = nullptr;  // f32 [chunk_size, chunks]: the tokens of each chunk
+    char * found_ = nullptr;         // memory for the tokens of one chunk of each row
+    char * guessed_ = nullptr;       // memory for all rows of logits but those of the last position
 };
 
 }  // namespace dflash

@@ -186,30 +186,46 @@ void heads_draft(const shipped_pair & pair) {
     }
 }
 
-// On a GPU several rows of a Markov head are one. The drafts are the same, also where the number of
-// rows cannot be divided.
-void joined_rows_draft_the_same(const shipped_pair & pair) {
+// On a GPU the tokens before are guessed, in rounds. After as many rounds as there are positions
+// the drafts are those of the exact path, and after fewer the first ones are.
+void guessed_tokens_draft_the_same(const shipped_pair & pair) {
     const temporary_file path;
-    for (const bool is_reduced : {false, true}) {
-        drafter_file file(with_markov());
-        add_markov(file, is_reduced ? 64 : n_vocab);
-        if (is_reduced) {
-            reduce(file);
-        }
-        file.write(path.path());
-        const std::vector<float> row(with_markov().n_features(), 0.5f);
-        for (const int top_k : {1, 4}) {
-            std::vector<drafts> found;
-            for (const int n_joined : {1, 4, 128}) {
-                dflash::draft_capabilities allowed;
-                allowed.n_joined = n_joined;
-                dflash::fused_drafter d(pair.model(), nullptr, path.path(), with_markov(), 2, 256,
-                                        top_k, 1, allowed);
-                found.push_back(
-                    draft(d, {{0, {1, row.data()}, 7}, {1, {}, 9}}, with_markov().n_drafts()));
+    std::mt19937 random(1);
+    std::normal_distribution<float> normal(0.0f, 6.0f);  // so that much depends on them
+    std::vector<float> strong(size_t{rank} * n_vocab);
+    std::generate(strong.begin(), strong.end(), [&] { return normal(random); });
+    for (const float cap : {0.0f, 20.0f}) {
+        for (const bool is_reduced : {false, true}) {
+            dflash::draft_params params = with_markov();
+            params.logit_cap = cap;
+            drafter_file file(params);
+            add_markov(file, is_reduced ? 64 : n_vocab);
+            file.set("markov_w1.weight", {rank, n_vocab}, strong);
+            if (is_reduced) {
+                reduce(file);
             }
-            check_close(found[1], found[0], 1e-3f, "four rows in one");
-            check_close(found[2], found[0], 1e-3f, "128 rows in one");
+            file.write(path.path());
+            const std::vector<float> row(params.n_features(), 0.5f);
+            const int n = params.n_drafts();
+            for (const int top_k : {1, 4}) {
+                const auto found = [&](int n_rounds) {
+                    dflash::draft_capabilities allowed;
+                    allowed.n_rounds = n_rounds;
+                    dflash::fused_drafter d(pair.model(), nullptr, path.path(), params, 2, 256,
+                                            top_k, 1, allowed);
+                    return draft(d, {{0, {1, row.data()}, 7}, {1, {}, 9}}, n);
+                };
+                const drafts exact = found(0);
+                check_close(found(n), exact, 5e-3f, "a round for each position");
+                check::that(is_reduced || found(1).ids != exact.ids, "the token before matters");
+                const drafts first = found(2);
+                for (int s = 0; s < 2; s++) {
+                    const auto at = exact.ids.begin() + std::ptrdiff_t{s} * n * top_k;
+                    check::that(std::equal(at, at + 2 * top_k,
+                                           first.ids.begin() + std::ptrdiff_t{s} * n * top_k),
+                                "two rounds, the first two positions");
+                }
+            }
         }
     }
 }
@@ -253,7 +269,7 @@ std::vector<check::test> head_tests(const shipped_pair & pair) {
         {"the path takes the best step from each position",
          the_path_takes_the_best_step_from_each_position},
         {"heads draft", [&] { heads_draft(pair); }},
-        {"joined rows draft the same", [&] { joined_rows_draft_the_same(pair); }},
+        {"guessed tokens draft the same", [&] { guessed_tokens_draft_the_same(pair); }},
         {"tensors of heads that do not fit", [&] { tensors_of_heads_that_do_not_fit(pair); }},
     };
 }
