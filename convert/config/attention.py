@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .families import ConfigFields
+from .families import SPECULATORS, ConfigFields
 
 _MAX_HEADS = 1 << 16
 
@@ -54,7 +54,7 @@ def read_attention(config: ConfigFields, n_embd: int, n_layer: int) -> Attention
         states_dim=states_dim,
         window=window,
         windowed=windowed,
-        causal=_causal(config),
+        causal=_causal(config, windowed),
         bias=top.boolean("attention_bias") is True,
     )
 
@@ -109,6 +109,13 @@ def _check_layer_types(config: ConfigFields, types: list[str], n_layer: int) -> 
         config.top.refuse("layer_types", f"{n_layer} times {names}")
 
 
-def _causal(config: ConfigFields) -> bool | None:
+def _causal(config: ConfigFields, windowed: tuple[bool, ...]) -> bool | None:
+    name = "sliding_window_non_causal"
+    if config.family == "dflash" and config.layout == SPECULATORS and any(windowed):
+        # In speculators, layers with a window are causal unless this says otherwise, others never.
+        causal = config.top.boolean(name) is False
+        if causal and not all(windowed):
+            config.top.refuse(name, "true where only some layers have a window")
+        return causal or None
     value = config.top.boolean("is_causal")
     return config.nested.boolean("causal") if value is None else value

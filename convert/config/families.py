@@ -70,10 +70,13 @@ _ARCHITECTURES: dict[str, tuple[Family, Layout]] = {
     "Qwen3DSparkModel": ("dspark", Z_LAB),
     "DSparkDraftModel": ("dspark", Z_LAB),
     "DSparkSpeculator": ("dspark", Z_LAB),
+    "DFlashSpeculator": ("dflash", Z_LAB),
     "Lfm2DSparkDraftModel": ("dspark", Z_LAB),
     "LingDSparkModel": ("dspark", Z_LAB),
     "Gemma4DSparkModel": ("dspark", GEMMA4),
 }
+# What `speculators` calls its drafters, and the architecture of each.
+_SPECULATORS = {"dflash": "DFlashSpeculator", "dspark": "DSparkSpeculator"}
 
 _ACCEPTED = (
     "a DFlash, DFlash 2 or DSpark drafter on Qwen3-type layers, the architectures "
@@ -145,17 +148,19 @@ def identify(raw: object) -> ConfigFields:
     fields = Fields(raw)
     architectures = fields.strings("architectures") or []
     speculators = fields.string("speculators_model_type")
-    if speculators is not None and speculators != "dspark":
-        _refuse_speculators(speculators)
-    architecture = architectures[0] if architectures else ""
-    if not architecture and speculators == "dspark":
-        architecture = "DSparkSpeculator"
+    if speculators is not None and speculators not in _SPECULATORS:
+        raise FileError(
+            f"config.json: speculators_model_type is {speculators!r}: another kind of drafter; "
+            f"expected {_ACCEPTED}"
+        )
+    architecture = architectures[0] if architectures else _SPECULATORS.get(speculators or "", "")
     if architecture not in _ARCHITECTURES:
         _refuse_architecture(architecture, fields)
     family, layout = _ARCHITECTURES[architecture]
-    if speculators is not None and family != "dspark":
+    if speculators is not None and family != speculators:
         fields.refuse("speculators_model_type", f"nothing beside the architecture {architecture}")
-    if family == "dspark" and layout == Z_LAB and fields.object(SPECULATORS.layer_fields):
+    may_nest = layout == Z_LAB and (family == "dspark" or speculators is not None)
+    if may_nest and fields.object(SPECULATORS.layer_fields):
         layout = SPECULATORS
     if layout.layer_fields and (layers := fields.object(layout.layer_fields)):
         fields = Fields({**raw, **layers.values})
@@ -163,19 +168,6 @@ def identify(raw: object) -> ConfigFields:
     config = ConfigFields(family, layout, architecture, fields, nested)
     _check_without_effect(config)
     return config
-
-
-def _refuse_speculators(name: str) -> NoReturn:
-    if name == "dflash":
-        raise FileError(
-            "config.json: speculators_model_type is 'dflash', expected 'dspark' or the original "
-            "layout of DFlash: which layers the tap numbers of a speculators DFlash drafter mean "
-            "differs between versions of speculators, and llama.cpp does not convert it either"
-        )
-    raise FileError(
-        f"config.json: speculators_model_type is {name!r}: another kind of drafter; expected "
-        + _ACCEPTED
-    )
 
 
 def _refuse_architecture(architecture: str, fields: Fields) -> NoReturn:

@@ -10,7 +10,7 @@ from dflash_local.errors import FileError
 from dflash_local.gguf.drafter_keys import MAX_LAYERS
 from dflash_local.gguf.file import GgufFile
 
-from .families import ConfigFields
+from .families import SPECULATORS, ConfigFields
 from .fields import Fields
 
 
@@ -100,8 +100,10 @@ def _taps(config: ConfigFields, target: Fields) -> tuple[tuple[int, ...], int | 
     owner, name, step = config.nested, "target_layer_ids", 1
     if owner.raw(name) is None:
         owner = config.top
-        if config.family == "dspark" and owner.raw("aux_hidden_state_layer_ids") is not None:
-            # these are inputs already
+        knows_inputs = config.family == "dspark" or config.layout == SPECULATORS
+        if knows_inputs and owner.raw("aux_hidden_state_layer_ids") is not None:
+            # These are inputs already: speculators numbers hidden states from the embeddings on.
+            # Versions of vLLM before its pull request 40727 read it otherwise, training never did.
             name, step = "aux_hidden_state_layer_ids", 0
     ids = owner.integers(name, 1 - step)
     if not ids:

@@ -270,6 +270,27 @@ def _speculators(n_embd: int, n_vocab: int) -> Config:  # RedHatAI's *-speculato
     }
 
 
+def _speculators_dflash(n_embd: int, n_vocab: int) -> Config:  # RedHatAI's *-speculator.dflash
+    config = _speculators(n_embd, n_vocab)
+    for name in ("confidence_head_with_markov", "enable_confidence_head"):
+        del config[name]
+    for name in ("markov_head_type", "markov_rank", "max_anchors"):
+        del config[name]
+    verifier = config["speculators_config"]["verifier"]
+    proposal = {"proposal_type": "greedy", "speculative_tokens": 7}
+    return config | {
+        "architectures": ["DFlashDraftModel"],
+        "sample_from_anchor": False,
+        "sliding_window_non_causal": False,
+        "speculators_config": {
+            "algorithm": "dflash",
+            "proposal_methods": [proposal],
+            "verifier": verifier,
+        },
+        "speculators_model_type": "dflash",
+    }
+
+
 def _gemma4(n_embd: int, n_vocab: int) -> Config:  # deepseek-ai's Gemma4DSparkModel
     return {
         "architectures": ["Gemma4DSparkModel"],
@@ -354,6 +375,7 @@ VARIANTS: Mapping[str, Callable[[int, int], Config]] = {
     "dspark-interleaved": _dspark_interleaved,
     "dspark-sinks": _dspark_sinks,
     "speculators": _speculators,
+    "speculators-dflash": _speculators_dflash,
     "gemma4": _gemma4,
     "muse-glimmer": _muse_glimmer,
 }

@@ -43,9 +43,9 @@ def shapes(name: str, *, n_embd: int = 64, n_vocab: int = 256) -> Shapes:
     }
     if name == "own-head":
         found |= {"embed_tokens.weight": (n_vocab, n_embd), "lm_head.weight": (n_vocab, n_embd)}
-    if name in ("reduced", "speculators"):
+    if name in ("reduced", "speculators", "speculators-dflash"):
         found |= {"lm_head.weight": (REDUCED, n_embd), "d2t": (REDUCED,), "t2d": (n_vocab,)}
-    if name in ("speculators", "gemma4"):
+    if name in ("speculators", "speculators-dflash", "gemma4"):
         found["embed_tokens.weight"] = (n_vocab, n_embd)
     if raw.get("markov_rank"):
         rows = REDUCED if name == "speculators" else n_vocab

@@ -114,6 +114,11 @@ EXPECTED: dict[str, dict[str, tuple[Any, str]]] = {
         "rope.freq_base": (8000000.0, "f32"),
         "sample_from_anchor": (False, "bool"),
     },
+    "speculators-dflash": LAYERS
+    | {
+        "block_size": (8, "u32"),
+        "rope.freq_base": (8000000.0, "f32"),
+    },
     "gemma4": DSPARK
     | {
         "attention.head_count_kv": (1, "u32"),

@@ -115,6 +115,30 @@ def test_windows_are_derived_as_transformers_does() -> None:
     assert unused.attention.window == 0
 
 
+def test_speculators_layers_with_a_window_are_causal() -> None:
+    def windowed(kinds: list[str], **changes: Any) -> DraftConfig:
+        layers = hf_configs.config("speculators-dflash")["transformer_layer_config"] | {
+            "layer_types": kinds,
+            "sliding_window": 32,
+            "use_sliding_window": True,
+        }
+        return read("speculators-dflash", transformer_layer_config=layers, **changes)
+
+    sliding, full = "sliding_attention", "full_attention"
+    assert keys(windowed([sliding, sliding]))["attention.causal"] == (True, "bool")
+    both = windowed([sliding, full], sliding_window_non_causal=True)
+    assert "attention.causal" not in keys(both)
+    assert "attention.causal" not in keys(windowed([full, full]))
+    with pytest.raises(InputError, match="sliding_window_non_causal is False"):
+        windowed([sliding, full])
+
+
+def test_speculators_drafters_are_known_by_their_type_alone() -> None:
+    assert keys(read("speculators-dflash", architectures=None)) == EXPECTED["speculators-dflash"]
+    with pytest.raises(InputError, match="nothing beside the architecture DSparkDraftModel"):
+        read("speculators", speculators_model_type="dflash")
+
+
 def test_which_row_drafts_is_what_the_config_says() -> None:
     raw = hf_configs.config("dspark-sinks")
     inner = {**raw["dflash_config"], "sample_from_anchor": None}
@@ -278,7 +302,7 @@ NO_DRAFTER: list[tuple[object, str]] = [
         "'DeepseekV4ForCausalLM': a DSpark drafter of DeepSeek-V4 stages",
     ),
     ({"speculators_model_type": "eagle3"}, "speculators_model_type is 'eagle3': another kind"),
-    ({"speculators_model_type": "dflash"}, "layout of DFlash: which layers"),
+    ({"speculators_model_type": "dflash2"}, "speculators_model_type is 'dflash2': another kind"),
     (
         {"architectures": ["DFlashDraftModel"], "speculators_model_type": "dspark"},
         "nothing beside the architecture DFlashDraftModel",

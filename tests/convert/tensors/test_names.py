@@ -100,6 +100,7 @@ ADDED: dict[str, dict[str, Any]] = {
         | CONFIDENCE
         | {"markov_w2.weight": ("markov_head.markov_w2.weight", (8, 64), "markov")},
     },
+    "speculators-dflash": {"global": EMBEDDINGS | REDUCED},
     "muse-glimmer": {
         "global": {
             "enc.output_norm.weight": ("encoder.output_norm_enc.weight", (64,), "norm"),
