@@ -15,6 +15,8 @@ from dflash_local.bench.measure.speed import Spread
 from dflash_local.bench.peers.llama_server import LlamaServer, ServerAnswer
 from dflash_local.bench.prompts.case import Case
 from dflash_local.bench.synthetic.recorded import RecordedDrafts
+from dflash_local.gguf.drafter_keys import read_drafter
+from dflash_local.gguf.file import GgufFile
 
 if TYPE_CHECKING:
     from dflash_local.model import Model
@@ -35,6 +37,7 @@ def server_like(
     models.
     """
     target, options, n_ctx = model.target.path, model.target.options, model.n_ctx
+    family = read_drafter(GgufFile.open(draft)).family if draft is not None else ""
     n_threads = model.target.n_threads
 
     def server(n_drafts: int, n_slots: int) -> LlamaServer:
@@ -50,6 +53,7 @@ def server_like(
             n_gpu_layers=options.n_gpu_layers,
             n_threads=n_threads,
             n_draft_max=n_drafts or 1,
+            drafts_by="draft-dspark" if family == "dspark" else "draft-dflash",
             synthetic_rates=rates,
             flash_attn=options.flash_attn,
             kv_type=options.kv_type,

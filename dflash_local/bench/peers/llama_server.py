@@ -56,7 +56,7 @@ class LlamaServer:
     """A context: the server runs inside of it, and is always stopped at its end.
 
     `n_ctx` are the tokens of each of `n_slots` slots. `n_gpu_layers`: -1 for all, 0 for none on any
-    GPU. `synthetic_rates`: the chance of each of `n_draft_max` drafts to be accepted, as
+    GPU. `drafts_by` is its name for this kind of drafter. `synthetic_rates`: the chance of each of `n_draft_max` drafts to be accepted, as
     `RecordedDrafts.rates` gives them. All else is the server's default, except its prompt cache in
     host memory, which is off.
 
@@ -75,6 +75,7 @@ class LlamaServer:
         n_threads: int,
         n_slots: int = 1,
         n_draft_max: int = 15,
+        drafts_by: str = "draft-dflash",
         synthetic_rates: Sequence[float] | None = None,
         flash_attn: bool = True,
         kv_type: str = "f16",
@@ -96,7 +97,7 @@ class LlamaServer:
         if n_gpu_layers == 0:
             self._arguments += ["--device", "none"]
         if draft is not None:
-            self._arguments += ["-md", str(draft), "--spec-type", "draft-dflash"]
+            self._arguments += ["-md", str(draft), "--spec-type", drafts_by]
             self._arguments += ["--spec-draft-n-max", str(n_draft_max), "--spec-draft-ngl", layers]
         if synthetic_rates is not None:
             shown = ",".join(repr(float(rate)) for rate in synthetic_rates)

@@ -15,6 +15,7 @@ from dflash_local.bench.peers.comparison import beside_ours, measure_server, ser
 from dflash_local.bench.peers.llama_server import LlamaServer
 from dflash_local.bench.prompts.case import Case
 from llama_server_stand_in import program, requests, runs
+from shipped_layouts import in_layout
 
 CASES = [Case("chat", 0, [1, 2]), Case("chat", 1, [3]), Case("code", 0, [4, 5])]
 
@@ -31,6 +32,18 @@ def test_it_gets_the_models_files_and_settings(model: Model, pair: tuple[Path, P
     given = drafted[drafted.index("--spec-synth-rates") + 1].split(",")
     assert 1 + sum(map(float, given)) == pytest.approx(4.0) and len(given) == 15
     assert "--spec-synth-rates" not in plain
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"), [("DFlash 2", "draft-dflash"), ("DSpark", "draft-dspark")]
+)
+def test_it_is_told_which_kind_of_drafter_it_gets(
+    model: Model, tmp_path: Path, layout: str, expected: str
+) -> None:
+    draft = in_layout(layout, tmp_path / "d.gguf")
+    server_for = server_like(model, Path(sys.executable), draft, synthetic_length=None)
+    drafted = server_for(15, 1).command
+    assert drafted[drafted.index("--spec-type") + 1] == expected
 
 
 def test_each_number_of_drafts_and_slots_has_a_process(tmp_path: Path) -> None:
