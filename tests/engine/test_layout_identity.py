@@ -25,7 +25,7 @@ from shipped_layouts import LAYOUTS, in_layout
 N = 20
 # Whose drafts the target does not follow: trained with each position beside those after it, and to
 # draft from the masks on.
-UNTRAINED = {"causal", "DSpark from the anchor"}
+UNTRAINED = {"causal", "DSpark from the anchor", "from the anchor", "Gemma 4"}
 
 
 @dataclass(frozen=True)

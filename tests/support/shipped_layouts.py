@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local import demo
-from gguf_files import BOOL, UINT32, Tensor, Value, changed, parts
+from gguf_files import ARRAY, BOOL, FLOAT32, STRING, UINT32, Tensor, Value, changed, parts
 
 F16 = gguf.GGMLQuantizationType.F16
 F32 = gguf.GGMLQuantizationType.F32
@@ -87,6 +87,35 @@ def _scales(tensors: dict[str, Tensor]) -> None:
         tensors[name.removesuffix("weight") + "scale"] = np.full(1, 0.95, np.float32), F32
 
 
+def _biases(tensors: dict[str, Tensor]) -> None:
+    for name in [n for n in tensors if ".attn_" in n and "norm" not in n]:
+        rows = len(tensors[name][0])
+        tensors[name.removesuffix("weight") + "bias"] = _values(name, rows, size=0.01), F32
+
+
+def _rope_factors(tensors: dict[str, Tensor]) -> None:
+    half = len(tensors["blk.0.attn_k_norm.weight"][0]) // 2
+    tensors["rope_freqs.weight"] = np.linspace(1, 1.01, half, dtype=np.float32), F32
+
+
+def _own_ends(tensors: dict[str, Tensor]) -> None:
+    _, target = parts(demo.pair()[0])
+    tensors["token_embd.weight"] = target["token_embd.weight"]
+    tensors["output.weight"] = target.get("output.weight", target["token_embd.weight"])
+
+
+def _gemma4(tensors: dict[str, Tensor]) -> None:
+    """Values from keys, norms after each part, scaled layers."""
+    n_layer, n_embd, _ = _sizes(tensors)
+    for layer in range(n_layer):
+        del tensors[f"blk.{layer}.attn_v.weight"]
+        for part in ("attention", "ffw"):
+            ones = np.ones(n_embd, np.float32), F32
+            tensors[f"blk.{layer}.post_{part}_norm.weight"] = ones
+        scale = np.full(1, 0.9, np.float32), F32
+        tensors[f"blk.{layer}.layer_output_scale.weight"] = scale
+
+
 def _all(*changes: _Change) -> _Change:
     def change(tensors: dict[str, Tensor]) -> None:
         for one in changes:
@@ -115,6 +144,34 @@ LAYOUTS: dict[str, tuple[dict[str, Value | None], _Change]] = {
     "half of the tokens": ({}, _reduced),
     "sinks": ({}, _sinks),
     "scales": ({}, _scales),
+    "biases": ({}, _biases),
+    "factors of RoPE": ({}, _rope_factors),
+    "YaRN": (
+        {
+            "dflash.rope.scaling.type": ("yarn", STRING, None),
+            "dflash.rope.scaling.factor": (1.05, FLOAT32, None),
+            "dflash.rope.scaling.original_context_length": _number(4096),
+        },
+        lambda tensors: None,
+    ),
+    "windows in some layers": (
+        {
+            "dflash.attention.sliding_window": _number(48),
+            "dflash.attention.sliding_window_pattern": ([True, False, True], ARRAY, BOOL),
+        },
+        lambda tensors: None,
+    ),
+    "embeddings and head of its own": ({}, _own_ends),
+    "scales and caps of logits": (
+        {
+            "dflash.logit_scale": (0.9, FLOAT32, None),
+            "dflash.final_logit_softcapping": (40.0, FLOAT32, None),
+            "dflash.embedding_scale": (1.1, FLOAT32, None),
+        },
+        lambda tensors: None,
+    ),
+    "Gemma 4": ({}, _gemma4),
+    "from the anchor": ({"dflash.sample_from_anchor": (True, BOOL, None)}, lambda tensors: None),
     "causal": ({"dflash.attention.causal": (True, BOOL, None)}, lambda tensors: None),
 }
 

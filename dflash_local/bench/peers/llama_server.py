@@ -56,9 +56,9 @@ class LlamaServer:
     """A context: the server runs inside of it, and is always stopped at its end.
 
     `n_ctx` are the tokens of each of `n_slots` slots. `n_gpu_layers`: -1 for all, 0 for none on any
-    GPU. `drafts_by` is its name for this kind of drafter. `synthetic_rates`: the chance of each of `n_draft_max` drafts to be accepted, as
-    `RecordedDrafts.rates` gives them. All else is the server's default, except its prompt cache in
-    host memory, which is off.
+    GPU. `drafts_by` is its name for the drafter's kind. `synthetic_rates`: the chance of each of
+    `n_draft_max` drafts to be accepted, as `RecordedDrafts.rates` gives them. All else is the
+    server's default, except its prompt cache in host memory, which is off.
 
     Raises InputError where `binary` is not a program; BackendError, with its last words, where the
     server does not start.
