@@ -44,9 +44,9 @@ BUDGET_STEPS = 400
 _ROWS = 4  # that a usual round injects
 _MANY_ROWS = 64
 _TIMED = 3
-_DEEP_WIDTHS = (1, 8, 16)
+_DEEP_WIDTHS = (1, 2, 4, 8, 16, 32)
 _TREE_ROWS = 16
-_FORMAT = 6
+_FORMAT = 7
 _ENOUGH = 3  # times of a plain step; fewer do not show whether other work disturbed them
 _DEAREST = 1.2  # at most so many times the seconds of a pass of more rows
 # What Python spends around a draft and a pass; live rounds tell better.

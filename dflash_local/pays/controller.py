@@ -202,7 +202,8 @@ class Controller:
             return False  # the round would be plain
         choice, costs = self._row_choice, self.costs
         both = list(map(max, zip_longest(copied, policy.typical(), fillvalue=0.0)))
-        draft_s = (costs.draft_s(n_drafting, self._depth) + costs.draft_host_s) / n_drafting
+        draft_s = costs.draft_s(n_drafting, self._depth) + costs.draft_host_s
+        draft_s = (draft_s + costs.after_draft_s) / n_drafting
         return choice.value(both) - choice.value(copied) < draft_s * choice.rate
 
     def widths(
@@ -294,7 +295,8 @@ class Controller:
         costs = self.costs
         self._depth = depth
         changed = self._passes.rows(shape) != n_rows
-        self._passes.observe(n_rows, depth, verify_s, shape, rebuilt=rebuilt)
+        drafted = n_drafting > 0
+        self._passes.observe(n_rows, depth, verify_s, shape, drafted=drafted, rebuilt=rebuilt)
         if n_rows == self._forecast.base:
             self._plain_at = self._round
         base, n_new = self._forecast.base, n_rows - self.again.now
@@ -311,7 +313,7 @@ class Controller:
             self._accepted = 0
             return
         self._unseen = self._unseen and n_new <= base
-        usual_s = costs.step_s(n_rows, depth, shape)
+        usual_s = costs.step_s(n_rows, depth, shape) + costs.after_draft_s
         if self._probing:
             costs.bound_draft(n_drafting, depth, draft_s, self._n_resting)
             self._n_resting = 0
@@ -370,7 +372,9 @@ class Controller:
         if on and findings and self._forgets_plain(findings):
             self._idle = 2
         early = any(policy.rounds < _EARLY_ROUNDS for policy in on)
-        steps = forecast.probe_rounds if self._probing else 1 if early or wait == 0 else _REPLAN
+        steps = 1 if early or wait == 0 else _REPLAN
+        if self._probing and not any(policy.looking for policy in self._members):
+            steps = forecast.probe_rounds
         self._replan_at = now + self._idle + min(steps, wait or steps)
 
     def _best(self, able: Sequence[Policy]) -> tuple[list[Policy], Findings]:
@@ -395,7 +399,7 @@ class Controller:
             policy.n_probes, policy.pause = 0, _FIRST_PAUSE
             policy.next_probe = self._round + _FIRST_PAUSE
         policy.drafting = drafts
-        policy.probing = False
+        policy.probing = policy.looking = False
         policy.findings = findings
 
     def _forgets_plain(self, findings: Findings) -> bool:
@@ -423,8 +427,9 @@ class Controller:
         due = [policy for policy in resting if policy.next_probe <= now]
         if not due:
             return min((policy.next_probe - now for policy in resting), default=_FOREVER)
-        loss = forecast.probe_loss(due, n_on, now)
-        if loss > budget.amount:  # then a few: what one learns is the others' prior
+        looks = not n_on and due[0].n_probes % 2 == 0 and not self._unseen
+        loss = forecast.look_loss(due, now) if looks else forecast.probe_loss(due, n_on, now)
+        if loss > budget.amount and not looks:  # then a few: what one learns is the others' prior
             due.sort(key=lambda policy: policy.rounds)
             due = due[: 1 + len(self._members) // 4]
             loss = forecast.probe_loss(due, n_on, now)
@@ -444,6 +449,7 @@ class Controller:
         for policy in due:
             policy.probing = True
             policy.survival.rest(now - policy.rest_from)
+            policy.looking = looks
             policy.n_probes += 1
             policy.next_probe = now + policy.pause
             policy.pause = min(2 * policy.pause, _LONGEST_PAUSE)

@@ -12,9 +12,15 @@ from dflash_local.draft.shape import ShapeName
 Table = Mapping[int, Mapping[int, float]]
 """Seconds by depth (cached tokens) and count (rows or sequences)."""
 
+SIZES = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32, 48, 64)
+"""The row counts that are measured and chosen among, of all sequences or of each. Among all counts,
+those win whose costs are thought to be too low, and each is another graph for llama.cpp."""
+
 _LEAST_S = 1e-9
-_MEASURED = 6
-"""How many live observations a calibrated median counts as."""
+_MEASURED = 16
+"""How many live observations a calibrated median counts as. With 6, what all passes take longer
+than they did when they were measured is held against the row count in use, and others look cheaper
+than they are."""
 _SLOWEST = 0.06
 """The weight of an observation in the end: one hiccup moves nothing, a throttling clock does."""
 _DRIFT = 0.02
@@ -35,10 +41,11 @@ class Costs:
     `switch_s` is the extra of going to another row count: llama.cpp builds its graph anew, and a
     GPU records it with the pass after that. `host_s` is the rest of any round, `draft_host_s` what
     the rest of a drafting round has on top. `inject_s` is the draft stage's extra for each row
-    of context injected beyond a round's own few. `trees` is the extra of a pass over a tree, by
-    depth: llama.cpp looks at all cells for each of its ids, and where these are too few it makes a
-    new graph each time. `spread` says how far the median of the times of one kind of pass was above
-    the shortest, as a part of that: what else the machine did.
+    of context injected beyond a round's own few. `after_draft_s` is what a pass after a draft takes
+    longer than it was measured to, whatever its rows, or less than nothing. `trees` is the extra of
+    a pass over a tree, by depth: llama.cpp looks at all cells for each of its ids, and where these
+    are too few it makes a new graph each time. `spread` says how far the median of the times of one
+    kind of pass was above the shortest, as a part of that: what else the machine did.
     """
 
     def __init__(
@@ -50,6 +57,7 @@ class Costs:
         host_s: float = 0.0,
         draft_host_s: float = 0.0,
         inject_s: float = 0.0,
+        after_draft_s: float = 0.0,
         trees: Mapping[int, float] | None = None,
         spread: float = 0.0,
     ) -> None:
@@ -64,6 +72,8 @@ class Costs:
         self.host_s = _duration(host_s)
         self.draft_host_s = _duration(draft_host_s)
         self.inject_s = _duration(inject_s)
+        self.after_draft_s = float(after_draft_s)
+        self._n_after_draft = 0
         by_depth = sorted((trees or {0: 0.0}).items())
         (depth, self._tree_s), (self._deep, deep_s) = by_depth[0], by_depth[-1]
         self._tree_depth = depth
@@ -112,15 +122,30 @@ class Costs:
         return best
 
     def observe_step(
-        self, n_rows: int, depth: int, seconds: float, shape: ShapeName = "chain"
+        self,
+        n_rows: int,
+        depth: int,
+        seconds: float,
+        shape: ShapeName = "chain",
+        *,
+        drafted: bool = False,
     ) -> None:
-        """A pass for which all graphs were there.
+        """A pass for which all graphs were there. `drafted`: after a draft.
 
         One over a tree mostly tells of its row count, which trees may be the only ones to have;
         chains of as many rows tell the two apart.
         """
+        if not (seconds > 0 and math.isfinite(seconds)):
+            return
+        known = self._steps.at(n_rows, depth)
+        if drafted:
+            # The first few tell nearly all: what is common must not be held against one row count.
+            self._n_after_draft += 1
+            surprise = seconds - known - self.extra_s(shape, depth) - self.after_draft_s
+            surprise = min(max(surprise, -_CLIP * known), _CLIP * known)
+            self.after_draft_s += max(1 / (1 + self._n_after_draft), _SLOWEST) * surprise
+            seconds -= self.after_draft_s
         if shape == "tree":
-            known = self._steps.at(n_rows, depth)
             surprise = seconds - known - self.extra_s(shape, depth)
             surprise = min(max(surprise, -_CLIP * known), _CLIP * known)
             self._tree_s = max(self._tree_s + _DRIFT * surprise, 0.0)
@@ -168,6 +193,7 @@ class Costs:
             "host_s": self.host_s,
             "draft_host_s": self.draft_host_s,
             "inject_s": self.inject_s,
+            "after_draft_s": self.after_draft_s,
             "tree_s": {
                 str(depth): self.extra_s("tree", depth)
                 for depth in dict.fromkeys((self._tree_depth, self._deep))
@@ -186,6 +212,7 @@ class Costs:
                 host_s=raw["host_s"],
                 draft_host_s=raw["draft_host_s"],
                 inject_s=raw["inject_s"],
+                after_draft_s=raw["after_draft_s"],
                 trees={int(depth): seconds for depth, seconds in raw["tree_s"].items()},
                 spread=raw["spread"],
             )
@@ -245,11 +272,10 @@ class _Surface:
         self._weights = [_MEASURED] * len(self.counts)
         self._surprises = [0.0] * len(self.counts)
         self._drift = 1.0
-        # Seconds for each cached token more, as measured where both depths have the count.
         span = max(self.depths[-1] - self.depth, 1)
-        both = sorted(n for n in deep if n in shallow)
-        slopes = [max(_duration(deep[n]) - shallow[n], 0.0) / span for n in both]
-        self._slopes = [_between(both, slopes, n) if both else 0.0 for n in self.counts]
+        both = [n for n in self.counts if n in deep]
+        rises = [max(_duration(deep[n]) - shallow[n], 0.0) / span for n in both]
+        self._token_s, self._row_s = _line(both, rises) if rises else (0.0, 0.0)
 
     def at(self, n: int, depth: int) -> float:
         seconds = _between(self.counts, self._seconds, n)
@@ -257,7 +283,7 @@ class _Surface:
             seconds *= n / self.counts[0]
         elif n > self.counts[-1]:
             seconds += (n - self.counts[-1]) * self._last_rise()
-        more = (depth - self.depth) * _between(self.counts, self._slopes, n)
+        more = (depth - self.depth) * (self._token_s + self._row_s * n)
         return self._drift * max(seconds + more, 0.5 * seconds, _LEAST_S)
 
     def observe(self, n: int, depth: int, seconds: float) -> None:
@@ -272,7 +298,6 @@ class _Surface:
         weight = self._weights[i] = self._weights[i] + 1
         factor = math.exp(surprise * max(1 / weight, _SLOWEST))
         self._seconds[i] *= factor
-        self._slopes[i] *= factor
         self._drift *= math.exp(surprise * _DRIFT)
 
     def bound(self, n: int, depth: int, seconds: float) -> None:
@@ -282,10 +307,10 @@ class _Surface:
         if not 0 < part < math.exp(-_CLIP):
             return
         i = self._point(n)
+        self._token_s, self._row_s = self._token_s * part, self._row_s * part
         for j, weight in enumerate(self._weights):
             if j == i or (j > i and weight == _MEASURED):
                 self._seconds[j] *= part
-                self._slopes[j] *= part
             elif j < i:
                 self._seconds[j] = min(self._seconds[j], self._seconds[i] * part)
 
@@ -293,9 +318,7 @@ class _Surface:
         """The place of a count among the points; it becomes one."""
         i = bisect_left(self.counts, n)
         if i == len(self.counts) or self.counts[i] != n:
-            slope = _between(self.counts, self._slopes, n)
             self._seconds.insert(i, self.at(n, self.depth) / self._drift)
-            self._slopes.insert(i, slope)
             self._weights.insert(i, 1)
             self._surprises.insert(i, 0.0)
             self.counts.insert(i, n)
@@ -328,6 +351,16 @@ def _between(xs: list[int], ys: list[float], x: int) -> float:
         return ys[i]
     part = (x - xs[i - 1]) / (xs[i] - xs[i - 1])
     return ys[i - 1] + part * (ys[i] - ys[i - 1])
+
+
+def _line(counts: list[int], rises: list[float]) -> tuple[float, float]:
+    """Seconds that a cached token costs more in any pass and for each of its rows, by least
+    squares, neither below 0: each rise by itself is too noisy to go by."""
+    n, mean, rise = len(counts), sum(counts) / len(counts), sum(rises) / len(rises)
+    spread = sum((count - mean) ** 2 for count in counts)
+    tilt = sum((count - mean) * s for count, s in zip(counts, rises, strict=True))
+    row_s = min(max(tilt / spread, 0.0), rise / mean) if n > 1 else 0.0
+    return rise - row_s * mean, row_s
 
 
 def _duration(seconds: Any) -> float:
@@ -380,12 +413,13 @@ class PassTimes:
         seconds: float,
         shape: ShapeName = "chain",
         *,
+        drafted: bool = False,
         rebuilt: bool = False,
     ) -> None:
-        """`rebuilt`: llama.cpp is known to have built its graph again."""
+        """`drafted`: after a draft. `rebuilt`: llama.cpp is known to have built its graph again."""
         costs, kind = self._costs, (n_rows, shape)
         n, self._skipped = 1 + self._skipped, 0
-        usual_s = costs.step_s(n_rows, depth, shape)
+        usual_s = costs.step_s(n_rows, depth, shape) + costs.after_draft_s * drafted
         if rebuilt or kind != self._kind:
             self._kind, self._made, self._extra_s = kind, 0, 0.0
         self.fresh = self._made < _TO_MAKE
@@ -396,4 +430,4 @@ class PassTimes:
             if self._made >= _TO_MAKE:
                 costs.observe_switch(self._extra_s, usual_s)
         else:
-            costs.observe_step(n_rows, depth, seconds, shape)
+            costs.observe_step(n_rows, depth, seconds, shape, drafted=drafted)

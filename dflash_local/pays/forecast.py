@@ -7,11 +7,12 @@ are looked up for every k, because they do not always rise with k.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate
 
 from dflash_local.pays.again import Again
-from dflash_local.pays.costs import Costs
+from dflash_local.pays.costs import SIZES, Costs
 from dflash_local.pays.policy import PROBED, Findings, Policy
 from dflash_local.pays.row_choice import padded
 
@@ -39,7 +40,8 @@ class Forecast:
         self.base = 0
         """Rows of a plain pass."""
         self.passes: list[float] = [0.0]
-        """Seconds of a pass with k rows beyond those, the host's part included."""
+        """Seconds of a pass with k rows beyond those, the host's part included; infinite for row
+        counts that are not chosen among."""
 
     @property
     def plain_s(self) -> float:
@@ -73,6 +75,8 @@ class Forecast:
         self._table_depth, self._table_age = depth, costs.n_observed
         self.passes = [
             costs.step_s(base + k + (n_again if k else 0), depth) + costs.host_s
+            if k == 0 or base + k in SIZES or (base + k) / base in SIZES
+            else math.inf
             for k in range(n_seqs * self._n_draft + 1)
         ]
         if again and n_again:
@@ -91,7 +95,7 @@ class Forecast:
         size = shortest = 1
         while True:
             size = min(size, len(ranked))
-            extra = costs.draft_s(size, depth) + costs.draft_host_s
+            extra = costs.draft_s(size, depth) + costs.draft_host_s + costs.after_draft_s
             extra += max(costs.extra_s(policies[i].shape.name, depth) for _, i, _ in ranked[:size])
             chances = sorted((c for _, _, curve in ranked[:size] for c in curve), reverse=True)
             if self._equal_rows:
@@ -127,7 +131,7 @@ class Forecast:
         n_probed = min(PROBED, self._n_draft) * len(due)
         if self._equal_rows:
             n_probed = min(min(PROBED, self._n_draft) * self.base, len(passes) - 1)
-        verify = passes[n_probed] - passes[0]
+        verify = costs.step_s(self.base + n_probed, depth) - costs.step_s(self.base, depth)
         verify += max(costs.extra_s(policy.shape.name, depth) for policy in due)
         if not n_on:
             verify += 2 * costs.switch_s + costs.draft_host_s
@@ -136,6 +140,13 @@ class Forecast:
         if not n_on:  # the rounds after the first need no new graph
             loss += (self.probe_rounds - 1) * max(loss - 2 * costs.switch_s, 0.0)
         return loss / passes[0]
+
+    def look_loss(self, due: Sequence[Policy], now: int) -> float:
+        """Plain rounds that a draft of these costs, of which nothing is verified."""
+        costs = self._costs
+        seconds = costs.draft_s(len(due), self._depth) + costs.draft_host_s
+        seconds += costs.inject_s * sum(now - policy.rest_from for policy in due)
+        return seconds / self.passes[0]
 
     def upkeep(self, n_seqs: int) -> float:
         """Plain rounds by which a probe of so many gets dearer with each round that it waits: the

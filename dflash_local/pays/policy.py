@@ -10,8 +10,10 @@ from dflash_local.draft.shape import Shape, ShapeName
 from dflash_local.pays.chances import CHANCES
 from dflash_local.pays.survival import Prior, Survival
 
-PROBED = 3
-"""Drafts verified where the drafter's own confidence is not believed."""
+PROBED = 1
+"""Drafts verified where the drafter's own confidence is not believed. With 3, the first rounds of a
+bad passage cost a cold drafter its whole budget. With 0, a good one whose confidence says nothing
+is never found to be good."""
 _SPARSE = 4
 """One in so many rounds with chains is also judged as a tree, if trees are allowed."""
 
@@ -79,6 +81,8 @@ class Policy:
         self.rounds = 0
         self.n_probes = 0
         """Since it last drafted."""
+        self.looking = False
+        """This probe verifies only what its draft says is worth it."""
         self.pause = 2
         """Rounds from the next probe to the one after it."""
         self.rest_from = now
@@ -107,7 +111,7 @@ class Policy:
         known = self._chances[self.shape.name]
         known.notice(draft)
         chances = known.of(draft, hopeful=self.probing)
-        if early and (not believed or self.n_probes % 2):
+        if early and not self.looking and not believed:
             chances[:PROBED] = [1.0] * min(PROBED, len(chances))
         return chances[:limit]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, zip_longest
+from math import inf
 from operator import sub
 
 from dflash_local.draft.shape import ShapeName
@@ -38,8 +39,8 @@ class RowChoice:
     def price(
         self, base: int, passes: Sequence[float], rate: float, shape: ShapeName = "chain"
     ) -> None:
-        """A plain pass has `base` rows; one with k more takes `passes[k]` seconds. `rate`: the
-        tokens a second that it must beat."""
+        """A plain pass has `base` rows; one with k more takes `passes[k]` seconds, infinitely many
+        where such a pass is not to be chosen. `rate`: the tokens a second that it must beat."""
         self._kind, self.rate = (base, shape), rate
         self._plain_price = rate * passes[0]
         self._prices = [rate * (seconds - passes[0]) for seconds in passes]
@@ -136,7 +137,10 @@ class SteadyRowChoice(RowChoice):
         """With those of the rounds before that had as many: the ends of answers have fewer, and
         copies more, which say nothing of the usual drafts."""
         means = self._means.get(len(values), values)
-        blended = [mean + _BLEND * (v - mean) for mean, v in zip(means, values, strict=True)]
+        blended = [
+            v if v == -inf else mean + _BLEND * (v - mean)
+            for mean, v in zip(means, values, strict=True)
+        ]
         self._means[len(values)] = blended
         return blended
 
