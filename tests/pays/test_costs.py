@@ -76,6 +76,34 @@ def test_a_calibration_that_was_far_off_is_soon_put_right() -> None:
     assert found.step_s(1, 100) == pytest.approx(0.004, rel=0.2)
 
 
+def test_times_that_rise_and_fall_leave_the_others_as_they_are() -> None:
+    """As plain steps on a machine with much other work."""
+    found = Costs({100: {1: 0.04, 2: 0.044, 16: 0.1}}, DRAFTS)
+    for i in range(400):
+        found.observe_step(1, 100, 0.15 if i % 10 else 0.02)
+    assert found.step_s(16, 100) > 0.04
+
+
+def test_what_all_passes_after_a_draft_take_longer_is_no_fault_of_one_row_count() -> None:
+    found = costs()
+    before = {n: found.step_s(n, 100) for n in (1, 9, 16)}
+    for _ in range(20):
+        found.observe_step(16, 100, before[16] + 0.001, drafted=True)
+    assert found.after_draft_s == pytest.approx(0.001, rel=0.2)
+    assert found.step_s(16, 100) < 1.02 * before[16]
+    assert found.step_s(9, 100) == pytest.approx(before[9], rel=0.02)
+    assert found.step_s(1, 100) == pytest.approx(before[1], rel=0.02)
+
+
+def test_what_a_cached_token_costs_is_fitted_over_all_row_counts() -> None:
+    """One that was measured badly at one depth is not thought to be cheap at another."""
+    steps = {0: {1: 4.0, 8: 8.4, 9: 8.0, 16: 8.0}, 1000: {1: 4.5, 8: 8.7, 16: 8.7}}
+    found = Costs({d: {n: ms / 1e3 for n, ms in row.items()} for d, row in steps.items()}, DRAFTS)
+    rises = [found.step_s(n, 4000) - found.step_s(n, 0) for n in (1, 8, 9, 16)]
+    assert rises == sorted(rises)
+    assert sum((rises[0], rises[1], rises[3])) == pytest.approx(0.006)
+
+
 def test_a_width_never_measured_gets_a_point_of_its_own() -> None:
     found = costs()
     before = found.step_s(11, 100)
