@@ -11,10 +11,10 @@ than 3 %; with less, some good drafters are never tried."""
 _MOST_CREDIT = 16.0
 """Gains beyond this are forgotten. With fewer, bad luck ends drafting that pays, as a round's gain
 varies by about 3; with more, drafting that has begun to lose goes on for too long."""
-_SUSPENDED = 64
-"""Rounds for which drafting is off when its credit is spent. With twice as many, a bad passage
-at the beginning costs a good drafter most of an answer; with half as many, a useless one comes back
-too often."""
+_SUSPENDED = 10
+"""Rounds for which drafting is off for each that was lost, when its credit is spent; twice as many
+the next time, and so on. With twice as many, a bad passage at the beginning costs a good drafter
+most of an answer; with half as many, a useless one comes back too often."""
 
 
 class Budget:
@@ -26,6 +26,7 @@ class Budget:
         """The round before which nothing is to be drafted."""
         self._saved = _AT_FIRST  # the most that income adds up to
         self._credit = _AT_FIRST
+        self._n_losses = 0  # of the whole credit, one after the other
         self._round = 0
 
     def renew(self) -> None:
@@ -53,10 +54,15 @@ class Budget:
         rounds ahead of plain decoding."""
         self.amount = min(self.amount + gained, self._saved)
 
-    def settle(self, gained: float, now: int) -> None:
-        """After a round of drafting that was `gained` plain rounds ahead of plain decoding. The
-        forecast ends drafting that loses, mostly; this is for what it does not see."""
+    def settle(self, gained: float, now: int, way: float) -> None:
+        """After a round of drafting that was `gained` plain rounds ahead of plain decoding; `way`
+        are those that going to drafting and back costs. The forecast ends drafting that loses,
+        mostly; this is for what it does not see."""
         self._credit = min(self._credit + gained, _MOST_CREDIT)
+        if self._credit > 2 * _AT_FIRST:
+            self._n_losses = 0
         if self._credit < 0:
             self._credit = _AT_FIRST
-            self.suspended_until = now + _SUSPENDED
+            self._n_losses += 1
+            lost = _AT_FIRST + way
+            self.suspended_until = now + round(lost * _SUSPENDED * 2 ** (self._n_losses - 1))

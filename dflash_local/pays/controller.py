@@ -36,7 +36,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 4, 64
 """Rounds from the end of drafting to the first probe; twice as many after each that fails, up to
 the longest. Without these pauses, probes come too often; without a longest one, a text that changes
 late is missed."""
-_ANSWER = 100
+_ANSWER = 40
 """Rounds in which the way to drafting and back must be earned. Without this price, drafting
 begins and ends by turns."""
 _PHASE = 25
@@ -233,6 +233,7 @@ class Controller:
                 continue
             known = self.prior.rounds >= _KNOWN_ROUNDS
             early = policy.probing or policy.rounds < _EARLY_ROUNDS
+            early = early and (policy.probing or self._forecast.way < 3.5)
             chains.append(policy.chances(draft, limit, early=early, believed=known))
             policy.rounds += 1
             policy.rest_from = self._round
@@ -308,7 +309,8 @@ class Controller:
         if self._drafting and not verified and self.again.now and base:
             # What drafts have left to do is theirs to pay.
             usual_s = costs.step_s(n_rows, depth) + costs.host_s + changed * costs.switch_s
-            self._budget.settle(1 - usual_s / self._forecast.plain_s, self._round)
+            gained = 1 - usual_s / self._forecast.plain_s
+            self._budget.settle(gained, self._round, self._forecast.way)
         if not n_drafting:
             self._accepted = 0
             return
@@ -335,7 +337,7 @@ class Controller:
         if self._probing or self.prior.rounds < _KNOWN_ROUNDS:
             self._budget.settle_probe(gained)
         if not self._probing:
-            self._budget.settle(gained, self._round)
+            self._budget.settle(gained, self._round, forecast.way)
             if self._round < self._budget.suspended_until:
                 self._replan_at = 0
 
@@ -405,14 +407,14 @@ class Controller:
     def _forgets_plain(self, findings: Findings) -> bool:
         """Whether to decode plainly for a moment: drafting would never find out that plain decoding
         has become faster than it was measured."""
-        loss = 2 * (findings.gain - 1) + 2 * self._forecast.switch
+        loss = 2 * (findings.gain - 1) + self._forecast.way
         a_round = findings.tokens / self._forecast.base / findings.gain
         return (self._round - self._plain_at) * a_round * _CHECK_SHARE > max(loss, 0.1)
 
     def _pays(self, gain: float, n_rounds: int) -> bool:
         """Whether to draft, where `gain` times the speed of plain decoding is expected, `n_rounds`
         after the last plan."""
-        way = 2 * self._forecast.switch  # to drafting and back, or to plain decoding and back
+        way = self._forecast.way
         if not self._drafting or self._probing:
             self._doubt = 0.0
             return gain >= 1 + way / _ANSWER

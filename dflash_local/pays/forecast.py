@@ -53,6 +53,11 @@ class Forecast:
         return self._costs.switch_s / self.passes[0]
 
     @property
+    def way(self) -> float:
+        """Plain rounds that going to drafting and back costs, or to plain decoding and back."""
+        return 2 * self.switch
+
+    @property
     def probe_rounds(self) -> int:
         """Rounds of a probe: more where going there costs more than being there."""
         return min(max(round(2 * self._costs.switch_s / self.passes[0]), 1), _LONGEST_PROBE)
