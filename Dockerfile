@@ -21,7 +21,8 @@ ARG LLAMA=0.3.36
 RUN CMAKE_ARGS="-DGGML_NATIVE=OFF -DGGML_OPENMP=OFF -DLLAVA_BUILD=OFF" \
     pip install --no-cache-dir "llama-cpp-python==$LLAMA" "scikit-build-core>=0.11" "nanobind>=2.4"
 COPY . /src
-RUN pip install --no-cache-dir --no-build-isolation "/src[plot]"
+RUN pip install --no-cache-dir --require-hashes -r /src/requirements.lock \
+    && pip install --no-cache-dir --no-build-isolation "/src[plot]"
 
 FROM nvidia/cuda:12.8.1-devel-ubuntu24.04 AS build-cuda
 # hadolint ignore=DL3008
@@ -40,7 +41,8 @@ RUN ln -s libcuda.so /usr/local/cuda/lib64/stubs/libcuda.so.1 \
     CMAKE_ARGS="-DGGML_NATIVE=OFF -DGGML_OPENMP=OFF -DLLAVA_BUILD=OFF -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=$CUDA_ARCHITECTURES" \
     pip install --no-cache-dir "llama-cpp-python==$LLAMA" "scikit-build-core>=0.11" "nanobind>=2.4"
 COPY . /src
-RUN LDFLAGS="-Wl,-rpath-link,/usr/local/cuda/lib64/stubs -Wl,--allow-shlib-undefined" \
+RUN pip install --no-cache-dir --require-hashes -r /src/requirements.lock \
+    && LDFLAGS="-Wl,-rpath-link,/usr/local/cuda/lib64/stubs -Wl,--allow-shlib-undefined" \
     pip install --no-cache-dir --no-build-isolation "/src[plot]"
 
 FROM nvidia/cuda:12.8.1-runtime-ubuntu24.04 AS cuda

@@ -9,7 +9,7 @@ SOURCES = bootstrap.py dflash_local convert cli tools tests examples
 PYTEST = "$(BIN)/python" -m pytest -n auto --maxprocesses 8 --dist loadfile
 NATIVE = $(wildcard native/*.cpp native/*.h tests/native/*.cpp tests/native/*.h)
 
-.PHONY: demo test slow-test client-test browser-test node-test library-test check format typecheck asan wheel setup setup-test clean
+.PHONY: demo test slow-test client-test browser-test node-test library-test check format typecheck asan wheel lock setup setup-test clean
 
 demo: setup
 	"$(BIN)/dflash-local" chat --max-tokens 96 \
@@ -62,6 +62,12 @@ asan: setup
 wheel: setup
 	"$(BIN)/python" -m pip install --quiet build
 	PATH="$(BIN):$$PATH" "$(BIN)/python" -m build --no-isolation --outdir dist .
+
+# Versions and hashes of all that the package needs, for every Python and system that it supports.
+lock: setup
+	"$(BIN)/python" -m pip install --quiet uv
+	"$(BIN)/uv" pip compile --quiet --upgrade --universal --python-version 3.10 --generate-hashes \
+	    --no-emit-index-url --custom-compile-command "make lock" --output-file requirements.lock pyproject.toml
 
 setup:
 	$(PYTHON) bootstrap.py $(if $(GPU),--gpu $(GPU))

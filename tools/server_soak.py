@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import re
 import signal
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import threading
 import time
@@ -31,12 +31,15 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+
 import httpx
 
+import stall_server
 from dflash_local import demo
 from resources import resources
 
-COMMAND = Path(sysconfig.get_path("scripts"), "dflash-local")
+STALL_S = 0.1
 MACHINE = ("--gpu-layers", "0", "--threads", "1", "--ctx", "1024")
 N_CLIENTS, N_CHATS = 4, 40
 CHAT = "/v1/chat/completions"
@@ -53,12 +56,7 @@ class Mode:
 
 MODES = {
     "one at a time, width 8": Mode(("--parallel", "1", "--draft-width", "8")),
-    "four at once, width 8": Mode(
-        (
-            "--draft-width",
-            "8",
-        )
-    ),
+    "four at once, width 8": Mode(("--draft-width", "8")),
     "four at once, auto": Mode(()),
     "four at once, plain": Mode(("--draft-width", "0")),
     "f16, --exact, plain": Mode(("--exact", "--draft-width", "0"), "f16"),
@@ -81,6 +79,8 @@ class Found:
     unloaded: int = 0
     started: int = 0
     slowest_health_ms: float = 0.0
+    stalls: list[str] = field(default_factory=list)
+    """Steps of the event loop that took more than 100 ms of CPU time."""
     memory_mib: list[float] = field(default_factory=list)
     threads: list[int] = field(default_factory=list)
     open_files: list[int] = field(default_factory=list)
@@ -133,16 +133,17 @@ def chats() -> list[dict[str, Any]]:
 
 
 @contextmanager
-def serving(*options: str) -> Iterator[tuple[httpx.Client, int]]:
-    """A client of a server of the pair, and its process id. It is asked to end, and must."""
+def serving(*options: str) -> Iterator[tuple[httpx.Client, int, list[str]]]:
+    """A client of a server of the pair, its process id, its log. It is asked to end, and must."""
     target, drafter = demo.pair()
-    command = [COMMAND, "serve", "--port", "0", "--model", f"pair={target},{drafter}"]
+    command = [*stall_server.COMMAND, "--model", f"pair={target},{drafter}"]
     process = subprocess.Popen(
         [*command, *MACHINE, *options],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, "STALL_S": str(STALL_S)},
     )
     assert process.stderr is not None
     log: list[str] = []
@@ -155,7 +156,7 @@ def serving(*options: str) -> Iterator[tuple[httpx.Client, int]]:
             raise AssertionError("the server did not start:\n" + "".join(log))
         threading.Thread(target=log.extend, args=(process.stderr,), daemon=True).start()
         with httpx.Client(base_url=found[1], timeout=300, trust_env=False) as client:
-            yield client, process.pid
+            yield client, process.pid, log
         process.send_signal(signal.SIGTERM)
         assert process.wait(120) == 0, "".join(log)
         assert not any("Traceback" in line for line in log), "".join(log)
@@ -202,7 +203,7 @@ class Soak:
         """The answers of a server that decodes plainly, each from empty caches."""
         if kv_type not in self._plain:
             options = ("--kv-type", kv_type, "--exact", "--draft-width", "0", "--cache-mb", "0")
-            with serving(*options) as (client, _):
+            with serving(*options) as (client, _, _):
                 self._plain[kv_type] = [ask(client, body) for body in self._chats]
         return self._plain[kv_type]
 
@@ -211,7 +212,7 @@ class Soak:
         mode, found, folder = MODES[name], self.found[name], self._folders[name].name
         plain = self.plain(mode.kv_type)
         with serving(*mode.options, "--kv-type", mode.kv_type, "--cache-dir", folder) as server:
-            client, pid = server
+            client, pid, log = server
             found.started += 1
             ended = threading.Event()
             with ThreadPoolExecutor(N_CLIENTS + 1) as threads:
@@ -224,6 +225,7 @@ class Soak:
                 ended.set()
                 watching.result()
             found.weigh(pid)
+        found.stalls += [line.strip() for line in log if line.startswith("stalled")]
         found.unfinished_files = [str(path) for path in Path(folder).rglob("*.tmp")]
 
     def _client(
