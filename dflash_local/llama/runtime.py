@@ -12,8 +12,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -37,28 +36,8 @@ def _advice(command: str = f"pip install llama-cpp-python=={PINNED}") -> str:
     return f"install it with: {PORTABLE} {command} (add -DGGML_CUDA=on for an NVIDIA GPU)"
 
 
-@contextmanager
-def _sleeping_threads() -> Iterator[None]:
-    """OpenMP, if it is loaded here, lets threads sleep that wait for another one.
-
-    By default they spin. Where other processes want the cores, too, the thread that is waited for
-    often has none, and a pass takes up to a hundred times as long. GNU's OpenMP reads the variables
-    when it is loaded. What the user has set stays; no other library gets to see what is set here.
-    """
-    name = "OMP_WAIT_POLICY"
-    if name in os.environ or "GOMP_SPINCOUNT" in os.environ:
-        yield
-        return
-    os.environ[name] = "PASSIVE"
-    try:
-        yield
-    finally:
-        del os.environ[name]
-
-
 try:
-    with _sleeping_threads():
-        import llama_cpp
+    import llama_cpp
 except Exception as error:  # a library that does not load raises OSError or RuntimeError
     if isinstance(error, ModuleNotFoundError) and error.name == "llama_cpp":
         raise ImportError(
