@@ -32,4 +32,9 @@ ggml_backend_ptr open_draft_backend(ggml_backend_dev_t device, int n_threads) {
     return backend;
 }
 
+bool is_cuda(ggml_backend_t backend) {
+    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend));
+    return std::string(ggml_backend_reg_name(reg)) == "CUDA";
+}
+
 }  // namespace dflash

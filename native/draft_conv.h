@@ -1,7 +1,6 @@
 #pragma once
 
 #include "draft_params.h"
-#include "draft_weights.h"
 #include "ggml.h"
 
 namespace dflash {
@@ -13,9 +12,10 @@ namespace dflash {
 // Weights have their taps in reverse: the last one is for the position itself.
 class draft_conv {
   public:
-    // x: what the part is given, f32 [n_embd, block * n_streams], from which the kernels follow.
-    draft_conv(ggml_context * nodes, const draft_params & params, const conv_weights & weights,
-               ggml_tensor * x);
+    // base: see conv_weights. of_groups: the product of its `proj` and of what the part is given,
+    // f32 [groups * 2 n_taps, block * n_streams].
+    draft_conv(ggml_context * nodes, const draft_params & params, ggml_tensor * base,
+               ggml_tensor * of_groups);
 
     // Nodes that a convolution adds for each tap, and beside these.
     static constexpr size_t n_nodes_per_tap = 4;

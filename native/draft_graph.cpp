@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "draft_backend.h"
 #include "draft_conv.h"
 #include "errors.h"
 #include "wide_product.h"
@@ -93,11 +94,6 @@ ggml_tensor * draft_graph::project(ggml_tensor * x, ggml_tensor * weight, ggml_t
     return bias != nullptr ? ggml_add(nodes_.get(), y, bias) : y;
 }
 
-bool draft_graph::is_on_cuda() const {
-    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(ggml_backend_get_device(parts_.backend));
-    return std::string(ggml_backend_reg_name(reg)) == "CUDA";
-}
-
 // The input of a product, in the type of its weights where that makes it faster: with inputs of f32
 // and few columns CUDA does not use cuBLAS. The layers of an 8B drafter in bf16 take an H200 577
 // microseconds with it, 695 without.
@@ -105,25 +101,16 @@ ggml_tensor * draft_graph::as_weights(ggml_tensor * x, const ggml_tensor * weigh
     constexpr int64_t fewest = 8;
     constexpr int64_t most = 16;
     const int64_t n = x->ne[1];
-    const bool is_faster = is_on_cuda() && weight->type == GGML_TYPE_BF16 && n >= fewest &&
-                           n <= most && x->ne[2] * x->ne[3] == 1;
+    const bool is_faster = is_cuda(parts_.backend) && weight->type == GGML_TYPE_BF16 &&
+                           n >= fewest && n <= most && x->ne[2] * x->ne[3] == 1;
     return is_faster ? ggml_cast(nodes_.get(), x, GGML_TYPE_BF16) : x;
 }
 
-// The product with the output head. 6 to 8 columns take CUDA longer than 9: with the head of an 8B
-// model in q6_K an H200 takes 510 microseconds for 7 columns, 401 for 9.
 ggml_tensor * draft_graph::logits_of(ggml_tensor * states) const {
-    constexpr int64_t slowest = 6;
-    constexpr int64_t faster = 9;
-    ggml_context * c = nodes_.get();
     ggml_tensor * head = parts_.weights.head != nullptr ? parts_.weights.head : parts_.target.head;
     const int64_t n = states->ne[1];
-    if (!is_on_cuda() || !ggml_is_quantized(head->type) || n < slowest || n >= faster) {
-        return project(states, head);
-    }
-    states = ggml_pad(c, states, 0, static_cast<int>(faster - n), 0, 0);
-    ggml_tensor * logits = project(states, head);
-    return ggml_view_2d(c, logits, logits->ne[0], n, logits->nb[1], 0);
+    ggml_tensor * logits = project(widened(nodes_.get(), parts_.backend, head, states), head);
+    return first_columns(nodes_.get(), logits, n);
 }
 
 ggml_tensor * draft_graph::rope(ggml_tensor * x, ggml_tensor * positions) const {
@@ -289,7 +276,7 @@ ggml_tensor * draft_graph::convolved(const conv_weights & weights, ggml_tensor *
     if (weights.proj == nullptr) {
         return part(x);
     }
-    const draft_conv conv(nodes_.get(), p_, weights, x);
+    const draft_conv conv(nodes_.get(), p_, weights.base, project(x, weights.proj));
     return conv.after(part(conv.before(x)));
 }
 

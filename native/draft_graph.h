@@ -81,7 +81,6 @@ class draft_graph {
     // bias: may be null. is_wide: x may leave the range of f16.
     ggml_tensor * project(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * bias = nullptr,
                           bool is_wide = false) const;
-    bool is_on_cuda() const;
     ggml_tensor * as_weights(ggml_tensor * x, const ggml_tensor * weight) const;
     ggml_tensor * logits_of(ggml_tensor * states) const;
     // Whether parts of a layer are given more than what a norm puts out.

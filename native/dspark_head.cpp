@@ -97,7 +97,9 @@ void dspark_head::create_memory(const head_parts & parts) {
 // before: f32 [rank, n]. Returns f32 [rows of the head, n].
 ggml_tensor * dspark_head::of_tokens_before(const head_parts & parts, ggml_tensor * before) const {
     ggml_tensor * after = parts.weights.markov.after;
-    ggml_tensor * added = wide_product(parts.nodes, after, before);
+    const int64_t n = before->ne[1];
+    before = widened(parts.nodes, parts.backend, after, before);
+    ggml_tensor * added = first_columns(parts.nodes, wide_product(parts.nodes, after, before), n);
     ggml_tensor * scale = parts.weights.scale_of(after);
     return scale != nullptr ? ggml_mul(parts.nodes, added, scale) : added;
 }
@@ -138,9 +140,7 @@ void dspark_head::follow_best(const head_parts & parts) const {
 ggml_tensor * dspark_head::follow_guesses(const head_parts & parts) const {
     ggml_context * c = parts.nodes;
     const int64_t n_rows = parts.n_rows();
-    const auto first = [&](ggml_tensor * x, int64_t n) {
-        return ggml_view_2d(c, x, x->ne[0], n, x->nb[1], 0);
-    };
+    const auto first = [&](ggml_tensor * x, int64_t n) { return first_columns(c, x, n); };
     ggml_tensor * rows = first(parts.logits, n_rows - n_streams_);
     for (int round = 0; round < parts.n_rounds; round++) {
         const bool is_last = round + 1 == parts.n_rounds;

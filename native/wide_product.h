@@ -1,5 +1,6 @@
 #pragma once
 
+#include "draft_backend.h"
 #include "ggml.h"
 
 namespace dflash {
@@ -15,6 +16,23 @@ inline ggml_tensor * wide_product(ggml_context * c, ggml_tensor * weight, ggml_t
         ggml_prec_set_acc(y, GGML_PREC_F32);
     }
     return is_half ? ggml_scale(c, y, 1.0f / smaller) : y;
+}
+
+// The input of a product, with columns of zeros where that makes it faster: 6 to 8 columns take
+// CUDA longer than 9. With the head of an 8B model in q6_K an H200 takes 510 microseconds for 7
+// columns, 401 for 9.
+inline ggml_tensor * widened(ggml_context * c, ggml_backend_t backend, const ggml_tensor * weight,
+                             ggml_tensor * x) {
+    constexpr int64_t slowest = 6;
+    constexpr int64_t faster = 9;
+    const int64_t n = x->ne[1];
+    const bool is_slow = ggml_is_quantized(weight->type) && n >= slowest && n < faster;
+    return is_slow && is_cuda(backend) ? ggml_pad(c, x, 0, static_cast<int>(faster - n), 0, 0) : x;
+}
+
+// The columns of a product that are not of such zeros.
+inline ggml_tensor * first_columns(ggml_context * c, ggml_tensor * y, int64_t n) {
+    return y->ne[1] == n ? y : ggml_view_2d(c, y, y->ne[0], n, y->nb[1], 0);
 }
 
 }  // namespace dflash
