@@ -31,6 +31,7 @@ all of its probability, and they are what the sampler has looked at anyway."""
 LEAST_ANSWER = 8
 """Tokens; shorter answers teach next to nothing."""
 
+_NONE = torch.empty(0, dtype=torch.int64)
 _AS_IT_IS = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
 
@@ -41,7 +42,8 @@ class Answer:
     `tokens` are prompt and answer, `n_prompt` of them the prompt. `features`, [n, n_features], are
     the taps of all tokens but the last one, in the trainer's type. The i-th token of the answer was
     drawn from a distribution whose likeliest tokens are `label_ids[i]`, int64 [N_LABELS], with the
-    log-probabilities `label_logprobs[i]`, before all that `sampling` asks for.
+    log-probabilities `label_logprobs[i]`, before all that `sampling` asks for. `rounds`, int64, are
+    the positions at which the engine's rounds had their anchors.
     """
 
     tokens: Tensor
@@ -50,6 +52,7 @@ class Answer:
     label_ids: Tensor
     label_logprobs: Tensor
     sampling: SamplingParams = _AS_IT_IS
+    rounds: Tensor = _NONE
 
     @property
     def n_bytes(self) -> int:
@@ -90,6 +93,7 @@ class TapReader(Drafter):
         self._target = target
         self._dtype = dtype
         self._rows: dict[int, list[Tensor]] = {}
+        self._rounds: dict[int, list[int]] = {}
         self.top_k = inner.top_k
         self.gives_candidates = inner.gives_candidates
 
@@ -105,6 +109,10 @@ class TapReader(Drafter):
         rows = self._rows.get(seq)
         return torch.cat(rows) if rows else torch.empty(0, self._target.n_features)
 
+    def rounds(self, seq: int) -> list[int]:
+        """The positions of the anchors of a sequence's drafts: each follows the rows before it."""
+        return self._rounds.get(seq, [])
+
     def inject(self, seq: int, features: Features) -> None:
         self._read([seq], [features])
         self._inner.inject(seq, features)
@@ -113,6 +121,8 @@ class TapReader(Drafter):
         self._inner.begin(requests)
         # After it: the device drafts while the rows are copied.
         self._read([request.seq for request in requests], [r.features for r in requests])
+        for seq in (request.seq for request in requests):
+            self._rounds.setdefault(seq, []).append(sum(map(len, self._rows[seq])))
 
     def read(self) -> list[Draft]:
         return self._inner.read()
@@ -124,13 +134,16 @@ class TapReader(Drafter):
     def truncate(self, seq: int, length: int) -> None:
         self._inner.truncate(seq, length)
         self._rows[seq] = [self.features(seq)[:length]] if length else []
+        self._rounds[seq] = [each for each in self.rounds(seq) if each < length]
 
     def copy(self, source: int, target: int, length: int) -> None:
         self._inner.copy(source, target, length)
         self._rows[target] = [self.features(source)[:length]]
+        self._rounds[target] = [each for each in self.rounds(source) if each < length]
 
     def close(self) -> None:
         self._rows.clear()
+        self._rounds.clear()
 
     def _read(self, seqs: Sequence[int], features: Sequence[Features]) -> None:
         """One copy from the device for the rows of all sequences."""
@@ -222,6 +235,7 @@ class Answerer:
                 f"{len(features)} hidden states of an answer with {len(tokens)} tokens"
             )
         tops = [found.top for found in sequence.logprobs]
+        rounds = [each for each in self._reader.rounds(sequence.slot.seq) if each < len(tokens) - 1]
         return Answer(
             torch.tensor(tokens),
             len(sequence.request.prompt),
@@ -229,4 +243,5 @@ class Answerer:
             torch.tensor([[token for token, _ in top] for top in tops]),
             torch.tensor([[logprob for _, logprob in top] for top in tops]),
             sequence.request.sampling,
+            torch.tensor(rounds, dtype=torch.int64),
         )

@@ -53,9 +53,12 @@ class Outcome:
 
 def random_anchors(answer: Answer, n: int, generator: torch.Generator) -> Tensor:
     """At most `n` different positions of anchors, int64 [n]. An anchor is any token of the answer
-    but the last."""
+    but the last; up to half of them are those of the engine's rounds, which begin where drafts
+    failed and so are harder than others."""
     first, end = answer.n_prompt, len(answer.tokens) - 1
-    return first + torch.randperm(end - first, generator=generator)[:n]
+    began = answer.rounds[torch.randperm(len(answer.rounds), generator=generator)[: n // 2]]
+    others = first + torch.randperm(end - first, generator=generator)
+    return torch.cat([began, others[~torch.isin(others, began)]])[:n]
 
 
 def spread_anchors(answer: Answer, n: int) -> Tensor:

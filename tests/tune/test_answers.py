@@ -66,6 +66,15 @@ def test_an_answer_has_a_label_for_each_of_its_tokens(answers: list[Answer]) -> 
         assert len(answer.features) == len(answer.tokens) - 1
 
 
+def test_an_answer_knows_where_the_engine_began_its_rounds(answers: list[Answer]) -> None:
+    for answer in answers:
+        rounds = answer.rounds.tolist()
+        assert rounds[0] == answer.n_prompt
+        assert rounds == sorted(set(rounds))
+        assert rounds[-1] < len(answer.tokens) - 1
+        assert len(rounds) < N_TOKENS - 1  # some drafts were right
+
+
 def an_answer(n: int) -> Answer:
     empty = torch.zeros(0)
     return Answer(torch.zeros(n, dtype=torch.int64), 1, empty, empty, empty)

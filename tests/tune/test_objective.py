@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,17 @@ def test_anchors_are_different_tokens_of_the_answer_that_something_follows() -> 
     assert seen == set(range(N_PROMPT, N_TOKENS - 1))
     assert len(random_anchors(answer, 500, generator)) == N_TOKENS - 1 - N_PROMPT
     assert set(spread_anchors(answer, 500).tolist()) == seen
+
+
+def test_half_of_the_anchors_are_those_of_rounds() -> None:
+    rounds = torch.tensor([12, 15, 20, 21, 30, 33])
+    answer = replace(some_answer(3), rounds=rounds)
+    for seed, n in ((1, 8), (2, 8), (3, 20), (4, 100)):
+        found = random_anchors(answer, n, torch.Generator().manual_seed(seed))
+        assert len(found) == len(set(found.tolist())) == min(n, N_TOKENS - 1 - N_PROMPT)
+        assert torch.isin(found, rounds).sum() >= min(n // 2, len(rounds))
+        assert found.min() >= N_PROMPT
+        assert found.max() <= N_TOKENS - 2
 
 
 def test_a_position_counts_as_much_as_the_expected_length_depends_on_it() -> None:
