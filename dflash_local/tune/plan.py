@@ -13,8 +13,9 @@ from dflash_local.fit.footprint import size_text
 from dflash_local.gguf.file import GgufFile
 from dflash_local.tune.training import n_low_rank, n_trainable
 
-_BYTES_EACH = 16
-"""Memory for each number that is trained: weight, gradient and two moments, all float32."""
+_BYTES_EACH = 20
+"""Memory for each number that is trained: weight, gradient, running mean and two moments, all
+float32."""
 _BYTES_KEPT = 2
 """For each number that stays, in bfloat16."""
 _SLACK = 3 << 30

@@ -7,8 +7,8 @@ they are and get low-rank additions (LoRA, arXiv 2106.09685), which need next to
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,8 @@ _RANK = 64
 _WARM_UP = 20
 _LAST_RATE = 0.1
 _CLIP = 1.0
+_MEMORY = 0.995
+"""Of the running mean of the weights: it goes back some 200 steps."""
 _PATIENCE = 0.25
 """Part of the whole training. The rate falls over all of it, and what that gains comes late."""
 _FROZEN = ("token_embd.weight", "output.weight", "d2t", "rope_freqs.weight")
@@ -60,6 +62,9 @@ class Trainer:
         self._generator = torch.Generator().manual_seed(seed)
         torch.manual_seed(seed)
         self._trained = _trainable(drafter, low_rank)
+        self.mean = {name: each.detach().clone() for name, each in self._trained.items()}
+        """The running mean of what is trained. It is what is measured and kept: it has less of the
+        noise of single steps."""
         self._best: dict[str, Tensor] = self._copy()
         width = int(drafter.keys["embedding_length"])
         self._rate = _LOW_RANK_RATE if low_rank else _RATE / width
@@ -90,13 +95,18 @@ class Trainer:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self.step_number += 1
+        # At first it forgets faster: the beginning is no good estimate of anything.
+        memory = min(_MEMORY, self.step_number / (self.step_number + 9))
+        torch._foreach_lerp_(
+            list(self.mean.values()), [each.detach() for each in self._trained.values()], 1 - memory
+        )
         return total
 
     def move(self, device: str) -> None:
         """All weights and moments to a device: between its turns the trainer leaves the GPU."""
         drafter = self.drafter
         added = (each for pair in drafter.adapters.values() for each in pair)
-        for each in (drafter.head, *drafter.weights.values(), *added):
+        for each in (drafter.head, *drafter.weights.values(), *added, *self.mean.values()):
             each.data = each.data.to(device)  # stays the tensor that the optimiser knows
         for moments in self._optimizer.state.values():
             for name in moments.keys() - {"step"}:  # a count, which stays on the host
@@ -113,12 +123,26 @@ class Trainer:
         return float(torch.cat(found).mean())
 
     def measure(self, answers: Iterable[Answer]) -> Measured:
-        """`length_on` held-out answers, noted; the weights are kept if it is the best so far."""
-        found = Measured(self.step_number, self.length_on(answers))
-        if not self.history or found.length > self.best.length:
-            self._best = self._copy()
+        """`length_on` held-out answers with the mean weights, noted; they are kept if it is the
+        best so far."""
+        with self._mean_in_use():
+            found = Measured(self.step_number, self.length_on(answers))
+            if not self.history or found.length > self.best.length:
+                self._best = self._copy()
         self.history.append(found)
         return found
+
+    @contextmanager
+    def _mean_in_use(self) -> Iterator[None]:
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        for name, each in self._trained.items():
+            each.data, self.mean[name].data = self.mean[name].data, each.data
 
     @property
     def best(self) -> Measured:
@@ -151,6 +175,7 @@ class Trainer:
             "step": self.step_number,
             "history": [(each.step, each.length) for each in self.history],
             "trained": self._copy(),
+            "mean": {name: each.cpu() for name, each in self.mean.items()},
             "best": self._best,
             "optimizer": self._optimizer.state_dict(),
             "anchors": self._generator.get_state(),
@@ -161,6 +186,7 @@ class Trainer:
         with torch.no_grad():
             for name, value in state["trained"].items():
                 self._trained[name].copy_(value)
+                self.mean[name].copy_(state["mean"][name])
         self._best = dict(state["best"])
         self.step_number = state["step"]
         self.history = [Measured(*each) for each in state["history"]]

@@ -94,7 +94,7 @@ def test_the_best_weights_are_kept(files: tuple[Path, Path]) -> None:
     best = trainer.measure([answer])
     kept = trainer.weights()
     with torch.no_grad():
-        trainer.drafter.weights["output_norm.weight"].mul_(-1)  # the likeliest is the least likely
+        trainer.mean["output_norm.weight"].mul_(-1)  # the likeliest is the least likely
     assert trainer.measure([answer]).length < best.length
     trainer.use_best()
     for name, value in trainer.weights().items():
@@ -112,6 +112,22 @@ def test_the_training_ends_where_it_gains_nothing_for_a_quarter_of_it(
     trainer.history.append(Measured(150, 3.3))
     trainer.step_number = 150
     assert not trainer.is_flat(0.9)
+
+
+def test_what_is_measured_and_kept_is_the_mean_of_the_weights(files: tuple[Path, Path]) -> None:
+    trainer = trainer_of(files)
+    answer = answer_of(trainer)
+    for _ in range(5):
+        trainer.step([answer], 0.0)
+    last = {name: value.clone() for name, value in trainer.weights().items()}
+    trainer.measure([answer])
+    for name, value in trainer.weights().items():  # the steps go on from the last weights
+        torch.testing.assert_close(value, last[name], rtol=0, atol=0)
+    trainer.use_best()
+    found = trainer.weights()
+    for name, value in trainer.mean.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=0)
+    assert any((found[name] != last[name]).any() for name in trainer.mean)
 
 
 def test_what_is_shared_with_the_target_is_not_trained(files: tuple[Path, Path]) -> None:
