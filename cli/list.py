@@ -23,7 +23,6 @@ SECTIONS = {
         option("--json", "as_json", is_flag=True, help="Print one JSON object."),
     ),
 }
-_HEADS = ("name", "model", "size", "here", "fits")
 _PLACES = {"gpu": "on the GPU", "cpu": "on the CPU", "no": "no", None: "?"}
 
 
@@ -42,20 +41,21 @@ def list_models(here_only: bool, as_json: bool) -> None:
     if as_json:
         write_stdout(json.dumps({"models": [_fields(each, place) for each, place in found]}) + "\n")
         return
+    if not found:
+        click.echo("none of them is on this disk: `dflash-local pull NAME` fetches one", err=True)
     rows = [
         (each.entry.name, each.entry.target, _size(each), _here(each), _PLACES[place])
         for each, place in found
     ]
-    text = _table(rows)
+    table = [("name", "model", "size", "here", "fits"), *rows]
+    text = _text(table)
     if sys.stdout.isatty() and _width(text) > shutil.get_terminal_size().columns:
-        text = _table([(name, *rest) for name, _, *rest in rows])
+        text = _text([(name, *rest) for name, _, *rest in table])  # the name tells the model
     write_stdout(text)
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    """With a column for the model's own name, or without it where there is no room."""
-    heads = [head for head in _HEADS if head != "model" or len(rows[0]) == len(_HEADS)]
-    return tabulate(rows, heads, tablefmt="plain", disable_numparse=True) + "\n"
+def _text(table: Sequence[Sequence[str]]) -> str:
+    return tabulate(table[1:], table[0], tablefmt="plain", disable_numparse=True) + "\n"
 
 
 def _width(text: str) -> int:

@@ -153,10 +153,18 @@ def run(arguments: Sequence[str] | None = None) -> int:
         # The reader has gone. Python flushes once more at exit, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except (InputError, OSError) as error:
+    except OSError as error:
+        return _fail(_told(error), BAD_INPUT)
+    except InputError as error:
         return _fail(str(error), BAD_INPUT)
     except (DflashError, ImportError, MemoryError) as error:
         return _fail(str(error) or type(error).__name__, FAILED)
+
+
+def _told(error: OSError) -> str:
+    """The error without its number."""
+    named = error.filename is not None and error.strerror is not None
+    return f"{error.filename}: {error.strerror}" if named else str(error)
 
 
 def _origin(error: click.ClickException) -> str:

@@ -76,8 +76,8 @@ def _running(url: str, key: str | None) -> list[dict[str, Any]]:
             found: list[dict[str, Any]] = json.load(answer)["models"]
             return found
     except urllib.error.HTTPError as error:
-        hint = ": give a key with --api-key" if error.code == 401 else ""
-        raise click.UsageError(f"the server at {url} answered {error.code}{hint}.") from None
+        hint = "give a key with --api-key" if error.code == 401 else "it is none of this program"
+        raise click.UsageError(f"the server at {url} answered {error.code}: {hint}.") from None
     except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise click.UsageError(

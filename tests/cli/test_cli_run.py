@@ -190,7 +190,8 @@ def test_what_is_no_address_of_a_server(empty: User, url: str) -> None:
 def test_a_server_is_asked_without_a_proxy(empty: User) -> None:
     with hub_stand_in.running() as proxy:
         line = empty.refused("ps", "--url", "http://127.0.0.1:9", http_proxy=proxy.endpoint)
-    assert "no server answers at http://127.0.0.1:9" in line and not proxy.requests
+        assert "no server answers at http://127.0.0.1:9" in line and not proxy.requests
+        assert "answered 404: it is none of" in empty.refused("ps", "--url", proxy.endpoint)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
@@ -211,6 +212,11 @@ def test_the_list_fits_a_narrow_terminal(empty: User) -> None:
     lines = shown.decode().splitlines()
     assert lines[0].split() == ["name", "size", "here", "fits"] and len(lines) > 30
     assert max(map(len, lines)) <= 60
+
+
+def test_a_disk_without_models_is_told(empty: User) -> None:
+    done = empty.done("list", "--here")
+    assert "pull NAME" in done.stderr and done.stdout.split()[0] == "name"
 
 
 def test_convert_names_what_was_wrong(empty: User) -> None:

@@ -79,7 +79,8 @@ def test_a_mistake_in_the_file_is_one_line_that_names_it(
 
 def test_a_file_that_is_named_must_be_there(settings: Path) -> None:
     done = run_here("complete", "x")
-    assert done.returncode == 2 and str(settings) in done.stderr
+    assert done.returncode == 2
+    assert done.stderr == f"dflash-local: error: {settings}: No such file or directory\n"
 
 
 def test_config_shows_the_file_and_one_that_is_wrong(settings: Path) -> None:
