@@ -21,10 +21,11 @@ _GRAMMARS = {"grammar", "json_schema", "lark"}
 class Options(TypedDict, total=False):
     """Keyword arguments of every generating method, together with those of `SamplingParams`.
 
-    `max_tokens`: None generates up to an end of text or the end of the context. `stop`: texts that
-    end the answer. `draft_width`: target rows per verify pass; 0 is plain decoding, "auto" is what
-    pays best on this machine, None is the model's default. `draft_shape`: "chain", "tree" (if the
-    model was loaded for trees) or "auto", whichever pays best.
+    `max_tokens`: None generates up to an end of text or the end of the context; if it is not given,
+    256, and in a chat `Model.answer_length` where that is known. `stop`: texts that end the answer.
+    `draft_width`: target rows per verify pass; 0 is plain decoding, "auto" is what pays best on
+    this machine, None is the model's default. `draft_shape`: "chain", "tree" (if the model was
+    loaded for trees) or "auto", whichever pays best.
 
     `cancel`: an event that, once set, ends the answer within one round. `queue_timeout`: seconds to
     wait for a slot before QueueTimeoutError is raised. `deadline_s`: seconds after the first token
