@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count, cycle
 from pathlib import Path
@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from dflash_local import demo
+from dflash_local.draft.draft import Draft
+from dflash_local.draft.drafter import DraftRequest
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence as Answer
 from dflash_local.errors import BackendError, InputError
@@ -27,7 +29,7 @@ from pair_engine import answer, consistent, request
 N = 40
 SEEDED = {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}
 WAYS: dict[str, dict[str, Any]] = {"greedy": {}, "seeded": SEEDED}
-N_SEQ = 3
+N_SEQ = 4
 CELL_NOISE = 0.05
 KINDS = [(name, "snapshots" if name in SNAPSHOTS else "re-decode") for name in (*TAPPED, *WITHOUT)]
 KINDS += [(name, "replay") for name in REPLAYED]
@@ -44,7 +46,7 @@ def path(kind: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Pat
     folder = tmp_path_factory.mktemp("hybrid")
     # With the weights of seed 0, two tokens of an answer are nearly as likely as each other. Beside
     # other sequences its cells lie in another order, and what is added up in it rounds otherwise.
-    seed = 1 if kind[0] == "qwen3next" else 0
+    seed = 1 if kind[0] in ("qwen3next", "granitehybrid") else 0
     return write_hybrid(folder / "target.gguf", kind[0], demo.pair()[0], seed=seed)
 
 
@@ -136,9 +138,29 @@ def test_always_wrong_is_plain_decoding(target: Target, plain: PlainAnswers) -> 
     assert found.stats.accepted_lengths == {1: N - 1}
 
 
+@pytest.mark.one_in(8)
+def test_tokens_that_no_draft_should_hold(target: Target, plain: PlainAnswers) -> None:
+    """Ends of text, and ids out of range, after some right tokens: the states go back as far."""
+    (prompt,) = prompts(target, 1)
+    right = plain(prompt, 2 * N)
+    ends = [token for token in range(target.n_vocab) if target.vocabulary.ends_text(token)]
+    bad = cycle([*ends[:2], -1, target.n_vocab, 2**31 - 1])
+    engine, drafter = engine_of(target, [prompt + right], lambda: 5)
+    drafted = drafter.draft
+
+    def draft(requests: Sequence[DraftRequest]) -> list[Draft]:
+        worst = next(bad)
+        return [Draft.chain([*one.tokens[:5], *[worst] * 10]) for one in drafted(requests)]
+
+    drafter.draft = draft  # type: ignore[method-assign]
+    found = answer(engine, prompt, BLOCK, 2 * N)
+    check(engine, drafter, found, right)
+    assert found.stats.accepted > 0
+
+
 @pytest.mark.one_in(60)
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("widths", [(16, 16, 16), (16, 5, 0), (2, 16, 7)])
+@pytest.mark.parametrize("widths", [(16, 16, 16, 16), (16, 5, 0, 8), (2, 16, 7, 3)])
 def test_several_sequences_of_unequal_widths(
     targets: Target, plain: PlainAnswers, widths: tuple[int, ...], way: str
 ) -> None:
@@ -322,7 +344,7 @@ def test_a_pass_that_fails_leaves_no_idle_sequence(
     targets: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may have moved their states."""
-    first, second, _ = prompts(targets)
+    first, second, *_ = prompts(targets)
     engine, _ = engine_of(targets, [], lambda: 0)
     answer(engine, first, 0, 4)
     assert any(slot.cached for slot in engine.slots)

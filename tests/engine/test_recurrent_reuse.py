@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dflash_local import demo
 from dflash_local.engine.engine import Engine
@@ -25,7 +27,12 @@ KEPT = N_PROMPT - 32
 
 @pytest.fixture(
     scope="module",
-    params=[("qwen35", "replay"), ("qwen3next", "replay"), ("lfm2", "snapshots")]
+    params=[
+        ("qwen35", "replay"),
+        ("qwen3next", "replay"),
+        ("lfm2", "replay"),
+        ("lfm2", "snapshots"),
+    ]
     + [(name, "re-decode") for name in WITHOUT],
     ids="-".join,
 )
@@ -159,19 +166,24 @@ def test_two_at_once_read_what_they_share_once(chat: Chat, target: Target) -> No
     assert sum(s.stats.cached_tokens for s in sequences) >= KEPT
 
 
-@pytest.mark.one_in(20)
-@pytest.mark.parametrize("seed", range(3))
-def test_any_turns_are_those_of_empty_caches(chat: Chat, seed: int) -> None:
-    """Random prompts that begin with parts of earlier texts, two at a time."""
-    chat.rng = rng = np.random.default_rng(seed)
+A_TURN = st.tuples(st.integers(0, 15), st.floats(0.5, 1), st.integers(1, 60))
+"""Which of the texts before it a prompt begins with, how much of that, and how many new tokens."""
+
+
+@pytest.mark.one_in(7)
+@given(st.lists(st.lists(A_TURN, min_size=1, max_size=2), min_size=3, max_size=8))
+@settings(deadline=None, max_examples=4)
+def test_any_turns_are_those_of_empty_caches(
+    target: Target, plain: PlainAnswers, turns: list[list[tuple[int, float, int]]]
+) -> None:
+    """Prompts that begin with parts of earlier texts, one or two at a time."""
+    chat = Chat(target, plain)
     texts: list[list[int]] = [chat.tokens(90)]
-    reused = 0
-    for _ in range(8):
+    for turn in turns:
         asked: list[list[int]] = []
-        for _ in range(int(rng.integers(1, 3))):
-            base = texts[int(rng.integers(len(texts)))]
-            cut = int(rng.integers(len(base) // 2, len(base) + 1))
-            asked.append([*base[:cut], *chat.tokens(int(rng.integers(1, 60)))][:400])
+        for which, share, n_new in turn:
+            base = texts[which % len(texts)]
+            asked.append([*base[: round(share * len(base))], *chat.tokens(n_new)][:400])
         right = [chat.plain(prompt, N) for prompt in asked]
         if chat.drafter:
             chat.drafter.texts = [p + r for p, r in zip(asked, right, strict=True)]
@@ -181,6 +193,4 @@ def test_any_turns_are_those_of_empty_caches(chat: Chat, seed: int) -> None:
         chat.engine.run(sequences)
         for sequence, tokens in zip(sequences, right, strict=True):
             assert sequence.tokens == tokens
-            reused += sequence.stats.cached_tokens
         texts += [p + r for p, r in zip(asked, right, strict=True)]
-    assert reused > 0

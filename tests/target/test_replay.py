@@ -177,6 +177,18 @@ def test_plain_steps_between_passes_of_drafts(texts: Texts) -> None:
             assert texts.cut(0, len(texts.texts[0]) - 1)
 
 
+@pytest.mark.parametrize("seqs", [[0], [0, 1, 2]])
+def test_rounds_of_as_many_rows_keep_their_graph(texts: Texts, seqs: list[int]) -> None:
+    """llama.cpp builds it again only for other sequences, another number of rows, or more cells."""
+    for n_kept in range(1, 8):
+        texts.decode(seqs, 8)
+        if n_kept == 3:
+            n_built = texts.target.n_rebuilds
+        for seq in seqs:
+            assert texts.cut(seq, len(texts.texts[seq]) - 8 + n_kept)
+    assert texts.target.n_rebuilds == n_built
+
+
 @pytest.mark.parametrize("architecture", REPLAYED)
 def test_any_history_leaves_the_right_states(architecture: str, path_of: PathOf) -> None:
     routed = architecture in ROUTED
