@@ -11,10 +11,10 @@ than 3 %; with less, some good drafters are never tried."""
 _MOST_CREDIT = 16.0
 """Gains beyond this are forgotten. With fewer, bad luck ends drafting that pays, as a round's gain
 varies by about 3; with more, drafting that has begun to lose goes on for too long."""
-_SUSPENDED = 10
-"""Rounds for which drafting is off for each that was lost, when its credit is spent; twice as many
-the next time, and so on. With twice as many, a bad passage at the beginning costs a good drafter
-most of an answer; with half as many, a useless one comes back too often."""
+_SUSPENDED = 64
+"""Rounds for which drafting is off when its credit is spent. With twice as many, a bad passage
+at the beginning costs a good drafter most of an answer; with half as many, a useless one comes back
+too often."""
 
 
 class Budget:
