@@ -8,13 +8,14 @@ less finds a text that has turned too late."""
 _AT_FIRST = 3.5
 """What both accounts begin with. With more, a useless drafter costs an answer of 200 tokens more
 than 3 %; with less, some good drafters are never tried."""
-_MOST_CREDIT = 16.0
-"""Gains beyond this are forgotten. With fewer, bad luck ends drafting that pays, as a round's gain
-varies by about 3; with more, drafting that has begun to lose goes on for too long."""
-_SUSPENDED = 64
-"""Rounds for which drafting is off when its credit is spent. With twice as many, a bad passage
-at the beginning costs a good drafter most of an answer; with half as many, a useless one comes back
-too often."""
+_MOST_CREDIT = 32.0
+"""Gains beyond this are forgotten. With half as many, a bad passage ends drafting that pays, most of
+all where a draft costs as much as a step; with more, drafting that has begun to lose goes on for
+too long."""
+_SUSPENDED = 16
+"""Rounds for which drafting is off for each that was lost, when its credit is spent; twice as many
+the next time, and so on. With twice as many, a bad passage at the beginning costs a good drafter
+most of an answer; with half as many, a useless one comes back too often."""
 
 
 class Budget:
@@ -52,7 +53,7 @@ class Budget:
     def settle_probe(self, gained: float) -> None:
         """After a probe, or any draft of a drafter that is not known yet, that was `gained` plain
         rounds ahead of plain decoding."""
-        self.amount = min(self.amount + gained, self._saved)
+        self.amount = max(min(self.amount + gained, self._saved), 0.0)
 
     def settle(self, gained: float, now: int, way: float) -> None:
         """After a round of drafting that was `gained` plain rounds ahead of plain decoding; `way`

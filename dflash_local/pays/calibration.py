@@ -81,8 +81,8 @@ def measure(
     Takes `budget_s()` seconds or `BUDGET_STEPS` target steps, whichever end first, but always wakes
     the model with a pass, and takes the time of two drafts, two plain steps and two of two rows.
     Times that differ too much, or too few to tell, are taken a second time. What is noisy even then
-    (`Costs.noise`) is measured again at the next load. A budget below `BUDGET_S` asks for a rough
-    idea: none of this holds.
+    (`Costs.noise`) is measured again at the next load, and what was measured with a smaller budget
+    at this one. A budget below `BUDGET_S` asks for a rough idea, which is not judged.
     `before` empties all caches of target and drafter: called only if there is something to measure,
     and they are empty after it too. Raises as `budget_s` and `Target.decode`, and what the drafter
     raises.
@@ -90,7 +90,7 @@ def measure(
     if not again:
         with suppress(ValueError):  # not measured yet, or damaged
             kept = Costs.from_dict(disk_cache.read("costs", _key(target, drafter)))
-            if kept.noise is None:
+            if kept.noise is None and kept.budget_s >= budget_s():
                 return kept
     trial = _Trial(target, drafter)
     before()
@@ -100,7 +100,10 @@ def measure(
             costs = trial.run()
     finally:
         trial.empty()
-    keep(target, drafter, costs)
+    key = _key(target, drafter)
+    known = disk_cache.read("costs", key)  # what drafts and copies are worth is not measured here
+    besides = known if isinstance(known, dict) else {}
+    disk_cache.write("costs", key, besides | costs.as_dict())
     return costs
 
 
@@ -184,6 +187,7 @@ class _Trial:
             inject_s=max(median(self.injections), 0.0) if self.injections else 0.0,
             trees=self.trees,
             spread=0.0 if self.is_rough else self._spread(),
+            budget_s=self.budget_s,
         )
 
     def _measure(self, times: tuple[int, ...]) -> None:

@@ -48,6 +48,9 @@ _EARLY_ROUNDS, _KNOWN_ROUNDS = 4, 16
 """A request's first rounds, and a drafter's, in which seeing the outcome of a few drafts is worth
 more than what they bring. Without these rounds, a good drafter whose confidence says nothing is
 never found to be good."""
+_DEAR_WAY = 12.0
+"""Plain rounds that going to drafting and back may cost where such rounds verify what their drafts
+do not promise. With more, a useless drafter of a mixture of experts costs 5 % of a first answer."""
 _FIRST_PROBE = 5.0
 """Plain rounds that a round of a drafter's very first probe may cost. Without this
 gift, several sequences of a tiny model never try a drafter that would pay, as the probe costs more
@@ -233,7 +236,7 @@ class Controller:
                 continue
             known = self.prior.rounds >= _KNOWN_ROUNDS
             early = policy.probing or policy.rounds < _EARLY_ROUNDS
-            early = early and (policy.probing or self._forecast.way < 3.5)
+            early = early and (policy.probing or self._forecast.way < _DEAR_WAY)
             chains.append(policy.chances(draft, limit, early=early, believed=known))
             policy.rounds += 1
             policy.rest_from = self._round
@@ -429,8 +432,10 @@ class Controller:
         due = [policy for policy in resting if policy.next_probe <= now]
         if not due:
             return min((policy.next_probe - now for policy in resting), default=_FOREVER)
-        looks = not n_on and due[0].n_probes % 2 == 0 and not self._unseen
-        loss = forecast.look_loss(due, now) if looks else forecast.probe_loss(due, n_on, now)
+        loss = forecast.probe_loss(due, n_on, now)
+        by_turns = self.prior.rounds >= _KNOWN_ROUNDS and due[0].n_probes % 2 == 1
+        looks = not n_on and not self._unseen and (by_turns or loss > budget.amount)
+        loss = forecast.look_loss(due, now) if looks else loss
         if loss > budget.amount and not looks:  # then a few: what one learns is the others' prior
             due.sort(key=lambda policy: policy.rounds)
             due = due[: 1 + len(self._members) // 4]

@@ -45,7 +45,8 @@ class Costs:
     longer than it was measured to, whatever its rows, or less than nothing. `trees` is the extra of
     a pass over a tree, by depth: llama.cpp looks at all cells for each of its ids, and where these
     are too few it makes a new graph each time. `spread` says how far the median of the times of one
-    kind of pass was above the shortest, as a part of that: what else the machine did.
+    kind of pass was above the shortest, as a part of that: what else the machine did. `budget_s`
+    are the seconds that measuring all this was allowed to take.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Costs:
         after_draft_s: float = 0.0,
         trees: Mapping[int, float] | None = None,
         spread: float = 0.0,
+        budget_s: float = 0.0,
     ) -> None:
         """`steps[depth][rows]`, `drafts[depth][sequences]` and `trees[depth]`, in seconds; None:
         trees cost what chains do.
@@ -80,6 +82,7 @@ class Costs:
         rise_s = max(_duration(deep_s) - _duration(self._tree_s), 0.0)
         self._tree_rise_s = rise_s / max(self._deep - depth, 1)  # for each cached token more
         self.spread = _duration(spread)
+        self.budget_s = _duration(budget_s)
         self.n_observed = 0
 
     @property
@@ -199,6 +202,7 @@ class Costs:
                 for depth in dict.fromkeys((self._tree_depth, self._deep))
             },
             "spread": self.spread,
+            "budget_s": self.budget_s,
         }
 
     @classmethod
@@ -215,6 +219,7 @@ class Costs:
                 after_draft_s=raw["after_draft_s"],
                 trees={int(depth): seconds for depth, seconds in raw["tree_s"].items()},
                 spread=raw["spread"],
+                budget_s=raw["budget_s"],
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"no costs: {error!r}") from None

@@ -10,10 +10,9 @@ from dflash_local.draft.shape import Shape, ShapeName
 from dflash_local.pays.chances import CHANCES
 from dflash_local.pays.survival import Prior, Survival
 
-PROBED = 1
-"""Drafts verified where the drafter's own confidence is not believed. With 3, the first rounds of a
-bad passage cost a cold drafter its whole budget. With 0, a good one whose confidence says nothing
-is never found to be good."""
+PROBED = 3
+"""Drafts verified where the drafter's own confidence is not believed. With 1, a good drafter whose
+confidence says nothing is found too late; with more, probes are too dear to be made often."""
 _SPARSE = 4
 """One in so many rounds with chains is also judged as a tree, if trees are allowed."""
 

@@ -104,6 +104,29 @@ def test_measured_once_and_kept(own_cache: Path, passes: list[int]) -> None:
     assert json.loads(kept.read_text())["step_s"]
 
 
+@pytest.mark.usefixtures("own_cache")
+def test_a_rough_idea_is_measured_anew_where_there_is_more_time(
+    passes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What drafts were worth stays known."""
+    monkeypatch.setenv(ENVIRONMENT, "0.1")
+    with open_target() as target:
+        drafter = fused_drafter(target)
+        rough = measure(target, drafter, before=nothing)
+        prior = known_priors(target, drafter, 0)[0]
+        prior.learn([-0.1] * 15, [2.0] * 15, 15)
+        keep(target, drafter, rough, (prior, prior))
+        n = len(passes)
+        measure(target, drafter, before=nothing)
+        assert len(passes) == n
+        for budget, is_measured in (("0.2", True), ("0.1", False), ("0.2", False)):
+            n = len(passes)
+            monkeypatch.setenv(ENVIRONMENT, budget)
+            measure(target, drafter, before=nothing)
+            assert (len(passes) > n) == is_measured
+        assert known_priors(target, drafter, 0)[0].rounds == 1
+
+
 @pytest.mark.one_in(2)
 @pytest.mark.usefixtures("short", "own_cache")
 @pytest.mark.parametrize("n_ctx", [1200, 512])
