@@ -12,10 +12,10 @@ _MOST_CREDIT = 32.0
 """Gains beyond this are forgotten. With half as many, a bad passage ends drafting that pays, most of
 all where a draft costs as much as a step; with more, drafting that has begun to lose goes on for
 too long."""
-_SUSPENDED = 16
-"""Rounds for which drafting is off for each that was lost, when its credit is spent; twice as many
-the next time, and so on. With twice as many, a bad passage at the beginning costs a good drafter
-most of an answer; with half as many, a useless one comes back too often."""
+_SUSPENDED = 20
+"""Rounds for which drafting is off for each that was lost, when its credit is spent. With twice as
+many, a bad passage at the beginning costs a good drafter most of an answer; with half as many, a
+useless one comes back too often."""
 
 
 class Budget:
@@ -27,7 +27,8 @@ class Budget:
         """The round before which nothing is to be drafted."""
         self._saved = _AT_FIRST  # the most that income adds up to
         self._credit = _AT_FIRST
-        self._n_losses = 0  # of the whole credit, one after the other
+        self._spell = 0.0  # gained since drafting began, less the way to it and back
+        self._n_losses = 0  # spells that lost, one after the other
         self._round = 0
 
     def renew(self) -> None:
@@ -52,18 +53,30 @@ class Budget:
 
     def settle_probe(self, gained: float) -> None:
         """After a probe, or any draft of a drafter that is not known yet, that was `gained` plain
-        rounds ahead of plain decoding."""
+        rounds ahead of plain decoding. Nothing is owed, or a cold drafter's next look comes too
+        late."""
         self.amount = max(min(self.amount + gained, self._saved), 0.0)
 
     def settle(self, gained: float, now: int, way: float) -> None:
         """After a round of drafting that was `gained` plain rounds ahead of plain decoding; `way`
         are those that going to drafting and back costs. The forecast ends drafting that loses,
         mostly; this is for what it does not see."""
+        self._spell += gained
         self._credit = min(self._credit + gained, _MOST_CREDIT)
-        if self._credit > 2 * _AT_FIRST:
-            self._n_losses = 0
         if self._credit < 0:
             self._credit = _AT_FIRST
-            self._n_losses += 1
-            lost = _AT_FIRST + way
-            self.suspended_until = now + round(lost * _SUSPENDED * 2 ** (self._n_losses - 1))
+            self.suspended_until = now + round((_AT_FIRST + way) * _SUSPENDED * self.caution)
+
+    @property
+    def caution(self) -> int:
+        """How many times what drafting must be worth: twice as much after each spell that lost,
+        until one has gained."""
+        return 1 << min(self._n_losses, 10)
+
+    def begin(self, way: float) -> None:
+        """Drafting begins: a spell."""
+        self._spell = -way
+
+    def end(self) -> None:
+        """It ends."""
+        self._n_losses = self._n_losses + 1 if self._spell < 0 else 0

@@ -36,7 +36,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 4, 64
 """Rounds from the end of drafting to the first probe; twice as many after each that fails, up to
 the longest. Without these pauses, probes come too often; without a longest one, a text that changes
 late is missed."""
-_ANSWER = 40
+_ANSWER = 100
 """Rounds in which the way to drafting and back must be earned. Without this price, drafting
 begins and ends by turns."""
 _PHASE = 25
@@ -113,6 +113,7 @@ class Controller:
         self._planned_at = self._replan_at = 0
         self._members: list[Policy] = []
         self._drafting = False
+        self._is_on = False  # not only for a probe
         self._probing = False
         self._unseen = True  # no draft was verified yet
         self._looking = False
@@ -207,6 +208,8 @@ class Controller:
         both = list(map(max, zip_longest(copied, policy.typical(), fillvalue=0.0)))
         draft_s = costs.draft_s(n_drafting, self._depth) + costs.draft_host_s
         draft_s = (draft_s + costs.after_draft_s) / n_drafting
+        if self._shape == "tree":  # the pass of a copy is that of a chain: there and back
+            draft_s -= 2 * costs.switch_s / n_drafting
         return choice.value(both) - choice.value(copied) < draft_s * choice.rate
 
     def widths(
@@ -369,6 +372,12 @@ class Controller:
         resting = [policy for policy in able if not policy.drafting]
         wait = suspended if suspended > 0 else self._probe(resting, len(on))
         self._probing = wait == 0 and not on
+        if bool(on) != self._is_on:
+            self._is_on = bool(on)
+            if on:
+                self._budget.begin(forecast.way)
+            else:
+                self._budget.end()
         self._drafting = bool(on) or wait == 0
         self._idle = 0
         if not self._drafting:
@@ -420,7 +429,7 @@ class Controller:
         way = self._forecast.way
         if not self._drafting or self._probing:
             self._doubt = 0.0
-            return gain >= 1 + way / _ANSWER
+            return gain >= 1 + way * self._budget.caution / _ANSWER
         # A few drafts tell little: what is lost in all rounds together must be worth the way.
         self._doubt = max(self._doubt + n_rounds * (1 - gain), 0.0)
         return self._doubt <= way

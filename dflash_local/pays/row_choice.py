@@ -115,7 +115,7 @@ class SteadyRowChoice(RowChoice):
         values = self._values(merged)
         self._blended(values)
         top = max(values)
-        n = values.index(top) if top > self.rate * switch_s else 0
+        n = values.index(top) if top > 2 * self.rate * switch_s else 0  # there and back
         return self._shared(chains, merged, n)
 
     def _best(self, values: list[float], last: int, switch: float) -> int:
@@ -124,11 +124,9 @@ class SteadyRowChoice(RowChoice):
         top = max(values)
         best = values.index(top)
         means = self._blended(values)
-        if not 0 <= last < len(values):
-            return best
         usual = means.index(max(means))
         stay = last
-        if (means[usual] - means[last]) * _HORIZON > switch:
+        if not 0 <= last < len(values) or (means[usual] - means[last]) * _HORIZON > switch:
             stay = usual
         cost = switch if stay != last else 2 * switch
         return best if top - values[stay] > cost else stay
