@@ -52,10 +52,13 @@ class Budget:
         return rounds
 
     def settle_probe(self, gained: float) -> None:
-        """After a probe, or any draft of a drafter that is not known yet, that was `gained` plain
-        rounds ahead of plain decoding. Nothing is owed, or a cold drafter's next look comes too
-        late."""
-        self.amount = max(min(self.amount + gained, self._saved), 0.0)
+        """After a probe that was `gained` plain rounds ahead of plain decoding."""
+        self.amount = min(self.amount + gained, self._saved)
+
+    def settle_unknown(self, gained: float) -> None:
+        """After a round of drafting with a drafter that is not known yet. Nothing is owed, or its
+        next look comes too late."""
+        self.settle_probe(max(gained, -max(self.amount, 0.0)))
 
     def settle(self, gained: float, now: int, way: float) -> None:
         """After a round of drafting that was `gained` plain rounds ahead of plain decoding; `way`

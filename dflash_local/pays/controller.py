@@ -36,7 +36,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 4, 64
 """Rounds from the end of drafting to the first probe; twice as many after each that fails, up to
 the longest. Without these pauses, probes come too often; without a longest one, a text that changes
 late is missed."""
-_ANSWER = 100
+_ANSWER = 40
 """Rounds in which the way to drafting and back must be earned. Without this price, drafting
 begins and ends by turns."""
 _PHASE = 25
@@ -333,16 +333,20 @@ class Controller:
         expected = costs.host_s + costs.draft_host_s
         seconds = draft_s + verify_s + (expected if host_s is None else host_s)
         expected += costs.draft_s(n_drafting, depth) + usual_s + costs.switch_s
-        self._settle(min(seconds, _LONGEST_TIME * expected))
+        went = changed and n_new > base
+        self._settle(min(seconds, _LONGEST_TIME * expected), went=went)
 
-    def _settle(self, seconds: float) -> None:
-        """After a round that drafted: how far it was ahead of plain decoding."""
+    def _settle(self, seconds: float, *, went: bool) -> None:
+        """After a round that drafted: how far it was ahead of plain decoding. `went`: to another
+        row count than the last, to verify."""
         forecast = self._forecast
         gained = 1 + self._accepted / forecast.base - seconds / forecast.plain_s
         self._accepted = 0
-        if self._probing or self.prior.rounds < _KNOWN_ROUNDS:
-            self._budget.settle_probe(gained)
-        if not self._probing:
+        if self._probing:
+            self._budget.settle_probe(gained - forecast.way * went)
+        else:
+            if self.prior.rounds < _KNOWN_ROUNDS:
+                self._budget.settle_unknown(gained)
             self._budget.settle(gained, self._round, forecast.way)
             if self._round < self._budget.suspended_until:
                 self._replan_at = 0

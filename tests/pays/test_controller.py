@@ -11,7 +11,18 @@ import pytest
 from dflash_local.pays.controller import Controller, Policy
 from dflash_local.pays.costs import Costs
 from dflash_local.pays.survival import Prior
-from simulation import BLOCK, DEPTH, MACHINES, TEXTS, Fixed, Machine, chain, emitted, play
+from simulation import (
+    BLOCK,
+    DEPTH,
+    MACHINES,
+    TEXTS,
+    Fixed,
+    Machine,
+    RecordedText,
+    chain,
+    emitted,
+    play,
+)
 
 LENGTHS = [400, 200, 1200, 200, 1000]
 WIDTHS = (0, 2, 3, 4, 5, 6, 8, 9, 10, 12, 14, 16)
@@ -128,6 +139,48 @@ def test_short_answers_lose_little_where_drafting_is_of_no_use(
             ratios.append(played.rate / plain_rate(machine_name, n_seqs, sum(answers) // n_seqs))
     assert sum(first) / len(first) > 0.94
     assert sum(later) / len(later) > 0.97
+
+
+@pytest.mark.parametrize("length", [6.5, 3.74])
+def test_passes_that_take_longer_after_drafts_than_they_were_measured_to(length: float) -> None:
+    """A millisecond, with a drafter that is new: near the best fixed width from the first answer
+    on. The drafts are recorded ones."""
+    machine, seeds, n = MACHINES["h200-q4_k_m"], range(8), 300
+    found = []
+    for seed in seeds:
+        costs = machine.costs(1, 0.03, less=1.0, seed=seed)
+        text = RecordedText(length, n, seed)
+        found.append(play(machine, text, Controller(costs, BLOCK), [n], seed=seed).rate)
+    best = 0.0
+    for width in (4, 8, 12, 16):
+        fixed = Fixed(machine.costs(1), width)
+        rates = [
+            play(machine, RecordedText(length, n, seed), fixed, [n], seed=seed).rate
+            for seed in seeds
+        ]
+        best = max(best, len(rates) / sum(1 / rate for rate in rates))
+    assert len(found) / sum(1 / rate for rate in found) > 0.93 * best
+
+
+def test_a_bad_beginning_does_not_end_drafting_for_the_answer() -> None:
+    machine = MACHINES["h200-q4_k_m"]
+
+    def text(rng: random.Random, place: float) -> tuple[list[float], list[float]]:
+        return TEXTS["hopeless" if place < 0.02 else "code"](rng, place)
+
+    controller = Controller(machine.costs(1), BLOCK)
+    played = play(machine, text, controller, [600])
+    assert played.rate > 1.5 * plain_rate("h200-q4_k_m", 1)
+
+
+def test_many_answers_of_a_drafter_that_seldom_pays_cost_little() -> None:
+    """Where going to drafting and back costs ten steps and more."""
+    machine = replace(MACHINES["moe"], steps={1: 1.1, 2: 1.6, 4: 2.1, 8: 2.9, 16: 3.2, 64: 4.4})
+    machine = replace(machine, draft=1.3, switch=8.0, host=0.02, draft_host=0.05)
+    lengths = [200] * 12
+    plain = play(machine, RecordedText(3.74, 200, 1), Fixed(machine.costs(1), 0), lengths)
+    auto = play(machine, RecordedText(3.74, 200, 1), Controller(machine.costs(1), BLOCK), lengths)
+    assert auto.rate > 0.96 * plain.rate
 
 
 def test_the_same_measurements_give_the_same_decisions() -> None:

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
+from dflash_local.bench.synthetic.recorded import RecordedDrafts
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.shape import ShapeName
 from dflash_local.pays.controller import Controller, Policy
@@ -57,12 +58,18 @@ class Machine:
     def drafts(self, n_seqs: int) -> float:
         return self.draft + self.draft_more * (n_seqs - 1) if n_seqs else 0.0
 
-    def costs(self, n_seqs: int, noise: float = 0.02) -> Costs:
-        """As a calibration would find them: some row counts only, and each a little wrong."""
-        rng = random.Random(n_seqs)
+    def costs(self, n_seqs: int, noise: float = 0.02, *, less: float = 0.0, seed: int = 0) -> Costs:
+        """As a calibration would find them: some row counts only, and each a little wrong. Passes
+        after drafts take `less` milliseconds less than they will."""
+        rng = random.Random(n_seqs + seed)
         rows = sorted(set(CALIBRATED) | {n * n_seqs for n in CALIBRATED})
         return Costs(
-            {DEPTH: {n: 1e-3 * self.step(n) * _noise(rng, noise) for n in rows}},
+            {
+                DEPTH: {
+                    n: 1e-3 * (self.step(n) - less * (n > n_seqs)) * _noise(rng, noise)
+                    for n in rows
+                }
+            },
             {DEPTH: {n: 1e-3 * self.drafts(n) * _noise(rng, noise) for n in {1, n_seqs}}},
             switch_s=1e-3 * self.switch,
             host_s=1e-3 * self.host,
@@ -194,6 +201,32 @@ TEXTS: dict[str, Text] = {
     "geometric 0.3": geometric(0.3, "random"),
     "over-confident": confident(2.5, 0.1, 1.0, over=3.0),
 }
+
+
+class RecordedText:
+    """Drafts of the shipped pair as they were recorded, through passages drawn so that whole chains
+    give rounds of `length` tokens; in one answer of `n_tokens` after the other."""
+
+    def __init__(self, length: float, n_tokens: int, seed: int) -> None:
+        self._known = RecordedDrafts.shipped()
+        self._weights = self._known.weights(length)
+        self._rng = np.random.default_rng(seed)
+        self._n_tokens = n_tokens
+        self._last = n_tokens
+        self._passage = self._at = 0
+
+    def __call__(self, _rng: random.Random, place: float) -> Drafts:
+        done = round(place * self._n_tokens)
+        if done < self._last:
+            self._at, self._last = self._known.n_tokens, 0
+        self._at += done - self._last
+        self._last = done
+        if self._at >= self._known.n_tokens:
+            self._at %= self._known.n_tokens
+            self._passage = int(self._rng.choice(self._known.n_passages, p=self._weights))
+        kept = int(self._known.kept[self._passage, self._at])
+        logprobs: list[float] = self._known.logprobs[self._passage, self._at, :, 0].tolist()
+        return logprobs, [1.0] * kept + [0.0] * (BLOCK - 1 - kept)
 
 
 class Decides(Protocol):
