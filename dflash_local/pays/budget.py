@@ -9,8 +9,8 @@ _AT_FIRST = 3.5
 """What both accounts begin with. With more, a useless drafter costs an answer of 200 tokens more
 than 3 %; with less, some good drafters are never tried."""
 _MOST_CREDIT = 32.0
-"""Gains beyond this are forgotten. With half as many, a bad passage ends drafting that pays, most of
-all where a draft costs as much as a step; with more, drafting that has begun to lose goes on for
+"""Gains beyond this are forgotten. With half as many, a bad passage ends drafting that pays, most
+of all where a draft costs as much as a step; with more, drafting that has begun to lose goes on for
 too long."""
 _SUSPENDED = 20
 """Rounds for which drafting is off for each that was lost, when its credit is spent. With twice as

@@ -84,7 +84,7 @@ class Forecast:
         is_cheap = costs.switch_s < _CHEAP_CHANGE * costs.step_s(base, depth)
         self.passes = [
             costs.step_s(base + k + (n_again if k else 0), depth) + costs.host_s
-            if k == 0 or is_cheap or base + k in SIZES or (base + k) / base in SIZES
+            if k == 0 or is_cheap or base + k in SIZES or (base > 1 and k % base == 0)
             else math.inf
             for k in range(n_seqs * self._n_draft + 1)
         ]
