@@ -315,12 +315,17 @@ class _Surface:
         if not 0 < part < math.exp(-_CLIP):
             return
         i = self._point(n)
-        self._token_s, self._row_s = self._token_s * part, self._row_s * part
+        self._seconds[i] *= part
+        # Of what was measured: times of a busy machine rise again, and must not lower others twice.
+        of_measured = self._seconds[i] / self._measured.get(n, self._seconds[i])
+        more = min(of_measured / self._least_part, 1.0)
+        self._least_part *= more
+        self._token_s, self._row_s = self._token_s * more, self._row_s * more
         for j, weight in enumerate(self._weights):
-            if j == i or (j > i and weight == _MEASURED):
-                self._seconds[j] *= part
-            elif j < i:
-                self._seconds[j] = min(self._seconds[j], self._seconds[i] * part)
+            if j < i:
+                self._seconds[j] = min(self._seconds[j], self._seconds[i])
+            elif j > i and weight == _MEASURED:
+                self._seconds[j] *= more
 
     def _point(self, n: int) -> int:
         """The place of a count among the points; it becomes one."""
