@@ -31,9 +31,12 @@ class Meter:
         self._n_builds = 0  # draft graphs built, as last seen
         self._warming_up = 0  # drafts until the newest graph runs at full speed
 
-    def start(self, sequences: list[Sequence]) -> Lap:
-        """Start the clock for a round of these sequences."""
-        return Lap(self, self._slots, sequences)
+    @contextmanager
+    def lap(self, sequences: list[Sequence]) -> Iterator[Lap]:
+        """Time a round of these sequences. A round that raises is not counted."""
+        lap = Lap(self, self._slots, sequences)
+        yield lap
+        lap.end()
 
     def count(self, sequence: Sequence, draft: Draft, verdict: Verdict) -> None:
         """Count a draft and how much of it was accepted."""
@@ -69,6 +72,7 @@ class Lap:
         self._n_drafting = 0
         self._n_rebuilds = slots.target.n_rebuilds
         self._n_rows = len(sequences)
+        self._n_steps = 1
         self._shape: ShapeName = "chain"
         self._draft_s = 0.0
         self._start = self._began = self._drafted = self._verified = time.perf_counter()
@@ -85,9 +89,10 @@ class Lap:
             seconds = self._drafted - self._began
             self._draft_s = self._meter.usual_draft_s(seconds, self._n_drafting)
 
-    def accepting(self, n_rows: int, shape: ShapeName = "chain") -> None:
-        """The target's pass over `n_rows` rows, or several such passes, is over."""
+    def accepting(self, n_rows: int, shape: ShapeName = "chain", n_steps: int = 1) -> None:
+        """The target's pass over `n_rows` rows is over, or `n_steps` plain steps of as many."""
         self._verified = time.perf_counter()
+        self._n_steps = n_steps
         self._n_rows = self._meter.last_rows = n_rows
         self._shape = shape
 
@@ -100,9 +105,9 @@ class Lap:
         finally:
             sequence.stats.sample_s += time.perf_counter() - start
 
-    def end(self, n_steps: int = 1) -> None:
-        """The round is over, or `n_steps` plain steps are."""
-        end = time.perf_counter()
+    def end(self) -> None:
+        """The round is over."""
+        end, n_steps = time.perf_counter(), self._n_steps
         n_rebuilds = self._slots.target.n_rebuilds - self._n_rebuilds
         for sequence in self._sequences:
             stats = sequence.stats

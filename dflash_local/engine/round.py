@@ -52,25 +52,17 @@ class Round:
         sequences = self._with_room(sequences)
         if not sequences:
             return
-        lap = self._meter.start(sequences)
-        self._widths.settle(sequences)
-        choice = self._widths.choose(sequences)
-        proposals = [_NO_DRAFT] * len(sequences)
-        if choice.n_drafting:
+        with self._meter.lap(sequences) as lap:
+            choice = self._widths.choose(sequences)
             self._inject(sequences, choice)
-            lap.drafting(choice.n_drafting)
-            proposals = self._draft(sequences, choice)
-        drafts = self._widths.join(sequences, proposals, choice)
-        if not choice.n_drafting and not any(drafts):
-            self._plain(sequences, lap)
-            return
-        lap.verifying()
-        batch, n_rows = self._verify(sequences, drafts)
-        lap.accepting(n_rows, batch.shape)
-        for sequence, draft, part in zip(sequences, drafts, batch.parts, strict=True):
-            with self._alone(sequence):
+            proposals = self._draft(sequences, choice, lap)
+            drafts = self._widths.join(sequences, proposals, choice)
+            if not choice.n_drafting and not any(drafts):
+                self._plain(sequences, lap)
+                return
+            batch = self._verify(sequences, drafts, lap)
+            for sequence, draft, part in zip(sequences, drafts, batch.parts, strict=True):
                 self._accept(sequence, draft, part, lap)
-        lap.end()
 
     def emit_first(self, sequence: Sequence, row: int, output_row: int) -> None:
         """Emit the token after the last row of a prompt."""
@@ -93,12 +85,13 @@ class Round:
             if n and len(sequence.slot.pending) > _MOST_WITH_A_DRAFT:
                 self._slots.inject(sequence.slot)
 
-    def _draft(self, sequences: list[Sequence], choice: Choice) -> list[Draft]:
+    def _draft(self, sequences: list[Sequence], choice: Choice, lap: Lap) -> list[Draft]:
         """The drafter's part of each draft, as far as it can be verified; empty for sequences
         without, and for all when the drafter fails."""
+        lap.drafting(choice.n_drafting)
         drafts = [_NO_DRAFT] * len(sequences)
         drafter = self._slots.drafter
-        if drafter is None:
+        if drafter is None or not choice.n_drafting:
             return drafts
         drafting = [(i, n) for i, n in enumerate(choice.n_drafts) if n]
         requests = [
@@ -130,9 +123,15 @@ class Round:
         except GrammarError:
             return _NO_DRAFT  # if the answer itself cannot go on, its draw raises
 
-    def _verify(self, sequences: list[Sequence], drafts: list[Draft]) -> tuple[Batch, int]:
-        """One pass of the target over the anchor and the draft of every sequence, and the number of
-        its rows: some may be decoded again."""
+    def _verify(self, sequences: list[Sequence], drafts: list[Draft], lap: Lap) -> Batch:
+        """One pass of the target over the anchor and the draft of every sequence."""
+        lap.verifying()
+        batch, n_rows = self._decode(sequences, drafts)
+        lap.accepting(n_rows, batch.shape)
+        return batch
+
+    def _decode(self, sequences: list[Sequence], drafts: list[Draft]) -> tuple[Batch, int]:
+        """Decode anchors and drafts. Also gives the number of rows: some may be decoded again."""
         batch = Batch()
         n_rows = self._widths.n_rows(sequences, drafts)
         for s, draft, n in zip(sequences, drafts, n_rows, strict=True):
@@ -143,27 +142,25 @@ class Round:
 
     def _accept(self, sequence: Sequence, draft: Draft, part: Part, lap: Lap) -> None:
         """Emit the target's tokens along the draft, and keep the rows of the accepted ones."""
-        anchor, first, ends_text = (
-            sequence.anchor,
-            part.first_row,
-            self._target.vocabulary.ends_text,
-        )
-        with lap.sampling(sequence):
-            verdict = self._verify_draft(
-                draft,
-                lambda row: sequence.draw(self._target, first + row, first + row),
-                lambda token: sequence.emit(token, ends_text=ends_text(token)),
+        anchor, first = sequence.anchor, part.first_row
+        ends_text = self._target.vocabulary.ends_text
+        with self._alone(sequence):
+            with lap.sampling(sequence):
+                verdict = self._verify_draft(
+                    draft,
+                    lambda row: sequence.draw(self._target, first + row, first + row),
+                    lambda token: sequence.emit(token, ends_text=ends_text(token)),
+                )
+            path = verdict.path
+            if not self._target.keep(part, path):
+                raise BackendError("llama.cpp cannot take back the rejected rows of a draft")
+            self._slots.commit(
+                sequence.slot,
+                [anchor, *(draft.tokens[row - 1] for row in path[1:])],
+                (first + row for row in path),
+                features=sequence.wants_features,
             )
-        path = verdict.path
-        if not self._target.keep(part, path):
-            raise BackendError("llama.cpp cannot take back the rejected rows of a draft")
-        self._slots.commit(
-            sequence.slot,
-            [anchor, *(draft.tokens[row - 1] for row in path[1:])],
-            (first + row for row in path),
-            features=sequence.wants_features,
-        )
-        self._meter.count(sequence, draft, verdict)
+            self._meter.count(sequence, draft, verdict)
 
     def _plain(self, sequences: list[Sequence], lap: Lap) -> None:
         """A plain step, or several at once if all sequences take the likeliest token."""
@@ -176,9 +173,9 @@ class Round:
             given = [sequence.upcoming(n_steps) for sequence in sequences]
             in_steps = [token for step in zip(*given, strict=True) for token in step]
             steps = self._slots.decode_ahead(slots, anchors, n_steps, in_steps)
-            lap.accepting(n_again + len(sequences))
+            lap.accepting(n_again + len(sequences), n_steps=len(steps))
         else:
-            batch, n_rows = self._verify(sequences, [_NO_DRAFT] * len(sequences))
+            batch, n_rows = self._decode(sequences, [_NO_DRAFT] * len(sequences))
             lap.accepting(n_rows)
             steps = [[_NO_TOKEN] * len(sequences)]
             for i, (sequence, part) in enumerate(zip(sequences, batch.parts, strict=True)):
@@ -188,7 +185,6 @@ class Round:
             if sequence.finish_reason is None:
                 with self._alone(sequence):
                     self._emit_steps(sequence, [step[i] for step in steps], i, len(sequences))
-        lap.end(len(steps))
 
     def _emit_steps(self, sequence: Sequence, tokens: list[int], i: int, n: int) -> None:
         """Emit what the i-th of n sequences has decoded plainly, up to its end."""

@@ -49,6 +49,7 @@ class Widths:
 
     def choose(self, sequences: list[Sequence]) -> Choice:
         """Choose before drafting. A fixed width is not reduced: that would need another graph."""
+        self.settle(sequences)
         limits = self._limits(sequences)
         n_drafts = [0] * len(sequences)
         drafter = self._slots.drafter
