@@ -1,4 +1,4 @@
-"""llama.cpp's own context of a drafter, beside that of its target: rows in, rows out.
+"""llama.cpp's own context of a drafter, beside that of its target, as far as a trial needs it.
 
 llama.cpp aborts if it is used wrongly. So callers must obey what the docstrings ask for.
 """
@@ -16,14 +16,12 @@ import numpy as np
 from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
-from dflash_local.errors import BackendError, FileError, InputError
+from dflash_local.errors import BackendError, FileError
 from dflash_local.llama import runtime
-from dflash_local.target import sequence_state
 
 # isort: split
 import llama_cpp.llama_cpp as api
 
-_ALL_LAYERS = 999
 # C++ functions, by the name that each compiler gives them
 _SET_LATTICE = (
     "_Z26llama_set_embeddings_nextnP13llama_contextbb",
@@ -33,38 +31,6 @@ _GET_LATTICE = (
     "_Z26llama_get_embeddings_nextnP13llama_context",
     "?llama_get_embeddings_nextn@@YAPEAMPEAUllama_context@@@Z",
 )
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where the target is, as in `TargetOptions`. Its drafter goes to the last GPU."""
-
-    n_gpu_layers: int = 0
-    split_mode: str = "layer"
-    main_gpu: int = 0
-    tensor_split: Sequence[float] | None = None
-
-    def apply(self, params: Any) -> Any:
-        """Set `llama_model_params`. The caller keeps the result alive until the model is loaded."""
-        params.n_gpu_layers = _ALL_LAYERS if self.n_gpu_layers else 0
-        if not self.n_gpu_layers:
-            no_devices = (ctypes.c_void_p * 1)(None)
-            params.devices = ctypes.addressof(no_devices)
-            return no_devices
-        params.main_gpu = self.main_gpu
-        if self.split_mode == "none":
-            params.split_mode = api.LLAMA_SPLIT_MODE_NONE
-            return None
-        # The head is shared, and with it the device: the last that has layers.
-        params.split_mode = api.LLAMA_SPLIT_MODE_LAYER
-        shares = list(self.tensor_split or ())
-        used = [i for i, share in enumerate(shares) if share > 0]
-        if not used:
-            return None
-        split = (ctypes.c_float * api.llama_max_devices())()
-        split[used[-1]] = 1.0
-        params.tensor_split = split
-        return split
 
 
 @dataclass(frozen=True)
@@ -94,7 +60,6 @@ class DraftContext:
         self,
         path: str | os.PathLike[str],
         target_context: Any,
-        placement: Placement,
         options: ContextOptions,
     ) -> None:
         """Raises FileError if llama.cpp refuses the file, BackendError if memory is short."""
@@ -104,15 +69,22 @@ class DraftContext:
         self._context: Any = None
         self._model: Any = None
         try:
-            self._load(placement)
+            self._load()
             self._open(target_context)
         except BaseException:
             self.close()
             raise
 
-    def _load(self, placement: Placement) -> None:
+    def _place(self, params: Any) -> Any:
+        """Put the model on the CPU. The result is kept until the model is loaded."""
+        params.n_gpu_layers = 0
+        no_devices = (ctypes.c_void_p * 1)(None)
+        params.devices = ctypes.addressof(no_devices)
+        return no_devices
+
+    def _load(self) -> None:
         params = api.llama_model_default_params()
-        kept = placement.apply(params)
+        kept = self._place(params)
         runtime.clear_log()
         self._model = api.llama_model_load_from_file(os.fsencode(self.path), params)
         del kept
@@ -122,7 +94,7 @@ class DraftContext:
         self.n_embd: int = api.llama_model_n_embd(self._model)
         kind = api.llama_model_rope_type(self._model)
         self._n_position = 4 if kind == api.LLAMA_ROPE_TYPE_MROPE else 1
-        self._on_gpu = placement.n_gpu_layers != 0
+        self._on_gpu = params.n_gpu_layers != 0
 
     def _open(self, target_context: Any) -> None:
         options = self.options
@@ -152,17 +124,12 @@ class DraftContext:
                 f"llama.cpp has no room for the drafter's context of {options.n_cells} tokens: "
                 f"{runtime.reason()}; load with a smaller n_ctx or without a drafter"
             )
-        self._memory = api.llama_get_memory(self._context)
         api.llama_set_causal_attn(self._context, options.causal)
         self.address = ctypes.cast(self._context, ctypes.c_void_p).value
         if options.lattice:
             on = _function(_SET_LATTICE, None, ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool)
             on(self.address, True, False)  # a row for every token, even if it is not an output
             self._lattice = _function(_GET_LATTICE, ctypes.c_void_p, ctypes.c_void_p)
-
-    @property
-    def is_open(self) -> bool:
-        return self._context is not None
 
     def inject(
         self, features: NDArray[np.float32], positions: Sequence[int], seqs: Sequence[int]
@@ -177,7 +144,7 @@ class DraftContext:
         self._decode(len(features), None, features, planes, seqs, output)
 
     def draft(self, tokens: Sequence[int], positions: Sequence[int], seqs: Sequence[int]) -> None:
-        """Decode blocks of tokens, 1 to `n_rows` rows. Their cells stay until `remove`.
+        """Decode blocks of tokens, 1 to `n_rows` rows. Their cells stay.
 
         Raises BackendError if llama.cpp fails.
         """
@@ -229,31 +196,6 @@ class DraftContext:
         candidate of the position before. The anchor's row is empty.
         """
         return _rows(self._lattice(self.address), n, self.n_embd)
-
-    def remove(self, seq: int, start: int) -> None:
-        """Forget positions `start` and up."""
-        api.llama_memory_seq_rm(self._memory, seq, start, -1)
-
-    def forget(self, seq: int, end: int) -> None:
-        """Forget positions before `end`, which may be negative."""
-        if end > 0 and not api.llama_memory_seq_rm(self._memory, seq, 0, end):
-            raise InputError("llama.cpp keeps all rows of this drafter; load without draft_window")
-
-    def copy(self, source: int, target: int, length: int) -> None:
-        """Let sequence `target`, which is empty, share the first `length` positions of `source`."""
-        api.llama_memory_seq_cp(self._memory, source, target, 0, length)
-
-    def first(self, seq: int) -> int:
-        """The first position that a sequence has; -1 if it is empty."""
-        return int(api.llama_memory_seq_pos_min(self._memory, seq))
-
-    def save(self, seq: int) -> NDArray[np.uint8]:
-        """The rows of a sequence as bytes, uint8 [n]. See `target.sequence_state`."""
-        return sequence_state.save(self._context, seq)
-
-    def restore(self, seq: int, state: NDArray[np.uint8]) -> bool:
-        """Replace the rows of a sequence by saved ones. If they do not fit: False, it is empty."""
-        return sequence_state.restore(self._context, seq, state)
 
     def close(self) -> None:
         """Free context and model. Safe to call again."""

@@ -93,7 +93,7 @@ def _draft_in_llama_cpp(path: str, spec: DrafterSpec, model: Any) -> None:
     import llama_cpp
     import numpy as np
 
-    from dflash_local.draft.llama_context import ContextOptions, DraftContext, Placement
+    from dflash_local.draft.llama_context import ContextOptions, DraftContext
     from dflash_local.errors import BackendError
     from dflash_local.llama import runtime
 
@@ -115,7 +115,7 @@ def _draft_in_llama_cpp(path: str, spec: DrafterSpec, model: Any) -> None:
         causal=spec.causal,
         lattice=lattice,
     )
-    context = DraftContext(path, target, Placement(), options)
+    context = DraftContext(path, target, options)
     features = np.zeros((_N_ROWS, spec.n_features), np.float32)
     context.inject(features, list(range(_N_ROWS)), [0] * _N_ROWS)
     tokens = [0] + [spec.mask_token_id] * (size - 1)

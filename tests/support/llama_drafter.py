@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,15 +15,21 @@ from numpy.typing import NDArray
 
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.drafter import Drafter, DraftRequest
-from dflash_local.draft.llama_context import ContextOptions, DraftContext, Placement
+from dflash_local.draft.llama_context import ContextOptions, DraftContext
 from dflash_local.errors import BackendError, ClosedError, ContextFullError, FileError, InputError
 from dflash_local.fit.options import MAX_IDS, MAX_OUTPUT_ROWS
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.drafter_spec import DrafterSpec
 from dflash_local.gguf.file import GgufFile, file_key
+from dflash_local.target import sequence_state
+from dflash_local.target.options import TargetOptions
 from dflash_local.target.taps import Features
 from dflash_local.target.target import Target
 
+# isort: split
+import llama_cpp.llama_cpp as api
+
+_ALL_LAYERS = 999
 _MAX_ROWS = 1 << 24
 _ROWS = 128  # of one batch: it computes logits for all of them
 
@@ -75,15 +82,9 @@ class LlamaDrafter(Drafter):
         self._n_ctx = n_ctx
         self._window = min(draft_window, n_ctx) or n_ctx
         self._lengths = [0] * n_seq
-        self._context = DraftContext(
+        self._context = CachedContext(
             path,
-            target.context,
-            Placement(
-                target.options.n_gpu_layers,
-                target.options.split_mode,
-                target.options.main_gpu,
-                target.options.tensor_split,
-            ),
+            target,
             ContextOptions(
                 n_seq=n_seq,
                 n_cells=self._window * n_seq + self._n_rows,
@@ -331,6 +332,67 @@ class LlamaDrafter(Drafter):
                 "load without a drafter to see what the target puts out"
             )
         return rows
+
+
+class CachedContext(DraftContext):
+    """A `DraftContext` on the target's devices whose cells can be cut, shared and saved."""
+
+    def __init__(
+        self, path: str | os.PathLike[str], target: Target, options: ContextOptions
+    ) -> None:
+        self._beside = target.options
+        super().__init__(path, target.context, options)
+        self._memory = api.llama_get_memory(self._context)
+
+    def _place(self, params: Any) -> Any:
+        """As `TargetOptions` has it; the drafter goes to the last GPU."""
+        beside: TargetOptions = self._beside
+        if not beside.n_gpu_layers:
+            return super()._place(params)
+        params.n_gpu_layers = _ALL_LAYERS
+        params.main_gpu = beside.main_gpu
+        if beside.split_mode == "none":
+            params.split_mode = api.LLAMA_SPLIT_MODE_NONE
+            return None
+        # The head is shared, and with it the device: the last that has layers.
+        params.split_mode = api.LLAMA_SPLIT_MODE_LAYER
+        shares = list(beside.tensor_split or ())
+        used = [i for i, share in enumerate(shares) if share > 0]
+        if not used:
+            return None
+        split = (ctypes.c_float * api.llama_max_devices())()
+        split[used[-1]] = 1.0
+        params.tensor_split = split
+        return split
+
+    @property
+    def is_open(self) -> bool:
+        return self._context is not None
+
+    def remove(self, seq: int, start: int) -> None:
+        """Forget positions `start` and up."""
+        api.llama_memory_seq_rm(self._memory, seq, start, -1)
+
+    def forget(self, seq: int, end: int) -> None:
+        """Forget positions before `end`, which may be negative."""
+        if end > 0 and not api.llama_memory_seq_rm(self._memory, seq, 0, end):
+            raise InputError("llama.cpp keeps all rows of this drafter; load without draft_window")
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Let sequence `target`, which is empty, share the first `length` positions of `source`."""
+        api.llama_memory_seq_cp(self._memory, source, target, 0, length)
+
+    def first(self, seq: int) -> int:
+        """The first position that a sequence has; -1 if it is empty."""
+        return int(api.llama_memory_seq_pos_min(self._memory, seq))
+
+    def save(self, seq: int) -> NDArray[np.uint8]:
+        """The rows of a sequence as bytes, uint8 [n]. See `target.sequence_state`."""
+        return sequence_state.save(self._context, seq)
+
+    def restore(self, seq: int, state: NDArray[np.uint8]) -> bool:
+        """Replace the rows of a sequence by saved ones. If they do not fit: False, it is empty."""
+        return sequence_state.restore(self._context, seq, state)
 
 
 def best_path(lattice: NDArray[np.float32], top_k: int) -> Draft:
