@@ -73,7 +73,7 @@ def fetch_drafter(
     return _from_hub(str(source), revision, _drafter_files, Checkpoint.open, accept)
 
 
-def fetch_target(target: str | os.PathLike[str], *, revision: str | None = None) -> Path | Source:
+def fetch_target(target: str | os.PathLike[str]) -> Path | Source:
     """The path of a GGUF target, or a Source with a target's config and tokenizer.
 
     Its weights are fetched by `fetch_tensors`. Raises InputError as `fetch_drafter` does.
@@ -83,9 +83,9 @@ def fetch_target(target: str | os.PathLike[str], *, revision: str | None = None)
         if not path.is_file():
             raise FileError(f"{path}: no such file")
         return path
-    folder = _local_folder(target, revision)
+    folder = _local_folder(target, None)
     if folder is None:
-        return _from_hub(str(target), revision, _target_files, None)
+        return _from_hub(str(target), None, _target_files, None)
     if not (folder / CONFIG).is_file():
         models = sorted(path.name for path in folder.glob("*.gguf"))
         advice = f"; did you mean {folder / models[0]}?" if models else ""

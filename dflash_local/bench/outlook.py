@@ -34,7 +34,7 @@ class Outlook:
         }
 
 
-def outlooks(costs: Costs, block_size: int, lengths: Sequence[float] = LENGTHS) -> list[Outlook]:
+def outlooks(costs: Costs, block_size: int) -> list[Outlook]:
     """For one sequence at the least depth measured: one for each length that a block can give, or
     else for a whole block.
 
@@ -44,7 +44,7 @@ def outlooks(costs: Costs, block_size: int, lengths: Sequence[float] = LENGTHS) 
     plain_s = costs.step_s(1, depth) + costs.host_s
     drafting_s = costs.draft_s(1, depth) + costs.draft_host_s + costs.host_s
     found = []
-    for length in [each for each in lengths if each <= block_size] or [float(block_size)]:
+    for length in [each for each in LENGTHS if each <= block_size] or [float(block_size)]:
         survival = _survival(length, n_drafts)
         gains = {
             1 + n: tokens * plain_s / (drafting_s + costs.step_s(1 + n, depth))

@@ -23,28 +23,25 @@ class CellLog:
         """The cells of each sequence, by position."""
         self._n_cells = n_cells
         self._owners: list[int] = []  # for each cell, how many sequences have it
-        self._n_live = 0  # cells that some sequence has
+        self.n_live = 0
+        """Cells that some sequence has."""
 
     def __len__(self) -> int:
         return len(self._owners)
 
-    @property
-    def n_live(self) -> int:
-        return self._n_live
-
     def must_pack(self, n_rows: int) -> bool:
         """Whether to pack the cache before `n_rows` more: there is no room for them otherwise, or
         passes look at more unused cells than at used ones."""
-        n_dead = len(self._owners) - self._n_live
+        n_dead = len(self._owners) - self.n_live
         full = len(self._owners) + n_rows > self._n_cells
-        return n_dead > 0 and (full or n_dead > self._n_live + _SPARE)
+        return n_dead > 0 and (full or n_dead > self.n_live + _SPARE)
 
     def append(self, seqs: Sequence[int]) -> None:
         """Rows of these sequences took the next cells."""
         for cell, seq in enumerate(seqs, start=len(self._owners)):
             self.cells[seq].append(cell)
         self._owners += [1] * len(seqs)
-        self._n_live += len(seqs)
+        self.n_live += len(seqs)
 
     def share(self, source: int, target: int, length: int) -> None:
         """Sequence `target`, which is empty, takes the first `length` cells of `source`."""
@@ -68,7 +65,7 @@ class CellLog:
         if begin is None:
             return length, length
         end = len(given_up)
-        self._n_live -= end - begin
+        self.n_live -= end - begin
         while end > begin and given_up[end - 1] == len(self._owners) - 1:
             self._owners.pop()
             end -= 1

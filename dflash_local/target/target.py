@@ -127,7 +127,6 @@ class Target(Readout):
         self.n_layer: int = api.llama_model_n_layer(self._model)
         self.n_swa: int = api.llama_model_n_swa(self._model)
         """The sliding window of layers that have one, in tokens; 0 without such layers."""
-        self.n_ctx_train: int = api.llama_model_n_ctx_train(self._model)
         self.is_recurrent = has_states(self._model)
         """Whether a sequence has a state that stands for all its tokens at once."""
         self._open_context()

@@ -116,18 +116,6 @@ class SpeedRow:
         }
 
 
-def measure_single(
-    model: Model,
-    cases: Sequence[Case],
-    settings: RunSettings,
-    say: Say,
-    restart: Restart = start_anywhere,
-) -> list[SpeedRow]:
-    """Measure all cases, category by category; `say` is called for each. Raises what `Model`
-    raises."""
-    return [row for rows in by_category(model, cases, settings, say, restart) for row in rows]
-
-
 def by_category(
     model: Model,
     cases: Sequence[Case],
@@ -136,8 +124,9 @@ def by_category(
     restart: Restart = start_anywhere,
     pace: Pace | None = None,
 ) -> Iterator[list[SpeedRow]]:
-    """`measure_single`, with the rows of each category as soon as it is measured. When it is
-    interrupted, the prompts that were measured with all variants make the last rows."""
+    """Measure all cases. Gives the rows of each category as soon as it is measured; `say` is called
+    for each. When it is interrupted, the prompts that were measured with all variants make the last
+    rows. Raises what `Model` raises."""
     _warm_up(model, cases[:1], settings)
     pace = pace or Pace(say=lambda _line: None)
     n_each = settings.repeat * len(settings.temperatures) * len(settings.caches)

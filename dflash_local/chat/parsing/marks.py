@@ -10,9 +10,9 @@ _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)", re.DOTALL)
 _MAX_LINE = 200
 
 
-def find(text: str, marks: Sequence[str], at: int = 0) -> tuple[int, str] | None:
-    """The first of `marks` in `text` from `at` on: its place, and which mark it is."""
-    found = [(where, mark) for mark in marks if (where := text.find(mark, at)) >= 0]
+def find(text: str, marks: Sequence[str]) -> tuple[int, str] | None:
+    """The first of `marks` in `text`: its place, and which mark it is."""
+    found = [(where, mark) for mark in marks if (where := text.find(mark)) >= 0]
     return min(found, key=lambda pair: (pair[0], -len(pair[1])), default=None)
 
 

@@ -174,14 +174,14 @@ def api_error(error: BaseException) -> ApiError:
     )
 
 
-def unavailable(message: str, *, code: str, retry_after_s: int = 5) -> ApiError:
+def unavailable(message: str, *, code: str) -> ApiError:
     """503, and when to try again."""
     return ApiError(
         503,
         message,
         type="unavailable_error",
         code=code,
-        headers={"Retry-After": str(retry_after_s)},
+        headers={"Retry-After": "5"},
     )
 
 

@@ -11,7 +11,7 @@ from dflash_local import Model
 from dflash_local.bench.measure.acceptance import Acceptance
 from dflash_local.bench.measure.pace import Pace
 from dflash_local.bench.measure.settings import CACHE_STATES, PLAIN, RunSettings, Variant
-from dflash_local.bench.measure.single import SpeedRow, by_category, measure_single
+from dflash_local.bench.measure.single import SpeedRow, by_category
 from dflash_local.bench.measure.speed import STAGES
 from dflash_local.bench.prompts.case import Case, tokenized
 from dflash_local.bench.prompts.prompt import built_in
@@ -38,7 +38,8 @@ def cases(auto_model: Model) -> list[Case]:
 def measured(auto_model: Model, cases: list[Case]) -> Measured:
     """Rows, and what was said meanwhile."""
     told: list[str] = []
-    return measure_single(auto_model, cases, SETTINGS, told.append), told
+    by_name = by_category(auto_model, cases, SETTINGS, told.append)
+    return [row for rows in by_name for row in rows], told
 
 
 @pytest.fixture
@@ -170,5 +171,5 @@ def test_greedy_answers_equal_plain_ones(rows: list[SpeedRow]) -> None:
 
 def test_without_a_drafter_there_are_plain_rows(auto_model: Model, cases: list[Case]) -> None:
     settings = replace(SETTINGS, variants=(), temperatures=(0.0,))
-    rows = measure_single(auto_model, cases[:1], settings, lambda _line: None)
+    (rows,) = by_category(auto_model, cases[:1], settings, lambda _line: None)
     assert [(row.variant, row.drafted, row.ratio) for row in rows] == [(PLAIN, None, None)] * 2
