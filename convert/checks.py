@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType
 
-from dflash_local.draft.trial import try_drafter
 from dflash_local.errors import FileError, InputError
 from dflash_local.fit.architectures import TAPPED_ARCHITECTURES, rolls_back
 from dflash_local.fit.pairing import check_pair
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile, TensorInfo
+from dflash_local.trial.drafter import try_drafter
 
 from .files.source import Source
 from .key import Key

@@ -12,13 +12,13 @@ import pytest
 
 from dflash_local import load
 from dflash_local.draft.fused_drafter import FusedDrafter
-from dflash_local.draft.trial import try_drafter
 from dflash_local.errors import FileError, PairError
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.drafter_spec import DrafterSpec
 from dflash_local.gguf.file import GgufFile
 from dflash_local.loading import open_drafter
 from dflash_local.target.target import Target
+from dflash_local.trial.drafter import try_drafter
 from gguf_files import UINT32, Tensor, Value, changed
 from synthetic import Markov, Selector, write_drafter, write_target
 

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.drafter import Drafter, DraftRequest
-from dflash_local.draft.llama_context import ContextOptions, DraftContext
 from dflash_local.errors import BackendError, ClosedError, ContextFullError, FileError, InputError
 from dflash_local.fit.options import MAX_IDS, MAX_OUTPUT_ROWS
 from dflash_local.gguf.drafter_keys import read_drafter
@@ -25,6 +24,7 @@ from dflash_local.target import sequence_state
 from dflash_local.target.options import TargetOptions
 from dflash_local.target.taps import Features
 from dflash_local.target.target import Target
+from dflash_local.trial.draft_context import ContextOptions, DraftContext
 
 # isort: split
 import llama_cpp.llama_cpp as api

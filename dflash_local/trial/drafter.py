@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dflash_local.draft.trial_child import TARGET_STAGE
 from dflash_local.errors import FileError
 from dflash_local.gguf.drafter_spec import DrafterSpec
 from dflash_local.trial import child
+from dflash_local.trial.drafter_child import TARGET_STAGE
 
 _LIMIT_S = 300.0
 _SLOWEST_BYTES_PER_S = 50e6
@@ -39,7 +39,7 @@ def try_drafter(
     }
     for file in (path, *([target] if target else [])):
         limit_s += file.stat().st_size / _SLOWEST_BYTES_PER_S
-    outcome = child.run("dflash_local.draft.trial_child", request, limit_s=limit_s)
+    outcome = child.run("dflash_local.trial.drafter_child", request, limit_s=limit_s)
     passed = tuple(str(line["passed"]) for line in outcome.said if "passed" in line)
     if outcome.done:
         return Trial(passed)

@@ -1,4 +1,4 @@
-"""The child process of `trial`: loads a drafter and, with a target, drafts a block."""
+"""The child process of `drafter`: loads a drafter and, with a target, drafts a block."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _N_ROWS = 2  # rows of context that the block sees
 
 
 def main(request: dict[str, Any]) -> None:
-    """Run all stages for `request`: see `trial.try_drafter`."""
+    """Run all stages for `request`: see `drafter.try_drafter`."""
     die_quietly()
     from dflash_local.errors import DflashError
 
@@ -93,9 +93,9 @@ def _draft_in_llama_cpp(path: str, spec: DrafterSpec, model: Any) -> None:
     import llama_cpp
     import numpy as np
 
-    from dflash_local.draft.llama_context import ContextOptions, DraftContext
     from dflash_local.errors import BackendError
     from dflash_local.llama import runtime
+    from dflash_local.trial.draft_context import ContextOptions, DraftContext
 
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = params.n_batch = params.n_ubatch = _N_CELLS

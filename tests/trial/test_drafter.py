@@ -8,11 +8,11 @@ import pytest
 
 import shipped_drafter
 from dflash_local.convert import convert
-from dflash_local.draft.trial import try_drafter
 from dflash_local.errors import FileError
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.drafter_spec import DrafterSpec
 from dflash_local.gguf.file import GgufFile
+from dflash_local.trial.drafter import try_drafter
 from gguf_files import ARRAY, STRING, UINT32, changed
 
 Pair = tuple[Path, Path]
