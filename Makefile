@@ -7,6 +7,9 @@ GPU ?=
 BIN = $(shell $(PYTHON) bootstrap.py --where)
 SOURCES = bootstrap.py dflash_local convert cli tools tests examples
 PYTEST = "$(BIN)/python" -m pytest -n auto --maxprocesses 8 --dist loadfile
+# Bytecode is kept even where the environment says otherwise, as in most containers: else each worker
+# rewrites the assertions of all tests, and each command that a test starts compiles this package.
+export PYTHONDONTWRITEBYTECODE =
 NATIVE = $(wildcard native/*.cpp native/*.h tests/native/*.cpp tests/native/*.h)
 
 .PHONY: demo test slow-test client-test browser-test node-test library-test check format typecheck asan wheel lock setup setup-test clean
