@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 
+from command_line import run_here
 from convert_command import (
     COMMAND,
     DRAFTER,
     converted,
+    converted_here,
     online,
     refused,
     settings,
@@ -68,14 +70,9 @@ def test_the_path_alone_goes_to_stdout(made: tuple[Path, Path], folder: Path) ->
 
 def test_what_was_converted_fits_its_target(made: tuple[Path, Path], folder: Path) -> None:
     drafter, target = made
-    path = converted(drafter, "--target", target, folder=folder).stdout.strip()
+    path = converted_here(drafter, "--target", target, folder=folder).stdout.strip()
     assert path == "tiny-dflash-q8_0.gguf"
-    done = subprocess.run(
-        [COMMAND, "inspect", path, "--target", target, "--json"],
-        cwd=folder,
-        capture_output=True,
-        check=True,
-    )
+    done = run_here("inspect", str(folder / path), "--target", str(target), "--json")
     told = json.loads(done.stdout)
     assert told["fit"]["fits"] is True
     assert told["file"]["provenance"]["dflash_local.source"] == "Tiny-DFlash"
@@ -83,7 +80,7 @@ def test_what_was_converted_fits_its_target(made: tuple[Path, Path], folder: Pat
 
 def test_json_is_one_object(made: tuple[Path, Path], folder: Path) -> None:
     drafter, target = made
-    done = converted(drafter, "--target", target, "--outtype", "bf16", "--json", folder=folder)
+    done = converted_here(drafter, "--target", target, "--outtype", "bf16", "--json", folder=folder)
     told: dict[str, Any] = json.loads(done.stdout)
     assert told["path"] == "tiny-dflash-bf16.gguf"
     assert told["n_bytes"] == (folder / told["path"]).stat().st_size
@@ -95,17 +92,17 @@ def test_json_is_one_object(made: tuple[Path, Path], folder: Path) -> None:
 
 def test_quiet_says_nothing(made: tuple[Path, Path], folder: Path) -> None:
     drafter, target = made
-    done = converted(drafter, "--target", target, "-q", folder=folder)
+    done = converted_here(drafter, "--target", target, "-q", folder=folder)
     assert (done.stdout, done.stderr) == ("tiny-dflash-q8_0.gguf\n", "")
 
 
 def test_a_dry_run_writes_nothing(made: tuple[Path, Path], folder: Path) -> None:
     drafter, target = made
-    done = converted(drafter, "--target", target, "--dry-run", folder=folder)
+    done = converted_here(drafter, "--target", target, "--dry-run", folder=folder)
     assert done.stdout == "" and not list(folder.iterdir())
     assert "would write tiny-dflash-q8_0.gguf" in done.stderr
     assert "next:" not in done.stderr
-    done = converted(drafter, "--target", target, "--dry-run", "--json", folder=folder)
+    done = converted_here(drafter, "--target", target, "--dry-run", "--json", folder=folder)
     told = json.loads(done.stdout)
     assert told["dry_run"] is True and told["n_tensors"] > 0 and not list(folder.iterdir())
 
@@ -123,7 +120,7 @@ def test_the_target_may_come_from_the_environment(made: tuple[Path, Path], folde
 def test_what_is_left_out_is_said(folder: Path, tmp_path: Path) -> None:
     drafter = write(tmp_path / "drafter", "reduced", n_vocab=N_VOCAB)
     target = write_target(tmp_path / "target.gguf", n_layer=8, n_vocab=N_VOCAB)
-    done = converted(drafter, "--target", target, "--json", folder=folder)
+    done = converted_here(drafter, "--target", target, "--json", folder=folder)
     assert "left out: t2d (the reverse of d2t)" in done.stderr
     told = json.loads(done.stdout)
     assert told["left_out"] == {"t2d": "the reverse of d2t"}
@@ -131,7 +128,7 @@ def test_what_is_left_out_is_said(folder: Path, tmp_path: Path) -> None:
 
 def test_a_path_with_a_space_is_quoted_in_the_hint(made: tuple[Path, Path], folder: Path) -> None:
     drafter, target = made
-    done = converted(drafter, "--target", target, "-o", "my drafter.gguf", folder=folder)
+    done = converted_here(drafter, "--target", target, "-o", "my drafter.gguf", folder=folder)
     assert done.stdout == "my drafter.gguf\n"
     assert done.stderr.splitlines()[-1].endswith("--draft 'my drafter.gguf'")
 

@@ -1,35 +1,27 @@
-"""`dflash-local inspect` as its users run it: what it prints, and the exit codes."""
+"""`dflash-local inspect`: what it prints, and the exit codes."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sysconfig
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from command_line import run, run_here
 from dflash_local import demo
 from dflash_local.fit.pairing import compare_pair
 from dflash_local.gguf.file import GgufFile
 from gguf_files import STRING, UINT32, changed
 from synthetic import Markov, Selector, write_drafter, write_target
 
-COMMAND = Path(sysconfig.get_path("scripts"), "dflash-local")
 TARGET, DRAFTER = map(str, demo.pair())
 
 
 def inspect(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [COMMAND, "inspect", *arguments],
-        capture_output=True,
-        env={**os.environ, **environment},
-        encoding="utf-8",
-        timeout=60,
-    )
+    return run_here("inspect", *map(str, arguments), environment=environment)
 
 
 def told(*arguments: str | Path, code: int = 0, **environment: str) -> str:
@@ -57,7 +49,9 @@ def row(text: str, name: str) -> str:
 
 
 def test_a_drafter() -> None:
-    text = told(DRAFTER)
+    done = run("inspect", DRAFTER)  # a process of its own, as its users run it
+    assert (done.returncode, done.stderr) == (0, b"")
+    text = done.stdout.decode()
     assert text.startswith("tiny-coder-dflash-b16-q8_0.gguf: a drafter, 10.2 MiB\n")
     assert row(text, "family") == "DFlash"
     assert row(text, "runs on").startswith("the fused draft graph")

@@ -8,6 +8,7 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
+from command_line import run_here
 from dflash_local import demo
 from hub_stand_in import Hub
 
@@ -44,6 +45,18 @@ def converted(
     *arguments: str | Path, folder: Path, environment: Environment | None = None
 ) -> subprocess.CompletedProcess[str]:
     done = run(*arguments, folder=folder, environment=environment)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def converted_here(*arguments: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """`converted` in this process, which saves the imports. It must not need the hub."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        done = run_here("convert", *map(str, arguments))
+    finally:
+        os.chdir(before)
     assert done.returncode == 0, done.stderr
     return done
 
