@@ -32,7 +32,7 @@ class Options(TypedDict, total=False):
     at which the answer ends, as `max_tokens` ends it. `cache_prompt` False computes the whole
     prompt again. `ignore_eos` forbids the end-of-text tokens. `special` writes the names of control
     tokens into the text. `logit_bias` takes texts, too, and means their tokens. `owner` names whom
-    the request is for: it may draft what recent texts of the same owner have. None: of nobody.
+    the request is for: it may copy from recent texts of the same owner. None: its own text alone.
     """
 
     max_tokens: int | None

@@ -1,7 +1,7 @@
 """Measures decoding on this machine: plain and drafted in turn, on the same loaded model.
 
 `benchmark` is one run from beginning to end. `prompts` is what the models are asked, `measure` how
-it is timed, `peers` what it is compared with, `report` what is told of it. `shapes` makes models of
+it is timed, `peers` what it is compared with, `report` how it is shown. `shapes` makes models of
 random weights with the dimensions of real ones, and `synthetic` decides how many of their drafts
 are accepted. `outlook` says what the costs of a calibration mean.
 """

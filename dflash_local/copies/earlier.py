@@ -23,7 +23,7 @@ class EarlierTexts:
         return sum(len(index) for _, index in self._texts)
 
     def of(self, owner: str | None) -> list[native.CopyIndex]:
-        """The texts of one owner, the latest first; none of nobody."""
+        """The texts of one owner, the latest first; none without an owner."""
         return [index for other, index in reversed(self._texts) if other == owner]
 
     def keep(self, owner: str, index: native.CopyIndex) -> None:

@@ -221,7 +221,7 @@ def _content(entry: Entry, key: str) -> list[bytes | memoryview]:
 
 
 def _write(path: Path, content: list[bytes | memoryview]) -> None:
-    # What was said to the model is nobody else's to read.
+    # Only this user may read what was said to the model.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
     with os.fdopen(descriptor, "wb", buffering=0) as file:

@@ -28,7 +28,7 @@ class Request:
     caches. `on_token` gets every token except an end of text, in order; if it returns True,
     generation ends. `constraint` is the grammar of `sampling` at its beginning, for this request
     alone; None: it is made when the request begins. `owner`: it may copy from earlier texts of that
-    owner, and later requests of the same from it; None: of nobody.
+    owner, whose later requests may copy from it; None: it copies from its own text alone.
     """
 
     prompt: list[int]

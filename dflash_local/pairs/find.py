@@ -209,7 +209,7 @@ def find_drafter(
 
 def drafter_name(target: Address, draft: StrPath | None = None) -> str | None:
     """What the drafter of a pair is called, whichever way the pair was written: a repository or a
-    path. None where a target has none of its own. Asks nobody."""
+    path. None where a target has none of its own. The hub is not asked."""
     if draft is not None:
         address = read_address(draft)
         if isinstance(address, NamedPair):

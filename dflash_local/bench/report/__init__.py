@@ -1,1 +1,1 @@
-"""What is told: JSON, tables for a terminal and for Markdown, and a picture."""
+"""How results are shown: JSON, tables for a terminal and for Markdown, and a picture."""

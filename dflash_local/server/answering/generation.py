@@ -94,7 +94,7 @@ async def stream_all(
 
 
 def _check_end(task: GenerationTask, result: Result) -> None:
-    """Raises ClosedError for an answer that was cancelled by nobody who waits for it."""
+    """Raises ClosedError for an answer that was cancelled, but not by its reader."""
     cancel = task.options.get("cancel")
     if result.finish_reason == "cancelled" and not (cancel and cancel.is_set()):
         raise ClosedError("the model was closed in the middle of this answer")
