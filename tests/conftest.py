@@ -64,6 +64,13 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder for one test."""
+    monkeypatch.setenv("DFLASH_LOCAL_CACHE", str(tmp_path))
+    return tmp_path
+
+
 @pytest.fixture(scope="session")
 def pair() -> tuple[Path, Path]:
     """Target and drafter of the shipped pair."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,14 +16,10 @@ from dflash_local.draft.drafter import DraftRequest
 from dflash_local.errors import ClosedError, ContextFullError
 from dflash_local.loading import open_drafter
 from dflash_local.target.target import Target
-from draft_twin import GPU_LAYERS, ROUNDING, Twin, TwinMaker, twin_maker
+from draft_twin import GPU_LAYERS, ROUNDING, Twin, TwinMaker, make_twin
 from reference import Reference
 
-
-@pytest.fixture(scope="module")
-def make_twin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwinMaker]:
-    with twin_maker(tmp_path_factory.mktemp("twins")) as make:
-        yield make
+__all__ = ["make_twin"]
 
 
 CAPPED = {"logit_scale": 1.5, "final_logit_softcapping": 5.0}

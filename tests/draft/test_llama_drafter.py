@@ -24,7 +24,7 @@ from dflash_local.errors import BackendError, ClosedError, ContextFullError, Inp
 from dflash_local.loading import open_drafter
 from dflash_local.target.target import Target
 from drafter_kinds import ALONE, CAPPED, COMMON, DFLASH2, DSPARK, FAMILIES
-from gguf_files import Tensor, changed
+from gguf_files import changed, spoil
 from llama_drafter import LlamaDrafter, best_path, open_llama_drafter
 from pair_engine import answer, open_target, plain_tokens
 from reference import Reference
@@ -333,10 +333,6 @@ def test_features_that_are_no_numbers_are_refused(
 def test_a_drafter_that_puts_out_no_numbers_says_so_and_changes_nothing(
     options: Mapping[str, Any], target: Target, tmp_path: Path
 ) -> None:
-    def spoil(tensors: dict[str, Tensor]) -> None:
-        values, kind = tensors["output_norm.weight"]
-        tensors["output_norm.weight"] = (np.full_like(values, np.nan), kind)
-
     good = write_drafter(tmp_path / "good.gguf", target.path, **options)
     path = changed(good, tmp_path / "bad.gguf", tensors=spoil)
     drafter = open_llama_drafter(path, target, n_seq=2, n_ctx=64)

@@ -22,7 +22,7 @@ from dflash_local.loading import open_drafter
 from dflash_local.target.target import Target
 from drafter_kinds import ALONE, CAPPED, DFLASH2, DSPARK
 from gap_rule import first_difference
-from gguf_files import Tensor, changed
+from gguf_files import Tensor, changed, spoil
 from llama_drafter import open_llama_drafter
 from reference import Reference
 from synthetic import Markov, Selector, write_drafter, write_target
@@ -311,10 +311,6 @@ def test_a_tree_follows_the_steps(
 def test_a_drafter_that_puts_out_no_numbers_says_so(
     options: Mapping[str, Any], for_trees: bool, target: Target, tmp_path: Path
 ) -> None:
-    def spoil(tensors: dict[str, Tensor]) -> None:
-        values, kind = tensors["output_norm.weight"]
-        tensors["output_norm.weight"] = (np.full_like(values, np.nan), kind)
-
     good = write_drafter(tmp_path / "good.gguf", target.path, **options)
     drafter = opened(
         changed(good, tmp_path / "bad.gguf", tensors=spoil), target, for_trees=for_trees, n_seq=2

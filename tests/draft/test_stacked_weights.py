@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from draft_twin import TwinMaker, twin_maker
+from draft_twin import TwinMaker, make_twin
 
-
-@pytest.fixture(scope="module")
-def make_twin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwinMaker]:
-    with twin_maker(tmp_path_factory.mktemp("twins")) as make:
-        yield make
+__all__ = ["make_twin"]
 
 
 def of_layer(layer: int, *parts: str) -> dict[str, str]:

@@ -23,20 +23,16 @@ from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
 from dflash_local.loading import open_drafter
 from dflash_local.target.target import Target
-from draft_twin import Twin, TwinMaker, twin_maker
+from draft_twin import Twin, TwinMaker, make_twin
 from llama_drafter import open_llama_drafter
 from shapes import exact_model, of_both_shapes
 from synthetic import Selector, write_drafter, write_target
 
+__all__ = ["make_twin"]
+
 N_CTX = 4000
 # Of the twins' cache with a window of up to 183 rows and blocks of 8: 256 cells, one of them spare.
 N_RING = 255
-
-
-@pytest.fixture(scope="module")
-def make_twin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwinMaker]:
-    with twin_maker(tmp_path_factory.mktemp("twins")) as make:
-        yield make
 
 
 # The draft graph, against the reference

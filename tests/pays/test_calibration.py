@@ -54,12 +54,6 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DFLASH_LOCAL_CACHE", str(tmp_path))
-    return tmp_path
-
-
-@pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The rows of every pass that a target makes."""
     rows: list[int] = []

@@ -193,3 +193,9 @@ def twin_maker(folder: Path) -> Iterator[TwinMaker]:
         twin.native.close()
     for target in targets.values():
         target.close()
+
+
+@pytest.fixture(scope="module")
+def make_twin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwinMaker]:
+    with twin_maker(tmp_path_factory.mktemp("twins")) as make:
+        yield make

@@ -25,12 +25,6 @@ from pair_engine import answer, fused_drafter, open_target
 from synthetic import dequantize_gguf
 
 
-@pytest.fixture
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DFLASH_LOCAL_CACHE", str(tmp_path))
-    return tmp_path
-
-
 @pytest.fixture(scope="module")
 def f32(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     """The shipped target with its weights in F32, whose products depend on the batch."""

@@ -17,7 +17,7 @@ from dflash_local.sampling.params import SamplingParams
 from dflash_local.target.options import TargetOptions
 from dflash_local.target.taps import StoredFeatures
 from dflash_local.target.target import Target
-from gguf_files import UINT32, Tensor, changed, parts
+from gguf_files import UINT32, Tensor, changed, parts, spoil
 from recurrent import write_mamba
 from synthetic import write_target
 
@@ -275,11 +275,6 @@ def test_given_steps_ahead_equal_steps_of_these_tokens(path: Path) -> None:
             target.decode(tokens, [9 + i, 4 + i], [0, 1], [True, True])
             features.append(target.hidden_states().reshape(2, -1))
         assert np.array_equal(states, np.concatenate(features))
-
-
-def spoil(tensors: dict[str, Tensor]) -> None:
-    values, kind = tensors["output_norm.weight"]
-    tensors["output_norm.weight"] = (np.full_like(values, np.nan), kind)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
