@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gguf import Keys
 
-import dflash_local
 from dflash_local.gguf.file import GgufFile
+from dflash_local.version import version
 
 from .files.source import Source
 from .key import Key
@@ -35,7 +35,7 @@ def provenance_keys(drafter: Source, target: GgufFile | Source, sha256: str) -> 
         Key(SOURCE, drafter.name, "str"),
         *_optional(REVISION, drafter.revision),
         Key(SHA256, sha256, "str"),
-        Key(VERSION, dflash_local.__version__, "str"),
+        Key(VERSION, version(), "str"),
     ]
     if _on_hub(drafter):
         keys.append(Key(Keys.General.SOURCE_REPO_URL, f"{_HUB}/{drafter.name}", "str"))

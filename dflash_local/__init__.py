@@ -68,7 +68,9 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     """Load llama.cpp when it is first needed, not for `--help` or to check a file."""
     if name == "__version__":
-        return _version()
+        from dflash_local.version import version
+
+        return version()
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"dflash_local.{_HOMES[name]}"), name)
@@ -78,12 +80,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("dflash-local")
-    except PackageNotFoundError:  # run from a source tree that is not installed
-        return "0"

@@ -8,7 +8,6 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from starlette.middleware.cors import CORSMiddleware
 
-import dflash_local
 from dflash_local.server import embeddings, metrics, model_list, page
 from dflash_local.server.anthropic import messages
 from dflash_local.server.http import drain
@@ -36,6 +35,7 @@ from dflash_local.server.ollama import chat as ollama_chat
 from dflash_local.server.ollama import errors as ollama_errors
 from dflash_local.server.ollama import model_list as ollama_model_list
 from dflash_local.server.openai import chat, completions, responses
+from dflash_local.version import version
 
 ROUTERS = (
     page.router,
@@ -63,7 +63,7 @@ def create_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
     """
     app = FastAPI(
         title="dflash-local",
-        version=dflash_local.__version__,
+        version=version(),
         openapi_url=None,
         docs_url=None,
         redoc_url=None,

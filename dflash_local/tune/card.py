@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import dflash_local
 from dflash_local.tune.comparison import Row
+from dflash_local.version import version
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Card:
         return f"""\
 # {self.after.stem}
 
-A DFlash drafter for `{self.target.name}`, tuned by dflash-local {dflash_local.__version__} from
+A DFlash drafter for `{self.target.name}`, tuned by dflash-local {version()} from
 `{self.before.name}`. Answers are the target's own with any drafter; this one changes how fast they
 come.
 

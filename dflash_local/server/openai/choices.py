@@ -8,14 +8,13 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Sequence
-from importlib.metadata import version
+from importlib import metadata
 from typing import Any, ClassVar
 
 from fastapi import Response
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
-import dflash_local
 from dflash_local.model import Model
 from dflash_local.result import Chunk, Result
 from dflash_local.server.answering.generation import (
@@ -26,6 +25,7 @@ from dflash_local.server.answering.generation import (
 )
 from dflash_local.server.models.served_model import LoadedModel
 from dflash_local.server.openai.choices_schema import ChoicesRequest
+from dflash_local.version import version
 
 
 class ChoicesAnswer(ABC):
@@ -157,8 +157,8 @@ def _system_fingerprint(model: Model) -> str:
     How it is loaded includes how many requests share the context, and where the layers lie.
     """
     parts = (
-        dflash_local.__version__,
-        version("llama_cpp_python"),
+        version(),
+        metadata.version("llama_cpp_python"),
         model.target.path.name,
         repr(model.target.options),
     )

@@ -1,0 +1,13 @@
+"""The version of this program."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+
+def version() -> str:
+    """As it is installed; "0" in a source tree that is not."""
+    try:
+        return metadata.version("dflash-local")
+    except metadata.PackageNotFoundError:
+        return "0"

@@ -1,0 +1,46 @@
+"""Imports go one way: what docs/architecture.md draws holds for every module."""
+
+from __future__ import annotations
+
+import ast
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = {
+    "dflash_local": ROOT / "dflash_local",
+    "dflash_local.cli": ROOT / "cli",
+    "dflash_local.convert": ROOT / "convert",
+}
+
+
+def modules() -> dict[str, Path]:
+    """Every module by its name, a package by its own."""
+    return {
+        ".".join([name, *path.relative_to(folder).with_suffix("").parts]).removesuffix(
+            ".__init__"
+        ): path
+        for name, folder in FOLDERS.items()
+        for path in folder.rglob("*.py")
+    }
+
+
+def imported(name: str, known: dict[str, Path]) -> set[str]:
+    """The modules that one imports anywhere: at its top, in functions, for types."""
+    package = name if known[name].stem == "__init__" else name.rpartition(".")[0]
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(known[name].read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            source = ".".join(filter(None, [package if node.level else "", node.module]))
+            inner = {f"{source}.{alias.name}" for alias in node.names}
+            names |= inner & known.keys() or {source}
+    return (names & known.keys()) - {name}
+
+
+def test_no_module_imports_itself_by_a_detour() -> None:
+    known = modules()
+    graph = {name: imported(name, known) for name in known}
+    graph["dflash_local.llama.native"].discard("dflash_local")  # for the extension in it
+    assert len(list(TopologicalSorter(graph).static_order())) == len(known) > 300
