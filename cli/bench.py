@@ -143,7 +143,7 @@ PROMPTS = (
         metavar="[FILE]",
         help="Let given answers come out: those of this file, prompts as for --prompts with an "
         "answer each; without FILE, edits of open code that are shipped. The target does all its "
-        "work; what equals the given text of the drafts is accepted. For any model, --shape and "
+        "work; drafts are accepted where they equal the given text. For any model, --shape and "
         "--synthetic-length, too.",
     ),
     option("--thinking", is_flag=True, help="Let chat templates ask for reasoning."),

@@ -27,11 +27,11 @@ SECTIONS = {
 def calibrate(**values: Any) -> None:
     """Measure again what drafting costs on this machine.
 
-    It is kept, and --draft-width auto goes by it. This happens by itself when a pair is first
+    The width of --draft-width auto depends on it. This happens by itself when a pair is first
     loaded. Do it again if other work disturbed the measurement, or if the machine has changed. It
     takes a few seconds, or as many as DFLASH_LOCAL_CALIBRATION_S says, and up to twice that if the
-    times differ much. The result is kept for these files with these machine options; of a machine
-    that is too busy, it is not.
+    times differ much. The result is kept for these files with these machine options, unless the
+    machine was too busy.
     """
     check_files(values)
     check_drafter(values, "calibrate measures what drafting costs")

@@ -62,13 +62,13 @@ SECTIONS = {
 @click.argument("file", type=held_model)
 @click.pass_context
 def inspect(ctx: click.Context, /, file: str, target: str | None, as_json: bool) -> None:
-    """Tell what the GGUF FILE is: a drafter, or a target.
+    """Say what the GGUF FILE is: a drafter, or a target.
 
     FILE is a path, or the name of a target that `dflash-local list --here` shows.
 
-    Of a drafter it tells the family and what runs it, block, taps and their place in the target; of
-    a target whether llama.cpp lets a drafter work with it; of both the types of the weights, the
-    tokenizer and where the file comes from. Only headers are read.
+    For a drafter it shows the family and what runs it, the block, and which layers of the target it
+    taps; for a target, whether llama.cpp lets a drafter work with it; for both, the types of the
+    weights, the tokenizer and where the file comes from. Only headers are read.
 
     With --target the exit code is 0 when the two fit and 2 when they do not.
     """

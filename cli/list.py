@@ -30,8 +30,8 @@ _PLACES = {"gpu": "on the GPU", "cpu": "on the CPU", "no": "no", None: "?"}
 def list_models(here_only: bool, as_json: bool) -> None:
     """List the models that have a name, and what of them is here.
 
-    It also tells what fits this machine. The hub is not asked. Sizes with ~ are told by the number
-    of weights, for Q4_K_M; `show NAME` asks for all of them, and plans the memory.
+    It also says what fits this machine. The hub is not asked. Sizes with ~ are estimated from the
+    number of weights, for Q4_K_M; `show NAME` asks for the real ones, and plans the memory.
     """
     from dflash_local.llama import runtime
     from dflash_local.pairs.inventory import stock

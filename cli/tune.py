@@ -111,10 +111,10 @@ def tune(ctx: click.Context, /, name: str | None, **values: Any) -> int:
     """Fit the drafter of a model to your own texts.
 
     It is the drafter of NAME, or of --target and --draft. The target answers prompts made of your
-    texts, and the drafter learns to draft these answers. Before and after are measured on texts
-    that were held out. Where the new drafter wins, it becomes the target's default on this machine.
-    Ctrl-C keeps what is done; the same command goes on. What the model writes stays the same; only
-    its speed changes.
+    texts, and the drafter learns to draft these answers. The old and the new drafter are measured
+    on texts that were held out. Where the new one wins, it becomes the target's default on this
+    machine. After Ctrl-C the same command goes on. What the model writes stays the same; only its
+    speed changes.
     """
     if name is not None:
         here = {each for each in ("target", "draft") if _on_command_line(ctx, each)}
