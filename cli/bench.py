@@ -343,7 +343,7 @@ def _usual_shapes(values: Mapping[str, Any]) -> tuple[DraftShape, ...]:
     """Trees are measured where they would be used."""
     from dflash_local.fit.options import LoadOptions
     from dflash_local.llama import runtime
-    from dflash_local.loading import usual_shape
+    from dflash_local.pair import usual_shape
 
     options = LoadOptions(**values_of(MACHINE, values))
     is_chain = usual_shape(list(runtime.devices()), options) == "chain"
@@ -402,7 +402,8 @@ def _paper(
 def _open(
     target: Path, draft: Path | None, options: LoadOptions, *, say: Say
 ) -> tuple[Engine, Plan]:
-    from dflash_local.loading import open_engine, open_pair
+    from dflash_local.loading import open_engine
+    from dflash_local.pair import open_pair
 
     with interrupt.ending():
         return open_engine(open_pair(target, draft), options, say=say)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 # Imported only with a conversation: prompt_toolkit takes longer than all the rest.
 from dflash_local.errors import DflashError, InputError
-from dflash_local.loading import open_pair
+from dflash_local.pair import open_pair
 from dflash_local.printable import printable
 
 from .answer import write_answer

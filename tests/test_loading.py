@@ -9,10 +9,7 @@ import pytest
 from dflash_local import load
 from dflash_local.draft.shape import DraftShape
 from dflash_local.errors import FileError
-from dflash_local.fit.options import MAX_OUTPUT_ROWS, LoadOptions
-from dflash_local.llama import runtime
-from dflash_local.llama.runtime import Device
-from dflash_local.loading import open_pair, usual_shape
+from dflash_local.fit.options import MAX_OUTPUT_ROWS
 from gguf_files import UINT32, Value, changed
 
 OPTIONS = {"n_ctx": 512, "n_gpu_layers": 0, "n_threads": 1}
@@ -41,23 +38,6 @@ def test_what_the_listener_raises_ends_a_load(pair: tuple[Path, Path], end: floa
         load(*pair, **OPTIONS, quiet=True, progress=hear)
     with load(*pair, **OPTIONS, quiet=True) as model:  # nothing of it is in the way
         assert model.generate("def f(", max_tokens=2).tokens
-
-
-def test_what_a_pair_would_take_is_what_it_takes(pair: tuple[Path, Path]) -> None:
-    wanted = {"n_ctx": 512, "n_gpu_layers": 0, "n_seq": 2, "draft_shape": "tree"}
-    plan = open_pair(*pair).plan(runtime.devices(), LoadOptions(**wanted))
-    with load(*pair, **wanted, n_threads=1, quiet=True) as model:
-        assert model.plan is not None
-        assert model.plan.host.needed == plan.host.needed
-        assert (model.plan.n_ctx, model.plan.mapped_bytes) == (plan.n_ctx, plan.mapped_bytes)
-
-
-def test_drafts_are_trees_or_chains_where_rows_are_cheap() -> None:
-    cpu = Device("CPU", "", "cpu", 1 << 30, 1 << 30)
-    gpu = Device("CUDA0", "", "gpu", 1 << 30, 1 << 30)
-    assert usual_shape([cpu], LoadOptions()) == "chain"
-    assert usual_shape([gpu, cpu], LoadOptions()) == "auto"
-    assert usual_shape([gpu, cpu], LoadOptions(n_gpu_layers=0)) == "chain"
 
 
 def test_on_a_cpu_drafts_are_chains(pair: tuple[Path, Path]) -> None:

@@ -16,7 +16,7 @@ from dflash_local.bench.shapes.writer import write_pair
 from dflash_local.errors import InputError
 from dflash_local.fit.options import LoadOptions
 from dflash_local.llama.runtime import Device
-from dflash_local.loading import open_pair
+from dflash_local.pair import open_pair
 from dflash_local.pays.costs import Costs
 from hybrid import REPLAYED, TAPPED, TAPS, WITHOUT, write_hybrid
 from mini_shapes import SHORT_CONV

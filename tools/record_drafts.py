@@ -23,7 +23,8 @@ from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.verify import Verdict, verify
 from dflash_local.fit.options import LoadOptions
-from dflash_local.loading import open_engine, open_pair
+from dflash_local.loading import open_engine
+from dflash_local.pair import open_pair
 
 Passage: TypeAlias = tuple[NDArray[np.float32], NDArray[np.uint8]]
 """Log-probabilities [tokens, drafts, k] and ranks [tokens, drafts]."""

@@ -26,8 +26,9 @@ from dflash_local.errors import DflashError, InputError
 from dflash_local.fit.footprint import size_text
 from dflash_local.fit.options import LoadOptions
 from dflash_local.gguf.file import GgufFile, file_key
-from dflash_local.loading import open_drafter, open_engine, open_pair
+from dflash_local.loading import open_drafter, open_engine
 from dflash_local.model import Model
+from dflash_local.pair import open_pair
 from dflash_local.pairs import tuned
 from dflash_local.pairs.defaults import defaults_of
 from dflash_local.sampling.params import SamplingParams

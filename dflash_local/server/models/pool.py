@@ -23,8 +23,8 @@ from dflash_local.errors import QueueFullError
 from dflash_local.fit.plan import Plan
 from dflash_local.llama import runtime
 from dflash_local.llama.runtime import Device
-from dflash_local.loading import Pair
 from dflash_local.model import Model
+from dflash_local.pair import Pair
 from dflash_local.server.http.errors import ApiError, log_crash
 from dflash_local.server.models.eviction import first_to_evict, fits
 from dflash_local.server.models.keep_alive import FOREVER

@@ -12,8 +12,9 @@ from dflash_local.errors import InputError
 from dflash_local.fit.options import LoadOptions
 from dflash_local.fit.plan import Plan
 from dflash_local.llama.runtime import Device
-from dflash_local.loading import Pair, Progress, load, open_pair
+from dflash_local.loading import Progress, load
 from dflash_local.model import Model
+from dflash_local.pair import Pair, open_pair
 from dflash_local.server.models.recorder import Recorder
 
 

@@ -20,7 +20,7 @@ from dflash_local.engine.engine import Engine
 from dflash_local.engine.verify import verify
 from dflash_local.fit.options import LoadOptions
 from dflash_local.loading import open_engine as load_engine
-from dflash_local.loading import open_pair
+from dflash_local.pair import open_pair
 from mini_shapes import DENSE, HYBRID
 from pair_engine import Width, open_engine, request
 
