@@ -242,6 +242,7 @@ def test_answers_of_a_grammar(target: Target, plain: PlainAnswers) -> None:
     del drafter
 
 
+@pytest.mark.one_in(3)
 def test_a_suspended_answer_goes_on(targets: Target, plain: PlainAnswers) -> None:
     asked = prompts(targets)[:2]
     right = [plain(prompt, N) for prompt in asked]
@@ -285,6 +286,7 @@ def test_turns_after_an_answer_that_was_stopped(
         del drafter
 
 
+@pytest.mark.one_in(3)
 def test_the_next_turn_reads_only_what_is_new(target: Target, plain: PlainAnswers) -> None:
     (prompt,) = prompts(target, 1)
     right = plain(prompt, N)
@@ -296,6 +298,7 @@ def test_the_next_turn_reads_only_what_is_new(target: Target, plain: PlainAnswer
     assert found.stats.cached_tokens == len(prompt) + N - 1
 
 
+@pytest.mark.one_in(3)
 def test_the_same_prompt_for_several_at_once(targets: Target, plain: PlainAnswers) -> None:
     """They share the state of the one that reads it, or read it themselves."""
     prompt = prompts(targets)[2]
@@ -311,6 +314,7 @@ def test_the_same_prompt_for_several_at_once(targets: Target, plain: PlainAnswer
     assert second.tokens == right
 
 
+@pytest.mark.one_in(3)
 def test_trees_become_chains(target: Target) -> None:
     (prompt,) = prompts(target, 1)
     engine, _ = engine_of(target, [], lambda: 0)
