@@ -1,12 +1,14 @@
-"""Imports go one way: what docs/architecture.md draws holds for every module."""
+"""What docs/architecture.md says holds: imports go one way, and the map shows what is there."""
 
 from __future__ import annotations
 
 import ast
+import re
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
 FOLDERS = {
     "dflash_local": ROOT / "dflash_local",
     "dflash_local.cli": ROOT / "cli",
@@ -44,3 +46,18 @@ def test_no_module_imports_itself_by_a_detour() -> None:
     graph = {name: imported(name, known) for name in known}
     graph["dflash_local.llama.native"].discard("dflash_local")  # for the extension in it
     assert len(list(TopologicalSorter(graph).static_order())) == len(known) > 300
+
+
+def test_the_map_has_every_package() -> None:
+    packages = {path.parent.name for path in (ROOT / "dflash_local").glob("*/__init__.py")}
+    drawn = PAGE.split("```")[1] + PAGE.split("```")[2]
+    assert {name for name in packages if f"{name}/" not in drawn} == set()
+
+
+def test_every_file_that_the_map_names_is_there() -> None:
+    names = set(re.findall(r"`([\w/]+\.(?:py|cpp|h|toml))`", PAGE))
+    folders = [*FOLDERS.values(), ROOT / "native"]
+    files = {path.as_posix() for folder in folders for path in folder.rglob("*.*")}
+    missing = {name for name in names if not any(file.endswith(f"/{name}") for file in files)}
+    assert {name for name in missing if not (ROOT / name).exists()} == set()
+    assert len(names) > 50
