@@ -12,7 +12,8 @@ from dflash_local.pays.costs import Costs
 _BLEND = 0.1
 """Of the last round in the means. With more, single drafts that are accepted whole change them."""
 _MOST_ROUNDS = 8
-"""Rounds that leave rows, at most, before one that leaves none."""
+"""Rounds that leave rows, at most, before one that leaves none. Only so many are looked at: beyond,
+what is decoded again costs more than any draft brings."""
 
 
 class Again:

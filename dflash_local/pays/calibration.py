@@ -40,12 +40,13 @@ BUDGET_S = 3.0
 """Where that variable says nothing. What must be up at once, and draft whether it pays or not,
 needs no more than a rough idea; `budget_s` has what holds."""
 BUDGET_STEPS = 400
+"""Without them, a tiny model would be measured for as long as a large one."""
 
 _ROWS = 4  # that a usual round injects
-_MANY_ROWS = 64
-_TIMED = 3
-_DEEP_WIDTHS = (1, 2, 4, 8, 16, 32)
-_TREE_ROWS = 16
+_MANY_ROWS = 64  # with fewer, their share of a draft is lost in its noise
+_TIMED = 3  # with one, a single hiccup decides what a cached token is thought to cost
+_DEEP_WIDTHS = (1, 2, 4, 8, 16, 32)  # few rows and many, for a line through them
+_TREE_ROWS = 16  # of the usual tree
 _FORMAT = 7
 _ENOUGH = 3  # times of a plain step; fewer do not show whether other work disturbed them
 _DEAREST = 1.2  # at most so many times the seconds of a pass of more rows

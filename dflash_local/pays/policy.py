@@ -14,7 +14,8 @@ PROBED = 3
 """Drafts verified where the drafter's own confidence is not believed. With 1, a good drafter whose
 confidence says nothing is found too late; with more, probes are too dear to be made often."""
 _SPARSE = 4
-"""One in so many rounds with chains is also judged as a tree, if trees are allowed."""
+"""One in so many rounds with chains is also judged as a tree, if trees are allowed. Without this,
+trees that begin to pay are never found; in each round, it costs a tiny model host time."""
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,8 @@ _FLOOR, _NUDGE = -20.0, 0.001
 _OUTSIDE = (-3.0, 6.9)  # the features of no chance, and of certainty
 _NO_FEATURE = 1.0
 _ENOUGH_TRIALS = 48
+"""Drafts before a user is warned that few are kept. With fewer, one bad passage is told as a fault
+of the pair."""
 
 
 class _Filter:

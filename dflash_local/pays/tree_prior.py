@@ -9,7 +9,8 @@ _SHARE, _MEMORY = 0.02, 0.98
 _COLD_SHARES = (0.5, 0.2, 0.1)
 """Of what the first choice leaves, what the next ones are thought to have before any is seen."""
 _DOUBT = 4.0
-"""The weight of the drafter's own shares, in misses of a first choice that were seen."""
+"""The weight of the drafter's own shares, in misses of a first choice that were seen. Without it,
+the first miss decides whether trees branch."""
 
 
 class TreePrior:
