@@ -156,7 +156,7 @@ def test_passes_that_take_longer_after_drafts_than_they_were_measured_to(length:
     for width in (4, 8, 12, 16):
         fixed_width = Fixed(machine.costs(1), width)
         rates = [
-            play(machine, RecordedText(length, n, seed), fixed, [n], seed=seed).rate
+            play(machine, RecordedText(length, n, seed), fixed_width, [n], seed=seed).rate
             for seed in seeds
         ]
         best = max(best, len(rates) / sum(1 / rate for rate in rates))
