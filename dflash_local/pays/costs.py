@@ -13,9 +13,9 @@ Table = Mapping[int, Mapping[int, float]]
 """Seconds by depth (cached tokens) and count (rows or sequences)."""
 
 SIZES = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32, 48, 64)
-"""The row counts that one sequence chooses among; several also take as many rows for each. Among
-all counts those win whose costs are thought to be too low, and each is another graph for
-llama.cpp."""
+"""The row counts that one sequence chooses among. Among all counts those win whose costs are
+thought to be too low, and each is another graph for llama.cpp. Several sequences fill rows up for
+each other, and need all counts."""
 
 _LEAST_S = 1e-9
 _MEASURED = 16

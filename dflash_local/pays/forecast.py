@@ -20,7 +20,7 @@ _REFRESH = 32
 """Observations after which the table of passes is made again: it takes host time."""
 _CHEAP_CHANGE = 0.2
 """Of a plain pass: where a change of rows costs less, all row counts are chosen among. Without
-this, several sequences on a CPU lose one or two in a hundred, as the few counts lie far apart."""
+this, a laptop loses one in a hundred, as the few counts lie far apart."""
 _LONGEST_PROBE = 4
 """Rounds of a probe, at most. With 1, a device on which a change of rows is dear learns too little
 from each change."""
@@ -84,7 +84,7 @@ class Forecast:
         is_cheap = costs.switch_s < _CHEAP_CHANGE * costs.step_s(base, depth)
         self.passes = [
             costs.step_s(base + k + (n_again if k else 0), depth) + costs.host_s
-            if k == 0 or is_cheap or base + k in SIZES or (base > 1 and k % base == 0)
+            if k == 0 or base > 1 or is_cheap or base + k in SIZES
             else math.inf
             for k in range(n_seqs * self._n_draft + 1)
         ]

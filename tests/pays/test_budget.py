@@ -43,9 +43,11 @@ def test_what_is_lost_is_waited_for() -> None:
     assert waits[0] < 128 < waits[-1]
 
 
-def test_probes_that_lost_leave_no_debt() -> None:
+def test_drafts_of_a_drafter_that_is_not_known_leave_no_debt_and_probes_do() -> None:
     budget = Budget()
     for _ in range(10):
-        budget.settle_probe(-3.0)
+        budget.settle_unknown(-3.0)
     budget.earn(100)
     assert budget.amount > 0.5
+    budget.settle_probe(-3.0)
+    assert budget.amount < -2.0
