@@ -16,7 +16,7 @@ from operator import sub
 
 from dflash_local.draft.shape import ShapeName
 
-_HORIZON = 16
+_HORIZON = 20
 """Rounds over which a better row count must earn the change of graph. With none, or with very many,
 the row count changes too often or never, at a third of the speed at worst."""
 _BLEND = 0.15
