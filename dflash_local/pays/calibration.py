@@ -102,7 +102,8 @@ def measure(
     finally:
         trial.empty()
     key = _key(target, drafter)
-    known = disk_cache.read("costs", key)  # what drafts and copies are worth is not measured here
+    # What drafts and copies are worth is not measured here; `again` begins with nothing.
+    known = None if again else disk_cache.read("costs", key)
     besides = known if isinstance(known, dict) else {}
     disk_cache.write("costs", key, besides | costs.as_dict())
     return costs
