@@ -25,7 +25,9 @@ from dflash_local.pays.calibration import (
     measure,
 )
 from dflash_local.pays.controller import Controller
+from dflash_local.target.options import TargetOptions
 from dflash_local.target.target import Target
+from hybrid import write_hybrid
 from pair_engine import answer, consistent, fused_drafter, open_engine, open_target
 
 
@@ -310,3 +312,31 @@ def test_both_caches_are_empty_after_it(own_cache: Path) -> None:
         measure(engine.target, drafter, before=engine.slots.forget_all)
         consistent(engine, drafter, 0)
         assert answer(engine, prompt, 8).tokens == expected
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize(
+    "back", [{"n_snapshots": 7}, {"n_replayed": 7}, {"redecodes": True}], ids=str
+)
+def test_passes_over_a_recurrent_state_begin_with_the_same(
+    back: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot be cut back after passes of one row, and after wider ones only so far."""
+    states: list[list[bytes]] = []  # before the passes, by what the cache was filled with
+    decode = Target.decode
+
+    def seen(self: Target, tokens: list[int], positions: list[int], *rest: list[int]) -> None:
+        if positions[0]:
+            states[-1].append(self.checkpoint(0, positions[0]).state.tobytes())
+        else:
+            states.append([])
+        decode(self, tokens, positions, *rest)
+
+    monkeypatch.setattr(Target, "decode", seen)
+    path = write_hybrid(tmp_path / "target.gguf", "qwen35", demo.pair()[0])
+    options = TargetOptions(n_ctx=128, n_threads=1, n_batch=128, **back)
+    with Target(path, options) as target:
+        measure(target, None, before=nothing)
+        assert target.max_width > 1
+    assert sum(map(len, states)) > 20
+    assert all(len(set(filled)) <= 1 for filled in states)
