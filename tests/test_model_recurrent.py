@@ -17,6 +17,7 @@ from dflash_local.errors import InputError
 from dflash_local.fit.options import LoadOptions
 from dflash_local.llama.runtime import Device
 from dflash_local.pair import open_pair
+from dflash_local.pays.calibration import budget_s
 from dflash_local.pays.costs import Costs
 from hybrid import REPLAYED, TAPPED, TAPS, WITHOUT, write_hybrid
 from mini_shapes import SHORT_CONV
@@ -289,7 +290,8 @@ def test_where_drafting_cannot_pay_there_are_no_snapshots(
         right = model.generate(PROMPTS[0], max_tokens=N).tokens
         assert model.engine.controller is not None
         # Kept for the next load: a draft costs more than all that it could bring.
-        model.engine.controller.costs = Costs({8: {1: 0.01, 8: 0.02}}, {8: {1: 0.07}})
+        steps, drafts = {8: {1: 0.01, 8: 0.02}}, {8: {1: 0.07}}
+        model.engine.controller.costs = Costs(steps, drafts, budget_s=budget_s())
     capfd.readouterr()
     with load(target, draft, **options) as model:
         assert capfd.readouterr().err.count("could not pay here") == 1
