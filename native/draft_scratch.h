@@ -21,17 +21,12 @@ class draft_scratch {
     // Gives memory to all nodes of a graph that have none. False if there is no room.
     bool allocate(ggml_cgraph * graph) { return ggml_gallocr_alloc_graph(allocator_.get(), graph); }
 
-    // A buffer of at least n_bytes beside that memory; null if there is no room.
-    ggml_backend_buffer_t buffer(size_t n_bytes) {
-        if (n_bytes > n_buffer_bytes()) {
-            buffer_.reset();
-            buffer_.reset(ggml_backend_buft_alloc_buffer(type_, n_bytes));
-            if (buffer_) {
-                ggml_backend_buffer_clear(buffer_.get(), 0);
-            }
-        }
-        return buffer_.get();
-    }
+    // A buffer of at least n_bytes beside that memory; null if there is no room. `place_guarded`
+    // uses it.
+    ggml_backend_buffer_t buffer(size_t n_bytes) { return grown(buffer_, n_bytes); }
+
+    // Another one, for a head's own use.
+    ggml_backend_buffer_t head_buffer(size_t n_bytes) { return grown(head_buffer_, n_bytes); }
 
     // Puts tensors after memory for n_gap floats. On some backends the argmax of values that are
     // not numbers is -1; gathering then reads what is before a tensor, so that must be valid
@@ -40,17 +35,30 @@ class draft_scratch {
     void place_guarded(ggml_backend_t backend, int64_t n_gap, std::vector<ggml_tensor *> tensors);
 
     size_t n_bytes() const {
-        return n_buffer_bytes() + ggml_gallocr_get_buffer_size(allocator_.get(), 0);
+        return size_of(buffer_) + size_of(head_buffer_) +
+               ggml_gallocr_get_buffer_size(allocator_.get(), 0);
     }
 
   private:
-    size_t n_buffer_bytes() const {
-        return buffer_ ? ggml_backend_buffer_get_size(buffer_.get()) : 0;
+    static size_t size_of(const ggml_backend_buffer_ptr & buffer) {
+        return buffer ? ggml_backend_buffer_get_size(buffer.get()) : 0;
+    }
+
+    ggml_backend_buffer_t grown(ggml_backend_buffer_ptr & buffer, size_t n_bytes) const {
+        if (n_bytes > size_of(buffer)) {
+            buffer.reset();
+            buffer.reset(ggml_backend_buft_alloc_buffer(type_, n_bytes));
+            if (buffer) {
+                ggml_backend_buffer_clear(buffer.get(), 0);
+            }
+        }
+        return buffer.get();
     }
 
     ggml_backend_buffer_type_t type_;
     ggml_gallocr_ptr allocator_;
     ggml_backend_buffer_ptr buffer_;
+    ggml_backend_buffer_ptr head_buffer_;
 };
 
 }  // namespace dflash

@@ -12,6 +12,17 @@
 
 namespace dflash {
 
+namespace {
+
+int64_t aligned(int64_t n) { return (n + 63) / 64 * 64; }
+
+[[noreturn]] void refuse_room(ggml_backend_t backend) {
+    throw backend_error("no room for the output of the draft graph on " +
+                        std::string(ggml_backend_name(backend)));
+}
+
+}  // namespace
+
 size_t dspark_head::n_nodes(int n_draft) const {
     return 28 * (static_cast<size_t>(n_draft) + 1) + draft_output::n_nodes +
            draft_candidates::n_nodes + 32;
@@ -54,44 +65,50 @@ void dspark_head::build(const head_parts & parts) {
 }
 
 // On some backends the argmax of values that are not numbers is -1. So whatever is looked up by one
-// has valid memory before it, and what is there are tokens, too.
+// has valid memory before it, and where tokens are looked up, that are tokens, too.
 void dspark_head::create_memory(const head_parts & parts) {
-    const draft_params & p = parts.weights.params;
     const int64_t n_vocab = parts.logits->ne[0];
     chunk_size_ = chunk_of(n_vocab);
     const int64_t n_chunks = n_vocab / chunk_size_;
-    const auto aligned = [](int64_t n) { return (n + 63) / 64 * 64; };
     const int64_t gap = aligned(chunk_size_);
     const int64_t begin_found = gap + aligned(n_vocab) + gap;
-    const int64_t begin_logits = begin_found + aligned(chunk_size_ * parts.n_rows()) + gap;
-    // The logits are beside a gap anyway if they are what is searched in the end.
-    const bool is_searched = !is_guessed_ && p.logit_scale == 0.0f && p.logit_cap == 0.0f;
-    // They may be the first rows of more.
-    ggml_tensor * logits =
-        parts.logits->view_src != nullptr ? parts.logits->view_src : parts.logits;
-    const int64_t n_logits = is_searched ? 0 : ggml_nelements(logits);
-    const int64_t begin_guessed = begin_logits + aligned(n_logits) + gap;
-    const int64_t n_guessed = is_guessed_ ? n_vocab * (parts.n_rows() - n_streams_) : 0;
     constants_.reset(ggml_init({2 * ggml_tensor_overhead(), nullptr, /*no_alloc=*/true}));
     ggml_context * c = constants_.get();
-    ggml_tensor * all = ggml_new_tensor_1d(c, GGML_TYPE_F32, begin_guessed + n_guessed);
+    ggml_tensor * all =
+        ggml_new_tensor_1d(c, GGML_TYPE_F32, begin_found + chunk_size_ * parts.n_rows());
     table_ = ggml_view_2d(c, all, chunk_size_, n_chunks, chunk_size_ * sizeof(float),
                           gap * sizeof(float));
     buffer_.reset(ggml_backend_alloc_ctx_tensors(c, parts.backend));
     if (!buffer_) {
-        throw backend_error("no room for the output of the draft graph on " +
-                            std::string(ggml_backend_name(parts.backend)));
+        refuse_room(parts.backend);
     }
     ggml_backend_buffer_clear(buffer_.get(), 0);
     std::vector<float> tokens(n_vocab);
     std::iota(tokens.begin(), tokens.end(), 0.0f);
     ggml_backend_tensor_set(table_, tokens.data(), 0, tokens.size() * sizeof(float));
-    char * base = static_cast<char *>(all->data);
-    found_ = base + begin_found * sizeof(float);
-    guessed_ = base + begin_guessed * sizeof(float);
-    if (!is_searched) {
-        ggml_backend_tensor_alloc(buffer_.get(), logits, base + begin_logits * sizeof(float));
+    found_ = static_cast<char *>(all->data) + begin_found * sizeof(float);
+    place_logits(parts);
+}
+
+// The logits are beside a gap anyway if they are what is searched in the end.
+void dspark_head::place_logits(const head_parts & parts) {
+    const draft_params & p = parts.weights.params;
+    if (!is_guessed_ && p.logit_scale == 0.0f && p.logit_cap == 0.0f) {
+        return;
     }
+    // They may be the first rows of more.
+    ggml_tensor * logits =
+        parts.logits->view_src != nullptr ? parts.logits->view_src : parts.logits;
+    const int64_t gap = aligned(chunk_size_);
+    const int64_t begin_guessed = gap + aligned(ggml_nelements(logits)) + gap;
+    const int64_t n_guessed = is_guessed_ ? logits->ne[0] * (parts.n_rows() - n_streams_) : 0;
+    memory_ = parts.scratch.head_buffer((begin_guessed + n_guessed) * sizeof(float));
+    if (memory_ == nullptr) {
+        refuse_room(parts.backend);
+    }
+    char * base = static_cast<char *>(ggml_backend_buffer_get_base(memory_));
+    ggml_backend_tensor_alloc(memory_, logits, base + gap * sizeof(float));
+    guessed_ = base + begin_guessed * sizeof(float);
 }
 
 // before: f32 [rank, n]. Returns f32 [rows of the head, n].
@@ -149,7 +166,7 @@ ggml_tensor * dspark_head::follow_guesses(const head_parts & parts) const {
         const int64_t n = is_last ? n_rows : n_rows - n_streams_;
         rows = ggml_add(c, of_tokens_before(parts, first(before, n)), first(parts.logits, n));
         if (!is_last) {
-            ggml_backend_tensor_alloc(buffer_.get(), rows, guessed_);
+            ggml_backend_tensor_alloc(memory_, rows, guessed_);
         }
     }
     return rows;

@@ -30,6 +30,7 @@ class dspark_head : public draft_head {
 
   private:
     void create_memory(const head_parts & parts);
+    void place_logits(const head_parts & parts);
     ggml_tensor * of_tokens_before(const head_parts & parts, ggml_tensor * before) const;
     ggml_tensor * best_of(const head_parts & parts, ggml_tensor * rows) const;
     void follow_best(const head_parts & parts) const;
@@ -62,7 +63,10 @@ class dspark_head : public draft_head {
     ggml_backend_buffer_ptr buffer_;
     ggml_tensor * table_ = nullptr;  // f32 [chunk_size, chunks]: the tokens of each chunk
     char * found_ = nullptr;         // memory for the tokens of one chunk of each row
-    char * guessed_ = nullptr;       // memory for all rows of logits but those of the last position
+
+    // Of all graphs: for the logits, and for all rows of them but those of the last position.
+    ggml_backend_buffer_t memory_ = nullptr;
+    char * guessed_ = nullptr;
 };
 
 }  // namespace dflash

@@ -168,7 +168,9 @@ class Footprint:
         inject = self._n_batch * (self.taps * self._n_embd + row + 2 * width)
         if spec.selector is not None:  # the kernels of a part's two convolutions, and their sums
             row += (4 * spec.selector.kernel_size + 4) * spec.n_embd
-        block = self._n_seq * spec.block_size * (2 * self._n_vocab + 3 * n_ff + row)
+        # A Markov head also keeps the logits by themselves, those of a guess, and what it adds.
+        n_logits = 5 if spec.markov_rank else 2
+        block = self._n_seq * spec.block_size * (n_logits * self._n_vocab + 3 * n_ff + row)
         self._drafter_compute = 4 * (inject + block)
 
     def _key(self, name: str) -> Any:
