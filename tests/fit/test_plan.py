@@ -109,6 +109,7 @@ class Spec:
     n_head_kv: int = 8
     head_dim: int = 128
     selector: None = None
+    markov_rank: int = 0
     block_size: int = 16
     target_layers: tuple[int, ...] = field(default=(2, 10, 18, 26, 34))
 
@@ -200,6 +201,15 @@ def test_the_drafter_takes_room_on_the_device_of_the_output_head():
     assert more > with_drafter.drafter_bytes + with_drafter.drafter_kv_bytes
     assert plain.drafter_bytes == plain.drafter_kv_bytes == 0
     assert "none" in plain.lines()[1]
+
+
+def test_the_logits_of_a_markov_head_are_counted():
+    options, devices = LoadOptions(n_ctx=1024), [gpu(24), host()]
+    plain, markov = (
+        make_plan(TARGET, DRAFTER, Spec(markov_rank=rank), options, devices).gpus[0].needed
+        for rank in (0, 256)
+    )
+    assert markov - plain == 4 * Spec().block_size * 3 * TARGET.n_vocab
 
 
 def test_caches_are_counted_to_the_byte():
