@@ -63,6 +63,7 @@ def _comparison(result: Result, other: Result) -> dict[str, Any]:
         "ratio": result.stats.tokens_per_second / speed if speed else None,
         "equal": result.tokens == other.tokens,
         "first_difference": first_difference(result.tokens, other.tokens),
+        "drafted": result.stats.drafted > 0,
     }
 
 
@@ -70,6 +71,8 @@ def _line(other: str, asked: str, compared: Mapping[str, Any]) -> str:
     """The comparison in words; `other` and `asked` name the two ways to decode."""
     ratio = compared["ratio"]
     faster = "" if ratio is None else f"{asked} was {ratio:.2f} times as fast on this prompt"
+    if not compared["drafted"]:
+        faster = "nothing was drafted on this prompt"
     same = (
         "the same tokens"
         if compared["equal"]

@@ -37,6 +37,12 @@ def test_trees_are_held_against_plain_decoding_and_chains(width: str) -> None:
     assert re.fullmatch(r"[\d.]+ drafts, [\d.]+ deep, in [\d.]+ branches; .*", trees[2])
 
 
+def test_an_answer_without_drafts_says_nothing_of_them() -> None:
+    done = compare("--draft-width", "16", "-n", "1")
+    assert "nothing was drafted on this prompt; the same tokens" in done.stderr
+    assert "times as fast" not in done.stderr
+
+
 @pytest.mark.slow
 def test_json_has_both() -> None:
     done = compare("--draft-shape", "tree", "--draft-width", "16", "--json")
