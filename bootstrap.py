@@ -78,8 +78,8 @@ for tokens in (list(range(1, 65)), [65]):
     logits = llama_cpp.llama_get_logits_ith(model.ctx, -1)
     if not all(math.isfinite(logits[i]) for i in range(model.n_vocab())):
         sys.exit("the logits of a quantised model are not finite")
-if "--own-threads" in sys.argv and b"OPENMP = 1" in llama_cpp.llama_print_system_info():
-    sys.exit("it computes with OpenMP's threads, which are slow on a busy machine")
+if "--openmp" in sys.argv and b"OPENMP = 1" not in llama_cpp.llama_print_system_info():
+    sys.exit("it computes without OpenMP's threads, and is slow on a busy machine")
 """
 
 
@@ -451,9 +451,9 @@ def ensure_llama(python: Path, state: dict, asked: str | None, refused: bool) ->
         say(f"llama-cpp-python {installed} is replaced: {LLAMA_VERSION} is the one that fits")
     elif fault != "absent":
         say(f"the installed llama-cpp-python {LLAMA_VERSION} is broken: {fault}")
-    # Without OpenMP ggml uses its own pool of threads: as fast on a quiet machine, and much faster
-    # on a busy one.
-    own = ["-DGGML_OPENMP=OFF", "-DLLAVA_BUILD=OFF"]
+    # OpenMP's threads sleep where ggml's own spin: much faster on a busy machine. See
+    # docs/install.md. A compiler without OpenMP gives a build with ggml's own.
+    own = ["-DGGML_OPENMP=ON", "-DLLAVA_BUILD=OFF"]
     ours = [*ggml_flags(platform.machine(), cpu_features()), *own, *flags]
     # The user's flags come last, where CMake lets them win.
     env = {**os.environ, "CMAKE_ARGS": f"{shlex.join(ours)} {theirs}".strip()}
@@ -470,7 +470,7 @@ def ensure_llama(python: Path, state: dict, asked: str | None, refused: bool) ->
     uncached = [] if is_usual else ["--no-cache-dir"]
     first = install if fault == "absent" else again
     pip(python, [*first, *uncached], "building llama.cpp", env)
-    fault = llama_fault(python, *(["--own-threads"] if is_usual else []))
+    fault = llama_fault(python, *(["--openmp"] if is_usual and sys.platform == "linux" else []))
     if fault and not uncached:
         say(f"pip's cached wheel of llama-cpp-python does not work ({fault}): building it again")
         command = [str(python), "-m", "pip", "cache", "remove", f"llama_cpp_python-{LLAMA_VERSION}"]

@@ -9,7 +9,7 @@ namespace dflash {
 // Threads that compute on the CPU. After a graph they wait for the next one by polling for a few
 // milliseconds. Without a pool ggml starts threads for each graph. That costs a small model a tenth
 // of its speed, and on a busy machine most of it. A ggml that was built with OpenMP uses OpenMP's
-// threads instead.
+// threads instead, which soon sleep at a barrier where ggml's spin (dflash_local/llama/runtime.py).
 //
 // One graph at a time: contexts and backends that share a pool belong to one thread.
 class thread_pool {

@@ -12,7 +12,8 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -36,8 +37,36 @@ def _advice(command: str = f"pip install llama-cpp-python=={PINNED}") -> str:
     return f"install it with: {PORTABLE} {command} (add -DGGML_CUDA=on for an NVIDIA GPU)"
 
 
+_SPINS = {"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "200"}
+"""Of GNU's OpenMP: look so often whether the others are there, then sleep. 200 looks take some ten
+microseconds. With fewer a small model is slower on a quiet machine, with more every model is on a
+busy one: docs/install.md has the numbers. "ACTIVE" makes the count hold also where OpenMP counts
+more threads than cores."""
+
+
+@contextmanager
+def _sleeping_threads() -> Iterator[None]:
+    """OpenMP, if it is loaded here, lets threads sleep that wait long for another one.
+
+    By default they spin for milliseconds. Where other processes want the cores, too, the thread
+    that is waited for often has none, and a pass takes up to a hundred times as long. GNU's OpenMP
+    reads the variables when it is loaded. What the user has set stays; no other library gets to see
+    what is set here.
+    """
+    if not os.environ.keys().isdisjoint(_SPINS):
+        yield
+        return
+    os.environ.update(_SPINS)
+    try:
+        yield
+    finally:
+        for name in _SPINS:
+            del os.environ[name]
+
+
 try:
-    import llama_cpp
+    with _sleeping_threads():
+        import llama_cpp
 except Exception as error:  # a library that does not load raises OSError or RuntimeError
     if isinstance(error, ModuleNotFoundError) and error.name == "llama_cpp":
         raise ImportError(

@@ -136,3 +136,29 @@ def test_the_log_joins_pieces_and_forgets_old_lines():
         log.write(2, f"line {number}\n".encode(), None)
     assert len(log.lines("info")) == 200
     assert log.lines("error") == []
+
+
+@pytest.mark.parametrize(
+    ("set_before", "spins"),
+    [
+        ({}, "'200'"),
+        ({"OMP_WAIT_POLICY": "passive"}, "'0'"),
+        ({"OMP_WAIT_POLICY": "active"}, "'30000000000'"),
+        ({"GOMP_SPINCOUNT": "7"}, "'7'"),
+    ],
+)
+def test_threads_that_wait_long_sleep_unless_the_user_wants_otherwise(
+    set_before: dict[str, str], spins: str
+) -> None:
+    if "OPENMP = 1" not in runtime.system_info():
+        pytest.skip("this ggml was built without OpenMP")
+    code = (
+        "import os; before = dict(os.environ); import dflash_local.llama.runtime; "
+        "assert dict(os.environ) == before"
+    )
+    unset = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} - set(set_before)
+    drop = "".join(f"import os; os.environ.pop({name!r}, None); " for name in sorted(unset))
+    done = python(drop + code, OMP_DISPLAY_ENV="verbose", **set_before)
+    assert done.returncode == 0, done.stderr
+    if "GOMP_SPINCOUNT" in done.stderr:  # GNU's OpenMP; another one has no such variable
+        assert f"GOMP_SPINCOUNT = {spins}" in done.stderr
