@@ -32,7 +32,6 @@ LEAST_ANSWER = 8
 """Tokens; shorter answers teach next to nothing."""
 
 _NONE = torch.empty(0, dtype=torch.int64)
-_AS_IT_IS = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Answer:
     `tokens` are prompt and answer, `n_prompt` of them the prompt. `features`, [n, n_features], are
     the taps of all tokens but the last one, in the trainer's type. The i-th token of the answer was
     drawn from a distribution whose likeliest tokens are `label_ids[i]`, int64 [N_LABELS], with the
-    log-probabilities `label_logprobs[i]`, before all that `sampling` asks for. `rounds`, int64, are
+    log-probabilities `label_logprobs[i]`, before temperature and penalties. `rounds`, int64, are
     the positions at which the engine's rounds had their anchors.
     """
 
@@ -51,7 +50,6 @@ class Answer:
     features: Tensor
     label_ids: Tensor
     label_logprobs: Tensor
-    sampling: SamplingParams = _AS_IT_IS
     rounds: Tensor = _NONE
 
     @property
@@ -242,6 +240,5 @@ class Answerer:
             features[: len(tokens) - 1].clone(),
             torch.tensor([[token for token, _ in top] for top in tops]),
             torch.tensor([[logprob for _, logprob in top] for top in tops]),
-            sequence.request.sampling,
             torch.tensor(rounds, dtype=torch.int64),
         )

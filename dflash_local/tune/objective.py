@@ -1,7 +1,8 @@
 """What a drafter learns: whole blocks at random anchors of the target's own answers.
 
 Anchors and blocks are those of DFlash (arXiv 2602.06036, section 4.2). The label of a position is
-the law by which the target's token was drawn there. How much a position counts follows D-PACE
+the target's whole distribution there: sharper ones make chains longer and trees shorter, as
+these branch by the drafter's own chances. How much a position counts follows D-PACE
 (arXiv 2605.18810): the gradient of the expected accepted length, as the drafter's own chances have
 it now. The Markov and confidence heads of DSpark, and the selector of DFlash 2, see the true token
 before each position.
@@ -9,14 +10,12 @@ before each position.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dflash_local.sampling.params import SamplingParams
 from dflash_local.tune.answers import Answer
 from dflash_local.tune.drafter import TorchDrafter
 
@@ -29,7 +28,7 @@ class Blocks:
     """Blocks of one answer and what they should draft: A blocks of n_draft positions.
 
     `before` is the true token before each position, `tokens` the true token, both int64
-    [A, n_draft]; `label_ids` and `label_probs`, [A, n_draft, k], the law by which it was drawn.
+    [A, n_draft]; `label_ids` and `label_probs`, [A, n_draft, k], the target's distribution.
     `valid` is False beyond the answer's end.
     """
 
@@ -81,21 +80,9 @@ def blocks_at(answer: Answer, starts: Tensor, n_draft: int) -> Blocks:
         before=answer.tokens[places - 1],
         tokens=answer.tokens[places],
         label_ids=answer.label_ids[rows],
-        label_probs=law(answer.label_logprobs, answer.sampling)[rows],
+        label_probs=answer.label_logprobs[rows].softmax(dim=-1),
         valid=valid,
     )
-
-
-def law(logprobs: Tensor, sampling: SamplingParams) -> Tensor:
-    """By what chances tokens are drawn, [n, k], by their log-probabilities [n, k], the likeliest
-    first: what `top_p` and `min_p` leave of them, at the temperature. It is what drafts are held
-    against. The target's whole distribution would have a drafter learn what is never drawn."""
-    if sampling.temperature <= 0:
-        return functional.one_hot(logprobs.argmax(dim=-1), logprobs.shape[-1]).to(logprobs.dtype)
-    probs = logprobs.softmax(dim=-1)
-    likelier = probs.cumsum(dim=-1) - probs
-    drawn = (likelier < sampling.top_p) & (probs >= sampling.min_p * probs[:, :1])
-    return (logprobs / sampling.temperature).masked_fill(~drawn, -math.inf).softmax(dim=-1)
 
 
 def outcome(drafter: TorchDrafter, answer: Answer, starts: Tensor) -> Outcome:

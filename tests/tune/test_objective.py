@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_local.sampling.params import SamplingParams
 from dflash_local.tune import objective
 from dflash_local.tune.answers import Answer
 from dflash_local.tune.drafter import TorchDrafter
 from dflash_local.tune.objective import (
     blocks_at,
-    law,
     outcome,
     position_weights,
     random_anchors,
@@ -54,19 +52,6 @@ def some_answer(n_features: int, dtype: torch.dtype = torch.float32) -> Answer:
 def files(folder: Path, family: str) -> tuple[Path, Path]:
     target = write_target(folder / "t.gguf", n_vocab=N_VOCAB)
     return target, write_drafter(folder / "d.gguf", target, **FAMILIES[family])
-
-
-def test_labels_are_the_law_by_which_tokens_are_drawn() -> None:
-    logprobs = torch.tensor([[0.6, 0.3, 0.08, 0.02]], dtype=torch.float64).log()
-    greedy = law(logprobs, SamplingParams())
-    assert greedy.tolist() == [[1, 0, 0, 0]]
-    whole = law(logprobs, SamplingParams(temperature=1.0, top_p=1.0, min_p=0.0))
-    torch.testing.assert_close(whole, logprobs.exp())
-    nucleus = law(logprobs, SamplingParams(temperature=1.0, top_p=0.85, min_p=0.0))
-    torch.testing.assert_close(nucleus, torch.tensor([[2, 1, 0, 0]], dtype=torch.float64) / 3)
-    likely = law(logprobs, SamplingParams(temperature=0.5, top_p=1.0, min_p=0.1))
-    expected = torch.tensor([[0.36, 0.09, 0.0064, 0]], dtype=torch.float64)
-    torch.testing.assert_close(likely, expected / expected.sum())
 
 
 @pytest.fixture(params=FAMILIES)
