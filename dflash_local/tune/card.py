@@ -72,14 +72,14 @@ Result: {self.reason}; {verdict}.
 def table(rows: Sequence[Row]) -> str:
     """The comparison as a Markdown table."""
     lines = [
-        "| prompts | temperature | tokens a round before | after | ratio | tokens/s before "
-        "| after |",
-        "|---|---|---|---|---|---|---|",
+        "| prompts | drafts | temperature | tokens a round before | after | ratio "
+        "| tokens/s before | after |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {row.prompts} ({row.n_prompts}) | {row.temperature:g} | {row.length_before:.2f} "
-        f"| {row.length_after:.2f} | {row.ratio:.2f} | {row.speed_before:.1f} "
-        f"| {row.speed_after:.1f} |"
+        f"| {row.prompts} ({row.n_prompts}) | {row.shape}s | {row.temperature:g} "
+        f"| {row.length_before:.2f} | {row.length_after:.2f} | {row.ratio:.2f} "
+        f"| {row.speed_before:.1f} | {row.speed_after:.1f} |"
         for row in rows
     ]
     return "\n".join(lines)

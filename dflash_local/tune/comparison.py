@@ -5,8 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from dflash_local.draft.drafter import Drafter
+from dflash_local.draft.shape import ShapeName
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.request import Request
 from dflash_local.sampling.params import SamplingParams
@@ -24,10 +26,11 @@ MOST_LOSS = 0.97
 
 @dataclass(frozen=True)
 class Row:
-    """Prompts of one kind at one temperature, before and after. `ratio` is that of the tokens a
-    round."""
+    """Prompts of one kind at one temperature, before and after, drafted in one shape. `ratio` is
+    that of the tokens a round."""
 
     prompts: str
+    shape: ShapeName
     temperature: float
     n_prompts: int
     length_before: float
@@ -48,41 +51,55 @@ def compare(
     max_tokens: int,
     say: Callable[[str], None],
 ) -> list[Row]:
-    """Measure both drafters on prompts by their kind, whole blocks in each round. The caches of the
-    target are empty before and after. Raises what the engine raises."""
+    """Measure both drafters on prompts by their kind, whole blocks in each round, also as trees
+    where the target was loaded for them: what makes chains longer may make trees shorter. The
+    caches of the target are empty before and after. Raises what the engine raises."""
     engines = Engine(target, before), Engine(target, after)
+    shapes: list[ShapeName] = ["chain", "tree"] if target.options.n_branches > 1 else ["chain"]
     rows = []
-    for kind, cases in prompts.items():
-        for temperature in TEMPERATURES if cases else ():
-            found: tuple[list[Stats], list[Stats]] = [], []
-            for i, tokens in enumerate(cases):
-                turns = (0, 1) if i % 2 else (1, 0)
-                for which in turns:
-                    found[which].append(
-                        _answer(engines[which], tokens, temperature, max_tokens, seed=i)
-                    )
-            old, new = map(Stats.sum, found)
-            row = Row(
-                kind,
-                temperature,
-                len(cases),
-                old.tokens_per_round,
-                new.tokens_per_round,
-                old.tokens_per_second,
-                new.tokens_per_second,
-            )
-            rows.append(row)
-            say(
-                f"{kind}, temperature {temperature:g}: {row.length_before:.2f} tokens a round "
-                f"before, {row.length_after:.2f} after"
-            )
+    for kind, shape, temperature in product(prompts, shapes, TEMPERATURES):
+        if not prompts[kind]:
+            continue
+        found: tuple[list[Stats], list[Stats]] = [], []
+        for i, tokens in enumerate(prompts[kind]):
+            turns = (0, 1) if i % 2 else (1, 0)
+            for which in turns:
+                request = Request(
+                    list(tokens),
+                    SamplingParams(temperature=temperature, seed=i),
+                    max_tokens,
+                    engines[which].max_width,
+                    cache_prompt=False,
+                    draft_shape=shape,
+                )
+                found[which].append(_answer(engines[which], request))
+        old, new = map(Stats.sum, found)
+        row = Row(
+            kind,
+            shape,
+            temperature,
+            len(prompts[kind]),
+            old.tokens_per_round,
+            new.tokens_per_round,
+            old.tokens_per_second,
+            new.tokens_per_second,
+        )
+        rows.append(row)
+        say(
+            f"{kind}, {shape}s, temperature {temperature:g}: {row.length_before:.2f} tokens a "
+            f"round before, {row.length_after:.2f} after"
+        )
     return rows
 
 
 def wins(rows: Sequence[Row]) -> tuple[bool, str]:
-    """Whether the new drafter should take the old one's place, and why, in words."""
+    """Whether the new drafter should take the old one's place, and why, in words. The shape of
+    drafts in which it does worse counts."""
     ratios = {
-        kind: statistics.fmean(row.ratio for row in rows if row.prompts == kind)
+        kind: min(
+            statistics.fmean(row.ratio for row in rows if (row.prompts, row.shape) == (kind, shape))
+            for shape in dict.fromkeys(row.shape for row in rows)
+        )
         for kind in dict.fromkeys(row.prompts for row in rows)
     }
     gain, rest = ratios.get(OWN, 0.0), ratios.get(BUILT_IN, 1.0)
@@ -94,11 +111,7 @@ def wins(rows: Sequence[Row]) -> tuple[bool, str]:
     return True, told
 
 
-def _answer(
-    engine: Engine, tokens: list[int], temperature: float, max_tokens: int, *, seed: int
-) -> Stats:
-    sampling = SamplingParams(temperature=temperature, seed=seed)
-    request = Request(list(tokens), sampling, max_tokens, engine.max_width, cache_prompt=False)
+def _answer(engine: Engine, request: Request) -> Stats:
     sequence = engine.begin(request)
     engine.run([sequence])
     engine.slots.forget_all()

@@ -220,9 +220,11 @@ class _Run:
         best = trainer.best.step
         del trainer
         self._free()
-        if self._plan.by_turns:
-            self._load()
         path = self._save(weights)
+        # Loaded again, as users load it: with trees where they are drafted by default.
+        if not self._plan.by_turns:
+            self._unload()
+        self._load(draft_shape=None)
         rows = self._compare(path, {OWN: cases["test"], BUILT_IN: cases["built-in"]})
         won, reason = wins(rows)
         options = self._options
@@ -249,7 +251,7 @@ class _Run:
 
     # Before the training
 
-    def _load(self, say: Say = lambda _: None) -> None:
+    def _load(self, say: Say = lambda _: None, draft_shape: str | None = "chain") -> None:
         options = self._options
         pair = open_pair(options.target, options.draft)
         loading = LoadOptions(
@@ -257,7 +259,7 @@ class _Run:
             n_seq=self._n_seq,
             n_gpu_layers=options.n_gpu_layers,
             n_threads=options.n_threads,
-            draft_shape="chain",
+            draft_shape=draft_shape,
             draft_width=2,
         )
         engine, plan = open_engine(pair, loading, say=say)
@@ -523,7 +525,11 @@ class _Run:
         self._answerer.pause()
         self._model.forget()
         after: Drafter = open_drafter(
-            path, self._target, n_seq=self._n_seq, n_ctx=self._target.n_ctx
+            path,
+            self._target,
+            n_seq=self._n_seq,
+            n_ctx=self._target.n_ctx,
+            for_trees=self._target.options.n_branches > 1,
         )
         n = min(self._options.max_tokens, 128)
         rows = compare(self._target, self._drafter, after, prompts, n, self._say_unless_stopped)
