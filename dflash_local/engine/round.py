@@ -1,4 +1,4 @@
-"""A round over N sequences: draft, verify, accept, inject.
+"""A round over N sequences: choose, inject, draft, verify, accept.
 
 The method is DFlash (Chen, Liang, Liu 2026, arXiv 2602.06036). A drafter proposes a block of tokens
 after each sequence's anchor; where the text repeats itself, copies join that draft or replace it.
