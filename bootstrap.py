@@ -175,6 +175,17 @@ def compiler() -> str | None:
     return next((found for found in map(shutil.which, names) if found), None)
 
 
+def has_openmp() -> bool:
+    command = [compiler() or "c++", "-fopenmp", "-x", "c++", "-fsyntax-only", "-"]
+    try:
+        done = subprocess.run(
+            command, input=b"#include <omp.h>\n", capture_output=True, check=False
+        )
+    except OSError:
+        return False
+    return done.returncode == 0
+
+
 def missing_build_tools() -> list[str]:
     tools = [] if shutil.which("ninja") else ["ninja"]
     try:
@@ -452,8 +463,9 @@ def ensure_llama(python: Path, state: dict, asked: str | None, refused: bool) ->
     elif fault != "absent":
         say(f"the installed llama-cpp-python {LLAMA_VERSION} is broken: {fault}")
     # OpenMP's threads sleep where ggml's own spin: much faster on a busy machine. See
-    # docs/install.md. A compiler without OpenMP gives a build with ggml's own.
-    own = ["-DGGML_OPENMP=ON", "-DLLAVA_BUILD=OFF"]
+    # docs/install.md. It is GNU's OpenMP that can be told so.
+    openmp = sys.platform == "linux" and has_openmp()
+    own = [f"-DGGML_OPENMP={'ON' if openmp else 'OFF'}", "-DLLAVA_BUILD=OFF"]
     ours = [*ggml_flags(platform.machine(), cpu_features()), *own, *flags]
     # The user's flags come last, where CMake lets them win.
     env = {**os.environ, "CMAKE_ARGS": f"{shlex.join(ours)} {theirs}".strip()}
@@ -470,7 +482,7 @@ def ensure_llama(python: Path, state: dict, asked: str | None, refused: bool) ->
     uncached = [] if is_usual else ["--no-cache-dir"]
     first = install if fault == "absent" else again
     pip(python, [*first, *uncached], "building llama.cpp", env)
-    fault = llama_fault(python, *(["--openmp"] if is_usual and sys.platform == "linux" else []))
+    fault = llama_fault(python, *(["--openmp"] if is_usual and openmp else []))
     if fault and not uncached:
         say(f"pip's cached wheel of llama-cpp-python does not work ({fault}): building it again")
         command = [str(python), "-m", "pip", "cache", "remove", f"llama_cpp_python-{LLAMA_VERSION}"]

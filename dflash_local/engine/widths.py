@@ -66,7 +66,7 @@ class Widths:
             chosen = self._controller.n_drafts(
                 policies, [limits[i] for i, _ in left], len(sequences) - len(left)
             )
-            if any(copies):
+            if any(chosen) and any(copies):
                 curves = [copy_alone(copies[i])[1] for i, _ in left]
                 chosen = self._controller.without_sure(policies, chosen, curves)
             for (i, _), n in zip(left, chosen, strict=True):

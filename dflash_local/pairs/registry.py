@@ -83,7 +83,8 @@ def of_drafter(place: str) -> Entry | None:
 def _same(one: str | None, other: str) -> bool:
     if one is None:
         return False
-    file, given = Path(one).expanduser(), Path(other)
+    # Unlike `Path.expanduser`, this leaves a user that there is not as it is.
+    file, given = Path(os.path.expanduser(one)), Path(other)
     is_one_file = file.is_file() and given.is_file() and file.samefile(given)
     return is_one_file or one.casefold() == other.casefold()
 

@@ -18,6 +18,11 @@ many, a bad passage at the beginning costs a good drafter most of an answer; wit
 useless one comes back too often."""
 
 
+_MOST_LOSSES, _REMEMBERED = 4, 2
+"""Lost spells in a row that count in a text, and those of them that count in the next one. Without
+these limits, drafting that lost in some texts never begins again in one where it would gain."""
+
+
 class Budget:
     """Two accounts: `amount` pays for probes; a credit covers drafting that was thought to pay."""
 
@@ -35,6 +40,7 @@ class Budget:
         """Another text begins, and what the last one lost says little of it."""
         self.suspended_until = 0
         self._credit = max(self._credit, _AT_FIRST)
+        self._n_losses = min(self._n_losses, _REMEMBERED)
 
     def earn(self, now: int) -> None:
         """The income since the last call; `now` counts rounds."""
@@ -74,7 +80,7 @@ class Budget:
     def caution(self) -> int:
         """How many times what drafting must be worth: twice as much after each spell that lost,
         until one has gained."""
-        return 1 << min(self._n_losses, 10)
+        return 1 << min(self._n_losses, _MOST_LOSSES)
 
     def begin(self, way: float) -> None:
         """Drafting begins: a spell."""

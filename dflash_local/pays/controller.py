@@ -202,7 +202,7 @@ class Controller:
     def _does_without(self, policy: Policy, copied: list[float], n_drafting: int) -> bool:
         """Whether a copy with these chances is verified by itself, and a draft would add less to it
         than its time is worth."""
-        if self._rows_of_copies([copied]) == [1]:
+        if self._rows_of_copies([copied], renew=False) == [1]:
             return False  # the round would be plain
         choice, costs = self._row_choice, self.costs
         both = list(map(max, zip_longest(copied, policy.typical(), fillvalue=0.0)))
@@ -262,10 +262,11 @@ class Controller:
         rows = self._passes.rows(shape)
         return rows if rows is None else rows - self.again.now
 
-    def _rows_of_copies(self, chains: Sequence[list[float]]) -> list[int]:
+    def _rows_of_copies(self, chains: Sequence[list[float]], *, renew: bool = True) -> list[int]:
         forecast = self._forecast
-        other_rows = forecast.base - len(chains)
-        forecast.renew(len(chains), other_rows, self._depth, self.again)
+        if renew:
+            other_rows = forecast.base - len(chains)
+            forecast.renew(len(chains), other_rows, self._depth, self.again)
         rate = _COPY_MARGIN * forecast.base / forecast.plain_s * self._gain
         self._copy_choice.price(forecast.base, forecast.passes, rate)
         last_rows = self._last_rows("chain")

@@ -76,6 +76,8 @@ class Costs:
         self.draft_host_s = _duration(draft_host_s)
         self.inject_s = _duration(inject_s)
         self.after_draft_s = float(after_draft_s)
+        if not math.isfinite(self.after_draft_s):
+            raise ValueError(f"{after_draft_s!r} is no time")
         self._n_after_draft = 0
         by_depth = sorted((trees or {0: 0.0}).items())
         (depth, self._tree_s), (self._deep, deep_s) = by_depth[0], by_depth[-1]

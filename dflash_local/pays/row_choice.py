@@ -136,7 +136,7 @@ class SteadyRowChoice(RowChoice):
         copies more, which say nothing of the usual drafts."""
         means = self._means.get(len(values), values)
         blended = [
-            v if v == -inf else mean + _BLEND * (v - mean)
+            v if -inf in (v, mean) else mean + _BLEND * (v - mean)
             for mean, v in zip(means, values, strict=True)
         ]
         self._means[len(values)] = blended

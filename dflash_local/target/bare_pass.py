@@ -30,8 +30,9 @@ def prefill(target: Target, tokens: Sequence[int]) -> int:
 def takes_back(target: Target) -> bool:
     """Whether the widest pass of all sequences of an empty target can be taken back, but for the
     first row of each. Only then is it known whether rows are replayed on this device."""
-    seqs = range(target.options.n_seq)
-    width = min(target.max_width, target.n_batch // len(seqs), target.n_ctx // len(seqs))
+    room = min(target.n_batch, target.n_ctx)
+    seqs = range(max(1, min(target.options.n_seq, room // 2)))  # of one row each, nothing is seen
+    width = min(target.max_width, room // len(seqs))
     batch = Batch()
     for seq in seqs:
         batch.add(seq, 0, [token % target.n_vocab for token in range(width)])

@@ -1,7 +1,7 @@
 """Tries a model once in a child process, as llama.cpp may abort on it, and keeps the verdict.
 
-A verdict, good or bad, is valid as long as the files, the build of llama.cpp, the CPU and the
-tapped layers stay the same.
+A verdict, good or bad, is valid as long as the files, the build of llama.cpp, the CPU, the tapped
+layers, and what is kept to take back recurrent states stay the same.
 """
 
 from __future__ import annotations
@@ -110,6 +110,8 @@ def ensure_loadable(
             layers=layers,
             n_gpu_layers=n_gpu_layers,
             n_snapshots=n_snapshots // 2,
+            n_replayed=n_replayed,
+            redecodes=redecodes,
             limit_s=limit_s,
             say=say,
         )
@@ -140,7 +142,7 @@ def _raise(verdict: LoadVerdict, target: Path, draft: Path | None) -> None:
         "load": "load the model",
         "context": "make a context",
         "taps": "tap its layers",
-        "decode": "decode two tokens",
+        "decode": "decode a few tokens",
     }.get(verdict.stage, verdict.stage)
     raise FileError(
         f"{path}: llama.cpp cannot {doing}: {why}; the file is malformed or of a kind that this "

@@ -172,7 +172,7 @@ A_TURN = st.tuples(st.integers(0, 15), st.floats(0.5, 1), st.integers(1, 60))
 
 @pytest.mark.one_in(7)
 @given(st.lists(st.lists(A_TURN, min_size=1, max_size=2), min_size=3, max_size=8))
-@settings(deadline=None, max_examples=4)
+@settings(deadline=None, max_examples=4, derandomize=True)
 def test_any_turns_are_those_of_empty_caches(
     target: Target, plain: PlainAnswers, turns: list[list[tuple[int, float, int]]]
 ) -> None:

@@ -51,3 +51,14 @@ def test_drafts_of_a_drafter_that_is_not_known_leave_no_debt_and_probes_do() -> 
     assert budget.amount > 0.5
     budget.settle_probe(-3.0)
     assert budget.amount < -2.0
+
+
+def test_texts_in_which_drafting_lost_do_not_end_it_for_those_after_them() -> None:
+    budget = Budget()
+    for _ in range(20):
+        spell(budget, -1.0, 8)
+    assert budget.caution == 16
+    budget.renew()
+    assert budget.caution == 4
+    spell(budget, 0.5, 40)
+    assert budget.caution == 1

@@ -160,6 +160,7 @@ def test_kept_and_read_again() -> None:
         {"step_s": [1.0]},
         {"draft_s": None},
         {"switch_s": math.nan},
+        {"after_draft_s": math.inf},
         {"host_s": None},
     ],
 )

@@ -162,3 +162,16 @@ def test_a_copy_pays_the_way_back_to_plain_passes() -> None:
     assert choice.widths([[0.9] * 6], 1, 8.0) == [1]
     assert choice.widths([[0.9] * 12], 1, 8.0) == [13]
     assert choice.widths([[0.9] * 6], 30, 8.0) == [7]
+
+
+def test_row_counts_that_come_to_be_chosen_among_are_known_from_then_on() -> None:
+    """Few are while a change of graphs is dear; it may come to be cheap."""
+    inf, chances, switch_s = float("inf"), [[0.9, 0.8, 0.05]], 2.0
+    choice = SteadyRowChoice()
+    choice.price(1, [1.0, inf, inf, 1.1], 1.0)
+    assert choice.widths(chances, 4, switch_s) == [4]
+    rows = 4
+    for _ in range(60):
+        choice.price(1, [1.0, 1.01, 1.02, 1.5], 1.0)
+        (rows,) = choice.widths(chances, rows, switch_s)
+    assert rows == 3
