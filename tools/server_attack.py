@@ -29,7 +29,7 @@ import httpx
 import gguf_files
 import stall_server
 from dflash_local import demo
-from resources import resources
+from resources import Health
 from server_process import EXACT, ServerProcess, serving
 
 N_CLIENTS = 8
@@ -81,26 +81,13 @@ ATTACKS: list[tuple[str, Any]] = [
 
 
 @dataclass
-class Found:
+class Found(Health):
     """What became of everything that was sent."""
 
     rounds: int = 0
     statuses: Counter[int] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
     tracebacks: int = 0
-    stalls: list[str] = field(default_factory=list)
-    """Steps of the event loop that took long, in CPU time: tests/support/stall_server.py."""
-    slowest_health_ms: float = 0.0
-    memory_mib: list[float] = field(default_factory=list)
-    threads: list[int] = field(default_factory=list)
-    open_files: list[int] = field(default_factory=list)
-
-    def weigh(self, pid: int) -> None:
-        taken = resources(pid)
-        if taken is not None:
-            self.memory_mib.append(taken.memory_mib)
-            self.threads.append(taken.threads)
-            self.open_files.append(taken.open_files)
 
 
 class Attack:
@@ -150,10 +137,7 @@ class Attack:
     def _watch(self, ended: threading.Event) -> None:
         with self._server.client() as client:
             while not ended.wait(0.02):
-                start = time.monotonic()
-                client.get("/health", timeout=PATIENCE_S)
-                took = round(1000 * (time.monotonic() - start), 1)
-                self.found.slowest_health_ms = max(self.found.slowest_health_ms, took)
+                self.found.ask(client, timeout=PATIENCE_S)
 
 
 def main() -> None:

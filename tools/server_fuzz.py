@@ -45,7 +45,7 @@ from damage import damaged_bytes, damaged_value
 from dflash_local import demo
 from dflash_local.chat.template import ChatTemplate
 from dflash_local.errors import InputError
-from resources import resources
+from resources import Health
 from server_process import EXACT, ServerProcess, serving
 
 KEPT = Path(__file__).parents[1] / "build" / "fuzz"
@@ -132,7 +132,7 @@ PIECES = (
 
 
 @dataclass
-class Found:
+class Found(Health):
     """What became of everything that was tried."""
 
     requests: int = 0
@@ -142,24 +142,11 @@ class Found:
     failures: list[str] = field(default_factory=list)
     server_alive: bool = False
     tracebacks: int = 0
-    stalls: list[str] = field(default_factory=list)
-    """Steps of the event loop that took more than 100 ms of CPU time."""
-    slowest_health_ms: float = 0.0
-    memory_mib: list[float] = field(default_factory=list)
-    threads: list[int] = field(default_factory=list)
-    open_files: list[int] = field(default_factory=list)
 
     def fail(self, name: str, why: str, content: bytes) -> None:
         KEPT.mkdir(parents=True, exist_ok=True)
         (KEPT / name).write_bytes(content)
         self.failures.append(f"{name}: {why}")
-
-    def weigh(self, pid: int) -> None:
-        taken = resources(pid)
-        if taken is not None:
-            self.memory_mib.append(taken.memory_mib)
-            self.threads.append(taken.threads)
-            self.open_files.append(taken.open_files)
 
 
 class Requests:
@@ -243,10 +230,7 @@ class Requests:
     def _watch(self, server: ServerProcess, ended: threading.Event) -> None:
         with server.client() as client:
             while not ended.wait(0.1) and server.process.poll() is None:
-                start = time.monotonic()
-                client.get("/health", timeout=PATIENCE_S)
-                took = round(1000 * (time.monotonic() - start), 1)
-                self._found.slowest_health_ms = max(self._found.slowest_health_ms, took)
+                self._found.ask(client, timeout=PATIENCE_S)
 
 
 def damaged_request(described: dict[str, Any], rng: random.Random) -> tuple[str, str, bytes]:

@@ -37,7 +37,7 @@ import httpx
 
 import stall_server
 from dflash_local import demo
-from resources import resources
+from resources import Health
 
 STALL_S = 0.1
 MACHINE = ("--gpu-layers", "0", "--threads", "1", "--ctx", "1024")
@@ -66,7 +66,7 @@ MODES = {
 
 
 @dataclass
-class Found:
+class Found(Health):
     """What became of the requests in one mode."""
 
     promised: bool
@@ -78,12 +78,6 @@ class Found:
     lost: list[str] = field(default_factory=list)
     unloaded: int = 0
     started: int = 0
-    slowest_health_ms: float = 0.0
-    stalls: list[str] = field(default_factory=list)
-    """Steps of the event loop that took more than 100 ms of CPU time."""
-    memory_mib: list[float] = field(default_factory=list)
-    threads: list[int] = field(default_factory=list)
-    open_files: list[int] = field(default_factory=list)
     unfinished_files: list[str] = field(default_factory=list)
 
     @property
@@ -100,13 +94,6 @@ class Found:
         gaps = [abs(x["logprob"] - y["logprob"]) for x, y in same]
         self.different_logprobs += any(gaps)
         self.largest_difference = max([self.largest_difference, *gaps])
-
-    def weigh(self, pid: int) -> None:
-        taken = resources(pid)
-        if taken is not None:
-            self.memory_mib.append(taken.memory_mib)
-            self.threads.append(taken.threads)
-            self.open_files.append(taken.open_files)
 
 
 def chats() -> list[dict[str, Any]]:
@@ -253,10 +240,7 @@ class Soak:
 
     def _watch(self, client: httpx.Client, found: Found, ended: threading.Event) -> None:
         while not ended.wait(0.05):
-            start = time.monotonic()
-            client.get("/health")
-            took = 1000 * (time.monotonic() - start)
-            found.slowest_health_ms = max(found.slowest_health_ms, round(took, 1))
+            found.ask(client)
 
 
 def main() -> None:
