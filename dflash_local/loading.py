@@ -18,10 +18,7 @@ from dflash_local.engine.engine import Engine, most_nodes
 from dflash_local.engine.prefix_files import PrefixFiles
 from dflash_local.engine.prefixes import PrefixStore
 from dflash_local.errors import DflashError, FileError, InputError
-from dflash_local.fit.options import (
-    MAX_COPY_FROM,
-    LoadOptions,
-)
+from dflash_local.fit.options import MAX_COPY_FROM, LoadOptions
 from dflash_local.fit.plan import Plan
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.drafter_spec import DrafterSpec

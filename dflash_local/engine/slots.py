@@ -1,8 +1,7 @@
 """Slots: the sequences in the caches of target and drafter, and which cells each one has.
 
 The drafter knows rows once they are injected. Until then their hidden states are in the target's
-store. In a round, `Slots.commit` is the only place that adds to what a slot has
-cached.
+store. In a round, `Slots.commit` is the only place that adds to what a slot has cached.
 """
 
 from __future__ import annotations

@@ -16,8 +16,6 @@ _SUSPENDED = 20
 """Rounds for which drafting is off for each that was lost, when its credit is spent. With twice as
 many, a bad passage at the beginning costs a good drafter most of an answer; with half as many, a
 useless one comes back too often."""
-
-
 _MOST_LOSSES, _REMEMBERED = 4, 2
 """Lost spells in a row that count in a text, and those of them that count in the next one. Without
 these limits, drafting that lost in some texts never begins again in one where it would gain."""

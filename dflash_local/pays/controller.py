@@ -202,7 +202,7 @@ class Controller:
     def _does_without(self, policy: Policy, copied: list[float], n_drafting: int) -> bool:
         """Whether a copy with these chances is verified by itself, and a draft would add less to it
         than its time is worth."""
-        if self._rows_of_copies([copied], renew=False) == [1]:
+        if self._rows_of_copies([copied]) == [1]:
             return False  # the round would be plain
         choice, costs = self._row_choice, self.costs
         both = list(map(max, zip_longest(copied, policy.typical(), fillvalue=0.0)))
@@ -249,6 +249,8 @@ class Controller:
         """Rows to verify for each sequence, its anchor included, by the falling chances of its
         drafts. `drafted`: the drafter had a part in the round."""
         if not drafted:
+            other_rows = self._forecast.base - len(chains)
+            self._forecast.renew(len(chains), other_rows, self._depth, self.again)
             return self._rows_of_copies(chains)
         if self._looking:  # whatever it is thought to cost
             return [1 + min(PROBED, len(chain)) for chain in chains]
@@ -262,11 +264,8 @@ class Controller:
         rows = self._passes.rows(shape)
         return rows if rows is None else rows - self.again.now
 
-    def _rows_of_copies(self, chains: Sequence[list[float]], *, renew: bool = True) -> list[int]:
+    def _rows_of_copies(self, chains: Sequence[list[float]]) -> list[int]:
         forecast = self._forecast
-        if renew:
-            other_rows = forecast.base - len(chains)
-            forecast.renew(len(chains), other_rows, self._depth, self.again)
         rate = _COPY_MARGIN * forecast.base / forecast.plain_s * self._gain
         self._copy_choice.price(forecast.base, forecast.passes, rate)
         last_rows = self._last_rows("chain")

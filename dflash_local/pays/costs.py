@@ -147,13 +147,13 @@ class Costs:
         if drafted:
             # The first few tell nearly all: what is common must not be held against one row count.
             self._n_after_draft += 1
-            surprise = seconds - known - self.extra_s(shape, depth) - self.after_draft_s
-            surprise = min(max(surprise, -_CLIP * known), _CLIP * known)
+            surprise = _clipped(
+                seconds - known - self.extra_s(shape, depth) - self.after_draft_s, known
+            )
             self.after_draft_s += max(1 / (1 + self._n_after_draft), _SLOWEST) * surprise
             seconds -= self.after_draft_s
         if shape == "tree":
-            surprise = seconds - known - self.extra_s(shape, depth)
-            surprise = min(max(surprise, -_CLIP * known), _CLIP * known)
+            surprise = _clipped(seconds - known - self.extra_s(shape, depth), known)
             self._tree_s = max(self._tree_s + _DRIFT * surprise, 0.0)
         self.n_observed += 1
         self._steps.observe(n_rows, depth, seconds - self.extra_s(shape, depth))
@@ -376,6 +376,11 @@ def _line(counts: list[int], rises: list[float]) -> tuple[float, float]:
     tilt = sum((count - mean) * s for count, s in zip(counts, rises, strict=True))
     row_s = min(max(tilt / spread, 0.0), rise / mean) if n > 1 else 0.0
     return rise - row_s * mean, row_s
+
+
+def _clipped(surprise: float, known: float) -> float:
+    """Seconds more than were known, or fewer: a hiccup counts as a part of those."""
+    return min(max(surprise, -_CLIP * known), _CLIP * known)
 
 
 def _duration(seconds: Any) -> float:
