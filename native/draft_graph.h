@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "draft_bucket.h"
@@ -20,6 +21,8 @@ struct draft_capabilities {
     bool flash_attention = true;
     bool top_k = true;
     int n_rounds = 0;  // of guesses, see dspark_head; 0: as many as suit the device
+    // Whether quantised matrices become bf16; none: if that pays, see bf16_weights.h.
+    std::optional<bool> bf16 = std::nullopt;
 };
 
 // What a draft graph computes with.

@@ -10,6 +10,7 @@
 #include <system_error>
 #include <utility>
 
+#include "bf16_weights.h"
 #include "errors.h"
 #include "target_tensors.h"
 
@@ -26,6 +27,7 @@ constexpr const char * confidence_name = "conf_proj.weight";
 // Of these the host reads the anchor's rows. What the device reads are the rows of drafted tokens.
 constexpr const char * markov_name = "markov_w1.weight";
 constexpr const char * selector_name = "selector_predecessor.weight";
+constexpr const char * selector_after_name = "selector_successor.weight";
 constexpr const char * markov_drafted = "markov_w1.drafted";
 constexpr const char * selector_drafted = "selector_predecessor.drafted";
 constexpr const char * confidence_of_state = "conf_proj.state";
@@ -62,11 +64,23 @@ ggml_backend_buffer_ptr allocate(ggml_context * tensors, ggml_backend_buffer_typ
     return buffer;
 }
 
+// Only single rows of these are read, on the host.
+bool is_on_host(const std::string & name) {
+    return name == embedding_name || name == markov_name || name == selector_name ||
+           name == confidence_name;
+}
+
+// Whether it is a matrix that columns are multiplied with. Of the others, rows are looked up.
+bool is_product(const ggml_tensor * tensor) {
+    return ggml_n_dims(tensor) == 2 && !is_on_host(tensor->name) &&
+           std::string(tensor->name) != selector_after_name;
+}
+
 }  // namespace
 
 draft_weights::draft_weights(const std::string & path, const draft_params & of_file,
-                             ggml_backend_dev_t device)
-    : params(of_file) {
+                             ggml_backend_t backend, std::optional<bool> bf16)
+    : params(of_file), backend_(backend) {
     params.check();
     ggml_context * raw = nullptr;
     const gguf_context_ptr gguf(gguf_init_from_file(path.c_str(), {/*no_alloc=*/true, &raw}));
@@ -75,10 +89,11 @@ draft_weights::draft_weights(const std::string & path, const draft_params & of_f
         throw file_error(path + " is not a GGUF file that ggml can read");
     }
     read_tokens(path, gguf.get());
+    is_bf16_ = bf16.has_value() ? *bf16 : pays_in_bf16(file.get());
     create(file.get(), gguf.get());
     bind();
     check_data(path, gguf.get());
-    device_buffer_ = allocate(device_tensors_.get(), ggml_backend_dev_buffer_type(device));
+    device_buffer_ = allocate(device_tensors_.get(), ggml_backend_get_default_buffer_type(backend));
     host_buffer_ = allocate(
         host_tensors_.get(),
         ggml_backend_dev_buffer_type(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU)));
@@ -138,15 +153,15 @@ void draft_weights::create(const ggml_context * file, const gguf_context * gguf)
             continue;
         }
         const ggml_tensor * shape = ggml_get_tensor(const_cast<ggml_context *>(file), name.c_str());
-        // Only single rows of these are read, on the host.
-        const bool on_host = name == embedding_name || name == markov_name ||
-                             name == selector_name || name == confidence_name;
-        add(on_host ? host_tensors_.get() : device_tensors_.get(), shape, name, making_of(name));
+        add(is_on_host(name) ? host_tensors_.get() : device_tensors_.get(), shape, name,
+            making_of(shape));
         sources_[name] = i;
     }
     const auto tied = sources_.find(embedding_name);
     if (tied != sources_.end() && sources_.count(head_name) == 0) {
-        add(device_tensors_.get(), unbound_.at(embedding_name), head_name, {});
+        const ggml_tensor * shape = unbound_.at(embedding_name);
+        const bool widens = is_bf16_ && becomes_bf16(shape);
+        add(device_tensors_.get(), shape, head_name, {{}, widens ? GGML_TYPE_BF16 : shape->type});
         sources_[head_name] = tied->second;
     }
     create_tables(file);
@@ -155,12 +170,11 @@ void draft_weights::create(const ggml_context * file, const gguf_context * gguf)
 // Tables of rows that a graph looks up come last: on some backends the argmax of values that are
 // not numbers is -1, and the memory before these is then ours.
 void draft_weights::create_tables(const ggml_context * file) {
-    const making of_drafted{{tokens.begin(), tokens.end()}, false};
     for (const auto & [source, name] :
          {std::pair{markov_name, markov_drafted}, std::pair{selector_name, selector_drafted}}) {
         const ggml_tensor * shape = ggml_get_tensor(const_cast<ggml_context *>(file), source);
         if (shape != nullptr) {
-            add(device_tensors_.get(), shape, name, of_drafted);
+            add(device_tensors_.get(), shape, name, {{tokens.begin(), tokens.end()}, shape->type});
             sources_[name] = sources_.at(source);
         }
     }
@@ -172,11 +186,42 @@ void draft_weights::create_tables(const ggml_context * file) {
     }
 }
 
-draft_weights::making draft_weights::making_of(const std::string & name) const {
-    making how;
+bool draft_weights::pays_in_bf16(const ggml_context * file) const {
+    const ggml_tensor * largest = nullptr;
+    size_t n_more = 0;
+    auto * of_file = const_cast<ggml_context *>(file);
+    for (const ggml_tensor * t = ggml_get_first_tensor(of_file); t != nullptr;
+         t = ggml_get_next_tensor(of_file, const_cast<ggml_tensor *>(t))) {
+        if (is_product(t) && becomes_bf16(t)) {
+            n_more += ggml_row_size(GGML_TYPE_BF16, t->ne[0]) * t->ne[1] - ggml_nbytes(t);
+            if (largest == nullptr || ggml_nelements(t) > ggml_nelements(largest)) {
+                largest = t;
+            }
+        }
+    }
+    return largest != nullptr && dflash::pays_in_bf16(backend_, largest->type, largest->ne[0],
+                                                      largest->ne[1], params.block_size, n_more);
+}
+
+bool draft_weights::becomes_bf16(const ggml_tensor * shape) const {
+    return dflash::becomes_bf16(backend_, shape->type, shape->ne[0]);
+}
+
+// The type that a tensor of the file gets.
+ggml_type draft_weights::type_of(const ggml_tensor * shape) const {
+    const std::string name = shape->name;
+    if (name.find("_conv_base") != std::string::npos || name == confidence_name) {
+        return GGML_TYPE_F32;
+    }
+    const bool widens = is_bf16_ && is_product(shape) && becomes_bf16(shape);
+    return widens ? GGML_TYPE_BF16 : shape->type;
+}
+
+draft_weights::making draft_weights::making_of(const ggml_tensor * shape) const {
+    const std::string name = shape->name;
     const bool is_base = name.find("_conv_base") != std::string::npos;
-    how.to_float = is_base || name == confidence_name;
-    if (name == "selector_successor.weight") {
+    making how{{}, type_of(shape)};
+    if (name == selector_after_name) {
         how.rows.assign(tokens.begin(), tokens.end());
     }
     if (is_base || name.find("_conv_proj.weight") != std::string::npos) {
@@ -237,16 +282,17 @@ bool draft_weights::stack(const ggml_context * file, const std::vector<std::stri
         vectors = vectors && part->ne[1] == 1;
         parts.push_back(part);
     }
+    const ggml_type type = type_of(parts[0]);
     int64_t n = 0;
     for (const ggml_tensor * part : parts) {
-        if (part->type != parts[0]->type || (!vectors && part->ne[0] != parts[0]->ne[0])) {
+        if (type_of(part) != type || (!vectors && part->ne[0] != parts[0]->ne[0])) {
             return false;
         }
         n += vectors ? part->ne[0] : part->ne[1];
     }
     ggml_context * home = device_tensors_.get();
-    ggml_tensor * all = vectors ? ggml_new_tensor_1d(home, parts[0]->type, n)
-                                : ggml_new_tensor_2d(home, parts[0]->type, parts[0]->ne[0], n);
+    ggml_tensor * all = vectors ? ggml_new_tensor_1d(home, type, n)
+                                : ggml_new_tensor_2d(home, type, parts[0]->ne[0], n);
     size_t offset = 0;
     for (size_t i = 0; i < parts.size(); i++) {
         ggml_tensor * part =
@@ -254,7 +300,10 @@ bool draft_weights::stack(const ggml_context * file, const std::vector<std::stri
                     : ggml_view_2d(home, all, all->ne[0], parts[i]->ne[1], all->nb[1], offset);
         ggml_set_name(part, names[i].c_str());
         unbound_.emplace(names[i], part);
-        offset += ggml_nbytes(parts[i]);
+        if (type != parts[i]->type) {
+            made_[names[i]] = {{}, type};
+        }
+        offset += ggml_nbytes(part);
     }
     return true;
 }
@@ -262,10 +311,9 @@ bool draft_weights::stack(const ggml_context * file, const std::vector<std::stri
 void draft_weights::add(ggml_context * home, const ggml_tensor * shape, const std::string & name,
                         making how) {
     ggml_tensor * tensor = nullptr;
-    if (how.is_copy()) {
+    if (how.is_copy_of(shape)) {
         tensor = ggml_dup_tensor(home, shape);
     } else {
-        const ggml_type type = how.to_float ? GGML_TYPE_F32 : shape->type;
         const int64_t n_rows =
             how.rows.empty() ? ggml_nrows(shape) : static_cast<int64_t>(how.rows.size());
         if (!how.rows.empty() &&
@@ -274,7 +322,7 @@ void draft_weights::add(ggml_context * home, const ggml_tensor * shape, const st
                              std::to_string(ggml_nrows(shape)) +
                              " rows, too few for its other tensors; convert it again");
         }
-        tensor = ggml_new_tensor_2d(home, type, shape->ne[0], n_rows);
+        tensor = ggml_new_tensor_2d(home, how.type, shape->ne[0], n_rows);
         made_[name] = std::move(how);
     }
     ggml_set_name(tensor, name.c_str());
@@ -384,7 +432,7 @@ void draft_weights::bind_heads() {
         const int64_t rank = params.selector.rank;
         anchor_table = take(selector_name, {rank, -1});
         selector.before = take(selector_drafted, {rank, n_rows});
-        selector.after = take("selector_successor.weight", {rank, n_rows});
+        selector.after = take(selector_after_name, {rank, n_rows});
         selector.gate = take("selector_hidden.weight", {d, rank});
     }
 }
@@ -493,26 +541,46 @@ void draft_weights::read(const std::string & path, const gguf_context * gguf) {
 
 // False if the file ends too early.
 bool draft_weights::read_made(std::ifstream & file, std::streamoff begin, ggml_type type,
-                              const making & how, ggml_tensor * tensor) {
-    const int64_t width = tensor->ne[0];
-    const size_t n_packed = ggml_row_size(type, width);
-    const ggml_to_float_t to_float = ggml_get_type_traits(type)->to_float;
-    std::vector<char> packed(n_packed);
-    std::vector<float> values(width);
-    for (int64_t row = 0; row < ggml_nrows(tensor); row++) {
-        const int64_t source = how.rows.empty() ? row : how.rows[row];
-        file.seekg(begin + static_cast<std::streamoff>(source * n_packed));
-        if (!file.read(packed.data(), static_cast<std::streamsize>(n_packed))) {
+                              const making & how, ggml_tensor * tensor) const {
+    const size_t n_packed = ggml_row_size(type, tensor->ne[0]);
+    const int64_t n_rows = ggml_nrows(tensor);
+    const auto at_once = static_cast<int64_t>(std::max<size_t>(1, read_chunk / n_packed));
+    std::vector<char> packed;
+    for (int64_t first = 0; first < n_rows; first += at_once) {
+        const int64_t n = std::min(at_once, n_rows - first);
+        packed.resize(n * n_packed);
+        const auto get = [&](int64_t source, int64_t to, int64_t n_read) {
+            file.seekg(begin + static_cast<std::streamoff>(source * n_packed));
+            return static_cast<bool>(file.read(packed.data() + to * n_packed,
+                                               static_cast<std::streamsize>(n_read * n_packed)));
+        };
+        if (how.rows.empty() && !get(first, 0, n)) {
             return false;
         }
-        const char * data = packed.data();
-        if (how.to_float && type != GGML_TYPE_F32) {
-            to_float(packed.data(), values.data(), width);
-            data = reinterpret_cast<const char *>(values.data());
+        for (int64_t i = 0; i < n && !how.rows.empty(); i++) {
+            if (!get(how.rows[first + i], i, 1)) {
+                return false;
+            }
         }
-        ggml_backend_tensor_set(tensor, data, row * tensor->nb[1], tensor->nb[1]);
+        write_rows(type, packed, n, tensor, first);
     }
     return true;
+}
+
+// n rows of this type to those of the tensor from row `first` on, in its own type.
+void draft_weights::write_rows(ggml_type type, const std::vector<char> & packed, int64_t n,
+                               ggml_tensor * tensor, int64_t first) const {
+    const size_t offset = first * tensor->nb[1];
+    if (tensor->type == type) {
+        ggml_backend_tensor_set(tensor, packed.data(), offset, packed.size());
+    } else if (tensor->type == GGML_TYPE_BF16) {
+        write_as_bf16(backend_, type, packed.data(), n, tensor, first);
+    } else {
+        std::vector<float> values(n * tensor->ne[0]);
+        ggml_get_type_traits(type)->to_float(packed.data(), values.data(),
+                                             static_cast<int64_t>(values.size()));
+        ggml_backend_tensor_set(tensor, values.data(), offset, values.size() * sizeof(float));
+    }
 }
 
 namespace {

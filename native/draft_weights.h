@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <iosfwd>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -69,7 +70,9 @@ class draft_weights {
     // Throws file_error for a file that lacks tensors, has tensors that the draft graph does not
     // know or whose shape or type is not as `params` say, or ends too early; backend_error if the
     // device has no room; std::invalid_argument as draft_params::check.
-    draft_weights(const std::string & path, const draft_params & params, ggml_backend_dev_t device);
+    // bf16: whether quantised matrices become bf16; none: if that pays, see bf16_weights.h.
+    draft_weights(const std::string & path, const draft_params & params, ggml_backend_t backend,
+                  std::optional<bool> bf16 = std::nullopt);
 
     const draft_params params;
     ggml_tensor * fc = nullptr;        // [n_taps * n_embd, n_embd]
@@ -104,14 +107,19 @@ class draft_weights {
     // How a tensor is made of the data of the file, if not as it is.
     struct making {
         std::vector<int64_t> rows;  // which rows, and in which order; empty: all
-        bool to_float = false;
+        ggml_type type;
 
-        bool is_copy() const { return rows.empty() && !to_float; }
+        bool is_copy_of(const ggml_tensor * shape) const {
+            return rows.empty() && type == shape->type;
+        }
     };
 
     void create(const ggml_context * file, const gguf_context * gguf);
     void create_tables(const ggml_context * file);
-    making making_of(const std::string & name) const;
+    bool pays_in_bf16(const ggml_context * file) const;
+    bool becomes_bf16(const ggml_tensor * shape) const;
+    ggml_type type_of(const ggml_tensor * shape) const;
+    making making_of(const ggml_tensor * shape) const;
     void add(ggml_context * home, const ggml_tensor * shape, const std::string & name, making how);
     void stack_all(const ggml_context * file);
     bool stack(const ggml_context * file, const std::vector<std::string> & names);
@@ -120,8 +128,10 @@ class draft_weights {
     void bind_stacks();
     void check_data(const std::string & path, const gguf_context * gguf) const;
     void read(const std::string & path, const gguf_context * gguf);
-    static bool read_made(std::ifstream & file, std::streamoff begin, ggml_type type,
-                          const making & how, ggml_tensor * tensor);
+    bool read_made(std::ifstream & file, std::streamoff begin, ggml_type type, const making & how,
+                   ggml_tensor * tensor) const;
+    void write_rows(ggml_type type, const std::vector<char> & packed, int64_t n,
+                    ggml_tensor * tensor, int64_t first) const;
     void read_tokens(const std::string & path, const gguf_context * gguf);
     void add_up_confidence();
     void bound_values();
@@ -133,6 +143,8 @@ class draft_weights {
 
     conv_weights take_conv(const std::string & name);
 
+    ggml_backend_t backend_;
+    bool is_bf16_ = false;                     // quantised matrices become that
     ggml_tensor * confidence_ = nullptr;       // f32 [n_embd + rank], in host memory
     ggml_tensor * confidence_bias_ = nullptr;  // f32 [1]
     std::map<const ggml_tensor *, ggml_tensor *> scales_;

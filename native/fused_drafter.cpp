@@ -46,7 +46,7 @@ fused_drafter::fused_drafter(const llama_model * model, const tap_store * store,
       store_(store),
       threads_(std::move(threads)),
       backend_(open_draft_backend(target_.device(), n_threads)),
-      weights_(path, params, target_.device()),
+      weights_(path, params, backend_.get(), allowed.bf16),
       cache_(weights_.params, target_.device(), n_seq, n_ctx, draft_window),
       top_k_(head_top_k(weights_.params, top_k)),
       allowed_(allowed),
@@ -60,6 +60,7 @@ fused_drafter::fused_drafter(const llama_model * model, const tap_store * store,
     }
     n_vocab_ = static_cast<int>(std::min(target_.head->ne[1], target_.embedding->ne[1]));
     check_head_fits();
+    copy_head();
     const auto n_drafted =
         static_cast<int>(weights_.tokens.empty() ? n_vocab_ : weights_.tokens.size());
     const int mask_token = weights_.params.mask_token;
@@ -115,6 +116,22 @@ void fused_drafter::check_head_fits() const {
                              ", the target has " + std::to_string(n_vocab_) +
                              " tokens; take the drafter of this target");
         }
+    }
+}
+
+// A drafter without a head of its own computes with the target's, which stays as it is.
+void fused_drafter::copy_head() {
+    const ggml_tensor * head = target_.head;
+    if (weights_.head != nullptr || !ggml_is_quantized(head->type)) {
+        return;
+    }
+    const size_t n_bytes = ggml_row_size(GGML_TYPE_BF16, head->ne[0]) * head->ne[1];
+    const bool copies = allowed_.bf16.has_value()
+                            ? *allowed_.bf16
+                            : pays_in_bf16(backend_.get(), head->type, head->ne[0], head->ne[1],
+                                           weights_.params.n_drafts(), n_bytes);
+    if (copies) {
+        target_.head = head_.emplace(backend_.get(), target_.head).tensor;
     }
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "bf16_weights.h"
 #include "draft_cache.h"
 #include "draft_graph.h"
 #include "draft_mask.h"
@@ -98,6 +99,7 @@ class fused_drafter {
     void check_sequence(int seq) const;
     void check_target_fits() const;
     void check_head_fits() const;
+    void copy_head();
     void check_token(int32_t token) const;
     struct graph_slot;
 
@@ -131,6 +133,7 @@ class fused_drafter {
     std::shared_ptr<const thread_pool> threads_;
     ggml_backend_ptr backend_;
     draft_weights weights_;
+    std::optional<bf16_copy> head_;  // of the target's, if that pays
     draft_cache cache_;
     int n_vocab_ = 0;
     int top_k_;

@@ -28,6 +28,7 @@ int main(int argc, char ** argv) {
         status |= check::run(saved_rows_tests(pair));
         status |= check::run(file_tests(pair));
         status |= check::run(head_tests(pair));
+        status |= check::run(bf16_weights_tests(pair));
     }
     llama_backend_free();
     return status;

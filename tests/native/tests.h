@@ -8,6 +8,7 @@
 #include "check.h"
 #include "shipped_pair.h"
 
+std::vector<check::test> bf16_weights_tests(const shipped_pair & pair);
 std::vector<check::test> top_k_tests();
 std::vector<check::test> mask_tests();
 std::vector<check::test> output_tests();

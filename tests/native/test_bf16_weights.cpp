@@ -1,0 +1,124 @@
+// Drafters whose quantised weights become bf16, as they do on large GPUs.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "bf16_weights.h"
+#include "check.h"
+#include "drafter_file.h"
+#include "drafts.h"
+#include "tests.h"
+
+namespace {
+
+constexpr int n_embd = 512;
+constexpr int n_vocab = 8192;
+constexpr int rank = 32;
+// The tensors of a context of the CPU, with memory.
+struct held {
+    ggml_backend_ptr backend{ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr)};
+    ggml_context_ptr context{ggml_init({8 * ggml_tensor_overhead(), nullptr, true})};
+    ggml_backend_buffer_ptr buffer;
+};
+
+void a_copy_holds_what_the_weights_are() {
+    constexpr int64_t width = 256;
+    constexpr int64_t n_rows = 5000;  // more than go at once
+    for (const ggml_type type : {GGML_TYPE_Q8_0, GGML_TYPE_Q6_K, GGML_TYPE_Q4_K, GGML_TYPE_Q4_0}) {
+        held h;
+        ggml_tensor * matrix = ggml_new_tensor_2d(h.context.get(), type, width, n_rows);
+        h.buffer.reset(ggml_backend_alloc_ctx_tensors(h.context.get(), h.backend.get()));
+        std::vector<float> values(width * n_rows);
+        for (size_t i = 0; i < values.size(); i++) {
+            values[i] = static_cast<float>(i * 7919 % 1013) / 500.0f - 1.0f;
+        }
+        std::vector<char> packed(ggml_nbytes(matrix));
+        ggml_quantize_chunk(type, values.data(), packed.data(), 0, n_rows, width, nullptr);
+        ggml_backend_tensor_set(matrix, packed.data(), 0, packed.size());
+
+        const dflash::bf16_copy copy(h.backend.get(), matrix);
+        std::vector<ggml_bf16_t> found(values.size());
+        ggml_backend_tensor_get(copy.tensor, found.data(), 0, found.size() * sizeof(ggml_bf16_t));
+        ggml_get_type_traits(type)->to_float(packed.data(), values.data(),
+                                             static_cast<int64_t>(values.size()));
+        for (size_t i = 0; i < values.size(); i++) {
+            check::equal(found[i].bits, ggml_fp32_to_bf16(values[i]).bits, "a weight");
+        }
+    }
+}
+
+void types_that_do_not_become_bf16() {
+    const held h;
+    const auto becomes = [&](ggml_type type) {
+        return dflash::becomes_bf16(h.backend.get(), type, 256);
+    };
+    check::that(becomes(GGML_TYPE_Q8_0) && becomes(GGML_TYPE_Q6_K), "quantised weights");
+    for (const ggml_type type : {GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_K}) {
+        check::that(!becomes(type), ggml_type_name(type));
+    }
+    check::that(!dflash::pays_in_bf16(h.backend.get(), GGML_TYPE_Q8_0, 256, 256, 16, 1),
+                "a CPU has no use for them");
+}
+
+drafts drafted(const shipped_pair & pair, const std::string & path,
+               const dflash::draft_params & params, int top_k) {
+    dflash::draft_capabilities allowed;
+    allowed.bf16 = true;
+    dflash::fused_drafter d(pair.model(), nullptr, path, params, 2, 256, top_k, 1, allowed);
+    const std::vector<float> row(d.params().n_features(), 0.5f);
+    return draft(d, {{1, {1, row.data()}, 7}, {0, {}, 9}}, params.n_drafts());
+}
+
+// Every kind of matrix: the layers' own, the heads', convolutions', and the target's output.
+// Against the same weights as floats.
+void drafters_in_bf16_draft_alike(const shipped_pair & pair) {
+    const temporary_file path;
+    const auto check_alike = [&](const dflash::draft_params & params, drafter_file & file) {
+        std::vector<drafts> found;
+        for (const bool is_wide : {false, true}) {
+            if (is_wide) {
+                file.widen();
+            }
+            file.write(path.path());
+            for (const int top_k : {1, 4}) {
+                found.push_back(drafted(pair, path.path(), params, top_k));
+            }
+        }
+        check_close(found[0], found[2], q8_noise, "chains");
+        check_close(found[1], found[3], q8_noise, "trees");
+    };
+    drafter_file shipped(pair.drafter_path());
+    check_alike(shipped_params(), shipped);
+
+    dflash::draft_params params = small_params(n_embd);
+    params.markov_rank = rank;
+    drafter_file spark(params);
+    for (const char * name : {"markov_w1.weight", "markov_w2.weight"}) {
+        spark.set(name, GGML_TYPE_Q8_0, {rank, n_vocab});
+    }
+    check_alike(params, spark);
+
+    params = small_params(n_embd);
+    params.selector = {rank, 5, 3, 64};
+    drafter_file two(params);
+    two.set("selector_predecessor.weight", GGML_TYPE_Q8_0, {rank, n_vocab});
+    two.set("selector_successor.weight", GGML_TYPE_Q8_0, {rank, n_vocab});
+    two.set("selector_hidden.weight", GGML_TYPE_Q8_0, {n_embd, rank});
+    for (const char * part : {"attn", "ffn"}) {
+        const std::string name = std::string("blk.0.") + part + "_conv_";
+        two.set(name + "base", GGML_TYPE_F32, {n_embd, 3, 2});
+        two.set(name + "proj.weight", GGML_TYPE_Q8_0, {n_embd, 2 * 3 * (n_embd / 64)});
+    }
+    check_alike(params, two);
+}
+
+}  // namespace
+
+std::vector<check::test> bf16_weights_tests(const shipped_pair & pair) {
+    return {
+        {"a copy holds what the weights are", a_copy_holds_what_the_weights_are},
+        {"types that do not become bf16", types_that_do_not_become_bf16},
+        {"drafters in bf16 draft alike", [&] { drafters_in_bf16_draft_alike(pair); }},
+    };
+}
