@@ -119,6 +119,7 @@ class ThreadPool:
     def attach(self, context: int) -> None: ...
 
 class FusedDrafter:
+    n_rounds: int
     def __init__(
         self,
         model: int,
@@ -134,6 +135,8 @@ class FusedDrafter:
     ) -> None: ...
     @property
     def n_builds(self) -> int: ...
+    @property
+    def n_weight_bytes(self) -> int: ...
     @property
     def n_cache_bytes(self) -> int: ...
     @property

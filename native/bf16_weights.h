@@ -33,6 +33,8 @@ class bf16_copy {
 
     ggml_tensor * tensor = nullptr;
 
+    size_t n_bytes() const { return ggml_backend_buffer_get_size(buffer_.get()); }
+
   private:
     ggml_context_ptr context_;
     ggml_backend_buffer_ptr buffer_;

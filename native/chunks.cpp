@@ -37,17 +37,30 @@ int64_t chunk_of(int64_t n_vocab) {
 
 // In two steps: a kernel of CUDA has one thread for each peak, so few peaks keep little of a GPU
 // busy. On an H200, 15 rows of 152k logits take 7 microseconds, and in one step 19.
-ggml_tensor * peaks_of(ggml_context * c, ggml_tensor * logits, int64_t size) {
+ggml_tensor * peaks_of(ggml_context * c, ggml_backend_t backend, ggml_tensor * logits,
+                       int64_t size) {
     constexpr int first_step = 8;
+    ggml_tensor * all = logits;
     const auto pool = [&](ggml_tensor * x, int64_t n) {
         const int step = static_cast<int>(n);
         return ggml_pool_2d(c, x, GGML_OP_POOL_MAX, step, 1, step, 1, 0, 0);
     };
+    int64_t rest = size;
     if (size > first_step && size % first_step == 0) {
         logits = pool(logits, first_step);
-        size /= first_step;
+        rest /= first_step;
     }
-    return pool(logits, size);
+    ggml_tensor * peaks = pool(logits, rest);
+    return supports(backend, {peaks}) ? peaks : peaks_by_argmax(c, all, size);
+}
+
+ggml_tensor * peaks_by_argmax(ggml_context * c, ggml_tensor * logits, int64_t size) {
+    const int64_t n = logits->ne[0] / size;
+    const int64_t n_chunks = n * logits->ne[1];
+    ggml_tensor * places = ggml_argmax(c, ggml_reshape_2d(c, logits, size, n_chunks));
+    ggml_tensor * peaks = ggml_get_rows(c, ggml_reshape_3d(c, logits, 1, size, n_chunks),
+                                        ggml_reshape_2d(c, places, 1, n_chunks));
+    return ggml_reshape_2d(c, peaks, n, logits->ne[1]);
 }
 
 std::optional<exp_sums> sum_exps(ggml_context * c, ggml_backend_t backend, ggml_tensor * logits,
@@ -88,7 +101,7 @@ std::optional<likely_chunks> find_chunks(ggml_context * c, ggml_backend_t backen
     }
     const int64_t n = logits->ne[0] / size;
     const int64_t n_rows = logits->ne[1];
-    ggml_tensor * peaks = peaks_of(c, logits, size);
+    ggml_tensor * peaks = peaks_of(c, backend, logits, size);
     ggml_tensor * sorted = ggml_argsort(c, peaks, GGML_SORT_ORDER_DESC);
     ggml_tensor * few = ggml_cont(c, ggml_view_2d(c, sorted, k, n_rows, sorted->nb[1], 0));
     ggml_tensor * rows = ggml_get_rows(c, ggml_reshape_3d(c, logits, size, n, n_rows), few);

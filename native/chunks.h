@@ -17,7 +17,11 @@ bool supports(ggml_backend_t backend, std::initializer_list<const ggml_tensor *>
 int64_t chunk_of(int64_t n_vocab);
 
 // The largest of each chunk, f32 [n_vocab / size, rows].
-ggml_tensor * peaks_of(ggml_context * c, ggml_tensor * logits, int64_t size);
+ggml_tensor * peaks_of(ggml_context * c, ggml_backend_t backend, ggml_tensor * logits,
+                       int64_t size);
+
+// The same on backends that cannot pool.
+ggml_tensor * peaks_by_argmax(ggml_context * c, ggml_tensor * logits, int64_t size);
 
 struct exp_sums {
     ggml_tensor * below = nullptr;  // f32 [n_vocab, rows]: x - M

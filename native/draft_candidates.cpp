@@ -19,7 +19,7 @@ void draft_candidates::build(ggml_context * c, ggml_backend_t backend, draft_scr
     const int64_t size = chunk_of(n_vocab);
     ids = ggml_top_k(c, rows, k);
     logits = ggml_get_rows(c, ggml_reshape_3d(c, rows, 1, n_vocab, n_rows), ids);
-    ggml_tensor * peaks = peaks_of(c, rows, size);
+    ggml_tensor * peaks = peaks_of(c, backend, rows, size);
     ggml_tensor * sorted = ggml_argsort(c, peaks, GGML_SORT_ORDER_DESC);
     ggml_tensor * columns = ggml_view_2d(c, sorted, 1, n_rows, sorted->nb[1], 0);
     const auto exps = sum_exps(c, backend, rows, peaks, columns);

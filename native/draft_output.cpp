@@ -42,7 +42,7 @@ bool draft_output::build_best(ggml_context * c, ggml_backend_t backend, draft_sc
                               ggml_tensor * logits) {
     const int64_t size = chunk_of(n_vocab_);
     const int64_t n = n_vocab_ / size;
-    ggml_tensor * peaks = peaks_of(c, logits, size);
+    ggml_tensor * peaks = peaks_of(c, backend, logits, size);
     ggml_tensor * chunks = ggml_argmax(c, peaks);
     ggml_tensor * columns = ggml_reshape_2d(c, chunks, 1, n_rows_);
     ggml_tensor * chunk = ggml_get_rows(c, ggml_reshape_3d(c, logits, size, n, n_rows_), columns);

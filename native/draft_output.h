@@ -21,7 +21,7 @@ enum class selection {
 class draft_output {
   public:
     // The most nodes that `build` adds to a graph.
-    static constexpr size_t n_nodes = 48;
+    static constexpr size_t n_nodes = 56;
 
     // Throws backend_error if the memory does not suffice.
     void build(ggml_context * nodes, ggml_cgraph * graph, ggml_backend_t backend,

@@ -74,6 +74,8 @@ class draft_weights {
     draft_weights(const std::string & path, const draft_params & params, ggml_backend_t backend,
                   std::optional<bool> bf16 = std::nullopt);
 
+    size_t n_bytes() const { return ggml_backend_buffer_get_size(device_buffer_.get()); }
+
     const draft_params params;
     ggml_tensor * fc = nullptr;        // [n_taps * n_embd, n_embd]
     ggml_tensor * fc_norm = nullptr;   // RMSNorm after fc

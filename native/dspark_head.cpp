@@ -24,7 +24,7 @@ int64_t aligned(int64_t n) { return (n + 63) / 64 * 64; }
 }  // namespace
 
 size_t dspark_head::n_nodes(int n_draft) const {
-    return 28 * (static_cast<size_t>(n_draft) + 1) + draft_output::n_nodes +
+    return 36 * (static_cast<size_t>(n_draft) + 1) + draft_output::n_nodes +
            draft_candidates::n_nodes + 32;
 }
 
@@ -126,7 +126,7 @@ ggml_tensor * dspark_head::best_of(const head_parts & parts, ggml_tensor * rows)
     ggml_context * c = parts.nodes;
     const int64_t n = rows->ne[1];
     const int64_t n_chunks = table_->ne[1];
-    ggml_tensor * chunks = ggml_argmax(c, peaks_of(c, rows, chunk_size_));
+    ggml_tensor * chunks = ggml_argmax(c, peaks_of(c, parts.backend, rows, chunk_size_));
     ggml_tensor * logits = ggml_get_rows(c, ggml_reshape_3d(c, rows, chunk_size_, n_chunks, n),
                                          ggml_reshape_2d(c, chunks, 1, n));
     ggml_tensor * places = ggml_argmax(c, ggml_reshape_2d(c, logits, chunk_size_, n));

@@ -55,9 +55,16 @@ class fused_drafter {
     bool has_steps() const { return depends_on_path(weights_.params) && top_k_ > 1; }
     int length(int seq) const;
     int64_t n_builds() const { return n_builds_; }  // draft graphs made so far
+    // Of the weights on the device, a copy of the target's head included.
+    size_t n_weight_bytes() const { return weights_.n_bytes() + (head_ ? head_->n_bytes() : 0); }
     size_t n_cache_bytes() const { return cache_.n_bytes(); }
     size_t n_compute_bytes() const { return scratch_.n_bytes(); }
     std::string device_name() const;
+
+    // Rounds in which a Markov head guesses the tokens before; 0: as many as suit the device. For
+    // tests, before the first draft.
+    int n_rounds() const { return allowed_.n_rounds; }
+    void set_n_rounds(int n) { allowed_.n_rounds = n; }
 
     // Turns rows of features into K and V, from position length(seq) on.
     // Throws context_full_error, and backend_error, also for features from the host that are not

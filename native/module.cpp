@@ -568,9 +568,12 @@ NB_MODULE(_native, m) {
              nb::arg("threads").none() = nb::none(),
              "`spec`: the numbers that Python has read from the keys of the file at `path`.")
         .def_prop_ro("n_builds", &fused_drafter::n_builds, "Draft graphs made so far.")
+        .def_prop_ro("n_weight_bytes", &fused_drafter::n_weight_bytes)
         .def_prop_ro("n_cache_bytes", &fused_drafter::n_cache_bytes)
         .def_prop_ro("n_compute_bytes", &fused_drafter::n_compute_bytes)
         .def_prop_ro("device", &fused_drafter::device_name)
+        .def_prop_rw("n_rounds", &fused_drafter::n_rounds, &fused_drafter::set_n_rounds,
+                     "In which a Markov head guesses the tokens before: for tests.")
         .def("length", &fused_drafter::length, nb::arg("seq"))
         .def("inject", &inject, nb::arg("seq"), nb::arg("features"))
         .def("inject_stored", &inject_stored, nb::arg("seq"), nb::arg("rows"))

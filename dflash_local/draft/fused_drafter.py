@@ -89,6 +89,16 @@ class FusedDrafter(Drafter):
         return self.spec.n_features
 
     @property
+    def n_rounds(self) -> int:
+        """Rounds in which a Markov head guesses the token before each position; 0: as many as suit
+        the device. Tests set it, before the first draft."""
+        return self._open.n_rounds
+
+    @n_rounds.setter
+    def n_rounds(self, n: int) -> None:
+        self._open.n_rounds = n
+
+    @property
     def device(self) -> str:
         return self._open.device
 
@@ -96,6 +106,13 @@ class FusedDrafter(Drafter):
     def n_builds(self) -> int:  # type: ignore[override]
         """Draft graphs built so far: one for each size of context and number of rows."""
         return self._open.n_builds
+
+    @property
+    def n_weight_bytes(self) -> int:
+        """Size of the weights on the drafter's device. A large GPU computes faster with bf16, so
+        they can be larger there than in the file; then a copy of the target's output head is, too.
+        """
+        return self._open.n_weight_bytes
 
     @property
     def n_cache_bytes(self) -> int:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from dflash_local import demo
+from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.engine.engine import Engine
 from dflash_local.loading import open_drafter
 from dflash_local.target.target import Target
@@ -66,6 +67,16 @@ def test_the_accepted_length_is_that_of_the_reference(
     expected = of_reference(Reference(path, demo.pair()[0]), texts.held_out)
     assert expected > 1.5  # so that there is something to compare
     assert of_drafter(drafter, texts.held_out) / expected == pytest.approx(1, abs=0.03)
+    if family == "dspark":
+        # As on a GPU, where the tokens before are guessed, in four rounds.
+        for for_trees in (False, True):
+            guessing = open_drafter(
+                path, target, n_seq=1, n_ctx=1024, n_threads=1, for_trees=for_trees
+            )
+            assert isinstance(guessing, FusedDrafter)
+            guessing.n_rounds = 4
+            assert of_drafter(guessing, texts.held_out) / expected == pytest.approx(1, abs=0.03)
+            guessing.close()
 
     # In the engine, whose answers are the texts, a round is what it was there.
     engine = Engine(target, drafter, 1)

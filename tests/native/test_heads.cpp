@@ -6,6 +6,7 @@
 #include <functional>
 #include <random>
 
+#include "chunks.h"
 #include "draft_candidates.h"
 #include "draft_lattice.h"
 #include "drafter_file.h"
@@ -76,6 +77,41 @@ void candidates_are_those_of_a_whole_sort() {
                 }
             }
         }
+    }
+}
+
+// The peaks of chunks on a backend that can pool, and on one that cannot.
+void peaks_without_pooling() {
+    constexpr int n_rows = 3;
+    const ggml_backend_ptr backend(
+        ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr));
+    for (const int size : {4, 32, 128}) {
+        const int64_t n_vocab = int64_t{11} * size;
+        constexpr size_t n_nodes = 32;
+        const ggml_context_ptr nodes(ggml_init(
+            {ggml_tensor_overhead() * n_nodes + ggml_graph_overhead_custom(n_nodes, false), nullptr,
+             true}));
+        ggml_context * c = nodes.get();
+        ggml_tensor * logits = ggml_new_tensor_2d(c, GGML_TYPE_F32, n_vocab, n_rows);
+        ggml_tensor * pooled = dflash::peaks_of(c, backend.get(), logits, size);
+        ggml_tensor * found = dflash::peaks_by_argmax(c, logits, size);
+        check::equal(pooled->op, GGML_OP_POOL_2D, "a CPU pools");
+        ggml_cgraph * graph = ggml_new_graph_custom(c, n_nodes, false);
+        ggml_build_forward_expand(graph, pooled);
+        ggml_build_forward_expand(graph, found);
+        const ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(c, backend.get()));
+        std::mt19937 random(static_cast<uint32_t>(size));
+        std::normal_distribution<float> normal(-5.0f, 3.0f);
+        std::vector<float> values(n_vocab * n_rows);
+        std::generate(values.begin(), values.end(), [&] { return normal(random); });
+        ggml_backend_tensor_set(logits, values.data(), 0, ggml_nbytes(logits));
+        check::equal(ggml_backend_graph_compute(backend.get(), graph), GGML_STATUS_SUCCESS, "run");
+        std::vector<float> expected(ggml_nelements(pooled));
+        std::vector<float> peaks(ggml_nelements(found));
+        ggml_backend_tensor_get(pooled, expected.data(), 0, ggml_nbytes(pooled));
+        ggml_backend_tensor_get(found, peaks.data(), 0, ggml_nbytes(found));
+        check::equal(peaks, expected, "peaks of chunks");
+        check::equal(found->ne[0], pooled->ne[0], "chunks of a row");
     }
 }
 
@@ -266,6 +302,7 @@ void tensors_of_heads_that_do_not_fit(const shipped_pair & pair) {
 std::vector<check::test> head_tests(const shipped_pair & pair) {
     return {
         {"candidates are those of a whole sort", candidates_are_those_of_a_whole_sort},
+        {"peaks without pooling", peaks_without_pooling},
         {"the path takes the best step from each position",
          the_path_takes_the_best_step_from_each_position},
         {"heads draft", [&] { heads_draft(pair); }},
