@@ -111,7 +111,7 @@ def _check_layer_types(config: ConfigFields, types: list[str], n_layer: int) -> 
 
 def _causal(config: ConfigFields, windowed: tuple[bool, ...]) -> bool | None:
     name = "sliding_window_non_causal"
-    if config.family == "dflash" and config.layout == SPECULATORS and any(windowed):
+    if config.family != "dspark" and config.layout == SPECULATORS and any(windowed):
         # In speculators, layers with a window are causal unless this says otherwise, others never.
         causal = config.top.boolean(name) is False
         if causal and not all(windowed):

@@ -71,12 +71,17 @@ _ARCHITECTURES: dict[str, tuple[Family, Layout]] = {
     "DSparkDraftModel": ("dspark", Z_LAB),
     "DSparkSpeculator": ("dspark", Z_LAB),
     "DFlashSpeculator": ("dflash", Z_LAB),
+    "DFlash2Speculator": ("dflash2", Z_LAB),
     "Lfm2DSparkDraftModel": ("dspark", Z_LAB),
     "LingDSparkModel": ("dspark", Z_LAB),
     "Gemma4DSparkModel": ("dspark", GEMMA4),
 }
 # What `speculators` calls its drafters, and the architecture of each.
-_SPECULATORS = {"dflash": "DFlashSpeculator", "dspark": "DSparkSpeculator"}
+_SPECULATORS = {
+    "dflash": "DFlashSpeculator",
+    "dflash2": "DFlash2Speculator",
+    "dspark": "DSparkSpeculator",
+}
 
 _ACCEPTED = (
     "a DFlash, DFlash 2 or DSpark drafter on Qwen3-type layers, the architectures "

@@ -29,17 +29,18 @@ class Markov:
 def read_selector(config: ConfigFields, n_embd: int) -> Selector | None:
     """DFlash 2's additions, None for other families. Raises FileError naming the field."""
     names = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+    fields = config.top if config.layout == SPECULATORS else config.nested
     if config.family != "dflash2":
         for name in names:
-            if config.nested.raw(name) is not None:
-                config.nested.refuse(name, f"none for the architecture {config.architecture}")
+            if fields.raw(name) is not None:
+                fields.refuse(name, f"none for the architecture {config.architecture}")
         return None
-    selector = Selector(*(config.nested.need_integer(name) for name in names))
+    selector = Selector(*(fields.need_integer(name) for name in names))
     if n_embd % selector.conv_group_size:
-        config.nested.refuse("conv_group_size", f"a divisor of hidden_size, {n_embd}")
+        fields.refuse("conv_group_size", f"a divisor of hidden_size, {n_embd}")
     if selector.top_k * (selector.top_k + 1) > n_embd:
         # llama.cpp passes the scores on in a row of hidden states
-        config.nested.refuse("selector_top_k", f"a number n with n * (n + 1) up to {n_embd}")
+        fields.refuse("selector_top_k", f"a number n with n * (n + 1) up to {n_embd}")
     return selector
 
 

@@ -291,6 +291,25 @@ def _speculators_dflash(n_embd: int, n_vocab: int) -> Config:  # RedHatAI's *-sp
     }
 
 
+def _speculators_dflash2(n_embd: int, n_vocab: int) -> Config:  # RedHatAI's *-speculator.dflash2
+    config = _speculators_dflash(n_embd, n_vocab)
+    config["speculators_config"]["algorithm"] = "dflash2"
+    window = {"sliding_window": 32, "use_sliding_window": True}
+    layers = config["transformer_layer_config"] | window
+    layers["layer_types"] = ["sliding_attention", "full_attention"]
+    return config | {
+        "architectures": ["DFlash2DraftModel"],
+        "conv_group_size": 16,
+        "conv_kernel_size": 2,
+        "draft_vocab_size": n_vocab,
+        "selector_rank": 12,
+        "selector_top_k": 4,
+        "sliding_window_non_causal": True,
+        "speculators_model_type": "dflash2",
+        "transformer_layer_config": layers,
+    }
+
+
 def _gemma4(n_embd: int, n_vocab: int) -> Config:  # deepseek-ai's Gemma4DSparkModel
     return {
         "architectures": ["Gemma4DSparkModel"],
@@ -376,6 +395,7 @@ VARIANTS: Mapping[str, Callable[[int, int], Config]] = {
     "dspark-sinks": _dspark_sinks,
     "speculators": _speculators,
     "speculators-dflash": _speculators_dflash,
+    "speculators-dflash2": _speculators_dflash2,
     "gemma4": _gemma4,
     "muse-glimmer": _muse_glimmer,
 }

@@ -45,7 +45,9 @@ def shapes(name: str, *, n_embd: int = 64, n_vocab: int = 256) -> Shapes:
         found |= {"embed_tokens.weight": (n_vocab, n_embd), "lm_head.weight": (n_vocab, n_embd)}
     if name in ("reduced", "speculators", "speculators-dflash"):
         found |= {"lm_head.weight": (REDUCED, n_embd), "d2t": (REDUCED,), "t2d": (n_vocab,)}
-    if name in ("speculators", "speculators-dflash", "gemma4"):
+    if name == "speculators-dflash2":
+        found["lm_head.weight"] = (n_vocab, n_embd)
+    if name.startswith("speculators") or name == "gemma4":
         found["embed_tokens.weight"] = (n_vocab, n_embd)
     if raw.get("markov_rank"):
         rows = REDUCED if name == "speculators" else n_vocab
@@ -55,7 +57,7 @@ def shapes(name: str, *, n_embd: int = 64, n_vocab: int = 256) -> Shapes:
         head = "confidence_proj" if name == "gemma4" else "confidence_head.proj"
         found[f"{head}.weight"] = (1, n_embd + MARKOV_RANK)
         found[f"{head}.bias"] = (1,)
-    if name == "dflash2":
+    if name.endswith("dflash2"):
         found |= {
             "candidate_selector.predecessor_codebook": (n_vocab, 12),
             "candidate_selector.successor_codebook": (n_vocab, 12),
@@ -94,7 +96,7 @@ def _layer(name: str, n_embd: int) -> Shapes:
         }
     if name in ("swa-sinks", "dspark-sinks"):
         found["self_attn.attention_sink_bias"] = (N_HEAD,)
-    if name == "dflash2":
+    if name.endswith("dflash2"):
         for conv in ("attention_conv", "mlp_conv"):
             found[f"{conv}.base_kernel"] = (2, 2, n_embd)
             found[f"{conv}.kernel_projection.weight"] = (2 * 2 * n_embd // 16, n_embd)

@@ -119,6 +119,17 @@ EXPECTED: dict[str, dict[str, tuple[Any, str]]] = {
         "block_size": (8, "u32"),
         "rope.freq_base": (8000000.0, "f32"),
     },
+    "speculators-dflash2": LAYERS
+    | {
+        "block_size": (8, "u32"),
+        "rope.freq_base": (8000000.0, "f32"),
+        "attention.sliding_window": (32, "u32"),
+        "attention.sliding_window_pattern": ((True, False), "arr_bool"),
+        "conv_kernel_size": (2, "u32"),
+        "conv_group_size": (16, "u32"),
+        "selector_rank": (12, "u32"),
+        "selector_top_k": (4, "u32"),
+    },
     "gemma4": DSPARK
     | {
         "attention.head_count_kv": (1, "u32"),
@@ -145,6 +156,7 @@ FAMILIES = {
     "dspark-interleaved": "dspark",
     "dspark-sinks": "dspark",
     "speculators": "dspark",
+    "speculators-dflash2": "dflash2",
     "gemma4": "dspark",
 }
 

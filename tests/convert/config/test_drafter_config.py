@@ -134,7 +134,8 @@ def test_speculators_layers_with_a_window_are_causal() -> None:
 
 
 def test_speculators_drafters_are_known_by_their_type_alone() -> None:
-    assert keys(read("speculators-dflash", architectures=None)) == EXPECTED["speculators-dflash"]
+    for name in ("speculators", "speculators-dflash", "speculators-dflash2"):
+        assert keys(read(name, architectures=None)) == EXPECTED[name]
     with pytest.raises(InputError, match="nothing beside the architecture DSparkDraftModel"):
         read("speculators", speculators_model_type="dflash")
 
@@ -302,7 +303,10 @@ NO_DRAFTER: list[tuple[object, str]] = [
         "'DeepseekV4ForCausalLM': a DSpark drafter of DeepSeek-V4 stages",
     ),
     ({"speculators_model_type": "eagle3"}, "speculators_model_type is 'eagle3': another kind"),
-    ({"speculators_model_type": "dflash2"}, "speculators_model_type is 'dflash2': another kind"),
+    (
+        {"architectures": ["DFlashDraftModel"], "speculators_model_type": "dflash2"},
+        "nothing beside the architecture DFlashDraftModel",
+    ),
     (
         {"architectures": ["DFlashDraftModel"], "speculators_model_type": "dspark"},
         "nothing beside the architecture DFlashDraftModel",
