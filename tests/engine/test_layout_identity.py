@@ -12,12 +12,18 @@ from pathlib import Path
 
 import pytest
 
+import hf_drafters
 from dflash_local import demo
+from dflash_local.convert.config.drafter_config import read_config
+from dflash_local.convert.files.safetensors_header import TensorEntry
+from dflash_local.convert.tensors.names import plan_tensors
 from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.draft.shape import ShapeName
 from dflash_local.engine.engine import Engine
 from dflash_local.loading import open_drafter
 from dflash_local.target.target import Target
+from gguf_files import parts
+from hf_keys import EXPECTED
 from pair_engine import answer, request
 from shapes import exact_target
 from shipped_layouts import LAYOUTS, in_layout
@@ -25,7 +31,15 @@ from shipped_layouts import LAYOUTS, in_layout
 N = 20
 # Whose drafts the target does not follow: trained with each position beside those after it, and to
 # draft from the masks on.
-UNTRAINED = {"causal", "DSpark from the anchor", "from the anchor", "Gemma 4"}
+UNTRAINED = {
+    "causal",
+    "DSpark from the anchor",
+    "DSpark of Gemma 4",
+    "DSpark of Nemotron",
+    "from the anchor",
+    "Gemma 4",
+    "MiMo",
+}
 
 
 @dataclass(frozen=True)
@@ -47,6 +61,29 @@ def plain(f32_target: Path) -> Iterator[Plain]:
         answers = [answer(engine, prompt, 0, N).tokens for prompt in prompts]
         engine.slots.forget_all()
         yield Plain(target, prompts, answers)
+
+
+def test_each_key_of_published_drafters_is_in_a_layout() -> None:
+    published = {f"dflash.{key}" for keys in EXPECTED.values() for key in keys}
+    tested = set(parts(demo.pair()[1])[0]).union(*(keys for keys, _ in LAYOUTS.values()))
+    assert published - tested == set()
+
+
+def test_each_tensor_of_published_drafters_is_in_a_layout() -> None:
+    tested: set[str] = set()
+    for _, change in LAYOUTS.values():
+        tensors = dict(parts(demo.pair()[1])[1])
+        change(tensors)
+        tested |= set(tensors)
+    published: set[str] = set()
+    for name in hf_drafters.VARIANTS:
+        config = read_config(hf_drafters.config(name), target=hf_drafters.target_config(name))
+        found = {
+            key: TensorEntry(key, "BF16", shape, Path("model.safetensors"), 0, 0)
+            for key, shape in hf_drafters.shapes(name).items()
+        }
+        published |= {plan.name for plan in plan_tensors(config, found)}
+    assert published - tested == set()
 
 
 @pytest.mark.one_in(9)

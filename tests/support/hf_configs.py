@@ -291,7 +291,7 @@ def _speculators_dflash(n_embd: int, n_vocab: int) -> Config:  # RedHatAI's *-sp
     }
 
 
-def _speculators_dflash2(n_embd: int, n_vocab: int) -> Config:  # RedHatAI's *-speculator.dflash2
+def _speculators_dflash2(n_embd: int, n_vocab: int) -> Config:  # *-speculator.dflash2
     config = _speculators_dflash(n_embd, n_vocab)
     config["speculators_config"]["algorithm"] = "dflash2"
     window = {"sliding_window": 32, "use_sliding_window": True}

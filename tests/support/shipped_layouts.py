@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local import demo
-from gguf_files import ARRAY, BOOL, FLOAT32, STRING, UINT32, Tensor, Value, changed, parts
+from gguf_files import ARRAY, BOOL, FLOAT32, INT32, STRING, UINT32, Tensor, Value, changed, parts
 
 F16 = gguf.GGMLQuantizationType.F16
 F32 = gguf.GGMLQuantizationType.F32
@@ -38,11 +38,16 @@ def _n_vocab() -> int:
     return len(parts(demo.pair()[0])[0]["tokenizer.ggml.tokens"][0])
 
 
-def _markov(tensors: dict[str, Tensor]) -> None:
-    n_embd = _sizes(tensors)[1]
+def _markov_alone(tensors: dict[str, Tensor]) -> None:
+    """Without a head for the confidence."""
     for name in ("markov_w1.weight", "markov_w2.weight"):
         rows = _values(name, _n_vocab(), RANK, size=0.3)
         tensors[name] = rows.astype(np.float16), F16
+
+
+def _markov(tensors: dict[str, Tensor]) -> None:
+    _markov_alone(tensors)
+    n_embd = _sizes(tensors)[1]
     tensors["conf_proj.weight"] = _values("conf_proj", 1, n_embd + RANK, size=0.02), F32
     tensors["conf_proj.bias"] = np.ones(1, np.float32), F32
 
@@ -124,8 +129,23 @@ def _all(*changes: _Change) -> _Change:
     return change
 
 
+def _as_it_is(tensors: dict[str, Tensor]) -> None:
+    pass
+
+
 def _number(value: int) -> Value:
     return value, UINT32, None
+
+
+def _float(value: float) -> Value:
+    return value, FLOAT32, None
+
+
+def _windows(*layers: bool) -> dict[str, Value | None]:
+    return {
+        "dflash.attention.sliding_window": _number(48),
+        "dflash.attention.sliding_window_pattern": (list(layers), ARRAY, BOOL),
+    }
 
 
 _SELECTOR_KEYS: dict[str, Value | None] = {
@@ -134,6 +154,12 @@ _SELECTOR_KEYS: dict[str, Value | None] = {
     "dflash.conv_kernel_size": _number(TAPS),
     "dflash.conv_group_size": _number(GROUP),
 }
+_HEAD_DIM = 64
+_CAPS: dict[str, Value | None] = {
+    "dflash.logit_scale": _float(0.9),
+    "dflash.final_logit_softcapping": _float(40.0),
+}
+_CAUSAL: dict[str, Value | None] = {"dflash.attention.causal": (True, BOOL, None)}
 _FROM_MASKS: dict[str, Value | None] = {"dflash.sample_from_anchor": (False, BOOL, None)}
 LAYOUTS: dict[str, tuple[dict[str, Value | None], _Change]] = {
     "DSpark": (_FROM_MASKS, _markov),
@@ -149,30 +175,60 @@ LAYOUTS: dict[str, tuple[dict[str, Value | None], _Change]] = {
     "YaRN": (
         {
             "dflash.rope.scaling.type": ("yarn", STRING, None),
-            "dflash.rope.scaling.factor": (1.05, FLOAT32, None),
+            "dflash.rope.scaling.factor": _float(1.05),
             "dflash.rope.scaling.original_context_length": _number(4096),
+            "dflash.rope.scaling.yarn_beta_fast": _float(32.0),
+            "dflash.rope.scaling.yarn_beta_slow": _float(1.0),
         },
-        lambda tensors: None,
+        _as_it_is,
     ),
-    "windows in some layers": (
+    "linear RoPE": (
         {
-            "dflash.attention.sliding_window": _number(48),
-            "dflash.attention.sliding_window_pattern": ([True, False, True], ARRAY, BOOL),
+            "dflash.rope.scaling.type": ("linear", STRING, None),
+            "dflash.rope.scaling.factor": _float(1.001),
         },
-        lambda tensors: None,
+        _as_it_is,
     ),
+    "M-RoPE": (
+        {"dflash.rope.dimension_sections": ([_HEAD_DIM // 2, 0, 0, 0], ARRAY, INT32)},
+        _as_it_is,
+    ),
+    "windows in some layers": (_windows(True, False, True), _as_it_is),
     "embeddings and head of its own": ({}, _own_ends),
     "scales and caps of logits": (
-        {
-            "dflash.logit_scale": (0.9, FLOAT32, None),
-            "dflash.final_logit_softcapping": (40.0, FLOAT32, None),
-            "dflash.embedding_scale": (1.1, FLOAT32, None),
-        },
-        lambda tensors: None,
+        _CAPS | {"dflash.embedding_scale": _float(1.1)},
+        _as_it_is,
     ),
     "Gemma 4": ({}, _gemma4),
-    "from the anchor": ({"dflash.sample_from_anchor": (True, BOOL, None)}, lambda tensors: None),
-    "causal": ({"dflash.attention.causal": (True, BOOL, None)}, lambda tensors: None),
+    "from the anchor": ({"dflash.sample_from_anchor": (True, BOOL, None)}, _as_it_is),
+    "causal": (_CAUSAL, _as_it_is),
+    # Several at once, as published drafters have them.
+    "DFlash 2 of Muse-Glimmer": (
+        _SELECTOR_KEYS | _windows(True, True, True) | _CAPS | {"dflash.logit_scale": _float(1.2)},
+        _selector,
+    ),
+    "DSpark of Gemma 4": (
+        {
+            "dflash.attention.scale": _float(_HEAD_DIM**-0.5),
+            "dflash.hidden_activation": ("gelu_pytorch_tanh", STRING, None),
+        },
+        _all(_markov, _gemma4),
+    ),
+    "DSpark of Nemotron": (
+        _FROM_MASKS
+        | _CAUSAL
+        | _windows(True, True, True)
+        | {"dflash.has_confidence_head": (False, BOOL, None)},
+        _all(_markov_alone, _sinks),
+    ),
+    "MiMo": (
+        _windows(True, True, True)
+        | {
+            "dflash.attention.value_scale": _float(0.95),
+            "dflash.rope.dimension_count": _number(_HEAD_DIM // 2),
+        },
+        _sinks,
+    ),
 }
 
 
