@@ -18,7 +18,8 @@ class Prefix:
     """Which tokens a saved sequence has, and how much of it can be used.
 
     It can be cut, but not below `n_least` tokens: of a sliding window only the last cells are
-    saved. The drafter has the first `n_drafter` tokens. `gave_up`: drafting was given up, so the
+    saved. A recurrent state can be cut only at `checkpoints`, which are lengths, the shortest
+    first. The drafter has the first `n_drafter` tokens. `gave_up`: drafting was given up, so the
     drafter needs no more.
     """
 
@@ -26,6 +27,7 @@ class Prefix:
     n_least: int = 0
     n_drafter: int = 0
     gave_up: bool = False
+    checkpoints: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -37,26 +39,35 @@ class Prefix:
         n = min(common_prefix(self.tokens, prompt), len(prompt) - 1)
         if for_drafts and not (unless_gave_up and self.gave_up):
             n = min(n, self.n_drafter)
-        return n if n >= self.n_least else 0
+        if n >= self.n_least:
+            return n
+        return max((length for length in self.checkpoints if length <= n), default=0)
 
     def serves_for(self, other: Prefix) -> bool:
         """Whether this prefix can be used for everything that `other` can."""
         n = len(other)
         return (
-            self.n_least <= other.n_least
+            all(map(self._ends_at, (other.n_least, *other.checkpoints)))
+            and (self.n_least <= other.n_least or other.n_least == n)
             and self.n_drafter >= other.n_drafter
             and common_prefix(self.tokens, other.tokens) == n
         )
+
+    def _ends_at(self, length: int) -> bool:
+        """Whether it can be cut to that length."""
+        return length >= self.n_least or length in self.checkpoints
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Entry(Prefix):
     """A saved sequence: `target` from `Target.save`, `drafter` from `Drafter.save` (empty without a
-    drafter)."""
+    drafter). `states` are those at its `checkpoints`."""
 
     target: Bytes
     drafter: Bytes
+    states: tuple[Bytes, ...] = ()
 
     @property
     def n_bytes(self) -> int:
-        return 4 * len(self.tokens) + self.target.nbytes + self.drafter.nbytes
+        saved = (self.target, self.drafter, *self.states)
+        return 4 * len(self.tokens) + sum(part.nbytes for part in saved)

@@ -19,13 +19,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from dflash_local import disk_cache
-from dflash_local.engine.prefix import Bytes, Entry, Prefix
+from dflash_local.engine.prefix import Entry, Prefix
 from dflash_local.errors import InputError
 
 _MAGIC = b"dflash-local prefix 2\n"
@@ -132,6 +133,7 @@ class PrefixFiles:
             entry.n_least,
             entry.n_drafter,
             entry.gave_up,
+            entry.checkpoints,
             path=path,
             n_bytes=n_bytes,
         )
@@ -205,6 +207,10 @@ def _content(entry: Entry, key: str) -> list[bytes | memoryview]:
             "n_least": entry.n_least,
             "n_drafter": entry.n_drafter,
             "resigned": entry.gave_up,
+            "checkpoints": [
+                [length, state.nbytes]
+                for length, state in zip(entry.checkpoints, entry.states, strict=True)
+            ],
         }
     )
     parts: list[bytes | memoryview] = [
@@ -213,6 +219,7 @@ def _content(entry: Entry, key: str) -> list[bytes | memoryview]:
         _raw(entry.tokens),
         entry.target.data,
         entry.drafter.data,
+        *(state.data for state in entry.states),
     ]
     digest = hashlib.blake2b(digest_size=_DIGEST)
     for part in parts:
@@ -258,16 +265,23 @@ def _read(path: Path, key: str) -> Entry:
     header = _header(body[_LENGTH : _LENGTH + length].tobytes(), key)
     rest = body[_LENGTH + length :]
     n_tokens, n_target, n_rows = 4 * header["n_tokens"], header["n_target"], header["n_rows"]
-    if len(rest) != n_tokens + n_target + n_rows:
+    lengths = [n_tokens, n_target, n_rows, *(n for _, n in header["checkpoints"])]
+    ends = list(accumulate(lengths))
+    if len(rest) != ends[-1]:
         raise _Unusable("its parts are not as long as it says")
-    target: Bytes = rest[n_tokens : n_tokens + n_target]
+    tokens, target, rows, *states = (
+        rest[end - n : end] for n, end in zip(lengths, ends, strict=True)
+    )
     return Entry(
-        _tokens(rest[:n_tokens].tobytes()),
+        _tokens(tokens.tobytes()),
         header["n_least"],
         header["n_drafter"],
         header["resigned"],
+        tuple(length for length, _ in header["checkpoints"]),
         target=target,
-        drafter=rest[n_tokens + n_target :],
+        drafter=rows,
+        # Their own memory: a slot keeps them when all else of the file is gone.
+        states=tuple(state.copy() for state in states),
     )
 
 
@@ -284,6 +298,7 @@ def _read_head(path: Path, key: str) -> StoredPrefix:
         header = _header(_exactly(file, length), key)
         begin = file.tell()
         parts = 4 * header["n_tokens"] + header["n_target"] + header["n_rows"]
+        parts += sum(n for _, n in header["checkpoints"])
         if size != begin + parts:
             raise _Unusable(f"it has {size} bytes, expected {begin + parts}")
         tokens = _tokens(_exactly(file, 4 * header["n_tokens"]))
@@ -292,6 +307,7 @@ def _read_head(path: Path, key: str) -> StoredPrefix:
         header["n_least"],
         header["n_drafter"],
         header["resigned"],
+        tuple(length for length, _ in header["checkpoints"]),
         path=path,
         n_bytes=size,
     )
@@ -316,7 +332,25 @@ def _header(raw: bytes, key: str) -> dict[str, Any]:
         raise _Unusable("it is another model's")
     if not isinstance(header.get("resigned"), bool):
         raise _Unusable("its header lacks resigned")
+    header.setdefault("checkpoints", [])  # files of earlier versions have none
+    if not _are_checkpoints(header["checkpoints"], header["n_tokens"]):
+        raise _Unusable("its header has checkpoints that cannot be")
     return dict(header)
+
+
+def _are_checkpoints(found: Any, n_tokens: int) -> bool:
+    """Whether these are pairs of a length within a text, rising, and a number of bytes."""
+    if not isinstance(found, list):
+        return False
+    before = 0
+    for pair in found:
+        if not (isinstance(pair, list) and len(pair) == 2 and {type(n) for n in pair} == {int}):
+            return False
+        length, n_bytes = pair
+        if not (before < length < n_tokens and 0 < n_bytes < 1 << 48):
+            return False
+        before = length
+    return True
 
 
 def _tokens(raw: bytes) -> list[int]:

@@ -38,6 +38,7 @@ class PrefixStore:
     def __init__(self, max_bytes: int, files: PrefixFiles | None = None) -> None:
         self.max_bytes = max_bytes
         self.n_bytes = 0
+        self._lent = 0
         self._files = files
         self._entries: list[Entry] = []  # the one used longest ago first
         self._leaving: list[Entry] = []  # to be written, in this order
@@ -102,16 +103,24 @@ class PrefixStore:
 
     def put(self, entry: Entry) -> bool:
         """Keep an entry in memory; others move to disk to make room. False if it is too large."""
-        if entry.n_bytes > self.max_bytes:
+        if entry.n_bytes > self.max_bytes - self._lent:
             return False
         kept = [other for other in self._entries if not entry.serves_for(other)]
         self._replace(kept)
-        while self.n_bytes + entry.n_bytes > self.max_bytes:
+        self._make_room(entry.n_bytes)
+        self._replace([*self._entries, entry])
+        return True
+
+    def lend(self, n_bytes: int) -> None:
+        """So many of its bytes are taken by what slots keep, in place of what was lent before."""
+        self._lent = n_bytes
+        self._make_room(0)
+
+    def _make_room(self, n_bytes: int) -> None:
+        while self._entries and self.n_bytes + n_bytes > self.max_bytes - self._lent:
             oldest, *rest = self._entries
             self._replace(rest)
             self._spill(oldest)
-        self._replace([*self._entries, entry])
-        return True
 
     def _replace(self, entries: list[Entry]) -> None:
         self._entries = entries

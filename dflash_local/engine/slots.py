@@ -9,24 +9,23 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
 from dflash_local.draft.drafter import Drafter
+from dflash_local.engine.checkpoints import Checkpoints
 from dflash_local.engine.prefix import Entry, Prefix
 from dflash_local.engine.prefixes import Found, PrefixStore
 from dflash_local.engine.reuse import (
     LEAST_GAIN,
-    LEAST_KEPT,
     Holder,
     choose,
     common_prefix,
     worth_keeping,
 )
 from dflash_local.errors import InputError
-from dflash_local.fit.options import CHECKPOINTS
 from dflash_local.target.batch import Batch
 from dflash_local.target.taps import StoredFeatures
 from dflash_local.target.target import Checkpoint, Target
@@ -35,9 +34,9 @@ _ASIDE_S = 60.0
 """How long to do without a drafter that has failed. Without a pause, what fails at some length of
 the text is tried again with each request, and takes its time."""
 
-_BEFORE_END = 32
-"""Tokens between a checkpoint and the end of its prompt: there a template opens the answer, and
-perhaps a thought that the next turn leaves out."""
+_LENT = 2
+"""One in so many bytes of the store may be checkpoints of slots. With more, a long text would not
+find room in the store when it leaves its slot."""
 
 Origin = Literal["slot", "shared", "memory", "disk", "none"]
 """Where the beginning of a prompt came from: the slot itself, another slot, the store in memory or
@@ -56,9 +55,8 @@ class Slot:
     seq: int
     cached: list[int] = field(default_factory=list)
     pending: list[int] = field(default_factory=list)
-    checkpoints: list[Checkpoint] = field(default_factory=list)
-    """Of a recurrent state after some of `cached`, the shortest first: where other texts may fork
-    off."""
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    """Of a recurrent state after some of `cached`: where other texts may fork off."""
     busy: bool = False
     last_use: int = 0
     gave_up: bool = False
@@ -99,7 +97,10 @@ class Slots:
         self._least = least
         self._aside: Drafter | None = None
         self._back_at = 0.0
-        self._slots = [Slot(seq) for seq in range(n_seq)]
+        room = store.max_bytes // _LENT // n_seq if store else 0
+        self._slots = [
+            Slot(seq, checkpoints=Checkpoints(room, least=least)) for seq in range(n_seq)
+        ]
         self.reused: dict[Origin, int] = {"slot": 0, "shared": 0, "memory": 0, "disk": 0, "none": 0}
         """How many prompts began with tokens of each origin."""
         self._shared = SharedCells()
@@ -209,7 +210,7 @@ class Slots:
         """Empty a slot."""
         slot.cached.clear()
         slot.pending = []
-        slot.checkpoints = []
+        slot.checkpoints.cut(0)
         slot.gave_up = False
         self._shared.cut(slot.seq, 0)
         self.target.clear(slot.seq)
@@ -294,18 +295,24 @@ class Slots:
         slot.cached += tokens
 
     def checkpoint_at(self, slot: Slot, n_prompt: int) -> int | None:
-        """The length at which `keep_checkpoint` should be called while a slot decodes a prompt."""
-        length = n_prompt - _BEFORE_END
-        before = slot.checkpoints[-1].length if slot.checkpoints else 0
-        is_far = length - before >= LEAST_KEPT
-        return length if is_far and self.target.keeps_checkpoints else None
+        """The next length at which `keep_checkpoint` should be called while a slot decodes a
+        prompt."""
+        if not self.target.keeps_checkpoints:
+            return None
+        return slot.checkpoints.wanted(len(slot.cached), n_prompt)
 
     def keep_checkpoint(self, slot: Slot) -> None:
         """Let other texts fork off from what a slot has now."""
         self.settle([slot])
         with suppress(MemoryError):
-            slot.checkpoints.append(self.target.checkpoint(slot.seq, len(slot.cached)))
-        del slot.checkpoints[:-CHECKPOINTS]
+            slot.checkpoints.keep(self.target.checkpoint(slot.seq, len(slot.cached)))
+        self._lend()
+
+    def _lend(self) -> None:
+        """Let the store know what the checkpoints of slots take of its room."""
+        if self.store is not None:
+            kept = (each for slot in self._slots for each in slot.checkpoints.at_boundaries)
+            self.store.lend(sum({id(each): each.state.nbytes for each in kept}.values()))
 
     def _keep_stored(self, n_rows: int) -> None:
         """Inject pending rows that the next `n_rows` would overwrite in the target's store."""
@@ -406,16 +413,18 @@ class Slots:
         another slot can get if they are `copied`."""
         if self.target.can_copy(slot.seq, length) if copied else self._can_cut(slot, length):
             return length
-        return max((c.length for c in slot.checkpoints if c.length <= length), default=0)
+        checkpoint = slot.checkpoints.longest(length)
+        return checkpoint.length if checkpoint else 0
 
     def _cut(self, slot: Slot, length: int) -> bool:
         """Cut the target's cache to a length within `_reach`. False: it cannot, or it is empty."""
-        slot.checkpoints = [c for c in slot.checkpoints if c.length <= length]
+        slot.checkpoints.cut(length)
         if not length or self._can_cut(slot, length):
             return self.target.truncate(slot.seq, length)
-        if not slot.checkpoints or slot.checkpoints[-1].length != length:
+        checkpoint = slot.checkpoints.longest(length)
+        if checkpoint is None or checkpoint.length != length:
             return False
-        return self.target.restore(slot.seq, slot.checkpoints[-1])
+        return self.target.restore(slot.seq, checkpoint)
 
     def _holder(self, slot: Slot, wanted: _Wanted) -> Holder:
         n = self._n_usable(slot, wanted.prompt, wanted.drafts_in(slot.gave_up))
@@ -434,11 +443,11 @@ class Slots:
         length = self._reach(source, length, copied=True)
         if not length:
             return
-        checkpoints = [c for c in source.checkpoints if c.length <= length]
+        checkpoints = [c for c in source.checkpoints.all if c.length <= length]
         at = None if self.target.can_copy(source.seq, length) else checkpoints[-1]
         if not self.target.copy(source.seq, slot.seq, length, at):
             return
-        slot.checkpoints = checkpoints
+        slot.checkpoints.take(checkpoints)
         self._shared.share(source.seq, slot.seq, length)
         slot.cached = source.cached[:length]
         slot.gave_up = source.gave_up
@@ -468,6 +477,7 @@ class Slots:
             return
         slot.cached = list(entry.tokens)
         if self.target.keeps_checkpoints:
+            slot.checkpoints.take(map(Checkpoint, entry.checkpoints, entry.states))
             self.keep_checkpoint(slot)
         slot.gave_up = entry.gave_up
         if self.drafter and len(entry.drafter):
@@ -476,11 +486,12 @@ class Slots:
 
     def _save(self, slot: Slot, n_kept: int = 0) -> None:
         """Save a slot, if worth it, before it loses all but its first `n_kept` tokens. A slot that
-        cannot be cut anywhere is saved as it was at its last checkpoint."""
+        cannot be cut anywhere is saved as it was at its last checkpoint, with the ones before."""
         store, n = self.store, len(slot.cached)
         is_whole = self._can_cut(slot, 1)
+        checkpoints = [] if is_whole else slot.checkpoints.all
         if not is_whole:
-            n = slot.checkpoints[-1].length if slot.checkpoints else 0
+            n = checkpoints.pop().length if checkpoints else 0
         n_kept = max(n_kept, self._n_elsewhere(slot))
         if store is None or not worth_keeping(n - n_kept, n):
             return
@@ -490,6 +501,7 @@ class Slots:
             (n - 1 if 0 < self.target.n_swa < n else 0) if is_whole else n,
             min(drafter.length(slot.seq), n) if drafter else 0,
             slot.gave_up,
+            tuple(checkpoint.length for checkpoint in checkpoints),
         )
         if store.has(prefix):
             return
@@ -503,8 +515,14 @@ class Slots:
             rows = drafter.save(slot.seq) if drafter else np.empty(0, np.uint8)
         except MemoryError:
             return
-        if len(state):
-            store.put(Entry(**vars(prefix), target=state, drafter=rows))
+        if not len(state):
+            return
+        slot.checkpoints.cut(n_kept)
+        self._lend()
+        states = tuple(checkpoint.state for checkpoint in checkpoints)
+        entry = Entry(**vars(prefix), target=state, drafter=rows, states=states)
+        if not store.put(entry):  # then without them
+            store.put(replace(entry, checkpoints=(), states=()))
 
 
 class SharedCells:

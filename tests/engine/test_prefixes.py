@@ -4,6 +4,7 @@ was, or not at all."""
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import random
 import signal
@@ -32,8 +33,18 @@ def prompt(*tokens: int) -> np.ndarray:
 def equal(a: Entry, b: Entry) -> bool:
     return all(
         np.array_equal(x, y)
-        for x, y in ((a.tokens, b.tokens), (a.target, b.target), (a.drafter, b.drafter))
-    ) and (a.n_least, a.n_drafter, a.gave_up) == (b.n_least, b.n_drafter, b.gave_up)
+        for x, y in (
+            (a.tokens, b.tokens),
+            (a.target, b.target),
+            (a.drafter, b.drafter),
+            *zip(a.states, b.states, strict=True),
+        )
+    ) and (a.n_least, a.n_drafter, a.gave_up, a.checkpoints) == (
+        b.n_least,
+        b.n_drafter,
+        b.gave_up,
+        b.checkpoints,
+    )
 
 
 def found(store: PrefixStore, *tokens: int) -> Entry | None:
@@ -121,6 +132,32 @@ def test_the_beginning_of_a_longer_one_is_dropped() -> None:
     assert store.n_entries == 2
     assert store.n_bytes == entry(1, 3).n_bytes + entry(1, 2, 3).n_bytes
     assert store.has(entry(1, 2)) and not store.has(entry(1, 4))
+
+
+def test_a_recurrent_state_is_cut_at_its_checkpoints() -> None:
+    store = PrefixStore(LARGE)
+    text = range(1, 11)
+    store.put(entry(*text, n_least=10, checkpoints=(3, 6)))
+    assert [n_found(store, *text[:n], 77) for n in range(1, 10)] == [0, 0, 3, 3, 3, 6, 6, 6, 6]
+    assert n_found(store, *text, 77) == 10
+    for n in (3, 6, 10):  # what ends there brings nothing new
+        assert store.has(entry(*text[:n], n_least=n))
+    assert store.has(entry(*text[:6], n_least=6, checkpoints=(3,)))
+    assert not store.has(entry(*text[:5], n_least=5))
+    assert not store.has(entry(*text[:6], n_least=6, checkpoints=(2,)))
+    assert not store.has(entry(*text[:6]))
+
+
+def test_what_is_lent_is_not_used() -> None:
+    size = entry(1).n_bytes
+    store = PrefixStore(3 * size)
+    for token in range(3):
+        store.put(entry(token))
+    store.lend(size)
+    assert store.n_entries == 2
+    assert not store.put(entry(4, size=3000 - 100))
+    store.lend(0)
+    assert store.put(entry(5)) and store.n_entries == 3
 
 
 # On disk
@@ -234,8 +271,10 @@ def damaged(content: bytes) -> list[bytes]:
     return [b"", content + b"\0", b"GGUF" + content, *cuts, *flips]
 
 
-def test_no_damaged_file_is_used(tmp_path: Path) -> None:
-    files(tmp_path).write(entry(1, 2, 3))
+@pytest.mark.parametrize("checkpoints", [(), (1, 2)])
+def test_no_damaged_file_is_used(tmp_path: Path, checkpoints: tuple[int, ...]) -> None:
+    whole = entry(1, 2, 3, checkpoints=checkpoints)
+    files(tmp_path).write(whole)
     (path,) = tmp_path.iterdir()
     content = path.read_bytes()
     for bad in damaged(content):
@@ -251,6 +290,37 @@ def test_no_damaged_file_is_used(tmp_path: Path) -> None:
         assert not path.exists()
         assert len(lines) == 1 and str(path) in lines[0] and "\n" not in lines[0]
     path.write_bytes(content)
+    hit = found(PrefixStore(LARGE, files(tmp_path)), 1, 2, 3)
+    assert hit is not None and equal(hit, whole)
+
+
+@pytest.mark.parametrize(
+    "checkpoints",
+    ["[[0, 5]]", "[[2, 5], [1, 5]]", "[[3, 5]]", "[[1, -5]]", "[[1]]", "{}", "[[1, 1e9]]"],
+)
+def test_checkpoints_that_cannot_be_are_refused(tmp_path: Path, checkpoints: str) -> None:
+    files(tmp_path).write(entry(1, 2, 3, checkpoints=(1, 2)))
+    (path,) = tmp_path.iterdir()
+    content, known = path.read_bytes(), b'"checkpoints": [[1, 11], [2, 12]]'
+    assert content.count(known) == 1
+    other = f'"checkpoints": {checkpoints}'.encode().ljust(len(known))
+    assert len(other) == len(known)
+    path.write_bytes(content.replace(known, other))
+    lines: list[str] = []
+    assert PrefixFiles(tmp_path, KEY, LARGE, lines.append).prefixes() == []
+    assert len(lines) == 1 and not path.exists()
+
+
+def test_files_from_before_there_were_checkpoints_are_read(tmp_path: Path) -> None:
+    files(tmp_path).write(entry(1, 2, 3))
+    (path,) = tmp_path.iterdir()
+    content, begin = path.read_bytes(), len(prefix_files._MAGIC) + 32
+    old = content[begin:].replace(b'"checkpoints": [], ', b"")
+    n_less = len(content) - begin - len(old)
+    old = (int.from_bytes(old[:4], "little") - n_less).to_bytes(4, "little") + old[4:]
+    digest = hashlib.blake2b(old, digest_size=32).digest()
+    path.write_bytes(prefix_files._MAGIC + digest + old)
+    assert n_less
     hit = found(PrefixStore(LARGE, files(tmp_path)), 1, 2, 3)
     assert hit is not None and equal(hit, entry(1, 2, 3))
 

@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_local import demo
+from dflash_local.engine import checkpoints
 from dflash_local.engine.engine import Engine
+from dflash_local.engine.prefix import Entry
 from dflash_local.engine.prefix_files import PrefixFiles
 from dflash_local.engine.prefixes import PrefixStore
 from dflash_local.target.target import Target
@@ -61,20 +63,31 @@ def target(path: Path, kind: tuple[str, str]) -> Iterator[Target]:
         yield opened
 
 
+STEP, LONG = 64, 250
+EMPTY = np.empty(0, np.uint8)
+
+
+@pytest.fixture
+def short_boundaries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints each 64 tokens, so that prompts of the tests are long."""
+    monkeypatch.setattr(checkpoints, "BOUNDARY", STEP)
+
+
 class Chat:
     """An engine whose answers are those of empty caches."""
 
     def __init__(
         self, target: Target, plain: PlainAnswers, store: PrefixStore | None = None
     ) -> None:
-        for seq in range(target.options.n_seq):
+        n_seq = target.options.n_seq
+        for seq in range(n_seq):
             target.clear(seq)
         self.plain = plain
         self.rng = np.random.default_rng(4)
         self.drafter = None
         if target.max_width > 1:
-            self.drafter = Knowing(lambda: int(self.rng.integers(16)), target.n_vocab, 2)
-        self.engine = Engine(target, self.drafter, n_seq=2, store=store)
+            self.drafter = Knowing(lambda: int(self.rng.integers(16)), target.n_vocab, n_seq)
+        self.engine = Engine(target, self.drafter, n_seq=n_seq, store=store)
         self.width = 16 if self.drafter else 0
 
     def tokens(self, n: int) -> list[int]:
@@ -153,6 +166,66 @@ def test_texts_that_left_their_slots(target: Target, plain: PlainAnswers, tmp_pa
     again.engine.slots.close()
 
 
+def all_along(chat: Chat, length: int, n_new: int) -> tuple[list[int], list[int]]:
+    """A long prompt that has been answered, and one that leaves it after `length` tokens."""
+    prompt = chat.tokens(LONG)
+    assert chat.ask(prompt)[1] == 0
+    return prompt, [*prompt[:length], *chat.tokens(n_new)]
+
+
+@pytest.mark.one_in(4)
+def test_a_cut_in_a_long_prompt_reads_on_from_a_boundary(
+    target: Target, plain: PlainAnswers, short_boundaries: None
+) -> None:
+    chat = Chat(target, plain, PrefixStore(1 << 26))
+    prompt, other = all_along(chat, 2 * STEP + 40, 70)
+    assert chat.ask(other)[1] == 2 * STEP
+    assert chat.ask([*prompt[: 2 * STEP - 1], *chat.tokens(30)])[1] == STEP
+    assert chat.ask([*prompt[: STEP - 1], *chat.tokens(30)])[1] == 0
+
+
+@pytest.mark.one_in(4)
+def test_boundaries_come_back_from_memory_and_from_disk(
+    target: Target, plain: PlainAnswers, short_boundaries: None, tmp_path: Path
+) -> None:
+    chat = Chat(target, plain, store_in(tmp_path))
+    _, other = all_along(chat, 2 * STEP + 40, 40)
+    for _ in range(2):
+        chat.ask(chat.tokens(N_PROMPT))
+    assert chat.ask(other)[1] == 2 * STEP
+    assert chat.engine.slots.reused["memory"] == 1
+    prompt, other = all_along(chat, STEP + 40, 40)
+    chat.engine.slots.close()
+    again = Chat(target, plain, store_in(tmp_path))
+    assert again.ask(other)[1] == STEP
+    assert again.engine.slots.reused["disk"] == 1
+    assert again.ask([*prompt[: STEP + 9], *chat.tokens(40)])[1] == STEP
+    again.engine.slots.close()
+
+
+@pytest.mark.one_in(4)
+def test_boundaries_keep_within_the_room_of_the_store(
+    target: Target, plain: PlainAnswers, short_boundaries: None
+) -> None:
+    n_state = len(checkpoint_of(target))
+    store = PrefixStore(8 * n_state + 100)
+    chat = Chat(target, plain, store)
+    prompt = all_along(chat, 0, 40)[0]
+    kept = [slot.checkpoints.at_boundaries for slot in chat.engine.slots]
+    assert sorted(map(len, kept)) == [0, 2]
+    assert not store.put(Entry([1], target=np.zeros(7 * n_state, np.uint8), drafter=EMPTY))
+    chat.engine.slots.forget_all()
+    assert chat.ask(prompt)[1] == 0
+
+
+def checkpoint_of(target: Target) -> np.ndarray[Any, Any]:
+    target.clear(0)
+    target.decode([5], [0], [0], [True])
+    state = target.checkpoint(0, 1).state
+    target.clear(0)
+    return state
+
+
 def test_two_at_once_read_what_they_share_once(chat: Chat, target: Target) -> None:
     shared = chat.tokens(N_PROMPT)
     prompts = [[*shared, 7, 8], [*shared, 9]]
@@ -194,3 +267,30 @@ def test_any_turns_are_those_of_empty_caches(
         for sequence, tokens in zip(sequences, right, strict=True):
             assert sequence.tokens == tokens
         texts += [p + r for p, r in zip(asked, right, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def single(path: Path, kind: tuple[str, str]) -> Iterator[Target]:
+    """One slot."""
+    options = {"n_replayed": BLOCK - 1} if kind[1] == "replay" else {}
+    with hybrid_target(path, n_ctx=1024, **options) as opened:
+        yield opened
+
+
+@pytest.mark.one_in(7)
+@given(st.lists(st.tuples(st.integers(0, 15), st.floats(0, 1), st.integers(1, 150)), max_size=9))
+@settings(deadline=None, max_examples=4, derandomize=True)
+def test_any_cuts_are_those_of_empty_caches(
+    single: Target, plain: PlainAnswers, turns: list[tuple[int, float, int]]
+) -> None:
+    """Prompts that leave earlier texts anywhere, with checkpoints all along them, which come from
+    the slot or from a store."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoints, "BOUNDARY", STEP)
+        chat = Chat(single, plain, PrefixStore(1 << 20))
+    texts: list[list[int]] = [chat.tokens(200)]
+    for which, share, n_new in turns:
+        base = texts[which % len(texts)]
+        prompt = [*base[: round(share * len(base))], *chat.tokens(n_new)][:400]
+        right, _ = chat.ask(prompt)
+        texts.append(prompt + right)

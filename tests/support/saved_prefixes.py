@@ -14,15 +14,23 @@ KEY = {"target": "one"}
 LARGE = 1 << 20
 
 
-def entry(*tokens: int, size: int = 1000, n_least: int = 0, n_drafter: int | None = None) -> Entry:
+def entry(
+    *tokens: int,
+    size: int = 1000,
+    n_least: int = 0,
+    n_drafter: int | None = None,
+    checkpoints: tuple[int, ...] = (),
+) -> Entry:
     """Content that its tokens tell."""
     content = np.frombuffer(random.Random(str(tokens)).randbytes(size), np.uint8)
     return Entry(
         list(tokens),
         n_least,
         len(tokens) if n_drafter is None else n_drafter,
+        checkpoints=checkpoints,
         target=content[: size // 2],
         drafter=content[size // 2 :],
+        states=tuple(content[: 10 + length] for length in checkpoints),
     )
 
 
