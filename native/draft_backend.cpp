@@ -23,13 +23,17 @@ ggml_backend_ptr open_draft_backend(ggml_backend_dev_t device, int n_threads) {
         throw backend_error(std::string("cannot open ") + ggml_backend_dev_name(device) +
                             " for the drafter");
     }
-    const auto set_n_threads =
-        reinterpret_cast<ggml_backend_set_n_threads_t>(ggml_backend_reg_get_proc_address(
-            ggml_backend_dev_backend_reg(device), "ggml_backend_set_n_threads"));
-    if (set_n_threads != nullptr) {
-        set_n_threads(backend.get(), n_threads);
-    }
+    set_n_threads(backend.get(), n_threads);
     return backend;
+}
+
+void set_n_threads(ggml_backend_t backend, int n_threads) {
+    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend));
+    const auto set = reinterpret_cast<ggml_backend_set_n_threads_t>(
+        ggml_backend_reg_get_proc_address(reg, "ggml_backend_set_n_threads"));
+    if (set != nullptr) {
+        set(backend, n_threads);
+    }
 }
 
 bool is_cuda(ggml_backend_t backend) {

@@ -10,6 +10,9 @@ namespace dflash {
 // open.
 ggml_backend_ptr open_draft_backend(ggml_backend_dev_t device, int n_threads);
 
+// Changes nothing on other devices than the CPU.
+void set_n_threads(ggml_backend_t backend, int n_threads);
+
 // Whether it is ggml's CUDA backend, for choices between kernels that were measured with it.
 bool is_cuda(ggml_backend_t backend);
 

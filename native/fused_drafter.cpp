@@ -45,6 +45,7 @@ fused_drafter::fused_drafter(const llama_model * model, const tap_store * store,
     : target_(target_tensors::find(model)),
       store_(store),
       threads_(std::move(threads)),
+      n_threads_(n_threads),
       backend_(open_draft_backend(target_.device(), n_threads)),
       weights_(path, params, backend_.get(), allowed.bf16),
       cache_(weights_.params, target_.device(), n_seq, n_ctx, draft_window),
@@ -52,8 +53,8 @@ fused_drafter::fused_drafter(const llama_model * model, const tap_store * store,
       allowed_(allowed),
       scratch_(backend_.get()) {
     check_target_fits();
-    if (threads_ && threads_->n_threads() >= n_threads) {
-        threads_->attach(backend_.get());
+    if (threads_ && threads_->n_threads() < n_threads) {
+        threads_ = nullptr;
     }
     if (store_ != nullptr && store_->n_features() != weights_.params.n_features()) {
         store_ = nullptr;  // the target was opened for another drafter
@@ -237,7 +238,7 @@ void fused_drafter::inject_rows(int seq, const feature_rows & features) {
         const draft_request part{seq, features.part(done, done + n, width), 0};
         draft_graph & g = *graph({0, rows_bucket(n), 0, 0, 0, !part.features.stored.empty()}).graph;
         fill_rows(g, {part});
-        g.compute();
+        compute(g);
         cache_.set_length(seq, cache_.length(seq) + n);
         done += n;
     }
@@ -372,9 +373,16 @@ void fused_drafter::begin(const std::vector<draft_request> & requests, int n_dra
                                n_draft, top_k_, from_store});
     fill_rows(*slot.graph, rest);
     fill_blocks(slot, rest);
-    slot.graph->compute();
+    compute(*slot.graph);
     guard.done();
     flight_ = flight{slot.graph.get(), std::move(rest), lengths};
+}
+
+void fused_drafter::compute(draft_graph & graph) {
+    if (threads_) {
+        threads_->attach(backend_.get(), n_threads_);
+    }
+    graph.compute();
 }
 
 void fused_drafter::read(const draft_rows & out) {

@@ -132,12 +132,14 @@ class fused_drafter {
     void inject_rows(int seq, const feature_rows & features);
     void fill_rows(draft_graph & g, const std::vector<draft_request> & requests);
     void fill_blocks(graph_slot & slot, const std::vector<draft_request> & requests);
+    void compute(draft_graph & graph);
     void embed(int32_t token, std::vector<float> & row) const;
 
     // In the order that they must outlive each other; graphs go first.
     target_tensors target_;
     const tap_store * store_;
     std::shared_ptr<const thread_pool> threads_;
+    int n_threads_;
     ggml_backend_ptr backend_;
     draft_weights weights_;
     std::optional<bf16_copy> head_;  // of the target's, if that pays

@@ -511,7 +511,9 @@ NB_MODULE(_native, m) {
             [](const thread_pool & self, uintptr_t context) {
                 self.attach(reinterpret_cast<llama_context *>(context));
             },
-            nb::arg("context"), "To a llama_context, which must be freed before the pool.");
+            nb::arg("context"), "To a llama_context, which must be freed before the pool.")
+        .def("use", &thread_pool::use, nb::arg("n"),
+             "So many of them compute for drafters and for states that are replayed.");
 
     nb::class_<target_pass>(
         m, "TargetPass",

@@ -367,7 +367,6 @@ bool state_replay::open() {
         if (found == devices_.end()) {
             auto opened = std::make_unique<device>();
             opened->backend = open_draft_backend(at, threads_->n_threads());
-            threads_->attach(opened->backend.get());
             opened->allocator.reset(
                 ggml_gallocr_new(ggml_backend_get_default_buffer_type(opened->backend.get())));
             found = devices_.insert(devices_.end(), std::move(opened));
@@ -436,6 +435,7 @@ void state_replay::start() {
         }
         for (const auto & device : devices_) {
             if (!device->nets.empty()) {
+                threads_->attach(device->backend.get(), threads_->n_threads());
                 device->start(device->graph(i, parts_[i].n_kept, n_rows_));
             }
         }

@@ -1,8 +1,10 @@
 #include "thread_pool.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
+#include "draft_backend.h"
 #include "errors.h"
 #include "ggml-cpu.h"
 
@@ -24,7 +26,7 @@ F function(const char * name) {
 
 }  // namespace
 
-thread_pool::thread_pool(int n_threads) : n_threads_(n_threads) {
+thread_pool::thread_pool(int n_threads) : n_threads_(n_threads), n_used_(n_threads) {
     if (n_threads < 1 || n_threads > GGML_MAX_N_THREADS) {
         throw std::invalid_argument("n_threads " + std::to_string(n_threads) + " is not in 1 .. " +
                                     std::to_string(GGML_MAX_N_THREADS));
@@ -42,11 +44,14 @@ thread_pool::~thread_pool() {
 
 void thread_pool::attach(llama_context * ctx) const { llama_attach_threadpool(ctx, pool_, pool_); }
 
-void thread_pool::attach(ggml_backend_t backend) const {
+void thread_pool::use(int n) { n_used_ = std::clamp(n, 1, n_threads_); }
+
+void thread_pool::attach(ggml_backend_t backend, int n_most) const {
     const ggml_backend_dev_t device = ggml_backend_get_device(backend);
     if (ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU) {
         function<decltype(&ggml_backend_cpu_set_threadpool)>("ggml_backend_cpu_set_threadpool")(
             backend, pool_);
+        set_n_threads(backend, std::min(n_used_, n_most));
     }
 }
 

@@ -24,12 +24,18 @@ class thread_pool {
 
     int n_threads() const { return n_threads_; }
 
+    // From now on so many of them compute for the backends that are attached, at least one. A
+    // context is told by llama_set_n_threads.
+    void use(int n);
+
     // The pool must outlive the context or backend. A backend that is not the CPU's is not changed.
     void attach(llama_context * ctx) const;
-    void attach(ggml_backend_t backend) const;
+    // Before each graph, since `use` changes nothing else. With at most n_most threads.
+    void attach(ggml_backend_t backend, int n_most) const;
 
   private:
     int n_threads_;
+    int n_used_;
     ggml_threadpool_t pool_ = nullptr;
 };
 
