@@ -135,7 +135,7 @@ LOADING = (
         "n_threads",
         type=whole(1, 512),
         metavar="N",
-        show_default="one per core",
+        show_default="one per core; fewer while other processes want the cores",
         help="CPU threads.",
     ),
     option(

@@ -24,7 +24,7 @@ the number still."""
 
 @dataclass(frozen=True)
 class CpuTime:
-    """Seconds since some start: of the clock, of all work on this process's CPUs, and of its own."""
+    """Seconds since some start: of the clock, of all work on our CPUs, of our own work there."""
 
     clock: float
     all: float

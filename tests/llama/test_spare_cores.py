@@ -1,0 +1,76 @@
+"""How many threads compute beside other processes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import accumulate, pairwise
+
+import pytest
+
+from dflash_local.llama import spare_cores
+from dflash_local.llama.spare_cores import CpuTime, SpareCores, cpu_time, n_beside
+
+
+@pytest.mark.parametrize(
+    ("n_now", "n_most", "n_cpus", "others", "expected"),
+    [
+        (2, 2, 2, 0.0, 2),  # quiet
+        (2, 2, 2, 0.4, 2),  # what runs in the background of every machine
+        (2, 2, 2, 0.7, 1),  # one busy process, which has to share
+        (1, 2, 2, 1.0, 1),  # which has a core of its own now
+        (1, 2, 2, 0.4, 1),  # it pauses, perhaps
+        (1, 2, 2, 0.2, 2),  # it has ended
+        (1, 2, 2, 1.4, 1),  # two of them
+        (16, 16, 16, 1.0, 15),
+        (16, 16, 16, 12.0, 8),  # a fair share
+        (8, 8, 32, 20.0, 8),  # there is room for all
+        (8, 8, 32, 26.0, 6),
+        (1, 1, 2, 2.0, 1),
+    ],
+)
+def test_other_processes_find_cores(
+    n_now: int, n_most: int, n_cpus: int, others: float, expected: int
+) -> None:
+    assert n_beside(n_now, n_most, n_cpus, others) == expected
+
+
+def looks(*steps: tuple[float, float, float]) -> Iterator[CpuTime | None]:
+    """What the system says at each look: (of the clock, of all, of our own) since the last one."""
+    sums = accumulate(steps, lambda a, b: tuple(x + y for x, y in zip(a, b, strict=True)))
+    return (CpuTime(clock, all_, own, 2) for clock, all_, own in sums)
+
+
+@pytest.fixture
+def at_each_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spare_cores, "_LOOK_S", 0.0)
+
+
+@pytest.mark.usefixtures("at_each_pass")
+def test_only_the_time_of_others_counts() -> None:
+    quiet, beside_one, alone = (0.5, 1.0, 1.0), (0.5, 1.0, 0.5), (0.5, 0.5, 0.5)
+    found = looks((0.0, 0.0, 0.0), quiet, beside_one, beside_one, alone)
+    cores = SpareCores(2, lambda: next(found))
+    assert [cores.n_threads() for _ in range(4)] == [2, 1, 1, 2]
+
+
+@pytest.mark.usefixtures("at_each_pass")
+def test_what_was_seen_before_a_pause_says_nothing() -> None:
+    found = looks((0.0, 0.0, 0.0), (3600.0, 7200.0, 0.0), (0.5, 0.5, 0.5))
+    cores = SpareCores(2, lambda: next(found))
+    assert [cores.n_threads() for _ in range(2)] == [2, 2]
+
+
+@pytest.mark.usefixtures("at_each_pass")
+def test_a_system_that_does_not_tell_leaves_all_threads() -> None:
+    cores = SpareCores(4, lambda: None)
+    assert cores.n_threads() == 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc/stat")
+def test_times_of_this_machine_only_grow() -> None:
+    found = [cpu_time() for _ in range(3)]
+    assert None not in found
+    for before, now in pairwise(found):
+        assert now.clock >= before.clock and now.all >= before.all and now.own >= before.own
+        assert now.n_cpus >= 1

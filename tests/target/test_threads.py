@@ -1,0 +1,113 @@
+"""The number of threads may change between any two passes: it changes no bit of a result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import cycle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dflash_local import demo
+from dflash_local.bench.shapes.shape import PairShape
+from dflash_local.bench.shapes.writer import write_pair
+from dflash_local.engine.engine import Engine
+from dflash_local.target.bare_pass import prefill, rows_of
+from dflash_local.target.options import TargetOptions
+from dflash_local.target.target import Target
+from mini_shapes import DENSE, EXPERTS, GPT_OSS, HYBRID, SHORT_CONV
+from pair_engine import answer, fused_drafter, open_target
+
+KV = [("q8_0", True), ("f16", True), ("bf16", True), ("f16", False)]
+PARTS = ((20, 1), (20, 3), (215, 1), (215, 17), (300, 1), (300, 2))
+"""Tokens before some rows, and how many of these are decoded at once. A pass of one row beyond 256
+tokens of an f16 cache is one that ggml may split among its threads."""
+
+
+class Turns:
+    """Another number of threads for each pass."""
+
+    def __init__(self, n_most: int) -> None:
+        self._numbers = cycle([1, n_most, 1, 1, n_most])
+        self.asked = 0
+
+    def n_threads(self) -> int:
+        self.asked += 1
+        return next(self._numbers)
+
+
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where there is one, or sixteen."""
+    monkeypatch.setattr("dflash_local.target.target.default_threads", lambda: 2)
+
+
+def logits(target: Target) -> list[NDArray[np.float32]]:
+    """Those of rows at several depths and widths."""
+    random, found = np.random.default_rng(1), []
+    for depth, width in PARTS:
+        tokens = [int(token) for token in random.integers(5, target.n_vocab, depth + 17)]
+        target.clear(0)
+        last = prefill(target, tokens[:depth])
+        found.append(target.logits(last).copy())
+        found += rows_of(target, depth, tokens[depth:], width)
+    return found
+
+
+def same_in_turns(target: Target) -> None:
+    """Fail where a bit depends on the threads."""
+    target._cores = None
+    expected = logits(target)
+    target._cores = turns = Turns(2)  # type: ignore[assignment]
+    found = logits(target)
+    assert turns.asked > len(PARTS)
+    assert all(np.array_equal(*rows) for rows in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(("kv_type", "flash_attn"), KV)
+def test_the_logits_are_the_same(kv_type: str, flash_attn: bool) -> None:
+    how = {"kv_type": kv_type, "flash_attn": flash_attn, "n_ctx": 768, "tapped_layers": ()}
+    with open_target(n_threads=None, **how) as target:  # type: ignore[arg-type]
+        same_in_turns(target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "shape", [DENSE, EXPERTS, GPT_OSS, HYBRID, SHORT_CONV], ids=lambda s: s.name
+)
+def test_those_of_other_architectures_are(shape: PairShape, tmp_path: Path) -> None:
+    quant = "Q8_0" if shape is GPT_OSS else "Q4_K_M"
+    path, _ = write_pair(shape, quant, tmp_path)
+    for kv_type in ("f16", "q8_0"):
+        with Target(path, TargetOptions(n_ctx=768, kv_type=kv_type)) as target:
+            same_in_turns(target)
+
+
+@pytest.fixture(params=["q8_0", "f16"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    with open_target(kv_type=request.param, n_threads=None, n_ctx=768) as target:
+        yield Engine(target, fused_drafter(target), n_seq=1)
+
+
+@pytest.mark.parametrize(("width", "logprobs"), [(0, None), (0, 1), (5, 1)])
+def test_an_answer_across_256_tokens_is_the_same(
+    engine: Engine, width: int, logprobs: int | None
+) -> None:
+    target = engine.target
+    prompt = target.vocabulary.tokenize(demo.prompts()["code"][0] * 9)[:230]
+    answers = []
+    for cores in (None, Turns(2)):
+        target._cores = cores  # type: ignore[assignment]
+        engine.forget()
+        answers.append(answer(engine, prompt, width, max_tokens=60, logprobs=logprobs))
+    assert len(answers[0].tokens) == 60
+    assert answers[0].tokens == answers[1].tokens
+    assert answers[0].logprobs == answers[1].logprobs
+
+
+def test_a_number_that_was_asked_for_stays() -> None:
+    with open_target(n_threads=2, tapped_layers=()) as target:
+        assert target._cores is None
+        assert target.n_threads == 2
