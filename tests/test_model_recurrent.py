@@ -20,6 +20,7 @@ from dflash_local.llama.runtime import Device
 from dflash_local.pair import open_pair
 from dflash_local.pays.calibration import budget_s
 from dflash_local.pays.costs import Costs
+from dflash_local.target.target import Target
 from hybrid import REPLAYED, TAPPED, TAPS, WITHOUT, write_hybrid
 from mini_shapes import SHORT_CONV
 from synthetic import Markov, write_drafter
@@ -260,6 +261,11 @@ def test_there_are_as_many_snapshots_as_llama_cpp_has_room_for(
         assert "31 snapshots of each" in said and "15 snapshots of each" in said
         assert (model.target.n_snapshots, model.engine.max_width) == (15, 16)
         assert model.generate(PROMPTS[0], max_tokens=4).stats.drafted > 0
+    with (
+        pytest.warns(UserWarning, match="has room for 15 snapshots .*, not 31: so many"),
+        Target.load(pair[0], n_ctx=512, n_threads=1, n_snapshots=31) as target,
+    ):
+        assert target.n_snapshots == 15
 
 
 def test_where_layers_are_on_both_sides_there_are_snapshots(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -97,7 +98,8 @@ class Target(Readout):
         """Check a file, try it once in a child process, and load it with `TargetOptions`.
 
         Raises FileError for a bad file, InputError for layers that cannot be tapped and for options
-        out of range, BackendError if the memory does not suffice.
+        out of range, BackendError if the memory does not suffice. Warns where llama.cpp's graph has
+        no room for as many snapshots of a recurrent state as are asked for.
         """
         wanted = TargetOptions(**options)
         file = GgufFile.open(path)
@@ -111,6 +113,12 @@ class Target(Readout):
             n_snapshots=wanted.n_snapshots,
             redecodes=wanted.redecodes,
         )
+        if n_snapshots < wanted.n_snapshots:
+            warnings.warn(
+                f"llama.cpp's graph has room for {n_snapshots} snapshots of this target's "
+                f"recurrent state, not {wanted.n_snapshots}: so many rows can be taken back",
+                stacklevel=2,
+            )
         return cls(file.path, replace(wanted, n_snapshots=n_snapshots))
 
     def _load(self, progress: Callable[[float], bool] | None) -> None:
