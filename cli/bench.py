@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -417,7 +418,8 @@ def _write(report: Report, values: Mapping[str, Any]) -> None:
     if values["as_json"]:
         write_stdout(json.dumps({"verdict": verdict(report), **report.as_dict()}) + "\n")
     else:
-        write_report(terminal(report))
+        columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        write_report(terminal(report, columns))
     if values["markdown"] is not None:
         Path(values["markdown"]).write_text(markdown(report), encoding="utf-8")
     if values["plot"] is not None:

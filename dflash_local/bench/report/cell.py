@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Mapping, Sequence
 
 from tabulate import tabulate
@@ -14,19 +16,97 @@ from dflash_local.bench.peers.paper import PaperValue
 
 OURS = "ours (over theirs)"
 _NAMES = {"fim": "fill-in-the-middle"}
+_KEYS = ("prompts", "temp", "caches", "drafts", "llama-server", "at once")
+"""Columns that say what a row is about."""
+_ABOUT = {"temp": "temperature {}", "at once": "{} at once", "caches": "caches {}"}
 _TEXT_COLUMNS = {"prompts", "temp", "caches", "drafts", "paper", "llama-server", "", OURS}
+_WRAPPED = {"prompts": 14, "drafts": 12, "llama-server": 12, "paper": 20, OURS: 24}
+"""Columns of words, and where they break in a table that is too wide."""
+_SPREAD = re.compile(r" \([^()\s]+-[^()\s]+\)$")
+_HEAD = 9  # columns: a shorter heading is not broken
 
 
 def name(category: str) -> str:
     return _NAMES.get(category, category)
 
 
-def table(rows: Sequence[Mapping[str, str]]) -> str:
-    """For a terminal: columns of numbers are aligned to the right. Rows may lack columns."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
+Row = Mapping[str, str]
+
+
+def table(rows: Sequence[Row], width: int | None = None) -> str:
+    """For a terminal of so many columns, None for any number; rows may lack columns. Columns of
+    numbers are aligned to the right.
+
+    What is too wide comes in several tables, one below the other, and each repeats the columns that
+    say what a row is about. Where these leave no room, each row is a paragraph.
+    """
+    full = _plain_table(rows)
+    if width is None or _width(full) <= width:
+        return full
+    wrapped = [{key: _wrapped(key, value) for key, value in row.items()} for row in rows]
+    keys = [column for column in _columns(rows) if column in _KEYS]
+    groups: list[list[str]] = [[]]
+    for column in _columns(rows):
+        if column in keys:
+            continue
+        if _width(_plain_table(_only(wrapped, [*keys, *groups[-1], column]))) > width:
+            groups.append([])
+        groups[-1].append(column)
+    groups = [group for group in groups if group]
+    tables = [_plain_table(_only(wrapped, [*keys, *group])) for group in groups]
+    is_crowded = len(groups) > 1 and max(map(len, groups)) == 1
+    if is_crowded or any(_width(each) > width for each in tables):
+        return "\n".join(_paragraph(row, width) for row in rows)
+    return "\n\n".join(tables)
+
+
+def fits(rows: Sequence[Row], width: int | None) -> bool:
+    """Whether they make one table with unbroken cells."""
+    return width is None or _width(_plain_table(rows)) <= width
+
+
+def without_spreads(rows: Sequence[Row]) -> list[Row]:
+    """Medians alone."""
+    return [{key: _SPREAD.sub("", value) for key, value in row.items()} for row in rows]
+
+
+def _plain_table(rows: Sequence[Row]) -> str:
+    columns = _columns(rows)
     cells = [[row.get(name, "") for name in columns] for row in rows]
+    widths = [max(map(_width, column), default=0) for column in zip(*cells, strict=True)]
+    heads = [
+        textwrap.fill(name, max(_HEAD, width), break_long_words=False)
+        for name, width in zip(columns, widths, strict=True)
+    ]
+    lines = ["-" * max(pair) for pair in zip(widths, map(_width, heads), strict=True)]
     align = ["left" if name in _TEXT_COLUMNS else "right" for name in columns]
-    return tabulate(cells, columns, tablefmt="simple", disable_numparse=True, colalign=align)
+    rows_of_text = [heads, lines, *cells]
+    return tabulate(rows_of_text, tablefmt="plain", disable_numparse=True, colalign=align)
+
+
+def _columns(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def _only(rows: Sequence[Row], columns: Sequence[str]) -> list[Row]:
+    return [{name: row.get(name, "") for name in columns} for row in rows]
+
+
+def _wrapped(column: str, text: str) -> str:
+    limit = _WRAPPED.get(column)
+    return text if limit is None else textwrap.fill(text, limit, break_long_words=False)
+
+
+def _paragraph(row: Row, width: int) -> str:
+    """What a row is about, then its other cells with their names."""
+    about = [_ABOUT.get(key, "{}").format(row[key]) for key in _KEYS if row.get(key)]
+    cells = [f"{key} {row[key]}" for key in row if key not in _KEYS and row[key]]
+    body = textwrap.fill("; ".join(cells), width, initial_indent="  ", subsequent_indent="  ")
+    return f"{textwrap.fill(', '.join(about), width)}\n{body}"
+
+
+def _width(text: str) -> int:
+    return max((len(line) for line in text.splitlines()), default=0)
 
 
 def pipe_table(rows: Sequence[Mapping[str, str]]) -> str:

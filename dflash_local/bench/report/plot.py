@@ -268,7 +268,7 @@ def accepted_lengths(axes: Axes, report: Report) -> None:
     axes.set_xticks([n for n in range(1, longest + 1) if n == 1 or n % step == 0])
     axes.grid(axis="x", visible=False)
     forced = any(report.is_forced(*pair) for pair in found)
-    note = "whole blocks, asked for\nwhere plain decoding was faster" if forced else None
+    note = "of a few answers that\ndrafted whole blocks" if forced else None
     axes.set_ylim(0, (1.1 + 0.1 * (len(found) + 2 * forced)) * axes.get_ylim()[1])
     axes.legend(loc="upper right", title=note, alignment="left")
 

@@ -55,7 +55,10 @@ def tail(report: Report) -> Iterator[str]:
         yield _tree_gain(gain)
     yield from _reasons(report)
     if any(row.forced for row in report.main_rows):
-        yield "* accepted where whole blocks are drafted; the width chosen was plain decoding"
+        yield (
+            "* of a few answers that drafted whole blocks: those with the width that was chosen "
+            "had too few rounds with drafts to count"
+        )
     for source in dict.fromkeys(value.source for value in report.paper.values()):
         yield f"paper: {source}; its speed-up is that of another program and machine"
     for note in report.notes:
@@ -96,7 +99,8 @@ def _reasons(report: Report) -> Iterator[str]:
     said: dict[str, list[str]] = {}
     for row in report.main_rows:
         if row.temperature == report.temperatures[0]:
-            texts = [f"{row.variant}: {row.drafting}"] if row.drafting else []
+            said_last = f"{row.variant}, at the end of the last answer: {row.drafting}"
+            texts = [said_last] if row.drafting else []
             for text in [*texts, *row.warnings]:
                 said.setdefault(text, []).append(cell.name(row.category))
     for text, categories in said.items():

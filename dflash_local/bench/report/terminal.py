@@ -15,36 +15,40 @@ from dflash_local.bench.report.verdict import verdict
 from dflash_local.fit.footprint import size_text
 
 _BAR = 40
-_DRAFTS = "a drafting round on average: drafted nodes, tokens of the longest branch, branches"
-_FORCED = " (* whole blocks, asked for where plain decoding was faster)"
+_BESIDE_BAR = 24
+"""Columns of a histogram's row beside its bar."""
+_ANY = 1 << 16
+_DRAFTS = "a drafting round on average"
+_TREES = ": drafted nodes, tokens of the longest branch, branches"
+_FORCED = " (* in whole blocks)"
 
 
-def terminal(report: Report) -> str:
-    """All sections, in plain characters."""
+def terminal(report: Report, width: int | None = None) -> str:
+    """All sections, in plain characters, for a terminal of so many columns; None for any number."""
     sections = [("", "\n".join(_head(report)))]
-    sections.append(
-        ("tokens/s: median (middle half), each prompt plain and drafted in turn", _speeds(report))
-    )
+    sections.append(_speeds(report, width))
     if report.replay and len(report.main_variants) > 1:
-        sections.append(("ratios of tokens/s, prompt by prompt", _ratios(report)))
+        sections.append(("ratios of tokens/s, prompt by prompt", _ratios(report, width)))
     if report.main_variants:
         forced = _FORCED if any(row.forced for row in report.rows) else ""
-        sections.append((_DRAFTS + forced, _drafts(report)))
-        sections.append(("milliseconds a round", _stages(report)))
+        trees = _TREES if _has_trees(report) else ""
+        sections.append((_DRAFTS + trees + forced, _drafts(report, width)))
+        sections.append(("milliseconds a round", _stages(report, width)))
         for temperature in report.temperatures:
             for variant in report.main_variants:
                 title = f"rounds by their tokens at temperature {temperature:g}, {variant}"
                 is_forced = report.is_forced(temperature, variant)
-                text = _histogram(report.acceptance(temperature, variant), chosen=not is_forced)
+                found = report.acceptance(temperature, variant)
+                text = _histogram(found, width, chosen=not is_forced)
                 sections.append((title + (_FORCED if is_forced else ""), text))
     if report.concurrency:
-        sections.append(("several requests at once, tokens/s", _concurrent(report)))
+        sections.append(("several requests at once, tokens/s", _concurrent(report, width)))
     if report.server:
         rows = [cell.server(row) for row in report.server]
-        sections.append(("llama-server on the same files and prompts", cell.table(rows)))
+        sections.append(("llama-server on the same files and prompts", cell.table(rows, width)))
     if report.curve:
         title = f"a pass of the target by its rows, after {DEPTH} tokens"
-        sections.append((title, _curve(report)))
+        sections.append((title, _curve(report, width)))
     if report.memory:
         sections.append(("memory", _memory(report.memory)))
     sections.append(("", "\n".join(remarks.tail(report))))
@@ -66,8 +70,9 @@ def _head(report: Report) -> list[str]:
     ]
 
 
-def _speeds(report: Report) -> str:
-    rows = []
+def _speeds(report: Report, width: int | None) -> tuple[str, str]:
+    """The heading, and the table: without spreads where there is no room for them."""
+    rows: list[cell.Row] = []
     for row in report.rows:
         line = {
             "prompts": f"{cell.name(row.category)} ({row.n_prompts})",
@@ -88,10 +93,14 @@ def _speeds(report: Report) -> str:
             first_tokens.append(row.drafted.ttft_s)
         line["first token, ms"] = " / ".join(cell.ms(each.median) for each in first_tokens if each)
         rows.append(line)
-    return cell.table(rows)
+    title = "tokens/s: median (middle half), each prompt plain and drafted in turn"
+    if not cell.fits(rows, width):
+        rows = cell.without_spreads(rows)
+        title = "tokens/s: median, each prompt plain and drafted in turn"
+    return title, cell.table(rows, width)
 
 
-def _ratios(report: Report) -> str:
+def _ratios(report: Report, width: int | None) -> str:
     """Each of the main variants over plain decoding, and over the others."""
     rows = []
     for row in report.main_rows:
@@ -101,33 +110,38 @@ def _ratios(report: Report) -> str:
         rows.append(
             {**line, "drafts": str(row.variant), "over plain": cell.ratio(row.ratio), **over}
         )
-    return cell.table(rows)
+    return cell.table(rows, width)
 
 
 def _drafting_rows(report: Report) -> list[SpeedRow]:
     return [row for row in report.rows if row.cache == "cold" and row.drafted]
 
 
-def _drafts(report: Report) -> str:
+def _drafts(report: Report, width: int | None) -> str:
     """What a drafting round verified, and what of it was kept."""
-    return cell.table(
-        [
-            {
-                "prompts": cell.name(row.category),
-                "temp": f"{row.temperature:g}",
-                "drafts": str(row.variant),
-                "nodes": cell.decimal(row.shown.nodes),
-                "depth": cell.decimal(row.shown.depth),
-                "branches": cell.decimal(row.shown.branches),
-                "kept a side branch": cell.share(row.shown.side_share),
-                "tokens per round": cell.accepted(row),
-            }
-            for row in _drafting_rows(report)
-        ]
-    )
+    rows = []
+    has_trees = _has_trees(report)
+    for row in _drafting_rows(report):
+        line = {
+            "prompts": cell.name(row.category),
+            "temp": f"{row.temperature:g}",
+            "drafts": str(row.variant),
+            "nodes" if has_trees else "drafted": cell.decimal(row.shown.nodes),
+        }
+        if has_trees:
+            line["depth"] = cell.decimal(row.shown.depth)
+            line["branches"] = cell.decimal(row.shown.branches)
+            line["kept a side branch"] = cell.share(row.shown.side_share)
+        line["tokens per round"] = cell.accepted(row)
+        rows.append(line)
+    return cell.table(rows, width)
 
 
-def _stages(report: Report) -> str:
+def _has_trees(report: Report) -> bool:
+    return any(variant.shape != "chain" for variant in report.settings.variants)
+
+
+def _stages(report: Report, width: int | None) -> str:
     """At the first temperature."""
     rows = []
     for row in _drafting_rows(report):
@@ -143,10 +157,10 @@ def _stages(report: Report) -> str:
                 **{name: cell.ms(stages[name]) if stages else "" for name in STAGES},
             }
         )
-    return cell.table(rows)
+    return cell.table(rows, width)
 
 
-def _histogram(acceptance: Acceptance, *, chosen: bool) -> str:
+def _histogram(acceptance: Acceptance, width: int | None, *, chosen: bool) -> str:
     """Rounds by tokens emitted; beside it how often the last draft of such a round was kept.
 
     `chosen`: the controller chose the widths, so that they are worth telling.
@@ -154,6 +168,7 @@ def _histogram(acceptance: Acceptance, *, chosen: bool) -> str:
     lengths, total = acceptance.lengths, acceptance.n_rounds
     if not total:
         return "no drafts were checked"
+    longest = _BAR if width is None else max(4, min(_BAR, width - _BESIDE_BAR))
     drafted, kept = acceptance.stats.position_drafted, acceptance.by_position
     rows = []
     for length in range(1, max(lengths) + 1):
@@ -163,7 +178,7 @@ def _histogram(acceptance: Acceptance, *, chosen: bool) -> str:
             {
                 "tokens": str(length),
                 "rounds": cell.share(n / total),
-                "": "#" * (max(1, round(_BAR * n / max(lengths.values()))) if n else 0),
+                "": "#" * (max(1, round(longest * n / max(lengths.values()))) if n else 0),
                 "draft kept": cell.share(kept[length - 2]) if tried else "",
             }
         )
@@ -173,7 +188,7 @@ def _histogram(acceptance: Acceptance, *, chosen: bool) -> str:
     return f"{cell.table(rows)}\n{mean}"
 
 
-def _concurrent(report: Report) -> str:
+def _concurrent(report: Report, width: int | None) -> str:
     rows = []
     for row in report.concurrency:
         line = {
@@ -190,13 +205,23 @@ def _concurrent(report: Report) -> str:
             line["ratio"] = cell.ratio(row.ratio)
             line["tokens per round"] = cell.length(row.drafted.acceptance)
         rows.append(line)
-    return cell.table(rows)
+    return cell.table(rows, width)
 
 
-def _curve(report: Report) -> str:
-    rows = ["rows", *map(str, report.curve)]
-    costs = ["ms", *map(cell.ms, report.curve.values())]
-    return tabulate([rows, costs], tablefmt="plain", disable_numparse=True, stralign="right")
+def _curve(report: Report, width: int | None) -> str:
+    """In as many parts as are needed."""
+    columns = [(str(rows), cell.ms(seconds)) for rows, seconds in report.curve.items()]
+    parts: list[list[tuple[str, str]]] = [[]]
+    for column in columns:
+        if len(_sideways([*parts[-1], column]).splitlines()[0]) > (width or _ANY):
+            parts.append([])
+        parts[-1].append(column)
+    return "\n".join(map(_sideways, parts))
+
+
+def _sideways(columns: list[tuple[str, str]]) -> str:
+    table = list(zip(("rows", "ms"), *columns, strict=True))
+    return tabulate(table, tablefmt="plain", disable_numparse=True, stralign="right")
 
 
 def _memory(memory: MemoryUse) -> str:

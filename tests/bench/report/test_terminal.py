@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bench_report import made_report
-from dflash_local.bench.measure.settings import PLAIN
+from dflash_local.bench.measure.settings import PLAIN, Variant
 from dflash_local.bench.report.terminal import terminal
+from dflash_local.cli.answer import fitted
 
 
 def test_every_section_is_there_in_plain_characters() -> None:
@@ -27,6 +30,39 @@ def test_every_section_is_there_in_plain_characters() -> None:
     assert text.count("chat (4)") == 16
     assert "chain 4" in text and "tree 4" in text
     assert "5.15x, 6.54 tokens per round" in text
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 100])
+def test_every_table_keeps_within_the_terminal(columns: int) -> None:
+    report = made_report()
+    report.curve = {n: 0.0123 * n for n in range(1, 40)}
+    shown = fitted(terminal(report, columns), columns)
+    assert max(map(len, shown.splitlines())) <= columns
+    words = " ".join(shown.split())
+    for name in ("plain", "drafted", "ratio", "tokens per round", "first token, ms", "host"):
+        assert set(name.split()) <= set(words.replace(";", " ").split()), name
+    # all that a wide terminal shows but for the middle halves
+    for value in ("11 %", "10 / 10", "3.22", "150", "480", "at once"):
+        assert value in words
+    assert report.rows[0].drafted and "135-180" not in words.partition("at once")[0]
+
+
+def test_a_row_without_room_is_a_paragraph() -> None:
+    lines = terminal(made_report(), 40).splitlines()
+    at = lines.index("chat (4), temperature 0, caches cold,")
+    assert lines[at : at + 3] == [
+        "chat (4), temperature 0, caches cold,",
+        "chain auto",
+        "  plain 100; drafted 150; ratio 1.50;",
+    ]
+
+
+def test_trees_have_columns_only_where_they_were_measured() -> None:
+    report = made_report()
+    assert "branch" in terminal(report)
+    report.settings = type(report.settings)(variants=(Variant(),))
+    report.rows = [row for row in report.rows if row.variant == Variant()]
+    assert "branch" not in terminal(report)
 
 
 def test_what_was_not_measured_has_no_section() -> None:
