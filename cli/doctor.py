@@ -107,6 +107,6 @@ def _lines(found: Examination) -> list[str]:
             )
         )
         if trial.drafting:
-            rows.append(("drafting", trial.drafting))
+            rows.append(("at the end", trial.drafting))
     width = max(len(name) for name, _ in rows) + 2
     return [*lines, *(f"{name:{width}s}{text}" for name, text in rows)]

@@ -51,7 +51,18 @@ def list_models(here_only: bool, as_json: bool) -> None:
     text = _text(table)
     if sys.stdout.isatty() and _width(text) > shutil.get_terminal_size().columns:
         text = _text([(name, *rest) for name, _, *rest in table])  # the name tells the model
+    if sys.stdout.isatty() and _width(text) > shutil.get_terminal_size().columns:
+        text = "".join(map(_stacked, found))
     write_stdout(text)
+
+
+def _stacked(row: tuple[Stock, Place | None]) -> str:
+    """For a terminal without room for a table."""
+    stock, place = row
+    fits = {"no": "does not fit", None: "may fit or not"}.get(place, _PLACES[place])
+    here = _here(stock)
+    parts = [_size(stock), f"here: {here}" if here else "not here", fits]
+    return f"{stock.entry.name}\n  {', '.join(parts)}\n"
 
 
 def _text(table: Sequence[Sequence[str]]) -> str:

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 the model or its backend failed, 2 bad input, 130 stopped 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 
@@ -14,6 +15,7 @@ import click
 from dflash_local.errors import DflashError, InputError
 from dflash_local.printable import printable
 
+from .answer import fitted
 from .bench import bench
 from .calibrate import calibrate
 from .chat import chat
@@ -35,29 +37,18 @@ from .tune import tune
 from .user_files import settings_file, tilde
 
 NAME = "dflash-local"
+_WIDEST = 100
+"""Columns of a help text."""
 _SENTENCE = 1000
 """Characters: more than any has."""
 FAILED = 1
 BAD_INPUT = 2
 
-_WIDE = max(map(len, VARIABLES)) + 2
-_VARIABLES = "\n".join(f"  {name:{_WIDE}s}{text}" for name, text in VARIABLES.items())
-
-EPILOG = f"""\
-\b
-Options are variables, too: DFLASH_LOCAL_TARGET for --target. Others are
-{_VARIABLES}
-
-\b
-Options can be set once and for all in {tilde(settings_file())}
-(see dflash-local config -h).
-
-\b
-Shell completion, in the start-up file of the shell:
-  bash  eval "$(_DFLASH_LOCAL_COMPLETE=bash_source dflash-local)"
-  zsh   eval "$(_DFLASH_LOCAL_COMPLETE=zsh_source dflash-local)"
-  fish  _DFLASH_LOCAL_COMPLETE=fish_source dflash-local | source
-"""
+_COMPLETION = {
+    "bash": 'eval "$(_DFLASH_LOCAL_COMPLETE=bash_source dflash-local)"',
+    "zsh": 'eval "$(_DFLASH_LOCAL_COMPLETE=zsh_source dflash-local)"',
+    "fish": "_DFLASH_LOCAL_COMPLETE=fish_source dflash-local | source",
+}
 
 
 def print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -86,12 +77,27 @@ class _Group(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Variables"):
+            formatter.write_text("Each option is one, too: DFLASH_LOCAL_TARGET for --target.")
+            formatter.write_dl(list(VARIABLES.items()))
+        with formatter.section("Settings"):
+            place = tilde(settings_file())
+            formatter.write_text(f"Options can be set once and for all in {place} (see config -h).")
+        with formatter.section("Shell completion"):
+            formatter.write_text("In the start-up file of the shell:")
+            for shell, line in _COMPLETION.items():  # whole, to be copied
+                formatter.write(f"{'':{formatter.current_indent}}{shell:4s}  {line}\n")
+
 
 @click.group(
     cls=_Group,
     invoke_without_command=True,
-    epilog=EPILOG,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        # click's own choice is never below 50
+        "terminal_width": min(shutil.get_terminal_size().columns, _WIDEST) - 2,
+    },
 )
 @click.option(
     "--version",
@@ -108,7 +114,7 @@ def group(ctx: click.Context) -> None:
         click.echo(ctx.get_help(), err=True)
         ctx.exit(BAD_INPUT)
     for line in unknown_variables(group):
-        click.echo(f"{NAME}: {printable(line)}", err=True)
+        _warn(printable(line))
     if ctx.invoked_subcommand != config.name:  # it must show and mend a file that is wrong
         ctx.default_map = default_map(group)
 
@@ -189,5 +195,13 @@ def _prepare_streams() -> None:
 
 def _fail(message: str, code: int) -> int:
     line = " ".join(part.strip() for part in message.splitlines() if part.strip())
-    click.echo(f"{NAME}: error: {printable(line)}", err=True)
+    _warn(f"error: {printable(line)}")
     return code
+
+
+def _warn(text: str) -> None:
+    """Write to stderr; on a terminal broken between words."""
+    line = f"{NAME}: {text}\n"
+    if sys.stderr.isatty():
+        line = fitted(line, shutil.get_terminal_size().columns)
+    click.echo(line, err=True, nl=False)

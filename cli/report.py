@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 _BAR = 40
+_HARDLY = 1.2
+"""Tokens per round: below, an answer was hardly drafted, and it is told why."""
 _BESIDE_BAR = 16
 """Columns of a line of the histogram beside its bar."""
 
@@ -38,7 +40,10 @@ def summary(result: Result, max_tokens: int) -> str:
     if result.finish_reason == "length":
         by = "--max-tokens" if len(result.tokens) >= max_tokens else "the end of the context"
         parts.append(f"cut short by {by}")
-    return ", ".join(parts)
+    line = ", ".join(parts)
+    hardly = stats.tokens_per_round < _HARDLY
+    is_off = stats.drafting is not None and stats.drafting.startswith("drafting is off")
+    return f"{line}; {stats.drafting}" if hardly and is_off else line
 
 
 def drafts_text(stats: Stats) -> str:

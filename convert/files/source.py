@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_local.errors import FileError, InputError
-from dflash_local.hub.download import fetch
+from dflash_local.hub.download import fetch, progress_bars
 from dflash_local.hub.trouble import one_line, transfer_errors, why_unreachable
 
 from .checkpoint import INDEX_NAME, SINGLE_NAME, Checkpoint, read_index
@@ -199,7 +199,8 @@ def _from_hub(
             if CONFIG not in listed:
                 raise InputError(_no_config(repo, listed))
             # by the branch's name, so that the client finds the commit when it is offline
-            config = hub.hf_hub_download(repo, CONFIG, revision=revision)
+            with progress_bars(False):
+                config = hub.hf_hub_download(repo, CONFIG, revision=revision)
             if Path(config).parent.name != commit:
                 config = str(fetch(repo, CONFIG, commit))
             if accept is not None:

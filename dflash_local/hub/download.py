@@ -52,9 +52,11 @@ def fetch(repo: str, name: str, commit: str) -> Path:
     cached = hub.try_to_load_from_cache(repo, name, revision=commit)
     if isinstance(cached, str):
         return Path(cached)
-    if name.endswith((".safetensors", ".gguf")):
+    is_large = name.endswith((".safetensors", ".gguf"))
+    if is_large:
         _fill_blob(repo, name, commit)
-    return Path(hub.hf_hub_download(repo, name, revision=commit))
+    with progress_bars(is_large):
+        return Path(hub.hf_hub_download(repo, name, revision=commit))
 
 
 def _fill_blob(repo: str, name: str, commit: str) -> None:

@@ -39,6 +39,13 @@ class Repository:
         with one_line(self.name, self.commit):
             return [fetch(self.name, name, self.commit) for name in names]
 
+    def check_access(self, name: str) -> None:
+        """Raise InputError if the hub would not give the file `name`, without fetching it."""
+        import huggingface_hub as hub
+
+        with one_line(self.name, self.commit):
+            hub.get_hf_file_metadata(hub.hf_hub_url(self.name, name, revision=self.commit))
+
 
 def listed(repo: str, revision: str | None = None) -> Repository:
     """What the hub says that `repo` holds now. Raises InputError: none there, no access, no

@@ -58,11 +58,12 @@ def defaults_of(target: GgufFile, draft: GgufFile | None, thinking: bool | None 
     `thinking` comes first if it is given."""
     pair = _pair_of(draft)
     known = pair or registry.of_target(repository_of(target.path) or str(target.path))
-    sampling = known.sampling if known and known.sampling else _in_file(target)
+    is_given = thinking is not None
+    if thinking is None and pair is not None:
+        thinking = pair.thinking
+    sampling = known.sampling_for(thinking) if known else {}
     length = known.answer_length if known else None
-    if thinking is not None:
-        return Defaults(dict(sampling), thinking, length, is_given=True)
-    return Defaults(dict(sampling), pair.thinking if pair else None, length)
+    return Defaults(dict(sampling or _in_file(target)), thinking, length, is_given)
 
 
 def draft_window_of(draft: GgufFile | None) -> int:

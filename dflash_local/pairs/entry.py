@@ -25,6 +25,8 @@ class Entry:
     aliases: tuple[str, ...] = ()
     thinking: bool | None = None
     sampling: Mapping[str, float] = field(default_factory=dict)
+    thinking_sampling: Mapping[str, float] = field(default_factory=dict)
+    no_thinking_sampling: Mapping[str, float] = field(default_factory=dict)
     answer_length: int | None = None
     training_length: int | None = None
     notes: str = ""
@@ -33,6 +35,11 @@ class Entry:
     def names(self) -> tuple[str, ...]:
         """All names that it goes by."""
         return (self.name, *self.aliases)
+
+    def sampling_for(self, thinking: bool | None) -> Mapping[str, float]:
+        """What the makers advise where chats ask for thinking, for none, or (None) for nothing."""
+        special = self.no_thinking_sampling if thinking is False else self.thinking_sampling
+        return special or self.sampling
 
 
 _KINDS: dict[str, type] = {
@@ -46,6 +53,8 @@ _KINDS: dict[str, type] = {
     "aliases": list,
     "thinking": bool,
     "sampling": dict,
+    "thinking_sampling": dict,
+    "no_thinking_sampling": dict,
     "answer_length": int,
     "training_length": int,
     "notes": str,
@@ -69,8 +78,9 @@ def read_entry(where: str, name: str, table: Any) -> Entry:
     for key in ("size", "answer_length", "training_length"):
         if table.get(key, 1) < 1:
             raise InputError(f"{at} {key}: {table[key]} is not 1 or more")
-    unknown = table.get("sampling", {}).keys() - _SAMPLING
-    if unknown:
-        raise InputError(f"{at} sampling: {min(unknown)} is no sampling option")
+    for key in ("sampling", "thinking_sampling", "no_thinking_sampling"):
+        unknown = table.get(key, {}).keys() - _SAMPLING
+        if unknown:
+            raise InputError(f"{at} {key}: {min(unknown)} is no sampling option")
     values = {**table, "aliases": tuple(map(str, table.get("aliases", ())))}
     return Entry(name=name, **{"target": name, **values})

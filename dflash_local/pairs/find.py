@@ -141,6 +141,7 @@ def find_pair(
         header, others = model.remote()
         check_memory(header, drafter_bytes(drafter), options, runtime_devices(), others)
     check_room(model, drafter)
+    _check_access(model, drafter)
     for part in (model, drafter):
         if isinstance(part, Files):
             _tell(part, say)
@@ -374,6 +375,17 @@ def _weight_bytes(repository: Repository) -> int:
 
 def _is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and not stream.closed and stream.isatty()
+
+
+def _check_access(model: Files, drafter: Drafter | None) -> None:
+    """Raise InputError if the drafter cannot be had, before its larger target is fetched."""
+    repository = getattr(drafter, "repository", None)
+    if not model.missing() or repository is None:
+        return
+    names = drafter.names if isinstance(drafter, Files) else weights(repository)
+    missing = repository.missing(names)
+    if missing:
+        repository.check_access(missing[0])
 
 
 def _tell(part: Files, say: Say) -> None:

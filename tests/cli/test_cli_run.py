@@ -175,6 +175,14 @@ def test_what_the_hub_refuses(empty: User) -> None:
     assert "lab/None" in empty.refused("run", "lab/None", "Hello")
 
 
+def test_a_gated_drafter_is_told_before_its_target_is_fetched(empty: User) -> None:
+    empty.hub.repositories[CHECKPOINT].gated = True
+    gated = empty.refused("run", NAME, "Hello")
+    assert f"{CHECKPOINT}: gated: accept its terms at" in gated
+    assert storage(empty) < TARGET.stat().st_size / 2  # the header
+    assert not list(empty.cache.rglob("*.gguf"))
+
+
 def test_a_wrong_name_is_told_whatever_the_prompt_is(empty: User) -> None:
     for prompt in ((), ("",), ("Hello",)):  # standard input is empty
         assert "did you mean tiny?" in empty.refused("run", "tinny", *prompt)

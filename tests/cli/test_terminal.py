@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -11,8 +12,10 @@ from rich.console import Console
 from dflash_local.cli import progress
 from dflash_local.cli.answer import fitted
 from dflash_local.cli.answer_view import AnswerView
+from dflash_local.cli.report import summary
 from dflash_local.cli.terminal import Speaker
-from dflash_local.result import Piece
+from dflash_local.result import Piece, Result
+from dflash_local.stats import Stats
 
 ANSWER = """# Adding
 
@@ -170,3 +173,15 @@ def test_loading_has_a_bar_and_lines_stay_above_it() -> None:
     assert "loading target.gguf" in written(console) and "a line\n" in written(console)
     with progress.loading_progress(None, "target.gguf") as nothing:
         assert nothing is None
+
+
+def test_an_answer_that_was_hardly_drafted_says_why() -> None:
+    off = "drafting is off: a draft alone costs 4.5 steps on this device"
+    rare, often = Stats(drafting=off), Stats(drafting=off)
+    for emitted in (2, *[1] * 9):
+        rare.record_round(drafted=emitted - 1, emitted=emitted)
+    often.record_round(drafted=15, emitted=8)
+    result = Result("text", [1] * 11, "stop", rare, 0)
+    assert summary(result, 100).endswith(f"; {off}")
+    for other in (often, replace(rare, drafting="drafting is on")):
+        assert "drafting" not in summary(replace(result, stats=other), 100)

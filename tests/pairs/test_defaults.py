@@ -33,6 +33,25 @@ def test_a_converted_drafter_tells_its_pair() -> None:
     assert any("thinking is off" in line for line in found.lines())
 
 
+def test_sampling_follows_what_chats_are_asked_for() -> None:
+    thinks, plainly = (0.6, 0.95), (0.7, 0.8)
+
+    def found(source: str | None, thinking: bool | None) -> tuple[float, float]:
+        draft = DRAFTER
+        if source is not None:
+            draft = replace(DRAFTER, metadata={**DRAFTER.metadata, "dflash_local.source": source})
+        target = from_hub(TARGET, "Qwen/Qwen3-8B-GGUF")
+        sampling = defaults_of(target, draft, thinking).sampling
+        return sampling["temperature"], sampling["top_p"]
+
+    without = "z-lab/Qwen3-8B-DFlash-b16"  # trained so
+    assert [found(without, each) for each in (None, True, False)] == [plainly, thinks, plainly]
+    either = "deepseek-ai/dflash_qwen3_8b_block7"
+    assert [found(either, each) for each in (None, True, False)] == [thinks, thinks, plainly]
+    # its template thinks if it is not asked
+    assert [found(None, each) for each in (None, False)] == [thinks, plainly]
+
+
 def test_a_pair_may_say_how_long_its_answers_and_texts_are() -> None:
     source = {"dflash_local.source": "z-lab/Qwen3-8B-DFlash-b16"}
     converted = replace(DRAFTER, metadata={**DRAFTER.metadata, **source})

@@ -51,6 +51,7 @@ def test_ones_own_file_adds_and_replaces(tmp_path: Path, monkeypatch: pytest.Mon
         ('[a]\ndrafter = "b/c"\nthinking = "no"\n', r"\[a\] thinking: 'no' is not"),
         ('[a]\ndrafter = "b/c"\ntraining_length = 0\n', "training_length: 0 is not 1 or more"),
         ('[a]\ndrafter = "b/c"\nsampling = { heat = 1 }\n', "heat is no sampling option"),
+        ('[a]\ndrafter = "b/c"\nthinking_sampling = { heat = 1 }\n', "thinking_sampling: heat"),
     ],
 )
 def test_a_file_that_is_not_right(tmp_path: Path, text: str, named: str) -> None:

@@ -148,7 +148,7 @@ def share(value: float | None) -> str:
 
 
 def ms(seconds: float) -> str:
-    return f"{1000 * seconds:.3g}"
+    return f"{1000 * seconds:.3g}" if seconds < 1 else f"{1000 * seconds:.0f}"
 
 
 def paper(value: PaperValue | None) -> str:

@@ -15,6 +15,8 @@ from dflash_local.bench.report.verdict import verdict
 from dflash_local.fit.footprint import size_text
 
 _BAR = 40
+_SHORT = 16
+"""Tokens: longer rounds have a row only if there were any."""
 _BESIDE_BAR = 24
 """Columns of a histogram's row beside its bar."""
 _ANY = 1 << 16
@@ -173,6 +175,8 @@ def _histogram(acceptance: Acceptance, width: int | None, *, chosen: bool) -> st
     rows = []
     for length in range(1, max(lengths) + 1):
         n = lengths.get(length, 0)
+        if not n and length > _SHORT:
+            continue
         tried = 2 <= length <= len(kept) + 1 and drafted[length - 2]
         rows.append(
             {

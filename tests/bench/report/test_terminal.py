@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bench_report import made_report
+from dflash_local.bench.measure.acceptance import Acceptance
 from dflash_local.bench.measure.settings import PLAIN, Variant
+from dflash_local.bench.report import cell
 from dflash_local.bench.report.terminal import terminal
 from dflash_local.cli.answer import fitted
+from dflash_local.stats import Stats
 
 
 def test_every_section_is_there_in_plain_characters() -> None:
@@ -45,6 +50,20 @@ def test_every_table_keeps_within_the_terminal(columns: int) -> None:
     for value in ("11 %", "10 / 10", "3.22", "150", "480", "at once"):
         assert value in words
     assert report.rows[0].drafted and "135-180" not in words.partition("at once")[0]
+
+
+def test_rounds_of_many_tokens_have_rows_only_where_there_were_any() -> None:
+    report = made_report()
+    report.settings = type(report.settings)(temperatures=(0.0,), variants=(Variant(),))
+    stats = Stats(outcomes={(62, 1): 30, (62, 3): 20, (62, 40): 2})
+    report.rows = [replace(each, acceptance=Acceptance(stats)) for each in report.rows[:1]]
+    lines = terminal(report).partition("rounds by their tokens")[2].splitlines()
+    numbers = [line.split()[0] for line in lines if line.strip()[:1].isdigit() and "%" in line]
+    assert numbers == [*map(str, range(1, 17)), "40"]
+
+
+def test_long_times_have_no_exponent() -> None:
+    assert [cell.ms(seconds) for seconds in (0.00123456, 0.25, 2.1416)] == ["1.23", "250", "2142"]
 
 
 def test_a_row_without_room_is_a_paragraph() -> None:

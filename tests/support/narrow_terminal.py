@@ -1,0 +1,34 @@
+"""A command on a terminal of so many columns."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import termios
+from collections.abc import Mapping
+from contextlib import suppress
+
+from convert_command import COMMAND
+
+_STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def lines_on(columns: int, *arguments: str, variables: Mapping[str, str]) -> list[str]:
+    """What it shows, without colours; a line is what the program ended, not the terminal."""
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    process = subprocess.Popen(
+        [COMMAND, *arguments], env=dict(variables), stdin=its, stdout=its, stderr=its
+    )
+    os.close(its)
+    raw = b""
+    with suppress(OSError):  # the other end is closed
+        while chunk := os.read(ours, 1 << 16):
+            raw += chunk
+    os.close(ours)
+    process.wait(60)
+    return _STYLE.sub("", raw.decode("utf-8", "replace")).replace("\r\n", "\n").split("\n")
