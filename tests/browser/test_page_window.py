@@ -36,11 +36,19 @@ def contrast(one: str, other: str) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
+def inner_width(visit: Visit) -> float:
+    return float(visit.evaluate("innerWidth"))
+
+
 def assert_fits(visit: Visit) -> None:
     width, inner = visit.evaluate("[document.documentElement.scrollWidth, innerWidth]")
     assert width <= inner
     width, inner = visit.evaluate("[chat.scrollWidth, chat.clientWidth]")
     assert width <= inner
+    # labels and figures may be cut off where nothing scrolls
+    parts = "[...document.querySelectorAll('header *, #drafting dl *, aside label')]"
+    edges = visit.evaluate(f"{parts}.map((part) => part.getBoundingClientRect().right)")
+    assert max(edges) <= inner_width(visit)
     for name in ("#prompt", "#clear"):
         expect(visit.page.locator(name)).to_be_in_viewport(ratio=0.9)
 
