@@ -37,6 +37,7 @@ SECTIONS = {
             "--data",
             type=click.Path(exists=True, path_type=Path),
             metavar="PATH",
+            show_default="general texts: questions and Python's standard library",
             help="What people use the model for: a folder of code or other texts, or a file with a "
             "JSON object on each line, prompt or messages or prefix and suffix, such as `serve "
             "--record` writes.",
@@ -111,7 +112,8 @@ def tune(ctx: click.Context, /, name: str | None, **values: Any) -> int:
     """Fit the drafter of a model to your own texts.
 
     It is the drafter of NAME, or of --target and --draft. The target answers prompts made of your
-    texts, and the drafter learns to draft these answers. The old and the new drafter are measured
+    texts, and the drafter learns to draft these answers. Without texts of your own, general ones
+    fit it to a quantised or finetuned target. The old and the new drafter are measured
     on texts that were held out. Where the new one wins, it becomes the target's default on this
     machine. After Ctrl-C the same command goes on. What the model writes stays the same; only its
     speed changes.
@@ -129,8 +131,6 @@ def tune(ctx: click.Context, /, name: str | None, **values: Any) -> int:
     if values["undo"]:
         _undo(values["target"], say)
         return 0
-    if values["data"] is None:
-        raise click.UsageError("give your texts with --data: a folder, or a JSON Lines file.")
     if not re.match(r"https?://[^/]", values["yield_to"]):
         raise click.UsageError(
             f"--yield-to {values['yield_to']}: expected an address such as http://127.0.0.1:8080"
@@ -250,7 +250,7 @@ def _teller(say: Say) -> Callable[[Progress], None]:
         nonlocal told
         line = (
             f"step {now.step}, {now.done:.0%}, {_duration(now.seconds_left)} left; held-out "
-            f"accepted length {now.length_before:.2f} before, {now.length:.2f} now"
+            f"tokens per round: {now.length_before:.2f} before, {now.length:.2f} now"
         )
         part = int(20 * now.done)
         if part > told:

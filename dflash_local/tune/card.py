@@ -13,13 +13,14 @@ from dflash_local.version import version
 
 @dataclass(frozen=True)
 class Card:
-    """What happened in a run. `lengths`: steps, and the accepted length on held-out answers. `won`:
-    the drafter is the target's default from now on."""
+    """What happened in a run. `lengths`: steps, and the tokens per round on held-out answers.
+    `data` is None where the texts were general ones. `won`: the drafter is the target's default
+    from now on."""
 
     target: Path
     before: Path
     after: Path
-    data: Path
+    data: Path | None
     n_prompts: int
     n_held_out: int
     n_asked: int
@@ -44,6 +45,9 @@ class Card:
         verdict = "it did not win, so the old drafter stays the target's default"
         if self.won:
             verdict = "it is the target's default drafter on this machine"
+        source, share = ", all of them general", ""
+        if self.data is not None:
+            source, share = f", from `{self.data.name}`", ", a quarter of them general"
         return f"""\
 # {self.after.stem}
 
@@ -53,9 +57,9 @@ come.
 
 | | |
 |---|---|
-| prompts to learn from | {self.n_prompts}, from `{self.data.name}` |
+| prompts to learn from | {self.n_prompts}{source} |
 | held out | {self.n_held_out} |
-| asked of the target | {self.n_asked} prompts, a quarter of them general |
+| asked of the target | {self.n_asked} prompts{share} |
 | answers of the target | {self.n_tokens} tokens |
 | steps | {self.n_steps}, the best after {self.best_step} |
 | trained | {self.trained} |
@@ -72,7 +76,7 @@ Result: {self.reason}; {verdict}.
 def table(rows: Sequence[Row]) -> str:
     """The comparison as a Markdown table."""
     lines = [
-        "| prompts | drafts | temperature | tokens a round before | after | ratio "
+        "| prompts | drafts | temperature | tokens per round before | after | ratio "
         "| tokens/s before | after |",
         "|---|---|---|---|---|---|---|---|",
     ]

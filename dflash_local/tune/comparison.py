@@ -1,4 +1,4 @@
-"""A drafter before and after, by the engine itself: tokens a round and tokens/s, in turns."""
+"""A drafter before and after, by the engine itself: tokens per round and tokens/s, in turns."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from dflash_local.stats import Stats
 from dflash_local.target.target import Target
 
 TEMPERATURES = (0.0, 0.8)
-OWN, BUILT_IN = "own, held out", "built-in, general"
+OWN, BUILT_IN = "held out", "built-in"
 LEAST_GAIN = 1.02
-"""Tokens a round on the user's own prompts, after over before. Less is within the noise of some
-dozens of answers."""
+"""Tokens per round on held-out prompts of the user's kind, after over before. Less is within the
+noise of some dozens of answers."""
 MOST_LOSS = 0.97
-"""The same on general prompts."""
+"""The same on built-in prompts."""
 
 
 @dataclass(frozen=True)
 class Row:
     """Prompts of one kind at one temperature, before and after, drafted in one shape. `ratio` is
-    that of the tokens a round."""
+    that of the tokens per round."""
 
     prompts: str
     shape: ShapeName
@@ -86,7 +86,7 @@ def compare(
         )
         rows.append(row)
         say(
-            f"{kind}, {shape}s, temperature {temperature:g}: {row.length_before:.2f} tokens a "
+            f"{kind}, {shape}s, temperature {temperature:g}: {row.length_before:.2f} tokens per "
             f"round before, {row.length_after:.2f} after"
         )
     return rows
@@ -103,11 +103,11 @@ def wins(rows: Sequence[Row]) -> tuple[bool, str]:
         for kind in dict.fromkeys(row.prompts for row in rows)
     }
     gain, rest = ratios.get(OWN, 0.0), ratios.get(BUILT_IN, 1.0)
-    told = f"{gain:.2f} times the tokens a round on your prompts, {rest:.2f} times on general ones"
+    told = f"{gain:.2f} times the tokens per round on held-out prompts, {rest:.2f} on built-in ones"
     if gain < LEAST_GAIN:
         return False, f"{told}: a gain of less than {LEAST_GAIN:.2f} may be chance"
     if rest < MOST_LOSS:
-        return False, f"{told}: general prompts may lose at most down to {MOST_LOSS:.2f}"
+        return False, f"{told}: built-in prompts may lose at most down to {MOST_LOSS:.2f}"
     return True, told
 
 

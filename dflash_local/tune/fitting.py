@@ -66,15 +66,16 @@ _STATE, _SETTINGS = "state.pt", "settings.json"
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """What to tune. `name`: what a server calls the target, if not by its file. `source`: what the
-    drafter to begin with is called, if not by its path; the tuned one is used where that one would
-    have been. `checkpoint`: the folder that `draft` was converted from, if there is one. `minutes`
-    and `steps` limit the training, whichever comes first. `n_ctx`: tokens of a prompt and its
-    answer together; longer prompts are left out."""
+    """What to tune. `data`: the user's texts, or None for general ones. `name`: what a server
+    calls the target, if not by its file. `source`: what the drafter to begin with is called, if
+    not by its path; the tuned one is used where that one would have been. `checkpoint`: the
+    folder that `draft` was converted from, if there is one. `minutes` and `steps` limit the
+    training, whichever comes first. `n_ctx`: tokens of a prompt and its answer together; longer
+    prompts are left out."""
 
     target: Path
     draft: Path
-    data: Path
+    data: Path | None
     output: Path
     name: str | None = None
     source: str | None = None
@@ -91,8 +92,8 @@ class TuneOptions:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the training is: `done`, 0 to 1, and the accepted length on held-out answers before
-    and now."""
+    """How far the training is: `done`, 0 to 1, and the tokens per round on held-out answers
+    before and now."""
 
     step: int
     done: float
@@ -159,6 +160,8 @@ def _claim(part: Path, options: TuneOptions) -> bool:
 
 
 def _texts(options: TuneOptions, forms: Sequence[Form]) -> Texts:
+    if options.data is None:
+        return general(forms, seed=options.seed)
     names = [name for name in (options.name, options.target.stem) if name]
     return read_texts(options.data, forms, names=names, seed=options.seed)
 
@@ -197,6 +200,7 @@ class _Run:
         self._device = "cuda" if on_gpu else "cpu"
         self._dtype = torch.bfloat16 if on_gpu else torch.float32
         self._n_seq = options.n_seq or (8 if on_gpu else 4)
+        self._general: Texts | None = None
         self._n_asked = 0
         self._n_tokens = 0
         self._spent_s = 0.0
@@ -284,7 +288,8 @@ class _Run:
         if self._target.chat_template is not None:
             forms.append("chat")
         texts = _texts(self._options, forms)
-        self._general = general(forms, seed=self._options.seed)
+        if self._options.data is not None:
+            self._general = general(forms, seed=self._options.seed)
         shipped = self._options.target.resolve() == demo.pair()[0].resolve()
         parts = {
             "tune": texts.tune,
@@ -298,8 +303,8 @@ class _Run:
         for name in ("tune", "watch", "test"):
             if not cases[name]:
                 raise InputError(
-                    f"{self._options.data}: no prompt is left that fits {self._options.n_ctx} "
-                    "tokens with its answer; set --ctx higher"
+                    f"{self._options.data or 'general texts'}: no prompt is left that fits "
+                    f"{self._options.n_ctx} tokens with its answer; set --ctx higher"
                 )
         left_out = len(texts.tune) - len(cases["tune"])
         more = f", {left_out} too long and left out" if left_out else ""
@@ -383,7 +388,7 @@ class _Run:
         if not trainer.history:
             trainer.measure(held)
         before = trainer.history[0].length
-        self._say(f"accepted length on held-out answers before: {before:.2f}")
+        self._say(f"held-out answers: {before:.2f} tokens per round before")
         every = max(5, min(50, options.steps // 10))
         rng = random.Random(f"{options.seed} {trainer.step_number}")
         answers = self._answers(trainer, self._asked(texts))
@@ -411,7 +416,7 @@ class _Run:
         self._keep(trainer)  # what follows may fail, or be interrupted
         found = trainer.best
         self._say(
-            f"accepted length on held-out answers: {before:.2f} before, {found.length:.2f} after "
+            f"held-out answers: {before:.2f} tokens per round before, {found.length:.2f} after "
             f"{found.step} of {trainer.step_number} steps"
         )
 

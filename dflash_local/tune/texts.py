@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -31,10 +32,14 @@ _NEAR = 50
 _MOST_BYTES = 1 << 20
 _SKIPPED = frozenset({"node_modules", "__pycache__", "venv", "site-packages", "build", "dist"})
 _HELD_SHARE = 0.2
-_GENERAL_FILES = 48
 _GENERAL_SHARE = 0.25
 """Of the prompts. Without them chat lost 4 % where code gained 37 %."""
 _QUESTIONS = Path(__file__).with_name("questions.json")
+_ASKED = "Write a Python function `{}`. {}", "Implement `{}` in Python: {}"
+_DOCUMENTED = re.compile(
+    r'^ *def ([a-z]\w*)\([^)]*\)[^\n]*:\n +r?"""([^"]{20,200}?)(?:\n\s*\n|\s*""")', re.MULTILINE
+)
+"""A Python function's name, and the first paragraph of its docstring."""
 
 T = TypeVar("T")
 
@@ -151,31 +156,71 @@ def _split(sources: Sequence[T], what: str, seed: int) -> tuple[list[T], list[T]
     return tune, held[0::2], held[1::2]
 
 
-def general(forms: Sequence[Form], *, seed: int = 0) -> list[BenchPrompt]:
-    """General prompts, against forgetting: questions and tasks, and pieces of Python's standard
-    library. None of them is among those of `bench`."""
-    rng = random.Random(seed)
-    found: list[BenchPrompt] = []
-    if "chat" in forms:
-        asked = json.loads(_QUESTIONS.read_text(encoding="utf-8"))
-        texts = [
-            form.format(topic) for kind in asked for form in kind["ask"] for topic in kind["of"]
-        ]
-        found += [BenchPrompt.question("general", text) for text in texts]
+def general(forms: Sequence[Form], *, seed: int = 0) -> Texts:
+    """General prompts, against forgetting, and to learn from where a user has no texts: questions
+    and tasks, pieces of the files of Python's standard library, and the functions that these
+    document. None of them is among those of `bench`."""
+    what = "Python's standard library"
+    library = dict(_library())
     plain: list[Form] = [form for form in forms if form != "chat"]
-    library = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    for path in rng.sample(library, min(_GENERAL_FILES, len(library))):
+    questions, tasks = (_questions(), _tasks(library)) if "chat" in forms else ([], {})
+    files = _split(list(library), what, seed)
+    asked = _split(questions, what, seed) if questions else ([], [], [])
+    tune, watch, test = (
+        _mixed(
+            [
+                part,
+                *(_pieces(library[name], plain, f"{seed} {name}")[:2] for name in names),
+                *(tasks.get(name, [])[:2] for name in names),
+            ],
+            seed,
+        )
+        for names, part in zip(files, asked, strict=True)
+    )
+    mine = [library[name] for name in files[0]]
+    to_write = [task for name in files[0] for task in tasks.get(name, [])]
+
+    def draw(rng: random.Random) -> BenchPrompt:
+        form = rng.choice(forms)
+        if form == "chat":
+            return rng.choice(rng.choice([asked[0], to_write or asked[0]]))
+        return _cut_anywhere(mine, [form], rng)
+
+    return Texts(tune, draw, watch, test)
+
+
+def _questions() -> list[BenchPrompt]:
+    kinds = json.loads(_QUESTIONS.read_text(encoding="utf-8"))
+    texts = [form.format(topic) for kind in kinds for form in kind["ask"] for topic in kind["of"]]
+    return [BenchPrompt.question("general", text) for text in texts]
+
+
+def _library() -> Iterator[tuple[str, str]]:
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         text = _text(path)
         if text is not None:
-            found += _pieces(text, plain, f"{seed} {path.name}")[:4]
-    rng.shuffle(found)
+            yield path.name, text
+
+
+def _tasks(files: Mapping[str, str]) -> dict[str, list[BenchPrompt]]:
+    """To write the functions that Python files document, one prompt for each, by file. What two
+    files document is that of the first."""
+    known: set[tuple[str, str]] = set()
+    found: dict[str, list[BenchPrompt]] = {name: [] for name in files}
+    for file, text in files.items():
+        for name, told in _DOCUMENTED.findall(text):
+            told = " ".join(told.split())
+            if (name, told) not in known:
+                asked = _ASKED[len(known) % len(_ASKED)].format(name, told)
+                found[file].append(BenchPrompt.question("general", asked))
+                known.add((name, told))
     return found
 
 
-def drawn(texts: Texts, others: Sequence[BenchPrompt], rng: random.Random) -> BenchPrompt:
-    """A prompt to learn from: the user's own, or one of `others`, the general ones."""
-    if others and rng.random() < _GENERAL_SHARE:
-        return rng.choice(others)
+def drawn(texts: Texts, others: Texts | None, rng: random.Random) -> BenchPrompt:
+    """A prompt to learn from: one of the user's own `texts`, or of `others`, general ones."""
+    if others is not None and rng.random() < _GENERAL_SHARE:
+        return others.draw(rng)
     return texts.draw(rng)
 
 

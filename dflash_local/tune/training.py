@@ -1,4 +1,4 @@
-"""The training of a drafter: steps, the accepted length of held-out answers, and the best weights.
+"""The training of a drafter: steps, tokens per round on held-out answers, and the best weights.
 
 All weights are trained with AdamW where their moments have room. Elsewhere the matrices stay as
 they are and get low-rank additions (LoRA, arXiv 2106.09685), which need next to no memory.
@@ -43,7 +43,7 @@ _LOOKED_UP = ("markov_w1.weight", "selector_predecessor.weight", "selector_succe
 
 @dataclass(frozen=True)
 class Measured:
-    """The held-out accepted length after a number of steps."""
+    """Tokens per round on held-out answers, after a number of steps."""
 
     step: int
     length: float

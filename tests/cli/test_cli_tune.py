@@ -22,7 +22,6 @@ TARGET, DRAFT = map(str, demo.pair())
     [
         ((), "name a model"),
         (("one", "--target", TARGET), "leave out one"),
-        (("--target", TARGET, "--draft", DRAFT), "--data"),
         (("--target", TARGET, "--data", "{texts}"), "no drafter to begin with"),
         (("--target", TARGET, "--draft", DRAFT, "--data", "{texts}"), "expected at least 3"),
         (("--target", TARGET, "--draft", DRAFT, "--data", "/nowhere"), "does not exist"),

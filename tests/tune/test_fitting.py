@@ -150,14 +150,16 @@ def test_a_drafter_that_does_not_win_stays_beside_the_old_one(
     monkeypatch.setattr(comparison, "LEAST_GAIN", 99.0)
     monkeypatch.setattr(fitting, "_PAUSE_S", 0.0)
     watch, asked = Watch(), iter([True, True])
-    others = replace(options, steps=1)
+    others = replace(options, data=None, steps=1)
     card = tune(others, say=watch.say, progress=watch.progress, busy=lambda: next(asked, False))
     assert next(asked, None) is None  # it waited until the others were idle
     assert watch.steps == [1]
     assert not card.won
     assert card.after.is_file()
     assert find_pair(options.target, say=print).draft is None
-    assert "did not win" in (options.output / "README.md").read_text()
+    text = (options.output / "README.md").read_text()
+    assert "did not win" in text
+    assert "all of them general" in text
 
 
 @pytest.mark.slow

@@ -62,9 +62,32 @@ def test_prompts_to_learn_from_are_drawn_without_an_end(folder: Path) -> None:
 def test_a_quarter_of_the_prompts_are_general(folder: Path) -> None:
     found, others = read_texts(folder, FORMS), general(FORMS)
     rng = random.Random(2)
-    n = sum(drawn(found, others, rng) in others for _ in range(400))
-    assert 70 < n < 130
-    assert of_files([drawn(found, [], rng) for _ in range(50)]) <= of_files(found.tune)
+    prompts = [drawn(found, others, rng) for _ in range(400)]
+    assert 70 < sum(not of_files(prompt) for prompt in prompts) < 130
+    assert of_files([drawn(found, None, rng) for _ in range(50)]) <= of_files(found.tune)
+
+
+def test_general_prompts_are_drawn_in_all_forms_without_an_end() -> None:
+    found, rng = general(FORMS), random.Random(1)
+    prompts = [found.draw(rng) for _ in range(300)]
+    assert len({repr(each) for each in prompts}) > 250
+    assert {("text" if p.text else "infill" if p.infill else "chat") for p in prompts} == {
+        "text",
+        "infill",
+        "chat",
+    }
+    plain = general(("continue",))
+    assert all(p.text for p in [*plain.tune, *plain.watch, *plain.test, plain.draw(rng)])
+
+
+def test_general_prompts_are_learnt_from_or_held_out() -> None:
+    found = general(FORMS)
+    assert general(FORMS) == found
+    held = {repr(each) for each in [*found.watch, *found.test]}
+    assert len(found.watch) > 24 and len(found.test) > 24
+    assert not held & {repr(each) for each in found.tune}
+    rng = random.Random(1)
+    assert not held & {repr(found.draw(rng)) for _ in range(500)}
 
 
 def test_short_texts_of_one_line_are_drawn_from(tmp_path: Path) -> None:
@@ -96,12 +119,13 @@ def test_too_little_text_is_refused(tmp_path: Path, n: int) -> None:
 
 
 def test_no_general_prompt_is_one_that_is_measured_on() -> None:
-    found = general(FORMS)
-    measured = built_in(("chat", "code", "fim"), limit=99, shipped=False)
-    assert len(found) > 200
-    assert not {repr(each.messages) for each in found if each.messages} & {
-        repr(each.messages) for each in measured if each.messages
-    }
+    found, rng = general(FORMS), random.Random(1)
+    learnt = found.tune + [found.draw(rng) for _ in range(2000)]
+    for shipped in (False, True):
+        measured = built_in(("chat", "code", "fim"), limit=99, shipped=shipped)
+        for each in measured:
+            asked = each.messages[-1]["content"] if each.messages else each.text
+            assert asked is None or asked not in repr(learnt)
 
 
 def turns(system: str, topic: str, n: int) -> list[str]:
