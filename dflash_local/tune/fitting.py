@@ -329,8 +329,9 @@ class _Run:
 
     def _make_plan(self, state: Mapping[str, Any]) -> None:
         options = self._options
-        self._plan = plan = TunePlan.of(self._draft_file, state, free_bytes(self._device))
-        for line in plan.lines(self._device):
+        free = free_bytes(self._device)
+        self._plan = plan = TunePlan.of(self._draft_file, state, free)
+        for line in plan.lines(free):
             self._say(line)
         needed, stay = plan.disk_bytes, 3 * plan.n_weights
         room = shutil.disk_usage(self._part).free

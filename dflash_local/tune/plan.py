@@ -53,20 +53,23 @@ class TunePlan:
         """While it runs: a new state is whole before the last one goes."""
         return 4 * self.n_weights + 2 * _BYTES_EACH * self.n_trained
 
-    def lines(self, device: str) -> list[str]:
-        """The plan in words."""
+    def lines(self, free: int | None) -> list[str]:
+        """The plan in words, with what is `free` as for `of`."""
         what = f"to train: {self.n_trained / 1e6:.0f} million numbers"
         if self.low_rank:
             whole = TunePlan(False, False, self.n_weights, self.n_weights).bytes
             what += f", added to {self.n_weights / 1e6:.0f} million that stay: to train all takes "
             what += f"{size_text(whole)} of memory"
-        found = [f"{what}; on the {device}"]
+        if free is None:
+            return [f"{what}; on the CPU"]
+        needed, left = size_text(self.bytes), size_text(free)
         if self.by_turns:
-            found.append(
-                f"target and trainer take the {device} by turns: the trainer needs "
-                f"{size_text(self.bytes)}, more than is free beside the target"
-            )
-        return found
+            return [
+                what,
+                f"target and trainer take the GPU by turns: the trainer needs {needed}, more than "
+                f"the {left} that are free beside the target",
+            ]
+        return [what, f"memory: up to {needed} of the {left} that are free beside the target"]
 
 
 def free_bytes(device: str) -> int | None:

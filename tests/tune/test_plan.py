@@ -25,10 +25,18 @@ def test_the_plan_takes_what_fits(drafter: GgufFile) -> None:
     low = TunePlan.of(drafter, {}, whole.bytes - 1)
     assert (low.low_rank, low.by_turns) == (True, False)
     assert low.bytes < whole.bytes
-    assert not any("by turns" in line for line in low.lines("cuda"))
+    assert not any("by turns" in line for line in low.lines(low.bytes))
     turns = TunePlan.of(drafter, {}, low.bytes - 1)
     assert (turns.low_rank, turns.by_turns) == (True, True)
-    assert any("by turns" in line for line in turns.lines("cuda"))
+    assert any("by turns" in line for line in turns.lines(low.bytes - 1))
+
+
+def test_the_plan_tells_the_memory_it_takes(drafter: GgufFile) -> None:
+    needed = f"{TunePlan.of(drafter, {}, None).bytes / (1 << 30):.1f} GiB"
+    for free in (24 << 30, 1):
+        lines = TunePlan.of(drafter, {}, free).lines(free)
+        assert any("GiB" in line and "beside the target" in line for line in lines), lines
+    assert any(needed in line for line in TunePlan.of(drafter, {}, 24 << 30).lines(24 << 30))
 
 
 def test_a_run_goes_on_with_what_it_trained_whatever_memory_is_free(drafter: GgufFile) -> None:
