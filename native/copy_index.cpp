@@ -165,8 +165,8 @@ bool copy_index::begins_with(const copy_index & other) const {
 
 // The token so many after a place. Beyond the end of the text, a copy of itself goes on.
 int32_t copy_index::at(int32_t begin, int32_t offset) const {
-    const auto n = static_cast<int32_t>(text_.size());
-    return text_[begin + offset % (n - begin)];
+    const int32_t n = static_cast<int32_t>(text_.size()) - begin;
+    return text_[begin + (offset < n ? offset : offset % n)];  // a division takes its time
 }
 
 // The last places of the longest n-grams at the end of the text.

@@ -16,7 +16,9 @@
 #include <tuple>
 #include <utility>
 
+#include "copy_chances.h"
 #include "copy_index.h"
+#include "copy_offers.h"
 #include "draft_tree.h"
 #include "draw.h"
 #include "errors.h"
@@ -434,6 +436,50 @@ void extend_copies(copy_index & self, const std::vector<int32_t> & tokens) {
     self.extend(tokens.data(), tokens.size());
 }
 
+using kind_list = std::vector<int32_t>;
+
+const kind_list & known_kinds(const kind_list & kinds) {
+    for (const int32_t kind : kinds) {
+        if (kind < 0 || kind >= n_copy_kinds) {
+            throw std::invalid_argument("no kind of a copied token: " + std::to_string(kind));
+        }
+    }
+    return kinds;
+}
+
+const std::vector<double> & by_kind(const std::vector<double> & numbers) {
+    if (numbers.size() != n_copy_kinds) {
+        throw std::invalid_argument("each kind of a copied token has one number");
+    }
+    return numbers;
+}
+
+using least_array = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+bool find_offers(copy_offers & self, copy_index & index, int n_copies, int n_tokens,
+                 const std::optional<least_array> & least) {
+    return self.find(index, n_copies, n_tokens, least ? least->data() : nullptr,
+                     least ? least->size() : 0);
+}
+
+nb::list last_offers(const copy_offers & self) {
+    nb::list found;
+    for (const copy_offers::offer & o : self.last) {
+        found.append(nb::make_tuple(o.tokens, o.kinds, o.chances));
+    }
+    return found;
+}
+
+void hear_offers(copy_offers & self, const std::vector<std::pair<kind_list, kind_list>> & heard) {
+    self.last.clear();
+    for (const auto & [tokens, kinds] : heard) {
+        if (tokens.size() != kinds.size()) {
+            throw std::invalid_argument("each copied token has one kind");
+        }
+        self.last.push_back({tokens, known_kinds(kinds), {}});
+    }
+}
+
 nb::list find_copies(copy_index & self, int n_copies, int n_tokens) {
     nb::list found;
     for (const text_copy & copy : self.find(n_copies, n_tokens)) {
@@ -484,6 +530,51 @@ NB_MODULE(_native, m) {
         .def_ro_static("n_cells", &copy_index::n_cells)
         .def_ro_static("n_lengths", &copy_index::n_lengths)
         .def_ro_static("n_agreements", &copy_index::n_agreements);
+    m.attr("N_COPY_KINDS") = n_copy_kinds;
+
+    nb::class_<copy_prior>(m, "CopyPrior", "See dflash_local/copies/chances.py.")
+        .def(nb::init<>())
+        .def_prop_rw(
+            "tried", [](const copy_prior & self) { return self.tried; },
+            [](copy_prior & self, const std::vector<double> & n) { self.tried = by_kind(n); })
+        .def_prop_rw(
+            "right", [](const copy_prior & self) { return self.right; },
+            [](copy_prior & self, const std::vector<double> & n) { self.right = by_kind(n); })
+        .def(
+            "learn",
+            [](copy_prior & self, int kind, bool is_right) {
+                self.learn(known_kinds({kind})[0], is_right);
+            },
+            nb::arg("kind"), nb::arg("is_right"), "What became of one token of any request.");
+
+    nb::class_<copy_chances>(m, "CopyChances", "What is known of one request's copies.")
+        .def(nb::init<copy_prior &>(), nb::arg("prior"), nb::keep_alive<1, 2>())
+        .def(
+            "each",
+            [](copy_chances & self, const kind_list & kinds) {
+                return self.each(known_kinds(kinds));
+            },
+            nb::arg("kinds"), "The chance of each token that it is right where all before it are.")
+        .def(
+            "learn",
+            [](copy_chances & self, int kind, bool is_right) {
+                self.learn(known_kinds({kind})[0], is_right);
+            },
+            nb::arg("kind"), nb::arg("is_right"), "What became of one token of this request.")
+        .def("learn_silence", &copy_chances::learn_silence, nb::arg("n"),
+             "So many tokens were written that no copy was offered for.");
+
+    nb::class_<copy_offers>(m, "CopyOffers", "What was offered last. See native/copy_offers.h.")
+        .def(nb::init<copy_prior &>(), nb::arg("prior"), nb::keep_alive<1, 2>())
+        .def("learn", &copy_offers::learn, nb::arg("written"),
+             "These tokens were written after the last offer, which is over.")
+        .def("find", &find_offers, nb::arg("index"), nb::arg("n_copies"), nb::arg("n_tokens"),
+             nb::arg("least").none() = nb::none(),
+             "Look for copies. Whether one may pay: whether of some first k + 1 of its tokens at "
+             "least `least[k]` are expected to be right; without `least`, any may.")
+        .def("heard", &hear_offers, nb::arg("offers"), "Tokens and other kinds of the last offers.")
+        .def_prop_ro("last", &last_offers, "Tokens, kinds and chances of each.")
+        .def_ro("chances", &copy_offers::chances);
 
     nb::class_<token_draw>(m, "TokenDraw", "How tokens are drawn. See native/draw.h.")
         .def(nb::new_(&open_draw), nb::arg("n_vocab"), nb::arg("altering"), nb::arg("cutting"),

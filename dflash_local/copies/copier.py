@@ -8,7 +8,10 @@ from functools import cached_property
 from itertools import accumulate
 from operator import mul
 
-from dflash_local.copies.chances import CopyChances, CopyPrior
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash_local.copies.chances import CopyPrior
 from dflash_local.llama import native
 
 _MOST = 4
@@ -51,15 +54,23 @@ class Copier:
     ) -> None:
         """`further` is text to copy from besides the sequence's own, as if it stood before it.
         `earlier` are texts that are taken up once the sequence repeats one of them."""
-        self.chances = CopyChances(prior)
+        self._offers = native.CopyOffers(prior)
+        self.chances = self._offers.chances
         self._further = further
         self._earlier = list(earlier)
         self._index = native.CopyIndex()
         self._n_before = 0  # tokens before the answer, once they are indexed
-        self._offered: list[Copy] = []
 
-    def offer(self, prompt: Sequence[int], tokens: Sequence[int], n: int) -> list[Copy]:
-        """Copies of at most `n` tokens that may follow; none is empty.
+    def finds(
+        self,
+        prompt: Sequence[int],
+        tokens: Sequence[int],
+        n: int,
+        least: NDArray[np.float64] | None = None,
+    ) -> bool:
+        """Look for copies of at most `n` tokens that may follow, and say whether `offers` is worth
+        a look: whether of some first k + 1 tokens of one copy at least `least[k]` are expected to
+        be right; without `least`, whether there are any.
 
         `prompt` is that of all calls, and `tokens`, the answer so far, only grows.
         """
@@ -69,20 +80,19 @@ class Copier:
             index.extend(prompt)
             self._n_before = len(index)
         new = tokens[len(index) - self._n_before :]
-        self._learn(new)
+        self._offers.learn(new)
         index.extend(new)
-        if n < 1:
-            return []
-        if self._earlier:
+        if self._earlier and n > 0:
             self._take_up()
-        found = self._index.find(_MOST, n)
-        each = self.chances.each
-        self._offered = [Copy(tokens, kinds, each(kinds)) for tokens, kinds in found]
-        return self._offered
+        return self._offers.find(self._index, _MOST, n, least)
+
+    def offers(self) -> list[Copy]:
+        """The copies that were found last; none is empty."""
+        return [Copy(*offer) for offer in self._offers.last]
 
     def heard(self, copies: Sequence[Copy]) -> None:
-        """The last offer, with what the drafter thinks of it."""
-        self._offered = list(copies)
+        """The last offers, with what the drafter thinks of them."""
+        self._offers.heard([(copy.tokens, copy.kinds) for copy in copies])
 
     def ended(self, prompt: Sequence[int], tokens: Sequence[int]) -> native.CopyIndex | None:
         """The index of the whole text, without what was taken up; None if there is none."""
@@ -111,15 +121,3 @@ class Copier:
                 self._n_before += len(text)
                 del self._earlier[i]
                 return
-
-    def _learn(self, new: Sequence[int]) -> None:
-        """What became of the last offer: `new` was written instead, or just that."""
-        offered, self._offered = self._offered, []
-        learn = self.chances.learn
-        if not offered:
-            self.chances.learn_silence(len(new))
-        for copy in offered:
-            for token, kind, written in zip(copy.tokens, copy.kinds, new, strict=False):
-                learn(kind, token == written)
-                if token != written:
-                    break

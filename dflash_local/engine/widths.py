@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dflash_local.copies.copier import Copy
 from dflash_local.copies.join import copy_alone, heard, joined
 from dflash_local.draft.draft import Draft
@@ -33,6 +36,11 @@ class Choice:
     def n_drafting(self) -> int:
         return sum(map(bool, self.n_drafts))
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing at all is drafted."""
+        return not (any(self.n_drafts) or any(self.copies))
+
 
 class Widths:
     """Chooses widths. It asks the controller for the sequences of width "auto"."""
@@ -50,31 +58,24 @@ class Widths:
     def choose(self, sequences: list[Sequence]) -> Choice:
         """Choose before drafting. A fixed width is not reduced: that would need another graph."""
         self.settle(sequences)
-        limits = self._limits(sequences)
-        n_drafts = [0] * len(sequences)
-        drafter = self._slots.drafter
-        for i, (sequence, limit) in enumerate(zip(sequences, limits, strict=True)):
-            if drafter is None:
-                continue
-            if sequence.wants_features and not self._slots.can_draft(sequence.slot):
-                sequence.behind = True
-            elif limit and sequence.request.draft_width != "auto":
-                n_drafts[i] = min(self.most_nodes(sequence), drafter.block_size - 1)
-        copies = [self._copies(*pair) for pair in zip(sequences, limits, strict=True)]
-        if self._controller and (left := self._left_to_controller(sequences)):
-            policies = [policy for _, policy in left]
-            chosen = self._controller.n_drafts(
-                policies, [limits[i] for i, _ in left], len(sequences) - len(left)
+        self._notice_lost(sequences)
+        limits, left = self._limits(sequences), self._left_to_controller(sequences)
+        n_drafts = self._n_drafts(sequences, limits, left)
+        copies = self._copies(sequences, limits, n_drafts, left)
+        if self._controller and any(n_drafts) and any(copies):
+            chosen = self._controller.without_sure(
+                [policy for _, policy in left],
+                [n_drafts[i] for i, _ in left],
+                [copy_alone(copies[i])[1] for i, _ in left],
             )
-            if any(chosen) and any(copies):
-                curves = [copy_alone(copies[i])[1] for i, _ in left]
-                chosen = self._controller.without_sure(policies, chosen, curves)
             for (i, _), n in zip(left, chosen, strict=True):
                 n_drafts[i] = n
         return Choice(n_drafts, limits, copies)
 
     def join(self, sequences: list[Sequence], drafts: list[Draft], choice: Choice) -> list[Draft]:
         """Join each draft with its copies, and cut it where verifying more would not pay off."""
+        if choice.is_plain:
+            return drafts
         if not any(choice.copies):
             return self._clip(sequences, drafts, choice)
         chances = self._chances(sequences, drafts, choice)
@@ -189,14 +190,71 @@ class Widths:
                 limits[i] = wider
         return limits
 
-    def _copies(self, sequence: Sequence, limit: int) -> list[Copy]:
-        """What a sequence's text offers, as far as it may be emitted."""
+    def _notice_lost(self, sequences: list[Sequence]) -> None:
+        """A drafter that has failed may have lost some texts."""
+        if self._slots.drafter is None:
+            return
+        for sequence in sequences:
+            if sequence.wants_features and not self._slots.can_draft(sequence.slot):
+                sequence.behind = True
+
+    def _n_drafts(
+        self, sequences: list[Sequence], limits: list[int], left: list[tuple[int, Policy]]
+    ) -> list[int]:
+        """How many tokens to draft for each sequence. `left` are those left to the controller."""
+        n_drafts = [0] * len(sequences)
+        drafter = self._slots.drafter
+        for i, (sequence, limit) in enumerate(zip(sequences, limits, strict=True)):
+            if drafter and limit and not sequence.behind and sequence.request.draft_width != "auto":
+                n_drafts[i] = min(self.most_nodes(sequence), drafter.block_size - 1)
+        if self._controller and left:
+            chosen = self._controller.n_drafts(
+                [policy for _, policy in left],
+                [limits[i] for i, _ in left],
+                len(sequences) - len(left),
+            )
+            for (i, _), n in zip(left, chosen, strict=True):
+                n_drafts[i] = n
+        return n_drafts
+
+    def _copies(
+        self,
+        sequences: list[Sequence],
+        limits: list[int],
+        n_drafts: list[int],
+        left: list[tuple[int, Policy]],
+    ) -> list[list[Copy]]:
+        """What each sequence's text offers. Where nobody drafts, only what may pay."""
+        least = None
+        if self._controller and left and not any(n_drafts) and not self._grows(sequences):
+            least = self._controller.least_copied(len(left))
+        found = [
+            self._finds(sequence, limit, least if sequence.policy else None)
+            for sequence, limit in zip(sequences, limits, strict=True)
+        ]
+        if not any(found):
+            return [[] for _ in sequences]
+        return [self._offers(sequence) for sequence in sequences]
+
+    def _grows(self, sequences: list[Sequence]) -> bool:
+        """Whether copies alone may become a tree, which brings more than the best of them."""
+        return self._slots.drafter is None and any(s.shape.n_leaves > 1 for s in sequences)
+
+    def _finds(self, sequence: Sequence, limit: int, least: NDArray[np.float64] | None) -> bool:
+        """Whether a sequence's text offers what is worth a look; see `Copier.finds`."""
         copier, remaining = sequence.copier, sequence.remaining
         if copier is None or sequence.behind or self._slots.lacks_drafter:
-            return []
+            return False
         n = limit if remaining is None else min(limit, remaining - 1)
-        copies = copier.offer(sequence.request.prompt, sequence.tokens, n)
+        return copier.finds(sequence.request.prompt, sequence.tokens, n, least)
+
+    def _offers(self, sequence: Sequence) -> list[Copy]:
+        """What was found, as far as it may be emitted."""
+        copier = sequence.copier
+        if copier is None or sequence.behind or self._slots.lacks_drafter:
+            return []
         try:
+            copies = copier.offers()
             cut = (copy.clip(sequence.sampler.n_valid(copy.tokens)) for copy in copies)
             return [copy for copy in cut if len(copy)]
         except GrammarError:

@@ -16,7 +16,11 @@ from dflash_local import _native
 
 runtime.check_same_library(_native.llama_decode_address())
 
+N_COPY_KINDS = _native.N_COPY_KINDS
+CopyChances = _native.CopyChances
 CopyIndex = _native.CopyIndex
+CopyOffers = _native.CopyOffers
+CopyPrior = _native.CopyPrior
 FusedDrafter = _native.FusedDrafter
 TargetPass = _native.TargetPass
 ThreadPool = _native.ThreadPool
@@ -26,7 +30,11 @@ edit_cells = _native.edit_cells
 grow_tree = _native.grow_tree
 
 __all__ = [
+    "N_COPY_KINDS",
+    "CopyChances",
     "CopyIndex",
+    "CopyOffers",
+    "CopyPrior",
     "FusedDrafter",
     "TargetPass",
     "ThreadPool",

@@ -20,6 +20,9 @@ from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import Chain, Shape, ShapeName
 from dflash_local.pays.again import Again
@@ -249,8 +252,7 @@ class Controller:
         """Rows to verify for each sequence, its anchor included, by the falling chances of its
         drafts. `drafted`: the drafter had a part in the round."""
         if not drafted:
-            other_rows = self._forecast.base - len(chains)
-            self._forecast.renew(len(chains), other_rows, self._depth, self.again)
+            self._renew(len(chains))
             return self._rows_of_copies(chains)
         if self._looking:  # whatever it is thought to cost
             return [1 + min(PROBED, len(chain)) for chain in chains]
@@ -264,10 +266,24 @@ class Controller:
         rows = self._passes.rows(shape)
         return rows if rows is None else rows - self.again.now
 
-    def _rows_of_copies(self, chains: Sequence[list[float]]) -> list[int]:
+    def least_copied(self, n_seqs: int) -> NDArray[np.float64]:
+        """How much of the first k + 1 tokens of a copy must be expected to be right, float64 by k,
+        in a round in which none of `n_seqs` sequences drafts: else `rows` takes none of them."""
+        self._renew(n_seqs)
+        self._price_copies()
+        return self._copy_choice.least(n_seqs, self._last_rows("chain"), self.costs.switch_s)
+
+    def _renew(self, n_seqs: int) -> None:
+        forecast = self._forecast
+        forecast.renew(n_seqs, forecast.base - n_seqs, self._depth, self.again)
+
+    def _price_copies(self) -> None:
         forecast = self._forecast
         rate = _COPY_MARGIN * forecast.base / forecast.plain_s * self._gain
         self._copy_choice.price(forecast.base, forecast.passes, rate)
+
+    def _rows_of_copies(self, chains: Sequence[list[float]]) -> list[int]:
+        self._price_copies()
         last_rows = self._last_rows("chain")
         return self._copy_choice.widths(chains, last_rows, self.costs.switch_s)
 

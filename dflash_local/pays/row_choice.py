@@ -14,6 +14,9 @@ from itertools import accumulate, zip_longest
 from math import inf
 from operator import sub
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dflash_local.draft.shape import ShapeName
 
 _HORIZON = 20
@@ -34,14 +37,20 @@ class RowChoice:
         self.rate = 0.0
         """The tokens a second that rows must beat."""
         self._plain_price = 0.0
+        self._passes: Sequence[float] = ()
         self._prices: list[float] = []
+        self._least: dict[tuple[int, int, float], NDArray[np.float64]] = {}
 
     def price(
         self, base: int, passes: Sequence[float], rate: float, shape: ShapeName = "chain"
     ) -> None:
         """A plain pass has `base` rows; one with k more takes `passes[k]` seconds, infinitely many
-        where such a pass is not to be chosen. `rate`: the tokens a second that it must beat."""
-        self._kind, self.rate = (base, shape), rate
+        where such a pass is not to be chosen. `rate`: the tokens a second that it must beat. The
+        list stays as it is."""
+        if passes is self._passes and (base, shape) == self._kind and rate == self.rate:
+            return
+        self._kind, self.rate, self._passes = (base, shape), rate, passes
+        self._least = {}
         self._plain_price = rate * passes[0]
         self._prices = [rate * (seconds - passes[0]) for seconds in passes]
 
@@ -62,6 +71,31 @@ class RowChoice:
         last = -1 if last_rows is None else last_rows - self._kind[0]
         n = self._best(self._values(merged), last, self.rate * switch_s)
         return self._shared(chains, merged, n)
+
+    def least(self, n_seqs: int, last_rows: int | None, switch_s: float) -> NDArray[np.float64]:
+        """How much of the first k + 1 drafts of one of `n_seqs` sequences must be expected to be
+        accepted, float64 by k. Where all drafts of all of them stay below at each k, `widths`
+        chooses a plain pass; with one sequence, it does so in no other case."""
+        last = -1 if last_rows is None else last_rows - self._kind[0]
+        kind = n_seqs, last, switch_s
+        if kind not in self._least:
+            switch = self.rate * switch_s
+            least = np.array(self._prices[1:]) + (0.0 if last else 2 * switch)
+            if 0 < last <= len(least):
+                least[last - 1] -= switch  # to stay there costs no change
+            self._least = {kind: self._of_each(least, n_seqs)}
+        return self._least[kind]
+
+    def _of_each(self, least: NDArray[np.float64], n_seqs: int) -> NDArray[np.float64]:
+        """What is enough for each of several, if it is so little that all together stay below."""
+        if n_seqs == 1 and not (self._equal and self._kind[0] > 1):
+            return least
+        if self._equal:  # one draft more of each is a row more of all in the pass
+            n = self._kind[0]
+            return np.array([least[k : k + n].min() for k in range(n - 1, len(least), n)]) / n_seqs
+        counts = np.arange(1.0, len(least) + 1.0)
+        each: NDArray[np.float64] = (least / counts).min(initial=inf) * counts
+        return each
 
     def _merged(self, chains: Sequence[list[float]]) -> list[float]:
         """What each row more brings, of all sequences."""

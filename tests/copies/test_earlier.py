@@ -7,6 +7,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from copies import copies_of
 from dflash_local.copies.chances import CopyPrior
 from dflash_local.copies.copier import Copier
 from dflash_local.copies.earlier import MOST_TEXTS, MOST_TOKENS, EarlierTexts
@@ -34,7 +35,7 @@ def offered(copier: Copier, text: list[int], begin: int) -> list[list[int]]:
     """What is offered at each token of an answer, the first `begin` of them at once."""
     offers = []
     for n in range(begin, len(text)):
-        copies = copier.offer(QUESTION, text[:n], N)
+        copies = copies_of(copier, QUESTION, text[:n], N)
         offers.append(copies[0].tokens if copies else [])
     return offers
 
@@ -58,14 +59,14 @@ def test_a_text_that_repeats_itself_needs_no_other() -> None:
     repeated = FILE[:40]
     own = [*repeated, 7000, 7001, *repeated]
     copier = Copier(CopyPrior(), earlier=[index_of([*repeated, 8000, 8001, 8002, 8003])])
-    (copy, *_) = copier.offer(own, [], 2)
+    (copy, *_) = copies_of(copier, own, [], 2)
     assert copy.tokens == [7000, 7001]
 
 
 def test_what_was_taken_up_is_not_kept_as_its_own() -> None:
     copier = Copier(CopyPrior(), earlier=[index_of(FILE)])
     answer = FILE[50:90]
-    copier.offer(QUESTION, answer, N)
+    copies_of(copier, QUESTION, answer, N)
     text = copier.ended(QUESTION, [*answer, 9000])
     assert text is not None
     assert len(text) == len(QUESTION) + len(answer) + 1
@@ -74,7 +75,7 @@ def test_what_was_taken_up_is_not_kept_as_its_own() -> None:
 
 def test_texts_that_a_model_was_given_are_not_kept_as_its_own() -> None:
     copier = Copier(CopyPrior(), FILE)
-    copier.offer(QUESTION, [], N)
+    copies_of(copier, QUESTION, [], N)
     text = copier.ended(QUESTION, [9000])
     assert text is not None
     assert len(text) == len(QUESTION) + 1

@@ -11,6 +11,7 @@ from random import Random
 
 import pytest
 
+from copies import copies_of
 from dflash_local.copies.chances import CopyPrior
 from dflash_local.copies.copier import Copier
 from dflash_local.copies.join import copy_alone, heard, joined
@@ -109,7 +110,7 @@ def seconds_of(
         left = answer[len(tokens) :]
         limit = min(MOST, len(left) - 1)
         (n,) = controller.n_drafts([policy], [limit])
-        copies = copier.offer(prompt, tokens, limit) if copier else []
+        copies = copies_of(copier, prompt, tokens, limit) if copier else []
         if copies:
             (n,) = controller.without_sure([policy], [n], [copy_alone(copies)[1]])
         own = drafted(random, left, surety).clip(limit) if n else Draft.chain([])

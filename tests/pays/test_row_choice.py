@@ -175,3 +175,39 @@ def test_row_counts_that_come_to_be_chosen_among_are_known_from_then_on() -> Non
         choice.price(1, [1.0, 1.01, 1.02, 1.5], 1.0)
         (rows,) = choice.widths(chances, rows, switch_s)
     assert rows == 3
+
+
+@given(
+    st.lists(few, min_size=1, max_size=4),
+    curves,
+    st.floats(0.05, 2.0),
+    st.sampled_from([None, 0, 1, 5, 20, 200]),
+    st.floats(0.0, 2.0),
+    st.booleans(),
+    st.integers(0, 2),
+)
+def test_copies_that_stay_below_the_least_are_never_verified(
+    found: list[list[float]],
+    passes: list[float],
+    rate: float,
+    more: int | None,
+    switch_s: float,
+    equal: bool,
+    other_rows: int,
+) -> None:
+    choice, base = RowChoice(equal=equal), len(found) + other_rows
+    choice.price(base, passes, rate)
+    last = None if more is None else base + more
+    least = choice.least(len(found), last, switch_s)
+    reaches = any(
+        got >= enough - 1e-9
+        for each in found
+        for got, enough in zip(accumulate(each), least, strict=False)
+    )
+    widths = choice.widths(found, last, switch_s)
+    assert reaches or widths == [1] * len(found)
+    if len(found) == 1 and not equal:  # nothing is looked at in vain
+        exceeds = any(
+            got > enough + 1e-9 for got, enough in zip(accumulate(found[0]), least, strict=False)
+        )
+        assert not exceeds or widths != [1]
