@@ -5,7 +5,7 @@
 
 namespace dflash {
 
-void copy_offers::learn(const std::vector<int32_t> & written) {
+void copy_offers::learn(copy_index & index, const std::vector<int32_t> & written) {
     if (last.empty()) {
         chances.learn_silence(static_cast<int>(written.size()));
     }
@@ -18,6 +18,7 @@ void copy_offers::learn(const std::vector<int32_t> & written) {
         }
     }
     last.clear();
+    index.extend(written.data(), written.size());
 }
 
 bool copy_offers::find(copy_index & index, int n_copies, int n_tokens, const double * least,

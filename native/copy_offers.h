@@ -21,8 +21,8 @@ class copy_offers {
 
     explicit copy_offers(copy_prior & prior) : chances(prior) {}
 
-    // These tokens were written after the last offer, which is over.
-    void learn(const std::vector<int32_t> & written);
+    // These tokens were written after the last offer, which is over: add them to the text.
+    void learn(copy_index & index, const std::vector<int32_t> & written);
 
     // Look for at most `n_copies` continuations of at most `n_tokens` each. Gives whether one of
     // them may pay: whether at least `least[k]` of some first k + 1 tokens are expected to be

@@ -566,8 +566,8 @@ NB_MODULE(_native, m) {
 
     nb::class_<copy_offers>(m, "CopyOffers", "What was offered last. See native/copy_offers.h.")
         .def(nb::init<copy_prior &>(), nb::arg("prior"), nb::keep_alive<1, 2>())
-        .def("learn", &copy_offers::learn, nb::arg("written"),
-             "These tokens were written after the last offer, which is over.")
+        .def("learn", &copy_offers::learn, nb::arg("index"), nb::arg("written"),
+             "These tokens were written after the last offer, which is over: they join the text.")
         .def("find", &find_offers, nb::arg("index"), nb::arg("n_copies"), nb::arg("n_tokens"),
              nb::arg("least").none() = nb::none(),
              "Look for copies. Whether one may pay: whether of some first k + 1 of its tokens at "

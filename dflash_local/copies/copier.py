@@ -79,9 +79,7 @@ class Copier:
             index.extend(self._further)
             index.extend(prompt)
             self._n_before = len(index)
-        new = tokens[len(index) - self._n_before :]
-        self._offers.learn(new)
-        index.extend(new)
+        self._offers.learn(index, tokens[len(index) - self._n_before :])
         if self._earlier and n > 0:
             self._take_up()
         return self._offers.find(self._index, _MOST, n, least)

@@ -170,10 +170,10 @@ class Widths:
     def _limits(self, sequences: list[Sequence]) -> list[int]:
         """The most nodes that each sequence may verify: what can be emitted, and has room."""
         target = self._slots.target
-        again = [target.n_again(sequence.slot.seq) for sequence in sequences]
-        if len(again) == 1 and again[0] and again[0] > self._most_again(1):
+        again = sum(target.n_again(s.slot.seq) for s in sequences) if target.most_again else 0
+        if again and len(sequences) == 1 and again > self._most_again(1):
             return [0]
-        room = min(self._slots.free_cells, target.n_batch - sum(again))
+        room = min(self._slots.free_cells, target.n_batch - again)
         free = room - len(sequences)  # the anchors
         limits = []
         for sequence in sequences:

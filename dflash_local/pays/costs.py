@@ -143,16 +143,17 @@ class Costs:
         """
         if not (seconds > 0 and math.isfinite(seconds)):
             return
-        known = self._steps.at(n_rows, depth)
         if drafted:
             # The first few tell nearly all: what is common must not be held against one row count.
             self._n_after_draft += 1
+            known = self._steps.at(n_rows, depth)
             surprise = _clipped(
                 seconds - known - self.extra_s(shape, depth) - self.after_draft_s, known
             )
             self.after_draft_s += max(1 / (1 + self._n_after_draft), _SLOWEST) * surprise
             seconds -= self.after_draft_s
         if shape == "tree":
+            known = self._steps.at(n_rows, depth)
             surprise = _clipped(seconds - known - self.extra_s(shape, depth), known)
             self._tree_s = max(self._tree_s + _DRIFT * surprise, 0.0)
         self.n_observed += 1
@@ -299,8 +300,7 @@ class _Surface:
     def observe(self, n: int, depth: int, seconds: float) -> None:
         if not (seconds > 0 and math.isfinite(seconds)):
             return
-        self.bound(n, depth, seconds)
-        surprise = math.log(seconds / self.at(n, depth))
+        surprise = math.log(seconds / self.bound(n, depth, seconds))
         i = self._point(n)
         lasting = self._surprises[i] = 0.9 * self._surprises[i] + 0.1 * surprise
         clip = max(_CLIP, abs(lasting))
@@ -310,12 +310,14 @@ class _Surface:
         self._seconds[i] *= factor
         self._drift *= math.exp(surprise * _DRIFT)
 
-    def bound(self, n: int, depth: int, seconds: float) -> None:
+    def bound(self, n: int, depth: int, seconds: float) -> float:
         """A time that `seconds` can only be longer than. If it is shorter than what is known, that
-        was measured on a busy machine, and so were the counts that were not seen since."""
-        part = seconds / self.at(n, depth)
+        was measured on a busy machine, and so were the counts that were not seen since. Gives what
+        is known then."""
+        known = self.at(n, depth)
+        part = seconds / known
         if not 0 < part < math.exp(-_CLIP):
-            return
+            return known
         i = self._point(n)
         self._seconds[i] *= part
         # Of what was measured: times of a busy machine rise again, and must not lower others twice.
@@ -328,6 +330,7 @@ class _Surface:
                 self._seconds[j] = min(self._seconds[j], self._seconds[i])
             elif j > i and weight == _MEASURED:
                 self._seconds[j] *= more
+        return self.at(n, depth)
 
     def _point(self, n: int) -> int:
         """The place of a count among the points; it becomes one."""
@@ -439,11 +442,11 @@ class PassTimes:
         """`drafted`: after a draft. `rebuilt`: llama.cpp is known to have built its graph again."""
         costs, kind = self._costs, (n_rows, shape)
         n, self._skipped = 1 + self._skipped, 0
-        usual_s = costs.step_s(n_rows, depth, shape) + costs.after_draft_s * drafted
         if rebuilt or kind != self._kind:
             self._kind, self._made, self._extra_s = kind, 0, 0.0
         self.fresh = self._made < _TO_MAKE
         if self.fresh:
+            usual_s = costs.step_s(n_rows, depth, shape) + costs.after_draft_s * drafted
             costs.bound_step(n_rows, depth, seconds, shape)
             self._made += n
             self._extra_s += n * (seconds - usual_s)
