@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +12,9 @@ from .answer import write_report, write_stdout
 from .loading import check_drafter, check_files, load_model
 from .options import FILES, LOADING, QUIET, SectionedCommand, option
 from .report import speaker
+
+if TYPE_CHECKING:
+    from dflash_local.pays.costs import Costs
 
 SECTIONS = {
     "Model": FILES,
@@ -51,7 +54,26 @@ def calibrate(**values: Any) -> None:
         report["outlook"] = [each.as_dict() for each in found]
         write_stdout(json.dumps(report) + "\n")
     else:
-        write_report("".join(f"{line}\n" for line in [*costs.lines(), outlook_line(found)]))
+        write_report("".join(f"{line}\n" for line in [*cost_lines(costs), outlook_line(found)]))
+
+
+def cost_lines(costs: Costs) -> list[str]:
+    """In words and milliseconds, for the terminal."""
+    known = costs.as_dict()
+    drafts = next(iter(known["draft_s"].values()))
+    return [
+        *(
+            f"target step after {depth} tokens, ms by rows: {_listed(steps)}"
+            for depth, steps in known["step_s"].items()
+        ),
+        f"draft stage, ms by sequences: {_listed(drafts)}",
+        f"another row count than the last: {1e3 * costs.switch_s:.3g} ms; "
+        f"injecting a row: {1e3 * costs.inject_s:.3g} ms",
+    ]
+
+
+def _listed(times: Mapping[str, float]) -> str:
+    return ", ".join(f"{n}: {1e3 * seconds:.3g}" for n, seconds in times.items())
 
 
 def _milliseconds(costs: Mapping[str, Any]) -> dict[str, Any]:

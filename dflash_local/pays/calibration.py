@@ -18,17 +18,13 @@ from dflash_local.copies.chances import CopyPrior
 from dflash_local.draft.drafter import Drafter, DraftRequest
 from dflash_local.errors import InputError
 from dflash_local.llama import runtime
-from dflash_local.pays.costs import Costs
+from dflash_local.pays.costs import SIZES, TO_MAKE, Costs
 from dflash_local.pays.survival import Prior
 from dflash_local.sampling.sampler import not_finite
 from dflash_local.target.batch import Batch
 from dflash_local.target.taps import Features, StoredFeatures
 from dflash_local.target.target import Checkpoint, Target
 
-WIDTHS = (1, 2, 8, 4, 16, 9, 6, 3, 12)
-"""Rows of a sequence, those first that say most: a slow machine gets no further."""
-WIDE = (32, 24, 64)
-"""Rows of trees and of copies, which are wider than a block."""
 SHALLOW = 4
 """Cached tokens of each sequence after which is measured: few, as a slow machine would take long to
 fill a cache."""
@@ -42,13 +38,12 @@ needs no more than a rough idea; `budget_s` has what holds."""
 BUDGET_STEPS = 400
 """Without them, a tiny model would be measured for as long as a large one."""
 
-_ROWS = 4  # that a usual round injects
-_MANY_ROWS = 64  # with fewer, their share of a draft is lost in its noise
+_ROWS = SHALLOW  # that a usual round injects
+_MANY_ROWS = max(SIZES)  # with fewer, their share of a draft is lost in its noise
 _TIMED = 3  # with one, a single hiccup decides what a cached token is thought to cost
-_DEEP_WIDTHS = (1, 2, 4, 8, 16, 32)  # few rows and many, for a line through them
+_N_DEEP = 6  # row counts after many tokens, few rows and many, for a line through them
 _TREE_ROWS = 16  # of the usual tree
 _FORMAT = 7
-_ENOUGH = 3  # times of a plain step; fewer do not show whether other work disturbed them
 _DEAREST = 1.2  # at most so many times the seconds of a pass of more rows
 # What Python spends around a draft and a pass; live rounds tell better.
 _HOST_S, _DRAFT_HOST_S = 1e-5, 1e-4
@@ -97,7 +92,7 @@ def measure(
     before()
     try:
         costs = trial.run()
-        if not trial.is_rough and (costs.noise or trial.n_plain < _ENOUGH):
+        if not trial.is_rough and (costs.noise or trial.n_plain < _TIMED):
             costs = trial.run()
     finally:
         trial.empty()
@@ -155,8 +150,7 @@ class _Trial:
         self.n_steps = 0
         self.part = 0  # cached tokens of each sequence
         self.starts: list[Checkpoint] = []  # of each sequence, when it had just these
-        # A GPU's graph is captured with the second pass after a change and replayed from the third.
-        self.warm_up = 3 if target.options.n_gpu_layers else 1
+        self.warm_up = 1 + TO_MAKE if target.options.n_gpu_layers else 1
         self.rng = np.random.default_rng(0)
         self.steps: dict[int, dict[int, list[float]]] = {}
         self.drafts: dict[int, dict[int, list[float]]] = {}
@@ -164,7 +158,7 @@ class _Trial:
         self.injections: list[float] = []
         self.trees: dict[int, float] = {}
         most = min(target.n_batch // self.n_seq, target.max_width)
-        self.widths = [width for width in (*WIDTHS, *WIDE) if width <= most]
+        self.widths = [width for width in SIZES if width <= most]
 
     def run(self) -> Costs:
         """The costs by all times that were taken so far, those of an earlier run as well."""
@@ -211,20 +205,20 @@ class _Trial:
         widest = max(self.steps[shallow])
         pass_s = median(self.steps[shallow][widest])
         row_s = pass_s / widest  # a prompt's rows cost less, as the first fill will show
-        n_passes = 3 * (_TIMED + 1)
+        n_passes = _N_DEEP * (self.warm_up + _TIMED)
         for deep in DEEP:
             part = min(deep // self.n_seq, room)
             n_rows = self.n_seq * part
             n_chunks = math.ceil(n_rows / self.target.n_batch)
             seconds = n_rows * row_s + n_passes * pass_s
-            if part < 4 * self.part or not self._affords(n_chunks + n_passes, seconds):
+            if part <= self.part or not self._affords(n_chunks + n_passes, seconds):
                 break
             begin = time.perf_counter()
             self._fill(part)
             row_s = (time.perf_counter() - begin) / n_rows
         if self.depth == shallow:
             return False
-        for n_rows in self._rows([w for w in _DEEP_WIDTHS if w in self.widths]):
+        for n_rows in self._rows(self.widths[:_N_DEEP]):
             self._step(n_rows, _TIMED)
         if self.drafter is not None:
             self._draft(1, _TIMED)
@@ -380,7 +374,9 @@ class _Trial:
         """Time a draft that has many rows to inject first."""
         usual = median(self.drafts[self.depth][1])
         n_rows = min(_MANY_ROWS, self.target.n_batch, self.target.n_ctx // self.n_seq - self.part)
-        if n_rows <= 2 * _ROWS or not self._affords(1, 6 * usual + 2 * self._guess(n_rows)):
+        if n_rows <= 2 * _ROWS or not self._affords(
+            1, (self.warm_up + 1) * usual + 2 * self._guess(n_rows)
+        ):
             return
         features = self._new_features(n_rows)
         for _ in range(self.warm_up):

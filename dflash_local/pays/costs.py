@@ -12,10 +12,11 @@ from dflash_local.draft.shape import ShapeName
 Table = Mapping[int, Mapping[int, float]]
 """Seconds by depth (cached tokens) and count (rows or sequences)."""
 
-SIZES = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32, 48, 64)
-"""The row counts that one sequence chooses among. Among all counts those win whose costs are
-thought to be too low, and each is another graph for llama.cpp. Several sequences fill rows up for
-each other, and need all counts."""
+SIZES = (1, 2, 8, 4, 16, 32, 9, 6, 3, 12, 24, 64, 48)
+"""The row counts that are measured, those first that say most, as a slow machine gets no further;
+and that one sequence chooses among. Among all counts those win whose costs are thought to be too
+low, and each is another graph for llama.cpp. Several sequences fill rows up for each other, and
+need all counts."""
 
 _LEAST_S = 1e-9
 _MEASURED = 16
@@ -34,6 +35,10 @@ _CLIP = 0.25
 """Surprise, in natural logarithms, beyond which an observation says no more: outliers. Where it
 lasts, the calibration was disturbed, and the clip widens. Without, a hiccup turns drafting off.
 Nothing makes a machine faster for a moment, so a time that is far shorter is believed at once."""
+
+TO_MAKE = 2
+"""Passes in which graphs are made: llama.cpp builds its own with the first of a kind, a GPU records
+with the second what it will replay. With 1, the second counts as a slow machine."""
 
 
 class Costs:
@@ -179,7 +184,7 @@ class Costs:
 
     def observe_switch(self, extra_s: float, usual_s: float) -> None:
         """What the passes that made new graphs took on top, all together; one takes `usual_s`."""
-        self.switch_s = min(self.switch_s, max(extra_s, 0.0) + _TO_MAKE * usual_s)
+        self.switch_s = min(self.switch_s, max(extra_s, 0.0) + TO_MAKE * usual_s)
         extra_s = min(max(extra_s, 0.0), max(4 * self.switch_s, 0.25 * usual_s))
         self.switch_s += 0.05 * (extra_s - self.switch_s)
 
@@ -228,37 +233,10 @@ class Costs:
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"no costs: {error!r}") from None
 
-    def curve(self, depth: int | None = None) -> dict[int, float]:
-        """Milliseconds of a target step by rows, at the row counts measured; for a plot."""
-        steps = self._steps
-        depth = steps.depth if depth is None else depth
-        return {n: 1e3 * steps.at(n, depth) for n in steps.counts}
-
     @property
     def depths(self) -> list[int]:
         """The cached tokens after which was measured: one depth, or a shallow and a deep one."""
         return self._steps.depths
-
-    def lines(self) -> list[str]:
-        """In words and milliseconds, for the terminal."""
-        texts = []
-        for depth in self.depths:
-            curve = self.curve(depth)
-            texts.append(
-                f"target step after {depth} tokens, ms by rows: "
-                + ", ".join(f"{n}: {ms:.3g}" for n, ms in curve.items())
-            )
-        texts.append(
-            "draft stage, ms by sequences: "
-            + ", ".join(
-                f"{n}: {1e3 * self.draft_s(n, self._drafts.depth):.3g}" for n in self._drafts.counts
-            )
-        )
-        texts.append(
-            f"another row count than the last: {1e3 * self.switch_s:.3g} ms; "
-            f"injecting a row: {1e3 * self.inject_s:.3g} ms"
-        )
-        return texts
 
 
 class _Surface:
@@ -399,11 +377,6 @@ def _table(raw: Any) -> dict[int, dict[int, float]]:
     }
 
 
-_TO_MAKE = 2
-"""Passes in which graphs are made: llama.cpp builds its own with the first of a kind, a GPU records
-with the second what it will replay. With 1, the second counts as a slow machine."""
-
-
 class PassTimes:
     """Hands the times of passes to `Costs`, each as what it is beside the pass before.
 
@@ -444,13 +417,13 @@ class PassTimes:
         n, self._skipped = 1 + self._skipped, 0
         if rebuilt or kind != self._kind:
             self._kind, self._made, self._extra_s = kind, 0, 0.0
-        self.fresh = self._made < _TO_MAKE
+        self.fresh = self._made < TO_MAKE
         if self.fresh:
             usual_s = costs.step_s(n_rows, depth, shape) + costs.after_draft_s * drafted
             costs.bound_step(n_rows, depth, seconds, shape)
             self._made += n
             self._extra_s += n * (seconds - usual_s)
-            if self._made >= _TO_MAKE:
+            if self._made >= TO_MAKE:
                 costs.observe_switch(self._extra_s, usual_s)
         else:
             costs.observe_step(n_rows, depth, seconds, shape, drafted=drafted)

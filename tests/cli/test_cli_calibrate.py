@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dflash_local import demo, load
-from dflash_local.cli.calibrate import calibrate
+from dflash_local.cli.calibrate import calibrate, cost_lines
 from dflash_local.pays import calibration
 from dflash_local.pays.costs import Costs
 from in_process import command
@@ -67,7 +67,7 @@ def test_costs_are_told_and_kept(measured: Measured) -> None:
     assert any(line.startswith("draft stage, ms by sequences: 1: ") for line in lines)
     assert re.match(r"at [\d., ]+ tokens per round drafting ", lines[-1])
     (file,) = kept(cache)
-    assert Costs.from_dict(json.loads(file.read_text())).lines() == lines[:-1]
+    assert cost_lines(Costs.from_dict(json.loads(file.read_text()))) == lines[:-1]
 
 
 def test_what_is_kept_is_measured_again_and_replaced(known: Path) -> None:
@@ -136,3 +136,17 @@ def test_help_names_a_variable_for_every_option() -> None:
     told = " ".join(command("calibrate", "-h").stdout.split())
     for option in (option for section in calibrate.sections.values() for option in section):
         assert f"env var: {option.envvar}" in told
+
+
+def test_costs_in_words() -> None:
+    steps = {
+        100: {1: 0.004, 2: 0.0044, 8: 0.0085, 9: 0.008, 16: 0.0084},
+        1100: {1: 0.005, 16: 0.0104},
+    }
+    drafts = {100: {1: 0.001, 4: 0.0016}}
+    assert cost_lines(Costs(steps, drafts, switch_s=0.0005, inject_s=1e-6)) == [
+        "target step after 100 tokens, ms by rows: 1: 4, 2: 4.4, 8: 8.5, 9: 8, 16: 8.4",
+        "target step after 1100 tokens, ms by rows: 1: 5, 2: 5.47, 8: 9.97, 9: 9.53, 16: 10.4",
+        "draft stage, ms by sequences: 1: 1, 4: 1.6",
+        "another row count than the last: 0.5 ms; injecting a row: 0.001 ms",
+    ]
