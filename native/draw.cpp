@@ -40,6 +40,30 @@ bool are_the_best(const std::vector<llama_token_data> & sorted, size_t k, float 
 
 }  // namespace
 
+draw_needs token_draw::needs() const {
+    if (rule_.altering == nullptr && rule_.choosing == nullptr) {
+        return rule_.temperature > 0.0f ? draw_needs::sums : draw_needs::best;
+    }
+    if (rule_.n_candidates == 0) {
+        return draw_needs::row;
+    }
+    const bool is_nucleus = rule_.choosing != nullptr && rule_.top_k == 0 && rule_.top_p < 1.0f;
+    return is_nucleus ? draw_needs::candidates_and_sum : draw_needs::candidates;
+}
+
+void token_draw::accept(int32_t token) {
+    if (rule_.altering != nullptr) {
+        llama_sampler_accept(rule_.altering, token);
+    }
+}
+
+void token_draw::settle(int32_t token) {
+    is_first_ = false;
+    if (token >= 0 && !rule_.bound) {
+        accept(token);
+    }
+}
+
 int32_t token_draw::from_row(const float * row) {
     if (rule_.altering == nullptr && rule_.choosing == nullptr) {
         if (rule_.temperature > 0.0f) {

@@ -23,6 +23,17 @@ struct draw_rule {
     float most_raised = 0.0f;            // by how much `altering` may raise a logit
     float temperature = 0.0f;            // of draws from all tokens; 0: the largest is taken
     uint32_t seed = 0;                   // of these
+    int n_candidates = 0;                // that are enough for most draws; 0: it takes the whole row
+    bool bound = false;                  // a grammar may forbid what is drawn
+};
+
+// What a draw reads of a row of logits, if that is enough.
+enum class draw_needs {
+    best,                // its largest
+    sums,                // sum(exp((x - peak) / T)) of its chunks, and then the logits of one
+    candidates,          // the `n_candidates` largest
+    candidates_and_sum,  // and log(sum(exp(x))) over the row
+    row,
 };
 
 // Draws from all tokens, with nothing but a temperature, are computed here as llama.cpp computes
@@ -31,13 +42,25 @@ struct draw_rule {
 // that token is comes to the host.
 class token_draw {
   public:
-    static constexpr int32_t needs_whole_row = -1;
+    // In place of a token.
+    static constexpr int32_t not_finite = -1;
     static constexpr int32_t nothing_left = -2;
-    static constexpr int32_t needs_order = -3;
+    static constexpr int32_t needs_whole_row = -3;
+    static constexpr int32_t needs_order = -4;
 
     explicit token_draw(const draw_rule & rule) : rule_(rule), random_(rule.seed) {}
 
-    int n_vocab() const { return rule_.n_vocab; }
+    const draw_rule & rule() const { return rule_; }
+    draw_needs needs() const;
+
+    // Whether nothing has been drawn yet.
+    bool is_first() const { return is_first_; }
+
+    // Moves the state past a token that comes next. Penalties look back on it.
+    void accept(int32_t token);
+
+    // Call this with what was drawn: `accept`, unless a grammar may still forbid it.
+    void settle(int32_t token);
 
     // Draws a token from a row of logits, [n_vocab], none of which is a NaN. `nothing_left` if all
     // that could be drawn are -inf.
@@ -72,6 +95,7 @@ class token_draw {
     double number();
 
     draw_rule rule_;
+    bool is_first_ = true;
     std::vector<llama_token_data> data_;
     std::ptrdiff_t place_ = 0;  // in `data_` of the last choice
 

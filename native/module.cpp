@@ -275,7 +275,8 @@ int decode(target_pass & self, const std::vector<int32_t> & tokens,
 
 nb::tuple decode_ahead(target_pass & self, const std::vector<int32_t> & tokens,
                        const std::vector<int32_t> & positions, const std::vector<int32_t> & seqs,
-                       int n_steps, const std::vector<int32_t> & given) {
+                       int n_steps, const std::vector<token_draw *> & draws,
+                       const std::vector<int32_t> & given) {
     const size_t n = tokens.size();
     if (positions.size() != n || seqs.size() != n) {
         throw std::invalid_argument("each token has one position and one sequence");
@@ -288,7 +289,7 @@ nb::tuple decode_ahead(target_pass & self, const std::vector<int32_t> & tokens,
     int status = 0;
     {
         const nb::gil_scoped_release release;
-        status = self.decode_ahead(std::move(rows), n_steps, given, out);
+        status = self.decode_ahead(std::move(rows), n_steps, draws, given, out);
     }
     return nb::make_tuple(status, out);
 }
@@ -315,24 +316,21 @@ nb::tuple candidates(target_pass & self, int output_row, int k) {
                           as_array<float>(std::move(logits), {n}));
 }
 
-nb::ndarray<nb::numpy, float> copied(const std::vector<float> & values) {
-    auto out = std::make_unique<float[]>(values.size());
-    std::copy(values.begin(), values.end(), out.get());
-    return as_array<float>(std::move(out), {values.size()});
-}
-
-nb::tuple chunk_sums(target_pass & self, int output_row, float temperature) {
-    float peak = 0.0f;
-    std::vector<float> sums;
-    {
-        const nb::gil_scoped_release release;
-        sums = self.chunk_sums(output_row, temperature, peak);
+std::vector<int32_t> best(target_pass & self) {
+    std::vector<int32_t> found(self.n_outputs());
+    for (int row = 0; row < self.n_outputs(); row++) {
+        found[row] = self.best(row);
     }
-    return nb::make_tuple(copied(sums), peak);
+    return found;
 }
 
-nb::ndarray<nb::numpy, float> chunk(target_pass & self, int output_row, int index) {
-    return copied(self.chunk(output_row, index));
+// The likeliest token takes less time than to let other threads run.
+int32_t draw(target_pass & self, token_draw * how, int output_row) {
+    if (how == nullptr || how->needs() == draw_needs::best) {
+        return self.draw(how, output_row);
+    }
+    const nb::gil_scoped_release release;
+    return self.draw(how, output_row);
 }
 
 nb::ndarray<nb::numpy, float> hidden_states(const target_pass & self,
@@ -364,52 +362,33 @@ void edit_cells(uintptr_t context, const cuts & cut, const copies & copied) {
     }
 }
 
-using id_row = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using float_row = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 std::unique_ptr<token_draw> open_draw(int n_vocab, uintptr_t altering, uintptr_t cutting,
                                       uintptr_t choosing, int top_k, float top_p, float min_p,
                                       bool reorders, float most_raised, float temperature,
-                                      uint32_t seed) {
+                                      uint32_t seed, int n_candidates, bool bound) {
     const auto chain = [](uintptr_t address) { return reinterpret_cast<llama_sampler *>(address); };
     return std::make_unique<token_draw>(draw_rule{n_vocab, chain(altering), chain(cutting),
                                                   chain(choosing), top_k, top_p, min_p, reorders,
-                                                  most_raised, temperature, seed});
-}
-
-void check_row(const token_draw & draw, const float_row & logits) {
-    if (logits.shape(0) != static_cast<size_t>(draw.n_vocab())) {
-        throw std::invalid_argument("a row of " + std::to_string(logits.shape(0)) + " logits");
-    }
+                                                  most_raised, temperature, seed, n_candidates,
+                                                  bound});
 }
 
 int32_t draw_from_row(token_draw & self, const float_row & logits) {
-    check_row(self, logits);
-    const nb::gil_scoped_release release;
-    return self.from_row(logits.data());
-}
-
-int32_t draw_in_order(token_draw & self, const float_row & logits) {
-    check_row(self, logits);
-    const nb::gil_scoped_release release;
-    return self.in_order_of(logits.data());
-}
-
-int32_t draw_chunk(token_draw & self, const float_row & sums, float peak) {
-    return self.chunk_of(sums.data(), static_cast<int>(sums.shape(0)), peak);
-}
-
-int32_t draw_from_chunk(token_draw & self, const float_row & logits) {
-    return self.from_chunk(logits.data(), static_cast<int>(logits.shape(0)));
-}
-
-// A few candidates take less time than to let other threads run.
-int32_t draw_from_candidates(token_draw & self, const id_row & ids, const float_row & logits,
-                             double log_sum) {
-    if (ids.shape(0) != logits.shape(0)) {
-        throw std::invalid_argument("each candidate has one id and one logit");
+    if (logits.shape(0) != static_cast<size_t>(self.rule().n_vocab)) {
+        throw std::invalid_argument("a row of " + std::to_string(logits.shape(0)) + " logits");
     }
-    return self.from_candidates(ids.data(), logits.data(), static_cast<int>(ids.shape(0)), log_sum);
+    const nb::gil_scoped_release release;
+    const int32_t token = self.from_row(logits.data());
+    self.settle(token);
+    return token;
+}
+
+void accept_tokens(token_draw & self, const std::vector<int32_t> & tokens) {
+    for (const int32_t token : tokens) {
+        self.accept(token);
+    }
 }
 
 using id_rows = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -580,19 +559,11 @@ NB_MODULE(_native, m) {
         .def(nb::new_(&open_draw), nb::arg("n_vocab"), nb::arg("altering"), nb::arg("cutting"),
              nb::arg("choosing"), nb::arg("top_k"), nb::arg("top_p"), nb::arg("min_p"),
              nb::arg("reorders"), nb::arg("most_raised"), nb::arg("temperature"), nb::arg("seed"),
+             nb::arg("n_candidates"), nb::arg("bound"),
              "Three chains of llama.cpp by their addresses, 0 for none, which must outlive this.")
         .def("from_row", &draw_from_row, nb::arg("logits"),
              "A token from float32 [n_vocab]; -2: none is left.")
-        .def("chunk_of", &draw_chunk, nb::arg("sums"), nb::arg("peak"),
-             "The chunk, of float32 [n_chunks], in which a draw ends; -1: it takes the whole row.")
-        .def("from_chunk", &draw_from_chunk, nb::arg("logits"),
-             "The place of a token in float32 [n]; -1: it takes the whole row.")
-        .def("from_candidates", &draw_from_candidates, nb::arg("ids"), nb::arg("logits"),
-             nb::arg("log_sum"),
-             "A token from int32 [n] and float32 [n], largest first; -1: it takes the whole row; "
-             "-3: it takes `in_order_of`.")
-        .def("in_order_of", &draw_in_order, nb::arg("logits"),
-             "The token that was drawn, one of several with equal logits.");
+        .def("accept", &accept_tokens, nb::arg("tokens"), "Let penalties look back on these.");
 
     nb::class_<thread_pool>(m, "ThreadPool",
                             "Threads that compute on the CPU. See native/thread_pool.h.")
@@ -623,22 +594,16 @@ NB_MODULE(_native, m) {
         .def("decode", &decode, nb::arg("tokens"), nb::arg("positions"), nb::arg("seqs"),
              nb::arg("output"), nb::arg("ids") = id_lists{}, "Status of llama_decode.")
         .def("decode_ahead", &decode_ahead, nb::arg("tokens"), nb::arg("positions"),
-             nb::arg("seqs"), nb::arg("n_steps"), nb::arg("given") = std::vector<int32_t>(),
-             "Status of llama_decode, and the tokens step by step.")
-        .def_prop_ro("best", &target_pass::best, "Likeliest token of each output row; -1: none.")
+             nb::arg("seqs"), nb::arg("n_steps"), nb::arg("draws"), nb::arg("given"),
+             "Status of llama_decode, and what is drawn step by step.")
+        .def("draw", &draw, nb::arg("how").none(), nb::arg("output_row"),
+             "A token; -1: the logits are not finite numbers, -2: none is left.")
+        .def_prop_ro("draw_s", &target_pass::draw_s, "Seconds of all draws.")
+        .def_prop_ro("n_whole_rows", &target_pass::n_whole_rows, "Draws that took the whole row.")
+        .def_prop_ro("best", &best, "Likeliest token of each output row; -1: none.")
         .def("logits", &logits, nb::arg("output_row"), "float32 [n_vocab]")
         .def("candidates", &candidates, nb::arg("output_row"), nb::arg("k"),
              "The k largest logits of a row: ids int32 [k], logits float32 [k], largest first.")
-        .def(
-            "search",
-            [](target_pass & self, int output_row, int k) {
-                const nb::gil_scoped_release release;
-                return self.search(output_row, k);
-            },
-            nb::arg("output_row"), nb::arg("k"), "Whether the device finds the candidates.")
-        .def("chunk_sums", &chunk_sums, nb::arg("output_row"), nb::arg("temperature"),
-             "float32 [n_chunks], empty where the host has the logits; and the largest logit.")
-        .def("chunk", &chunk, nb::arg("output_row"), nb::arg("index"), "float32 [chunk size]")
         .def("log_sum", &target_pass::log_sum, nb::arg("output_row"),
              "log(sum(exp(logits))) of a row.")
         .def_rw("search_on_cpu", &target_pass::search_on_cpu,

@@ -1,6 +1,7 @@
 #include "target_pass.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <numeric>
 #include <stdexcept>
@@ -18,12 +19,6 @@ namespace {
 
 // Rows that are searched at once. Each needs memory on the device for a copy of its logits.
 constexpr int most_searched = 32;
-
-[[noreturn]] void refuse() {
-    throw backend_error(
-        "the target's logits are not finite numbers; the model file is damaged, or this llama.cpp "
-        "computes it wrongly: try flash_attn=False or the CPU");
-}
 
 }  // namespace
 
@@ -221,9 +216,6 @@ int target_pass::decode(const std::vector<batch_row> & rows) {
         throw backend_error("llama.cpp has split a batch of " + std::to_string(n) +
                             " rows of this target; load it with one sequence");
     }
-    if (n_outputs_ > 0) {
-        find_best();
-    }
     if (replay_) {
         std::vector<int32_t> seqs, positions;
         for (const batch_row & row : rows) {
@@ -255,7 +247,11 @@ void target_pass::wait() {
 }
 
 int target_pass::decode_ahead(std::vector<batch_row> rows, int n_steps,
+                              const std::vector<token_draw *> & draws,
                               const std::vector<int32_t> & given, std::vector<int32_t> & out) {
+    if (draws.size() != rows.size()) {
+        throw std::invalid_argument("each sequence has its own way to draw");
+    }
     if (!given.empty() && given.size() < rows.size() * static_cast<size_t>(n_steps)) {
         throw std::invalid_argument("each step gives one token to each sequence, or none does");
     }
@@ -268,8 +264,9 @@ int target_pass::decode_ahead(std::vector<batch_row> rows, int n_steps,
             return status;
         }
         for (size_t i = 0; i < rows.size(); i++) {
-            const bool is_given = !given.empty() && best_[i] >= 0;
-            const int32_t token = is_given ? given[step * rows.size() + i] : best_[i];
+            const int32_t drawn = draw(draws[i], static_cast<int>(i));
+            const bool is_given = !given.empty() && drawn >= 0;
+            const int32_t token = is_given ? given[step * rows.size() + i] : drawn;
             rows[i].token = token;
             rows[i].position++;
             ended = ended || token < 0 || llama_vocab_is_eog(vocab, token);
@@ -280,26 +277,101 @@ int target_pass::decode_ahead(std::vector<batch_row> rows, int n_steps,
     return 0;
 }
 
-void target_pass::find_best() {
-    best_.resize(n_outputs_);
-    if (in_graph_ && !on_host_) {
+int32_t target_pass::best(int output_row) {
+    check_output(output_row);
+    if (!in_graph_ || on_host_) {
+        return largest_of(row_on_host(output_row), n_vocab_);
+    }
+    if (best_.empty()) {
+        best_.resize(n_outputs_);
         ggml_backend_tensor_get(graph_best_, best_.data(), 0, best_.size() * sizeof(int32_t));
-        return;
     }
-    std::vector<float> copied;
-    const float * all = nullptr;
-    if (!in_graph_) {
-        all = llama_get_logits(ctx_);
-    } else if (ggml_backend_buffer_is_host(graph_logits_->buffer)) {
-        all = static_cast<const float *>(graph_logits_->data);
-    } else {  // llama.cpp computed a large product of host weights on a GPU
-        copied.resize(static_cast<size_t>(n_outputs_) * n_vocab_);
-        ggml_backend_tensor_get(graph_logits_, copied.data(), 0, copied.size() * sizeof(float));
-        all = copied.data();
+    return best_[output_row];
+}
+
+int32_t target_pass::draw(token_draw * how, int output_row) {
+    check_output(output_row);
+    const auto begin = std::chrono::steady_clock::now();
+    const int32_t token = how == nullptr ? best(output_row) : draw_from(*how, output_row);
+    if (how != nullptr) {
+        how->settle(token);
     }
-    for (int i = 0; i < n_outputs_; i++) {
-        best_[i] = largest_of(all + static_cast<size_t>(i) * n_vocab_, n_vocab_);
+    draw_s_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    return token;
+}
+
+int32_t target_pass::draw_from(token_draw & how, int output_row) {
+    int32_t token = token_draw::needs_whole_row;
+    switch (how.needs()) {
+        case draw_needs::best:
+            return draw_best(how, output_row);
+        case draw_needs::sums:
+            token = draw_from_sums(how, output_row);
+            break;
+        case draw_needs::candidates_and_sum:
+            // On the host, adding up the row costs as much as drawing from it.
+            if (search(output_row, how.rule().n_candidates)) {
+                token = draw_from_candidates(how, output_row);
+            }
+            break;
+        case draw_needs::candidates:
+            token = draw_from_candidates(how, output_row);
+            break;
+        case draw_needs::row:
+            break;
     }
+    if (token != token_draw::needs_whole_row) {
+        return token;
+    }
+    n_whole_rows_++;
+    const float * row = row_on_host(output_row);
+    return largest_of(row, n_vocab_) < 0 ? token_draw::not_finite : how.from_row(row);
+}
+
+int32_t target_pass::draw_best(const token_draw & how, int output_row) {
+    if (how.is_first() && largest_of(row_on_host(output_row), n_vocab_) < 0) {
+        return token_draw::not_finite;
+    }
+    return best(output_row);
+}
+
+int32_t target_pass::draw_from_sums(token_draw & how, int output_row) {
+    if (!search(output_row, 1, how.rule().temperature)) {
+        return token_draw::needs_whole_row;
+    }
+    int32_t best = 0;
+    float peak = 0.0f;
+    if (!search_.read(output_row, 1, &best, &peak)) {
+        return token_draw::not_finite;
+    }
+    const auto size = static_cast<int32_t>(search_.chunk_size());
+    const int32_t chunk = how.chunk_of(search_.chunk_sums(output_row), n_vocab_ / size, peak);
+    if (chunk < 0) {
+        return chunk;
+    }
+    std::vector<float> logits(size);
+    const size_t begin = static_cast<size_t>(output_row) * n_vocab_ + chunk * size;
+    ggml_backend_tensor_get(graph_logits_, logits.data(), begin * sizeof(float),
+                            logits.size() * sizeof(float));
+    const int32_t place = how.from_chunk(logits.data(), size);
+    return place < 0 ? place : chunk * size + place;
+}
+
+int32_t target_pass::draw_from_candidates(token_draw & how, int output_row) {
+    const int n = how.rule().n_candidates;
+    std::vector<int32_t> ids(n);
+    std::vector<float> logits(n);
+    if (!find_candidates(output_row, n, ids.data(), logits.data())) {
+        return token_draw::not_finite;
+    }
+    const bool takes_sum = how.needs() == draw_needs::candidates_and_sum;
+    const double sum = takes_sum ? log_sum(output_row) : NAN;
+    const int32_t token = how.from_candidates(ids.data(), logits.data(), n, sum);
+    if (token != token_draw::needs_order) {
+        return token;
+    }
+    n_whole_rows_++;
+    return how.in_order_of(row_on_host(output_row));
 }
 
 void target_pass::check_output(int output_row) const {
@@ -342,38 +414,16 @@ void target_pass::candidates(int output_row, int k, int32_t * ids, float * logit
         throw std::invalid_argument(std::to_string(k) + " candidates of " +
                                     std::to_string(n_vocab_) + " tokens");
     }
-    const bool found = search(output_row, k)
-                           ? search_.read(output_row, k, ids, logits)
-                           : largest_of(row_on_host(output_row), n_vocab_, k, ids, logits);
-    if (!found) {
-        refuse();
+    if (!find_candidates(output_row, k, ids, logits)) {
+        throw backend_error(
+            "the target's logits are not finite numbers; the model file is damaged, or this "
+            "llama.cpp computes it wrongly: try flash_attn=False or the CPU");
     }
 }
 
-std::vector<float> target_pass::chunk_sums(int output_row, float temperature, float & peak) {
-    if (!search(output_row, 1, temperature)) {
-        return {};
-    }
-    int32_t best = 0;
-    if (!search_.read(output_row, 1, &best, &peak)) {
-        refuse();
-    }
-    const float * sums = search_.chunk_sums(output_row);
-    return {sums, sums + n_vocab_ / search_.chunk_size()};
-}
-
-std::vector<float> target_pass::chunk(int output_row, int index) {
-    check_output(output_row);
-    const auto size = static_cast<size_t>(search_.chunk_size());
-    if (!search_.has(output_row, 1) || index < 0 || (index + 1) * size > size_t(n_vocab_)) {
-        throw std::invalid_argument("there is no chunk " + std::to_string(index) + " of row " +
-                                    std::to_string(output_row));
-    }
-    std::vector<float> logits(size);
-    const size_t begin = static_cast<size_t>(output_row) * n_vocab_ + index * size;
-    ggml_backend_tensor_get(graph_logits_, logits.data(), begin * sizeof(float),
-                            size * sizeof(float));
-    return logits;
+bool target_pass::find_candidates(int output_row, int k, int32_t * ids, float * logits) {
+    return search(output_row, k) ? search_.read(output_row, k, ids, logits)
+                                 : largest_of(row_on_host(output_row), n_vocab_, k, ids, logits);
 }
 
 double target_pass::log_sum(int output_row) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "candidate_search.h"
+#include "draw.h"
 #include "ggml-cpp.h"
 #include "llama.h"
 #include "state_replay.h"
@@ -51,13 +52,14 @@ class target_pass {
     // graph lacks a layer to tap, or does not take all rows at once.
     int decode(const std::vector<batch_row> & rows);
 
-    // Decodes some sequences greedily for n_steps: each row's likeliest token is the next row. It
-    // stops early after a step in which a sequence comes to an end of text or to logits that are
-    // not finite. Appends the tokens to out, step by step. Returns the status as `decode`.
+    // Decodes some sequences for n_steps: what is drawn from each row is the next row. It stops
+    // early after a step in which a sequence comes to an end of text, or something else than a
+    // token is drawn. Appends what is drawn to out, step by step. Returns the status as `decode`.
     //
-    // given: empty, or the tokens to take in place of the likeliest ones, step by step. The work is
-    // the same.
-    int decode_ahead(std::vector<batch_row> rows, int n_steps, const std::vector<int32_t> & given,
+    // draws: how each sequence draws, as `draw` takes it. given: empty, or the tokens to take in
+    // place of those that are drawn, step by step. The work is the same.
+    int decode_ahead(std::vector<batch_row> rows, int n_steps,
+                     const std::vector<token_draw *> & draws, const std::vector<int32_t> & given,
                      std::vector<int32_t> & out);
 
     // Whether `keep` can take back rows of the last pass.
@@ -69,9 +71,19 @@ class target_pass {
     void start_replay();
     void wait();
 
-    // The likeliest token of each output row of the last pass; of equal ones the lowest id on the
+    // The likeliest token of an output row of the last pass; of equal ones the lowest id on the
     // CPU, always the same one on a GPU. -1 if the logits are not finite numbers.
-    const std::vector<int32_t> & best() const { return best_; }
+    int32_t best(int output_row);
+
+    // Draws a token from an output row of the last pass and settles it. Null: its likeliest token.
+    // Fetches no more of the row than it needs. `token_draw` says what may come in place of a
+    // token. A first draw also looks for NaNs that a device passes over: damaged weights put them
+    // into each row, and looking at all of a row takes longer than a small model's step.
+    int32_t draw(token_draw * how, int output_row);
+
+    // Seconds of all draws so far, and how many of them took the whole row.
+    double draw_s() const { return draw_s_; }
+    int64_t n_whole_rows() const { return n_whole_rows_; }
 
     // Logits of an output row of the last pass, [n_vocab].
     void logits(int output_row, float * out);
@@ -84,19 +96,8 @@ class target_pass {
     // logits are in host memory, reading that one row costs less than another graph.
     void candidates(int output_row, int k, int32_t * ids, float * logits);
 
-    // For a draw at a temperature from all tokens: sum(exp((x - peak) / T)) of each chunk of an
-    // output row, where the peak is its largest logit. Empty where the logits are in host memory,
-    // or the device cannot do it. Throws as `candidates`.
-    std::vector<float> chunk_sums(int output_row, float temperature, float & peak);
-
-    // The logits of one of these chunks.
-    std::vector<float> chunk(int output_row, int index);
-
     // log(sum(exp(x))) over an output row.
     double log_sum(int output_row);
-
-    // Whether the device finds the k candidates of this row. It does so now, if it has not yet.
-    bool search(int output_row, int k) { return search(output_row, k, 0.0f); }
 
     // Search for candidates with a graph on the CPU, too: for tests.
     bool search_on_cpu = false;
@@ -112,10 +113,14 @@ class target_pass {
 
     void build(ggml_context * nodes, ggml_cgraph * graph, ggml_tensor * logits);
     void check(const batch_row & row) const;
-    void find_best();
     void check_output(int output_row) const;
     const float * row_on_host(int output_row);
-    bool search(int output_row, int k, float temperature);
+    bool search(int output_row, int k, float temperature = 0.0f);
+    bool find_candidates(int output_row, int k, int32_t * ids, float * logits);
+    int32_t draw_from(token_draw & how, int output_row);
+    int32_t draw_best(const token_draw & how, int output_row);
+    int32_t draw_from_sums(token_draw & how, int output_row);
+    int32_t draw_from_candidates(token_draw & how, int output_row);
 
     llama_context * ctx_;
     int32_t n_seq_;
@@ -141,7 +146,9 @@ class target_pass {
     ggml_backend_buffer_ptr staged_;  // a row of logits, in memory that the device writes to
     int n_outputs_ = 0;
     int64_t first_stored_ = 0;
-    std::vector<int32_t> best_;
+    std::vector<int32_t> best_;  // of all output rows, once a device was asked
+    double draw_s_ = 0.0;
+    int64_t n_whole_rows_ = 0;
 
     candidate_search search_;
     int too_many_;                 // candidates for the device to find

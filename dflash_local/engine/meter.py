@@ -75,6 +75,7 @@ class Lap:
         self._n_steps = 1
         self._shape: ShapeName = "chain"
         self._draft_s = 0.0
+        self._drawn_s = slots.target.draw_s
         self._start = self._began = self._drafted = self._verified = time.perf_counter()
 
     def drafting(self, n_sequences: int) -> None:
@@ -90,8 +91,12 @@ class Lap:
             self._draft_s = self._meter.usual_draft_s(seconds, self._n_drafting)
 
     def accepting(self, n_rows: int, shape: ShapeName = "chain", n_steps: int = 1) -> None:
-        """The target's pass over `n_rows` rows is over, or `n_steps` plain steps of as many."""
-        self._verified = time.perf_counter()
+        """The target's pass over `n_rows` rows is over, or `n_steps` plain steps of as many, which
+        drew their tokens in between."""
+        draw_s = self._slots.target.draw_s - self._drawn_s
+        for sequence in self._sequences:
+            sequence.stats.sample_s += draw_s
+        self._verified = time.perf_counter() - draw_s
         self._n_steps = n_steps
         self._n_rows = self._meter.last_rows = n_rows
         self._shape = shape

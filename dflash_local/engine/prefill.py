@@ -62,7 +62,7 @@ class Prefill:
                 features=sequence.wants_features,
             )
             if batch.output[end - 1]:
-                self._round.emit_first(sequence, end - 1, output_row)
+                self._round.emit_first(sequence, output_row)
                 output_row += 1
             sequence.turn = turn
             if len(sequence.slot.cached) == self._checkpoint_at(sequence):

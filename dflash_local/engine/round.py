@@ -22,13 +22,11 @@ from dflash_local.engine.slots import Slots
 from dflash_local.engine.verify import Verdict
 from dflash_local.engine.widths import Choice, Widths
 from dflash_local.errors import BackendError, GrammarError
-from dflash_local.sampling.sampler import not_finite
 from dflash_local.target.batch import Batch, Part
 
 Verify: TypeAlias = Callable[[Draft, Callable[[int], int], Callable[[int], bool]], Verdict]
 
 _NO_DRAFT = Draft.chain([])
-_NO_TOKEN = -1
 _MOST_WITH_A_DRAFT = 16
 """The most rows that are injected together with a draft. More rows are injected before it: the
 clock of the draft stage is for drafts, not for a long injection."""
@@ -64,10 +62,10 @@ class Round:
             for sequence, draft, part in zip(sequences, drafts, batch.parts, strict=True):
                 self._accept(sequence, draft, part, lap)
 
-    def emit_first(self, sequence: Sequence, row: int, output_row: int) -> None:
+    def emit_first(self, sequence: Sequence, output_row: int) -> None:
         """Emit the token after the last row of a prompt."""
         with self._alone(sequence):
-            token = sequence.draw(self._target, row, output_row)
+            token = sequence.draw(self._target, output_row)
             sequence.emit(token, ends_text=self._target.vocabulary.ends_text(token))
             sequence.stats.emitted += 1
 
@@ -126,19 +124,14 @@ class Round:
     def _verify(self, sequences: list[Sequence], drafts: list[Draft], lap: Lap) -> Batch:
         """One pass of the target over the anchor and the draft of every sequence."""
         lap.verifying()
-        batch, n_rows = self._decode(sequences, drafts)
-        lap.accepting(n_rows, batch.shape)
-        return batch
-
-    def _decode(self, sequences: list[Sequence], drafts: list[Draft]) -> tuple[Batch, int]:
-        """Decode anchors and drafts. Also gives the number of rows: some may be decoded again."""
         batch = Batch()
         n_rows = self._widths.n_rows(sequences, drafts)
         for s, draft, n in zip(sequences, drafts, n_rows, strict=True):
             s.shape.place(batch, s.slot.seq, len(s.slot.cached), s.anchor, draft, n)
-        n_in_pass = self._target.n_rows(batch)
+        n_in_pass = self._target.n_rows(batch)  # some may be decoded again
         self._slots.decode(batch)
-        return batch, n_in_pass
+        lap.accepting(n_in_pass, batch.shape)
+        return batch
 
     def _accept(self, sequence: Sequence, draft: Draft, part: Part, lap: Lap) -> None:
         """Emit the target's tokens along the draft, and keep the rows of the accepted ones."""
@@ -148,7 +141,7 @@ class Round:
             with lap.sampling(sequence):
                 verdict = self._verify_draft(
                     draft,
-                    lambda row: sequence.draw(self._target, first + row, first + row),
+                    lambda row: sequence.draw(self._target, first + row),
                     lambda token: sequence.emit(token, ends_text=ends_text(token)),
                 )
             path = verdict.path
@@ -163,36 +156,30 @@ class Round:
             self._meter.count(sequence, draft, verdict)
 
     def _plain(self, sequences: list[Sequence], lap: Lap) -> None:
-        """A plain step, or several at once if all sequences take the likeliest token."""
+        """A plain step, or several at once where nothing is asked between them."""
         lap.verifying()
         self._widths.settle(sequences, plain=True)
         n_again = sum(self._target.n_again(s.slot.seq) for s in sequences)
-        if all(sequence.takes_best for sequence in sequences):
-            n_steps = self._widths.n_steps_ahead(sequences)
-            slots, anchors = [s.slot for s in sequences], [s.anchor for s in sequences]
-            given = [sequence.upcoming(n_steps) for sequence in sequences]
-            in_steps = [token for step in zip(*given, strict=True) for token in step]
-            steps = self._slots.decode_ahead(slots, anchors, n_steps, in_steps)
-            lap.accepting(n_again + len(sequences), n_steps=len(steps))
-        else:
-            batch, n_rows = self._decode(sequences, [_NO_DRAFT] * len(sequences))
-            lap.accepting(n_rows)
-            steps = [[_NO_TOKEN] * len(sequences)]
-            for i, (sequence, part) in enumerate(zip(sequences, batch.parts, strict=True)):
-                with self._alone(sequence), lap.sampling(sequence):
-                    steps[0][i] = sequence.draw(self._target, part.first_row, part.first_row)
+        n_steps = self._widths.n_steps_ahead(sequences)
+        slots, anchors = [s.slot for s in sequences], [s.anchor for s in sequences]
+        draws = [s.sampler.native if s.draws_alone else None for s in sequences]
+        given = [sequence.upcoming(n_steps) for sequence in sequences]
+        in_steps = [token for step in zip(*given, strict=True) for token in step]
+        steps = self._slots.decode_ahead(slots, anchors, n_steps, draws, in_steps)
+        lap.accepting(n_again + len(sequences), n_steps=len(steps))
         for i, sequence in enumerate(sequences):
-            if sequence.finish_reason is None:
-                with self._alone(sequence):
-                    self._emit_steps(sequence, [step[i] for step in steps], i, len(sequences))
+            with self._alone(sequence):
+                if not sequence.draws_alone:  # then it is the only step
+                    with lap.sampling(sequence):
+                        steps[0][i] = sequence.draw(self._target, i)
+                self._emit_steps(sequence, [step[i] for step in steps], i, len(sequences))
 
     def _emit_steps(self, sequence: Sequence, tokens: list[int], i: int, n: int) -> None:
         """Emit what the i-th of n sequences has decoded plainly, up to its end."""
         slot, ends_text = sequence.slot, self._target.vocabulary.ends_text
         fed, n_kept = [sequence.anchor, *tokens[:-1]], 0
         for token in tokens:
-            if token < 0:
-                raise not_finite()
+            sequence.sampler.checked(token)
             n_kept += 1
             sequence.stats.record_round(drafted=0, emitted=1)
             if sequence.emit(token, ends_text=ends_text(token)):

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Literal
 
 from dflash_local.copies.copier import Copier
 from dflash_local.draft.draft import Candidates
@@ -19,13 +14,11 @@ from dflash_local.engine.request import Request
 from dflash_local.engine.slots import Slot
 from dflash_local.pays.policy import Policy
 from dflash_local.sampling.params import TokenLogprob
-from dflash_local.sampling.sampler import Sampler, not_finite
+from dflash_local.sampling.sampler import Sampler
 from dflash_local.stats import Stats
 from dflash_local.target.target import Target
 
 FinishReason = Literal["stop", "length", "cancelled"]
-WholeRow: TypeAlias = Callable[[], NDArray[np.float32]]
-"""Fetches all logits of a row, float32 [n_vocab]."""
 
 
 @dataclass
@@ -79,9 +72,10 @@ class Sequence:
         return self.request.drafts
 
     @property
-    def takes_best(self) -> bool:
-        """Whether it always takes the likeliest token and needs nothing else of the logits."""
-        return self.sampler.takes_best and self.request.sampling.logprobs is None
+    def draws_alone(self) -> bool:
+        """Whether its tokens are drawn without asking a grammar or reporting log-probabilities, so
+        that several can be drawn in one call."""
+        return not self.sampler.is_bound and self.request.sampling.logprobs is None
 
     @property
     def text(self) -> list[int]:
@@ -108,56 +102,15 @@ class Sequence:
         limit = self.request.max_tokens
         return None if limit is None else limit - len(self.tokens)
 
-    def draw(self, target: Target, row: int, output_row: int) -> int:
-        """Draw the target's token after `row` of its last batch, the `output_row`-th with logits.
-
-        Fetches only those logits that the sampler needs.
-        """
-        sampler, whole = self.sampler, partial(target.logits, row)
-        wants_logprobs = self.request.sampling.logprobs is not None
-        if sampler.begins_with_best:
-            # Also beside log-probabilities: a GPU chooses among equal logits in a way of its own.
-            token = sampler.sample_best(self._likeliest(target, output_row, whole), whole)
-            if wants_logprobs:
-                self.logprobs.append(self._logprobs(target, output_row, token, whole))
-            return token
-        if sampler.adds_up and not wants_logprobs:
-            temperature = float(self.request.sampling.temperature)
-            sums = target.chunk_sums(output_row, temperature)
-            if sums is not None:
-                return sampler.sample_from_sums(*sums, partial(target.chunk, output_row), whole)
-        n_candidates = sampler.n_candidates
-        if n_candidates is not None and sampler.takes_log_sum:
-            # On the host, adding up the row costs as much as drawing from it.
-            n_candidates = n_candidates if target.searches(output_row, n_candidates) else None
-        if n_candidates is None:
-            logits = whole()
-            token = sampler.sample(logits)
-            if wants_logprobs:
-                self.logprobs.append(sampler.logprobs(logits, token))
-            return token
-        ids, logits = target.candidates(output_row, n_candidates)
-        takes_sum = wants_logprobs or sampler.takes_log_sum
-        log_sum = target.log_sum(output_row) if takes_sum else math.nan
-        token = sampler.sample_from(ids, logits, whole, log_sum)
-        if wants_logprobs:
-            self.logprobs.append(sampler.logprobs_from(ids, logits, log_sum, token, whole))
+    def draw(self, target: Target, output_row: int) -> int:
+        """Draw the target's token from an output row of its last pass."""
+        token = self.sampler.draw(target, output_row)
+        if self.request.sampling.logprobs is not None:
+            self.logprobs.append(self._logprobs(target, output_row, token))
         return token
 
-    def _likeliest(self, target: Target, output_row: int, whole: WholeRow) -> int:
-        if not self.tokens and np.isnan(whole()).any():
-            # A GPU passes over single NaNs, which damaged weights put into each row. Looking at
-            # all of a row takes longer than a small model's step, so at the first one only.
-            raise not_finite()
-        best = target.best()[output_row]
-        if best < 0:
-            raise not_finite()
-        return best
-
-    def _logprobs(
-        self, target: Target, output_row: int, token: int, whole: WholeRow
-    ) -> TokenLogprob:
-        n = self.sampler.n_candidates
+    def _logprobs(self, target: Target, output_row: int, token: int) -> TokenLogprob:
+        n, whole = self.sampler.n_candidates, partial(target.output_logits, output_row)
         if n is None:
             return self.sampler.logprobs(whole(), token)
         ids, logits = target.candidates(output_row, n)

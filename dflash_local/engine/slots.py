@@ -26,6 +26,7 @@ from dflash_local.engine.reuse import (
     worth_keeping,
 )
 from dflash_local.errors import InputError
+from dflash_local.llama import native
 from dflash_local.target.batch import Batch
 from dflash_local.target.taps import StoredFeatures
 from dflash_local.target.target import Checkpoint, Target
@@ -272,13 +273,14 @@ class Slots:
         slots: Sequence[Slot],
         anchors: Sequence[int],
         n_steps: int,
-        given: Sequence[int] = (),
+        draws: Sequence[native.TokenDraw | None],
+        given: Sequence[int],
     ) -> list[list[int]]:
-        """Several plain greedy steps of these slots at once. See `Target.decode_ahead`."""
+        """Several plain steps of these slots at once. See `Target.decode_ahead`."""
         n_again = sum(self.target.n_again(slot.seq) for slot in slots)
         self._keep_stored(n_again + n_steps * len(slots))
         positions, seqs = [len(slot.cached) for slot in slots], [slot.seq for slot in slots]
-        return self.target.decode_ahead(anchors, positions, seqs, n_steps, given)
+        return self.target.decode_ahead(anchors, positions, seqs, n_steps, draws, given)
 
     def commit(
         self, slot: Slot, tokens: Sequence[int], rows: Iterable[int], *, features: bool

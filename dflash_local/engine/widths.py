@@ -157,6 +157,8 @@ class Widths:
     def n_steps_ahead(self, sequences: list[Sequence]) -> int:
         """How many plain steps to decode at once, without a delay that a reader would notice."""
         n = len(sequences)
+        if not all(s.draws_alone for s in sequences):
+            return 1
         if any(self._slots.target.n_again(s.slot.seq) for s in sequences):
             return 1
         left = [s.remaining for s in sequences if s.remaining is not None]

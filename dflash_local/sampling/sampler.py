@@ -22,6 +22,7 @@ from dflash_local.errors import BackendError, ClosedError, GrammarError, InputEr
 from dflash_local.llama import native  # the check of the installed llama_cpp comes first
 from dflash_local.sampling.grammar import Constraint
 from dflash_local.sampling.params import RANDOM_SEED, SamplingParams, TokenLogprob
+from dflash_local.target.readout import Readout
 from dflash_local.target.vocabulary import Vocabulary
 
 # isort: split
@@ -31,8 +32,8 @@ _MOST_CANDIDATES = 256  # with more, finding them costs as much as fetching all 
 _ABOVE_MIN_P = 64  # usually more than min-p leaves without top-k; if not, all logits are fetched
 _NUCLEUS = 128  # the same for top-p
 _MAY_FALL = 64  # candidates that penalties may push out: `repeat_last_n` by default
-_NEEDS_WHOLE_ROW, _NOTHING_LEFT, _NEEDS_ORDER = -1, -2, -3
-"""What `native.TokenDraw` returns instead of a token."""
+_NOT_FINITE = -1
+"""What is drawn instead of a token. Other negative numbers: none is left."""
 
 
 class Sampler:
@@ -62,7 +63,6 @@ class Sampler:
         self.seed = secrets.randbelow(RANDOM_SEED) if params.seed is None else int(params.seed)
         self._n_vocab = n_vocab
         self._constraint = constraint
-        self._penalties: list[Any] = []
         self._owned: list[Any] = []
         self._finalizer = weakref.finalize(self, _free, self._owned)
         # At exit the model's thread may still be drawing a token.
@@ -74,7 +74,9 @@ class Sampler:
         """What then leaves out unlikely tokens."""
         self._choosing = self._chain(self._choices()) if by_chain else None
         """What then draws a token; None if the likeliest is taken, or any at a temperature."""
-        self._native = native.TokenDraw(
+        self.n_candidates = self._count_candidates()
+        """How many of the largest logits are enough for most draws; None: it takes all."""
+        self.native = native.TokenDraw(
             n_vocab,
             native.address(self._altering),
             native.address(self._cutting),
@@ -86,9 +88,11 @@ class Sampler:
             float(max(0.0, *params.logit_bias.values())) if params.logit_bias else 0.0,
             float(params.temperature) if params.draws_from_all else 0.0,
             self.seed,
+            self.n_candidates or 0,
+            constraint is not None,
         )
-        self.n_candidates = self._count_candidates()
-        """How many of the largest logits `sample_from` needs for a draw; None: it needs all."""
+        """The `native.TokenDraw`. It moves its state past what it draws, if no constraint is to be
+        asked first."""
 
     def _chain(self, samplers: Iterator[Any]) -> Any:
         """A chain of these, which it owns; None without any."""
@@ -110,18 +114,15 @@ class Sampler:
         if params.penalises:
             # llama.cpp reserves the memory for the whole window at once.
             window = n_ctx if params.repeat_last_n < 0 else min(int(params.repeat_last_n), n_ctx)
-            penalties = api.llama_sampler_init_penalties(
+            yield api.llama_sampler_init_penalties(
                 self._n_vocab,
                 window,
                 float(params.repeat_penalty),
                 float(params.frequency_penalty),
                 float(params.presence_penalty),
             )
-            self._penalties.append(penalties)
-            yield penalties
         if params.is_dry:
-            self._penalties.append(self._dry(n_ctx, vocabulary))
-            yield self._penalties[-1]
+            yield self._dry(n_ctx, vocabulary)
 
     def _cuts(self) -> Iterator[Any]:
         params = self.params
@@ -182,40 +183,23 @@ class Sampler:
         else:
             return None
         if self._altering is not None:
-            if self.takes_log_sum:
-                return None  # of the altered logits, which the whole row has
+            if params.top_k == 0 and params.top_p < 1 and not params.greedy:
+                return None  # it takes the sum of exp over the altered logits
             n += _MAY_FALL
         # One more than are kept shows whether there is a tie for the last place.
         n = max(n, int(params.logprobs or 0)) + 1
         return n if n <= _MOST_CANDIDATES and n < self._n_vocab else None
 
     @property
-    def takes_log_sum(self) -> bool:
-        """Whether `sample_from` needs log(sum(exp(logits))) of the row: for top-p without top-k."""
-        return self.params.top_k == 0 and self.params.top_p < 1 and not self.params.greedy
-
-    @property
-    def takes_best(self) -> bool:
-        """Whether each draw is simply the likeliest token of the logits."""
-        return self.begins_with_best and self._constraint is None
-
-    @property
-    def begins_with_best(self) -> bool:
-        """Whether each draw is the likeliest allowed token, so that `sample_best` will do."""
-        return self._altering is None and self.params.greedy
-
-    @property
-    def adds_up(self) -> bool:
-        """Whether `sample_from_sums` will do."""
-        return self._altering is None and self.params.draws_from_all
+    def is_bound(self) -> bool:
+        """Whether a constraint is asked about each drawn token."""
+        return self._constraint is not None
 
     def accept_prompt(self, tokens: Iterable[int]) -> None:
         """Show the prompt to the penalties, once, before the first draw. The grammar ignores it."""
         self._check_open()
-        if self._penalties:
-            for token in tokens:
-                for penalties in self._penalties:
-                    api.llama_sampler_accept(penalties, int(token))
+        if self.params.penalises or self.params.is_dry:
+            self.native.accept([int(token) for token in tokens])
 
     def n_valid(self, tokens: Sequence[int]) -> int:
         """How many of these draft tokens could be emitted one after the other."""
@@ -228,56 +212,24 @@ class Sampler:
         grammar GrammarError) if bias and grammar leave no token.
         """
         self._check_row(logits)
-        return self._settle(self._draw(logits), lambda: logits)
+        return self._settle(self.native.from_row(logits), lambda: logits)
 
-    def sample_best(self, best: int, row: Callable[[], NDArray[np.float32]]) -> int:
-        """`sample` if `begins_with_best`, given the likeliest token of the row. `row` is called
-        only if the whole row is needed."""
+    def draw(self, target: Readout, output_row: int) -> int:
+        """`sample` from an output row of the target's last pass, of which no more is fetched than
+        it takes: mostly a few of the largest logits. The token and the state afterwards are the
+        same. Raises as `sample`."""
         self._check_open()
-        return self._settle(best, row)
+        token = target.draw(self.native, output_row)
+        return self._settle(token, lambda: target.output_logits(output_row))
 
-    def sample_from(
-        self,
-        ids: NDArray[np.int32],
-        logits: NDArray[np.float32],
-        row: Callable[[], NDArray[np.float32]],
-        log_sum: float = math.nan,
-    ) -> int:
-        """`sample`, given only the `n_candidates` largest logits of the row, the largest first. The
-        token and the state afterwards are the same. `log_sum` counts only if it `takes_log_sum`.
-
-        `row` is called only if the constraint forbids the drawn token, or if other logits may
-        matter: too few are given, bias and penalties have changed them, or others are equal to the
-        one that is drawn.
-        """
-        self._check_open()
-        token = self._native.from_candidates(ids, logits, log_sum)
-        if token == _NEEDS_WHOLE_ROW:
-            return self.sample(row())
-        if token == _NEEDS_ORDER:
-            token = self._native.in_order_of(row())
-        return self._settle(self._checked(token), row)
-
-    def sample_from_sums(
-        self,
-        sums: NDArray[np.float32],
-        peak: float,
-        chunk: Callable[[int], NDArray[np.float32]],
-        row: Callable[[], NDArray[np.float32]],
-    ) -> int:
-        """`sample`, if it `adds_up`: given sum(exp((logits - peak) / temperature)) of each chunk of
-        the row, and its largest logit. `chunk` fetches the logits of one of them.
-
-        `row` is called only if the constraint forbids the drawn token, or if the rounding of these
-        sums might matter.
-        """
-        self._check_open()
-        index = self._native.chunk_of(sums, peak)
-        if index != _NEEDS_WHOLE_ROW:
-            place = self._native.from_chunk(chunk(index))
-            if place != _NEEDS_WHOLE_ROW:
-                return self._settle(index * (self._n_vocab // len(sums)) + place, row)
-        return self.sample(row())
+    def checked(self, drawn: int) -> int:
+        """What `native` has drawn. Raises as `sample` if that is no token."""
+        if drawn >= 0:
+            return drawn
+        if drawn == _NOT_FINITE:
+            raise not_finite()
+        kind = InputError if self._constraint is None else GrammarError
+        raise kind("grammar and logit_bias leave no token of the vocabulary; allow at least one")
 
     def logprobs_from(
         self,
@@ -287,7 +239,8 @@ class Sampler:
         token: int,
         row: Callable[[], NDArray[np.float32]],
     ) -> TokenLogprob:
-        """`logprobs`, given what `sample_from` takes and log(sum(exp(logits))) of the whole row.
+        """`logprobs`, given the `n_candidates` largest logits, the largest first, and
+        log(sum(exp(logits))) of the whole row.
 
         `row` is called only if they are not among these logits.
         """
@@ -327,29 +280,19 @@ class Sampler:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _draw(self, logits: NDArray[np.float32]) -> int:
-        return self._checked(self._native.from_row(logits))
-
-    def _checked(self, token: int) -> int:
-        if token == _NOTHING_LEFT:
-            kind = InputError if self._constraint is None else GrammarError
-            raise kind(
-                "grammar and logit_bias leave no token of the vocabulary; allow at least one"
-            )
-        return token
-
-    def _settle(self, token: int, row: Callable[[], NDArray[np.float32]]) -> int:
-        """Move the state past `token`, or past another one if the constraint forbids it."""
-        constraint = self._constraint
-        if constraint is not None and not constraint.allows(token):
+    def _settle(self, drawn: int, row: Callable[[], NDArray[np.float32]]) -> int:
+        """Move the state past what was drawn, or past another token if the constraint forbids it.
+        Without a constraint `native` has done so."""
+        token, constraint = self.checked(drawn), self._constraint
+        if constraint is None:
+            return token
+        if not constraint.allows(token):
             masked = row().copy()
             constraint.mask(masked)
-            while not constraint.allows(token := self._draw(masked)):
+            while not constraint.allows(token := self.checked(self.native.from_row(masked))):
                 masked[token] = -np.inf  # the mask missed it
-        for penalties in self._penalties:  # what has a memory of tokens
-            api.llama_sampler_accept(penalties, token)
-        if constraint is not None:
-            constraint.accept(token)
+        self.native.accept([token])
+        constraint.accept(token)
         return token
 
     def _check_row(self, logits: NDArray[np.float32]) -> None:

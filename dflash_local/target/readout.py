@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local.errors import ClosedError, InputError
+from dflash_local.llama.native import TokenDraw
 from dflash_local.target.options import TargetOptions
 
 
@@ -21,7 +22,6 @@ class Readout:
     def __init__(self) -> None:
         self._pass: Any = None
         self._output: list[bool] = []
-        self._best: list[int] | None = None
         self.numbers: Sequence[int] = ()
         """The number in the store of each row of the last batch, or of `decode_ahead`, step by
         step."""
@@ -35,22 +35,39 @@ class Readout:
         return self._pass
 
     def best(self) -> list[int]:
-        """The likeliest token of each output row of the last batch, found on the device.
+        """The likeliest token of each output row of the last pass, found on the device.
 
         -1 if the logits are not finite numbers. Of equal tokens the CPU takes the lowest, a GPU
         always the same one.
         """
         self._check_open()
-        if self._best is None:
-            self._best = self._pass.best
-        return self._best
+        best: list[int] = self._pass.best
+        return best
+
+    def draw(self, how: TokenDraw | None, output_row: int) -> int:
+        """Draw a token from an output row of the last pass, as the `native.TokenDraw` says; None
+        takes the likeliest. -1 if the logits are not finite numbers, -2 if none is left."""
+        self._check_open()
+        token: int = self._pass.draw(how, output_row)
+        return token
+
+    @property
+    def draw_s(self) -> float:
+        """Seconds that all draws took so far."""
+        self._check_open()
+        return float(self._pass.draw_s)
 
     def logits(self, row: int) -> NDArray[np.float32]:
         """Logits of a row of the last batch, float32 [n_vocab], fetched from the device."""
         self._check_row(row)
         if not self._output[row]:
             raise InputError(f"row {row} of the last batch was decoded without logits")
-        logits: NDArray[np.float32] = self._pass.logits(sum(self._output[:row]))
+        return self.output_logits(sum(self._output[:row]))
+
+    def output_logits(self, output_row: int) -> NDArray[np.float32]:
+        """Logits of an output row of the last pass, float32 [n_vocab]."""
+        self._check_open()
+        logits: NDArray[np.float32] = self._pass.logits(output_row)
         return logits
 
     def candidates(self, output_row: int, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
@@ -64,29 +81,6 @@ class Readout:
         self._check_open()
         ids, logits = self._pass.candidates(output_row, k)
         return ids, logits
-
-    def searches(self, output_row: int, k: int) -> bool:
-        """Whether a GPU finds `candidates` and `log_sum`, so that they cost no look at the row."""
-        self._check_open()
-        return bool(self._pass.search(output_row, k))
-
-    def chunk_sums(
-        self, output_row: int, temperature: float
-    ) -> tuple[NDArray[np.float32], float] | None:
-        """sum(exp((logits - peak) / temperature)) of each chunk of an output row, float32
-        [n_chunks], and the peak: its largest logit. None where the logits are on the host.
-
-        Raises BackendError for logits that are not finite numbers.
-        """
-        self._check_open()
-        sums, peak = self._pass.chunk_sums(output_row, temperature)
-        return (sums, peak) if len(sums) else None
-
-    def chunk(self, output_row: int, index: int) -> NDArray[np.float32]:
-        """The logits of one of these chunks, float32 [n_vocab / n_chunks]."""
-        self._check_open()
-        logits: NDArray[np.float32] = self._pass.chunk(output_row, index)
-        return logits
 
     def log_sum(self, output_row: int) -> float:
         """log(sum(exp(logits))) of an output row of the last batch."""

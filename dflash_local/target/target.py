@@ -311,7 +311,7 @@ class Target(Readout):
     def _pass_of(self, given: Rows, ids: Sequence[Sequence[int]] = ()) -> None:
         for again in self._way_back.before(given):
             self._pass_of(again)
-        self._output, self._best, self.numbers = [], None, ()
+        self._output, self.numbers = [], ()
         rows = self._rollback.extend(given)
         n = len(rows)
         self._cells.before_pass(n)
@@ -354,25 +354,28 @@ class Target(Readout):
         positions: Sequence[int],
         seq_ids: Sequence[int],
         n_steps: int,
+        draws: Sequence[native.TokenDraw | None] = (),
         given: Sequence[int] = (),
     ) -> list[list[int]]:
-        """Decode some sequences greedily for `n_steps`. Each step is a batch with one row per
-        sequence, and the likeliest token after each row is the next row; or that of `given`, in
-        the order of the result, if it is not empty.
+        """Decode some sequences for `n_steps`. Each step is a batch with one row per sequence, and
+        what is drawn after each row is the next row; or the token of `given`, in the order of the
+        result, if it is not empty. `draws` says how each sequence draws, as for `draw`; if it is
+        empty, all take the likeliest token.
 
-        Returns the tokens, [steps][sequences]. There are fewer steps if a sequence has come to an
-        end of text, or to -1 as in `best`. Raises as `decode`.
+        Returns what is drawn, [steps][sequences]. There are fewer steps if a sequence has come to
+        an end of text, or to what is no token. Raises as `decode`.
         """
         self._check_open()
+        draws = draws or [None] * len(tokens)
         if any(map(self.n_again, seq_ids)):
-            return self._again_and_ahead(tokens, positions, seq_ids, n_steps, given)
+            return self._again_and_ahead(tokens, positions, seq_ids, n_steps, draws, given)
         n = len(tokens)
-        self._output, self._best, self.numbers = [], None, ()
+        self._output, self.numbers = [], ()
         self._cells.before_pass(n * n_steps)
         self._share_cores(max(positions) + n_steps)
         runtime.clear_log()
         self._rollback.begin_pass()
-        status, found = self._pass.decode_ahead(tokens, positions, seq_ids, n_steps, given)
+        status, found = self._pass.decode_ahead(tokens, positions, seq_ids, n_steps, draws, given)
         self._cells.after_pass(list(seq_ids) * (len(found) // n))
         self._check_status(status, n)
         more = len(found) // n - 1
@@ -388,6 +391,7 @@ class Target(Readout):
         positions: Sequence[int],
         seq_ids: Sequence[int],
         n_steps: int,
+        draws: Sequence[native.TokenDraw | None],
         given: Sequence[int],
     ) -> list[list[int]]:
         """`decode_ahead` whose first step also decodes again what is to be."""
@@ -395,13 +399,13 @@ class Target(Readout):
         if len(set(map(self.n_again, seq_ids))) > 1:
             self.settle(seq_ids)
         self.decode(tokens, positions, seq_ids, [True] * n)
-        best = self.best()
-        step = [token if token < 0 or not given else given[i] for i, token in enumerate(best)]
+        drawn = [self.draw(how, i) for i, how in enumerate(draws)]
+        step = [token if token < 0 or not given else given[i] for i, token in enumerate(drawn)]
         if n_steps == 1 or any(token < 0 or self.vocabulary.ends_text(token) for token in step):
             return [step]
         numbers = list(self.numbers)
         following = [position + 1 for position in positions]
-        steps = self.decode_ahead(step, following, seq_ids, n_steps - 1, given[n:])
+        steps = self.decode_ahead(step, following, seq_ids, n_steps - 1, draws, given[n:])
         self.numbers = [*numbers, *self.numbers]
         return [step, *steps]
 
@@ -521,7 +525,7 @@ class Target(Readout):
         the drafters are closed. Raises BackendError if memory is short."""
         self._detach()()
         self.options = options
-        self._output, self._best = [], None
+        self._output = []
         self._open_context()
 
     def close(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import gguf_files
@@ -61,10 +60,8 @@ def test_sequences_with_different_settings_are_drawn_from_one_search() -> None:
         assert run(6) == expected
 
 
-def test_log_probabilities_change_no_token_among_equal_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A GPU finds one of the largest logits, and not always the first."""
+def test_log_probabilities_change_no_token_among_equal_ones(tmp_path: Path) -> None:
+    """Of equal ones a graph finds any."""
 
     def in_pairs(tensors: dict[str, gguf_files.Tensor]) -> None:
         data, _ = tensors["token_embd.weight"]
@@ -72,12 +69,6 @@ def test_log_probabilities_change_no_token_among_equal_ones(
 
     path = gguf_files.changed(demo.pair()[0], tmp_path / "pairs.gguf", tensors=in_pairs)
     with open_target(path) as target:
-
-        def as_a_gpu() -> list[int]:
-            row = target.logits(len(PROMPT) - 1)
-            return [int(np.flatnonzero(row == row.max())[-1])]
-
-        monkeypatch.setattr(target, "best", as_a_gpu)
         found = []
         for search_on_cpu in (False, True):
             target.native.search_on_cpu = search_on_cpu
@@ -90,4 +81,4 @@ def test_log_probabilities_change_no_token_among_equal_ones(
         for sequence in found[1:3]:
             (entry,) = sequence.logprobs
             assert entry.token == token
-        assert [i for i, _ in found[2].logprobs[0].top[:2]] == [token - 1, token]
+        assert [i for i, _ in found[2].logprobs[0].top[:2]] == [token, token + 1]

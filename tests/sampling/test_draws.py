@@ -1,9 +1,10 @@
-"""A draw from the largest logits of a row is the draw from the whole row, whatever the settings."""
+"""A draw from a pass of a target is that from the whole row of logits, whatever the settings."""
 
 from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,29 +15,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from counted_row import CountedRow
 from dflash_local.errors import InputError
 from dflash_local.sampling.params import SamplingParams
 from dflash_local.sampling.sampler import Sampler
+from given_rows import GivenRows
 
 Logits = NDArray[np.float32]
 
-N_VOCAB = 600
+N_VOCAB = 16384
+"""So many that a device finds 201 candidates in them."""
 N_ROWS = 8
 
 
-class Row(CountedRow):
-    def largest(self, k: int, rng: np.random.Generator) -> tuple[NDArray[np.int32], Logits]:
-        """As a device finds them: of equal ones at the end any, and in order of their ids."""
-        mixed = rng.permutation(len(self.logits))
-        some = mixed[np.argsort(-self.logits[mixed], kind="stable")][:k]
-        ids = some[np.lexsort((some, -self.logits[some]))].astype(np.int32)
-        return ids, self.logits[ids]
+@pytest.fixture(scope="module")
+def given_rows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GivenRows]:
+    with GivenRows(tmp_path_factory.mktemp("given"), N_VOCAB) as rows:
+        yield rows
 
-    @property
-    def log_sum(self) -> float:
-        logits = self.logits.astype(np.float64)
-        return float(logits.max() + np.log(np.exp(logits - logits.max()).sum()))
+
+def log_sum_of(row: Logits) -> float:
+    logits = row.astype(np.float64)
+    return float(logits.max() + np.log(np.exp(logits - logits.max()).sum()))
 
 
 def samplers(stack: ExitStack, **options: Any) -> tuple[Sampler, Sampler]:
@@ -48,7 +47,7 @@ def samplers(stack: ExitStack, **options: Any) -> tuple[Sampler, Sampler]:
 
 LIMITS = {
     "temperature": st.sampled_from([0.0, 0.01, 0.7, 1.0, 5.0]),
-    "top_k": st.sampled_from([0, 1, 2, 5, 40, 200, 599, 600, 1000]),
+    "top_k": st.sampled_from([0, 1, 2, 5, 40, 200, N_VOCAB - 1, N_VOCAB, N_VOCAB + 9]),
     "top_p": st.sampled_from([0.1, 0.9, 1.0]),
     "min_p": st.sampled_from([0.0, 1e-6, 0.05, 0.5, 1.0]),
 }
@@ -79,43 +78,52 @@ ROWS = st.fixed_dictionaries(
 )
 
 
-def rows_of(seed: int, spread: float, levels: int, forbidden: float) -> list[Row]:
+def rows_of(
+    seed: int, spread: float, levels: int, forbidden: float, n_vocab: int = N_VOCAB
+) -> Logits:
     rng = np.random.default_rng(seed)
-    logits = rng.normal(0, spread, (N_ROWS, N_VOCAB))
+    logits = rng.normal(0, spread, (N_ROWS, n_vocab))
     if levels:
         logits = np.round(logits * levels) / levels
     logits[rng.random(logits.shape) < forbidden] = -np.inf
     logits[:, 3] = np.maximum(logits[:, 3], 0)
-    return [Row(row) for row in logits.astype(np.float32)]
+    return logits.astype(np.float32)
 
 
 @settings(deadline=None, max_examples=400)
-@given(options=OPTIONS, rows=ROWS, prompt=st.lists(st.integers(0, N_VOCAB - 1), max_size=20))
-def test_candidates_draw_what_the_whole_row_draws(
-    options: dict[str, Any], rows: dict[str, Any], prompt: list[int]
+@given(
+    options=OPTIONS,
+    rows=ROWS,
+    prompt=st.lists(st.integers(0, N_VOCAB - 1), max_size=20),
+    on_device=st.booleans(),
+)
+def test_a_pass_draws_what_the_whole_row_draws(
+    given_rows: GivenRows,
+    options: dict[str, Any],
+    rows: dict[str, Any],
+    prompt: list[int],
+    on_device: bool,
 ) -> None:
-    rng = np.random.default_rng(rows["seed"])
+    logits, target = rows_of(**rows), given_rows.target
+    given_rows.decode(logits)
+    target.native.search_on_cpu = on_device
     with ExitStack() as stack:
         whole, few = samplers(stack, **options)
         for sampler in (whole, few):
             sampler.accept_prompt(prompt)
-        k = few.n_candidates
-        for row in rows_of(**rows):
+        for i, row in enumerate(logits):
+            assert np.array_equal(target.logits(i), row)
             try:
-                drawn = whole.sample(row.logits)
+                drawn = whole.sample(row)
             except InputError:
-                if k is not None:
-                    with pytest.raises(InputError, match="no token"):
-                        few.sample_from(*row.largest(k, rng), row, row.log_sum)
+                with pytest.raises(InputError, match="no token"):
+                    few.draw(target, i)
                 return
-            if k is None:
-                assert few.sample(row.logits) == drawn
-                continue
-            ids, logits = row.largest(k, rng)
-            assert few.sample_from(ids, logits, row, row.log_sum) == drawn
-            if few.params.logprobs is not None:
-                told = few.logprobs_from(ids, logits, row.log_sum, drawn, row)
-                expected = whole.logprobs(row.logits, drawn)
+            assert few.draw(target, i) == drawn
+            if few.params.logprobs is not None and few.n_candidates is not None:
+                candidates = target.candidates(i, few.n_candidates)
+                told = few.logprobs_from(*candidates, log_sum_of(row), drawn, lambda r=row: r)
+                expected = whole.logprobs(row, drawn)
                 assert told.logprob == pytest.approx(expected.logprob)
                 assert [i for i, _ in told.top] == [i for i, _ in expected.top]
                 assert [p for _, p in told.top] == pytest.approx([p for _, p in expected.top])
@@ -137,33 +145,44 @@ def test_candidates_draw_what_the_whole_row_draws(
     ],
     ids=str,
 )
-def test_usual_rows_are_not_fetched(options: dict[str, Any]) -> None:
-    rng = np.random.default_rng(1)
+def test_usual_rows_are_not_fetched(given_rows: GivenRows, options: dict[str, Any]) -> None:
+    def fetched() -> Logits:
+        raise AssertionError("a whole row for log-probabilities")
+
+    target = given_rows.target
+    target.native.search_on_cpu = True
+    logits = rows_of(seed=3, spread=8.0, levels=0, forbidden=0.0)
+    given_rows.decode(logits)
+    before = target.native.n_whole_rows
     with ExitStack() as stack:
         whole, few = samplers(stack, **{"temperature": 0.8, **options})
         assert few.n_candidates is not None
-        for row in rows_of(seed=3, spread=3.0, levels=0, forbidden=0.0):
-            ids, logits = row.largest(few.n_candidates, rng)
-            drawn = few.sample_from(ids, logits, row, row.log_sum)
+        for i, row in enumerate(logits):
+            drawn = few.draw(target, i)
             if "logprobs" in options:
-                few.logprobs_from(ids, logits, row.log_sum, drawn, row)
-            assert not row.fetched
-            assert whole.sample(row.logits) == drawn
+                candidates = target.candidates(i, few.n_candidates)
+                few.logprobs_from(*candidates, target.log_sum(i), drawn, fetched)
+            assert whole.sample(row) == drawn
+    assert target.native.n_whole_rows == before
 
 
-def test_logits_of_sixteen_bits_are_seldom_fetched() -> None:
+@pytest.mark.parametrize("on_device", [False, True])
+def test_logits_of_sixteen_bits_are_seldom_fetched(given_rows: GivenRows, on_device: bool) -> None:
     """They are often equal, but of a token that is drawn seldom."""
-    rng = np.random.default_rng(1)
-    rows = [row for i in range(40) for row in rows_of(seed=i, spread=8.0, levels=8, forbidden=0.0)]
+    target = given_rows.target
+    target.native.search_on_cpu = on_device
+    before, n_tied, n = target.native.n_whole_rows, 0, 0
     with ExitStack() as stack:
         whole, few = samplers(stack, temperature=0.8, top_k=40)
-        n_tied = 0
-        for row in rows:
-            ids, logits = row.largest(41, rng)
-            n_tied += len(set(logits.tolist())) < 41
-            assert few.sample_from(ids, logits, row) == whole.sample(row.logits)
-    assert n_tied > 0.9 * len(rows)
-    assert sum(row.fetched for row in rows) < 0.1 * len(rows)
+        for seed in range(40):
+            logits = rows_of(seed=seed, spread=8.0, levels=8, forbidden=0.0)
+            given_rows.decode(logits)
+            for i, row in enumerate(logits):
+                n += 1
+                n_tied += len(set(target.candidates(i, 41)[1].tolist())) < 41
+                assert few.draw(target, i) == whole.sample(row)
+    assert n_tied > 0.9 * n
+    assert target.native.n_whole_rows - before < 0.1 * n
 
 
 @pytest.mark.parametrize(
@@ -190,7 +209,7 @@ ALL: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 TEMPERATURES = st.sampled_from([1e-5, 0.05, 0.7, 1.0, 3.0, 100.0])
 
 
-def llama_cpp_draws(rows: list[Row], temperature: float, seed: int) -> list[int]:
+def llama_cpp_draws(rows: Logits, temperature: float, seed: int) -> list[int]:
     chain = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
     for sampler in (
         api.llama_sampler_init_temp(temperature),
@@ -199,10 +218,10 @@ def llama_cpp_draws(rows: list[Row], temperature: float, seed: int) -> list[int]
         api.llama_sampler_chain_add(chain, sampler)
     drawn = []
     for row in rows:
-        tokens = (api.llama_token_data * N_VOCAB)(
-            *(api.llama_token_data(i, float(x), 0.0) for i, x in enumerate(row.logits))
+        tokens = (api.llama_token_data * len(row))(
+            *(api.llama_token_data(i, float(x), 0.0) for i, x in enumerate(row))
         )
-        array = api.llama_token_data_array(tokens, N_VOCAB, -1, False)
+        array = api.llama_token_data_array(tokens, len(row), -1, False)
         api.llama_sampler_apply(chain, ctypes.byref(array))
         drawn.append(int(array.data[array.selected].id))
     api.llama_sampler_free(chain)
@@ -214,49 +233,41 @@ def llama_cpp_draws(rows: list[Row], temperature: float, seed: int) -> list[int]
 def test_draws_from_all_tokens_are_those_of_llama_cpp(
     temperature: float, rows: dict[str, Any], seed: int
 ) -> None:
-    few = rows_of(**rows)
+    few = rows_of(**rows, n_vocab=600)
     params = SamplingParams(temperature=temperature, seed=seed, **ALL)
     biased = SamplingParams(temperature=temperature, seed=seed, logit_bias={5: 0.0}, **ALL)
     expected = llama_cpp_draws(few, temperature, seed)
     for given_params in (params, biased):
-        with Sampler(given_params, N_VOCAB, n_ctx=64) as sampler:
-            assert [sampler.sample(row.logits) for row in few] == expected
-
-
-def sums_of(row: Row, temperature: float, rng: np.random.Generator) -> Logits:
-    """As a device rounds them, a little worse."""
-    below = (row.logits - row.logits.max()) / np.float32(temperature)
-    sums = np.exp(below).reshape(-1, 20).sum(axis=1, dtype=np.float32)
-    return (sums * (1 + rng.normal(0, 1e-6, len(sums)))).astype(np.float32)
-
-
-def draw_from_sums(sampler: Sampler, row: Row, rng: np.random.Generator) -> int:
-    def chunk(index: int) -> Logits:
-        return row.logits[index * 20 : (index + 1) * 20]
-
-    sums = sums_of(row, float(sampler.params.temperature), rng)
-    return sampler.sample_from_sums(sums, float(row.logits.max()), chunk, row)
+        with Sampler(given_params, 600, n_ctx=64) as sampler:
+            assert [sampler.sample(row) for row in few] == expected
 
 
 @settings(deadline=None)
 @given(temperature=TEMPERATURES, rows=ROWS)
 def test_sums_of_chunks_draw_what_the_whole_row_draws(
-    temperature: float, rows: dict[str, Any]
+    given_rows: GivenRows, temperature: float, rows: dict[str, Any]
 ) -> None:
-    rng = np.random.default_rng(rows["seed"])
+    given_rows.target.native.search_on_cpu = True
+    logits = rows_of(**rows)
+    given_rows.decode(logits)
     with ExitStack() as stack:
         whole, few = samplers(stack, temperature=temperature, **ALL)
-        assert few.adds_up
-        for row in rows_of(**rows):
-            assert draw_from_sums(few, row, rng) == whole.sample(row.logits)
+        for i, row in enumerate(logits):
+            assert few.draw(given_rows.target, i) == whole.sample(row)
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_sums_of_chunks_are_enough_for_most_draws(temperature: float) -> None:
-    rng = np.random.default_rng(1)
-    rows = [row for i in range(50) for row in rows_of(seed=i, spread=3.0, levels=0, forbidden=0.0)]
+def test_sums_of_chunks_are_enough_for_most_draws(
+    given_rows: GivenRows, temperature: float
+) -> None:
+    target = given_rows.target
+    target.native.search_on_cpu = True
+    before = target.native.n_whole_rows
     with ExitStack() as stack:
         whole, few = samplers(stack, temperature=temperature, **ALL)
-        for row in rows:
-            assert draw_from_sums(few, row, rng) == whole.sample(row.logits)
-    assert sum(row.fetched for row in rows) < 0.1 * len(rows)
+        for seed in range(50):
+            logits = rows_of(seed=seed, spread=5.0, levels=0, forbidden=0.0)
+            given_rows.decode(logits)
+            for i, row in enumerate(logits):
+                assert few.draw(target, i) == whole.sample(row)
+    assert target.native.n_whole_rows - before < 0.1 * 50 * N_ROWS

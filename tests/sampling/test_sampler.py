@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from counted_row import CountedRow
 from dflash_local.demo import pair
 from dflash_local.errors import BackendError, ClosedError, GrammarError, InputError
 from dflash_local.llama import runtime
@@ -23,6 +22,7 @@ from dflash_local.sampling.grammar import Grammars
 from dflash_local.sampling.params import SamplingParams
 from dflash_local.sampling.sampler import Sampler
 from dflash_local.target.vocabulary import Vocabulary
+from given_rows import GivenRows
 
 Logits = NDArray[np.float32]
 
@@ -514,10 +514,24 @@ def test_closing_twice_is_fine_and_using_after_is_not(vocab: Vocab) -> None:
             use()
 
 
-class Row(CountedRow):
-    def largest(self, k: int) -> tuple[NDArray[np.int32], Logits]:
-        ids = np.argsort(-self.logits, kind="stable")[:k].astype(np.int32)
-        return ids, self.logits[ids]
+@pytest.fixture(scope="module")
+def given_rows(vocab: Vocab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GivenRows]:
+    with GivenRows(tmp_path_factory.mktemp("given"), vocab.n) as rows:
+        yield rows
+
+
+@pytest.fixture
+def fetched(given_rows: GivenRows, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The output rows that are fetched whole."""
+    rows: list[int] = []
+    fetch = given_rows.target.output_logits
+
+    def counted(output_row: int) -> Logits:
+        rows.append(output_row)
+        return fetch(output_row)
+
+    monkeypatch.setattr(given_rows.target, "output_logits", counted)
+    return rows
 
 
 @pytest.mark.one_in(15)
@@ -533,17 +547,21 @@ class Row(CountedRow):
 )
 @pytest.mark.parametrize("temperature", [0.1, 0.8, 3.0])
 def test_the_largest_logits_are_enough_for_a_draw(
-    vocab: Vocab, params: dict[str, Any], temperature: float
+    vocab: Vocab, given_rows: GivenRows, params: dict[str, Any], temperature: float
 ) -> None:
     params = {"temperature": temperature, "seed": 11, **params}
     rng = np.random.default_rng(5)
+    before = given_rows.target.native.n_whole_rows
     with vocab.sampler(**params) as whole, vocab.sampler(**params) as few:
-        k = few.n_candidates
-        assert k == params.get("top_k", 40) + 1
-        for spread in (0.5, 2.0, 8.0) * 20:
-            row = Row(rng.normal(0, spread, vocab.n).astype(np.float32))
-            assert few.sample_from(*row.largest(k), row) == whole.sample(row.logits)
-            assert not row.fetched
+        assert few.n_candidates == params.get("top_k", 40) + 1
+        for _ in range(2):
+            rows = [
+                rng.normal(0, spread, vocab.n).astype(np.float32) for spread in (0.5, 2.0, 8.0) * 10
+            ]
+            given_rows.decode(rows)
+            for i, row in enumerate(rows):
+                assert few.draw(given_rows.target, i) == whole.sample(row)
+    assert given_rows.target.native.n_whole_rows == before
 
 
 BOUND: list[dict[str, Any]] = [
@@ -555,48 +573,53 @@ BOUND: list[dict[str, Any]] = [
 @pytest.mark.parametrize("bound", BOUND, ids=lambda bound: next(iter(bound)))
 @pytest.mark.parametrize("params", [{"top_k": 3}, {"top_k": 200, "top_p": 1.0, "min_p": 0.0}])
 def test_a_grammar_wants_the_whole_row_only_where_it_forbids_the_draw(
-    vocab: Vocab, params: dict[str, Any], bound: dict[str, Any]
+    vocab: Vocab,
+    given_rows: GivenRows,
+    fetched: list[int],
+    params: dict[str, Any],
+    bound: dict[str, Any],
 ) -> None:
     """Some of these rows favour what it allows, so that both happen; the states stay alike."""
     params = {"temperature": 1.0, "seed": 11, **params, **bound}
     rng = np.random.default_rng(5)
     letters = [vocab.ids[bytes([c])] for c in b"abcdefgh "]
-    fetched = []
+    rows = [rng.normal(0, 2.0, vocab.n).astype(np.float32) for _ in range(60)]
+    for i, row in enumerate(rows):
+        row[letters] += np.float32((i % 3) * 5)
+    given_rows.decode(rows)
     with vocab.sampler(**params) as whole, vocab.sampler(**params) as few:
-        k = few.n_candidates
-        assert k
-        for i in range(60):
-            row = Row(rng.normal(0, 2.0, vocab.n).astype(np.float32))
-            row.logits[letters] += np.float32((i % 3) * 5)
-            assert few.sample_from(*row.largest(k), row) == whole.sample(row.logits)
-            fetched.append(row.fetched)
-    assert set(fetched) == {0, 1}
+        for i, row in enumerate(rows):
+            assert few.draw(given_rows.target, i) == whole.sample(row)
+    assert 0 < len(fetched) < len(rows)
+    assert len(set(fetched)) == len(fetched)
 
 
 @pytest.mark.parametrize("bound", BOUND, ids=lambda bound: next(iter(bound)))
 def test_the_likeliest_token_is_enough_where_the_grammar_allows_it(
-    vocab: Vocab, bound: dict[str, Any]
+    vocab: Vocab, given_rows: GivenRows, fetched: list[int], bound: dict[str, Any]
 ) -> None:
+    rows = [vocab.row({likely: 9.0, b"z": 3.0, b"1": 2.0}) for likely in (b"a", b"#", b"b", b".")]
+    rows += [vocab.row({likely: 9.0, b"z": 3.0, b"1": 2.0}) for likely in (b"c", b"7")]
+    given_rows.decode(rows)
     with vocab.sampler(**bound) as whole, vocab.sampler(**bound) as few:
-        assert few.begins_with_best and not few.takes_best
-        for likely, fetched in ((b"a", 0), (b"#", 1), (b"b", 0), (b".", 0), (b"c", 1), (b"7", 0)):
-            row = Row(vocab.row({likely: 9.0, b"z": 3.0, b"1": 2.0}))
-            drawn = few.sample_best(int(row.logits.argmax()), row)
-            assert drawn == whole.sample(row.logits)
-            assert row.fetched == fetched
+        for i, row in enumerate(rows):
+            assert few.draw(given_rows.target, i) == whole.sample(row)
+    assert fetched == [1, 4]
 
 
-def test_a_draw_among_equal_logits_needs_the_whole_row(vocab: Vocab) -> None:
-    row = Row(vocab.row())
-    row.logits[[3, 4, 5]] = 9, 8, 8
+def test_a_draw_among_equal_logits_needs_the_whole_row(vocab: Vocab, given_rows: GivenRows) -> None:
+    row, native = vocab.row(), given_rows.target.native
+    row[[3, 4, 5]] = 9, 8, 8
+    given_rows.decode([row])
     settings = {"temperature": 1.0, "top_k": 2, "seed": 1}
+    first = native.n_whole_rows
     with vocab.sampler(**settings) as whole, vocab.sampler(**settings) as few:
         for _ in range(40):
-            before = row.fetched
-            drawn = few.sample_from(*row.largest(3), row)
-            assert drawn == whole.sample(row.logits)
-            assert row.fetched - before == (drawn != 3)
-    assert 0 < row.fetched < 40
+            before = native.n_whole_rows
+            drawn = few.draw(given_rows.target, 0)
+            assert drawn == whole.sample(row)
+            assert native.n_whole_rows - before == (drawn != 3)
+    assert 0 < native.n_whole_rows - first < 40
 
 
 def test_a_sampler_is_not_made_without_its_grammar(vocab: Vocab) -> None:

@@ -109,7 +109,7 @@ def test_steps_ahead_begin_with_it(target: Target, right: Callable[[list[int]], 
     text, draft = tokens(9), tokens(5, 1)
     verified(target, text, draft, 3)
     kept = [*text, *draft[:2]]
-    steps = target.decode_ahead([7], [len(kept)], [0], 3, [11, 12, 13])
+    steps = target.decode_ahead([7], [len(kept)], [0], 3, given=[11, 12, 13])
     assert steps == [[11], [12], [13]] and target.n_again(0) == 0
     assert len(target.numbers) == 3
     target.decode([13], [len(kept) + 3], [0], [True])

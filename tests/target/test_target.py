@@ -14,6 +14,7 @@ from dflash_local.engine.engine import Engine
 from dflash_local.engine.request import Request
 from dflash_local.errors import BackendError, InputError
 from dflash_local.sampling.params import SamplingParams
+from dflash_local.sampling.sampler import Sampler
 from dflash_local.target.options import TargetOptions
 from dflash_local.target.taps import StoredFeatures
 from dflash_local.target.target import Target
@@ -130,22 +131,17 @@ def test_a_device_finds_the_candidates_of_all_rows(tmp_path: Path) -> None:
                     total = np.log(np.exp(logits.astype(np.float64)).sum())
                     assert target.log_sum(output_row) == pytest.approx(total, abs=1e-5)
             for temperature in (0.5, 1.0):
+                params = SamplingParams(temperature, top_k=0, top_p=1.0, min_p=0.0, seed=3)
+                samplers = [Sampler(params, target.n_vocab, n_ctx=64) for _ in range(2)]
                 for output_row, row in enumerate(wanted):
-                    logits = target.logits(row)
-                    found = target.chunk_sums(output_row, temperature)
-                    assert found is not None
-                    sums, peak = found
-                    assert peak == logits.max()
-                    chunks = logits.reshape(len(sums), -1)
-                    expected = np.exp((chunks - peak) / temperature).sum(axis=1)
-                    assert sums == pytest.approx(expected, rel=1e-5)
-                    assert np.array_equal(target.chunk(output_row, 7), chunks[7])
-                with pytest.raises(InputError, match="no chunk"):
-                    target.chunk(0, len(sums))
-            with pytest.raises(InputError, match="output row"):
-                target.candidates(len(wanted), 5)
-            with pytest.raises(InputError, match="output row"):
-                target.chunk_sums(len(wanted), 1.0)
+                    drawn = [samplers[0].draw(target, output_row)]
+                    assert drawn == [samplers[1].sample(target.logits(row))]
+            for row in (len(wanted), -1):
+                with pytest.raises(InputError, match="output row"):
+                    target.candidates(row, 5)
+                for how in (None, samplers[0].native):
+                    with pytest.raises(InputError, match="output row"):
+                        target.draw(how, row)
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -266,7 +262,7 @@ def test_given_steps_ahead_equal_steps_of_these_tokens(path: Path) -> None:
         rows = Rows(target)
         rows.decode([9, 4])
         in_steps = [token for step in given for token in step]
-        assert target.decode_ahead([3, 8], [9, 4], [0, 1], 4, in_steps) == given
+        assert target.decode_ahead([3, 8], [9, 4], [0, 1], 4, given=in_steps) == given
         states = target.stored(range(target.first_stored, target.first_stored + 8))
         for seq, length in ((0, 9), (1, 4)):
             target.truncate(seq, length)

@@ -33,8 +33,8 @@ class ReplaySequence(sequence.Sequence):
     answer: Sequence[int] = field(kw_only=True)
     place: int = field(kw_only=True)
 
-    def draw(self, target: Target, row: int, output_row: int) -> int:
-        super().draw(target, row, output_row)
+    def draw(self, target: Target, output_row: int) -> int:
+        super().draw(target, output_row)
         return self.answer[len(self.tokens)]
 
     def upcoming(self, n: int) -> list[int]:

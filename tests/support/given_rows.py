@@ -1,0 +1,73 @@
+"""A target whose logits are given rows, to the bit.
+
+Token i has the i-th row. The model's layers do nothing; its output matrix holds a row in each
+column. llama.cpp maps the file, so what is written into it later is what the next pass computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash_local.target.options import TargetOptions
+from dflash_local.target.target import Target
+from gguf_files import Tensor, changed
+from synthetic import write_target
+
+MOST_ROWS = 64
+_HIDDEN = np.float32(4)  # the one value of a normed hidden state that is not 0
+_NO_LOGIT = np.float32(-3e38)  # times that it is -inf; -inf itself times 0 would be a NaN
+
+
+class GivenRows:
+    """`target` is open, on the CPU."""
+
+    def __init__(self, folder: Path, n_vocab: int, n_seq: int = 1) -> None:
+        self.n_vocab = n_vocab
+        plain = write_target(
+            folder / "random.gguf", n_layer=1, n_embd=MOST_ROWS, n_vocab=n_vocab, tied=False
+        )
+        path = changed(plain, folder / "given.gguf", tensors=_without_layers)
+        output = next(t for t in gguf.GGUFReader(path).tensors if t.name == "output.weight")
+        shape = (n_vocab, MOST_ROWS)
+        self._columns = np.memmap(path, np.float32, "r+", int(output.data_offset), shape)
+        self.target = Target(path, TargetOptions(n_ctx=256, n_seq=n_seq, n_threads=1))
+
+    def decode(self, rows: Sequence[NDArray[np.float32]]) -> None:
+        """Let these be the output rows of the target's last pass, float32 [n_vocab] each."""
+        n = len(rows)
+        for i, row in enumerate(rows):
+            self._columns[:, i] = np.where(np.isneginf(row), _NO_LOGIT, row / _HIDDEN)
+        self.target.clear(0)
+        self.target.decode(range(n), range(n), [0] * n, [True] * n)
+
+    def close(self) -> None:
+        self.target.close()
+
+    def __enter__(self) -> GivenRows:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _without_layers(tensors: dict[str, Tensor]) -> None:
+    for name, (data, _) in tensors.items():
+        if name.startswith("blk."):
+            data[:] = 1 if "norm" in name else 0
+    tensors["output.weight"][0][:] = 0
+    tensors["output_norm.weight"][0][:] = _HIDDEN / np.sqrt(np.float32(MOST_ROWS))
+    # So large that the norm's epsilon is nothing beside it.
+    embeddings = tensors["token_embd.weight"][0]
+    embeddings[:] = 0
+    np.fill_diagonal(embeddings, 1024)
