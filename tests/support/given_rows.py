@@ -21,7 +21,7 @@ from synthetic import write_target
 
 MOST_ROWS = 64
 _HIDDEN = np.float32(4)  # the one value of a normed hidden state that is not 0
-_NO_LOGIT = np.float32(-3e38)  # times that it is -inf; -inf itself times 0 would be a NaN
+_LARGEST = np.float32(3e38)  # times that it is infinite; an infinity times 0 would be a NaN
 
 
 class GivenRows:
@@ -40,11 +40,15 @@ class GivenRows:
 
     def decode(self, rows: Sequence[NDArray[np.float32]]) -> None:
         """Let these be the output rows of the target's last pass, float32 [n_vocab] each."""
+        self.give(rows)
         n = len(rows)
-        for i, row in enumerate(rows):
-            self._columns[:, i] = np.where(np.isneginf(row), _NO_LOGIT, row / _HIDDEN)
         self.target.clear(0)
         self.target.decode(range(n), range(n), [0] * n, [True] * n)
+
+    def give(self, rows: Sequence[NDArray[np.float32]]) -> None:
+        """From now on the i-th of these follows token i."""
+        for i, row in enumerate(rows):
+            self._columns[:, i] = np.clip(row / _HIDDEN, -_LARGEST, _LARGEST)
 
     def close(self) -> None:
         self.target.close()
