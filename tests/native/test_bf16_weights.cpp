@@ -70,6 +70,20 @@ drafts drafted(const shipped_pair & pair, const std::string & path,
     return draft(d, {{1, {1, row.data()}, 7}, {0, {}, 9}}, params.n_drafts());
 }
 
+size_t weight_bytes(const shipped_pair & pair, bool bf16) {
+    dflash::draft_capabilities allowed;
+    allowed.bf16 = bf16;
+    return pair.open_drafter(1, 256, allowed)->n_weight_bytes();
+}
+
+void weights_and_head_are_in_bf16(const shipped_pair & pair) {
+    constexpr size_t head = size_t{8192} * 512 * sizeof(ggml_bf16_t);
+    const size_t before = weight_bytes(pair, false);
+    const size_t after = weight_bytes(pair, true) - head;
+    // A block of q8_0 is 34 bytes for 32 weights.
+    check::that(after > before * 18 / 10 && after < before * 19 / 10, "size of the weights");
+}
+
 // Every kind of matrix: the layers' own, the heads', convolutions', and the target's output.
 // Against the same weights as floats.
 void drafters_in_bf16_draft_alike(const shipped_pair & pair) {
@@ -119,6 +133,7 @@ std::vector<check::test> bf16_weights_tests(const shipped_pair & pair) {
     return {
         {"a copy holds what the weights are", a_copy_holds_what_the_weights_are},
         {"types that do not become bf16", types_that_do_not_become_bf16},
+        {"weights and head are in bf16", [&] { weights_and_head_are_in_bf16(pair); }},
         {"drafters in bf16 draft alike", [&] { drafters_in_bf16_draft_alike(pair); }},
     };
 }
