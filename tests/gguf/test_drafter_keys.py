@@ -139,6 +139,8 @@ def test_a_number_that_is_none(shipped: GgufFile, key: str) -> None:
         ("dflash.attention.head_count_kv", (3, UINT32, None), "expected a multiple of"),
         ("dflash.attention.head_count", (0, UINT32, None), "head_count is 0, expected 1"),
         ("dflash.attention.key_length", (63, UINT32, None), "expected an even number"),
+        ("dflash.attention.key_length", ([64, 32, 64], ARRAY, INT32), "expected an integer"),
+        ("dflash.attention.head_count", ([8, 16, 8], ARRAY, INT32), "expected an integer"),
         ("dflash.attention.causal", (1, UINT32, None), "causal"),
         ("dflash.attention.sliding_window", (64, UINT32, None), "sliding_window_pattern"),
         ("dflash.attention.sliding_window", (-1, INT32, None), "expected 0 or more tokens"),
