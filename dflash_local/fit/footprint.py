@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from dflash_local.fit.options import CHECKPOINTS, MAX_OUTPUT_ROWS, LoadOptions
+from dflash_local.fit.options import CHECKPOINTS, MAX_OUTPUT_ROWS, SPARE_IDS, LoadOptions
 from dflash_local.gguf.drafter_tensors import TOKEN_TABLES
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ class Footprint:
     ) -> None:
         self._n_states = options.n_seq * (1 + n_snapshots + redecodes)
         self._n_replayed_rows = 1 + n_replayed if n_replayed else 0
+        self._keeps_order = options.n_seq > 1 and (n_replayed > 0 or redecodes)
         self._draft_window, self._n_branches = options.draft_window or 0, n_branches
         self._target, self._arch = target, target.architecture
         self._n_seq, self._n_batch = options.n_seq, options.n_batch
@@ -259,6 +260,11 @@ class Footprint:
         row = self._row[layers.stop] - self._row[layers.start]
         state = self._state[layers.stop] - self._state[layers.start]
         return row * cells(n_ctx) + self._n_states * state
+
+    @property
+    def spare_states(self) -> int:
+        """What ids more take that keep the cells of several slots on a CPU in order."""
+        return SPARE_IDS * self._state[-1] if self._keeps_order else 0
 
     @property
     def states(self) -> int:

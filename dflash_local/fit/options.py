@@ -32,6 +32,10 @@ most contexts do for tokens."""
 SNAPSHOT_ROWS = 2
 """How many rows more than snapshots a batch must hold: llama.cpp asserts it at its first pass."""
 
+SPARE_IDS = 2
+"""More ids of a context with recurrent states on a CPU, if it has several slots: one keeps freed
+cells taken, so that each slot's are in order, and one stays empty. Each id takes a state."""
+
 CHECKPOINTS = 2
 """Of each recurrent state, on the host: at the ends of a slot's last two prompts. With only one, a
 changed last turn would read the whole conversation again."""

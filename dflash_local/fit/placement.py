@@ -104,7 +104,7 @@ class Devices:
         return replace(
             self._host,
             weights=model.packed_weights(blocks),
-            kv=model.kv(n_ctx, blocks),
+            kv=model.kv(n_ctx, blocks) + (0 if count else model.spare_states),
             drafter=0 if count else model.drafter(n_ctx),
             compute=compute + model.replayed(blocks) + model.host_buffers(n_ctx, self._copies),
         )

@@ -119,16 +119,17 @@ class Cells:
         *,
         n_swa: int,
         rollback: Rollback,
-        in_order: bool = False,
+        spare: Sequence[int] = (),
     ) -> None:
         """`n_swa`: how far layers with a sliding window look back, in tokens; 0 without any.
-        `rollback`: how far back the sequences can be cut. `in_order`: keep each sequence's cells in
-        the order of its tokens. The context has one more id for that, and no branches."""
+        `rollback`: how far back the sequences can be cut. `spare`: the ids more that the context
+        has to keep each sequence's cells in the order of its tokens, two where a sequence has a
+        recurrent state; none: they are not. It then has no branches."""
         self.ids = ids_of(n_seq, n_branches)
-        self._spare = n_seq * n_branches
+        self._spare = list(spare)
         self._whole_context = context
         self._is_lost = False
-        self._log = CellLog(api.llama_n_ctx(context), n_seq) if in_order else None
+        self._log = CellLog(api.llama_n_ctx(context), n_seq) if spare else None
         self._n_branches = n_branches
         self._context = native.address(context)
         self._memory = api.llama_get_memory(context)
@@ -209,7 +210,8 @@ class Cells:
             raise BackendError(_LOST)
         if log is None or not log.must_pack(n_rows):
             return
-        api.llama_memory_seq_rm(self._memory, self._spare, -1, -1)
+        api.llama_memory_seq_rm(self._memory, self._spare[0], -1, -1)
+        self._rollback.wait()
         if sequence_state.size_of_all(self._whole_context) > host_memory()[0] // 2:
             self._log = None  # no room for the copy: from now on rows go where there is room
             return
@@ -237,7 +239,10 @@ class Cells:
             return
         begin, end = self._log.cut(seq, length)
         if begin < end:
-            api.llama_memory_seq_cp(self._memory, self.ids[seq][0], self._spare, begin, end)
+            taker, *empty = self._spare
+            api.llama_memory_seq_cp(self._memory, self.ids[seq][0], taker, begin, end)
+            if empty:  # a recurrent state came along, and goes with a copy of none
+                api.llama_memory_seq_cp(self._memory, empty[0], taker, 0, 0)
 
     def truncate(self, seq: int, length: int) -> bool:
         """Forget positions `length` and up. False: this sequence cannot, and nothing was done."""
@@ -245,8 +250,8 @@ class Cells:
         ids, held = self.ids[seq], self._held[seq]
         if 0 < length < self._rollback.shortest(seq):
             return False
-        self._give_up(seq, length)
         begin = self._rollback.cut_from(seq, length)
+        self._give_up(seq, begin)
         taken_back = length > 0 and self._rollback.take_back(seq, length)
         if not taken_back and not api.llama_memory_seq_rm(self._memory, ids[0], begin, -1):
             return False

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local.errors import BackendError, ContextFullError, FileError, InputError
-from dflash_local.fit.options import MAX_IDS, MAX_OUTPUT_ROWS
+from dflash_local.fit.options import MAX_IDS, MAX_OUTPUT_ROWS, SPARE_IDS
 from dflash_local.fit.pairing import check_taps, check_target
 from dflash_local.gguf.file import GgufFile, file_key
 from dflash_local.llama import native, runtime
@@ -145,8 +145,9 @@ class Target(Readout):
         options = self.options
         n_threads = options.n_threads or default_threads()
         params = options.context_params(n_threads)
-        in_order = self._keeps_order()
-        params.n_seq_max += in_order
+        n_spare = self._n_spare_ids()
+        first_spare = params.n_seq_max
+        params.n_seq_max += n_spare
         runtime.clear_log()
         self._context = api.llama_init_from_model(self._model, params)
         if not self._context:
@@ -187,26 +188,33 @@ class Target(Readout):
             options.n_branches,
             n_swa=self.n_swa,
             rollback=self._rollback,
-            in_order=in_order,
+            spare=range(first_spare, first_spare + n_spare if self._way_back.in_graph else 0),
         )
 
-    def _keeps_order(self) -> bool:
-        """Whether the cells of several sequences are kept in order, so that answers depend on their
-        own sequence alone."""
-        n_more = self.options.n_seq + 1
-        fits = n_more <= min(MAX_IDS, self.options.n_batch)
-        return self.options.n_seq > 1 and self._may_round_alone() and fits
+    def _n_spare_ids(self) -> int:
+        """Ids with which the cells of several sequences are kept in order, so that answers depend
+        on their own sequence alone; 0: they are not."""
+        options = self.options
+        if options.n_seq == 1 or not self._may_round_alone():
+            return 0
+        takes_back = options.n_replayed > 0 or options.redecodes
+        if self.is_recurrent and not (takes_back and api.llama_model_is_hybrid(self._model)):
+            return 0  # llama.cpp may put the rows of a pass into another order, or has no cells
+        n_spare = SPARE_IDS if self.is_recurrent else 1
+        fits = options.n_seq * options.n_ids + n_spare <= min(MAX_IDS, options.n_batch)
+        return n_spare if fits else 0
 
     def _may_round_alone(self) -> bool:
         """On a GPU the rows beside a sequence's own decide, too."""
         options = self.options
         chains_on_cpu = options.n_branches == 1 and options.n_gpu_layers == 0
-        return chains_on_cpu and not self.n_swa and not self.is_recurrent
+        return chains_on_cpu and not self.n_swa
 
     @property
     def rounds_alone(self) -> bool:
         """Whether a row rounds as its own sequence's cells make it, whatever other sequences do."""
-        return self._may_round_alone() and (self.options.n_seq == 1 or self._keeps_order())
+        is_alone = self.options.n_seq == 1 or self._n_spare_ids() > 0
+        return self._may_round_alone() and not self.is_recurrent and is_alone
 
     @property
     def is_open(self) -> bool:

@@ -250,7 +250,17 @@ def test_any_turns_are_those_of_empty_caches(
     target: Target, plain: PlainAnswers, turns: list[list[tuple[int, float, int]]]
 ) -> None:
     """Prompts that begin with parts of earlier texts, one or two at a time."""
-    chat = Chat(target, plain)
+    play(Chat(target, plain), turns)
+
+
+def test_a_slot_rounds_as_its_own_cells_make_it(chat: Chat) -> None:
+    """A later row must not take a cell before earlier ones of its text, which another slot has
+    freed. In this history of qwen3next with replay one did, and another expert was chosen."""
+    play(chat, [[(0, 1.0, 1), (0, 1.0, 15)], [(0, 1.0, 1), (0, 1.0, 52)], [(0, 1.0, 26)]])
+
+
+def play(chat: Chat, turns: list[list[tuple[int, float, int]]]) -> None:
+    """Answer such prompts, each as from empty caches."""
     texts: list[list[int]] = [chat.tokens(90)]
     for turn in turns:
         asked: list[list[int]] = []
