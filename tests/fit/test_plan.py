@@ -456,6 +456,8 @@ def test_what_replay_keeps_of_a_pass_is_planned(tmp_path):
     # results of the convolution, 32 keys, and a gate and a beta for 2 heads.
     more = plain.state_bytes + 3 * 8 * 4 * 4 * (2 * 128 + 32 + 2 * 2)
     assert replayed.host.compute - plain.host.compute == more
+    # Two ids more, which keep the cells of several slots in order.
+    assert replayed.host.kv - plain.host.kv == 2 * plain.state_bytes // 3
     assert (replayed.state_bytes, replayed.n_replayed) == (plain.state_bytes, 7)
     with Target(path, TargetOptions(n_ctx=256, n_seq=3, n_threads=1, n_replayed=7)) as target:
         assert target.max_width == 8
