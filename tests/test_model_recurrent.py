@@ -67,6 +67,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tupl
         ("lfm2", "llama.cpp"),
         ("granitehybrid", "copies"),
         ("mamba2", "copies"),
+        ("qwen35moe", "fused"),
+        ("nemotron_h", "copies"),
     ],
     ids="-".join,
 )

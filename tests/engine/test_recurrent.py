@@ -21,7 +21,7 @@ from dflash_local.pays.controller import Controller
 from dflash_local.pays.costs import Costs
 from dflash_local.target.batch import Batch
 from dflash_local.target.target import Target
-from hybrid import REPLAYED, SNAPSHOTS, TAPPED, WITHOUT, write_hybrid
+from hybrid import REPLAYED, TAPPED, WITHOUT, write_hybrid
 from hybrid_engine import BLOCK, Knowing, PlainAnswers, hybrid_target
 from pair_engine import answer, consistent, request
 
@@ -29,7 +29,8 @@ N = 40
 SEEDED = {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}
 WAYS: dict[str, dict[str, Any]] = {"greedy": {}, "seeded": SEEDED}
 N_SEQ = 4
-KINDS = [(name, "snapshots" if name in SNAPSHOTS else "re-decode") for name in (*TAPPED, *WITHOUT)]
+KINDS = [(name, "snapshots") for name in (*TAPPED, "nemotron_h", "nemotron_h_moe")]
+KINDS += [(name, "re-decode") for name in WITHOUT]
 KINDS += [(name, "replay") for name in REPLAYED]
 
 

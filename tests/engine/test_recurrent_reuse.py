@@ -31,9 +31,12 @@ KEPT = N_PROMPT - 32
     scope="module",
     params=[
         ("qwen35", "replay"),
+        ("qwen35moe", "replay"),
         ("qwen3next", "replay"),
         ("lfm2", "replay"),
+        ("lfm2moe", "replay"),
         ("lfm2", "snapshots"),
+        ("nemotron_h", "snapshots"),
     ]
     + [(name, "re-decode") for name in WITHOUT],
     ids="-".join,
