@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import shutil
 import sys
-import textwrap
 import threading
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING
@@ -15,13 +13,11 @@ from dflash_local.printable import shown
 
 from . import interrupt
 from .progress import prompt_progress
-from .terminal import Speaker, is_rich, open_console
+from .terminal import Speaker, fitted, is_rich, open_console
 
 if TYPE_CHECKING:
     from dflash_local import Chunk, Model, Result
 
-_GAP = re.compile(r" {2,}")
-"""Between two cells of a row."""
 Ask = Callable[..., "Iterator[Chunk]"]
 """`Model.stream` with everything bound but `cancel`."""
 
@@ -110,26 +106,6 @@ def write_report(text: str) -> None:
     if sys.stdout.isatty():
         text = fitted(text, shutil.get_terminal_size().columns)
     write_stdout(text)
-
-
-def fitted(text: str, columns: int) -> str:
-    """The lines of `text` broken between words."""
-    lines = []
-    for line in text.splitlines():
-        cells = _GAP.split(line.strip())
-        if len(line) <= columns or len(cells) > 2:
-            lines.append(line)
-            continue
-        indent = len(line) - len(cells[1]) if len(cells) == 2 else 0
-        lines += textwrap.wrap(
-            line,
-            columns,
-            subsequent_indent=" " * (indent if 2 * indent <= columns else 0),
-            replace_whitespace=False,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    return "".join(f"{line}\n" for line in lines)
 
 
 def _answer(ask: Ask, show: Callable[[Chunk], None], cancel: threading.Event) -> Result:

@@ -20,7 +20,7 @@ from .line_editor import LineEditor
 from .loading import chosen_files, load_model
 from .report import stats_page, summary
 from .request import answer_limit
-from .terminal import Speaker
+from .terminal import Speaker, fitted
 from .user_files import history_file, tilde
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ COMMANDS = {
 }
 
 KEYS = (
-    "Enter sends. Alt-Enter, or a backslash before Enter, begins a new line; so does Enter",
-    'between """ and """. Up and down walk through earlier messages.',
+    'Enter sends; Alt-Enter, a backslash before Enter, or Enter after """ begins a new line.',
+    "Up and down walk through earlier messages.",
     "Esc or Ctrl-C stops an answer; Ctrl-C clears what is typed.",
 )
 
@@ -211,7 +211,9 @@ class ChatSession:
             if console is None:
                 print(printable(line), file=sys.stderr)
             else:  # lines break between words
-                console.print(printable(line), soft_wrap=False)
+                console.print(
+                    fitted(printable(line), console.width) or "\n", soft_wrap=False, end=""
+                )
 
     def _complain(self, line: str) -> None:
         self._show([line])

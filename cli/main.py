@@ -15,7 +15,6 @@ import click
 from dflash_local.errors import DflashError, InputError
 from dflash_local.printable import printable
 
-from .answer import fitted
 from .bench import bench
 from .calibrate import calibrate
 from .chat import chat
@@ -33,6 +32,7 @@ from .run import run as run_model
 from .serve import serve
 from .settings import VARIABLES, default_map, unknown_variables
 from .show import show
+from .terminal import fitted
 from .tune import tune
 from .user_files import settings_file, tilde
 

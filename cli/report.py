@@ -41,7 +41,7 @@ def summary(result: Result, max_tokens: int) -> str:
         by = "--max-tokens" if len(result.tokens) >= max_tokens else "the end of the context"
         parts.append(f"cut short by {by}")
     line = ", ".join(parts)
-    hardly = stats.tokens_per_round < _HARDLY
+    hardly = stats.drafted and stats.tokens_per_round < _HARDLY
     is_off = stats.drafting is not None and stats.drafting.startswith("drafting is off")
     return f"{line}; {stats.drafting}" if hardly and is_off else line
 

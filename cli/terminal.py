@@ -4,7 +4,9 @@ answer."""
 from __future__ import annotations
 
 import os
+import re
 import sys
+import textwrap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +18,9 @@ from dflash_local.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+_GAP = re.compile(r" {2,}")
+"""Between two cells of a row."""
 
 
 def is_rich(stream: TextIO) -> bool:
@@ -35,6 +40,26 @@ def open_console(stream: TextIO) -> Console:
     return _Console(
         file=stream, force_terminal=True, highlight=False, markup=False, emoji=False, soft_wrap=True
     )
+
+
+def fitted(text: str, columns: int) -> str:
+    """The lines of `text` broken between words."""
+    lines = []
+    for line in text.splitlines():
+        cells = _GAP.split(line.strip())
+        if len(line) <= columns or len(cells) > 2:
+            lines.append(line)
+            continue
+        indent = len(line) - len(cells[1]) if len(cells) == 2 else 0
+        lines += textwrap.wrap(
+            line,
+            columns,
+            subsequent_indent=" " * (indent if 2 * indent <= columns else 0),
+            replace_whitespace=False,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return "".join(f"{line}\n" for line in lines)
 
 
 class Speaker:
@@ -65,7 +90,8 @@ class Speaker:
             if self._held is not None:
                 self._held.append(line)
             elif console := self.console:
-                console.print(printable(line), style="dim", soft_wrap=False)
+                text = fitted(printable(line), console.width) or "\n"
+                console.print(text, style="dim", soft_wrap=False, end="")
             else:
                 click.echo(printable(line), err=True)
 

@@ -10,10 +10,9 @@ import pytest
 from rich.console import Console
 
 from dflash_local.cli import progress
-from dflash_local.cli.answer import fitted
 from dflash_local.cli.answer_view import AnswerView
 from dflash_local.cli.report import summary
-from dflash_local.cli.terminal import Speaker
+from dflash_local.cli.terminal import Speaker, fitted
 from dflash_local.result import Piece, Result
 from dflash_local.stats import Stats
 

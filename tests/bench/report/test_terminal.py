@@ -11,7 +11,7 @@ from dflash_local.bench.measure.acceptance import Acceptance
 from dflash_local.bench.measure.settings import PLAIN, Variant
 from dflash_local.bench.report import cell
 from dflash_local.bench.report.terminal import terminal
-from dflash_local.cli.answer import fitted
+from dflash_local.cli.terminal import fitted
 from dflash_local.stats import Stats
 
 
