@@ -62,6 +62,9 @@ def try_pair(model: Model, *, shipped: bool) -> Trial:
     plain = [_answer(model, case, draft_width=0) for case in cases]
     blocks = [_answer(model, case, draft_width=width, draft_shape="chain") for case in cases]
     largest = model.largest_hidden_state()
+    if model.target.options.n_gpu_layers:  # a GPU may compile its programs when they are first used
+        for case in cases:
+            _answer(model, case)
     chosen = [_answer(model, case) for case in cases]
     thinking = None
     if thinks(model):
