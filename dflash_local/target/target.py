@@ -37,6 +37,10 @@ from dflash_local.trial.model import ensure_loadable
 import llama_cpp.llama_cpp as api
 
 _STORED_PER_SEQUENCE = 2 * MAX_OUTPUT_ROWS  # rows of a verify pass, and those before it
+_LIGHT, _ROWS_AS_ONE = 8 << 20, 4
+"""Bytes of weights for each thread and layer. With 1.5 MB, fewer threads are up to three times as
+fast beside busy processes; with 70 MB all of them are, by a fourth. Four rows take about as long as
+one."""
 _FEW_CELLS, _SPLIT_TYPES = 256, ("f16", "f32")  # of ggml-cpu's flash attention
 _NO_SLOT = 1  # llama_decode: no room in the KV cache, nothing was changed
 
@@ -323,7 +327,7 @@ class Target(Readout):
         rows = self._rollback.extend(given)
         n = len(rows)
         self._cells.before_pass(n)
-        self._share_cores(max(rows.positions) + 1)
+        self._share_cores(n, max(rows.positions) + 1)
         runtime.clear_log()
         self._rollback.begin_pass()
         self._check_status(
@@ -336,17 +340,24 @@ class Target(Readout):
         self.numbers = [first + row for row in rows.given] or range(first, first + n)
         self.n_decoded = first + n
 
-    def _share_cores(self, end: int) -> None:
+    def _share_cores(self, n_rows: int, end: int) -> None:
         """Compute with fewer threads where other processes want the cores, if that changes no
-        result. The next pass ends before position `end`."""
+        result. The next pass has so many rows, and ends before position `end`."""
         if self._cores is None:  # the number was asked for
             return
-        n = self._cores.n_threads()
+        n = self._cores.n_threads() if self._is_light(n_rows) else self.n_threads
         computing = self.n_threads if self._splits(end) else n, n
         if computing != self._n_computing:
             self._n_computing = computing
             api.llama_set_n_threads(self._context, *computing)
             self.threads.use(n)
+
+    def _is_light(self, n_rows: int) -> bool:
+        """Whether the operations of a pass are short beside the system's slices of time. Threads
+        wait for one another after each. In long ones, those that have a core do more of the work,
+        and all threads together get a larger share of the cores."""
+        read = api.llama_model_size(self._model) / (self.n_layer * self.n_threads)
+        return bool(read * max(1, n_rows / _ROWS_AS_ONE) < _LIGHT)
 
     def _splits(self, end: int) -> bool:
         """Whether ggml may split the context of a pass of one row among threads, whose parts then
@@ -380,7 +391,7 @@ class Target(Readout):
         n = len(tokens)
         self._output, self.numbers = [], ()
         self._cells.before_pass(n * n_steps)
-        self._share_cores(max(positions) + n_steps)
+        self._share_cores(n, max(positions) + n_steps)
         runtime.clear_log()
         self._rollback.begin_pass()
         status, found = self._pass.decode_ahead(tokens, positions, seq_ids, n_steps, draws, given)

@@ -27,7 +27,7 @@ tokens of an f16 cache is one that ggml may split among its threads."""
 
 
 class Turns:
-    """Another number of threads for each pass."""
+    """Another number of threads for each pass that is short."""
 
     def __init__(self, n_most: int) -> None:
         self._numbers = cycle([1, n_most, 1, 1, n_most])
@@ -36,6 +36,11 @@ class Turns:
     def n_threads(self) -> int:
         self.asked += 1
         return next(self._numbers)
+
+
+class Fewer:
+    def n_threads(self) -> int:
+        return 1
 
 
 @pytest.fixture(autouse=True)
@@ -111,3 +116,12 @@ def test_a_number_that_was_asked_for_stays() -> None:
     with open_target(n_threads=2, tapped_layers=()) as target:
         assert target._cores is None
         assert target.n_threads == 2
+
+
+def test_short_passes_alone_are_computed_by_fewer() -> None:
+    with open_target(n_threads=None, tapped_layers=()) as target:
+        target._cores = Fewer()  # type: ignore[assignment]
+        for n_rows, expected in ((1, 1), (16, 1), (400, 2), (1, 1)):
+            target.clear(0)
+            prefill(target, [7] * n_rows)
+            assert target._n_computing[1] == expected
