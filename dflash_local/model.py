@@ -442,7 +442,7 @@ class Model:
         width, shape = options.get("draft_width"), options.get("draft_shape")
         special = bool(options.get("special"))
         piece = partial(self._vocabulary.piece, special=special)
-        text = TextStream(piece, stops_of(options))
+        text = TextStream(piece, stops_of(options), stops_of(options, "stop_kept"))
         request = Request(
             tokens,
             sampling,

@@ -22,7 +22,8 @@ class Options(TypedDict, total=False):
     """Keyword arguments of every generating method, together with those of `SamplingParams`.
 
     `max_tokens`: None generates up to an end of text or the end of the context; if it is not given,
-    256, and in a chat `Model.answer_length` where that is known. `stop`: texts that end the answer.
+    256, and in a chat `Model.answer_length` where that is known. `stop`: texts that end the answer,
+    which is cut before them; after those of `stop_kept`.
     `draft_width`: target rows per verify pass; 0 is plain decoding, "auto" is what pays best on
     this machine, None is the model's default. `draft_shape`: "chain", "tree" (if the model was
     loaded for trees) or "auto", whichever pays best.
@@ -37,6 +38,7 @@ class Options(TypedDict, total=False):
 
     max_tokens: int | None
     stop: str | Sequence[str]
+    stop_kept: str | Sequence[str]
     draft_width: int | Literal["auto"] | None
     draft_shape: DraftShape | None
     cancel: threading.Event | None
@@ -94,11 +96,13 @@ def sampling_of(options: Mapping[str, Any]) -> SamplingParams:
     return SamplingParams(**{k: v for k, v in options.items() if k in _SAMPLING})
 
 
-def stops_of(options: Mapping[str, Any]) -> tuple[str, ...]:
+def stops_of(
+    options: Mapping[str, Any], name: Literal["stop", "stop_kept"] = "stop"
+) -> tuple[str, ...]:
     """The texts that end the answer. Raises InputError."""
-    stop = options.get("stop") or ()
+    stop = options.get(name) or ()
     if not isinstance(stop, Iterable):
-        raise InputError(f"stop is {stop!r}; give a text, or several in a list")
+        raise InputError(f"{name} is {stop!r}; give a text, or several in a list")
     return (stop,) if isinstance(stop, str) else tuple(stop)
 
 

@@ -14,17 +14,20 @@ class TextStream:
     `piece(token)` gives the token's bytes. Bytes that are not UTF-8 become U+FFFD, and so does a
     character that the last token leaves incomplete. Generation ends with the stop string that is
     complete first; if several end at the same character, with the longest. The text is cut before
-    it. Raises InputError for a stop string that is empty or not a text.
+    it, or after it if it is one of `kept`, which are stop strings, too. Raises InputError for a
+    stop string that is empty or not a text.
     """
 
-    def __init__(self, piece: Callable[[int], bytes], stop: Sequence[str] = ()) -> None:
-        if isinstance(stop, str):
-            stop = (stop,)
+    def __init__(
+        self, piece: Callable[[int], bytes], stop: Sequence[str] = (), kept: Sequence[str] = ()
+    ) -> None:
+        self._kept = frozenset(kept)
+        stop = (*((stop,) if isinstance(stop, str) else stop), *kept)
         for text in stop:
             if not isinstance(text, str) or not text:
                 raise InputError(f"stop is {text!r}; give one or more texts that are not empty")
         self._piece = piece
-        self._stop = tuple(stop)
+        self._stop = stop
         self._overlap = max((len(text) for text in stop), default=1) - 1
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._pending = ""  # decoded, not yet taken, and cut before a stop string
@@ -65,10 +68,10 @@ class TextStream:
         for stop in self._stop:
             start = self._pending.find(stop, since)
             if start >= 0:
-                found.append((start + len(stop), start))
+                found.append((start + len(stop), start, stop))
         if found:
-            _, start = min(found)
-            self._pending = self._pending[:start]
+            end, start, stop = min(found)
+            self._pending = self._pending[: end if stop in self._kept else start]
             self._stopped = True
 
     def _held(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -24,18 +25,21 @@ def pieces(draw: st.DrawFn, source: st.SearchStrategy[bytes]) -> list[bytes]:
     return [raw[a:b] for a, b in pairwise(edges)]
 
 
-def cut(text: str, stops: list[str]) -> tuple[str, bool]:
+def cut(text: str, stops: list[str], kept: Sequence[str] = ()) -> tuple[str, bool]:
     """Character by character, the plain way: the definition."""
     for end in range(1, len(text) + 1):
-        starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
-        if starts:
-            return text[: min(starts)], True
+        found = [stop for stop in (*stops, *kept) if text[:end].endswith(stop)]
+        if found:
+            longest = max(found, key=len)
+            return text[: end if longest in kept else end - len(longest)], True
     return text, False
 
 
-def stream(tokens: list[bytes], stops: list[str]) -> tuple[list[str], bool, str]:
+def stream(
+    tokens: list[bytes], stops: list[str], kept: Sequence[str] = ()
+) -> tuple[list[str], bool, str]:
     """Taken chunks, whether a stop string was complete, the rest."""
-    out = TextStream(lambda token: tokens[token], stops)
+    out = TextStream(lambda token: tokens[token], stops, kept)
     taken, stopped = [], False
     for token in range(len(tokens)):
         stopped = out.push(token)
@@ -56,6 +60,16 @@ def test_chunks_add_up_to_the_text_before_the_stop_string(
 ) -> None:
     taken, stopped, rest = stream(tokens, stops)
     expected, found = cut(b"".join(tokens).decode(), stops)
+    assert "".join(taken) + rest == expected
+    assert stopped == found
+
+
+@settings(deadline=None)
+@given(pieces(TEXTS), STOPS, STOPS)
+@example([b"a", b"b", b"c"], ["b"], ["ab"])
+def test_a_stop_string_may_be_kept(tokens: list[bytes], stops: list[str], kept: list[str]) -> None:
+    taken, stopped, rest = stream(tokens, stops, kept)
+    expected, found = cut(b"".join(tokens).decode(), stops, kept)
     assert "".join(taken) + rest == expected
     assert stopped == found
 

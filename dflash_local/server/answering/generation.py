@@ -108,7 +108,8 @@ def stop_text(
     if result.tokens and vocabulary.ends_text(result.tokens[-1]):
         return None
     after = vocabulary.detokenize(result.tokens, special=special)[len(result.text) :]
-    return min(filter(after.startswith, stops), key=len, default=None)
+    ended = (stop for stop in stops if after.startswith(stop) or result.text.endswith(stop))
+    return min(ended, key=len, default=None)
 
 
 class RunningTimings:

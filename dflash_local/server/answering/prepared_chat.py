@@ -40,7 +40,7 @@ class PreparedChat:
         token; None for no log-probabilities."""
         options = {**sampling_options(fields), **self.bindings, "max_tokens": max_tokens}
         if self.dialect.stop:
-            options["stop"] = (*fields.stop_texts, *self.dialect.stop)
+            options["stop"] = (*options.get("stop", ()), *self.dialect.stop)
         if logprobs is not None:
             options["logprobs"] = logprobs
         return options

@@ -36,7 +36,6 @@ LACKING: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": ([],),
     "bad_words": ([],),
     "chat_template": ("",),
-    "include_stop_str_in_output": (False,),
     "min_tokens": (0,),
     "prompt_logprobs": (0,),
     "stop_token_ids": ([],),
@@ -100,6 +99,7 @@ class SamplingFields(BaseModel):
     dynatemp_exponent: bounds.Factor | None = None
     logit_bias: bounds.LogitBias | None = None
     stop: Stop | None = None
+    include_stop_str_in_output: bounds.Flag | None = None
     ignore_eos: bounds.Flag | None = None
     cache_prompt: bounds.Flag | None = None
     t_max_predict_ms: bounds.Milliseconds | None = None
@@ -170,7 +170,7 @@ def sampling_options(fields: SamplingFields) -> dict[str, Any]:
     if fields.logit_bias:
         options["logit_bias"] = _biases(fields.logit_bias)
     if fields.stop is not None:
-        options["stop"] = fields.stop_texts
+        options["stop_kept" if fields.include_stop_str_in_output else "stop"] = fields.stop_texts
     if fields.ignore_eos:
         options["ignore_eos"] = True
     if fields.cache_prompt is False:

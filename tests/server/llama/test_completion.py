@@ -152,6 +152,9 @@ def test_an_answer_says_what_ended_it(client: httpx.Client, model: Model) -> Non
     told = complete(client, temperature=0, stop=["nowhere to be found", stop])
     assert (told["stop_type"], told["stopping_word"]) == ("word", stop)
     assert told["content"] == text[: text.index(stop)]
+    told = complete(client, temperature=0, stop=[stop], include_stop_str_in_output=True)
+    assert (told["stop_type"], told["stopping_word"]) == ("word", stop)
+    assert told["content"] == text[: text.index(stop)] + stop
     assert complete(client, temperature=0)["stop_type"] == "limit"
     end = model.tokenize("<|im_end|>")
     bias = [[end[0], 100.0]]

@@ -183,6 +183,9 @@ def test_stop_texts_end_the_answer_before_them(client: httpx.Client, several: bo
     told = ask(client, max_tokens=24, temperature=0, stop=given)
     assert content(told) == text[: text.index(stop)]
     assert told["choices"][0]["finish_reason"] == "stop"
+    told = ask(client, max_tokens=24, temperature=0, stop=given, include_stop_str_in_output=True)
+    assert content(told) == text[: text.index(stop)] + stop
+    assert told["choices"][0]["finish_reason"] == "stop"
 
 
 def test_logprobs_are_the_model_s(client: httpx.Client, model: Model) -> None:

@@ -55,7 +55,7 @@ from openai_api import CHAT, refused, user
         ({"mirostat": 2}, "mirostat", "no such setting"),
         ({"min_tokens": 4}, "min_tokens", "no such setting"),
         ({"stop_token_ids": [3]}, "stop_token_ids", "no such setting"),
-        ({"include_stop_str_in_output": True}, "include_stop_str_in_output", "no such setting"),
+        ({"include_stop_str_in_output": 1}, "include_stop_str_in_output", "boolean"),
         ({"return_progress": True}, "return_progress", "no such setting"),
         ({"typical_p": 2.0}, "typical_p", "1"),
         ({"n_probs": 101}, "n_probs", "100"),

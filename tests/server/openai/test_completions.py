@@ -109,9 +109,11 @@ def test_logprobs_are_the_model_s(client: httpx.Client, model: Model) -> None:
     assert complete(client, logprobs=0, max_tokens=2)["choices"][0]["logprobs"]["tokens"]
 
 
-def test_a_stream_is_the_whole_answer_in_pieces(client: httpx.Client) -> None:
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_stream_is_the_whole_answer_in_pieces(client: httpx.Client, kept: bool) -> None:
     stop = text(complete(client, prompt=SURE[0], max_tokens=4))[3:]
     body = {"prompt": SURE, "temperature": 0, "logprobs": 1, "max_tokens": 4, "stop": stop}
+    body["include_stop_str_in_output"] = kept
     whole = post(client, COMPLETIONS, **body)
     *chunks, last = streamed(client, COMPLETIONS, **body, stream_options={"include_usage": True})
     assert last["choices"] == []
@@ -120,6 +122,7 @@ def test_a_stream_is_the_whole_answer_in_pieces(client: httpx.Client) -> None:
     for index in range(2):
         pieces = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
         expected = whole["choices"][index]
+        assert expected["text"].endswith(stop) == (kept and expected["finish_reason"] == "stop")
         assert len(pieces) > 1
         assert "".join(piece["text"] for piece in pieces) == expected["text"]
         reasons = [piece["finish_reason"] for piece in pieces]
