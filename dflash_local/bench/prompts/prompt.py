@@ -125,7 +125,17 @@ def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, Any]]:
         if line.strip():
             with _naming(path, number):
                 raw = json.loads(line)
+                if "\\u" in line:
+                    _check_whole(raw)
             yield number, raw
+
+
+def _check_whole(raw: Any) -> None:
+    """Raises ValueError for what JSON can say and no tokenizer can read."""
+    try:
+        json.dumps(raw, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("half a surrogate pair, which is not Unicode text; remove it") from None
 
 
 @contextmanager

@@ -101,6 +101,7 @@ def test_each_message_of_the_assistant_is_an_answer(tmp_path: Path, model: Model
         ('{"messages": [{"role": "assistant", "content": "a"}]}', "expected what it answers"),
         ('{"messages": [{"role": "user"}]}', "content is None"),
         ('{"messages": ["a"]}', "message 1 is not an object"),
+        ('{"prompt": "a", "answer": "\\udfff"}', "line 1: half a surrogate pair"),
         ('{"messages": [{"role": "user", "content": "a"}], "answer": "b"}', "the last message"),
     ],
 )
