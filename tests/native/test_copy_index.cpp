@@ -3,6 +3,7 @@
 #include <random>
 
 #include "copy_index.h"
+#include "copy_offers.h"
 #include "tests.h"
 
 namespace {
@@ -66,10 +67,45 @@ void texts_of_others() {
     }
 }
 
+void offers_of_random_texts() {
+    std::mt19937 random(3);
+    dflash::copy_prior prior;
+    for (int round = 0; round < 50; round++) {
+        std::uniform_int_distribution<int32_t> token(0, 1 + round % 7);
+        std::uniform_int_distribution<int> size(0, 20);
+        dflash::copy_index index;
+        dflash::copy_offers offers(prior);
+        for (int piece = 0; piece < 40; piece++) {
+            std::vector<int32_t> tokens(size(random));
+            for (int32_t & t : tokens) {
+                t = token(random);
+            }
+            offers.learn(index, tokens);
+            const int n = size(random);
+            const bool any = offers.find(index, 4, n, nullptr, 0);
+            check::equal(any, !offers.last.empty(), "copies are found");
+            for (const auto & o : offers.last) {
+                check::equal(o.tokens.size(), static_cast<size_t>(n), "tokens");
+                for (const double chance : o.chances) {
+                    check::that(chance > 0.0 && chance < 1.0, "a chance");
+                }
+            }
+            const std::vector<double> least(20, 0.0);
+            const size_t n_least = size(random);
+            const bool pays = offers.find(index, 4, n, least.data(), n_least);
+            check::equal(pays, any && n_least > 0, "copies that bring anything");
+        }
+    }
+    for (int kind = 0; kind < dflash::n_copy_kinds; kind++) {
+        check::that(prior.right[kind] <= prior.tried[kind] && prior.tried[kind] <= 400.0, "counts");
+    }
+}
+
 }  // namespace
 
 std::vector<check::test> copy_tests() {
     return {{"copies of random texts", random_texts},
             {"copies of long texts", long_texts},
-            {"copies of other texts", texts_of_others}};
+            {"copies of other texts", texts_of_others},
+            {"offers of random texts", offers_of_random_texts}};
 }
