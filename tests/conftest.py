@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from dflash_local import Model, demo
 from server_process import client, server
@@ -30,6 +31,10 @@ __all__ = [
 # What is started in the background of a shell inherits that Ctrl-C is ignored, and so would every
 # process that the tests interrupt. A handler of our own is reset to the default in them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# No test is to fail because the machine is busy.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -304,6 +304,33 @@ def test_answers_that_do_not_draft_do_not_hear_of_a_drafter_that_fails(
         assert both[1].stats.warning is None
 
 
+def test_a_drafter_that_is_back_is_not_asked_for_texts_that_it_has_lost(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer of a fixed width goes on plainly, and does not disturb those that began since."""
+    monkeypatch.setattr(slots, "_ASIDE_S", 0.0)
+
+    class Watched(FaultyDrafter):
+        def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+            for each in requests:
+                assert self.length(each.seq) + len(each.features) == len(each.text)
+            return super().draft(requests)
+
+    with exact_target("chain", exact_file("chain", request), n_seq=2) as target:
+        known = Known(target, demo.prompts()["code"][0])
+        drafter = Watched(oracle(known.text), "draft", 1, n_seq=2)
+        engine = Engine(target, drafter, n_seq=2)
+        first = engine.begin(asked(known.prompt, 16, N))
+        while not engine.slots.lacks_drafter:
+            engine.step([first])
+        second = engine.begin(asked(known.prompt, 16, N))
+        engine.run([first, second])
+        assert [sequence.tokens for sequence in (first, second)] == 2 * [known.tokens]
+        assert first.stats.drafted == 0
+        assert max(second.stats.accepted_lengths) == 16
+        assert second.stats.warning is None
+
+
 def test_a_drafter_that_cannot_even_forget_leaves_the_engine_usable(known: Known) -> None:
     drafter = FaultyDrafter(oracle(known.text), "truncate", 1)
     engine = Engine(known.target, drafter)
