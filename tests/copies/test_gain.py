@@ -13,7 +13,7 @@ import pytest
 
 from copies import copies_of
 from dflash_local.copies.chances import CopyPrior
-from dflash_local.copies.copier import Copier
+from dflash_local.copies.copier import Copier, Copy
 from dflash_local.copies.join import copy_alone, heard, joined
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import Chain
@@ -91,6 +91,19 @@ def drafted(random: Random, left: list[int], surety: float) -> Draft:
     return Draft.chain(tokens, logprobs)
 
 
+def found(
+    copier: Copier, prompt: list[int], tokens: list[int], n: int, controller: Controller, n_own: int
+) -> list[Copy]:
+    """The copies that are worth a look: where no drafter drafts, those that may pay."""
+    if n_own:
+        return copies_of(copier, prompt, tokens, n)
+    pays = copier.finds(prompt, tokens, n, controller.least_copied(1))
+    copies = copier.offers()
+    if copies and not pays:  # nothing is lost by not looking at them
+        assert controller.rows([copy_alone(copies)[1]], drafted=False) == [1]
+    return copies if pays else []
+
+
 def seconds_of(
     machine: Machine,
     prompt: list[int],
@@ -110,7 +123,7 @@ def seconds_of(
         left = answer[len(tokens) :]
         limit = min(MOST, len(left) - 1)
         (n,) = controller.n_drafts([policy], [limit])
-        copies = copies_of(copier, prompt, tokens, limit) if copier else []
+        copies = found(copier, prompt, tokens, limit, controller, n) if copier else []
         if copies:
             (n,) = controller.without_sure([policy], [n], [copy_alone(copies)[1]])
         own = drafted(random, left, surety).clip(limit) if n else Draft.chain([])
