@@ -23,8 +23,8 @@ struct draw_rule {
     float most_raised = 0.0f;            // by how much `altering` may raise a logit
     float temperature = 0.0f;            // of draws from all tokens; 0: the largest is taken
     uint32_t seed = 0;                   // of these
-    int n_candidates = 0;                // that are enough for most draws; 0: it takes the whole row
-    bool bound = false;                  // a grammar may forbid what is drawn
+    int n_candidates = 0;  // that are enough for most draws; 0: it takes the whole row
+    bool bound = false;    // a grammar may forbid what is drawn
 };
 
 // What a draw reads of a row of logits, if that is enough.

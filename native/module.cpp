@@ -369,10 +369,9 @@ std::unique_ptr<token_draw> open_draw(int n_vocab, uintptr_t altering, uintptr_t
                                       bool reorders, float most_raised, float temperature,
                                       uint32_t seed, int n_candidates, bool bound) {
     const auto chain = [](uintptr_t address) { return reinterpret_cast<llama_sampler *>(address); };
-    return std::make_unique<token_draw>(draw_rule{n_vocab, chain(altering), chain(cutting),
-                                                  chain(choosing), top_k, top_p, min_p, reorders,
-                                                  most_raised, temperature, seed, n_candidates,
-                                                  bound});
+    return std::make_unique<token_draw>(
+        draw_rule{n_vocab, chain(altering), chain(cutting), chain(choosing), top_k, top_p, min_p,
+                  reorders, most_raised, temperature, seed, n_candidates, bound});
 }
 
 int32_t draw_from_row(token_draw & self, const float_row & logits) {

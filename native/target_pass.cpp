@@ -303,22 +303,16 @@ int32_t target_pass::draw(token_draw * how, int output_row) {
 int32_t target_pass::draw_from(token_draw & how, int output_row) {
     int32_t token = token_draw::needs_whole_row;
     switch (how.needs()) {
-        case draw_needs::best:
-            return draw_best(how, output_row);
-        case draw_needs::sums:
-            token = draw_from_sums(how, output_row);
-            break;
+        case draw_needs::best: return draw_best(how, output_row);
+        case draw_needs::sums: token = draw_from_sums(how, output_row); break;
         case draw_needs::candidates_and_sum:
             // On the host, adding up the row costs as much as drawing from it.
             if (search(output_row, how.rule().n_candidates)) {
                 token = draw_from_candidates(how, output_row);
             }
             break;
-        case draw_needs::candidates:
-            token = draw_from_candidates(how, output_row);
-            break;
-        case draw_needs::row:
-            break;
+        case draw_needs::candidates: token = draw_from_candidates(how, output_row); break;
+        case draw_needs::row: break;
     }
     if (token != token_draw::needs_whole_row) {
         return token;

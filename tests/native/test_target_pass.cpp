@@ -1,6 +1,8 @@
 // Passes of the shipped target: the likeliest tokens, logits, and what is refused.
 
 #include <algorithm>
+#include <initializer_list>
+#include <memory>
 #include <numeric>
 #include <random>
 
@@ -87,7 +89,8 @@ void steps_ahead_are_greedy_steps(const shipped_pair & pair) {
         next.push_back({stepwise.pass->best(0), 20 + seq, seq, true});
     }
     std::vector<int32_t> found;
-    check::equal(ahead.pass->decode_ahead(next, n_steps, {nullptr, nullptr}, {}, found), 0, "status");
+    check::equal(ahead.pass->decode_ahead(next, n_steps, {nullptr, nullptr}, {}, found), 0,
+                 "status");
     check::equal(found.size(), size_t{2 * n_steps}, "number of tokens");
     for (int step = 0; step < n_steps; step++) {
         check::equal(stepwise.pass->decode(next), 0, "status");
@@ -106,6 +109,82 @@ void steps_ahead_are_greedy_steps(const shipped_pair & pair) {
     ahead.pass->store()->read(rows, a.data());
     stepwise.pass->store()->read(rows, b.data());
     check::equal(a, b, "hidden states");
+}
+
+// A rule with chains of llama.cpp's samplers, which it owns.
+struct sampled {
+    explicit sampled(int n_vocab, bool from_all) {
+        const auto chain = [&](std::initializer_list<llama_sampler *> samplers) {
+            chains.emplace_back(llama_sampler_chain_init(llama_sampler_chain_default_params()),
+                                &llama_sampler_free);
+            for (llama_sampler * each : samplers) {
+                llama_sampler_chain_add(chains.back().get(), each);
+            }
+            return chains.back().get();
+        };
+        dflash::draw_rule rule;
+        rule.n_vocab = n_vocab;
+        rule.seed = 5;
+        if (from_all) {
+            rule.temperature = 0.8f;
+        } else {
+            rule.altering = chain({llama_sampler_init_penalties(n_vocab, 64, 1.1f, 0.2f, 0.1f)});
+            rule.cutting =
+                chain({llama_sampler_init_top_k(20), llama_sampler_init_top_p(0.95f, 1)});
+            rule.choosing = chain({llama_sampler_init_min_p(0.05f, 1),
+                                   llama_sampler_init_temp(0.8f), llama_sampler_init_dist(5)});
+            rule.top_k = 20;
+            rule.top_p = 0.95f;
+            rule.min_p = 0.05f;
+            rule.n_candidates = 85;
+        }
+        draw = std::make_unique<dflash::token_draw>(rule);
+    }
+
+    std::vector<std::unique_ptr<llama_sampler, void (*)(llama_sampler *)>> chains;
+    std::unique_ptr<dflash::token_draw> draw;
+};
+
+// Each sequence in its own way, on the host or as on a device.
+void steps_ahead_draw_what_whole_rows_draw(const shipped_pair & pair) {
+    constexpr int n_steps = 12;
+    for (const bool on_device : {false, true}) {
+        const opened_target ahead = pair.open_target({}, pair.n_batch, 2);
+        const opened_target stepwise = pair.open_target({}, pair.n_batch, 2);
+        ahead.pass->search_on_cpu = on_device;
+        const int n_vocab = ahead.pass->n_vocab();
+        sampled first(n_vocab, false), second(n_vocab, true);
+        sampled same_first(n_vocab, false), same_second(n_vocab, true);
+        std::vector<batch_row> next;
+        for (int seq = 0; seq < 2; seq++) {
+            const std::vector<batch_row> prompt = pair.rows(20 + seq, 0, seq);
+            check::equal(ahead.pass->decode(prompt), 0, "status");
+            check::equal(stepwise.pass->decode(prompt), 0, "status");
+            next.push_back({stepwise.pass->best(0), 20 + seq, seq, true});
+        }
+        std::vector<int32_t> found;
+        check::equal(ahead.pass->decode_ahead(next, n_steps, {first.draw.get(), second.draw.get()},
+                                              {}, found),
+                     0, "status");
+        for (size_t i = 0; i < found.size(); i++) {
+            const auto seq = static_cast<int>(i % 2);
+            if (seq == 0) {
+                check::equal(stepwise.pass->decode(next), 0, "status");
+            }
+            dflash::token_draw & draw = seq == 0 ? *same_first.draw : *same_second.draw;
+            next[seq].token = draw.from_row(logits_of(*stepwise.pass, seq).data());
+            draw.settle(next[seq].token);
+            next[seq].position++;
+            check::equal(found[i], next[seq].token, "token " + std::to_string(i));
+        }
+        check::that(ahead.pass->draw_s() > 0, "seconds of the draws");
+    }
+    check::throws<std::invalid_argument>(
+        [&] {
+            std::vector<int32_t> found;
+            pair.open_target({}).pass->decode_ahead(pair.rows(1), 1, {}, {}, found);
+        },
+        "own way to draw", "no draws");
 }
 
 // Few of them, and all; here, or without the graph.
@@ -218,6 +297,7 @@ std::vector<check::test> target_tests(const shipped_pair & pair) {
         {"passes without the graph give the same", with(passes_without_the_graph_give_the_same)},
         {"candidates are the largest logits", with(candidates_are_the_largest_logits)},
         {"steps ahead are greedy steps", with(steps_ahead_are_greedy_steps)},
+        {"steps ahead draw what whole rows draw", with(steps_ahead_draw_what_whole_rows_draw)},
         {"graphs are built for new widths", with(graphs_are_built_for_new_widths)},
         {"layers that are not there are refused", with(layers_that_are_not_there_are_refused)},
         {"logits of other rows are refused", with(logits_of_other_rows_are_refused)},
