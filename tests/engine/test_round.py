@@ -119,6 +119,7 @@ def test_sequences_with_settings_of_their_own_go_ahead_together(
         assert max(n_steps) > 1
         for i, sequence in enumerate(sequences):
             assert sequence.tokens == (expected[i][:21] if i == stopped else expected[i])
+            assert sequence.stats.sample_s > 0
             cached = [*PROMPTS[i], *sequence.tokens[:-1]]
             assert engine.slots[sequence.slot.seq].cached == cached
         prompt, settings = PROMPTS[stopped] + expected[stopped][:21], pairs[stopped][1]
