@@ -22,7 +22,7 @@ std::vector<float> logits_of(target_pass & pass, int output_row) {
 }
 
 void check_best(target_pass & pass, int n_outputs, const std::string & what) {
-    check::equal(static_cast<int>(pass.n_outputs(), n_outputs, what + ": number of outputs");
+    check::equal(pass.n_outputs(), n_outputs, what + ": number of outputs");
     for (int i = 0; i < n_outputs; i++) {
         const std::vector<float> logits = logits_of(pass, i);
         const auto largest = std::max_element(logits.begin(), logits.end()) - logits.begin();
