@@ -25,18 +25,31 @@ def drafter_thinks(kind: int, opinion: int) -> int:
 
 
 class CopyPrior(native.CopyPrior):
-    """What a request begins with, learnt from those before it. One per model. `tried` and `right`
-    are copies: to change them, set them."""
+    """What a request begins with, learnt from those before it. One per model, of requests that take
+    the likeliest token, with another for those that draw: they leave what they repeat sooner.
+    `tried` and `right` are copies: to change them, set them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._drawn: CopyPrior | None = None
+
+    def of(self, *, greedy: bool) -> CopyPrior:
+        """The one for requests of that sort."""
+        if greedy:
+            return self
+        self._drawn = self._drawn or CopyPrior()
+        return self._drawn
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: what was seen, by kind, without those of which nothing was."""
         cold = native.CopyPrior().tried
         numbers = zip(self.right, self.tried, cold, strict=True)
-        return {
+        known: dict[str, Any] = {
             str(kind): [right, tried]
             for kind, (right, tried, unseen) in enumerate(numbers)
             if tried != unseen
         }
+        return known | ({"drawn": self._drawn.as_dict()} if self._drawn else {})
 
     @classmethod
     def from_dict(cls, raw: Any) -> CopyPrior:
@@ -44,8 +57,11 @@ class CopyPrior(native.CopyPrior):
         prior = cls()
         all_right, all_tried = prior.right, prior.tried
         try:
-            for key, (right, tried) in raw.items():
-                kind = int(key)
+            for key, known in raw.items():
+                if key == "drawn":
+                    prior._drawn = cls.from_dict(known)
+                    continue
+                kind, (right, tried) = int(key), known
                 numbers = float(right), float(tried)
                 if not (0 <= kind < N_KINDS and 0 <= numbers[0] <= numbers[1] < math.inf):
                     raise ValueError(key)

@@ -174,7 +174,8 @@ class Engine:
             return None
         # An exact answer uses nothing of earlier requests.
         earlier = [] if self.exact else self.earlier.of(request.owner)
-        return Copier(self.copies, self.copy_from, earlier)
+        prior = self.copies.of(greedy=request.sampling.greedy)
+        return Copier(prior, self.copy_from, earlier)
 
     def _shapes(self, wanted: DraftShape) -> list[Shape]:
         """The shapes that a request's drafts may have. At a fixed width it is the last one."""

@@ -73,7 +73,22 @@ def test_it_is_kept_for_the_next_process() -> None:
     assert (again.right, again.tried) == (prior.right, prior.tried)
 
 
-@pytest.mark.parametrize("raw", [None, [], {"x": [1, 2]}, {"1": [3.0, 2.0]}, {"-1": [0, 1]}])
+def test_what_greedy_requests_repeat_says_little_of_those_that_draw() -> None:
+    prior = CopyPrior()
+    cold, drawn = CopyPrior().right[3], prior.of(greedy=False)
+    for _ in range(50):
+        prior.of(greedy=True).learn(3, True)
+    assert prior.of(greedy=False).right[3] == cold
+    drawn.learn(3, False)
+    again = CopyPrior.from_dict(json.loads(json.dumps(prior.as_dict())))
+    assert again.of(greedy=True).right[3] == cold + 50
+    assert again.of(greedy=False).tried == drawn.tried != prior.tried
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [None, [], {"x": [1, 2]}, {"1": [3.0, 2.0]}, {"-1": [0, 1]}, {"drawn": {"1": [3.0, 2.0]}}],
+)
 def test_what_is_damaged_is_refused(raw: object) -> None:
     with pytest.raises(ValueError, match="no chances of copies"):
         CopyPrior.from_dict(raw)
