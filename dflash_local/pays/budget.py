@@ -5,13 +5,9 @@ from __future__ import annotations
 _INCOME = 0.008
 """Earned by each round, for probes. More makes them a cost of their own,
 less finds a text that has turned too late."""
-_AT_FIRST = 3.5
+_AT_FIRST = 3.0
 """What both accounts begin with. With more, a useless drafter costs an answer of 200 tokens more
 than 3 %; with less, some good drafters are never tried."""
-_MOST_CREDIT = 32.0
-"""Gains beyond this are forgotten. With half as many, a bad passage ends drafting that pays, most
-of all where a draft costs as much as a step; with more, drafting that has begun to lose goes on for
-too long."""
 _SUSPENDED = 20
 """Rounds for which drafting is off for each that was lost, when its credit is spent. With twice as
 many, a bad passage at the beginning costs a good drafter most of an answer; with half as many, a
@@ -69,7 +65,7 @@ class Budget:
         are those that going to drafting and back costs. The forecast ends drafting that loses,
         mostly; this is for what it does not see."""
         self._spell += gained
-        self._credit = min(self._credit + gained, _MOST_CREDIT)
+        self._credit += gained
         if self._credit < 0:
             self._credit = _AT_FIRST
             self.suspended_until = now + round((_AT_FIRST + way) * _SUSPENDED * self.caution)

@@ -45,8 +45,6 @@ _N_DEEP = 6  # row counts after many tokens, few rows and many, for a line throu
 _TREE_ROWS = 16  # of the usual tree
 _FORMAT = 7
 _DEAREST = 1.2  # at most so many times the seconds of a pass of more rows
-# What Python spends around a draft and a pass; live rounds tell better.
-_HOST_S, _DRAFT_HOST_S = 1e-5, 1e-4
 
 
 def budget_s() -> float:
@@ -178,8 +176,6 @@ class _Trial:
             _usual(self.steps),
             _usual(self.drafts) if self.drafter is not None else {SHALLOW: {1: 0.0}},
             switch_s=max(median(self.switches), 0.0) if self.switches else 0.0,
-            host_s=_HOST_S,
-            draft_host_s=_DRAFT_HOST_S,
             inject_s=max(median(self.injections), 0.0) if self.injections else 0.0,
             trees=self.trees,
             spread=0.0 if self.is_rough else self._spread(),

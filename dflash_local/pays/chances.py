@@ -17,7 +17,7 @@ import numpy as np
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.shape import ShapeName
 from dflash_local.draft.tree import grow
-from dflash_local.pays.survival import RECENT, Prior, Survival
+from dflash_local.pays.survival import PRIOR_PART, RECENT, Prior, Survival
 
 _LEAST = 1e-12
 _ANY_TOKEN = 1 << 30
@@ -117,11 +117,11 @@ class TreeChances(Chances):
         return self._raised(chances) if hopeful else chances
 
     def typical(self, *, hopeful: bool = False) -> list[float]:
-        """With half a tree of the prior's."""
-        total = [0.5 * chance for chance in self._prior.trees.curve(self._prior.curve)]
+        """With a part of the prior's tree."""
+        total = [PRIOR_PART * chance for chance in self._prior.trees.curve(self._prior.curve)]
         for curve in self._curves:
             total = [a + b for a, b in zip(total, curve, strict=True)]
-        typical = [chance / (len(self._curves) + 0.5) for chance in total]
+        typical = [chance / (PRIOR_PART + len(self._curves)) for chance in total]
         return self._raised(typical) if hopeful else typical
 
     def _raised(self, chances: Sequence[float]) -> list[float]:

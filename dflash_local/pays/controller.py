@@ -30,21 +30,14 @@ from dflash_local.pays.budget import Budget
 from dflash_local.pays.costs import Costs, PassTimes
 from dflash_local.pays.forecast import Forecast
 from dflash_local.pays.policy import PROBED, Findings, Policy
-from dflash_local.pays.row_choice import RowChoice, SteadyRowChoice
+from dflash_local.pays.row_choice import HORIZON, RowChoice, SteadyRowChoice
 from dflash_local.pays.survival import Prior
 
 __all__ = ["Controller", "Policy"]
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 4, 64
-"""Rounds from the end of drafting to the first probe; twice as many after each that fails, up to
-the longest. Without these pauses, probes come too often; without a longest one, a text that changes
-late is missed."""
 _ANSWER = 40
 """Rounds in which the way to drafting and back must be earned. Without this price, drafting
 begins and ends by turns."""
-_PHASE = 25
-"""Rounds in which the change from chains to trees, or back, must be earned. Without this
-price, they change by turns where they are worth the same."""
 _REPLAN = 8
 """Rounds between plans: they take host time, up to a tenth of a tiny model's step."""
 _EARLY_ROUNDS, _KNOWN_ROUNDS = 4, 16
@@ -62,9 +55,6 @@ _LATEST_LOOK = 1000
 """Rounds after which drafting is tried once in any case, at the latest with the next request.
 Without this look, costs that were measured on a busy machine, many times too dear, keep drafting
 off for good. A look of thirty plain rounds is then three in a hundred, once."""
-_LONGEST_TIME = 1.5
-"""A round counts as no longer than this many times what it should take. Without this
-limit, a hiccup of the machine ends drafting that pays."""
 _CHECK_SHARE = 0.002
 """Of the time of drafting, what looking again at plain decoding may cost. Without these
 looks, a calibration that found plain decoding too slow is never corrected."""
@@ -346,11 +336,9 @@ class Controller:
             if self._passes.fresh and not self.again.usual:
                 # Graphs are made once, and say nothing of the drafter's worth.
                 verify_s = min(verify_s, usual_s)
-        expected = costs.host_s + costs.draft_host_s
-        seconds = draft_s + verify_s + (expected if host_s is None else host_s)
-        expected += costs.draft_s(n_drafting, depth) + usual_s + costs.switch_s
-        went = changed and n_new > base
-        self._settle(min(seconds, _LONGEST_TIME * expected), went=went)
+        if host_s is None:
+            host_s = costs.host_s + costs.draft_host_s
+        self._settle(draft_s + verify_s + host_s, went=changed and n_new > base)
 
     def _settle(self, seconds: float, *, went: bool) -> None:
         """After a round that drafted: how far it was ahead of plain decoding. `went`: to another
@@ -421,7 +409,7 @@ class Controller:
             found[name] = self._forecast.best(able)
         gains = {name: findings.gain for name, (_, findings) in found.items()}
         if self._shape in gains:
-            gains[self._shape] *= 1 + self._forecast.switch / _PHASE
+            gains[self._shape] *= 1 + self._forecast.switch / HORIZON
         self._shape = max(gains, key=gains.__getitem__)
         for policy in able:
             policy.take(self._shape)
@@ -430,8 +418,7 @@ class Controller:
     def _appoint(self, policy: Policy, findings: Findings | None, *, drafts: bool) -> None:
         """A sequence drafts from now on, or no more."""
         if drafts or policy.drafting:
-            policy.n_probes, policy.pause = 0, _FIRST_PAUSE
-            policy.next_probe = self._round + _FIRST_PAUSE
+            policy.n_probes = 0
         policy.drafting = drafts
         policy.probing = policy.looking = False
         policy.findings = findings
@@ -441,7 +428,7 @@ class Controller:
         has become faster than it was measured."""
         loss = 2 * (findings.gain - 1) + self._forecast.way
         a_round = findings.tokens / self._forecast.base / findings.gain
-        return (self._round - self._plain_at) * a_round * _CHECK_SHARE > max(loss, 0.1)
+        return (self._round - self._plain_at) * a_round * _CHECK_SHARE > loss
 
     def _pays(self, gain: float, n_rounds: int) -> bool:
         """Whether to draft, where `gain` times the speed of plain decoding is expected, `n_rounds`
@@ -454,13 +441,12 @@ class Controller:
         self._doubt = max(self._doubt + n_rounds * (1 - gain), 0.0)
         return self._doubt <= way
 
-    def _probe(self, resting: list[Policy], n_on: int) -> int:
-        """Let those whose time has come draft to see whether it pays, if the budget allows; rounds
-        to wait if not."""
+    def _probe(self, due: list[Policy], n_on: int) -> int:
+        """Let those that rest draft to see whether it pays, if the budget allows; rounds to wait if
+        not."""
         forecast, budget, now = self._forecast, self._budget, self._round
-        due = [policy for policy in resting if policy.next_probe <= now]
         if not due:
-            return min((policy.next_probe - now for policy in resting), default=_FOREVER)
+            return _FOREVER
         loss = forecast.probe_loss(due, n_on, now)
         by_turns = self.prior.rounds >= _KNOWN_ROUNDS and due[0].n_probes % 2 == 1
         looks = not n_on and not self._unseen and (by_turns or loss > budget.amount)
@@ -487,8 +473,6 @@ class Controller:
             policy.survival.rest(now - policy.rest_from)
             policy.looking = looks
             policy.n_probes += 1
-            policy.next_probe = now + policy.pause
-            policy.pause = min(2 * policy.pause, _LONGEST_PAUSE)
         if n_on:  # only a round of its own shows what it has really cost
             budget.amount -= loss
         return 0

@@ -19,12 +19,12 @@ low, and each is another graph for llama.cpp. Several sequences fill rows up for
 need all counts."""
 
 _LEAST_S = 1e-9
-_MEASURED = 16
-"""How many live observations a calibrated median counts as. With 6, what all passes take longer
-than they did when they were measured is held against the row count in use, and others look cheaper
-than they are."""
 _SLOWEST = 0.06
 """The weight of an observation in the end: one hiccup moves nothing, a throttling clock does."""
+_MEASURED = round(1 / _SLOWEST)
+"""How many live observations a calibrated median counts as. With fewer, what all passes take longer
+than they did when they were measured is held against the row count in use, and others look cheaper
+than they are."""
 _DRIFT = 0.02
 """The part of each surprise that is taken to hold for all counts: the machine, not the width."""
 _NOISY = 0.25
@@ -32,9 +32,9 @@ _NOISY = 0.25
 ten other busy programs it was 0.3 to 13. Without, such times decide whether a pair drafts, and are
 kept."""
 _CLIP = 0.25
-"""Surprise, in natural logarithms, beyond which an observation says no more: outliers. Where it
-lasts, the calibration was disturbed, and the clip widens. Without, a hiccup turns drafting off.
-Nothing makes a machine faster for a moment, so a time that is far shorter is believed at once."""
+"""Surprise, in natural logarithms, beyond which an observation says no more: outliers. Without, a
+hiccup turns drafting off. Nothing makes a machine faster for a moment, so a time that is far
+shorter is believed at once."""
 
 TO_MAKE = 2
 """Passes in which graphs are made: llama.cpp builds its own with the first of a kind, a GPU records
@@ -184,17 +184,18 @@ class Costs:
 
     def observe_switch(self, extra_s: float, usual_s: float) -> None:
         """What the passes that made new graphs took on top, all together; one takes `usual_s`."""
-        self.switch_s = min(self.switch_s, max(extra_s, 0.0) + TO_MAKE * usual_s)
-        extra_s = min(max(extra_s, 0.0), max(4 * self.switch_s, 0.25 * usual_s))
-        self.switch_s += 0.05 * (extra_s - self.switch_s)
+        extra_s = max(extra_s, 0.0)
+        self.switch_s = min(self.switch_s, extra_s + TO_MAKE * usual_s)
+        self.switch_s += _SLOWEST * min(extra_s - self.switch_s, _CLIP * usual_s)
 
     def observe_host(self, drafted: bool, seconds: float) -> None:
         """What a round took beside its draft stage and its target pass."""
+        plain_s = self._steps.at(1, self._steps.depth)
         if drafted:
-            extra = min(max(seconds - self.host_s, 0.0), 4 * self.draft_host_s + 1e-4)
-            self.draft_host_s += _SLOWEST * (extra - self.draft_host_s)
+            extra_s = max(seconds - self.host_s, 0.0)
+            self.draft_host_s += _SLOWEST * _clipped(extra_s - self.draft_host_s, plain_s)
         else:
-            self.host_s += _SLOWEST * (min(seconds, 4 * self.host_s + 1e-4) - self.host_s)
+            self.host_s += _SLOWEST * _clipped(seconds - self.host_s, plain_s)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: the tables as they now are, with depths and counts as text, in seconds."""
@@ -257,7 +258,6 @@ class _Surface:
             raise ValueError(f"no costs: a time of {self.counts[0]} rows")
         self._seconds = [max(_duration(shallow[n]), _LEAST_S) for n in self.counts]
         self._weights = [_MEASURED] * len(self.counts)
-        self._surprises = [0.0] * len(self.counts)
         self._measured = dict(zip(self.counts, self._seconds, strict=True))
         self._least_part = 1.0
         self._drift = 1.0
@@ -273,16 +273,14 @@ class _Surface:
         elif n > self.counts[-1]:
             seconds += (n - self.counts[-1]) * self._last_rise()
         more = (depth - self.depth) * (self._token_s + self._row_s * n)
-        return self._drift * max(seconds + more, 0.5 * seconds, _LEAST_S)
+        return self._drift * max(seconds + more, _LEAST_S)
 
     def observe(self, n: int, depth: int, seconds: float) -> None:
         if not (seconds > 0 and math.isfinite(seconds)):
             return
         surprise = math.log(seconds / self.bound(n, depth, seconds))
         i = self._point(n)
-        lasting = self._surprises[i] = 0.9 * self._surprises[i] + 0.1 * surprise
-        clip = max(_CLIP, abs(lasting))
-        surprise = min(max(surprise, -clip), clip)
+        surprise = min(max(surprise, -_CLIP), _CLIP)
         weight = self._weights[i] = self._weights[i] + 1
         factor = math.exp(surprise * max(1 / weight, _SLOWEST))
         self._seconds[i] *= factor
@@ -316,7 +314,6 @@ class _Surface:
         if i == len(self.counts) or self.counts[i] != n:
             self._seconds.insert(i, self.at(n, self.depth) / self._drift)
             self._weights.insert(i, 1)
-            self._surprises.insert(i, 0.0)
             self.counts.insert(i, n)
         return i
 

@@ -17,7 +17,8 @@ from dflash_local.pays.policy import PROBED, Findings, Policy
 from dflash_local.pays.row_choice import padded
 
 _REFRESH = 32
-"""Observations after which the table of passes is made again: it takes host time."""
+"""Observations, or eight times as many tokens, after which the table of passes is made again: it
+takes host time."""
 _CHEAP_CHANGE = 0.2
 """Of a plain pass: where a change of rows costs less, all row counts are chosen among. Without
 this, a laptop loses one in a hundred, as the few counts lie far apart."""
@@ -75,7 +76,7 @@ class Forecast:
             base == self.base
             and n_seqs == self._n_seqs
             and n_again == self._again
-            and abs(depth - self._table_depth) <= 64 + self._table_depth // 8
+            and abs(depth - self._table_depth) <= 8 * _REFRESH
             and costs.n_observed - self._table_age < _REFRESH
         ):
             return
@@ -88,10 +89,10 @@ class Forecast:
             else math.inf
             for k in range(n_seqs * self._n_draft + 1)
         ]
-        if again and n_again:
-            self.passes[1:] = [seconds + again.usual_s for seconds in self.passes[1:]]
         # No device is that much slower with fewer rows; such a time was taken while it was busy.
         self.passes[0] = min(self.passes[0], 1.1 * min(self.passes))
+        if again and n_again:
+            self.passes[1:] = [seconds + again.usual_s for seconds in self.passes[1:]]
 
     def best(self, policies: Sequence[Policy]) -> tuple[list[Policy], Findings]:
         """The sequences to draft for, and what it would bring: the best 1, 2, 4, ... or all."""

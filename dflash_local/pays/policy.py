@@ -83,10 +83,7 @@ class Policy:
         """Since it last drafted."""
         self.looking = False
         """This probe verifies only what its draft says is worth it."""
-        self.pause = 2
-        """Rounds from the next probe to the one after it."""
         self.rest_from = now
-        self.next_probe = now
         self.findings: Findings | None = None
 
     def take(self, name: ShapeName) -> None:

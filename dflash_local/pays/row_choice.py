@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from dflash_local.draft.shape import ShapeName
 
-_HORIZON = 20
-"""Rounds over which a better row count must earn the change of graph. With none, or with very many,
-the row count changes too often or never, at a third of the speed at worst."""
+HORIZON = 20
+"""Rounds over which a better row count, or another shape, must earn the change of graph. With none,
+or with very many, it changes too often or never, at a third of the speed at worst."""
 _BLEND = 0.15
 """Of the last round's values in their mean. With less, the usual row count is found too late."""
 
@@ -160,7 +160,7 @@ class SteadyRowChoice(RowChoice):
         means = self._blended(values)
         usual = means.index(max(means))
         stay = last
-        if not 0 <= last < len(values) or (means[usual] - means[last]) * _HORIZON > switch:
+        if not 0 <= last < len(values) or (means[usual] - means[last]) * HORIZON > switch:
             stay = usual
         cost = switch if stay != last else 2 * switch
         return best if top - values[stay] > cost else stay

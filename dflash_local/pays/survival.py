@@ -28,18 +28,18 @@ FACE_VALUE = (-0.3, 1.1)
 
 _UNKNOWN = (0.5, 0.0, 0.12)
 """Variances of `a`, both and `b` before anything is seen of a drafter."""
-_APART = (0.15, 0.0, 0.02)
-"""Variances of `a`, both and `b` between requests of one drafter. Without them, several requests at
-once lose 1 % more."""
-_WALK = (0.0015, 0.0001)
-"""What a round adds to the variances of `a` and `b`. Without it, a text that drifts is not
-followed: some answers lose 1 % more."""
+_APART = (0.2, 0.02)
+"""Variances of `a` and `b` between requests of one drafter. Without them, several requests at once
+lose 1 % more."""
+_WALK = 0.0015
+"""What a round adds to the variance of `a`. Without it, a text that drifts is not followed: some
+answers lose 1 % more."""
 _MEMORY, _SURPRISE = 0.85, 5.0
 """The last rounds' outcomes are compared with what was expected; each round weighs `_MEMORY` of the
 next. The text has turned when the difference squared is more than `_SURPRISE` variances."""
-_TURN = 0.4
-"""What is then added to the variance of `a`. Without it, a text that turns is drafted no better
-than at the best fixed width."""
+_TURN = 256
+"""So many rounds are then taken to have gone by. Without it, only a larger `_WALK` finds a text
+that turns, and takes 2 % from those that do not."""
 _COLD_CHANCE = 0.8
 """Of each draft, before any is seen. With 0.5 good drafters are never tried."""
 _YOUNG = 32
@@ -49,8 +49,9 @@ _SPARSE, _SHARE = 4, 0.02
 each round, one unusual request is held against those after it."""
 RECENT = 8
 """Drafts whose mean is taken for a usual one. With fewer, plans change from draft to draft."""
+PRIOR_PART = 0.6
+"""Of a draft: the weight of the prior's in that mean. With 1, some texts lose 2 %."""
 _FLOOR, _NUDGE = -20.0, 0.001
-_OUTSIDE = (-3.0, 6.9)  # the features of no chance, and of certainty
 _NO_FEATURE = 1.0
 _ENOUGH_TRIALS = 48
 """Drafts before a user is warned that few are kept. With fewer, one bad passage is told as a fault
@@ -67,8 +68,7 @@ class _Filter:
         self.aa, self.ab, self.bb = aa, ab, bb
 
     def walk(self, rounds: int = 1) -> None:
-        self.aa = min(self.aa + _WALK[0] * rounds, _UNKNOWN[0])
-        self.bb = min(self.bb + _WALK[1] * rounds, _UNKNOWN[2])
+        self.aa = min(self.aa + _WALK * rounds, _UNKNOWN[0])
 
     def update(self, features: Sequence[float], accepted: int) -> tuple[float, float]:
         """The outcomes of one chain, of which `accepted` were kept and the next one, if it has a
@@ -89,8 +89,7 @@ class _Filter:
             aa -= shrink * to_a * to_a
             ab -= shrink * to_a * to_b
             bb -= shrink * to_b * to_b
-        self.a = min(max(a, -8.0), 8.0)
-        self.b = min(max(b, 0.0), 3.0)
+        self.a, self.b = a, max(b, 0.0)
         self.aa, self.ab, self.bb = aa, ab, bb
         return surprise, variance
 
@@ -147,7 +146,7 @@ class Prior:
     def filter(self) -> _Filter:
         """For a request of which nothing is seen."""
         known = self._filter
-        aa, bb = known.aa + _APART[0], known.bb + _APART[2]
+        aa, bb = known.aa + _APART[0], known.bb + _APART[1]
         return _Filter(known.a, known.b, aa, known.ab, bb)
 
     def learn(self, logprobs: Sequence[float], features: Sequence[float], accepted: int) -> None:
@@ -219,16 +218,15 @@ class Survival:
 
     def observe(self, logprobs: Sequence[float], verified: int, accepted: int) -> None:
         """Of the first `verified` drafts, `accepted` were kept and the next one, if any, not."""
-        known = self._filter
         tried = min(accepted + 1, verified, len(logprobs))
         if not tried:
             return
         features = _features(logprobs)[:tried]
-        surprise, variance = known.update(features, accepted)
+        surprise, variance = self._filter.update(features, accepted)
         self._surprise = _MEMORY * self._surprise + surprise
         self._variance = _MEMORY * self._variance + variance
         if self._surprise * self._surprise > _SURPRISE * self._variance + 1.0:
-            known.aa = min(known.aa + _TURN, _UNKNOWN[0])
+            self._filter.walk(_TURN)
             self._surprise = self._variance = 0.0
         prior = self._prior
         prior.learn(logprobs, features, accepted)
@@ -282,8 +280,8 @@ def _features(logprobs: Sequence[float]) -> list[float]:
     if not any(logprobs):  # a drafter that gives none
         return [_NO_FEATURE] * len(logprobs)
     log = math.log
-    # Not a number counts as no confidence at all.
-    return [-log(_NUDGE - lp) if 0.0 >= lp > _FLOOR else _OUTSIDE[lp > 0.0] for lp in logprobs]
+    # Unlike `min`, `max` gives its first argument if the other is not a number: no confidence.
+    return [-log(_NUDGE - min(max(_FLOOR, lp), 0.0)) for lp in logprobs]
 
 
 def _mean(
@@ -291,10 +289,9 @@ def _mean(
     judge: Callable[[Sequence[float]], list[float]],
     prior: list[float],
 ) -> list[float]:
-    """The mean curve of these drafts, with half a draft of the prior's."""
-    sums = [0.0] * len(prior)
+    """The mean curve of these drafts, with a part of the prior's."""
+    sums = [PRIOR_PART * chance for chance in prior]
     for chain in chains:
         for j, chance in enumerate(judge(chain[: len(sums)])):
             sums[j] += chance
-    n = len(chains)
-    return [(total + 0.5 * old) / (n + 0.5) for total, old in zip(sums, prior, strict=True)]
+    return [total / (PRIOR_PART + len(chains)) for total in sums]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-_SHARE, _MEMORY = 0.02, 0.98
-_COLD_SHARES = (0.5, 0.2, 0.1)
+_SHARE = 0.02
+"""Of the newest tree, or miss, in what is kept. With more, one unusual request is held against
+those after it."""
+_COLD_SHARES = (0.5, 0.25, 0.125)
 """Of what the first choice leaves, what the next ones are thought to have before any is seen."""
 _DOUBT = 4.0
 """The weight of the drafter's own shares, in misses of a first choice that were seen. Without it,
@@ -41,8 +43,8 @@ class TreePrior:
 
     def learn(self, promised: float, kept: bool) -> None:
         """The first choice was wrong, and another candidate right or not."""
-        self._promised = _MEMORY * self._promised + promised
-        self._kept = _MEMORY * self._kept + kept
+        self._promised = (1 - _SHARE) * self._promised + promised
+        self._kept = (1 - _SHARE) * self._kept + kept
 
     def renew(self, curve: list[float], chain: list[float]) -> None:
         """The curve of a new tree; `chain` as for `curve`."""
