@@ -44,9 +44,6 @@ _EARLY_ROUNDS, _KNOWN_ROUNDS = 4, 16
 """A request's first rounds, and a drafter's, in which seeing the outcome of a few drafts is worth
 more than what they bring. Without these rounds, a good drafter whose confidence says nothing is
 never found to be good."""
-_DEAR_WAY = 12.0
-"""Plain rounds that going to drafting and back may cost where such rounds verify what their drafts
-do not promise. With more, a useless drafter of a mixture of experts costs 5 % of a first answer."""
 _FIRST_PROBE = 5.0
 """Plain rounds that a round of a drafter's very first probe may cost. Without this
 gift, several sequences of a tiny model never try a drafter that would pay, as the probe costs more
@@ -230,10 +227,9 @@ class Controller:
             if not draft or limit < 1:
                 chains.append([])
                 continue
-            known = self.prior.rounds >= _KNOWN_ROUNDS
             early = policy.probing or policy.rounds < _EARLY_ROUNDS
-            early = early and (policy.probing or self._forecast.way < _DEAR_WAY)
-            chains.append(policy.chances(draft, limit, early=early, believed=known))
+            early = early and self.prior.rounds < _KNOWN_ROUNDS
+            chains.append(policy.chances(draft, limit, early=early))
             policy.rounds += 1
             policy.rest_from = self._round
         return chains

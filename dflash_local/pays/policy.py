@@ -98,17 +98,16 @@ class Policy:
         """The falling chances of its drafts' nodes, in the mean of the last few drafts."""
         return self._chances[self.shape.name].typical(hopeful=hopeful)
 
-    def chances(self, draft: Draft, limit: int, *, early: bool, believed: bool) -> list[float]:
+    def chances(self, draft: Draft, limit: int, *, early: bool) -> list[float]:
         """The chances of a new draft's nodes, at most `limit`, to be accepted; they fall.
 
-        `early`, seeing the outcome is worth something in itself, and the first few count as
-        certain. The drafter's confidence is `believed` once it is known how good it is, and then by
-        turns.
+        `early`, while little is known of the drafter, seeing the outcome is worth something in
+        itself, and the first few count as certain.
         """
         known = self._chances[self.shape.name]
         known.notice(draft)
         chances = known.of(draft, hopeful=self.probing)
-        if early and not self.looking and not believed:
+        if early and not self.looking:
             chances[:PROBED] = [1.0] * min(PROBED, len(chances))
         return chances[:limit]
 

@@ -206,7 +206,7 @@ def test_chains_tell_what_trees_would_be_worth_and_the_other_way_round() -> None
             place, token = divmod(at, known.n_tokens)
             candidates = _candidates(known, place % known.n_passages, token)
             draft = _draft(candidates, policy, shape)
-            policy.chances(draft, N_NODES, early=False, believed=True)
+            policy.chances(draft, N_NODES, early=False)
             policy.rounds += 1
             ranks = known.ranks[place % known.n_passages, token].tolist()
             chooses.observe(policy, draft, [*ranks, OTHER])
