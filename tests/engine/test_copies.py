@@ -50,7 +50,8 @@ def forking(f32_target: Path) -> Iterator[Target]:
 def sure() -> CopyPrior:
     """Takes every copy for right."""
     prior = CopyPrior()
-    prior.right = [0.99 * tried for tried in prior.tried]
+    for each in (prior.of(greedy=True), prior.of(greedy=False)):
+        each.right = [0.99 * tried for tried in each.tried]
     return prior
 
 
@@ -252,12 +253,15 @@ def test_the_rows_of_a_batch_are_shared() -> None:
             assert sum(n for (drafted, _), n in each.stats.outcomes.items() if not drafted) <= 1
 
 
-def test_the_chances_are_those_of_all_requests(target: Target) -> None:
+def test_the_chances_are_those_of_all_requests_that_draw_or_do_not(target: Target) -> None:
     engine = copying(target)
     prior = engine.copies = CopyPrior()
-    before = list(prior.tried)
+    cold, drawn = CopyPrior().tried, prior.of(greedy=False)
     answer(engine, [400, 401] * 10, "auto", N, **options_of("greedy", [400, 401]))
-    assert len(prior.tried) == N_KINDS and prior.tried != before
+    assert len(prior.tried) == N_KINDS and prior.tried != cold == drawn.tried
+    greedy = list(prior.tried)
+    answer(engine, [400, 401] * 10, "auto", N, **options_of("seeded", [400, 401]))
+    assert prior.tried == greedy and drawn.tried != cold
 
 
 def test_a_later_request_copies_what_an_earlier_one_of_its_owner_said(target: Target) -> None:
