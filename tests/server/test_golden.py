@@ -39,7 +39,7 @@ PLACE: dict[str, Any] = {
 }
 COUNT = "a = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12"
 # The likeliest token, but drawn: what is greedy takes several steps at once where time allows.
-ONE_BY_ONE = {"top_k": 1, "seed": 0, "stream": True}
+STREAM = {"temperature": 0, "stream": True}
 TURN = (
     "<think>\nOh\n</think>\n\nOff!\n"
     '<tool_call>\n{"name": "go", "arguments": {"to": "Rome", "days": 3}}\n</tool_call>'
@@ -132,7 +132,7 @@ def replaced(text: str) -> str:
 def test_a_stream_is_what_the_file_has(tool_client: httpx.Client, name: str) -> None:
     path, body = REQUESTS[name]
     # A cached prompt would change the usage from the second run on.
-    answer = tool_client.post(path, json={**ONE_BY_ONE, "cache_prompt": False, **body})
+    answer = tool_client.post(path, json={**STREAM, "cache_prompt": False, **body})
     assert answer.status_code == 200, answer.text
     told = replaced(answer.text)
     golden = GOLDEN / f"{name}.txt"

@@ -1,8 +1,9 @@
 """A real server process whose model can call tools and think: the shipped target with the chat
-template of Qwen3. It decodes plainly: a stream that is not greedy has one token in each chunk."""
+template of Qwen3. It decodes plainly, a step at a time: a stream has one token in each chunk."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,14 @@ import pytest
 from chat_models import with_template
 from server_process import ServerProcess, serving
 
+SERVE_STEP_BY_STEP = """
+import sys
+from dflash_local.cli.main import main
+from dflash_local.engine import widths
+
+widths._AHEAD_S = 0.0
+sys.exit(main())
+"""
 # Two threads that wait for each other by spinning are slow where others want the cores too.
 PLAIN = ("--gpu-layers", "0", "--kv-type", "q8_0", "--draft-width", "0", "--threads", "1")
 
@@ -22,7 +31,9 @@ def tool_server(
 ) -> Iterator[ServerProcess]:
     target, drafter = pair
     copy = with_template(target, tmp_path_factory.mktemp("tools") / "tiny-tools.gguf", "qwen3")
-    with serving("--target", str(copy), "--draft", str(drafter), *PLAIN) as running:
+    command = (sys.executable, "-c", SERVE_STEP_BY_STEP, "serve", "--port", "0")
+    arguments = ("--target", str(copy), "--draft", str(drafter), *PLAIN)
+    with serving(*arguments, command=command) as running:
         yield running
 
 
