@@ -37,10 +37,10 @@ def _advice(command: str = f"pip install llama-cpp-python=={PINNED}") -> str:
     return f"install it with: {PORTABLE} {command} (add -DGGML_CUDA=on for an NVIDIA GPU)"
 
 
-_SPINS = {"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "200"}
-"""Of GNU's OpenMP: look so often whether the others are there, then sleep. 200 looks take some ten
-microseconds. With fewer a small model is slower on a quiet machine, with more every model is on a
-busy one: docs/install.md has the numbers. "ACTIVE" makes the count hold also where OpenMP counts
+_SPINS = {"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "1000"}
+"""Of GNU's OpenMP: look so often whether the others are there, then sleep. 1,000 looks take some
+fifty microseconds. With fewer a small model is slower on eight quiet cores, with more what cannot
+use fewer threads is on a busy machine: docs/install.md has the numbers. "ACTIVE" makes the count hold also where OpenMP counts
 more threads than cores."""
 
 

@@ -141,7 +141,7 @@ def test_the_log_joins_pieces_and_forgets_old_lines():
 @pytest.mark.parametrize(
     ("set_before", "spins"),
     [
-        ({}, "'200'"),
+        ({}, "'1000'"),
         ({"OMP_WAIT_POLICY": "passive"}, "'0'"),
         ({"OMP_WAIT_POLICY": "active"}, "'30000000000'"),
         ({"GOMP_SPINCOUNT": "7"}, "'7'"),
