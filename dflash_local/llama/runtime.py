@@ -40,8 +40,8 @@ def _advice(command: str = f"pip install llama-cpp-python=={PINNED}") -> str:
 _SPINS = {"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "1000"}
 """Of GNU's OpenMP: look so often whether the others are there, then sleep. 1,000 looks take some
 fifty microseconds. With fewer a small model is slower on eight quiet cores, with more what cannot
-use fewer threads is on a busy machine: docs/install.md has the numbers. "ACTIVE" makes the count hold also where OpenMP counts
-more threads than cores."""
+use fewer threads is on a busy machine: docs/install.md has the numbers. "ACTIVE" makes the count
+hold also where OpenMP counts more threads than cores."""
 
 
 @contextmanager
