@@ -101,15 +101,22 @@ def _check_end(task: GenerationTask, result: Result) -> None:
 
 
 def stop_text(
-    vocabulary: Vocabulary, result: Result, stops: Iterable[str], *, special: bool = False
+    vocabulary: Vocabulary,
+    result: Result,
+    stops: Iterable[str],
+    *,
+    special: bool = False,
+    kept: bool = False,
 ) -> str | None:
     """The one of `stops` that ended a result with the finish reason "stop"; None where the model
-    ended it by itself. `special`: its text includes the names of control tokens."""
+    ended it by itself. `special`: its text includes the names of control tokens. `kept`: it ends
+    with that text. As in `TextStream`, of those that end together the longest counts."""
     if result.tokens and vocabulary.ends_text(result.tokens[-1]):
         return None
+    if kept:
+        return max(filter(result.text.endswith, stops), key=len, default=None)
     after = vocabulary.detokenize(result.tokens, special=special)[len(result.text) :]
-    ended = (stop for stop in stops if after.startswith(stop) or result.text.endswith(stop))
-    return min(ended, key=len, default=None)
+    return min(filter(after.startswith, stops), key=len, default=None)
 
 
 class RunningTimings:

@@ -216,7 +216,8 @@ class _LlamaAnswer:
         """What ended the answer, and the stop text if that did."""
         if self._limits.ended or result.finish_reason != "stop":
             return "limit", ""
-        text = stop_text(self._model.target.vocabulary, result, self._body.stop_texts)
+        kept = bool(self._body.include_stop_str_in_output)
+        text = stop_text(self._model.target.vocabulary, result, self._body.stop_texts, kept=kept)
         return ("eos", "") if text is None else ("word", text)
 
     def _settings(self, result: Result) -> dict[str, Any]:

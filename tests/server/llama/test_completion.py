@@ -155,6 +155,10 @@ def test_an_answer_says_what_ended_it(client: httpx.Client, model: Model) -> Non
     told = complete(client, temperature=0, stop=[stop], include_stop_str_in_output=True)
     assert (told["stop_type"], told["stopping_word"]) == ("word", stop)
     assert told["content"] == text[: text.index(stop)] + stop
+    both = [stop[1:], stop]  # they end together
+    told = complete(client, temperature=0, stop=both, include_stop_str_in_output=True)
+    ends = [text for text in both if told["content"].endswith(text)]
+    assert told["stopping_word"] == max(ends, key=len)
     assert complete(client, temperature=0)["stop_type"] == "limit"
     end = model.tokenize("<|im_end|>")
     bias = [[end[0], 100.0]]
