@@ -59,7 +59,9 @@ double product_time(ggml_backend_t backend, ggml_type type, int64_t width, int64
     for (int i = 0; i < n_timings; i++) {
         const auto begin = clock::now();
         for (int j = 0; j < n_products; j++) {
-            ggml_backend_graph_compute_async(backend, graph);
+            if (ggml_backend_graph_compute_async(backend, graph) != GGML_STATUS_SUCCESS) {
+                return std::numeric_limits<double>::infinity();
+            }
         }
         ggml_backend_synchronize(backend);
         best = std::min(best, std::chrono::duration<double>(clock::now() - begin).count());

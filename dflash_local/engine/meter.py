@@ -122,7 +122,8 @@ class Lap:
             stats.graph_rebuilds += n_rebuilds
         verify_s = (self._verified - self._drafted) / n_steps
         if not self._n_drafting and self._n_rows == len(self._sequences):
-            self._meter.step_s += (verify_s - self._meter.step_s) / 4
+            step_s = (end - self._drafted) / n_steps  # with its draws
+            self._meter.step_s += (step_s - self._meter.step_s) / 4
         controller = self._meter.controller
         if controller and any(s.policy is not None for s in self._sequences):
             controller.skip(n_steps - 1)

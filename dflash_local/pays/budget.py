@@ -8,6 +8,9 @@ less finds a text that has turned too late."""
 _AT_FIRST = 3.0
 """What both accounts begin with. With more, a useless drafter costs an answer of 200 tokens more
 than 3 %; with less, some good drafters are never tried."""
+_MOST_CREDIT = 32.0
+"""Gains beyond this are forgotten. With more, drafting that has begun to lose goes on for too long:
+for good in a process that has gained for hours."""
 _SUSPENDED = 20
 """Rounds for which drafting is off for each that was lost, when its credit is spent. With twice as
 many, a bad passage at the beginning costs a good drafter most of an answer; with half as many, a
@@ -65,7 +68,7 @@ class Budget:
         are those that going to drafting and back costs. The forecast ends drafting that loses,
         mostly; this is for what it does not see."""
         self._spell += gained
-        self._credit += gained
+        self._credit = min(self._credit + gained, _MOST_CREDIT)
         if self._credit < 0:
             self._credit = _AT_FIRST
             self.suspended_until = now + round((_AT_FIRST + way) * _SUSPENDED * self.caution)

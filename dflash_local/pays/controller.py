@@ -52,6 +52,9 @@ _LATEST_LOOK = 1000
 """Rounds after which drafting is tried once in any case, at the latest with the next request.
 Without this look, costs that were measured on a busy machine, many times too dear, keep drafting
 off for good. A look of thirty plain rounds is then three in a hundred, once."""
+_LONGEST_TIME = 1.5
+"""A round counts as no longer than this many times what it should take. Without this limit, one
+hiccup of the machine ends drafting that pays, or all probes of a process."""
 _CHECK_SHARE = 0.002
 """Of the time of drafting, what looking again at plain decoding may cost. Without these
 looks, a calibration that found plain decoding too slow is never corrected."""
@@ -332,9 +335,11 @@ class Controller:
             if self._passes.fresh and not self.again.usual:
                 # Graphs are made once, and say nothing of the drafter's worth.
                 verify_s = min(verify_s, usual_s)
-        if host_s is None:
-            host_s = costs.host_s + costs.draft_host_s
-        self._settle(draft_s + verify_s + host_s, went=changed and n_new > base)
+        expected = costs.host_s + costs.draft_host_s
+        seconds = draft_s + verify_s + (expected if host_s is None else host_s)
+        expected += costs.draft_s(n_drafting, depth) + usual_s + costs.switch_s
+        went = changed and n_new > base
+        self._settle(min(seconds, _LONGEST_TIME * expected), went=went)
 
     def _settle(self, seconds: float, *, went: bool) -> None:
         """After a round that drafted: how far it was ahead of plain decoding. `went`: to another

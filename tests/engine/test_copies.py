@@ -275,7 +275,7 @@ def test_a_later_request_copies_what_an_earlier_one_of_its_owner_said(target: Ta
         runs[name] = answer(engine, prompt, "auto", N, owner=owner)
         assert runs[name].tokens == expected
     copied = {name: run.stats.copied_accepted for name, run in runs.items()}
-    assert copied["again"] >= N // 2 > copied["first"] == copied["other"] == copied["nobody"]
+    assert copied.pop("again") >= N // 2 > max(copied.values())
     assert len(engine.earlier) == 2
 
 
