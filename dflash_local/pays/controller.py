@@ -52,7 +52,7 @@ _LATEST_LOOK = 1000
 """Rounds after which drafting is tried once in any case, at the latest with the next request.
 Without this look, costs that were measured on a busy machine, many times too dear, keep drafting
 off for good. A look of thirty plain rounds is then three in a hundred, once."""
-_LONGEST_TIME = 1.5
+_LONGEST_TIME = 4.0
 """A round counts as no longer than this many times what it should take. Without this limit, one
 hiccup of the machine ends drafting that pays, or all probes of a process."""
 _CHECK_SHARE = 0.002
