@@ -291,6 +291,10 @@ int32_t target_pass::best(int output_row) {
 
 int32_t target_pass::draw(token_draw * how, int output_row) {
     check_output(output_row);
+    if (how != nullptr && how->rule().n_vocab != n_vocab_) {
+        throw std::invalid_argument("a draw from " + std::to_string(how->rule().n_vocab) +
+                                    " tokens; the target has " + std::to_string(n_vocab_));
+    }
     const auto begin = std::chrono::steady_clock::now();
     const int32_t token = how == nullptr ? best(output_row) : draw_from(*how, output_row);
     if (how != nullptr) {

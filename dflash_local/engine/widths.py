@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_local.copies.copier import Copy
+from dflash_local.copies.copier import Copier, Copy
 from dflash_local.copies.join import copy_alone, heard, joined
 from dflash_local.draft.draft import Draft
 from dflash_local.engine.meter import TO_WARM_UP, Meter
@@ -242,18 +242,22 @@ class Widths:
         """Whether copies alone may become a tree, which brings more than the best of them."""
         return self._slots.drafter is None and any(s.shape.n_leaves > 1 for s in sequences)
 
+    def _copier(self, sequence: Sequence) -> Copier | None:
+        """What finds copies for a sequence now; None while a failed drafter is put aside."""
+        return None if sequence.behind or self._slots.lacks_drafter else sequence.copier
+
     def _finds(self, sequence: Sequence, limit: int, least: NDArray[np.float64] | None) -> bool:
         """Whether a sequence's text offers what is worth a look; see `Copier.finds`."""
-        copier, remaining = sequence.copier, sequence.remaining
-        if copier is None or sequence.behind or self._slots.lacks_drafter:
+        copier, remaining = self._copier(sequence), sequence.remaining
+        if copier is None:
             return False
         n = limit if remaining is None else min(limit, remaining - 1)
         return copier.finds(sequence.request.prompt, sequence.tokens, n, least)
 
     def _offers(self, sequence: Sequence) -> list[Copy]:
         """What was found, as far as it may be emitted."""
-        copier = sequence.copier
-        if copier is None or sequence.behind or self._slots.lacks_drafter:
+        copier = self._copier(sequence)
+        if copier is None:
             return []
         try:
             copies = copier.offers()

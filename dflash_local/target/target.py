@@ -22,11 +22,11 @@ from dflash_local.fit.pairing import check_taps, check_target
 from dflash_local.gguf.file import GgufFile, file_key
 from dflash_local.llama import native, runtime
 from dflash_local.llama.host import default_threads, give_back_memory
-from dflash_local.llama.spare_cores import SpareCores
 from dflash_local.target import sequence_state
 from dflash_local.target.batch import Batch, Part
 from dflash_local.target.cells import Cells
 from dflash_local.target.options import TargetOptions
+from dflash_local.target.pass_threads import PassThreads
 from dflash_local.target.readout import Readout
 from dflash_local.target.rollback import Rows
 from dflash_local.target.vocabulary import Vocabulary
@@ -37,11 +37,6 @@ from dflash_local.trial.model import ensure_loadable
 import llama_cpp.llama_cpp as api
 
 _STORED_PER_SEQUENCE = 2 * MAX_OUTPUT_ROWS  # rows of a verify pass, and those before it
-_LIGHT, _ROWS_AS_ONE = 8 << 20, 4
-"""Bytes of weights for each thread and layer. With 1.5 MB, fewer threads are up to three times as
-fast beside busy processes; with 70 MB all of them are, by a fourth. Four rows take about as long as
-one."""
-_FEW_CELLS, _SPLIT_TYPES = 256, ("f16", "f32")  # of ggml-cpu's flash attention
 _NO_SLOT = 1  # llama_decode: no room in the KV cache, nothing was changed
 
 
@@ -165,8 +160,9 @@ class Target(Readout):
         self.n_ctx: int = min(options.n_ctx, api.llama_n_ctx(self._context))
         self.n_batch: int = api.llama_n_batch(self._context)
         self.n_threads = n_threads
-        self._cores = SpareCores(n_threads) if options.n_threads is None else None
-        self._n_computing = n_threads, n_threads
+        self._pass_threads = PassThreads(
+            self._model, self._context, self.threads, options, n_threads, self.n_ctx
+        )
         self._way_back = WayBack(self._model, self._context, options)
         if options.tapped_layers and not self._way_back.in_graph:
             raise InputError(
@@ -327,7 +323,7 @@ class Target(Readout):
         rows = self._rollback.extend(given)
         n = len(rows)
         self._cells.before_pass(n)
-        self._share_cores(n, max(rows.positions) + 1)
+        self._pass_threads.before_pass(n, max(rows.positions) + 1)
         runtime.clear_log()
         self._rollback.begin_pass()
         self._check_status(
@@ -339,33 +335,6 @@ class Target(Readout):
         first = self.first_stored
         self.numbers = [first + row for row in rows.given] or range(first, first + n)
         self.n_decoded = first + n
-
-    def _share_cores(self, n_rows: int, end: int) -> None:
-        """Compute with fewer threads where other processes want the cores, if that changes no
-        result. The next pass has so many rows, and ends before position `end`."""
-        if self._cores is None:  # the number was asked for
-            return
-        n = self._cores.n_threads() if self._is_light(n_rows) else self.n_threads
-        computing = self.n_threads if self._splits(end) else n, n
-        if computing != self._n_computing:
-            self._n_computing = computing
-            api.llama_set_n_threads(self._context, *computing)
-            self.threads.use(n)
-
-    def _is_light(self, n_rows: int) -> bool:
-        """Whether the operations of a pass are short beside the system's slices of time. Threads
-        wait for one another after each. In long ones, those that have a core do more of the work,
-        and all threads together get a larger share of the cores."""
-        read = api.llama_model_size(self._model) / (self.n_layer * self.n_threads)
-        return bool(read * max(1, n_rows / _ROWS_AS_ONE) < _LIGHT)
-
-    def _splits(self, end: int) -> bool:
-        """Whether ggml may split the context of a pass of one row among threads, whose parts then
-        round by their number. It does from 512 cells on, which llama.cpp counts by 256."""
-        options = self.options
-        in_order = options.n_seq == options.n_ids == 1
-        few = self.n_ctx <= _FEW_CELLS or (in_order and end <= _FEW_CELLS)
-        return options.flash_attn and options.kv_type in _SPLIT_TYPES and not few
 
     def decode_ahead(
         self,
@@ -391,7 +360,7 @@ class Target(Readout):
         n = len(tokens)
         self._output, self.numbers = [], ()
         self._cells.before_pass(n * n_steps)
-        self._share_cores(n, max(positions) + n_steps)
+        self._pass_threads.before_pass(n, max(positions) + n_steps)
         runtime.clear_log()
         self._rollback.begin_pass()
         status, found = self._pass.decode_ahead(tokens, positions, seq_ids, n_steps, draws, given)

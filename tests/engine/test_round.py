@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -169,7 +170,7 @@ def test_no_numbers_at_a_later_step_end_that_answer_alone(
     tmp_path: Path, temperature: float
 ) -> None:
     """Of two sequences that go 0, 1, 2, ... and 8, 9, 8, ..., the first has none after 4."""
-    with GivenRows(tmp_path, 512, n_seq=2) as given:
+    with closing(GivenRows(tmp_path, 512, n_seq=2)) as given:
         rows = np.zeros((10, 512), np.float32)
         rows[range(10), [1, 2, 3, 4, 5, 6, 7, 8, 9, 8]] = 50
         rows[4, 77] = np.inf

@@ -76,11 +76,9 @@ void passes_without_the_graph_give_the_same(const shipped_pair & pair) {
         "cannot be tapped", "taps");
 }
 
-// Step by step, or in one call.
-void steps_ahead_are_greedy_steps(const shipped_pair & pair) {
-    constexpr int n_steps = 12;
-    const opened_target ahead = pair.open_target(pair.layers(), pair.n_batch, 2);
-    const opened_target stepwise = pair.open_target(pair.layers(), pair.n_batch, 2);
+// Two sequences in both targets, with prompts that are decoded: their next rows.
+std::vector<batch_row> after_prompts(const shipped_pair & pair, const opened_target & ahead,
+                                     const opened_target & stepwise) {
     std::vector<batch_row> next;
     for (int seq = 0; seq < 2; seq++) {
         const std::vector<batch_row> prompt = pair.rows(20 + seq, 0, seq);
@@ -88,6 +86,15 @@ void steps_ahead_are_greedy_steps(const shipped_pair & pair) {
         check::equal(stepwise.pass->decode(prompt), 0, "status");
         next.push_back({stepwise.pass->best(0), 20 + seq, seq, true});
     }
+    return next;
+}
+
+// Step by step, or in one call.
+void steps_ahead_are_greedy_steps(const shipped_pair & pair) {
+    constexpr int n_steps = 12;
+    const opened_target ahead = pair.open_target(pair.layers(), pair.n_batch, 2);
+    const opened_target stepwise = pair.open_target(pair.layers(), pair.n_batch, 2);
+    std::vector<batch_row> next = after_prompts(pair, ahead, stepwise);
     std::vector<int32_t> found;
     check::equal(ahead.pass->decode_ahead(next, n_steps, {nullptr, nullptr}, {}, found), 0,
                  "status");
@@ -155,13 +162,7 @@ void steps_ahead_draw_what_whole_rows_draw(const shipped_pair & pair) {
         const int n_vocab = ahead.pass->n_vocab();
         sampled first(n_vocab, false), second(n_vocab, true);
         sampled same_first(n_vocab, false), same_second(n_vocab, true);
-        std::vector<batch_row> next;
-        for (int seq = 0; seq < 2; seq++) {
-            const std::vector<batch_row> prompt = pair.rows(20 + seq, 0, seq);
-            check::equal(ahead.pass->decode(prompt), 0, "status");
-            check::equal(stepwise.pass->decode(prompt), 0, "status");
-            next.push_back({stepwise.pass->best(0), 20 + seq, seq, true});
-        }
+        std::vector<batch_row> next = after_prompts(pair, ahead, stepwise);
         std::vector<int32_t> found;
         check::equal(ahead.pass->decode_ahead(next, n_steps, {first.draw.get(), second.draw.get()},
                                               {}, found),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import llama_cpp.llama_cpp as api
@@ -29,7 +29,7 @@ N_ROWS = 8
 
 @pytest.fixture(scope="module")
 def given_rows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GivenRows]:
-    with GivenRows(tmp_path_factory.mktemp("given"), N_VOCAB) as rows:
+    with closing(GivenRows(tmp_path_factory.mktemp("given"), N_VOCAB)) as rows:
         yield rows
 
 

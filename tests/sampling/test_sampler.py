@@ -516,8 +516,17 @@ def test_closing_twice_is_fine_and_using_after_is_not(vocab: Vocab) -> None:
 
 @pytest.fixture(scope="module")
 def given_rows(vocab: Vocab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GivenRows]:
-    with GivenRows(tmp_path_factory.mktemp("given"), vocab.n) as rows:
+    with contextlib.closing(GivenRows(tmp_path_factory.mktemp("given"), vocab.n)) as rows:
         yield rows
+
+
+def test_a_sampler_of_another_vocabulary_draws_nothing(vocab: Vocab, given_rows: GivenRows) -> None:
+    given_rows.decode([vocab.row()])
+    with (
+        Sampler(SamplingParams(temperature=0.8), vocab.n + 1, n_ctx=64) as sampler,
+        pytest.raises(ValueError, match=f"{vocab.n + 1} tokens; the target has {vocab.n}"),
+    ):
+        sampler.draw(given_rows.target, 0)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 import gguf
 import numpy as np
@@ -52,17 +51,6 @@ class GivenRows:
 
     def close(self) -> None:
         self.target.close()
-
-    def __enter__(self) -> GivenRows:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _without_layers(tensors: dict[str, Tensor]) -> None:

@@ -63,9 +63,9 @@ def logits(target: Target) -> list[NDArray[np.float32]]:
 
 def same_in_turns(target: Target) -> None:
     """Fail where a bit depends on the threads."""
-    target._cores = None
+    target._pass_threads.cores = None
     expected = logits(target)
-    target._cores = turns = Turns(2)  # type: ignore[assignment]
+    target._pass_threads.cores = turns = Turns(2)  # type: ignore[assignment]
     found = logits(target)
     assert turns.asked > len(PARTS)
     assert all(np.array_equal(*rows) for rows in zip(found, expected, strict=True))
@@ -104,7 +104,7 @@ def test_an_answer_across_256_tokens_is_the_same(
     prompt = target.vocabulary.tokenize(demo.prompts()["code"][0] * 9)[:230]
     answers = []
     for cores in (None, Turns(2)):
-        target._cores = cores  # type: ignore[assignment]
+        target._pass_threads.cores = cores  # type: ignore[assignment]
         engine.forget()
         answers.append(answer(engine, prompt, width, max_tokens=60, logprobs=logprobs))
     assert len(answers[0].tokens) == 60
@@ -114,14 +114,14 @@ def test_an_answer_across_256_tokens_is_the_same(
 
 def test_a_number_that_was_asked_for_stays() -> None:
     with open_target(n_threads=2, tapped_layers=()) as target:
-        assert target._cores is None
+        assert target._pass_threads.cores is None
         assert target.n_threads == 2
 
 
 def test_short_passes_alone_are_computed_by_fewer() -> None:
     with open_target(n_threads=None, tapped_layers=()) as target:
-        target._cores = Fewer()  # type: ignore[assignment]
+        target._pass_threads.cores = Fewer()  # type: ignore[assignment]
         for n_rows, expected in ((1, 1), (16, 1), (400, 2), (1, 1)):
             target.clear(0)
             prefill(target, [7] * n_rows)
-            assert target._n_computing[1] == expected
+            assert target._pass_threads.computing[1] == expected
