@@ -27,6 +27,12 @@ struct draw_rule {
     bool bound = false;    // a grammar may forbid what is drawn
 };
 
+// How the exponentials that are added up may differ from llama.cpp's, in units in the last place.
+struct rounding {
+    double each;    // by chance, of one: the root of its mean square
+    double common;  // by the same part of the exponent of all
+};
+
 // What a draw reads of a row of logits, if that is enough.
 enum class draw_needs {
     best,                // its largest
@@ -38,8 +44,9 @@ enum class draw_needs {
 
 // Draws from all tokens, with nothing but a temperature, are computed here as llama.cpp computes
 // them: a number from the generator, and the first token, by id, at which the sum of exp(x / T)
-// reaches that share of the whole. Where a device has the sums of chunks, only the chunk in which
-// that token is comes to the host.
+// reaches that share of the whole. Sums of chunks, from a device or from vectors on the host, tell
+// the chunk in which that token is, and only that chunk is gone through. They are rounded
+// otherwise: where that might matter, all is added up as llama.cpp does.
 class token_draw {
   public:
     // In place of a token.
@@ -80,7 +87,7 @@ class token_draw {
     int32_t in_order_of(const float * row);
 
     // The chunk in which a draw from all tokens ends, given the sum of exp((x - peak) / T) in each,
-    // as a device computes them. `needs_whole_row` if another one is within the rounding.
+    // as a device computes them. `needs_whole_row` if another one is within its rounding.
     int32_t chunk_of(const float * sums, int n, float peak);
 
     // The token, given the n logits of that chunk; or `needs_whole_row`.
@@ -92,6 +99,7 @@ class token_draw {
     int32_t choose(bool is_cut);
     int32_t choose_among(size_t k, float most_outside, bool is_cut);
     int32_t from_all(const float * row);
+    int32_t place_in(const float * sums, int n, float peak, const rounding & kind);
     double number();
 
     draw_rule rule_;
@@ -105,7 +113,7 @@ class token_draw {
         float peak;
         double before;  // sum of the chunks before it
         double target;
-        double margin;  // for the rounding of a device
+        double margin;  // for the rounding of the sums
     } chunk_ = {};
 };
 

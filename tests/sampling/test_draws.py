@@ -218,9 +218,9 @@ def llama_cpp_draws(rows: Logits, temperature: float, seed: int) -> list[int]:
         api.llama_sampler_chain_add(chain, sampler)
     drawn = []
     for row in rows:
-        tokens = (api.llama_token_data * len(row))(
-            *(api.llama_token_data(i, float(x), 0.0) for i, x in enumerate(row))
-        )
+        tokens = (api.llama_token_data * len(row))()
+        table = np.frombuffer(tokens, np.dtype([("id", "i4"), ("logit", "f4"), ("p", "f4")]))
+        table["id"], table["logit"] = np.arange(len(row)), row
         array = api.llama_token_data_array(tokens, len(row), -1, False)
         api.llama_sampler_apply(chain, ctypes.byref(array))
         drawn.append(int(array.data[array.selected].id))
@@ -229,16 +229,21 @@ def llama_cpp_draws(rows: Logits, temperature: float, seed: int) -> list[int]:
 
 
 @settings(deadline=None)
-@given(temperature=TEMPERATURES, rows=ROWS, seed=st.integers(0, 2**32 - 2))
+@given(
+    temperature=TEMPERATURES,
+    rows=ROWS,
+    seed=st.integers(0, 2**32 - 2),
+    n_vocab=st.sampled_from([5, 600, N_VOCAB, 151_936]),
+)
 def test_draws_from_all_tokens_are_those_of_llama_cpp(
-    temperature: float, rows: dict[str, Any], seed: int
+    temperature: float, rows: dict[str, Any], seed: int, n_vocab: int
 ) -> None:
-    few = rows_of(**rows, n_vocab=600)
+    few = rows_of(**rows, n_vocab=n_vocab)
     params = SamplingParams(temperature=temperature, seed=seed, **ALL)
-    biased = SamplingParams(temperature=temperature, seed=seed, logit_bias={5: 0.0}, **ALL)
+    biased = SamplingParams(temperature=temperature, seed=seed, logit_bias={1: 0.0}, **ALL)
     expected = llama_cpp_draws(few, temperature, seed)
     for given_params in (params, biased):
-        with Sampler(given_params, 600, n_ctx=64) as sampler:
+        with Sampler(given_params, n_vocab, n_ctx=64) as sampler:
             assert [sampler.sample(row) for row in few] == expected
 
 
@@ -256,17 +261,19 @@ def test_sums_of_chunks_draw_what_the_whole_row_draws(
             assert few.draw(given_rows.target, i) == whole.sample(row)
 
 
+@pytest.mark.parametrize("spread", [0.3, 5.0])
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_sums_of_chunks_are_enough_for_most_draws(
-    given_rows: GivenRows, temperature: float
+    given_rows: GivenRows, temperature: float, spread: float
 ) -> None:
+    """With a spread of 0.3 all tokens have like chances, so each is near its neighbours."""
     target = given_rows.target
     target.native.search_on_cpu = True
     before = target.native.n_whole_rows
     with ExitStack() as stack:
         whole, few = samplers(stack, temperature=temperature, **ALL)
         for seed in range(50):
-            logits = rows_of(seed=seed, spread=5.0, levels=0, forbidden=0.0)
+            logits = rows_of(seed=seed, spread=spread, levels=0, forbidden=0.0)
             given_rows.decode(logits)
             for i, row in enumerate(logits):
                 assert few.draw(target, i) == whole.sample(row)
