@@ -437,6 +437,7 @@ def state_key(target: Target, drafter: Drafter | None) -> dict[str, Any]:
         "redecodes",
     ):
         del options[name]
+    options["n_threads"] = target.n_threads  # None is as many as this machine has cores
     key: dict[str, Any] = {
         "machine": runtime.machine(),
         "target": target.file_key,

@@ -24,7 +24,6 @@ from dflash_local.chat.tool import Tool
 from dflash_local.draft.shape import DraftShape, checked_shape
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.request import Request
-from dflash_local.engine.verify import verify
 from dflash_local.errors import DflashError, InputError
 from dflash_local.fit.plan import Plan
 from dflash_local.options import (
@@ -393,10 +392,9 @@ class Model:
             stack.callback(self._engine.slots.close)
 
     def _keep_costs(self) -> None:
-        """Keep what was learnt while decoding, unless drafts were verified by other rules."""
+        """Keep what was learnt while decoding."""
         engine = self._engine
-        learnt = engine.controller and self.target.is_open and engine.verify is verify
-        if engine.controller and learnt:
+        if engine.controller and engine.learns and self.target.is_open:
             priors = engine.controller.priors
             calibration.keep(
                 self.target,

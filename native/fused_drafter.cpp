@@ -13,6 +13,8 @@ namespace dflash {
 
 namespace {
 
+// A chain and a tree, for each of a few numbers of sequences: all that a server draws from by
+// turns. What is built anew costs as much as a draft.
 constexpr size_t kept_graphs = 8;
 
 // Restores the lengths of a cache if the work on it throws.

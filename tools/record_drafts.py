@@ -20,8 +20,8 @@ from dflash_local.bench.prompts.case import Case, tokenized
 from dflash_local.bench.prompts.prompt import built_in
 from dflash_local.bench.synthetic.recorded import RecordedDrafts
 from dflash_local.draft.draft import Candidates, Draft
+from dflash_local.engine.accept import Verdict, accept
 from dflash_local.engine.engine import Engine
-from dflash_local.engine.verify import Verdict, verify
 from dflash_local.fit.options import LoadOptions
 from dflash_local.loading import open_engine
 from dflash_local.pair import open_pair
@@ -31,7 +31,7 @@ Passage: TypeAlias = tuple[NDArray[np.float32], NDArray[np.uint8]]
 
 
 class Recorder:
-    """Replaces `verify`: keeps the candidates of every round, and accepts no draft."""
+    """Replaces `accept`: keeps the candidates of every round, and accepts no draft."""
 
     def __init__(self) -> None:
         self.candidates: list[Candidates] = []
@@ -41,14 +41,14 @@ class Recorder:
     ) -> Verdict:
         assert draft.candidates is not None, "a draft graph gives candidates"
         self.candidates.append(draft.candidates)
-        return verify(draft.clip(0), sample, stop)
+        return accept(draft.clip(0), sample, stop)
 
 
 def record(model: Model, case: Case, n_tokens: int, n_passages: int) -> list[Passage]:
     """One answer, cut into at most `n_passages` of `n_tokens` each."""
     assert model.drafter is not None
     n_drafts = model.drafter.block_size - 1
-    recorder = model.engine.verify
+    recorder = model.engine.accept
     assert isinstance(recorder, Recorder)
     recorder.candidates.clear()
     model.forget()
@@ -92,7 +92,7 @@ def main() -> None:
     prompts = built_in(("chat", "code"), limit=arguments.limit, shipped=shipped)
     options = LoadOptions(n_ctx=2048, n_threads=arguments.threads, draft_shape="tree")
     engine, plan = open_engine(open_pair(*pair), options, say=print)
-    recording = Engine(engine.target, engine.drafter, verify=Recorder())
+    recording = Engine(engine.target, engine.drafter, accept=Recorder(), learns=False)
     with Model(recording, plan) as model:
         cases, _ = tokenized(model, prompts, room=arguments.passages * arguments.tokens)
         found = [

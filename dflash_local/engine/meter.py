@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import ShapeName
+from dflash_local.engine.accept import Verdict
 from dflash_local.engine.sequence import Sequence
 from dflash_local.engine.slots import Slots
-from dflash_local.engine.verify import Verdict
 from dflash_local.pays.controller import Controller
 
 TO_WARM_UP = 2
@@ -40,10 +40,7 @@ class Meter:
 
     def count(self, sequence: Sequence, draft: Draft, verdict: Verdict) -> None:
         """Count a draft and how much of it was accepted."""
-        n = len(verdict.tokens)
         copied = [draft.copied[row - 1] for row in verdict.path[1:]]
-        sequence.from_draft[-n:-1] = [True] * (n - 1)
-        sequence.from_copy[-n:-1] = copied
         sequence.shape.count(sequence.stats, draft, verdict.path)
         sequence.stats.record_copies(drafted=sum(draft.copied), accepted=sum(copied))
         if self.controller and sequence.policy is not None and draft:
@@ -77,6 +74,11 @@ class Lap:
         self._draft_s = 0.0
         self._drawn_s = slots.target.draw_s
         self._start = self._began = self._drafted = self._verified = time.perf_counter()
+        self._settled_s = 0.0
+
+    def settled(self) -> None:
+        """What had to be decoded again before the round is: that was the target's time."""
+        self._settled_s = time.perf_counter() - self._start
 
     def drafting(self, n_sequences: int) -> None:
         self._n_drafting = n_sequences
@@ -116,8 +118,8 @@ class Lap:
         n_rebuilds = self._slots.target.n_rebuilds - self._n_rebuilds
         for sequence in self._sequences:
             stats = sequence.stats
-            stats.draft_s += self._drafted - self._start
-            stats.verify_s += self._verified - self._drafted
+            stats.draft_s += self._drafted - self._start - self._settled_s
+            stats.verify_s += self._verified - self._drafted + self._settled_s
             stats.decode_s += end - self._start
             stats.graph_rebuilds += n_rebuilds
         verify_s = (self._verified - self._drafted) / n_steps

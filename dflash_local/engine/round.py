@@ -16,15 +16,15 @@ from typing import TypeAlias
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.draft.shape import allowed
+from dflash_local.engine.accept import Verdict
 from dflash_local.engine.meter import Lap, Meter
 from dflash_local.engine.sequence import Sequence
 from dflash_local.engine.slots import Slots
-from dflash_local.engine.verify import Verdict
 from dflash_local.engine.widths import Choice, Widths
 from dflash_local.errors import BackendError, GrammarError
 from dflash_local.target.batch import Batch, Part
 
-Verify: TypeAlias = Callable[[Draft, Callable[[int], int], Callable[[int], bool]], Verdict]
+Accept: TypeAlias = Callable[[Draft, Callable[[int], int], Callable[[int], bool]], Verdict]
 
 _NO_DRAFT = Draft.chain([])
 _MOST_WITH_A_DRAFT = 16
@@ -35,12 +35,12 @@ clock of the draft stage is for drafts, not for a long injection."""
 class Round:
     """Runs rounds of sequences whose prompt is decoded."""
 
-    def __init__(self, slots: Slots, widths: Widths, meter: Meter, verify: Verify) -> None:
+    def __init__(self, slots: Slots, widths: Widths, meter: Meter, accept: Accept) -> None:
         self._slots = slots
         self._target = slots.target
         self._widths = widths
         self._meter = meter
-        self._verify_draft = verify
+        self._accept_draft = accept
 
     def run(self, sequences: list[Sequence]) -> None:
         """One round of these sequences, or several plain steps at once.
@@ -51,6 +51,7 @@ class Round:
         if not sequences:
             return
         with self._meter.lap(sequences) as lap:
+            self._settle(sequences, lap)
             choice = self._widths.choose(sequences)
             self._inject(sequences, choice)
             proposals = self._draft(sequences, choice, lap)
@@ -70,12 +71,21 @@ class Round:
             sequence.stats.emitted += 1
 
     def _with_room(self, sequences: list[Sequence]) -> list[Sequence]:
-        """The sequences whose anchor fits the context. The others end: the context is full."""
+        """The sequences whose anchor fits the context. The others end: the context is full.
+
+        Idle slots give way to the widest drafts, not to anchors alone: with little room left,
+        each round would be narrow, to keep what perhaps nobody asks for again.
+        """
         self._slots.make_room(sum(1 + self._widths.most_nodes(s) for s in sequences))
         room = max(self._slots.free_cells, 0)
         for sequence in sequences[room:]:
             sequence.finish_reason = "length"
         return sequences[:room]
+
+    def _settle(self, sequences: list[Sequence], lap: Lap) -> None:
+        """Decode again what would make the next pass too long; see `Target.n_again`."""
+        self._widths.settle(sequences)
+        lap.settled()
 
     def _inject(self, sequences: list[Sequence], choice: Choice) -> None:
         """Inject what a prompt or plain decoding has left pending, before the draft itself."""
@@ -96,18 +106,14 @@ class Round:
             DraftRequest(s.slot.seq, s.anchor, self._slots.take_features(s.slot), n, s.slot.cached)
             for s, n in ((sequences[i], n) for i, n in drafting)
         ]
-        try:
+        with self._slots.drafter_may_fail():
             drafter.begin(requests)
-        except Exception as error:
-            self._slots.put_aside(error)
-            return drafts
         self._target.tidy()  # host work while the device drafts; a failure is not the drafter's
-        try:
-            proposals = drafter.read()
-        except Exception as error:
-            self._slots.put_aside(error)
-            return drafts
-        for (i, _), proposal in zip(drafting, proposals, strict=True):
+        proposals: list[Draft] = []
+        if not self._slots.lacks_drafter:
+            with self._slots.drafter_may_fail():
+                proposals = drafter.read()
+        for (i, _), proposal in zip(drafting, proposals, strict=False):  # none, if it has failed
             drafts[i] = self._cut(sequences[i], proposal, choice.limits[i])
         return drafts
 
@@ -125,7 +131,7 @@ class Round:
         """One pass of the target over the anchor and the draft of every sequence."""
         lap.verifying()
         batch = Batch()
-        n_rows = self._widths.n_rows(sequences, drafts)
+        n_rows = self._widths.least_rows(sequences, drafts)
         for s, draft, n in zip(sequences, drafts, n_rows, strict=True):
             s.shape.place(batch, s.slot.seq, len(s.slot.cached), s.anchor, draft, n)
         n_in_pass = self._target.n_rows(batch)  # some may be decoded again
@@ -135,11 +141,12 @@ class Round:
 
     def _accept(self, sequence: Sequence, draft: Draft, part: Part, lap: Lap) -> None:
         """Emit the target's tokens along the draft, and keep the rows of the accepted ones."""
+        # All rows that a round gives have logits, so a row's number is that of its logits, too.
         anchor, first = sequence.anchor, part.first_row
         ends_text = self._target.vocabulary.ends_text
         with self._alone(sequence):
             with lap.sampling(sequence):
-                verdict = self._verify_draft(
+                verdict = self._accept_draft(
                     draft,
                     lambda row: sequence.draw(self._target, first + row),
                     lambda token: sequence.emit(token, ends_text=ends_text(token)),
@@ -153,6 +160,7 @@ class Round:
                 (first + row for row in path),
                 features=sequence.wants_features,
             )
+            sequence.mark_drafted([draft.copied[row - 1] for row in verdict.path[1:]])
             self._meter.count(sequence, draft, verdict)
 
     def _plain(self, sequences: list[Sequence], lap: Lap) -> None:

@@ -123,13 +123,19 @@ class Sequence:
     def emit(self, token: int, *, ends_text: bool) -> bool:
         """Append a token to the answer. True if the answer ends with it."""
         self.tokens.append(token)
-        self.from_draft.append(False)  # set when its round is over
+        self.from_draft.append(False)  # see `mark_drafted`
         self.from_copy.append(False)
         if ends_text or self.request.on_token(token):
             self.finish_reason = "stop"
         elif self.remaining == 0:
             self.finish_reason = "length"
         return self.finish_reason is not None
+
+    def mark_drafted(self, copied: list[bool]) -> None:
+        """The tokens before the last one were accepted drafts: copies, or a drafter's."""
+        n = len(copied) + 1
+        self.from_draft[-n:-1] = [True] * len(copied)
+        self.from_copy[-n:-1] = copied
 
     def fail(self, error: Exception) -> None:
         """End with an error."""

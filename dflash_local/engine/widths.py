@@ -57,7 +57,6 @@ class Widths:
 
     def choose(self, sequences: list[Sequence]) -> Choice:
         """Choose before drafting. A fixed width is not reduced: that would need another graph."""
-        self.settle(sequences)
         self._notice_lost(sequences)
         limits, left = self._limits(sequences), self._left_to_controller(sequences)
         n_drafts = self._n_drafts(sequences, limits, left)
@@ -116,10 +115,10 @@ class Widths:
         if not self._slots.target.needs_equal_rows:
             return cut
         # All get as many rows as the widest. Some have more drafts to fill theirs.
-        n_rows = self.n_rows(sequences, cut)
+        n_rows = self.least_rows(sequences, cut)
         return [draft.clip(n - 1) for draft, n in zip(drafts, n_rows, strict=True)]
 
-    def n_rows(self, sequences: list[Sequence], drafts: list[Draft]) -> list[int]:
+    def least_rows(self, sequences: list[Sequence], drafts: list[Draft]) -> list[int]:
         """The least number of new rows that each sequence gets in a pass over these drafts."""
         target, n = self._slots.target, len(drafts)
         if not target.needs_equal_rows:

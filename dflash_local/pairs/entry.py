@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any
 
 from dflash_local.errors import InputError
+from dflash_local.gguf.drafter_spec import Family
 from dflash_local.sampling.params import SamplingParams
 
 
@@ -21,7 +22,7 @@ class Entry:
     quant: str | None = None
     size: int | None = None
     architecture: str | None = None
-    family: Literal["dflash", "dflash2", "dspark"] = "dflash"
+    family: Family = "dflash"
     aliases: tuple[str, ...] = ()
     thinking: bool | None = None
     sampling: Mapping[str, float] = field(default_factory=dict)

@@ -250,7 +250,7 @@ class Cells:
         ids, held = self.ids[seq], self._held[seq]
         if 0 < length < self._rollback.shortest(seq):
             return False
-        begin = self._rollback.cut_from(seq, length)
+        begin = self._rollback.go_back(seq, length)
         self._give_up(seq, begin)
         taken_back = length > 0 and self._rollback.take_back(seq, length)
         if not taken_back and not api.llama_memory_seq_rm(self._memory, ids[0], begin, -1):

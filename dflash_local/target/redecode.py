@@ -105,7 +105,7 @@ class Redecode(Rollback):
             state.base = length - len(state.later)
         self._passing = {}
 
-    def cut_from(self, seq: int, length: int) -> int:
+    def go_back(self, seq: int, length: int) -> int:
         state = self._states[seq]
         if not state.base <= length < state.length:
             return length

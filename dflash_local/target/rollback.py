@@ -78,7 +78,7 @@ class Rollback:
         """Cut a sequence to `length`, which is in reach and not 0. False: llama.cpp is to do it."""
         return False
 
-    def cut_from(self, seq: int, length: int) -> int:
+    def go_back(self, seq: int, length: int) -> int:
         """The position from which on llama.cpp must forget a sequence that is cut to `length`."""
         return length
 

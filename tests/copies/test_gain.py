@@ -17,7 +17,7 @@ from dflash_local.copies.copier import Copier, Copy
 from dflash_local.copies.join import copy_alone, heard, joined
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import Chain
-from dflash_local.engine.verify import verify
+from dflash_local.engine.accept import accept
 from dflash_local.pays.controller import Controller
 from dflash_local.pays.costs import Costs
 
@@ -138,7 +138,7 @@ def seconds_of(
             (width,) = controller.rows([chances], drafted=n > 0)
             draft = draft.clip(width - 1)
         coming = iter(left)
-        verdict = verify(draft, lambda _row, coming=coming: next(coming), lambda _token: False)
+        verdict = accept(draft, lambda _row, coming=coming: next(coming), lambda _token: False)
         n_rows = 1 + len(draft)
         draft_s = there.draft_s(1, 0) if n else 0.0
         step_s = there.step_s(n_rows, len(prompt)) + (there.switch_s if n_rows != last else 0.0)

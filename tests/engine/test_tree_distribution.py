@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.tree import grow
-from dflash_local.engine.verify import Verdict, verify
+from dflash_local.engine.accept import Verdict, accept
 from dflash_local.sampling.params import SamplingParams
 from dflash_local.sampling.sampler import Sampler
 
@@ -70,7 +70,7 @@ def chi_square(counts: NDArray[np.int64]) -> tuple[float, float]:
 
 
 def test_drafted_samples_have_the_law_of_the_target() -> None:
-    found, limit = chi_square(transitions(verify))
+    found, limit = chi_square(transitions(accept))
     assert found < limit
 
 
@@ -82,7 +82,7 @@ def drawn_again(draft: Draft, sample: Callable[[int], int], stop: Callable[[int]
         token = sample(row)
         return token if (row - 1, token) in edges else sample(row)
 
-    return verify(draft, biased, stop)
+    return accept(draft, biased, stop)
 
 
 @pytest.mark.slow

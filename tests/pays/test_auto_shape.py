@@ -12,7 +12,7 @@ from dflash_local.bench.synthetic.recorded import RecordedDrafts
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.shape import Chain, DraftShape, Shape, Tree
 from dflash_local.draft.tree import grow
-from dflash_local.engine.verify import verify
+from dflash_local.engine.accept import accept
 from dflash_local.pays.controller import Controller
 from dflash_local.pays.costs import Costs
 from dflash_local.pays.policy import Policy
@@ -96,7 +96,7 @@ def play(
                     draft = draft.clip(rows - 1)
                 ranks = known.ranks[place, at].tolist()
                 tokens = iter([*ranks, OTHER])
-                verdict = verify(draft, lambda _row, it=tokens: next(it), lambda _token: False)
+                verdict = accept(draft, lambda _row, it=tokens: next(it), lambda _token: False)
                 passed = 1 + len(draft), kind if draft else "chain"
                 verify_s = truth.step_s(passed[0], DEPTH, passed[1])
                 made = made + 1 if passed == last else 0

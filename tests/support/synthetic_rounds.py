@@ -8,7 +8,7 @@ from dflash_local.bench.synthetic.acceptance import SyntheticAcceptance
 from dflash_local.bench.synthetic.recorded import RecordedDrafts
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.shape import Chain, Tree
-from dflash_local.engine.verify import Verdict
+from dflash_local.engine.accept import Verdict
 
 EOS = 7
 N_VOCAB = 4096
@@ -33,7 +33,7 @@ def shaped(draft: Draft, width: int, *, tree: bool) -> Draft:
 
 
 def play(synthetic: SyntheticAcceptance, draft: Draft, drawn: int = 1000) -> Verdict:
-    return synthetic.verify(draft, lambda _row: drawn, lambda token: token == EOS)
+    return synthetic.accept(draft, lambda _row: drawn, lambda token: token == EOS)
 
 
 def lengths(

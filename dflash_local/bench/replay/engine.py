@@ -7,7 +7,7 @@ accepted, and it is what the caches, the hidden states and the drafter go on wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from dflash_local.bench.replay.acceptance import ReplayedDrafts
@@ -17,7 +17,6 @@ from dflash_local.draft.drafter import DraftRequest
 from dflash_local.engine import sequence
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.request import Request
-from dflash_local.engine.verify import Verdict, verify
 from dflash_local.errors import BackendError, InputError
 from dflash_local.target.target import Target
 
@@ -63,8 +62,8 @@ class ReplayEngine(Engine):
             SyntheticDrafter(drafter, self._mark) if drafter and drafts else drafter,
             len(engine.slots),
             engine.controller,
-            verify=_verify,
             copies=engine.copies,
+            learns=False,
         )
         self.usual_shape = engine.usual_shape
         self.plain_because = engine.plain_because
@@ -95,9 +94,3 @@ class ReplayEngine(Engine):
         drafting = self._by_slot[request.seq]
         text = drafting.answer[len(drafting.tokens) :]
         return self._drafts.mark(draft, text, drafting.place + len(drafting.tokens))
-
-
-def _verify(draft: Draft, sample: Callable[[int], int], stop: Callable[[int], bool]) -> Verdict:
-    """`verify`, but not the same function: what is learnt from given texts is not kept for real
-    answers (`Model.close`)."""
-    return verify(draft, sample, stop)

@@ -17,7 +17,7 @@ import numpy as np
 from dflash_local.bench.synthetic.passages import Passages
 from dflash_local.bench.synthetic.recorded import RecordedDrafts
 from dflash_local.draft.draft import Candidates, Draft
-from dflash_local.engine.verify import Verdict, verify
+from dflash_local.engine.accept import Verdict, accept
 
 _WRONG = -1
 
@@ -42,7 +42,7 @@ class _Marked(Candidates):
 
 
 class SyntheticAcceptance:
-    """Marks the drafts of a drafter with `mark`, and then accepts what was marked with `verify`.
+    """Marks the drafts of a drafter with `mark`, and then accepts what was marked with `accept`.
 
     Answers walk through recorded passages: chains and trees of all widths through the same ones.
     """
@@ -88,10 +88,10 @@ class SyntheticAcceptance:
         firsts = logprobs[: len(draft), 0].tolist()
         return replace(draft, logprobs=firsts, candidates=_Marked(ids, logprobs, truth, walk))
 
-    def verify(
+    def accept(
         self, draft: Draft, sample: Callable[[int], int], stop: Callable[[int], bool]
     ) -> Verdict:
-        """As `engine.verify.verify`: `sample(row)` once per kept row, `stop(token)` once per
+        """As `engine.accept.accept`: `sample(row)` once per kept row, `stop(token)` once per
         emitted token."""
         known = draft.candidates
         marked = known if isinstance(known, _Marked) else None
@@ -106,7 +106,7 @@ class SyntheticAcceptance:
             token = marked.truth[at]
             return self._other(drawn, marked.ids[at].tolist()) if token == _WRONG else token
 
-        verdict = verify(draft, emit, stop)
+        verdict = accept(draft, emit, stop)
         if marked is not None:
             marked.walk.at += n_emitted
             if marked.walk.at < self._recorded.n_tokens:

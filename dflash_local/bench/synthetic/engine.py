@@ -68,7 +68,8 @@ def synthetic_engine(engine: Engine, acceptance: SyntheticAcceptance) -> Engine:
         SyntheticDrafter(engine.drafter, lambda _request, draft: acceptance.mark(draft)),
         len(engine.slots),
         engine.controller,
-        verify=acceptance.verify,
+        accept=acceptance.accept,
+        learns=False,
     )
     made.usual_shape = engine.usual_shape
     return made

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dflash_local.bench.synthetic.acceptance import SyntheticAcceptance
 from dflash_local.bench.synthetic.recorded import RecordedDrafts
 from dflash_local.draft.draft import Candidates, Draft
-from dflash_local.engine.verify import Verdict
+from dflash_local.engine.accept import Verdict
 from synthetic_rounds import EOS, OWN_LENGTH, lengths, play, proposal, shaped, synthetic
 
 
@@ -80,7 +80,7 @@ def test_every_kept_row_is_sampled_once_and_in_order(width: int, seed: int, tree
         emitted.append(token)
         return False
 
-    verdict = drawn.verify(draft, sample, stop)
+    verdict = drawn.accept(draft, sample, stop)
     assert sampled == verdict.path and emitted == verdict.tokens
     assert len(verdict.tokens) == len(verdict.path)
     kept = [draft.tokens[row - 1] for row in verdict.path[1:]]
@@ -115,5 +115,5 @@ def test_the_end_of_an_answer_ends_the_round() -> None:
     drawn = synthetic(8.0)
     for _ in range(20):
         draft = drawn.mark(proposal())
-        verdict = drawn.verify(draft, lambda _row: 1000, lambda _token: True)
+        verdict = drawn.accept(draft, lambda _row: 1000, lambda _token: True)
         assert verdict.path == [0] and len(verdict.tokens) == 1

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_local.draft.draft import ANCHOR, Candidates, Draft
-from dflash_local.engine.verify import Verdict, verify
+from dflash_local.engine.accept import Verdict, accept
 
 FEW = st.integers(0, 3)  # few token ids, so that drafts are often right and siblings often equal
 
@@ -45,7 +45,7 @@ def run(draft: Draft, seed: int, stop_token: int | None) -> tuple[Verdict, list[
         rows.append(row)
         return target(prefix_of(draft, row))
 
-    return verify(draft, sample, lambda token: token == stop_token), rows
+    return accept(draft, sample, lambda token: token == stop_token), rows
 
 
 @settings(deadline=None)
@@ -92,26 +92,26 @@ def never(token: int) -> bool:
 
 
 def test_an_empty_draft_is_a_plain_step() -> None:
-    assert verify(Draft.chain([]), scripted(7), never) == Verdict([7], [0])
+    assert accept(Draft.chain([]), scripted(7), never) == Verdict([7], [0])
 
 
 def test_a_right_chain_gives_one_token_more() -> None:
-    verdict = verify(Draft.chain([5, 6, 7]), scripted(5, 6, 7, 8), never)
+    verdict = accept(Draft.chain([5, 6, 7]), scripted(5, 6, 7, 8), never)
     assert verdict == Verdict([5, 6, 7, 8], [0, 1, 2, 3])
 
 
 def test_a_wrong_chain_still_gives_a_token() -> None:
-    assert verify(Draft.chain([5, 6, 7]), scripted(9), never) == Verdict([9], [0])
+    assert accept(Draft.chain([5, 6, 7]), scripted(9), never) == Verdict([9], [0])
 
 
 def test_stop_inside_a_right_chain_leaves_its_row_out() -> None:
-    verdict = verify(Draft.chain([5, 6, 7]), scripted(5, 6), lambda token: token == 6)
+    verdict = accept(Draft.chain([5, 6, 7]), scripted(5, 6), lambda token: token == 6)
     assert verdict == Verdict([5, 6], [0, 1])
 
 
 def test_the_first_of_equal_siblings_counts() -> None:
     draft = Draft([5, 5, 6], [ANCHOR, ANCHOR, 1])
-    assert verify(draft, scripted(5, 6), never).path == [0, 1]
+    assert accept(draft, scripted(5, 6), never).path == [0, 1]
 
 
 @settings(deadline=None)

@@ -27,7 +27,7 @@ class Verdict:
     path: list[int]
 
 
-def verify(draft: Draft, sample: Callable[[int], int], stop: Callable[[int], bool]) -> Verdict:
+def accept(draft: Draft, sample: Callable[[int], int], stop: Callable[[int], bool]) -> Verdict:
     """Walk from the anchor along the tokens that the target draws.
 
     `sample(row)` draws the target's token from the logits of that row. `stop(token)` says whether
