@@ -109,11 +109,13 @@ class Round:
         with self._slots.drafter_may_fail():
             drafter.begin(requests)
         self._target.tidy()  # host work while the device drafts; a failure is not the drafter's
-        proposals: list[Draft] = []
-        if not self._slots.lacks_drafter:
-            with self._slots.drafter_may_fail():
-                proposals = drafter.read()
-        for (i, _), proposal in zip(drafting, proposals, strict=False):  # none, if it has failed
+        if self._slots.lacks_drafter:
+            return drafts
+        with self._slots.drafter_may_fail():
+            proposals = drafter.read()
+        if self._slots.lacks_drafter:
+            return drafts
+        for (i, _), proposal in zip(drafting, proposals, strict=True):
             drafts[i] = self._cut(sequences[i], proposal, choice.limits[i])
         return drafts
 
