@@ -106,14 +106,16 @@ class Round:
             DraftRequest(s.slot.seq, s.anchor, self._slots.take_features(s.slot), n, s.slot.cached)
             for s, n in ((sequences[i], n) for i, n in drafting)
         ]
-        with self._slots.drafter_may_fail():
+        try:
             drafter.begin(requests)
-        self._target.tidy()  # host work while the device drafts; a failure is not the drafter's
-        if self._slots.lacks_drafter:
+        except Exception as error:
+            self._slots.put_aside(error)
             return drafts
-        with self._slots.drafter_may_fail():
+        self._target.tidy()  # host work while the device drafts; a failure is not the drafter's
+        try:
             proposals = drafter.read()
-        if self._slots.lacks_drafter:
+        except Exception as error:
+            self._slots.put_aside(error)
             return drafts
         for (i, _), proposal in zip(drafting, proposals, strict=True):
             drafts[i] = self._cut(sequences[i], proposal, choice.limits[i])

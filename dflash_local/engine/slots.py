@@ -332,7 +332,7 @@ class Slots:
         return self.drafter.length(slot.seq) + len(slot.pending) == len(slot.cached)
 
     @contextmanager
-    def drafter_may_fail(self) -> Iterator[None]:
+    def _drafter_may_fail(self) -> Iterator[None]:
         """What the drafter raises in here puts it aside."""
         try:
             yield
@@ -363,7 +363,7 @@ class Slots:
     def inject(self, slot: Slot) -> None:
         """Inject what the drafter lacks of a slot."""
         if slot.pending and self.drafter:
-            with self.drafter_may_fail():
+            with self._drafter_may_fail():
                 self.drafter.inject(slot.seq, self.take_features(slot))
 
     def roll_back(self, slot: Slot, length: int, *, for_drafts: bool) -> None:
@@ -455,7 +455,7 @@ class Slots:
         slot.gave_up = source.gave_up
         self.inject(source)
         if self.drafter:
-            with self.drafter_may_fail():
+            with self._drafter_may_fail():
                 n = min(length, self.drafter.length(source.seq))
                 self.drafter.copy(source.seq, slot.seq, n)
 
@@ -483,7 +483,7 @@ class Slots:
             self.keep_checkpoint(slot)
         slot.gave_up = entry.gave_up
         if self.drafter and len(entry.drafter):
-            with self.drafter_may_fail():
+            with self._drafter_may_fail():
                 self.drafter.restore(slot.seq, entry.drafter)
 
     def _save(self, slot: Slot, n_kept: int = 0) -> None:
