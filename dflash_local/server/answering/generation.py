@@ -20,7 +20,7 @@ from dflash_local.server.http.security import client
 from dflash_local.server.models.served_model import LoadedModel
 from dflash_local.stats import Stats
 from dflash_local.target.vocabulary import Vocabulary
-from dflash_local.worker.job import AsyncChunks
+from dflash_local.worker.async_chunks import AsyncChunks
 
 
 @dataclass(frozen=True)
