@@ -207,7 +207,9 @@ class _Trial:
             n_rows = self.n_seq * part
             n_chunks = math.ceil(n_rows / self.target.n_batch)
             seconds = n_rows * row_s + n_passes * pass_s
-            if part <= self.part or not self._affords(n_chunks + n_passes, seconds):
+            # With fewer tokens more, what they cost would be lost in the noise.
+            is_deep = self.n_seq * (part - self.part) >= _MANY_ROWS
+            if not is_deep or not self._affords(n_chunks + n_passes, seconds):
                 break
             begin = time.perf_counter()
             self._fill(part)

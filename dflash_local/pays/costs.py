@@ -36,6 +36,11 @@ _CLIP = 0.25
 hiccup turns drafting off. Nothing makes a machine faster for a moment, so a time that is far
 shorter is believed at once."""
 
+_SPAN = 1024
+"""Where was measured at one depth alone: the cached tokens over which one may cost as much more or
+less as one pass differs from the next. With few, what one row count costs more is taken for the
+depth's; with many, the other way round."""
+
 TO_MAKE = 2
 """Passes in which graphs are made: llama.cpp builds its own with the first of a kind, a GPU records
 with the second what it will replay. With 1, the second counts as a slow machine."""
@@ -83,12 +88,16 @@ class Costs:
         self.after_draft_s = float(after_draft_s)
         if not math.isfinite(self.after_draft_s):
             raise ValueError(f"{after_draft_s!r} is no time")
-        self._n_after_draft = 0
         by_depth = sorted((trees or {0: 0.0}).items())
         (depth, self._tree_s), (self._deep, deep_s) = by_depth[0], by_depth[-1]
         self._tree_depth = depth
         rise_s = max(_duration(deep_s) - _duration(self._tree_s), 0.0)
         self._tree_rise_s = rise_s / max(self._deep - depth, 1)  # for each cached token more
+        self._unmeasured = _Unmeasured(
+            self._steps.depths[-1] - self._steps.depth or _SPAN,
+            self._steps.counts[-1],
+            self._deep - depth or _SPAN,
+        )
         self.spread = _duration(spread)
         self.budget_s = _duration(budget_s)
         self.n_observed = 0
@@ -112,7 +121,12 @@ class Costs:
         """What a pass over drafts of that shape takes longer than one over chains."""
         if shape == "chain":
             return 0.0
-        return self._tree_s + self._tree_rise_s * max(depth - self._tree_depth, 0)
+        return self._tree_s + self._tree_deep_s(depth)
+
+    def _tree_deep_s(self, depth: int) -> float:
+        """No more than where trees were seen: what is too cheap is found out by the first of them,
+        and what is too dear would never be tried."""
+        return self._tree_rise_s * max(min(depth, self._deep) - self._tree_depth, 0)
 
     def draft_s(self, n_seqs: int, depth: int) -> float:
         """The draft stage for `n_seqs` sequences with a round's rows to inject; 0 for none."""
@@ -148,14 +162,8 @@ class Costs:
         """
         if not (seconds > 0 and math.isfinite(seconds)):
             return
+        self._learn_common(n_rows, depth, seconds, shape, drafted=drafted)
         if drafted:
-            # The first few tell nearly all: what is common must not be held against one row count.
-            self._n_after_draft += 1
-            known = self._steps.at(n_rows, depth)
-            surprise = _clipped(
-                seconds - known - self.extra_s(shape, depth) - self.after_draft_s, known
-            )
-            self.after_draft_s += max(1 / (1 + self._n_after_draft), _SLOWEST) * surprise
             seconds -= self.after_draft_s
         if shape == "tree":
             known = self._steps.at(n_rows, depth)
@@ -163,6 +171,28 @@ class Costs:
             self._tree_s = max(self._tree_s + _DRIFT * surprise, 0.0)
         self.n_observed += 1
         self._steps.observe(n_rows, depth, seconds - self.extra_s(shape, depth))
+
+    def _learn_common(
+        self, n_rows: int, depth: int, seconds: float, shape: ShapeName, *, drafted: bool
+    ) -> None:
+        """Of a surprise, what depth and a draft before the pass explain: that must not be held
+        against one row count. Depth may be found to cost nothing by a single pass."""
+        steps, tree_tokens = self._steps, 0
+        if shape == "tree":
+            self._deep = max(self._deep, depth)
+            tree_tokens = max(depth - self._tree_depth, 0)
+        known = steps.at(n_rows, depth)
+        surprise = seconds - known - self.extra_s(shape, depth) - self.after_draft_s * drafted
+        tokens = depth - steps.depth
+        deep_s = tokens * steps.slope(n_rows) + tree_tokens * self._tree_rise_s
+        surprise = min(max(surprise, -_CLIP * known - max(deep_s, 0.0)), _CLIP * known)
+        of_draft, of_token, of_row, of_tree = self._unmeasured.gains(
+            drafted, tokens, n_rows, tree_tokens
+        )
+        self.after_draft_s += of_draft * surprise
+        steps.token_s += of_token * surprise
+        steps.row_s = max(steps.row_s + of_row * surprise, 0.0)
+        self._tree_rise_s = max(self._tree_rise_s + of_tree * surprise, 0.0)
 
     def observe_draft(self, n_seqs: int, depth: int, seconds: float) -> None:
         """A draft stage that had no more to inject than the rows of a round."""
@@ -172,6 +202,8 @@ class Costs:
         self, n_rows: int, depth: int, seconds: float, shape: ShapeName = "chain"
     ) -> None:
         """A pass that also made graphs: without them it takes no longer than this."""
+        if seconds < self.step_s(n_rows, depth, shape):
+            self._learn_common(n_rows, depth, seconds, shape, drafted=False)
         self._steps.bound(n_rows, depth, seconds)
         if shape == "tree":
             self._tree_s = min(self._tree_s, seconds)
@@ -240,6 +272,36 @@ class Costs:
         return self._steps.depths
 
 
+class _Unmeasured:
+    """How far four numbers may be off that calibration tells little of: what a pass takes longer
+    after a draft, what a cached token costs in any pass, for each of its rows, and in a tree.
+
+    A Kalman filter's covariance, in variances of the time of one pass. At first a cached token
+    is known as well as two single passes would tell, which is all that was measured.
+    """
+
+    def __init__(self, span: int, most_rows: int, tree_span: int) -> None:
+        """The cached tokens between the passes that were measured, and the rows of the widest."""
+        self._span, self._most_rows, self._tree_span = span, most_rows, tree_span
+        self._rows = [[float(i == j) for j in range(4)] for i in range(4)]
+
+    def gains(self, drafted: bool, tokens: int, n_rows: int, tree_tokens: int) -> list[float]:
+        """By how much of its surprise a pass corrects each: one after `tokens` more than at the
+        least depth that was measured."""
+        deep = tokens / self._span
+        wide, tree = deep * n_rows / self._most_rows, tree_tokens / self._tree_span
+        common = [
+            row[0] * drafted + row[1] * deep + row[2] * wide + row[3] * tree for row in self._rows
+        ]
+        variance = common[0] * drafted + common[1] * deep + common[2] * wide + common[3] * tree
+        total = variance + 1.0
+        if variance > _SLOWEST * total:  # else they are known, and still move as slowly as that
+            for row, own in zip(self._rows, common, strict=True):
+                row[:] = [x - own * other / total for x, other in zip(row, common, strict=True)]
+        units = 1.0, self._span, self._span * self._most_rows, self._tree_span
+        return [each / total / unit for each, unit in zip(common, units, strict=True)]
+
+
 class _Surface:
     """Seconds by count and depth: straight lines between the counts measured, and along the depth.
 
@@ -264,7 +326,11 @@ class _Surface:
         span = max(self.depths[-1] - self.depth, 1)
         both = [n for n in self.counts if n in deep]
         rises = [max(_duration(deep[n]) - shallow[n], 0.0) / span for n in both]
-        self._token_s, self._row_s = _line(both, rises) if rises else (0.0, 0.0)
+        self.token_s, self.row_s = _line(both, rises) if rises else (0.0, 0.0)
+
+    def slope(self, n: int) -> float:
+        """Seconds for each cached token more."""
+        return max(self.token_s + self.row_s * n, 0.0)
 
     def at(self, n: int, depth: int) -> float:
         seconds = _between(self.counts, self._seconds, n)
@@ -272,7 +338,7 @@ class _Surface:
             seconds *= n / self.counts[0]
         elif n > self.counts[-1]:
             seconds += (n - self.counts[-1]) * self._last_rise()
-        more = (depth - self.depth) * (self._token_s + self._row_s * n)
+        more = (depth - self.depth) * self.slope(n)
         return self._drift * max(seconds + more, _LEAST_S)
 
     def observe(self, n: int, depth: int, seconds: float) -> None:
@@ -300,7 +366,7 @@ class _Surface:
         of_measured = self._seconds[i] / self._measured.get(n, self._seconds[i])
         more = min(of_measured / self._least_part, 1.0)
         self._least_part *= more
-        self._token_s, self._row_s = self._token_s * more, self._row_s * more
+        self.token_s, self.row_s = self.token_s * more, self.row_s * more
         for j, weight in enumerate(self._weights):
             if j < i:
                 self._seconds[j] = min(self._seconds[j], self._seconds[i])

@@ -139,6 +139,12 @@ def test_what_many_cached_tokens_cost_is_measured_where_there_is_room(
     assert list(costs.as_dict()["tree_s"]) == ["4", str(deepest)]
 
 
+@pytest.mark.usefixtures("own_cache")
+def test_a_few_tokens_more_tell_nothing_of_what_each_costs() -> None:
+    with open_target(n_ctx=100) as target:
+        assert measure(target, fused_drafter(target), before=nothing).depths == [4]
+
+
 @pytest.mark.slow
 def test_what_drafts_and_trees_were_worth_is_known_to_the_next_process() -> None:
     with open_target(n_ctx=256, n_branches=16) as target:
