@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dflash_local.errors import DflashError, InputError
 from dflash_local.pair import open_pair
 from dflash_local.printable import printable
+from dflash_local.text_file import read_text
 
 from .answer import write_answer
 from .line_editor import LineEditor
@@ -228,7 +229,7 @@ def _path(name: str, command: str) -> Path:
 def _read_messages(path: Path) -> list[Message]:
     """The messages of a file that `/save` wrote. Raises InputError, OSError."""
     try:
-        messages = json.loads(path.read_text(encoding="utf-8"))["messages"]
+        messages = json.loads(read_text(path))["messages"]
         if messages and all(_is_message(message) for message in messages):
             return list(messages)
     except (ValueError, KeyError, TypeError):

@@ -15,9 +15,9 @@ from typing import Any
 import click
 
 from dflash_local.errors import InputError
+from dflash_local.text_file import read_text
 
 from .options import READABLE
-from .values import read_text
 
 if sys.version_info >= (3, 11):
     import tomllib

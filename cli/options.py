@@ -7,17 +7,17 @@ a command can pass the values of a section on.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
+
+from dflash_local.text_file import read_text
 
 from .values import (
     WholeText,
     draft_width,
     json_object,
     number,
-    read_text,
     shares,
     token_bias,
     whole,
@@ -346,7 +346,7 @@ def generation_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     if values["max_tokens"] is not None:
         arguments["max_tokens"] = values["max_tokens"]
     if values["grammar_file"]:
-        arguments["grammar"] = read_text(Path(values["grammar_file"]))
+        arguments["grammar"] = read_text(values["grammar_file"])
     if values["draft_width"] is not None:
         arguments["draft_width"] = values["draft_width"]
     return arguments

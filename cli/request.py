@@ -7,15 +7,15 @@ import os
 import stat
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from dflash_local.text_file import decoded, read_text
+
 from .answer import Ask, answer, show_nothing, write_answer, write_stdout
 from .report import json_object, summary
 from .terminal import Speaker
-from .values import decoded, read_text
 
 if TYPE_CHECKING:
     from dflash_local import Model
@@ -38,7 +38,7 @@ def read_prompt(
     if argument is not None and file is not None:
         raise click.UsageError("PROMPT and -f FILE are both given: leave out one of them.")
     if file is not None and file != "-":
-        return read_text(Path(file))
+        return read_text(file)
     if argument is not None and argument != "-":
         piped = _piped() if with_piped else ""
         return f"{piped.rstrip()}\n\n{argument}" if piped.strip() else argument

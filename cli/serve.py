@@ -11,6 +11,7 @@ import click
 
 from dflash_local.errors import InputError
 from dflash_local.server.models.keep_alive import DEFAULT_S
+from dflash_local.text_file import read_text
 
 from . import interrupt
 from .loading import check_files, chosen_files
@@ -32,7 +33,6 @@ from .values import (
     host_name,
     idle_time,
     number,
-    read_text,
     web_origin,
     whole,
 )
@@ -334,7 +334,7 @@ def _settings(values: Mapping[str, Any], say: Say) -> ServerSettings:
     keys = list(given.pop("api_keys"))
     path = given.pop("api_key_file", None)
     if path is not None:
-        lines = read_text(Path(path)).lstrip("\ufeff").splitlines()
+        lines = read_text(path).lstrip("\ufeff").splitlines()
         found = [line.strip() for line in lines if line.strip()]
         if not found:
             raise InputError(f"--api-key-file {path} holds no key: write one per line")

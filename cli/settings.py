@@ -17,10 +17,10 @@ import click
 from click.core import ParameterSource
 
 from dflash_local.errors import InputError
+from dflash_local.text_file import read_text
 
 from .options import ENVIRONMENT
 from .user_files import CONFIG, settings_file
-from .values import read_text
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -8,7 +8,6 @@ import math
 import os
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import click
@@ -209,19 +208,3 @@ class WholeText(click.types.StringParamType):
 
     def split_envvar_value(self, rv: str) -> Sequence[str]:
         return [rv]
-
-
-def read_text(path: Path) -> str:
-    """The text of a UTF-8 file, its line ends as they are. Raises OSError, click.UsageError."""
-    return decoded(path.read_bytes(), str(path))
-
-
-def decoded(raw: bytes, source: str) -> str:
-    """The text of UTF-8 bytes; `source` is where they come from. Raises click.UsageError."""
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise click.UsageError(
-            f"{source} is not UTF-8 text (byte {raw[error.start]:#04x} at {error.start}): "
-            "convert it first."
-        ) from None

@@ -37,6 +37,7 @@ from dflash_local.printable import printable
 from dflash_local.target.bare_pass import takes_back
 from dflash_local.target.options import TargetOptions
 from dflash_local.target.target import Target
+from dflash_local.text_file import read_text
 from dflash_local.trial.model import ensure_loadable
 
 Progress = Callable[[float], None]
@@ -306,10 +307,9 @@ def _text_of(path: str | os.PathLike[str] | None) -> str:
     if path is None:
         return ""
     try:
-        return Path(path).read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise FileError(f"{os.fspath(path)}: no text to draft from: {reason}") from None
+        return read_text(path).removeprefix("\ufeff")
+    except OSError as error:
+        raise FileError(f"{os.fspath(path)}: no text to draft from: {error.strerror}") from None
 
 
 def _tokens_of(text: str, target: Target) -> list[int]:

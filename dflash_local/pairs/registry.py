@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dflash_local.errors import InputError
 from dflash_local.pairs.entry import Entry, read_entry
+from dflash_local.text_file import read_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -44,9 +45,11 @@ def _entries(more: str | None) -> tuple[Entry, ...]:
 def read(path: Path) -> list[Entry]:
     """The pairs of one file. Raises InputError."""
     try:
-        tables = tomllib.loads(path.read_text("utf-8-sig"))
+        text = read_text(path)
     except OSError as error:
         raise InputError(f"{path}: the registry cannot be read: {error.strerror}") from None
+    try:
+        tables = tomllib.loads(text.removeprefix("\ufeff"))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not TOML: {error}") from None
     return [read_entry(str(path), name, table) for name, table in tables.items()]

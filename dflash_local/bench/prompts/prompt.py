@@ -14,6 +14,7 @@ from typing import Any
 
 from dflash_local import demo
 from dflash_local.errors import InputError
+from dflash_local.text_file import read_text
 
 CATEGORIES = ("chat", "code", "fim", "long")
 """Of the built-in prompts; `fim` is fill-in-the-middle."""
@@ -117,11 +118,7 @@ def read_replay(
 def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, Any]]:
     """The objects of a JSON Lines file, with the numbers of their lines. Raises InputError,
     OSError."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not UTF-8 text; expected a JSON object on each line") from None
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
         if line.strip():
             with _naming(path, number):
                 raw = json.loads(line)
