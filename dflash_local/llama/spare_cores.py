@@ -33,14 +33,16 @@ class CpuTime:
 
 
 def cpu_time() -> CpuTime | None:
-    """Now. None where the system does not tell. Work of low priority (`nice`) does not count: it
-    gives way."""
+    """Now. None where the system does not tell. Work of low priority (`nice`) counts where ours is
+    such work, too: else it gives way."""
     try:
         ours = {f"cpu{n}" for n in os.sched_getaffinity(0)}
         lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
         rows = [line.split() for line in lines if line.partition(" ")[0] in ours]
-        # user, nice, system, idle, iowait, irq, softirq
-        ticks = sum(int(row[i]) for row in rows for i in (1, 3, 6, 7))
+        columns = [1, 3, 6, 7]  # of user, nice, system, idle, iowait, irq, softirq
+        if os.nice(0) > 0:
+            columns.append(2)
+        ticks = sum(int(row[i]) for row in rows for i in columns)
         all_s = ticks / os.sysconf("SC_CLK_TCK")
         return CpuTime(time.monotonic(), all_s, time.process_time(), len(rows))
     except (AttributeError, OSError, ValueError, IndexError):

@@ -313,7 +313,6 @@ def refused(*arguments: str | bytes, stdin: bytes = b"", **environment: str) -> 
         (["-f", "no-such-file"], "no-such-file"),
         (["-f", TARGET], "UTF-8"),
         (["-f", "/dev/zero"], "device"),
-        (["--draft-from", "/dev/zero", PROMPT], "device"),
         (["--target", "no-such.gguf", PROMPT], "no-such.gguf"),
         (["--draft", DRAFTER, PROMPT], "--target"),
         (["--target", TARGET, "--draft", "no-such.gguf", PROMPT], "no-such.gguf"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
@@ -74,3 +75,21 @@ def test_times_of_this_machine_only_grow() -> None:
     for before, now in pairwise(found):
         assert now.clock >= before.clock and now.all >= before.all and now.own >= before.own
         assert now.n_cpus >= 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells it so")
+def test_work_of_low_priority_counts_its_own() -> None:
+    """Without it, what others do on the cores is taken for less by all that is ours."""
+    work = """
+import os, time
+os.nice(5)
+from dflash_local.llama.spare_cores import cpu_time
+before = cpu_time()
+while time.process_time() < 1.0:
+    pass
+after = cpu_time()
+print(after.all - before.all, after.own - before.own)
+"""
+    done = subprocess.run([sys.executable, "-c", work], capture_output=True, text=True, check=True)
+    of_all, own = map(float, done.stdout.split())
+    assert of_all > 0.9 * own
