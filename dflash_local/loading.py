@@ -175,7 +175,8 @@ def load(
     for line in defaults.lines():
         say(line)
     model = Model(engine, plan, say=say)
-    model.sampling, model.thinking = defaults.sampling, defaults.thinking
+    model.sampling, model.sampling_by_thinking = defaults.sampling, defaults.by_thinking
+    model.thinking = defaults.thinking
     model.answer_length = defaults.answer_length
     if draft_width is not None:
         model.draft_width = draft_width

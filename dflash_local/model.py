@@ -73,6 +73,8 @@ class Model:
         """Verify width of requests that name none."""
         self.sampling: Mapping[str, Any] = {}
         """Options of requests that do not give them, as `temperature`."""
+        self.sampling_by_thinking: Mapping[bool, Mapping[str, Any]] = {}
+        """In place of `sampling`, of chats that say `enable_thinking`."""
         self.thinking: bool | None = None
         """What chats ask the template for, unless they say `enable_thinking` or an effort. None
         leaves it to the template."""
@@ -206,6 +208,16 @@ class Model:
         text = template.render(messages, begin_answer, **variables)
         # Templates write the first token themselves.
         return self._vocabulary.tokenize(text, add_special=False, n_ctx=self.n_ctx)
+
+    def chat_sampling(self, chat_template_kwargs: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """How a chat is sampled that does not say it itself: makers of models advise other settings
+        for answers with thoughts and without."""
+        asked = (chat_template_kwargs or {}).get("enable_thinking")
+        found = self.sampling_by_thinking.get(asked) if isinstance(asked, bool) else None
+        if found is None:
+            return self.sampling
+        usual = SamplingParams()
+        return {name: getattr(usual, name) for name in self.sampling} | dict(found)
 
     # Generating
 
@@ -341,6 +353,8 @@ class Model:
             )
         if self.answer_length is not None:
             options.setdefault("max_tokens", self.answer_length)
+        for name, value in self.chat_sampling(template).items():
+            options.setdefault(name, value)  # type: ignore[misc]
         if self._dialect.special:
             options["special"] = True
         if self._dialect.stop:

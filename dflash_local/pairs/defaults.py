@@ -28,10 +28,12 @@ _SOURCE = "dflash_local.source"
 
 @dataclass(frozen=True)
 class Defaults:
-    """`sampling`: options of requests. `thinking`: what chats ask their template for; None asks for
-    nothing. `answer_length`: `max_tokens` of chats; None if it is not known."""
+    """`sampling`: options of requests; `by_thinking`: of chats that say whether to think.
+    `thinking`: what chats ask their template for; None asks for nothing. `answer_length`:
+    `max_tokens` of chats; None if it is not known."""
 
     sampling: Mapping[str, float] = field(default_factory=dict)
+    by_thinking: Mapping[bool, Mapping[str, float]] = field(default_factory=dict)
     thinking: bool | None = None
     answer_length: int | None = None
     is_given: bool = False
@@ -61,9 +63,12 @@ def defaults_of(target: GgufFile, draft: GgufFile | None, thinking: bool | None 
     is_given = thinking is not None
     if thinking is None and pair is not None:
         thinking = pair.thinking
-    sampling = known.sampling_for(thinking) if known else {}
-    length = known.answer_length if known else None
-    return Defaults(dict(sampling or _in_file(target)), thinking, length, is_given)
+    advised = _in_file(target)
+    if known is None:
+        return Defaults(advised, {}, thinking, None, is_given)
+    sampling = {each: dict(known.sampling_for(each) or advised) for each in (None, True, False)}
+    by_thinking = {each: sampling[each] for each in (True, False)}
+    return Defaults(sampling[thinking], by_thinking, thinking, known.answer_length, is_given)
 
 
 def draft_window_of(draft: GgufFile | None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,8 @@ from dflash_local import Model, demo
 from dflash_local.gguf.file import GgufFile
 from dflash_local.pairs import registry
 from dflash_local.pairs.defaults import Defaults, defaults_of, draft_window_of
+from dflash_local.server.answering.prepared_chat import prepare_chat
+from dflash_local.server.answering.sampling_fields import SamplingFields
 
 TARGET, DRAFTER = map(GgufFile.open, demo.pair())
 
@@ -136,3 +139,33 @@ def test_load_takes_a_folder(tmp_path: Path) -> None:
     (tmp_path / "dflash-Q8_0.gguf").symlink_to(DRAFTER.path)
     with dflash_local.load(tmp_path, n_gpu_layers=0, n_ctx=256, quiet=True) as model:
         assert model.drafter is not None
+
+
+def test_a_chat_that_says_whether_to_think_is_sampled_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text(
+        f"[mine]\ngguf = '{TARGET.path}'\ndrafter = '{DRAFTER.path}'\nthinking = false\n"
+        "sampling = { temperature = 0.0, presence_penalty = 0.5 }\n"
+        "thinking_sampling = { temperature = 3.0, top_k = 0, min_p = 0.0, top_p = 1.0 }\n"
+    )
+    monkeypatch.setenv(registry.ENVIRONMENT, str(own))
+    with dflash_local.load("mine", n_gpu_layers=0, n_ctx=1024, quiet=True) as model:
+        hot = {"temperature": 3.0, "top_k": 0, "min_p": 0.0, "top_p": 1.0, "presence_penalty": 0.0}
+        assert model.chat_sampling({"enable_thinking": True}) == hot
+        for says_nothing in (None, {}, {"enable_thinking": "yes"}):
+            assert model.chat_sampling(says_nothing) == model.sampling
+        asked = [{"role": "user", "content": "Write a function."}]
+        options: dict[str, Any] = {"max_tokens": 16, "seed": 5, "ignore_eos": True}
+        thinks = {"enable_thinking": True}
+        usual = model.chat(asked, **options).tokens
+        assert model.chat(asked, chat_template_kwargs=thinks, **options).tokens != usual
+        cold = {"temperature": 0.0, "presence_penalty": 0.5}
+        assert model.chat(asked, chat_template_kwargs=thinks, **options, **cold).tokens == usual
+        prepared = prepare_chat(model, asked, template_kwargs=thinks)
+        assert prepared.options(SamplingFields(), max_tokens=None)["temperature"] == 3.0
+        cool = SamplingFields(temperature=0.2)
+        assert prepared.options(cool, max_tokens=None)["temperature"] == 0.2
+        unasked = prepare_chat(model, asked)
+        assert unasked.options(SamplingFields(), max_tokens=None)["temperature"] == 0.0

@@ -20,10 +20,12 @@ from dflash_local.server.http.errors import ApiError
 
 @dataclass(frozen=True)
 class PreparedChat:
-    """`prompt`: token ids. `bindings`: the keyword arguments of `Model.astream` that tools or a
-    schema need. `thinking_open`: the prompt ends inside of a reasoning part."""
+    """`prompt`: token ids. `sampling`: how it is sampled where the request does not say.
+    `bindings`: the keyword arguments of `Model.astream` that tools or a schema need.
+    `thinking_open`: the prompt ends inside of a reasoning part."""
 
     prompt: list[int]
+    sampling: Mapping[str, Any]
     bindings: dict[str, Any]
     dialect: Dialect
     tools: ToolUse
@@ -38,7 +40,8 @@ class PreparedChat:
     ) -> dict[str, Any]:
         """All keyword arguments of `Model.astream`. `logprobs`: how many alternatives to each
         token; None for no log-probabilities."""
-        options = {**sampling_options(fields), **self.bindings, "max_tokens": max_tokens}
+        asked = {**self.sampling, **sampling_options(fields)}
+        options = {**asked, **self.bindings, "max_tokens": max_tokens}
         if self.dialect.stop:
             options["stop"] = (*options.get("stop", ()), *self.dialect.stop)
         if logprobs is not None:
@@ -119,7 +122,8 @@ def prepare_chat(
             )
         vocabulary = model.target.vocabulary
         prompt += vocabulary.tokenize(begun, special=False, add_special=False, n_ctx=model.n_ctx)
-    return PreparedChat(prompt, bindings, dialect, tools, thinking_open)
+    sampling = model.chat_sampling(variables)
+    return PreparedChat(prompt, sampling, bindings, dialect, tools, thinking_open)
 
 
 def _effort(given: str | None) -> dict[str, Any]:

@@ -121,4 +121,4 @@ def _prepare_text(model: Model, body: GenerateRequest) -> PreparedChat:
         tokens = vocabulary.tokenize(prompt, n_ctx=model.n_ctx)
     schema = body.schema_of_answer
     bindings: dict[str, Any] = {} if schema is None else {"json_schema": schema}
-    return PreparedChat(tokens, bindings, Plain(), ToolUse(), False)
+    return PreparedChat(tokens, {}, bindings, Plain(), ToolUse(), False)
