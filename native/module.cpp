@@ -625,7 +625,6 @@ NB_MODULE(_native, m) {
              nb::arg("threads").none() = nb::none(),
              "`spec`: the numbers that Python has read from the keys of the file at `path`.")
         .def_prop_ro("n_builds", &fused_drafter::n_builds, "Draft graphs made so far.")
-        .def_prop_ro("n_weight_bytes", &fused_drafter::n_weight_bytes)
         .def_prop_ro("n_cache_bytes", &fused_drafter::n_cache_bytes)
         .def_prop_ro("n_compute_bytes", &fused_drafter::n_compute_bytes)
         .def_prop_ro("device", &fused_drafter::device_name)

@@ -108,13 +108,6 @@ class FusedDrafter(Drafter):
         return self._open.n_builds
 
     @property
-    def n_weight_bytes(self) -> int:
-        """Size of the weights on the drafter's device. A large GPU computes faster with bf16, so
-        they can be larger there than in the file; then a copy of the target's output head is, too.
-        """
-        return self._open.n_weight_bytes
-
-    @property
     def n_cache_bytes(self) -> int:
         """Size of the cache now. It grows with the context in use, up to the window."""
         return self._open.n_cache_bytes

@@ -49,7 +49,7 @@ class Chances(ABC):
         deviation up, which is what may be."""
 
     @abstractmethod
-    def typical(self, *, hopeful: bool = False) -> list[float]:
+    def typical(self) -> list[float]:
         """Those of a usual draft of this request, in the mean of the last few."""
 
 
@@ -66,8 +66,8 @@ class ChainChances(Chances):
         judge = self.survival.hopeful if hopeful else self.survival.curve
         return judge(draft.logprobs)
 
-    def typical(self, *, hopeful: bool = False) -> list[float]:
-        return self.survival.typical(hopeful=hopeful)
+    def typical(self) -> list[float]:
+        return self.survival.typical()
 
 
 class TreeChances(Chances):
@@ -114,21 +114,18 @@ class TreeChances(Chances):
 
     def of(self, draft: Draft, *, hopeful: bool) -> list[float]:
         chances = path_chances(draft)
-        return self._raised(chances) if hopeful else chances
+        if not hopeful:
+            return chances
+        odds = _USUAL / (1.0 - _USUAL) * math.exp(self.survival.deviation)
+        power = math.log(odds / (1.0 + odds)) / math.log(_USUAL)
+        return [chance**power for chance in chances]
 
-    def typical(self, *, hopeful: bool = False) -> list[float]:
+    def typical(self) -> list[float]:
         """With a part of the prior's tree."""
         total = [PRIOR_PART * chance for chance in self._prior.trees.curve(self._prior.curve)]
         for curve in self._curves:
             total = [a + b for a, b in zip(total, curve, strict=True)]
-        typical = [chance / (PRIOR_PART + len(self._curves)) for chance in total]
-        return self._raised(typical) if hopeful else typical
-
-    def _raised(self, chances: Sequence[float]) -> list[float]:
-        """Each chance as it would be with every step one standard deviation up."""
-        odds = _USUAL / (1.0 - _USUAL) * math.exp(self.survival.deviation)
-        power = math.log(odds / (1.0 + odds)) / math.log(_USUAL)
-        return [chance**power for chance in chances]
+        return [chance / (PRIOR_PART + len(self._curves)) for chance in total]
 
 
 CHANCES: dict[ShapeName, type[Chances]] = {"chain": ChainChances, "tree": TreeChances}

@@ -94,9 +94,9 @@ class Policy:
         """The candidates of a draft with what each is thought to be worth."""
         return self._chances[self.shape.name].rate(candidates)
 
-    def typical(self, *, hopeful: bool = False) -> list[float]:
+    def typical(self) -> list[float]:
         """The falling chances of its drafts' nodes, in the mean of the last few drafts."""
-        return self._chances[self.shape.name].typical(hopeful=hopeful)
+        return self._chances[self.shape.name].typical()
 
     def chances(self, draft: Draft, limit: int, *, early: bool) -> list[float]:
         """The chances of a new draft's nodes, at most `limit`, to be accepted; they fall.

@@ -13,8 +13,7 @@ import pytest
 from dflash_local.draft.draft import Candidates
 from dflash_local.draft.tree import grow
 from dflash_local.pays.chances import TreeChances, path_chances
-from dflash_local.pays.survival import Prior, Survival
-from dflash_local.pays.tree_prior import TreePrior
+from dflash_local.pays.survival import Prior, Survival, TreePrior
 
 BLOCK, K, N_NODES = 8, 4, 24
 N_VOCAB = 40
@@ -81,9 +80,11 @@ def test_chances_fall_as_the_nodes_come() -> None:
 def test_hopes_are_never_below_what_is_expected() -> None:
     prior = Prior(BLOCK, N_NODES)
     known = tree_chances(prior)
-    typical = known.typical()
-    hopes = known.typical(hopeful=True)
-    assert all(hope >= chance for hope, chance in zip(hopes, typical, strict=True))
+    candidates, _ = drafted(np.random.default_rng(1))
+    draft = grow(known.rate(candidates), N_NODES, N_VOCAB)
+    expected, hopes = (known.of(draft, hopeful=hopeful) for hopeful in (False, True))
+    assert sum(hopes) > sum(expected)
+    assert all(hope >= chance for hope, chance in zip(hopes, expected, strict=True))
     assert max(hopes) <= 1
 
 
