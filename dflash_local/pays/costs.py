@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
+from operator import mul
 from typing import Any
 
 from dflash_local.draft.shape import ShapeName
@@ -26,7 +27,8 @@ _MEASURED = round(1 / _SLOWEST)
 than they did when they were measured is held against the row count in use, and others look cheaper
 than they are."""
 _DRIFT = 0.02
-"""The part of each surprise that is taken to hold for all counts: the machine, not the width."""
+"""The part of each surprise that is taken to hold for all counts: the machine, not the width.
+Without it, a machine that slows down loses up to a fifth of its speed."""
 _NOISY = 0.25
 """Medians so far above the shortest times were disturbed more often than not: on two cores with
 ten other busy programs it was 0.3 to 13. Without, such times decide whether a pair drafts, and are
@@ -165,18 +167,14 @@ class Costs:
         self._learn_common(n_rows, depth, seconds, shape, drafted=drafted)
         if drafted:
             seconds -= self.after_draft_s
-        if shape == "tree":
-            known = self._steps.at(n_rows, depth)
-            surprise = _clipped(seconds - known - self.extra_s(shape, depth), known)
-            self._tree_s = max(self._tree_s + _DRIFT * surprise, 0.0)
         self.n_observed += 1
         self._steps.observe(n_rows, depth, seconds - self.extra_s(shape, depth))
 
     def _learn_common(
         self, n_rows: int, depth: int, seconds: float, shape: ShapeName, *, drafted: bool
     ) -> None:
-        """Of a surprise, what depth and a draft before the pass explain: that must not be held
-        against one row count. Depth may be found to cost nothing by a single pass."""
+        """Of a surprise, what depth, a tree and a draft before the pass explain: that must not be
+        held against one row count. Depth may be found to cost nothing by a single pass."""
         steps, tree_tokens = self._steps, 0
         if shape == "tree":
             self._deep = max(self._deep, depth)
@@ -186,13 +184,14 @@ class Costs:
         tokens = depth - steps.depth
         deep_s = tokens * steps.slope(n_rows) + tree_tokens * self._tree_rise_s
         surprise = min(max(surprise, -_CLIP * known - max(deep_s, 0.0)), _CLIP * known)
-        of_draft, of_token, of_row, of_tree = self._unmeasured.gains(
-            drafted, tokens, n_rows, tree_tokens
+        of_draft, of_token, of_row, of_tree, of_tree_token = self._unmeasured.gains(
+            drafted, tokens, tokens * n_rows, shape == "tree", tree_tokens
         )
         self.after_draft_s += of_draft * surprise
         steps.token_s += of_token * surprise
         steps.row_s = max(steps.row_s + of_row * surprise, 0.0)
-        self._tree_rise_s = max(self._tree_rise_s + of_tree * surprise, 0.0)
+        self._tree_s = max(self._tree_s + of_tree * surprise, 0.0)
+        self._tree_rise_s = max(self._tree_rise_s + of_tree_token * surprise, 0.0)
 
     def observe_draft(self, n_seqs: int, depth: int, seconds: float) -> None:
         """A draft stage that had no more to inject than the rows of a round."""
@@ -205,8 +204,6 @@ class Costs:
         if seconds < self.step_s(n_rows, depth, shape):
             self._learn_common(n_rows, depth, seconds, shape, drafted=False)
         self._steps.bound(n_rows, depth, seconds)
-        if shape == "tree":
-            self._tree_s = min(self._tree_s, seconds)
 
     def bound_draft(self, n_seqs: int, depth: int, seconds: float, n_injected: int) -> None:
         """A draft stage that had `n_injected` rows to inject: neither it nor they take longer."""
@@ -273,8 +270,9 @@ class Costs:
 
 
 class _Unmeasured:
-    """How far four numbers may be off that calibration tells little of: what a pass takes longer
-    after a draft, what a cached token costs in any pass, for each of its rows, and in a tree.
+    """How far five numbers may be off that calibration tells little of: what a pass takes longer
+    after a draft, what a cached token costs in any pass and for each of its rows, what a tree
+    costs, and what each cached token does in a tree.
 
     A Kalman filter's covariance, in variances of the time of one pass. At first a cached token
     is known as well as two single passes would tell, which is all that was measured.
@@ -282,24 +280,19 @@ class _Unmeasured:
 
     def __init__(self, span: int, most_rows: int, tree_span: int) -> None:
         """The cached tokens between the passes that were measured, and the rows of the widest."""
-        self._span, self._most_rows, self._tree_span = span, most_rows, tree_span
-        self._rows = [[float(i == j) for j in range(4)] for i in range(4)]
+        self._units = 1, span, span * most_rows, 1, tree_span
+        self._rows = [[float(i == j) for j in range(5)] for i in range(5)]
 
-    def gains(self, drafted: bool, tokens: int, n_rows: int, tree_tokens: int) -> list[float]:
-        """By how much of its surprise a pass corrects each: one after `tokens` more than at the
-        least depth that was measured."""
-        deep = tokens / self._span
-        wide, tree = deep * n_rows / self._most_rows, tree_tokens / self._tree_span
-        common = [
-            row[0] * drafted + row[1] * deep + row[2] * wide + row[3] * tree for row in self._rows
-        ]
-        variance = common[0] * drafted + common[1] * deep + common[2] * wide + common[3] * tree
+    def gains(self, *amounts: int) -> list[float]:
+        """By how much of its surprise a pass corrects each, which had so much of them."""
+        seen = [amount / unit for amount, unit in zip(amounts, self._units, strict=True)]
+        common = [sum(map(mul, row, seen)) for row in self._rows]
+        variance = sum(map(mul, common, seen))
         total = variance + 1.0
         if variance > _SLOWEST * total:  # else they are known, and still move as slowly as that
             for row, own in zip(self._rows, common, strict=True):
                 row[:] = [x - own * other / total for x, other in zip(row, common, strict=True)]
-        units = 1.0, self._span, self._span * self._most_rows, self._tree_span
-        return [each / total / unit for each, unit in zip(common, units, strict=True)]
+        return [each / total / unit for each, unit in zip(common, self._units, strict=True)]
 
 
 class _Surface:

@@ -288,12 +288,12 @@ def test_trees_cost_more_the_more_is_cached() -> None:
         chain_s = known.step_s(16, depth)
         assert known.step_s(16, depth, "tree") == pytest.approx(chain_s + extra)
     assert Costs.from_dict(known.as_dict()).as_dict() == known.as_dict()
-    # What is seen deep tells of the depth.
+    # What is seen at one depth tells of both, level and rise.
     for _ in range(2000):
         known.observe_step(16, 8100, 0.0105, "tree")
         known.observe_step(16, 8100, 0.009)
     assert known.extra_s("tree", 8100) == pytest.approx(0.0015, rel=0.1)
-    assert known.extra_s("tree", 100) == pytest.approx(0.0002, rel=0.2)
+    assert 0.0002 < known.extra_s("tree", 100) < 0.0006
 
 
 DEEP = 32768
