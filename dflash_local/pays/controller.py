@@ -105,7 +105,6 @@ class Controller:
         self._idle = 0
         self._planned_at = self._replan_at = 0
         self._members: list[Policy] = []
-        self._drafting = False
         self._is_on = False  # not only for a probe
         self._probing = False
         self._unseen = True  # no draft was verified yet
@@ -136,6 +135,10 @@ class Controller:
     def idle(self) -> int:
         """Rounds that are plain whatever is asked."""
         return self._idle
+
+    @property
+    def _drafting(self) -> bool:
+        return self._is_on or self._probing
 
     @property
     def hopeful(self) -> bool:
@@ -195,7 +198,7 @@ class Controller:
     def _does_without(self, policy: Policy, copied: list[float], n_drafting: int) -> bool:
         """Whether a copy with these chances is verified by itself, and a draft would add less to it
         than its time is worth."""
-        if self._rows_of_copies([copied]) == [1]:
+        if self._copies().widths([copied], self._last_rows("chain"), self.costs.switch_s) == [1]:
             return False  # the round would be plain
         choice, costs = self._row_choice, self.costs
         both = list(map(max, zip_longest(copied, policy.typical(), fillvalue=0.0)))
@@ -240,12 +243,13 @@ class Controller:
     def rows(self, chains: Sequence[list[float]], *, drafted: bool) -> list[int]:
         """Rows to verify for each sequence, its anchor included, by the falling chances of its
         drafts. `drafted`: the drafter had a part in the round."""
+        switch_s = self.costs.switch_s
         if not drafted:
             self._renew(len(chains))
-            return self._rows_of_copies(chains)
+            return self._copies().widths(chains, self._last_rows("chain"), switch_s)
         if self._looking:  # whatever it is thought to cost
             return [1 + min(PROBED, len(chain)) for chain in chains]
-        choice, switch_s = self._row_choice, self.costs.switch_s
+        choice = self._row_choice
         if self._probing:
             return choice.probe_widths(chains, switch_s, self._budget.amount)
         return choice.widths(chains, self._last_rows(self._shape), switch_s)
@@ -259,22 +263,18 @@ class Controller:
         """How much of the first k + 1 tokens of a copy must be expected to be right, float64 by k,
         in a round in which none of `n_seqs` sequences drafts: else `rows` takes none of them."""
         self._renew(n_seqs)
-        self._price_copies()
-        return self._copy_choice.least(n_seqs, self._last_rows("chain"), self.costs.switch_s)
+        return self._copies().least(n_seqs, self._last_rows("chain"), self.costs.switch_s)
 
     def _renew(self, n_seqs: int) -> None:
         forecast = self._forecast
         forecast.renew(n_seqs, forecast.base - n_seqs, self._depth, self.again)
 
-    def _price_copies(self) -> None:
+    def _copies(self) -> RowChoice:
+        """Chooses rows where nobody drafts."""
         forecast = self._forecast
         rate = _COPY_MARGIN * forecast.base / forecast.plain_s * self._gain
         self._copy_choice.price(forecast.base, forecast.passes, rate)
-
-    def _rows_of_copies(self, chains: Sequence[list[float]]) -> list[int]:
-        self._price_copies()
-        last_rows = self._last_rows("chain")
-        return self._copy_choice.widths(chains, last_rows, self.costs.switch_s)
+        return self._copy_choice
 
     def observe(self, policy: Policy, draft: Draft, tokens: Sequence[int]) -> None:
         """What became of a draft: the tokens emitted after its anchor, the last the target's own.
@@ -380,14 +380,11 @@ class Controller:
             self._appoint(policy, findings, drafts=policy in on)
         resting = [policy for policy in able if not policy.drafting]
         wait = suspended if suspended > 0 else self._probe(resting, len(on))
-        self._probing = wait == 0 and not on
-        if bool(on) != self._is_on:
-            self._is_on = bool(on)
-            if on:
-                self._budget.begin(forecast.way)
-            else:
-                self._budget.end()
-        self._drafting = bool(on) or wait == 0
+        if on and not self._is_on:
+            self._budget.begin(forecast.way)
+        elif self._is_on and not on:
+            self._budget.end()
+        self._is_on, self._probing = bool(on), wait == 0 and not on
         self._idle = 0
         if not self._drafting:
             self._idle, self._replan_at = wait - 1, 0
@@ -435,7 +432,7 @@ class Controller:
         """Whether to draft, where `gain` times the speed of plain decoding is expected, `n_rounds`
         after the last plan."""
         way = self._forecast.way
-        if not self._drafting or self._probing:
+        if not self._is_on:
             self._doubt = 0.0
             return gain >= 1 + way * self._budget.caution / _ANSWER
         # A few drafts tell little: what is lost in all rounds together must be worth the way.

@@ -14,7 +14,7 @@ from itertools import accumulate
 from dflash_local.pays.again import Again
 from dflash_local.pays.costs import SIZES, Costs
 from dflash_local.pays.policy import PROBED, Findings, Policy
-from dflash_local.pays.row_choice import padded
+from dflash_local.pays.row_choice import merged
 
 _REFRESH = 32
 """Observations, or eight times as many tokens, after which the table of passes is made again: it
@@ -107,9 +107,8 @@ class Forecast:
             size = min(size, len(ranked))
             extra = costs.draft_s(size, depth) + costs.draft_host_s + costs.after_draft_s
             extra += max(costs.extra_s(policies[i].shape.name, depth) for _, i, _ in ranked[:size])
-            chances = sorted((c for _, _, curve in ranked[:size] for c in curve), reverse=True)
-            if self._equal_rows:
-                chances = padded([curve for _, _, curve in ranked[:size]], base)
+            curves = [curve for _, _, curve in ranked[:size]]
+            chances = merged(curves, base if self._equal_rows else 0)
             tokens = list(accumulate(chances, initial=float(base)))
             rates = [got / (extra + spent) for got, spent in zip(tokens, passes, strict=False)]
             rate = max(rates)

@@ -99,7 +99,7 @@ class RowChoice:
 
     def _merged(self, chains: Sequence[list[float]]) -> list[float]:
         """What each row more brings, of all sequences."""
-        return padded(chains, self._kind[0]) if self._equal else _merged(chains)
+        return merged(chains, self._kind[0] if self._equal else 0)
 
     def _shared(self, chains: Sequence[list[float]], merged: list[float], n: int) -> list[int]:
         """Rows for each sequence, its anchor included, when `n` drafts of all are verified."""
@@ -177,17 +177,17 @@ class SteadyRowChoice(RowChoice):
         return blended
 
 
-def padded(chains: Sequence[Sequence[float]], n_seqs: int) -> list[float]:
-    """What each row more brings, where a row more of one sequence is one of all `n_seqs` in the
-    pass: the last of them completes the next draft of each of these chains."""
-    brought: list[float] = []
-    for chances in zip_longest(*chains, fillvalue=0.0):
-        brought += [*[0.0] * (n_seqs - 1), sum(chances)]
-    return brought
+def merged(chains: Sequence[list[float]], n_equal: int = 0) -> list[float]:
+    """What each row more brings, by the falling chances of all sequences: the likeliest first.
 
-
-def _merged(chains: Sequence[list[float]]) -> list[float]:
-    """The chances of all sequences, the likeliest first."""
+    `n_equal`: a row more of one sequence is one of all of them, so many in a pass, and the last of
+    these completes the next draft of each chain; 0 where each has rows of its own.
+    """
+    if n_equal:
+        brought: list[float] = []
+        for chances in zip_longest(*chains, fillvalue=0.0):
+            brought += [*[0.0] * (n_equal - 1), sum(chances)]
+        return brought
     if len(chains) == 1:
         return chains[0]
     return sorted((chance for chain in chains for chance in chain), reverse=True)
