@@ -6,6 +6,7 @@ so nothing is computed twice, and nothing but the latest answers is kept.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -26,8 +27,10 @@ from dflash_local.target.taps import Features, StoredFeatures
 from dflash_local.target.target import Target
 
 N_LABELS = 16
-"""The target's likeliest tokens that are kept for each position. Together they nearly always have
-all of its probability, and they are what the sampler has looked at anyway."""
+"""The likeliest tokens that are kept for each position. Together they nearly always have all of the
+probability."""
+_MOST_LOOKED_AT = 64
+"""Of a larger top_k: by then it cuts next to nothing off, and each one costs time."""
 LEAST_ANSWER = 8
 """Tokens; shorter answers teach next to nothing."""
 
@@ -40,22 +43,50 @@ class Answer:
 
     `tokens` are prompt and answer, `n_prompt` of them the prompt. `features`, [n, n_features], are
     the taps of all tokens but the last one, in the trainer's type. The i-th token of the answer was
-    drawn from a distribution whose likeliest tokens are `label_ids[i]`, int64 [N_LABELS], with the
-    log-probabilities `label_logprobs[i]`, before temperature and penalties. `rounds`, int64, are
-    the positions at which the engine's rounds had their anchors.
+    drawn from `label_ids[i]`, int64 [N_LABELS], by the chances `label_probs[i]`, which add up to 1.
+    `rounds`, int64, are the positions at which the engine's rounds had their anchors.
     """
 
     tokens: Tensor
     n_prompt: int
     features: Tensor
     label_ids: Tensor
-    label_logprobs: Tensor
+    label_probs: Tensor
     rounds: Tensor = _NONE
 
     @property
     def n_bytes(self) -> int:
-        parts = self.tokens, self.features, self.label_ids, self.label_logprobs
+        parts = self.tokens, self.features, self.label_ids, self.label_probs
         return sum(part.numel() * part.element_size() for part in parts)
+
+
+def n_looked_at(sampling: SamplingParams, n_vocab: int) -> int:
+    """How many of the likeliest tokens `drawing` takes."""
+    top_k = 0 if sampling.greedy or sampling.top_k > _MOST_LOOKED_AT else sampling.top_k
+    return min(n_vocab, max(N_LABELS, top_k))
+
+
+def drawing(logprobs: Tensor, sampling: SamplingParams, n_vocab: int) -> Tensor:
+    """The chances by which the sampler draws the likeliest of `n_vocab` tokens, given their
+    log-probabilities [n, k], the largest first. A greedy answer's are the target's own, as what is
+    likely beside the likeliest teaches, too.
+
+    Cut as llama.cpp does, before the temperature: top_k, top_p of what that leaves, min_p.
+    Penalties are left out: they depend on the text before.
+    """
+    if sampling.greedy:
+        return logprobs.softmax(dim=-1)
+    places = torch.arange(logprobs.shape[1])
+    if 0 < sampling.top_k < n_vocab:
+        logprobs = logprobs.masked_fill(places >= sampling.top_k, -math.inf)
+        if sampling.top_k <= len(places):
+            logprobs = logprobs.log_softmax(dim=-1)
+    probs = logprobs.exp()
+    cut = probs < sampling.min_p * probs[:, :1]
+    if sampling.top_p < 1:
+        cut |= probs.cumsum(dim=-1) - probs >= sampling.top_p
+    cut &= places > 0
+    return (logprobs / sampling.temperature).masked_fill(cut, -math.inf).softmax(dim=-1)
 
 
 class Ring:
@@ -172,6 +203,7 @@ class Answerer:
         max_tokens: int,
         dtype: torch.dtype,
     ) -> None:
+        self._target = target
         self._reader = TapReader(drafter, target, dtype)
         self._engine = Engine(target, self._reader, n_seq)
         self._n_seq = n_seq
@@ -210,7 +242,7 @@ class Answerer:
         return self._engine.begin(
             Request(
                 prompt,
-                replace(sampling, logprobs=N_LABELS),
+                replace(sampling, logprobs=n_looked_at(sampling, self._target.n_vocab)),
                 self._max_tokens,
                 self._engine.max_width,
                 cache_prompt=False,
@@ -233,12 +265,14 @@ class Answerer:
                 f"{len(features)} hidden states of an answer with {len(tokens)} tokens"
             )
         tops = [found.top for found in sequence.logprobs]
+        logprobs = torch.tensor([[logprob for _, logprob in top] for top in tops])
+        probs = drawing(logprobs, sequence.request.sampling, self._target.n_vocab)[:, :N_LABELS]
         rounds = [each for each in self._reader.rounds(sequence.slot.seq) if each < len(tokens) - 1]
         return Answer(
             torch.tensor(tokens),
             len(sequence.request.prompt),
             features[: len(tokens) - 1].clone(),
-            torch.tensor([[token for token, _ in top] for top in tops]),
-            torch.tensor([[logprob for _, logprob in top] for top in tops]),
+            torch.tensor([[token for token, _ in top[:N_LABELS]] for top in tops]),
+            probs / probs.sum(dim=-1, keepdim=True),
             torch.tensor(rounds, dtype=torch.int64),
         )

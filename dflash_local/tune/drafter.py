@@ -3,7 +3,8 @@
 The method is that of arXiv 2602.06036. Context rows make keys and values only; a block of
 `[anchor, mask, mask, ...]` attends to the rows before its anchor and to itself, without a causal
 mask. It is written for reading, so that tests hold the native drafter against it, and for
-gradients. Sizes: A blocks of B tokens, T context rows, G heads of keys and values.
+gradients. Sizes: S texts, A blocks of B tokens, T context rows, G heads of keys and values. The blocks
+of several texts are in the order of the texts, equally many of each.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from dflash_local.gguf.drafter_spec import Family
 
 @dataclass
 class Context:
-    """Injected keys and values of one sequence, per layer: [T, G, head_dim]."""
+    """Injected keys and values of some texts, per layer: [S, T, G, head_dim]."""
 
     keys: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return len(self.keys[0]) if self.keys else 0
+        return self.keys[0].shape[1] if self.keys else 0
 
 
 class TorchDrafter:
@@ -88,15 +89,18 @@ class TorchDrafter:
     # The context, and blocks after it
 
     def inject(self, features: Tensor, start: int = 0) -> Context:
-        """Keys and values of context features [T, n_taps * n_embd] at positions `start` and up."""
-        fused = self._norm(self.linear("fc", features), "enc.output_norm")
-        positions = torch.arange(start, start + len(features), device=features.device)
+        """Keys and values of context features, [T, n_taps * n_embd] or those of several texts, [S, T,
+        n_taps * n_embd], at positions `start` and up. Shorter texts have any rows after their own:
+        no block sees a row at or behind its anchor."""
+        texts = features.reshape(-1, *features.shape[-2:])
+        fused = self._norm(self.linear("fc", texts), "enc.output_norm")
+        positions = torch.arange(start, start + texts.shape[1], device=features.device)
         pairs = [self._keys_and_values(i, fused, positions) for i in range(self.n_layer)]
         return Context([keys for keys, _ in pairs], [values for _, values in pairs])
 
     def hidden(self, context: Context, anchors: Tensor, starts: Tensor) -> Tensor:
         """What the output head reads, [A, B, n_embd], for blocks after `anchors`, token ids [A], at
-        the positions `starts` [A]. Each sees the rows of the context before its own."""
+        the positions `starts` [A]. Each sees the rows of its text before its own."""
         tokens = torch.full((len(anchors), self.block_size), self.mask_token, device=anchors.device)
         tokens[:, 0] = anchors
         positions = starts[:, None] + torch.arange(self.block_size, device=starts.device)
@@ -193,8 +197,9 @@ class TorchDrafter:
         places = [positions]
         if len(context):
             known = context.keys[layer]
-            scores.insert(0, torch.einsum("abgrd,tgd->agrbt", grouped, known))
-            rows = torch.arange(len(known), device=positions.device)
+            of_texts = grouped.reshape(len(known), -1, *grouped.shape[1:])
+            scores.insert(0, torch.einsum("sabgrd,stgd->sagrbt", of_texts, known).flatten(0, 1))
+            rows = torch.arange(len(context), device=positions.device)
             places.insert(0, rows.expand(len(positions), -1))
         scale = self.keys.get("attention.scale") or 1 / math.sqrt(self.head_dim)
         hidden = self._unseen(layer, positions, torch.cat(places, dim=1), len(context))
@@ -211,8 +216,9 @@ class TorchDrafter:
         n_known = len(context)
         mixed = torch.einsum("agrbc,acgd->abgrd", shares[..., n_known:], values)
         if n_known:
-            seen = torch.einsum("agrbt,tgd->abgrd", shares[..., :n_known], context.values[layer])
-            mixed = mixed + seen
+            known = context.values[layer]
+            of_texts = shares[..., :n_known].reshape(len(known), -1, *shares.shape[1:-1], n_known)
+            mixed = mixed + torch.einsum("sagrbt,stgd->sabgrd", of_texts, known).flatten(0, 1)
         return mixed.flatten(2, 3)
 
     def _unseen(self, layer: int, queries: Tensor, keys: Tensor, n_known: int) -> Tensor:

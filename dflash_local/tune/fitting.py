@@ -35,7 +35,7 @@ from dflash_local.sampling.params import SamplingParams
 from dflash_local.tune.answers import Answer, Answerer, Ring
 from dflash_local.tune.card import Card
 from dflash_local.tune.comparison import BUILT_IN, OWN, compare, wins
-from dflash_local.tune.plan import TunePlan, free_bytes
+from dflash_local.tune.plan import TunePlan, free_bytes, n_packed
 from dflash_local.tune.saving import (
     checkpoint_weights,
     save_checkpoint,
@@ -50,7 +50,7 @@ from dflash_local.tune.weights import dequantize, read_torch_drafter
 Say = Callable[[str], None]
 
 _BATCH = 4
-"""Answers of a step: the newest, and some of the ring."""
+"""Answers of a step, at least: the newest, and some of the ring. More where one pass takes more."""
 _AHEAD = 8
 """Answers before the first step, so that no step sees one text alone."""
 _RING_BYTES = 2 << 30
@@ -269,6 +269,7 @@ class _Run:
         engine, plan = open_engine(pair, loading, say=say)
         self._model = self._loaded.enter_context(Model(engine, plan))
         self._target = engine.target
+        self._spec = pair.spec
         if engine.drafter is None:
             raise InputError(f"{options.target}: cannot be drafted for: {engine.plain_because}")
         self._drafter = engine.drafter
@@ -359,7 +360,10 @@ class _Run:
                 if is_trained(name):
                     old = drafter.weights[name]
                     drafter.weights[name] = value.to(old.device, old.dtype)
-        return Trainer(drafter, low_rank=low_rank, seed=options.seed)
+        self._n_packed = 1
+        if self._device == "cuda" and self._spec is not None:
+            self._n_packed = n_packed(self._spec, options.n_ctx)
+        return Trainer(drafter, low_rank=low_rank, n_packed=self._n_packed, seed=options.seed)
 
     def _held_answers(self, prompts: Sequence[list[int]]) -> list[Answer]:
         """Answers to watch the training by: the same ones in every run."""
@@ -400,8 +404,7 @@ class _Run:
                 answer = next(answers)
                 self._n_tokens += len(answer.tokens) - answer.n_prompt
                 ring.add(answer)
-            older = [ring[rng.randrange(len(ring))] for _ in range(_BATCH - 1)]
-            trainer.step([ring[len(ring) - 1], *older], self._done(trainer))
+            trainer.step(self._batch(ring, rng), self._done(trainer))
             now = time.monotonic()
             self._spent_s = spent + now - begun - self._waited_s
             self._wait_for_others()
@@ -420,6 +423,12 @@ class _Run:
             f"held-out answers: {before:.2f} tokens per round before, {found.length:.2f} after "
             f"{found.step} of {trainer.step_number} steps"
         )
+
+    def _batch(self, ring: Ring, rng: random.Random) -> list[Answer]:
+        """The newest answer, and some older ones."""
+        newest = len(ring) - 1
+        n = min(newest, max(_BATCH, self._n_packed) - 1)
+        return [ring[newest], *(ring[i] for i in rng.sample(range(newest), n))]
 
     def _answers(
         self, trainer: Trainer, asked: Iterator[tuple[list[int], SamplingParams]]

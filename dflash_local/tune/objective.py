@@ -1,8 +1,7 @@
 """What a drafter learns: whole blocks at random anchors of the target's own answers.
 
 Anchors and blocks are those of DFlash (arXiv 2602.06036, section 4.2). The label of a position is
-the target's whole distribution there: sharper ones make chains longer and trees shorter, as
-these branch by the drafter's own chances. How much a position counts follows D-PACE
+what the target's sampler draws from there. How much a position counts follows D-PACE
 (arXiv 2605.18810): the gradient of the expected accepted length, as the drafter's own chances have
 it now. The Markov and confidence heads of DSpark, and the selector of DFlash 2, see the true token
 before each position.
@@ -10,11 +9,13 @@ before each position.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from dflash_local.tune.answers import Answer
 from dflash_local.tune.drafter import TorchDrafter
@@ -25,11 +26,11 @@ _SMOOTHING = 0.5
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks of one answer and what they should draft: A blocks of n_draft positions.
+    """Blocks of answers and what they should draft: A blocks of n_draft positions.
 
     `before` is the true token before each position, `tokens` the true token, both int64
     [A, n_draft]; `label_ids` and `label_probs`, [A, n_draft, k], the target's distribution.
-    `valid` is False beyond the answer's end.
+    `valid` is False beyond the answer's end, and for a block that only fills up.
     """
 
     anchors: Tensor
@@ -43,8 +44,8 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`loss`: to be minimised. `accepted`, [A]: the tokens that a greedy round would emit at each
-    anchor, where the target's answer is given."""
+    """Of each answer: the `loss`, to be minimised, [S]. `accepted`, [S, A]: the tokens that a greedy
+    round would emit at each anchor, where the target's answer is given."""
 
     loss: Tensor
     accepted: Tensor
@@ -60,11 +61,18 @@ def random_anchors(answer: Answer, n: int, generator: torch.Generator) -> Tensor
     return torch.cat([began, others[~torch.isin(others, began)]])[:n]
 
 
-def spread_anchors(answer: Answer, n: int) -> Tensor:
-    """At most `n` positions of anchors at equal distances over the answer, always the same."""
-    first, end = answer.n_prompt, len(answer.tokens) - 1
-    n = min(n, end - first)
-    return first + torch.arange(n) * (end - first) // n
+def all_anchors(answer: Answer) -> Tensor:
+    """The positions of all tokens that can be an anchor."""
+    return torch.arange(answer.n_prompt, len(answer.tokens) - 1)
+
+
+def n_rounds(accepted: Sequence[int]) -> int:
+    """The rounds of an answer, given the tokens that a round would emit at each of its anchors."""
+    at = n = 0
+    while at < len(accepted):
+        at += accepted[at]
+        n += 1
+    return n
 
 
 def blocks_at(answer: Answer, starts: Tensor, n_draft: int) -> Blocks:
@@ -80,17 +88,20 @@ def blocks_at(answer: Answer, starts: Tensor, n_draft: int) -> Blocks:
         before=answer.tokens[places - 1],
         tokens=answer.tokens[places],
         label_ids=answer.label_ids[rows],
-        label_probs=answer.label_logprobs[rows].softmax(dim=-1),
+        label_probs=answer.label_probs[rows],
         valid=valid,
     )
 
 
-def outcome(drafter: TorchDrafter, answer: Answer, starts: Tensor) -> Outcome:
-    """What the drafter makes of the blocks at these anchors."""
+def outcome(drafter: TorchDrafter, answers: Sequence[Answer], starts: Sequence[Tensor]) -> Outcome:
+    """What the drafter makes of the blocks at these anchors of each answer, in one pass."""
     device = drafter.head.device
     n_draft = drafter.block_size - drafter.first_draft
-    blocks = _on(blocks_at(answer, starts, n_draft), device)
-    context = drafter.inject(answer.features[: int(starts.max())].to(device))
+    pairs = list(zip(answers, starts, strict=True))
+    blocks = _packed([blocks_at(answer, at, n_draft) for answer, at in pairs], device)
+    n_rows = max(int(at.max()) for at in starts)
+    features = [answer.features[:n_rows] for answer in answers]
+    context = drafter.inject(pad_sequence(features, batch_first=True).to(device))
     hidden = drafter.hidden(context, blocks.anchors, blocks.starts)[:, drafter.first_draft :]
     logits = drafter.logits(hidden)
     if drafter.family == "dspark":
@@ -107,12 +118,12 @@ def outcome(drafter: TorchDrafter, answer: Answer, starts: Tensor) -> Outcome:
         errors = errors + _selector_errors(ids, scores, blocks)
     true = logprobs.gather(-1, blocks.tokens[..., None])[..., 0]
     weights = position_weights(true.detach().exp(), blocks.valid)
-    loss = (weights * errors).sum() / weights.sum()
+    loss = _means(errors, weights, len(answers))
     if drafter.family == "dspark":
-        loss = loss + _confidence_loss(drafter, hidden, blocks, best)
+        loss = loss + _confidence_loss(drafter, hidden, blocks, best, len(answers))
     hits = (best == blocks.tokens) & blocks.valid
     accepted = 1 + hits.long().cumprod(dim=-1).sum(dim=-1)
-    return Outcome(loss, accepted)
+    return Outcome(loss, accepted.reshape(len(answers), -1))
 
 
 def position_weights(chances: Tensor, valid: Tensor) -> Tensor:
@@ -135,18 +146,32 @@ def _selector_errors(ids: Tensor, scores: Tensor, blocks: Blocks) -> Tensor:
     return -(labels * scores.float().log_softmax(dim=-1)).sum(dim=-1)
 
 
-def _confidence_loss(drafter: TorchDrafter, hidden: Tensor, blocks: Blocks, best: Tensor) -> Tensor:
-    """The confidence head learns the chance that the target draws the drafted token. The hidden
-    states learn nothing from it: they are for drafting."""
+def _confidence_loss(
+    drafter: TorchDrafter, hidden: Tensor, blocks: Blocks, best: Tensor, n: int
+) -> Tensor:
+    """The confidence head learns the chance that the target draws the drafted token; [n], by
+    answer. The hidden states learn nothing from it: they are for drafting."""
     found = drafter.confidence(hidden.detach(), blocks.before)
     if found is None:
-        return hidden.new_zeros(())
+        return hidden.new_zeros(n)
     chances = ((blocks.label_ids == best[..., None]) * blocks.label_probs).sum(dim=-1)
-    losses = functional.binary_cross_entropy_with_logits(
+    errors = functional.binary_cross_entropy_with_logits(
         found.float(), chances.float(), reduction="none"
     )
-    return (losses * blocks.valid).sum() / blocks.valid.sum()
+    return _means(errors, blocks.valid, n)
 
 
-def _on(blocks: Blocks, device: torch.device) -> Blocks:
-    return Blocks(**{name: value.to(device) for name, value in vars(blocks).items()})
+def _means(errors: Tensor, weights: Tensor, n: int) -> Tensor:
+    """The weighted mean of each of `n` answers, [n], over its blocks."""
+    sums = (weights * errors).reshape(n, -1).sum(dim=-1)
+    return sums / weights.reshape(n, -1).sum(dim=-1)
+
+
+def _packed(parts: Sequence[Blocks], device: torch.device) -> Blocks:
+    """The blocks of all parts on a device, equally many of each part: the shorter ones are filled
+    up with blocks of which nothing is valid."""
+    packed = {
+        name: pad_sequence([vars(part)[name] for part in parts], batch_first=True)
+        for name in vars(parts[0])
+    }
+    return Blocks(**{name: value.flatten(0, 1).to(device) for name, value in packed.items()})

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from dflash_local.fit.footprint import size_text
+from dflash_local.gguf.drafter_spec import DrafterSpec
 from dflash_local.gguf.file import GgufFile
-from dflash_local.tune.training import n_low_rank, n_trainable
+from dflash_local.tune.training import N_ANCHORS, n_low_rank, n_trainable
 
 _BYTES_EACH = 20
 """Memory for each number that is trained: weight, gradient, running mean and two moments, all
@@ -20,6 +21,10 @@ _BYTES_KEPT = 2
 """For each number that stays, in bfloat16."""
 _SLACK = 3 << 30
 """Bytes of GPU memory for the output head, logits and activations of a step."""
+_PASS_BYTES = 2 << 30
+"""Of these, for what a pass over some answers keeps until it has gone back."""
+_MOST_PACKED = 16
+"""Answers of one pass. More leave a GPU no time for steps."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,18 @@ class TunePlan:
                 f"the {left} that are free beside the target",
             ]
         return [what, f"memory: up to {needed} of the {left} that are free beside the target"]
+
+
+def n_packed(spec: DrafterSpec, n_ctx: int) -> int:
+    """How many answers of up to `n_ctx` tokens one pass of the trainer takes on a GPU."""
+    n_rows = N_ANCHORS * spec.block_size
+    # Bytes of a row, as PyTorch's autocast keeps them: float32 and bfloat16 of most of it, and the
+    # gradients of logits.
+    logits = 24 * spec.n_vocab
+    scores = 8 * spec.n_head * (n_ctx + spec.block_size)
+    layer = scores + 60 * spec.n_embd + 20 * spec.n_ff
+    each = n_rows * (logits + spec.n_layer * layer)
+    return max(1, min(_MOST_PACKED, _PASS_BYTES // each))
 
 
 def free_bytes(device: str) -> int | None:

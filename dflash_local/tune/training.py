@@ -7,7 +7,7 @@ they are and get low-rank additions (LoRA, arXiv 2106.09685), which need next to
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +18,11 @@ from torch import Tensor
 from dflash_local.gguf.file import GgufFile
 from dflash_local.tune.answers import Answer
 from dflash_local.tune.drafter import TorchDrafter
-from dflash_local.tune.objective import outcome, random_anchors, spread_anchors
+from dflash_local.tune.objective import all_anchors, n_rounds, outcome, random_anchors
 
-_ANCHORS, _CPU_ANCHORS = 32, 8
+N_ANCHORS, _CPU_ANCHORS = 32, 8
 """Blocks of one answer in a step. More cost a GPU time and taught nothing more; a CPU has the time
 for few."""
-_HELD_ANCHORS = 32
 _RATE, _LOW_RANK_RATE = 0.05, 3e-4
 """The largest learning rates. The first one is for a width of 1, as Adam's best rate falls with it
 (arXiv 2203.03466); five times as much cost general prompts 6 %. Additions begin at zero and need
@@ -34,8 +33,9 @@ _LAST_RATE = 0.1
 _CLIP = 1.0
 _MEMORY = 0.995
 """Of the running mean of the weights: it goes back some 200 steps."""
-_PATIENCE = 0.25
-"""Part of the whole training. The rate falls over all of it, and what that gains comes late."""
+_PATIENCE = 0.5
+"""Part of the whole training. The rate falls over all of it, and what that gains comes late: with a
+quarter, runs ended too soon."""
 _FROZEN = ("token_embd.weight", "output.weight", "d2t", "rope_freqs.weight")
 _LOOKED_UP = ("markov_w1.weight", "selector_predecessor.weight", "selector_successor.weight")
 """Tables by token, which a low-rank addition does not fit."""
@@ -50,15 +50,19 @@ class Measured:
 
 
 class Trainer:
-    """Trains a drafter in place."""
+    """Trains a drafter in place. `n_packed`: answers of one pass, as many as the memory has room
+    for."""
 
-    def __init__(self, drafter: TorchDrafter, *, low_rank: bool, seed: int = 0) -> None:
+    def __init__(
+        self, drafter: TorchDrafter, *, low_rank: bool, n_packed: int = 1, seed: int = 0
+    ) -> None:
         self.drafter = drafter
         self.low_rank = low_rank
+        self._n_packed = n_packed
         self.step_number = 0
         self.history: list[Measured] = []
         self._device = drafter.head.device
-        self._n_anchors = _CPU_ANCHORS if self._device.type == "cpu" else _ANCHORS
+        self._n_anchors = _CPU_ANCHORS if self._device.type == "cpu" else N_ANCHORS
         self._generator = torch.Generator().manual_seed(seed)
         torch.manual_seed(seed)
         self._trained = _trainable(drafter, low_rank)
@@ -81,10 +85,10 @@ class Trainer:
         """One step over blocks of these answers; their mean loss. `progress`, 0 to 1, is how much
         of the training is over: the learning rate falls with it."""
         total = 0.0
-        for answer in answers:
-            starts = random_anchors(answer, self._n_anchors, self._generator)
+        for pack in self._packs(answers):
+            starts = [random_anchors(each, self._n_anchors, self._generator) for each in pack]
             with self._precision():
-                loss = outcome(self.drafter, answer, starts).loss / len(answers)
+                loss = outcome(self.drafter, pack, starts).loss.sum() / len(answers)
             torch.autograd.backward(loss)
             total += float(loss.detach())
         torch.nn.utils.clip_grad_norm_(self._trained.values(), _CLIP)
@@ -113,16 +117,35 @@ class Trainer:
                 moments[name] = moments[name].to(device)
 
     @torch.no_grad()
-    def length_on(self, answers: Iterable[Answer]) -> float:
-        """The mean number of tokens that a greedy round would emit on given answers."""
-        found = []
-        for answer in answers:
-            starts = spread_anchors(answer, _HELD_ANCHORS)
-            with self._precision():
-                found.append(outcome(self.drafter, answer, starts).accepted.float().cpu())
-        return float(torch.cat(found).mean())
+    def length_on(self, answers: Sequence[Answer]) -> float:
+        """Tokens per round on given answers, as the engine counts them: a round begins behind what
+        the one before it emitted. Blocks are drafted at all anchors, many at once, and those of
+        the rounds are read."""
+        tokens = rounds = 0
+        for pack in self._packs(answers):
+            anchors = [all_anchors(each) for each in pack]
+            found = self._accepted(pack, anchors)
+            tokens += sum(map(len, anchors))
+            rounds += sum(map(n_rounds, found))
+        return tokens / rounds
 
-    def measure(self, answers: Iterable[Answer]) -> Measured:
+    def _accepted(self, pack: Sequence[Answer], anchors: Sequence[Tensor]) -> list[list[int]]:
+        """What greedy rounds would emit at these anchors of each answer."""
+        found: list[list[int]] = [[] for _ in pack]
+        for begin in range(0, max(map(len, anchors)), N_ANCHORS):
+            rest = [i for i, each in enumerate(anchors) if len(each) > begin]
+            starts = [anchors[i][begin : begin + N_ANCHORS] for i in rest]
+            with self._precision():
+                accepted = outcome(self.drafter, [pack[i] for i in rest], starts).accepted.tolist()
+            for i, at, each in zip(rest, starts, accepted, strict=True):
+                found[i] += each[: len(at)]
+        return found
+
+    def _packs(self, answers: Sequence[Answer]) -> Iterator[Sequence[Answer]]:
+        for begin in range(0, len(answers), self._n_packed):
+            yield answers[begin : begin + self._n_packed]
+
+    def measure(self, answers: Sequence[Answer]) -> Measured:
         """`length_on` held-out answers with the mean weights, noted; they are kept if it is the
         best so far."""
         with self._mean_in_use():

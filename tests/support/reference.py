@@ -69,7 +69,8 @@ class Reference:
         """The first `length` rows of `source` become those of `destination`."""
         context = self._contexts.get(source, Context())
         self._contexts[destination] = Context(
-            [rows[:length] for rows in context.keys], [rows[:length] for rows in context.values]
+            [rows[:, :length] for rows in context.keys],
+            [rows[:, :length] for rows in context.values],
         )
         if length == 0:
             self.clear(destination)
@@ -85,8 +86,8 @@ class Reference:
         new = self._drafter.inject(rows, self.length(seq))
         old = self._contexts.get(seq)
         if old is not None:
-            new.keys = [torch.cat(pair) for pair in zip(old.keys, new.keys, strict=True)]
-            new.values = [torch.cat(pair) for pair in zip(old.values, new.values, strict=True)]
+            new.keys = [torch.cat(pair, 1) for pair in zip(old.keys, new.keys, strict=True)]
+            new.values = [torch.cat(pair, 1) for pair in zip(old.values, new.values, strict=True)]
         self._contexts[seq] = new
 
     def draft(self, seq: int, anchor: int) -> Tensor:

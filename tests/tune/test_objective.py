@@ -14,11 +14,12 @@ from dflash_local.tune import objective
 from dflash_local.tune.answers import Answer
 from dflash_local.tune.drafter import TorchDrafter
 from dflash_local.tune.objective import (
+    all_anchors,
     blocks_at,
+    n_rounds,
     outcome,
     position_weights,
     random_anchors,
-    spread_anchors,
 )
 from dflash_local.tune.weights import read_torch_drafter
 from reference import Reference
@@ -35,17 +36,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def some_answer(n_features: int, dtype: torch.dtype = torch.float32) -> Answer:
+def some_answer(
+    n_features: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    n_prompt: int = N_PROMPT,
+    n_tokens: int = N_TOKENS,
+) -> Answer:
     rng = np.random.default_rng(5)
-    n = N_TOKENS - N_PROMPT
+    n = n_tokens - n_prompt
     return Answer(
-        tokens=torch.from_numpy(rng.integers(0, N_VOCAB, N_TOKENS)),
-        n_prompt=N_PROMPT,
-        features=torch.from_numpy(rng.standard_normal((N_TOKENS - 1, n_features))).to(dtype),
+        tokens=torch.from_numpy(rng.integers(0, N_VOCAB, n_tokens)),
+        n_prompt=n_prompt,
+        features=torch.from_numpy(rng.standard_normal((n_tokens - 1, n_features))).to(dtype),
         label_ids=torch.from_numpy(
             np.stack([rng.choice(N_VOCAB, K, replace=False) for _ in range(n)])
         ),
-        label_logprobs=torch.from_numpy(-rng.random((n, K))).to(dtype),
+        label_probs=torch.from_numpy(rng.dirichlet(np.ones(K), n)).to(dtype),
     )
 
 
@@ -79,7 +86,7 @@ def test_anchors_are_different_tokens_of_the_answer_that_something_follows() -> 
         seen |= set(found)
     assert seen == set(range(N_PROMPT, N_TOKENS - 1))
     assert len(random_anchors(answer, 500, generator)) == N_TOKENS - 1 - N_PROMPT
-    assert set(spread_anchors(answer, 500).tolist()) == seen
+    assert set(all_anchors(answer).tolist()) == seen
 
 
 def test_half_of_the_anchors_are_those_of_rounds() -> None:
@@ -110,7 +117,7 @@ def test_many_blocks_at_once_are_what_the_reference_drafts_one_by_one(
     drafter = read_torch_drafter(path, target, dtype=torch.float32)
     answer = some_answer(drafter.feature_size)
     starts = torch.tensor([N_PROMPT, 17, 30, N_TOKENS - 2])
-    found = outcome(drafter, answer, starts)
+    found = outcome(drafter, [answer], [starts])
     reference = Reference(path, target)
     errors, weights, lengths = [], [], []
     for start in starts.tolist():
@@ -120,7 +127,7 @@ def test_many_blocks_at_once_are_what_the_reference_drafts_one_by_one(
         true = answer.tokens[start + 1 :][: len(rows)]
         rows = rows[: len(true)]
         places = torch.arange(len(true)) + start + 1 - N_PROMPT
-        labels = answer.label_logprobs[places].softmax(-1)
+        labels = answer.label_probs[places]
         errors.append(-(labels * rows.gather(1, answer.label_ids[places])).sum(-1))
         chances = rows.gather(1, true[:, None])[:, 0].exp()[None]
         weights.append(position_weights(chances, torch.ones_like(chances, dtype=torch.bool))[0])
@@ -128,8 +135,28 @@ def test_many_blocks_at_once_are_what_the_reference_drafts_one_by_one(
         lengths.append(1 + int(hits.long().cumprod(0).sum()))
     expected = sum((e * w).sum() for e, w in zip(errors, weights, strict=True))
     expected = expected / sum(w.sum() for w in weights)
-    torch.testing.assert_close(found.loss, expected, rtol=1e-4, atol=1e-4)
-    assert found.accepted.tolist() == lengths
+    torch.testing.assert_close(found.loss, expected[None], rtol=1e-4, atol=1e-4)
+    assert found.accepted.tolist() == [lengths]
+
+
+def test_answers_of_one_pass_do_not_see_each_other(drafter: TorchDrafter) -> None:
+    sizes = [(N_PROMPT, N_TOKENS), (20, 90), (3, 12), (40, 60)]
+    answers = [
+        some_answer(drafter.feature_size, torch.float64, n_prompt=n_prompt, n_tokens=n_tokens)
+        for n_prompt, n_tokens in sizes
+    ]
+    starts = [torch.tensor(at) for at in ([9, 20, 38], [85], [3, 4, 5, 6, 7, 10], [50, 41])]
+    together = outcome(drafter, answers, starts)
+    for i, (answer, at) in enumerate(zip(answers, starts, strict=True)):
+        alone = outcome(drafter, [answer], [at])
+        torch.testing.assert_close(together.loss[i], alone.loss[0])
+        assert together.accepted[i, : len(at)].tolist() == alone.accepted[0].tolist()
+
+
+def test_a_round_begins_behind_what_the_one_before_it_emitted() -> None:
+    assert n_rounds([3, 9, 9, 1, 2, 9]) == 3
+    assert n_rounds([1, 1, 1]) == 3
+    assert n_rounds([8, 1, 1]) == 1  # the answer ends within the block
 
 
 def test_the_gradient_is_the_slope_of_the_loss(
@@ -141,7 +168,7 @@ def test_the_gradient_is_the_slope_of_the_loss(
     drafter.weights = {name: drafter.weights[name].double().requires_grad_() for name in names}
     answer = some_answer(drafter.feature_size, torch.float64)
     starts = torch.tensor([N_PROMPT, 15, 16, 33])
-    torch.autograd.backward(outcome(drafter, answer, starts).loss)
+    torch.autograd.backward(outcome(drafter, [answer], [starts]).loss[0])
     generator = torch.Generator().manual_seed(1)
     parts = ("fc", "blk.0.attn_k.", "blk.1.ffn_down", "markov_w2", "selector_hidden")
     for name in (name for name in names if name.startswith(parts)):
@@ -151,7 +178,7 @@ def test_the_gradient_is_the_slope_of_the_loss(
         sides = []
         for sign in (1, -1):
             drafter.weights[name] = (weight + sign * step).detach()
-            sides.append(outcome(drafter, answer, starts).loss.item())
+            sides.append(outcome(drafter, [answer], [starts]).loss.item())
         drafter.weights[name] = weight
         expected = float((weight.grad * step).sum())
         assert (sides[0] - sides[1]) / 2 == pytest.approx(expected, rel=3e-2, abs=1e-7), name
