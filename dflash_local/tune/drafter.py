@@ -3,7 +3,7 @@
 The method is that of arXiv 2602.06036. Context rows make keys and values only; a block of
 `[anchor, mask, mask, ...]` attends to the rows before its anchor and to itself, without a causal
 mask. It is written for reading, so that tests hold the native drafter against it, and for
-gradients. Sizes: S texts, A blocks of B tokens, T context rows, G heads of keys and values. The blocks
+gradients. Sizes: S texts, A blocks of B tokens, T context rows, G heads of keys and values. Blocks
 of several texts are in the order of the texts, equally many of each.
 """
 
@@ -89,7 +89,7 @@ class TorchDrafter:
     # The context, and blocks after it
 
     def inject(self, features: Tensor, start: int = 0) -> Context:
-        """Keys and values of context features, [T, n_taps * n_embd] or those of several texts, [S, T,
+        """Keys and values of context features, [T, n_taps * n_embd] or of several texts [S, T,
         n_taps * n_embd], at positions `start` and up. Shorter texts have any rows after their own:
         no block sees a row at or behind its anchor."""
         texts = features.reshape(-1, *features.shape[-2:])

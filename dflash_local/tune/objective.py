@@ -44,7 +44,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of each answer: the `loss`, to be minimised, [S]. `accepted`, [S, A]: the tokens that a greedy
+    """`loss`, [S]: of each answer, to be minimised. `accepted`, [S, A]: the tokens that a greedy
     round would emit at each anchor, where the target's answer is given."""
 
     loss: Tensor
