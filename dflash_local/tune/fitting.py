@@ -35,7 +35,7 @@ from dflash_local.sampling.params import SamplingParams
 from dflash_local.tune.answers import Answer, Answerer, Ring
 from dflash_local.tune.card import Card
 from dflash_local.tune.comparison import BUILT_IN, OWN, compare, wins
-from dflash_local.tune.plan import TunePlan, free_bytes, n_packed
+from dflash_local.tune.plan import TunePlan, answer_bytes, free_bytes
 from dflash_local.tune.saving import (
     checkpoint_weights,
     save_checkpoint,
@@ -269,10 +269,9 @@ class _Run:
         engine, plan = open_engine(pair, loading, say=say)
         self._model = self._loaded.enter_context(Model(engine, plan))
         self._target = engine.target
-        self._spec = pair.spec
-        if engine.drafter is None:
+        if engine.drafter is None or pair.spec is None:
             raise InputError(f"{options.target}: cannot be drafted for: {engine.plain_because}")
-        self._drafter = engine.drafter
+        self._drafter, self._spec = engine.drafter, pair.spec
         known = defaults_of(self._target_file, self._draft_file).sampling
         self._samplings = [SamplingParams(), SamplingParams(temperature=0.8)]
         if known:
@@ -331,7 +330,8 @@ class _Run:
     def _make_plan(self, state: Mapping[str, Any]) -> None:
         options = self._options
         free = free_bytes(self._device)
-        self._plan = plan = TunePlan.of(self._draft_file, state, free)
+        each = answer_bytes(self._spec, options.n_ctx)
+        self._plan = plan = TunePlan.of(self._draft_file, state, free, each)
         for line in plan.lines(free):
             self._say(line)
         needed, stay = plan.disk_bytes, 3 * plan.n_weights
@@ -360,10 +360,8 @@ class _Run:
                 if is_trained(name):
                     old = drafter.weights[name]
                     drafter.weights[name] = value.to(old.device, old.dtype)
-        self._n_packed = 1
-        if self._device == "cuda" and self._spec is not None:
-            self._n_packed = n_packed(self._spec, options.n_ctx)
-        return Trainer(drafter, low_rank=low_rank, n_packed=self._n_packed, seed=options.seed)
+        n_packed = self._plan.n_packed
+        return Trainer(drafter, low_rank=low_rank, n_packed=n_packed, seed=options.seed)
 
     def _held_answers(self, prompts: Sequence[list[int]]) -> list[Answer]:
         """Answers to watch the training by: the same ones in every run."""
@@ -427,7 +425,7 @@ class _Run:
     def _batch(self, ring: Ring, rng: random.Random) -> list[Answer]:
         """The newest answer, and some older ones."""
         newest = len(ring) - 1
-        n = min(newest, max(_BATCH, self._n_packed) - 1)
+        n = min(newest, max(_BATCH, self._plan.n_packed) - 1)
         return [ring[newest], *(ring[i] for i in rng.sample(range(newest), n))]
 
     def _answers(

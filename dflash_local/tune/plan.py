@@ -30,28 +30,39 @@ _MOST_PACKED = 16
 @dataclass(frozen=True)
 class TunePlan:
     """`n_weights`: numbers of the drafter that may be trained; `n_trained`: those that are. `bytes`
-    are those of the trainer on the GPU; `by_turns`: it is there only while the target is not."""
+    are those of the trainer on the GPU; `by_turns`: it is there only while the target is not. One
+    pass takes `n_packed` answers of up to `answer_bytes`."""
 
     low_rank: bool
     by_turns: bool
     n_weights: int
     n_trained: int
+    n_packed: int = 1
+    answer_bytes: int = 0
 
     @classmethod
-    def of(cls, drafter: GgufFile, state: Mapping[str, Any], free: int | None) -> TunePlan:
-        """The plan for a GPU with `free` bytes beside the target, None on a CPU. A run that goes on
-        from a `state` trains what it trained, whatever memory is free by now."""
+    def of(
+        cls, drafter: GgufFile, state: Mapping[str, Any], free: int | None, answer_bytes: int
+    ) -> TunePlan:
+        """The plan for a GPU with `free` bytes beside the target, None on a CPU, which gains
+        nothing from packing. A run that goes on from a `state` trains what it trained, whatever
+        memory is free by now."""
         n, n_low = n_trainable(drafter), n_low_rank(drafter)
         whole, low = cls(False, False, n, n), cls(True, False, n, n_low)
         low_rank = bool(state["low_rank"]) if state else free is not None and whole.bytes > free
         found = low if low_rank else whole
-        by_turns = free is not None and found.bytes > free
-        return cls(low_rank, by_turns, n, found.n_trained)
+        if free is None:
+            return found
+        by_turns = found.bytes > free
+        room = _PASS_BYTES + max(0, free - found.bytes) // 2
+        n_packed = max(1, min(_MOST_PACKED, room // answer_bytes))
+        return cls(low_rank, by_turns, n, found.n_trained, n_packed, answer_bytes)
 
     @property
     def bytes(self) -> int:
         kept = _BYTES_KEPT * self.n_weights if self.low_rank else 0
-        return _BYTES_EACH * self.n_trained + kept + _SLACK
+        packed = max(0, self.n_packed * self.answer_bytes - _PASS_BYTES) if self.n_packed > 1 else 0
+        return _BYTES_EACH * self.n_trained + kept + _SLACK + packed
 
     @property
     def disk_bytes(self) -> int:
@@ -77,16 +88,14 @@ class TunePlan:
         return [what, f"memory: up to {needed} of the {left} that are free beside the target"]
 
 
-def n_packed(spec: DrafterSpec, n_ctx: int) -> int:
-    """How many answers of up to `n_ctx` tokens one pass of the trainer takes on a GPU."""
+def answer_bytes(spec: DrafterSpec, n_ctx: int) -> int:
+    """What one answer of `n_ctx` tokens takes of a pass of the trainer on a GPU."""
     n_rows = N_ANCHORS * spec.block_size
-    # Bytes of a row, as PyTorch's autocast keeps them: float32 and bfloat16 of most of it, and the
-    # gradients of logits.
+    # Bytes of a row, as PyTorch's autocast keeps them for the way back, and gradients of logits.
     logits = 24 * spec.n_vocab
     scores = 8 * spec.n_head * (n_ctx + spec.block_size)
     layer = scores + 60 * spec.n_embd + 20 * spec.n_ff
-    each = n_rows * (logits + spec.n_layer * layer)
-    return max(1, min(_MOST_PACKED, _PASS_BYTES // each))
+    return n_rows * (logits + spec.n_layer * layer)
 
 
 def free_bytes(device: str) -> int | None:

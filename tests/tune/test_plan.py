@@ -7,10 +7,14 @@ import pytest
 import torch
 
 from dflash_local import demo
+from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
-from dflash_local.tune.plan import TunePlan
+from dflash_local.tune.plan import TunePlan, answer_bytes
 from dflash_local.tune.training import Trainer
 from dflash_local.tune.weights import read_torch_drafter
+
+EACH = 397_934_592
+"""Bytes of an answer of 2048 tokens, of the shipped pair."""
 
 
 @pytest.fixture(scope="module")
@@ -19,38 +23,53 @@ def drafter() -> GgufFile:
 
 
 def test_the_plan_takes_what_fits(drafter: GgufFile) -> None:
-    whole = TunePlan.of(drafter, {}, None)
+    whole = TunePlan.of(drafter, {}, None, EACH)
     assert (whole.low_rank, whole.by_turns) == (False, False)
-    assert TunePlan.of(drafter, {}, whole.bytes) == whole
-    low = TunePlan.of(drafter, {}, whole.bytes - 1)
+    beside = TunePlan.of(drafter, {}, whole.bytes, EACH)
+    assert (beside.low_rank, beside.by_turns) == (False, False)
+    low = TunePlan.of(drafter, {}, whole.bytes - 1, EACH)
     assert (low.low_rank, low.by_turns) == (True, False)
     assert low.bytes < whole.bytes
     assert not any("by turns" in line for line in low.lines(low.bytes))
-    turns = TunePlan.of(drafter, {}, low.bytes - 1)
+    turns = TunePlan.of(drafter, {}, low.bytes - 1, EACH)
     assert (turns.low_rank, turns.by_turns) == (True, True)
     assert any("by turns" in line for line in turns.lines(low.bytes - 1))
 
 
 def test_the_plan_tells_the_memory_it_takes(drafter: GgufFile) -> None:
-    needed = f"{TunePlan.of(drafter, {}, None).bytes / (1 << 30):.1f} GiB"
+    plan = TunePlan.of(drafter, {}, 24 << 30, EACH)
+    assert plan.n_packed == 16
+    needed = f"{plan.bytes / (1 << 30):.1f} GiB"
     for free in (24 << 30, 1):
-        lines = TunePlan.of(drafter, {}, free).lines(free)
+        lines = TunePlan.of(drafter, {}, free, EACH).lines(free)
         assert any("GiB" in line and "beside the target" in line for line in lines), lines
-    assert any(needed in line for line in TunePlan.of(drafter, {}, 24 << 30).lines(24 << 30))
+    assert any(needed in line for line in plan.lines(24 << 30))
+
+
+def test_as_many_answers_are_packed_as_half_of_what_is_left_holds(drafter: GgufFile) -> None:
+    whole = TunePlan.of(drafter, {}, None, EACH)
+    assert whole.n_packed == 1
+    for spare in (0, 1 << 30, 4 << 30, 64 << 30):
+        plan = TunePlan.of(drafter, {}, whole.bytes + spare, EACH)
+        assert plan.bytes <= whole.bytes + spare // 2
+        assert plan.n_packed == min(16, ((2 << 30) + spare // 2) // EACH)
+    assert TunePlan.of(drafter, {}, whole.bytes, 9 << 30).n_packed == 1
+    spec = read_drafter(drafter, n_vocab=8192)
+    assert answer_bytes(spec, 512) < answer_bytes(spec, 2048) == EACH
 
 
 def test_a_run_goes_on_with_what_it_trained_whatever_memory_is_free(drafter: GgufFile) -> None:
-    whole = TunePlan.of(drafter, {}, None)
+    whole = TunePlan.of(drafter, {}, None, EACH)
     for before in (True, False):
         for free in (None, 1, whole.bytes):
-            found = TunePlan.of(drafter, {"low_rank": before}, free)
+            found = TunePlan.of(drafter, {"low_rank": before}, free, EACH)
             assert found.low_rank == before
             assert found.by_turns == (free == 1)
 
 
 @pytest.mark.parametrize("free", [None, 1])
 def test_the_plan_counts_what_is_trained(drafter: GgufFile, free: int | None) -> None:
-    plan = TunePlan.of(drafter, {}, free)
+    plan = TunePlan.of(drafter, {}, free, EACH)
     target, draft = demo.pair()
     trainer = Trainer(
         read_torch_drafter(draft, target, dtype=torch.float32), low_rank=plan.low_rank
