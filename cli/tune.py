@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import importlib
 import json
 import re
 import shlex
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _MACHINE = ("n_gpu_layers", "n_threads")
 _PATIENCE_S = 1
+_INSTALL = "pip install 'dflash-local[tune]'"
 
 SECTIONS = {
     "Model": (TARGET, DRAFT),
@@ -215,11 +217,19 @@ def is_busy(url: str) -> bool:
 
 
 def _check_torch() -> None:
-    try:
-        import safetensors.torch  # noqa: F401  (whether both are installed)
-        import torch  # noqa: F401
-    except ImportError:
-        raise InputError("tune needs PyTorch: pip install 'dflash-local[tune]'") from None
+    """Raises InputError unless PyTorch and safetensors can be loaded."""
+    for name in ("torch", "safetensors.torch"):
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # a library that it needs: ImportError, OSError, RuntimeError
+            package = name.partition(".")[0]
+            if isinstance(error, ModuleNotFoundError) and error.name == package:
+                raise InputError(f"tune needs {package}: {_INSTALL}") from None
+            told = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+            raise InputError(
+                f"tune needs {package}, which is installed here but cannot be loaded: {told}; "
+                f"install it again: {_INSTALL} --force-reinstall {package}"
+            ) from None
 
 
 def _drafter_of(files: PairFiles) -> Path:

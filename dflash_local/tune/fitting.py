@@ -124,6 +124,7 @@ def tune(
     if options.output.exists():
         raise InputError(f"{options.output}: exists already; choose another folder with -o")
     _texts(options, ("continue",))  # what is wrong is told at once
+    general(("continue",))
     part = options.output.with_name(f"{options.output.name}.partial")
     resumed = _claim(part, options)
     try:
@@ -537,17 +538,24 @@ class _Run:
     def _compare(self, path: Path, prompts: dict[str, list[list[int]]]) -> Any:
         self._answerer.pause()
         self._model.forget()
-        after: Drafter = open_drafter(
-            path,
-            self._target,
-            n_seq=self._n_seq,
-            n_ctx=self._target.n_ctx,
-            for_trees=self._target.options.n_branches > 1,
-        )
+        after = self._opened_as_before(path)
         n = min(self._options.max_tokens, 128)
         rows = compare(self._target, self._drafter, after, prompts, n, self._say_unless_stopped)
         after.close()
         return rows
+
+    def _opened_as_before(self, path: Path) -> Drafter:
+        """The tuned drafter with all that the old one was opened with: else the two are no
+        comparison."""
+        window = self._model.plan.draft_window if self._model.plan else 0
+        return open_drafter(
+            path,
+            self._target,
+            n_seq=self._n_seq,
+            n_ctx=self._target.n_ctx,
+            draft_window=window,
+            for_trees=self._target.options.n_branches > 1,
+        )
 
     def _finish(self, card: Card) -> None:
         if card.won:

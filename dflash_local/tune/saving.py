@@ -16,10 +16,11 @@ from dflash_local.convert.checks import check_written, planned_file
 from dflash_local.convert.conversion import tensor_plans
 from dflash_local.convert.files.checkpoint import SINGLE_NAME, Checkpoint
 from dflash_local.convert.key import KINDS, Key, KeyKind
-from dflash_local.convert.provenance import SHA256
+from dflash_local.convert.provenance import SHA256, SOURCE
 from dflash_local.convert.tensors.plan import TensorPlan, interleaved
 from dflash_local.convert.writer import write_gguf
 from dflash_local.gguf.file import GgufFile
+from dflash_local.hub.repository import repository_of
 
 TUNED = "dflash_local.tuned"
 """The key by which a file says that it was tuned, and for which target."""
@@ -42,6 +43,9 @@ def save_gguf(
         for name, value in old.metadata.items()
         if name not in (SHA256, TUNED, "general.alignment")
     ]
+    source = repository_of(old.path)
+    if SOURCE not in old.metadata and source is not None:  # the new place does not say it
+        keys.append(Key(SOURCE, source, "str"))
     keys.append(Key(TUNED, f"for {target.path.name}", "str"))
     tensors = [
         (TensorPlan(info.name, "", info.shape, "matrix"), GGMLQuantizationType(info.type))

@@ -32,8 +32,11 @@ _NEAR = 50
 _MOST_BYTES = 1 << 20
 _SKIPPED = frozenset({"node_modules", "__pycache__", "venv", "site-packages", "build", "dist"})
 _HELD_SHARE = 0.2
+_LEAST_FILES = 3
+"""One to learn from, to watch and to test by."""
 _GENERAL_SHARE = 0.25
 """Of the prompts. Without them chat lost 4 % where code gained 37 %."""
+_LIBRARY = Path(sysconfig.get_path("stdlib"))
 _QUESTIONS = Path(__file__).with_name("questions.json")
 _ASKED = "Write a Python function `{}`. {}", "Implement `{}` in Python: {}"
 _DOCUMENTED = re.compile(
@@ -148,8 +151,9 @@ def _of_model(
 
 def _split(sources: Sequence[T], what: str, seed: int) -> tuple[list[T], list[T], list[T]]:
     """Those to learn from, to watch and to test by: a fifth of them is held out, at least two."""
-    if len(sources) < 3:
-        raise InputError(f"{what}; expected at least 3, as some are held out to measure on")
+    if len(sources) < _LEAST_FILES:
+        least = f"expected at least {_LEAST_FILES}, as some are held out to measure on"
+        raise InputError(f"{what}; {least}")
     order = random.Random(seed).sample(list(sources), len(sources))
     n_held = max(2, round(_HELD_SHARE * len(order)))
     held, tune = order[:n_held], order[n_held:]
@@ -160,12 +164,16 @@ def general(forms: Sequence[Form], *, seed: int = 0) -> Texts:
     """General prompts, against forgetting, and to learn from where a user has no texts: questions
     and tasks, pieces of the files of Python's standard library, and the functions that these
     document. None of them is among those of `bench`."""
-    what = "Python's standard library"
     library = dict(_library())
+    if len(library) < _LEAST_FILES:
+        raise InputError(
+            f"{_LIBRARY}: this Python has no library files there, of which tune makes general "
+            "prompts; use one that has them, such as your system's or python.org's"
+        )
     plain: list[Form] = [form for form in forms if form != "chat"]
     questions, tasks = (_questions(), _tasks(library)) if "chat" in forms else ([], {})
-    files = _split(list(library), what, seed)
-    asked = _split(questions, what, seed) if questions else ([], [], [])
+    files = _split(list(library), "general texts", seed)
+    asked = _split(questions, "general texts", seed) if questions else ([], [], [])
     tune, watch, test = (
         _mixed(
             [
@@ -196,7 +204,7 @@ def _questions() -> list[BenchPrompt]:
 
 
 def _library() -> Iterator[tuple[str, str]]:
-    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+    for path in sorted(_LIBRARY.glob("*.py")):
         text = _text(path)
         if text is not None:
             yield path.name, text

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 import httpx
@@ -11,7 +13,8 @@ import pytest
 
 from command_line import run_here
 from dflash_local import demo
-from dflash_local.cli.tune import is_busy
+from dflash_local.cli.tune import _check_torch, is_busy
+from dflash_local.errors import InputError
 from server_process import ServerProcess, until
 
 TARGET, DRAFT = map(str, demo.pair())
@@ -47,6 +50,42 @@ def test_what_cannot_be_tuned_is_told_in_one_line(
     assert expected in found.stderr.splitlines()[-1]
     assert "Traceback" not in found.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["texts"]
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "expected"),
+    [
+        ("torch", None, "tune needs torch: pip install 'dflash-local[tune]'"),
+        ("safetensors", None, "tune needs safetensors: pip install 'dflash-local[tune]'"),
+        (
+            "torch",
+            "raise OSError('libcudart.so.13: cannot open shared object file')",
+            "torch, which is installed here but cannot be loaded: libcudart.so.13: cannot open "
+            "shared object file; install it again: ",
+        ),
+        ("torch", "import _lzma_missing", "cannot be loaded: No module named '_lzma_missing'; "),
+    ],
+)
+def test_a_python_without_pytorch_is_told_what_to_install(
+    module: str, line: str | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [each for each in sys.modules if each.partition(".")[0] == module]:
+        monkeypatch.delitem(sys.modules, name)
+    if line is None:
+
+        class Hidden(MetaPathFinder):
+            def find_spec(self, name: str, *_: object) -> None:
+                if name.partition(".")[0] == module:
+                    raise ModuleNotFoundError(f"No module named {name!r}", name=module)
+
+        monkeypatch.setattr(sys, "meta_path", [Hidden(), *sys.meta_path])
+    else:
+        (tmp_path / f"{module}.py").write_text(f"{line}\n")
+        monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError) as found:
+        _check_torch()
+    assert expected in str(found.value)
+    assert "\n" not in str(found.value)
 
 
 def test_a_server_is_busy_while_it_answers(

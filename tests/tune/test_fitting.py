@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,12 +18,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from command_line import COMMAND
-from dflash_local import demo
+from dflash_local import demo, pair
+from dflash_local.draft.fused_drafter import TREE_TOP_K, FusedDrafter
 from dflash_local.errors import BackendError, InputError, PairError
 from dflash_local.loading import load
 from dflash_local.pairs import tuned
 from dflash_local.pairs.find import find_pair
-from dflash_local.tune import comparison, fitting
+from dflash_local.tune import comparison, fitting, texts
 from dflash_local.tune.card import Card
 from dflash_local.tune.fitting import (
     Interrupted,
@@ -203,6 +205,20 @@ def test_target_and_trainer_take_turns_where_memory_is_short(
     assert len(card.rows) == 4
 
 
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+def test_the_tuned_drafter_is_opened_as_the_old_one_was(
+    options: TuneOptions, shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pair, "draft_window_of", lambda draft: 96)  # as the registry may know it
+    with ExitStack() as stack:
+        run = fitting._Run(options, options.output, print, None, None, None, stack)
+        run._load(print, draft_shape=shape)
+        before, after = run._drafter, run._opened_as_before(options.draft)
+        assert isinstance(before, FusedDrafter) and isinstance(after, FusedDrafter)
+        assert after.top_k == before.top_k == (TREE_TOP_K if shape == "tree" else 1)
+        assert after.draft_window == before.draft_window == 96
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
@@ -244,6 +260,19 @@ def test_a_damaged_state_is_told_at_once_and_stays(options: TuneOptions) -> None
         watch.run(options)
     assert not watch.lines
     assert (part / "state.pt").exists()
+
+
+def test_a_python_without_its_library_files_is_told_at_once(
+    options: TuneOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setattr(texts, "_LIBRARY", tmp_path / "empty")
+    before = snapshot(tmp_path)
+    watch = Watch()
+    with pytest.raises(InputError, match="no library files there"):
+        watch.run(options)
+    assert not watch.lines
+    assert snapshot(tmp_path) == before
 
 
 def test_an_output_that_is_there_is_not_written_over(options: TuneOptions) -> None:

@@ -10,11 +10,12 @@ import torch
 import hf_drafters
 from dflash_local import demo
 from dflash_local.convert import convert
+from dflash_local.convert.provenance import SOURCE
 from dflash_local.gguf.file import GgufFile
 from dflash_local.tune.saving import TUNED, checkpoint_weights, save_checkpoint, save_gguf
 from dflash_local.tune.training import is_trained
 from dflash_local.tune.weights import read_torch_drafter
-from synthetic import write_target
+from synthetic import write_drafter, write_target
 
 
 @pytest.mark.slow
@@ -31,6 +32,17 @@ def test_a_gguf_file_has_the_new_weights_and_the_old_keys(tmp_path: Path) -> Non
     assert found.keys() == weights.keys()
     for name, value in weights.items():
         torch.testing.assert_close(found[name], value, atol=2e-3, rtol=1e-2)
+
+
+def test_a_gguf_file_says_which_repository_the_old_one_came_from(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "t.gguf", n_vocab=320)
+    place = tmp_path / "models--some--Drafter" / "snapshots" / "abc"
+    place.mkdir(parents=True)
+    old = write_drafter(place / "d.gguf", target)
+    weights = read_torch_drafter(old, target, dtype=torch.float32).weights
+    saved = tmp_path / "new.gguf"
+    save_gguf(saved, GgufFile.open(old), weights, GgufFile.open(target))
+    assert GgufFile.open(saved).metadata[SOURCE] == "some/Drafter"
 
 
 @pytest.mark.one_in(4)

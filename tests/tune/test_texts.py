@@ -10,6 +10,7 @@ import pytest
 
 from dflash_local.bench.prompts.prompt import BenchPrompt, built_in
 from dflash_local.errors import InputError
+from dflash_local.tune import texts
 from dflash_local.tune.texts import Form, conversations, drawn, files_of, general, read_texts
 
 FORMS: tuple[Form, ...] = ("continue", "infill", "chat")
@@ -88,6 +89,15 @@ def test_general_prompts_are_learnt_from_or_held_out() -> None:
     assert not held & {repr(each) for each in found.tune}
     rng = random.Random(1)
     assert not held & {repr(found.draw(rng)) for _ in range(500)}
+
+
+def test_a_python_without_its_library_files_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.pyc").write_bytes(b"\0" * 400)
+    monkeypatch.setattr(texts, "_LIBRARY", tmp_path)
+    with pytest.raises(InputError, match=r"has no library files there.*use one that has them"):
+        general(("continue", "chat"))
 
 
 def test_short_texts_of_one_line_are_drawn_from(tmp_path: Path) -> None:
