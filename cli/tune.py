@@ -7,6 +7,8 @@ import importlib
 import json
 import re
 import shlex
+import shutil
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +19,7 @@ import click
 from dflash_local.errors import InputError
 
 from . import interrupt
-from .answer import write_stdout
+from .answer import write_report, write_stdout
 from .options import DRAFT, LOADING, QUIET, TARGET, SectionedCommand, option
 from .ps import DIRECT
 from .report import Say, speaker
@@ -192,12 +194,14 @@ def _tune(values: dict[str, Any], say: Say) -> int:
         except Interrupted:
             say("interrupted; the same command goes on from here")
             return INTERRUPTED
-    from dflash_local.tune.card import table
+    from dflash_local.bench.report.cell import table
+    from dflash_local.tune.card import cells
 
     if values["as_json"]:
         write_stdout(json.dumps(card.as_dict()) + "\n")
     else:
-        write_stdout(f"{table(card.rows)}\n\n{card.reason}\n{card.after}\n")
+        columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        write_report(f"{table(cells(card.rows), columns)}\n\n{card.reason}\n{card.after}\n")
     target = shlex.quote(str(values["target"]))
     if card.won:
         say(f"it is now the default; `dflash-local tune {target} --undo` goes back")

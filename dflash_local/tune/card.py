@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dflash_local.bench.report.cell import pipe_table
 from dflash_local.tune.comparison import Row
 from dflash_local.version import version
 
@@ -67,23 +68,24 @@ come.
 
 Measured by dflash-local's engine, whole blocks in every round, answers in turns:
 
-{table(self.rows)}
+{pipe_table(cells(self.rows))}
 
 Result: {self.reason}; {verdict}.
 """
 
 
-def table(rows: Sequence[Row]) -> str:
-    """The comparison as a Markdown table."""
-    lines = [
-        "| prompts | drafts | temperature | tokens per round before | after | ratio "
-        "| tokens/s before | after |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {row.prompts} ({row.n_prompts}) | {row.shape}s | {row.temperature:g} "
-        f"| {row.length_before:.2f} | {row.length_after:.2f} | {row.ratio:.2f} "
-        f"| {row.speed_before:.1f} | {row.speed_after:.1f} |"
+def cells(rows: Sequence[Row]) -> list[dict[str, str]]:
+    """The comparison as the cells of a table."""
+    return [
+        {
+            "prompts": f"{row.prompts} ({row.n_prompts})",
+            "drafts": f"{row.shape}s",
+            "temp": f"{row.temperature:g}",
+            "tokens per round before": f"{row.length_before:.2f}",
+            "after": f"{row.length_after:.2f}",
+            "ratio": f"{row.ratio:.2f}",
+            "tokens/s before": f"{row.speed_before:.1f}",
+            "tokens/s after": f"{row.speed_after:.1f}",
+        }
         for row in rows
     ]
-    return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import threading
@@ -50,6 +51,22 @@ def test_what_cannot_be_tuned_is_told_in_one_line(
     assert expected in found.stderr.splitlines()[-1]
     assert "Traceback" not in found.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["texts"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_a_run_without_texts_of_ones_own_fits_a_narrow_terminal(tmp_path: Path) -> None:
+    from narrow_terminal import lines_on
+
+    out = tmp_path / "o"
+    given = ["--target", TARGET, "--draft", DRAFT, "-o", str(out), "--ctx", "512", "-n", "16"]
+    limits = ["--steps", "1", "--gpu-layers", "0", "--threads", "1"]
+    data = {"DFLASH_LOCAL_TUNED": str(tmp_path / "data"), "TERM": "xterm-256color"}
+    lines = lines_on(40, "tune", *given, *limits, variables=os.environ | data)
+    assert (out / f"{out.name}.gguf").is_file(), lines
+    assert any("held out" in line and "chains" in line for line in lines)
+    # A path is one word, to be copied.
+    assert not [line for line in lines if len(line) > 40 and "/" not in line]
 
 
 @pytest.mark.parametrize(
