@@ -29,14 +29,13 @@ class Budget:
         """The round before which nothing is to be drafted."""
         self._saved = _AT_FIRST  # the most that income adds up to
         self._credit = _AT_FIRST
-        self._spell = 0.0  # gained since drafting began, less the way to it and back
+        self._spell = 0.0  # gained since drafting began
         self._n_losses = 0  # spells that lost, one after the other
         self._round = 0
 
     def renew(self) -> None:
         """Another text begins, and what the last one lost says little of it."""
         self.suspended_until = 0
-        self._credit = max(self._credit, _AT_FIRST)
         self._n_losses = min(self._n_losses, _REMEMBERED)
 
     def earn(self, now: int) -> None:
@@ -79,9 +78,9 @@ class Budget:
         until one has gained."""
         return 1 << min(self._n_losses, _MOST_LOSSES)
 
-    def begin(self, way: float) -> None:
+    def begin(self) -> None:
         """Drafting begins: a spell."""
-        self._spell = -way
+        self._spell = 0.0
 
     def end(self) -> None:
         """It ends."""

@@ -108,7 +108,7 @@ class Controller:
         self._is_on = False  # not only for a probe
         self._probing = False
         self._unseen = True  # no draft was verified yet
-        self._looking = False
+        self._overdue = self._glances = False
         self._n_resting = 0  # rows that a probe has to inject
         self._shape: ShapeName = "chain"
         self._doubt = 0.0
@@ -234,8 +234,8 @@ class Controller:
                 chains.append([])
                 continue
             early = policy.probing or policy.rounds < _EARLY_ROUNDS
-            early = early and self.prior.rounds < _KNOWN_ROUNDS
-            chains.append(policy.chances(draft, limit, early=early))
+            unknown = early and self.prior.rounds < _KNOWN_ROUNDS and not self._glances
+            chains.append(policy.chances(draft, limit, early=unknown))
             policy.rounds += 1
             policy.rest_from = self._round
         return chains
@@ -247,7 +247,7 @@ class Controller:
         if not drafted:
             self._renew(len(chains))
             return self._copies().widths(chains, self._last_rows("chain"), switch_s)
-        if self._looking:  # whatever it is thought to cost
+        if self._overdue:  # whatever it is thought to cost
             return [1 + min(PROBED, len(chain)) for chain in chains]
         choice = self._row_choice
         if self._probing:
@@ -304,51 +304,44 @@ class Controller:
         its graph again, whether the row count is another or not. Not for rounds of which
         `n_drafts` was not asked, except plain ones.
         """
-        costs = self.costs
-        self._depth = depth
+        costs, forecast, drafted = self.costs, self._forecast, n_drafting > 0
+        base, n_new = forecast.base, n_rows - self.again.now
+        verified = drafted or n_new > base
         changed = self._passes.rows(shape) != n_rows
-        drafted = n_drafting > 0
-        self._passes.observe(n_rows, depth, verify_s, shape, drafted=drafted, rebuilt=rebuilt)
-        if n_rows == self._forecast.base:
+        self._depth = depth
+        if n_rows == base:
             self._plain_at = self._round
-        base, n_new = self._forecast.base, n_rows - self.again.now
-        verified = n_drafting > 0 or n_new > base
+        self._passes.observe(n_rows, depth, verify_s, shape, drafted=drafted, rebuilt=rebuilt)
         self.again.observe(n_new, base + self._accepted, verified=verified, changed=changed)
-        copies_alone = not n_drafting and n_new > base
-        if host_s is not None and not copies_alone:
-            costs.observe_host(n_drafting > 0, host_s)
-        if self._drafting and not verified and self.again.now and base:
-            # What drafts have left to do is theirs to pay.
-            usual_s = costs.step_s(n_rows, depth) + costs.host_s + changed * costs.switch_s
-            gained = 1 - usual_s / self._forecast.plain_s
-            self._budget.settle(gained, self._round, self._forecast.way)
-        if not n_drafting:
-            self._accepted = 0
-            return
-        self._unseen = self._unseen and n_new <= base
-        usual_s = costs.step_s(n_rows, depth, shape) + costs.after_draft_s
-        if self._probing:
-            costs.bound_draft(n_drafting, depth, draft_s, self._n_resting)
-            self._n_resting = 0
-        else:
-            costs.observe_draft(n_drafting, depth, draft_s)  # a probe has many rows to inject
-            if self._passes.fresh and not self.again.usual:
+        if host_s is not None and (drafted or not verified):
+            costs.observe_host(drafted, host_s)
+        if drafted:
+            self._unseen = self._unseen and n_new <= base
+            usual_s = costs.step_s(n_rows, depth, shape) + costs.after_draft_s
+            if self._passes.fresh and not self._probing and not self.again.usual:
                 # Graphs are made once, and say nothing of the drafter's worth.
                 verify_s = min(verify_s, usual_s)
-        expected = costs.host_s + costs.draft_host_s
-        seconds = draft_s + verify_s + (expected if host_s is None else host_s)
-        expected += costs.draft_s(n_drafting, depth) + usual_s + costs.switch_s
-        went = changed and n_new > base
-        self._settle(min(seconds, _LONGEST_TIME * expected), went=went)
+            if self._probing:
+                costs.bound_draft(n_drafting, depth, draft_s, self._n_resting)
+                self._n_resting = 0
+            else:
+                costs.observe_draft(n_drafting, depth, draft_s)  # a probe has many rows to inject
+            usual_host_s = costs.host_s + costs.draft_host_s
+            seconds = draft_s + verify_s + (usual_host_s if host_s is None else host_s)
+            usual_s += usual_host_s + costs.draft_s(n_drafting, depth) + costs.switch_s
+            self._settle(min(seconds, _LONGEST_TIME * usual_s))
+        elif self._drafting and not verified and self.again.now and base:
+            # What drafts have left to do is theirs to pay.
+            seconds = costs.step_s(n_rows, depth) + costs.host_s + changed * costs.switch_s
+            self._budget.settle(1 - seconds / forecast.plain_s, self._round, forecast.way)
+        self._accepted = 0
 
-    def _settle(self, seconds: float, *, went: bool) -> None:
-        """After a round that drafted: how far it was ahead of plain decoding. `went`: to another
-        row count than the last, to verify."""
+    def _settle(self, seconds: float) -> None:
+        """After a round that drafted: how far it was ahead of plain decoding."""
         forecast = self._forecast
         gained = 1 + self._accepted / forecast.base - seconds / forecast.plain_s
-        self._accepted = 0
         if self._probing:
-            self._budget.settle_probe(gained - forecast.way * went)
+            self._budget.settle_probe(gained)
         else:
             if self.prior.rounds < _KNOWN_ROUNDS:
                 self._budget.settle_unknown(gained)
@@ -359,7 +352,7 @@ class Controller:
     # The plan
 
     def _plan(self, policies: Sequence[Policy], other_rows: int) -> None:
-        self._looking = False
+        self._overdue = self._glances = False
         now, forecast = self._round, self._forecast
         self._budget.earn(now)
         n_rounds, self._planned_at = now - self._planned_at, now
@@ -381,7 +374,7 @@ class Controller:
         resting = [policy for policy in able if not policy.drafting]
         wait = suspended if suspended > 0 else self._probe(resting, len(on))
         if on and not self._is_on:
-            self._budget.begin(forecast.way)
+            self._budget.begin()
         elif self._is_on and not on:
             self._budget.end()
         self._is_on, self._probing = bool(on), wait == 0 and not on
@@ -393,7 +386,7 @@ class Controller:
             self._idle = 2
         early = any(policy.rounds < _EARLY_ROUNDS for policy in on)
         steps = 1 if early or wait == 0 else _REPLAN
-        if self._probing and not any(policy.looking for policy in self._members):
+        if self._probing and not self._glances:
             steps = forecast.probe_rounds
         self._replan_at = now + self._idle + min(steps, wait or steps)
 
@@ -415,10 +408,8 @@ class Controller:
 
     def _appoint(self, policy: Policy, findings: Findings | None, *, drafts: bool) -> None:
         """A sequence drafts from now on, or no more."""
-        if drafts or policy.drafting:
-            policy.n_probes = 0
         policy.drafting = drafts
-        policy.probing = policy.looking = False
+        policy.probing = False
         policy.findings = findings
 
     def _forgets_plain(self, findings: Findings) -> bool:
@@ -446,11 +437,9 @@ class Controller:
         if not due:
             return _FOREVER
         loss = forecast.probe_loss(due, n_on, now)
-        by_turns = self.prior.rounds >= _KNOWN_ROUNDS and due[0].n_probes % 2 == 1
-        looks = not n_on and not self._unseen and (by_turns or loss > budget.amount)
-        loss = forecast.look_loss(due, now) if looks else loss
-        if loss > budget.amount and not looks:  # then a few: what one learns is the others' prior
-            due.sort(key=lambda policy: policy.rounds)
+        glances = not n_on and not self._unseen and loss > budget.amount
+        loss = forecast.glance_loss(due, now) if glances else loss
+        if loss > budget.amount and not glances:  # then a few: what they learn is the others' prior
             due = due[: 1 + len(self._members) // 4]
             loss = forecast.probe_loss(due, n_on, now)
         first = self._untried and self.prior.rounds == 0
@@ -464,13 +453,11 @@ class Controller:
             elif self._unseen:
                 wait = min(wait, _LATEST_LOOK - now)
             return wait or _FOREVER
-        self._untried, self._looking = False, overdue
+        self._untried, self._overdue, self._glances = False, overdue, glances
         self._n_resting = sum(now - policy.rest_from for policy in due)
         for policy in due:
             policy.probing = True
             policy.survival.rest(now - policy.rest_from)
-            policy.looking = looks
-            policy.n_probes += 1
         if n_on:  # only a round of its own shows what it has really cost
             budget.amount -= loss
         return 0

@@ -150,7 +150,7 @@ class Forecast:
             loss += (self.probe_rounds - 1) * max(loss - 2 * costs.switch_s, 0.0)
         return loss / passes[0]
 
-    def look_loss(self, due: Sequence[Policy], now: int) -> float:
+    def glance_loss(self, due: Sequence[Policy], now: int) -> float:
         """Plain rounds that a draft of these costs, of which nothing is verified."""
         costs = self._costs
         seconds = costs.draft_s(len(due), self._depth) + costs.draft_host_s

@@ -79,10 +79,6 @@ class Policy:
         self.off = False
         """For good: no draft will be asked for again, so the drafter needs no more of the text."""
         self.rounds = 0
-        self.n_probes = 0
-        """Since it last drafted."""
-        self.looking = False
-        """This probe verifies only what its draft says is worth it."""
         self.rest_from = now
         self.findings: Findings | None = None
 
@@ -107,7 +103,7 @@ class Policy:
         known = self._chances[self.shape.name]
         known.notice(draft)
         chances = known.of(draft, hopeful=self.probing)
-        if early and not self.looking:
+        if early:
             chances[:PROBED] = [1.0] * min(PROBED, len(chances))
         return chances[:limit]
 

@@ -8,7 +8,7 @@ WAY = 10.0
 
 
 def spell(budget: Budget, gained: float, n_rounds: int, now: int = 0) -> int:
-    budget.begin(WAY)
+    budget.begin()
     for i in range(n_rounds):
         budget.settle(gained, now + i, WAY)
     budget.end()
@@ -19,7 +19,7 @@ def test_each_spell_that_lost_doubles_what_the_next_must_be_worth() -> None:
     budget = Budget()
     found = [budget.caution]
     for _ in range(3):
-        spell(budget, 0.5, 8)  # less than going there and back costs
+        spell(budget, -0.5, 8)
         found.append(budget.caution)
     assert found == [1, 2, 4, 8]
     spell(budget, 0.5, 40)
@@ -32,7 +32,7 @@ def test_what_is_lost_is_waited_for() -> None:
     now = 0
     for way in (1.0, 10.0):
         for _ in range(2):
-            budget.begin(way)
+            budget.begin()
             while budget.suspended_until <= now:
                 now += 1
                 budget.settle(-1.0, now, way)
