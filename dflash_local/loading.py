@@ -202,6 +202,8 @@ def open_engine(
     if options.n_gpu_layers != 0 and not any(d.type in ("gpu", "igpu") for d in devices):
         _tell_unused_gpu(say)
     shape = named.shape(devices, options)
+    if isinstance(options.draft_width, int):
+        named.check_width(options.draft_width, shape)
     pair, plan, wanted = _tried(named, devices, options, say)
     steps(0.0)
     loaded = _loaded(pair.target.path, wanted, steps, percent or say)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dflash_local.draft.shape import DraftShape, checked_shape
+from dflash_local.errors import InputError
 from dflash_local.fit.architectures import (
     RECURRENT_ARCHITECTURES,
     SNAPSHOT_ARCHITECTURES,
@@ -101,6 +102,15 @@ class Pair:
             return True
         is_plain = options.exact or options.draft_width in (0, 1)
         return not is_plain and self.target.architecture not in RECURRENT_ARCHITECTURES
+
+    def check_width(self, width: int, shape: DraftShape) -> None:
+        """Refuse what no load of these files can verify in one pass. Raises InputError."""
+        trees = shape != "chain" and self.target.architecture not in RECURRENT_ARCHITECTURES
+        most, limit = MAX_OUTPUT_ROWS, "a verify pass"
+        if self.spec and not trees:
+            most, limit = self.spec.block_size, "this drafter's block"
+        if width > most:
+            raise InputError(f"draft_width is {width}; {limit} allows at most {most}")
 
     def n_branches(self, shape: DraftShape, n_seq: int, n_batch: int) -> int:
         """Branches of each of `n_seq` sequences. It is 1 if drafts are chains, as they are for a

@@ -90,7 +90,8 @@ def benchmark(options: BenchOptions, open_engine: OpenEngine, say: Say) -> Repor
 
     Raises InputError where files, prompts and settings do not fit, and what `load` raises.
     """
-    options = replace(options, settings=_settings(options), loading=_loading(options))
+    options = replace(options, settings=_settings(options))
+    options = replace(options, loading=_loading(options))
     if options.synthetic_length is not None:
         RecordedDrafts.shipped().weights(options.synthetic_length)  # refused before any work
     answers: dict[tuple[int, ...], list[int]] = {}
@@ -203,9 +204,12 @@ def _settings(options: BenchOptions) -> RunSettings:
 
 def _loading(options: BenchOptions) -> Mapping[str, Any]:
     """Ready for trees where any drafts are to be trees; chains are measured on the same model. With
-    a width the drafter stays loaded, whether drafting can pay or not."""
-    trees = any(variant.shape != "chain" for variant in options.settings.variants)
-    return {**options.loading, "draft_shape": "auto" if trees else "chain", "draft_width": 2}
+    a width the drafter stays loaded, whether drafting can pay or not; the largest is refused before
+    anything is loaded if no pass can be so wide."""
+    variants = options.settings.variants
+    shape = "auto" if any(variant.shape != "chain" for variant in variants) else "chain"
+    width = max((each.width for each in variants if each.width != "auto"), default=2)
+    return {**options.loading, "draft_shape": shape, "draft_width": width}
 
 
 def _possible(model: Model, settings: RunSettings) -> tuple[RunSettings, list[str]]:

@@ -25,12 +25,17 @@ from typing import Any
 _QUIET_S = 2.0
 # The child gets our own search path, so that it finds this package just as we did.
 _LAUNCH = """
-import importlib, json, signal, sys
+import signal, sys
+is_warm = sys.argv[1:] == ["warm"]
+for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+    # They reach all processes of a terminal or a service. A warm child ends with its parent.
+    if is_warm and hasattr(signal, name):
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+import importlib, json
 start = json.loads(sys.stdin.readline())
 sys.path[:] = start["path"]
 main = importlib.import_module(start["module"]).main
-if start["warm"]:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches all processes
+if is_warm:
     print('{"done": true}', flush=True)
 for line in sys.stdin:
     main(json.loads(line))
@@ -77,7 +82,7 @@ def run(
     """
     with _popen(without_gpu, subprocess.PIPE) as child:
         try:
-            whole = _start_line(module, warm=False) + _line(request)
+            whole = _start_line(module) + _line(request)
             out, err = _output(child, whole, limit_s, on_wait)
         except subprocess.TimeoutExpired:
             child.kill()
@@ -97,9 +102,9 @@ class WarmChild:
     """
 
     def __init__(self, module: str) -> None:
-        self._process = _popen(True, subprocess.DEVNULL)
+        self._process = _popen(True, subprocess.DEVNULL, "warm")
         weakref.finalize(self, _end, self._process, os.getpid())
-        self._exchange(_start_line(module, warm=True), _START_S)
+        self._exchange(_start_line(module), _START_S)
 
     @property
     def is_alive(self) -> bool:
@@ -146,14 +151,14 @@ class WarmChild:
         return _outcome(code, out, "")
 
 
-def _popen(without_gpu: bool, stderr: int) -> subprocess.Popen[bytes]:
+def _popen(without_gpu: bool, stderr: int, *mode: str) -> subprocess.Popen[bytes]:
     environment = {k: v for k, v in os.environ.items() if not _SECRET.search(k)}
     environment |= {"GGML_NO_BACKTRACE": "1"}
     environment.pop("PYTHONFAULTHANDLER", None)
     if without_gpu:
         environment |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
     return subprocess.Popen(
-        [sys.executable, "-c", _LAUNCH],
+        [sys.executable, "-c", _LAUNCH, *mode],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=stderr,
@@ -161,8 +166,8 @@ def _popen(without_gpu: bool, stderr: int) -> subprocess.Popen[bytes]:
     )
 
 
-def _start_line(module: str, *, warm: bool) -> bytes:
-    return _line({"path": sys.path, "module": module, "warm": warm})
+def _start_line(module: str) -> bytes:
+    return _line({"path": sys.path, "module": module})
 
 
 def _line(value: dict[str, Any]) -> bytes:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -142,3 +145,26 @@ def test_no_key_is_in_the_process_that_renders(monkeypatch: pytest.MonkeyPatch) 
         environment = Path(f"/proc/{process}/environ").read_bytes()
         assert process and b"secret-of" not in environment
     assert children and child.is_alive
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are sent to a group of processes")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_what_ends_a_group_of_processes_is_left_to_the_parent(number: signal.Signals) -> None:
+    """A server that ends in order still renders for the requests that it has."""
+    parent = """
+import os, signal, sys
+from dflash_local.trial.child import WarmChild
+number = int(sys.argv[1])
+child = WarmChild("dflash_local.chat.template_child")
+signal.signal(number, lambda *_: None)
+os.killpg(0, number)
+print(child._process.poll() if child._process.poll() is not None else child.ask({}, limit_s=60).death)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", parent, str(int(number))],
+        start_new_session=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout) == (0, "\n"), done.stderr

@@ -115,6 +115,24 @@ def test_tokens_do_not_depend_on_the_draft_width(width: str, greedy: dict[str, A
     assert drawn["stats"]["drafting"] is None
 
 
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (["complete", "--draft-width", "17", PROMPT], "this drafter's block allows at most 16"),
+        (["serve", "--draft-width", "17", "--port", "0"], "this drafter's block allows at most 16"),
+        (
+            ["complete", "--target", TARGET, "--draft-width", "99", PROMPT],
+            "a verify pass allows at most 64",
+        ),
+    ],
+    ids=str,
+)
+def test_a_width_that_no_pass_has_is_refused_before_the_load(command: list[str], told: str) -> None:
+    done = run(*command)
+    assert done.returncode == 2 and told in done.stderr
+    assert "context:" not in done.stderr
+
+
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("arguments", [(), ("--draft-width", "auto")], ids=str)
 def test_the_width_is_left_to_the_controller(

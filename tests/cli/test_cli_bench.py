@@ -253,6 +253,12 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments: tuple[str, ...], fault
     assert fault in done.stderr
 
 
+def test_a_width_that_no_pass_has_is_refused_before_the_load() -> None:
+    done = bench("--widths", "4,17", "--draft-shape", "chain", "-n", "4")
+    assert done.code == 2 and "draft_width is 17; this drafter's block" in done.stderr
+    assert "context:" not in done.stderr
+
+
 def test_prompts_that_are_none_are_refused_with_their_line(tmp_path: Path) -> None:
     prompts = tmp_path / "bad.jsonl"
     prompts.write_text('{"prompt": "a"}\nnot json\n', encoding="utf-8")
