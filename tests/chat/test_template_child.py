@@ -158,7 +158,8 @@ number = int(sys.argv[1])
 child = WarmChild("dflash_local.chat.template_child")
 signal.signal(number, lambda *_: None)
 os.killpg(0, number)
-print(child._process.poll() if child._process.poll() is not None else child.ask({}, limit_s=60).death)
+dead = child._process.poll()
+print(dead if dead is not None else child.ask({}, limit_s=60).death)
 """
     done = subprocess.run(
         [sys.executable, "-c", parent, str(int(number))],
