@@ -21,6 +21,7 @@ from dflash_local.bench.peers.paper import PaperValue, paper_value
 from dflash_local.bench.prompts.dataset import DATASETS, load_prompts
 from dflash_local.bench.prompts.prompt import CATEGORIES, BenchPrompt, read_prompts, read_replay
 from dflash_local.bench.replay import SHIPPED
+from dflash_local.fit.options import SHAPES
 
 from . import interrupt
 from .answer import write_report, write_stdout
@@ -31,7 +32,6 @@ from .options import (
     LOADING,
     QUIET,
     READABLE,
-    SHAPES,
     SectionedCommand,
     option,
     values_of,

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
-from tabulate import tabulate
 
 from .answer import write_stdout
 from .options import SectionedCommand, option
+from .report import table
 
 if TYPE_CHECKING:
     from dflash_local.pairs.inventory import Place, Stock
@@ -47,10 +46,11 @@ def list_models(here_only: bool, as_json: bool) -> None:
         (each.entry.name, each.entry.target, _size(each), _here(each), _PLACES[place])
         for each, place in found
     ]
-    table = [("name", "model", "size", "here", "fits"), *rows]
-    text = _text(table)
+    heads = ("name", "model", "size", "here", "fits")
+    text = table(rows, heads) + "\n"
     if sys.stdout.isatty() and _width(text) > shutil.get_terminal_size().columns:
-        text = _text([(name, *rest) for name, _, *rest in table])  # the name tells the model
+        short = [(name, *rest) for name, _, *rest in (heads, *rows)]  # the name tells the model
+        text = table(short[1:], short[0]) + "\n"
     if sys.stdout.isatty() and _width(text) > shutil.get_terminal_size().columns:
         text = "".join(map(_stacked, found))
     write_stdout(text)
@@ -63,10 +63,6 @@ def _stacked(row: tuple[Stock, Place | None]) -> str:
     here = _here(stock)
     parts = [_size(stock), f"here: {here}" if here else "not here", fits]
     return f"{stock.entry.name}\n  {', '.join(parts)}\n"
-
-
-def _text(table: Sequence[Sequence[str]]) -> str:
-    return tabulate(table[1:], table[0], tablefmt="plain", disable_numparse=True) + "\n"
 
 
 def _width(text: str) -> int:

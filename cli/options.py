@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from dflash_local.fit.options import KV_TYPES, SHAPES, SPLIT_MODES
 from dflash_local.text_file import read_text
 
 from .values import (
@@ -24,10 +25,6 @@ from .values import (
 )
 
 ENVIRONMENT = "DFLASH_LOCAL"
-
-KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-SPLIT_MODES = ("none", "layer", "row")
-SHAPES = ("chain", "tree", "auto")
 
 READABLE = click.Path(exists=True, dir_okay=False, readable=True)
 _AUTO = "what fits the memory"

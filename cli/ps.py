@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
-import urllib.error
-import urllib.request
 from typing import Any
 
 import click
-from tabulate import tabulate
 
 from .answer import write_stdout
 from .list import gigabytes
 from .options import SectionedCommand, option
+from .report import table
 from .values import api_key
 
 _URL = "http://127.0.0.1:8080"
@@ -33,8 +30,6 @@ SECTIONS = {
 _PATIENCE_S = 10
 _NEVER = "9999"
 """The year that Ollama's API has for a model that stays."""
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Without the proxies of the environment: the server is on this machine or beside it."""
 
 
 @click.command(cls=SectionedCommand, sections=SECTIONS)
@@ -58,7 +53,7 @@ def ps(url: str, api_key: str | None, as_json: bool) -> None:
         for each in models
     ]
     heads = ("name", "size", "on", "context", "until")
-    write_stdout(tabulate(rows, heads, tablefmt="plain", disable_numparse=True) + "\n")
+    write_stdout(table(rows, heads) + "\n")
 
 
 def _until(expires_at: str) -> str:
@@ -66,19 +61,32 @@ def _until(expires_at: str) -> str:
     return "the server ends" if never else expires_at.replace("T", " ")[:19]
 
 
+def fetched(url: str, path: str, key: str | None = None) -> Any:
+    """The JSON that a server answers. Raises what `urllib` raises, and ValueError."""
+    import urllib.request
+    from http.client import HTTPException
+
+    # Without the proxies of the environment: the server is on this machine or beside it.
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    request = urllib.request.Request(f"{url.rstrip('/')}{path}", headers=headers)
+    try:
+        with direct.open(request, timeout=_PATIENCE_S) as answer:
+            return json.load(answer)
+    except HTTPException as error:
+        raise OSError(str(error) or type(error).__name__) from None
+
+
 def _running(url: str, key: str | None) -> list[dict[str, Any]]:
     if not re.match(r"https?://[^/]", url):
         raise click.UsageError(f"--url {url}: expected an address such as {_URL}.")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        request = urllib.request.Request(f"{url.rstrip('/')}/api/ps", headers=headers)
-        with DIRECT.open(request, timeout=_PATIENCE_S) as answer:
-            found: list[dict[str, Any]] = json.load(answer)["models"]
-            return found
-    except urllib.error.HTTPError as error:
-        hint = "give a key with --api-key" if error.code == 401 else "it is none of this program"
-        raise click.UsageError(f"the server at {url} answered {error.code}: {hint}.") from None
-    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
+        found: list[dict[str, Any]] = fetched(url, "/api/ps", key)["models"]
+        return found
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if code := getattr(error, "code", None):  # an HTTPError
+            hint = "give a key with --api-key" if code == 401 else "it is none of this program"
+            raise click.UsageError(f"the server at {url} answered {code}: {hint}.") from None
         reason = getattr(error, "reason", error)
         raise click.UsageError(
             f"no server answers at {url} ({reason}): start one with `dflash-local serve`."

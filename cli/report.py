@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .terminal import Speaker
@@ -44,6 +44,13 @@ def summary(result: Result, max_tokens: int) -> str:
     hardly = stats.drafted and stats.tokens_per_round < _HARDLY
     is_off = stats.drafting is not None and stats.drafting.startswith("drafting is off")
     return f"{line}; {stats.drafting}" if hardly and is_off else line
+
+
+def table(rows: Sequence[Sequence[Any]], heads: Sequence[str] = ()) -> str:
+    """Rows in columns, without a line end. tabulate takes as long to import as all commands."""
+    from tabulate import tabulate
+
+    return tabulate(rows, heads, tablefmt="plain", disable_numparse=True)
 
 
 def drafts_text(stats: Stats) -> str:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
-from tabulate import tabulate
 
 from .answer import write_report, write_stdout
 from .list import gigabytes
 from .options import SectionedCommand, option
+from .report import table
 
 if TYPE_CHECKING:
     from dflash_local.pairs.address import Address
@@ -150,7 +150,7 @@ def _text(told: Mapping[str, Any]) -> str:
     known = [name for name in _ROWS if name in told]
     values = ((name, _value(told[name]) or _UNKNOWN.get(name)) for name in known)
     rows = [(name.replace("_", " "), value) for name, value in values if value]
-    lines = [tabulate(rows, tablefmt="plain", disable_numparse=True)]
+    lines = [table(rows)]
     if "unknown" in told:
         lines += ["", told["unknown"]]
     if "quantisations" in told:
@@ -160,7 +160,7 @@ def _text(told: Mapping[str, Any]) -> str:
         beside = f" with its drafter of {gigabytes(drafter)}" if drafter else ""
         context = f"a context of {told['context']} tokens"
         lines += ["", f"{told['takes']}{beside} takes {need} at {context}"]
-        table = [
+        files = [
             (
                 each["name"],
                 gigabytes(each["n_bytes"]),
@@ -169,7 +169,7 @@ def _text(told: Mapping[str, Any]) -> str:
             )
             for each in told["quantisations"]
         ]
-        lines += ["", tabulate(table, tablefmt="plain", disable_numparse=True)]
+        lines += ["", table(files)]
     return "\n".join(lines) + "\n"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import importlib
 import json
 import re
@@ -21,7 +20,7 @@ from dflash_local.errors import InputError
 from . import interrupt
 from .answer import write_report, write_stdout
 from .options import DRAFT, LOADING, QUIET, TARGET, SectionedCommand, option
-from .ps import DIRECT
+from .ps import fetched
 from .report import Say, speaker
 from .request import INTERRUPTED
 from .values import number, whole
@@ -214,9 +213,8 @@ def is_busy(url: str) -> bool:
     """Whether a server of this program answers requests there. One that asks for a key does not
     say, and counts as idle."""
     try:
-        with DIRECT.open(f"{url.rstrip('/')}/slots", timeout=_PATIENCE_S) as answer:
-            return any(slot["is_processing"] for slot in json.load(answer))
-    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
+        return any(slot["is_processing"] for slot in fetched(url, "/slots"))
+    except (OSError, ValueError, KeyError, TypeError):
         return False
 
 

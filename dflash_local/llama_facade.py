@@ -11,14 +11,13 @@ import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from dflash_local.errors import InputError
 from dflash_local.loading import load
 from dflash_local.model import Model
 from dflash_local.options import Options
-from dflash_local.result import Chunk, Result
+from dflash_local.result import Chunk, Result, last_result
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -158,7 +157,7 @@ class Llama:
         chunks = self.model.stream(prompt, **options)
         if stream:
             return _text_chunks(chunks, head, begun)
-        result = _last(chunks)
+        result = last_result(chunks)
         choice = _text_choice(begun + result.text, _finish(result))
         return {**head, "choices": [choice], "usage": _usage(result)}
 
@@ -187,7 +186,7 @@ class Llama:
         )
         if stream:
             return _chat_chunks(chunks, {**head, "object": "chat.completion.chunk"})
-        result = _last(chunks)
+        result = last_result(chunks)
         choice = {
             "index": 0,
             "message": result.message,
@@ -228,12 +227,7 @@ class Llama:
     def __enter__(self) -> Llama:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -300,12 +294,6 @@ def _choice(given: str | Mapping[str, Any] | None) -> str:
     if given is None or isinstance(given, str):
         return given or "auto"
     return str(given.get("function", {}).get("name"))
-
-
-def _last(chunks: Iterator[Chunk]) -> Result:
-    *_, last = chunks
-    assert last.result is not None
-    return last.result
 
 
 def _finish(result: Result) -> str:

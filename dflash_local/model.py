@@ -11,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
@@ -24,9 +23,10 @@ from dflash_local.chat.tool import Tool
 from dflash_local.draft.shape import DraftShape, checked_shape
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.request import Request
-from dflash_local.errors import DflashError, InputError
+from dflash_local.errors import InputError
 from dflash_local.fit.plan import Plan
 from dflash_local.options import (
+    ChatOptions,
     Options,
     cancel_of,
     check_option_names,
@@ -38,7 +38,7 @@ from dflash_local.options import (
     token_ids,
 )
 from dflash_local.pays import calibration
-from dflash_local.result import Chunk, ModelStatus, Result, SlotStatus
+from dflash_local.result import Chunk, ModelStatus, Result, SlotStatus, last_result
 from dflash_local.sampling.params import SamplingParams
 from dflash_local.stats import Stats
 from dflash_local.target.exactness import Exactness, measure_exactness, told_of_others
@@ -223,7 +223,7 @@ class Model:
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> Result:
         """Complete a prompt, a text or token ids. Keyword arguments: see `options.Options`."""
-        return _last(self.stream(prompt, **options))
+        return last_result(self.stream(prompt, **options))
 
     def stream(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> Iterator[Chunk]:
         """`generate`, chunk by chunk. The request begins with the first `next`. Closing the
@@ -256,94 +256,45 @@ class Model:
 
     async def agenerate(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> Result:
         """`generate` for asynchronous callers."""
-        result = None
-        async for chunk in self.astream(prompt, **options):
-            result = chunk.result
-        return _found(result)
+        return last_result([chunk async for chunk in self.astream(prompt, **options)])
 
-    def chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any] | Tool] | None = None,
-        tool_choice: str = "auto",
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        **options: Unpack[Options],
-    ) -> Result:
+    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> Result:
         """Answer a conversation: messages with `role` and `content`, the last one from the user.
 
-        The result has the answer's `content`, its `reasoning` and its `tool_calls`. `tools` are
-        what the model may call, in OpenAI's shape; `tool_choice` is "auto", "none", "required", or
-        the name of the one that it must call. `chat_template_kwargs` go to the template, as in
-        `{"enable_thinking": False}`. Other keyword arguments: see `options.Options`.
+        The result has the answer's `content`, its `reasoning` and its `tool_calls`. Keyword
+        arguments: `tools`, `tool_choice`, `chat_template_kwargs`, and those of `generate`; see
+        `options.ChatOptions`.
         """
-        return _last(
-            self.stream_chat(
-                messages,
-                tools=tools,
-                tool_choice=tool_choice,
-                chat_template_kwargs=chat_template_kwargs,
-                **options,
-            )
-        )
+        return last_result(self.stream_chat(messages, **options))
 
     def stream_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any] | Tool] | None = None,
-        tool_choice: str = "auto",
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        **options: Unpack[Options],
+        self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]
     ) -> Iterator[Chunk]:
         """`chat`, chunk by chunk, each with its part of `content` and `reasoning`."""
-        prompt, reader = self._chat(messages, tools, tool_choice, chat_template_kwargs, options)
-        return reader.read(self.stream(prompt, **options))
+        prompt, reader, rest = self._chat(messages, options)
+        return reader.read(self.stream(prompt, **rest))
 
     async def achat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any] | Tool] | None = None,
-        tool_choice: str = "auto",
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        **options: Unpack[Options],
+        self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]
     ) -> Result:
         """`chat` for asynchronous callers."""
-        result = None
-        async for chunk in self.astream_chat(
-            messages,
-            tools=tools,
-            tool_choice=tool_choice,
-            chat_template_kwargs=chat_template_kwargs,
-            **options,
-        ):
-            result = chunk.result
-        return _found(result)
+        return last_result([chunk async for chunk in self.astream_chat(messages, **options)])
 
     def astream_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any] | Tool] | None = None,
-        tool_choice: str = "auto",
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        **options: Unpack[Options],
+        self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]
     ) -> AsyncIterator[Chunk]:
         """`stream_chat` for asynchronous callers."""
-        prompt, reader = self._chat(messages, tools, tool_choice, chat_template_kwargs, options)
-        return reader.aread(self.astream(prompt, **options))
+        prompt, reader, rest = self._chat(messages, options)
+        return reader.aread(self.astream(prompt, **rest))
 
     def _chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        given: Sequence[Mapping[str, Any] | Tool] | None,
-        choice: str,
-        template: Mapping[str, Any] | None,
-        options: Options,
-    ) -> tuple[list[int], ChatReader]:
-        """The prompt of a chat, and what reads its answer. Adds to `options` what that needs."""
-        asked = () if choice == "none" else given or ()
+        self, messages: Sequence[Mapping[str, Any]], given: ChatOptions
+    ) -> tuple[list[int], ChatReader, Options]:
+        """The prompt of a chat, what reads its answer, and the options of the request."""
+        offered, choice = given.pop("tools", None), given.pop("tool_choice", "auto")
+        template = given.pop("chat_template_kwargs", None)
+        options = cast(Options, given)
+        asked = () if choice == "none" else offered or ()
         tools = [tool if isinstance(tool, Tool) else Tool.of(tool) for tool in asked]
         prompt = self.chat_prompt(messages, tools or None, template)
         thinking = self.thinking_open(prompt)
@@ -359,7 +310,7 @@ class Model:
             options["special"] = True
         if self._dialect.stop:
             options["stop"] = (*stops_of(options), *self._dialect.stop)
-        return prompt, ChatReader(self._dialect.parser(tools, thinking_open=thinking))
+        return prompt, ChatReader(self._dialect.parser(tools, thinking_open=thinking)), options
 
     def exactness(self) -> Exactness:
         """How much verifying differs from plain decoding on this machine, in some random rows, and
@@ -428,12 +379,7 @@ class Model:
     def __enter__(self) -> Model:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _knows(self, options: Options) -> bool:
@@ -504,19 +450,6 @@ class Model:
             if line and self._say and kind not in self._said:
                 self._said.add(kind)
                 self._say(line)
-
-
-def _last(chunks: Iterator[Chunk]) -> Result:
-    result = None
-    for chunk in chunks:
-        result = chunk.result
-    return _found(result)
-
-
-def _found(result: Result | None) -> Result:
-    if result is None:
-        raise DflashError("the model was closed in the middle of this answer")
-    return result
 
 
 _open_models: weakref.WeakSet[Model] = weakref.WeakSet()

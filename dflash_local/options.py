@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Literal, TypedDict
 
+from dflash_local.chat.tool import Tool
 from dflash_local.draft.shape import DraftShape
 from dflash_local.errors import InputError
 from dflash_local.sampling.params import SamplingParams
@@ -73,6 +74,19 @@ class Options(TypedDict, total=False):
     json_schema: Mapping[str, Any] | bool | None
     lark: str | None
     logprobs: int | None
+
+
+class ChatOptions(Options, total=False):
+    """Keyword arguments of the chat methods.
+
+    `tools`: what the model may call, in OpenAI's shape. `tool_choice`: "auto", "none", "required",
+    or the name of the one that it must call. `chat_template_kwargs` go to the template, as in
+    `{"enable_thinking": False}`.
+    """
+
+    tools: Sequence[Mapping[str, Any] | Tool] | None
+    tool_choice: str
+    chat_template_kwargs: Mapping[str, Any] | None
 
 
 def check_option_names(options: Mapping[str, Any]) -> None:

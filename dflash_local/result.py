@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from dflash_local.engine.sequence import FinishReason
+from dflash_local.errors import DflashError
 from dflash_local.sampling.params import TokenLogprob
 from dflash_local.stats import Stats
 
@@ -128,6 +130,16 @@ class Chunk:
 
 def _shortened(text: str) -> str:
     return repr(text if len(text) <= _LINE else text[: _LINE - 1] + "…")
+
+
+def last_result(chunks: Iterable[Chunk]) -> Result:
+    """The result of a whole answer. Raises DflashError if the model was closed meanwhile."""
+    result = None
+    for chunk in chunks:
+        result = chunk.result
+    if result is None:
+        raise DflashError("the model was closed in the middle of this answer")
+    return result
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -17,10 +18,15 @@ from command_line import COMMAND, run, run_here
 from dflash_local import demo
 from dflash_local.cli.chat import chat
 from dflash_local.cli.complete import complete
-from dflash_local.cli.options import KV_TYPES, SAMPLING
-from dflash_local.fit import options
+from dflash_local.cli.options import SAMPLING
 from dflash_local.sampling.params import SamplingParams
 
+# These take as long to import as all commands together, or longer.
+LARGE = {
+    *("dflash_local._native", "fastapi", "gguf", "huggingface_hub", "jinja2", "llama_cpp"),
+    *("llguidance", "numpy", "prometheus_client", "prompt_toolkit", "pydantic", "pygments", "rich"),
+    *("ssl", "starlette", "tabulate", "torch", "urllib.request", "uvicorn", "wcwidth", "yaml"),
+}
 PROMPT = "def fib(n):"
 TARGET, DRAFTER = map(str, demo.pair())
 
@@ -75,6 +81,43 @@ def test_help_comes_without_a_command_too() -> None:
     assert b"complete" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "environment", "needs"),
+    [
+        (["--help"], {}, set()),
+        (["serve", "--help"], {}, set()),
+        (["config"], {}, set()),
+        (
+            [],
+            {
+                "_DFLASH_LOCAL_COMPLETE": "bash_complete",
+                "COMP_WORDS": "dflash-local ",
+                "COMP_CWORD": "1",
+            },
+            set(),
+        ),
+        (["ps", "--url", "http://127.0.0.1:1"], {}, {"urllib.request", "ssl"}),
+    ],
+)
+def test_what_answers_at_once_imports_no_large_package(
+    arguments: list[str], environment: dict[str, str], needs: set[str]
+) -> None:
+    code = (
+        "import json, sys\n"
+        "from dflash_local.cli.main import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        "print(json.dumps(list(sys.modules)), file=sys.__stderr__)\n"
+    )
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(
+        command, capture_output=True, env={**os.environ, **environment}, text=True, check=True
+    )
+    imported = set(json.loads(done.stderr.splitlines()[-1]))
+    assert "dflash_local.cli.bench" in imported
+    assert imported & LARGE == needs
+
+
 def test_version_names_the_build_and_the_backends() -> None:
     done = run("--version")
     lines = done.stdout.decode().splitlines()
@@ -100,7 +143,6 @@ def test_defaults_are_those_of_the_library() -> None:
         told = {option.name: str(option.show_default) for option in SAMPLING}
         for name in names - {"seed"}:
             assert told[name].endswith(f"else {library[name]:g}")
-    assert set(KV_TYPES) == set(options.KV_TYPES)
 
 
 # Raw completion.
