@@ -199,6 +199,11 @@ def die_quietly() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
+def n_threads() -> int:
+    """Few threads: if they must share a core, they wait for each other longer than they work."""
+    return max(1, min(4, (os.cpu_count() or 1) // 2))
+
+
 def bound_memory(n_bytes: int) -> None:
     """For the child: limit its address space, if the system can enforce that."""
     with contextlib.suppress(ImportError, ValueError, OSError):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from dflash_local.trial.child import die_quietly, say
+from dflash_local.trial.child import die_quietly, n_threads, say
 
 if TYPE_CHECKING:
     from dflash_local.gguf.drafter_spec import DrafterSpec
@@ -83,7 +83,7 @@ def _draft_fused(path: str, spec: DrafterSpec, model: Any) -> None:
 
     from dflash_local.llama import native
 
-    drafter = native.FusedDrafter(model, None, path, spec, 1, _N_CELLS, 1, _n_threads())
+    drafter = native.FusedDrafter(model, None, path, spec, 1, _N_CELLS, 1, n_threads())
     features = np.zeros((_N_ROWS, spec.n_features), np.float32)
     drafter.begin([0], [features], [0], spec.n_draft)
     drafter.read()
@@ -99,7 +99,7 @@ def _draft_in_llama_cpp(path: str, spec: DrafterSpec, model: Any) -> None:
 
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = params.n_batch = params.n_ubatch = _N_CELLS
-    params.n_threads = params.n_threads_batch = _n_threads()
+    params.n_threads = params.n_threads_batch = n_threads()
     params.offload_kqv = params.op_offload = False
     runtime.clear_log()
     target = llama_cpp.llama_init_from_model(model, params)
@@ -111,7 +111,7 @@ def _draft_in_llama_cpp(path: str, spec: DrafterSpec, model: Any) -> None:
         n_seq=1,
         n_cells=_N_CELLS + size,
         n_rows=max(_N_ROWS, size),
-        n_threads=_n_threads(),
+        n_threads=n_threads(),
         causal=spec.causal,
         lattice=lattice,
     )
@@ -121,10 +121,6 @@ def _draft_in_llama_cpp(path: str, spec: DrafterSpec, model: Any) -> None:
     tokens = [0] + [spec.mask_token_id] * (size - 1)
     context.draft(tokens, range(_N_ROWS, _N_ROWS + size), [0] * size)
     context.lattice(size) if lattice else context.logits(size)
-
-
-def _n_threads() -> int:
-    return max(1, min(4, (os.cpu_count() or 1) // 2))
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import ctypes
 import os
 from typing import Any
 
-from dflash_local.trial.child import die_quietly, say
+from dflash_local.trial.child import die_quietly, n_threads, say
 
 _N_CTX = 128
 
@@ -114,7 +114,7 @@ def _try_passes(model: Any, context: Any, request: dict[str, Any]) -> Any:
         layers, n_snapshots = request["layers"], request["n_snapshots"]
         address = native.address(context)
         n_returned = request["n_replayed"] if native.can_replay(address) else 0
-        threads = native.ThreadPool(_n_threads())
+        threads = native.ThreadPool(n_threads())
         passes = native.TargetPass(address, 1, _N_CTX, layers, _N_CTX, True, 1, n_returned, threads)
         say(stage="decode")
         n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
@@ -158,14 +158,9 @@ def _context_params(n_gpu_layers: int) -> Any:
     params.n_seq_max = 1
     params.n_outputs_max = params.n_outputs_max_per_seq = _N_CTX
     params.kv_unified = True
-    params.n_threads = params.n_threads_batch = _n_threads()
+    params.n_threads = params.n_threads_batch = n_threads()
     params.offload_kqv = params.op_offload = n_gpu_layers != 0
     return params
-
-
-def _n_threads() -> int:
-    """Few threads: if they must share a core, they wait for each other longer than they work."""
-    return max(1, min(4, (os.cpu_count() or 1) // 2))
 
 
 def _loaded(path: bytes, params: Any) -> Any:
