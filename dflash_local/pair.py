@@ -108,7 +108,7 @@ class Pair:
         trees = shape != "chain" and self.target.architecture not in RECURRENT_ARCHITECTURES
         most, limit = MAX_OUTPUT_ROWS, "a verify pass"
         if self.spec and not trees:
-            most, limit = self.spec.block_size, "this drafter's block"
+            most, limit = min(self.spec.n_draft + 1, most), "this drafter's block"
         if width > most:
             raise InputError(f"draft_width is {width}; {limit} allows at most {most}")
 

@@ -23,6 +23,8 @@ _CELLS = 256  # llama.cpp rounds a context up to this, and the draft graph its K
 _OUTPUT_BYTES = 16  # llama.cpp's buffer per token and row: two kinds of logits, chances, ids
 _MEASURED_ROWS = 16  # of the widest pass that measures how exact a machine is
 _ID_BYTES = 48  # per token, in the list that llama.cpp keeps for each sequence id
+_KEPT_GRAPHS = 8  # of a drafter, each with inputs and results of its own
+_RESULT_ROW = 8 << 10  # bytes that the host reads for a position of a block, at most
 _SPARE_ROWS = 64  # rows that the draft graph's cache keeps before a window
 _BLOCK_TENSOR = re.compile(r"^blk\.(\d+)\.")
 _INPUT_TENSORS = ("token_", "position_embd", "per_layer_token_embd")  # never put on a GPU
@@ -155,7 +157,7 @@ class Footprint:
 
     def _read_drafter(self, drafter: GgufFile | None, spec: DrafterSpec | None) -> None:
         self.drafter_weights = self._drafter_row = self._drafter_block = 0
-        self._drafter_compute = self._drafter_on_host = 0
+        self._drafter_compute = self._drafter_on_host = self._drafter_masks = 0
         if drafter is None or spec is None:
             return
         width = spec.n_head_kv * spec.head_dim
@@ -164,6 +166,7 @@ class Footprint:
         self._drafter_on_host = sum(table.n_bytes for table in tables if table)
         self._drafter_row = spec.n_layer * 2 * width * 2
         self._drafter_block = spec.block_size
+        self._drafter_masks = 2 if spec.sliding_window else 1
         n_ff = _largest(drafter.get("dflash.feed_forward_length"))
         row = 3 * spec.n_embd + spec.n_head * spec.head_dim
         inject = self._n_batch * (self.taps * self._n_embd + row + 2 * width)
@@ -284,9 +287,14 @@ class Footprint:
     def drafter(self, n_ctx: int) -> int:
         """The drafter with cache and graph. While a cache grows, the old one is still there, which
         may be nearly as large."""
-        mask = 2 * self._drafter_cells(n_ctx) * self._drafter_block
-        compute = self._drafter_compute + mask if self._drafter_block else 0
+        compute = self._drafter_compute + self.kept_graphs(n_ctx)
         return self.drafter_weights + 2 * self.drafter_kv(n_ctx) + compute
+
+    def kept_graphs(self, n_ctx: int) -> int:
+        """Masks and results of all draft graphs that are kept: on the drafter's device, and as much
+        on the host."""
+        masks = 2 * self._drafter_masks * self._drafter_cells(n_ctx)
+        return _KEPT_GRAPHS * self._drafter_block * (masks + _RESULT_ROW * self._n_seq)
 
     def compute_blocks(self, n_ctx: int, copies: int = 1) -> int:
         """The buffer of a graph of repeating layers. llama.cpp keeps `copies` of its inputs."""
@@ -318,16 +326,17 @@ class Footprint:
 
     def host_buffers(self, n_ctx: int, copies: int = 1) -> int:
         """What the host always holds: inputs, taps, the output of the widest verify pass,
-        checkpoints of each recurrent state, the drafter's tables for the anchor, and the list of
-        tokens of each sequence id. After a wide tree, all ids of a sequence have all of its
-        tokens."""
+        checkpoints of each recurrent state, the drafter's tables for the anchor, what its graphs keep
+        there, and the list of tokens of each sequence id. After a wide tree, all ids of a sequence
+        have all of its tokens."""
         rows = self._rows(n_ctx)
         inputs = 4 * rows * self._n_embd + 2 * self._masks * rows * cells(n_ctx) * copies
         taps = 4 * self._n_batch * self.taps * self._n_embd
         ids = _ID_BYTES * self._n_branches * cells(n_ctx)
         checkpoints = CHECKPOINTS * self._n_seq * self._state[-1]
         outputs = _OUTPUT_BYTES * self._n_verified * self._n_vocab
-        return inputs + taps + checkpoints + ids + outputs + self._drafter_on_host
+        drafter = self._drafter_on_host + self.kept_graphs(n_ctx)
+        return inputs + taps + checkpoints + ids + outputs + drafter
 
     def _rows(self, n_ctx: int) -> int:
         return min(self._n_batch, UBATCH_ROWS, cells(n_ctx))

@@ -111,6 +111,7 @@ class Spec:
     selector: None = None
     markov_rank: int = 0
     block_size: int = 16
+    sliding_window: int = 0
     target_layers: tuple[int, ...] = field(default=(2, 10, 18, 26, 34))
 
 
