@@ -120,7 +120,7 @@ def test_a_run_goes_on_after_it_was_stopped_and_its_drafter_can_be_undone(
     assert json.loads((options.output / "tune.json").read_text())["n_steps"] == 4
     text = (options.output / "README.md").read_text()
     for row in card.rows:
-        assert re.search(rf"\| +{row.length_before:.2f} \| +{row.length_after:.2f} \|", text)
+        assert re.search(rf"\| {row.length_before:.2f} +\| {row.length_after:.2f} +\|", text)
     assert len(card.rows) == 4
     assert "fc.weight" in load_file(options.output / "model.safetensors")
 
