@@ -326,9 +326,9 @@ class Footprint:
 
     def host_buffers(self, n_ctx: int, copies: int = 1) -> int:
         """What the host always holds: inputs, taps, the output of the widest verify pass,
-        checkpoints of each recurrent state, the drafter's tables for the anchor, what its graphs keep
-        there, and the list of tokens of each sequence id. After a wide tree, all ids of a sequence
-        have all of its tokens."""
+        checkpoints of each recurrent state, the drafter's tables for the anchor, what its graphs
+        keep there, and the list of tokens of each sequence id. After a wide tree, all ids of a
+        sequence have all of its tokens."""
         rows = self._rows(n_ctx)
         inputs = 4 * rows * self._n_embd + 2 * self._masks * rows * cells(n_ctx) * copies
         taps = 4 * self._n_batch * self.taps * self._n_embd
