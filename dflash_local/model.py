@@ -216,8 +216,7 @@ class Model:
         found = self.sampling_by_thinking.get(asked) if isinstance(asked, bool) else None
         if found is None:
             return self.sampling
-        usual = SamplingParams()
-        return {name: getattr(usual, name) for name in self.sampling} | dict(found)
+        return {name: getattr(SamplingParams, name) for name in self.sampling} | dict(found)
 
     # Generating
 

@@ -12,7 +12,7 @@ namespace dflash {
 
 namespace {
 
-constexpr int chunk = 128;  // of a sum: few enough to go through, so many that sums are few
+constexpr int chunk = 128;  // of a row: it is gone through at once, and its sums are few
 constexpr int n_lanes = 16;
 constexpr double unit = 1.0 / (1 << 24);  // of floats near 1
 constexpr rounding of_host{1.0, 0.0};     // see `exps_of`

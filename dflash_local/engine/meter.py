@@ -38,11 +38,10 @@ class Meter:
         yield lap
         lap.end()
 
-    def count(self, sequence: Sequence, draft: Draft, verdict: Verdict) -> None:
-        """Count a draft and how much of it was accepted."""
-        copied = [draft.copied[row - 1] for row in verdict.path[1:]]
+    def count(self, sequence: Sequence, draft: Draft, verdict: Verdict, n_copied: int) -> None:
+        """Count a draft and how much of it was accepted, `n_copied` of that copies."""
         sequence.shape.count(sequence.stats, draft, verdict.path)
-        sequence.stats.record_copies(drafted=sum(draft.copied), accepted=sum(copied))
+        sequence.stats.record_copies(drafted=sum(draft.copied), accepted=n_copied)
         if self.controller and sequence.policy is not None and draft:
             self.controller.observe(sequence.policy, draft, verdict.tokens)
 

@@ -164,8 +164,9 @@ class Round:
                 (first + row for row in path),
                 features=sequence.wants_features,
             )
-            sequence.mark_drafted([draft.copied[row - 1] for row in verdict.path[1:]])
-            self._meter.count(sequence, draft, verdict)
+            copied = [draft.copied[row - 1] for row in path[1:]]
+            sequence.mark_drafted(copied)
+            self._meter.count(sequence, draft, verdict, sum(copied))
 
     def _plain(self, sequences: list[Sequence], lap: Lap) -> None:
         """A plain step, or several at once where nothing is asked between them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,15 +66,21 @@ def test_a_pair_may_say_how_long_its_answers_and_texts_are() -> None:
     assert draft_window_of(DRAFTER) == draft_window_of(None) == 0
 
 
-def test_a_pair_of_ones_own_files_has_its_defaults(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = tmp_path / "own.toml"
-    own.write_text(
-        f"[mine]\ngguf = '{TARGET.path}'\ndrafter = '{DRAFTER.path}'\nthinking = false\n"
-        "training_length = 512\nanswer_length = 20\nsampling = { temperature = 0.25 }\n"
-    )
-    monkeypatch.setenv(registry.ENVIRONMENT, str(own))
+@pytest.fixture
+def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Names the shipped pair `mine`, with these lines of its table."""
+
+    def write(lines: str) -> None:
+        own = tmp_path / "own.toml"
+        files = f"gguf = '{TARGET.path}'\ndrafter = '{DRAFTER.path}'\n"
+        own.write_text(f"[mine]\n{files}thinking = false\n{lines}")
+        monkeypatch.setenv(registry.ENVIRONMENT, str(own))
+
+    return write
+
+
+def test_a_pair_of_ones_own_files_has_its_defaults(register: Callable[[str], None]) -> None:
+    register("training_length = 512\nanswer_length = 20\nsampling = { temperature = 0.25 }\n")
     with dflash_local.load("mine", n_gpu_layers=0, n_ctx=1024, quiet=True) as model:
         assert (model.sampling, model.thinking) == ({"temperature": 0.25}, False)
         assert model.plan and model.plan.draft_window == 512
@@ -141,16 +148,11 @@ def test_load_takes_a_folder(tmp_path: Path) -> None:
         assert model.drafter is not None
 
 
-def test_a_chat_that_says_whether_to_think_is_sampled_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = tmp_path / "own.toml"
-    own.write_text(
-        f"[mine]\ngguf = '{TARGET.path}'\ndrafter = '{DRAFTER.path}'\nthinking = false\n"
+def test_a_chat_that_says_whether_to_think_is_sampled_so(register: Callable[[str], None]) -> None:
+    register(
         "sampling = { temperature = 0.0, presence_penalty = 0.5 }\n"
         "thinking_sampling = { temperature = 3.0, top_k = 0, min_p = 0.0, top_p = 1.0 }\n"
     )
-    monkeypatch.setenv(registry.ENVIRONMENT, str(own))
     with dflash_local.load("mine", n_gpu_layers=0, n_ctx=1024, quiet=True) as model:
         hot = {"temperature": 3.0, "top_k": 0, "min_p": 0.0, "top_p": 1.0, "presence_penalty": 0.0}
         assert model.chat_sampling({"enable_thinking": True}) == hot
