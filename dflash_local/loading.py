@@ -179,6 +179,12 @@ def load(
     model.thinking = defaults.thinking
     model.answer_length = defaults.answer_length
     if draft_width is not None:
+        # A recurrent state may take back fewer rows than the files allow: known once it is loaded.
+        most = engine.widest(model.draft_shape)
+        if draft_width != "auto" and draft_width > most:
+            model.close()
+            limit = engine.limit(model.draft_shape)
+            raise InputError(f"draft_width is {draft_width}; {limit} allows at most {most}")
         model.draft_width = draft_width
     return model
 

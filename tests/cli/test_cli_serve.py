@@ -138,13 +138,6 @@ def test_a_port_that_is_taken() -> None:
     assert str(port) in line and "--port" in line
 
 
-@pytest.mark.slow
-def test_a_width_that_no_drafter_has() -> None:
-    done = run("--port", "0", "--draft-width", "1000")
-    assert done.returncode == 2
-    assert b"--draft-width 1000" in done.stderr.splitlines()[-1]
-
-
 @pytest.fixture(scope="module")
 def named(cache_folder: Path) -> Iterator[ServerProcess]:
     """A server that was told everything by environment variables."""

@@ -21,9 +21,9 @@ def lines_on(columns: int, *arguments: str, variables: Mapping[str, str]) -> lis
     """What it shows, without colours; a line is what the program ended, not the terminal."""
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    process = subprocess.Popen(
-        [COMMAND, *arguments], env=dict(variables), stdin=its, stdout=its, stderr=its
-    )
+    # A size among the variables comes before the terminal's own.
+    own = {name: value for name, value in variables.items() if name not in ("COLUMNS", "LINES")}
+    process = subprocess.Popen([COMMAND, *arguments], env=own, stdin=its, stdout=its, stderr=its)
     os.close(its)
     raw = b""
     with suppress(OSError):  # the other end is closed

@@ -58,8 +58,6 @@ class ModelSource:
         )
         try:
             model.max_queue = self.max_queue
-            if self.draft_width is not None:
-                self._set_width(model, self.draft_width)
             with contextlib.suppress(InputError):  # chats will be told
                 model.prepare_chat()
             # It holds up every running request, half a second for a large vocabulary. Where some
@@ -78,12 +76,3 @@ class ModelSource:
     def plan(self, pair: Pair, devices: Sequence[Device]) -> Plan:
         """What loading it on a machine with `devices` would take. Raises InputError."""
         return pair.plan(devices, LoadOptions(draft_width=self.draft_width, **self.options))
-
-    @staticmethod
-    def _set_width(model: Model, width: int | Literal["auto"]) -> None:
-        most = model.engine.widest(model.draft_shape)
-        if width != "auto" and width > most:
-            raise InputError(
-                f"--draft-width {width} is more than this model can check at once: {most} at most"
-            )
-        model.draft_width = width
