@@ -385,6 +385,7 @@ def _target_options(
         n_snapshots=plan.n_snapshots,
         n_replayed=plan.n_replayed,
         redecodes=plan.redecodes,
+        exact=options.exact,
     )
 
 
@@ -444,6 +445,7 @@ def state_key(target: Target, drafter: Drafter | None) -> dict[str, Any]:
         "n_snapshots",
         "n_replayed",
         "redecodes",
+        "exact",  # of the store, which adds it
     ):
         del options[name]
     options["n_threads"] = target.n_threads  # None is as many as this machine has cores

@@ -422,6 +422,7 @@ def _usual(times: dict[int, dict[int, list[float]]]) -> dict[int, dict[int, floa
 def _key(target: Target, drafter: Drafter | None) -> dict[str, Any]:
     options = asdict(target.options)
     options["n_ctx"] = target.n_ctx.bit_length()  # costs follow what is cached, not what could be
+    del options["exact"]  # costs are measured with all threads
     return {
         "format": _FORMAT,
         "machine": runtime.machine(),

@@ -44,7 +44,8 @@ class TargetOptions:
     recurrent sequence can take back. For each of them there is one more state in memory.
     `n_replayed` are such rows, too, where they can be taken back by replay, without snapshots.
     `redecodes`: where neither can be, each recurrent sequence has one more state, from which it
-    goes on when rows are taken back, and rows that stay are decoded again.
+    goes on when rows are taken back, and rows that stay are decoded again. `exact`: results do not
+    depend on how busy the CPUs are, not even in their last bits.
     """
 
     n_ctx: int
@@ -62,6 +63,7 @@ class TargetOptions:
     n_snapshots: int = 0
     n_replayed: int = 0
     redecodes: bool = False
+    exact: bool = False
 
     def __post_init__(self) -> None:
         check_one_of("kv_type", self.kv_type, KV_TYPES)

@@ -1,5 +1,4 @@
-"""How many threads compute the passes of a target: fewer where other processes want the cores, if
-that changes no result."""
+"""How many threads compute the passes of a target: fewer where other processes want the cores."""
 
 from __future__ import annotations
 
@@ -57,9 +56,13 @@ class PassThreads:
 
 
 def _whole_until(options: TargetOptions, n_ctx: int) -> float:
-    """The position up to which ggml does not split the context of a pass of one row among threads,
-    whose parts round by their number. It does from 512 cells on, which llama.cpp counts by 256."""
-    if not options.flash_attn or options.kv_type not in _SPLIT_TYPES or n_ctx <= _FEW_CELLS:
+    """The position up to which passes of one row may have fewer threads.
+
+    Beyond, ggml splits the context of such a row among the threads, and its parts round by their
+    number; it does from 512 cells on, which llama.cpp counts by 256. That matters only for exact
+    results: in these caches a row rounds by the rows beside it, too."""
+    splits = options.flash_attn and options.kv_type in _SPLIT_TYPES and n_ctx > _FEW_CELLS
+    if not options.exact or not splits:
         return math.inf
     in_order = options.n_seq == options.n_ids == 1
     return _FEW_CELLS if in_order else 0

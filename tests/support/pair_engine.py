@@ -38,6 +38,7 @@ def open_target(
     flash_attn: bool = True,
     n_branches: int = 1,
     tapped_layers: tuple[int, ...] | None = None,
+    exact: bool = False,
 ) -> Iterator[Target]:
     """The shipped target, or one of its shape, on the CPU with the layers tapped as its drafter
     wants.
@@ -56,6 +57,7 @@ def open_target(
         flash_attn=flash_attn,
         tapped_layers=layers if tapped_layers is None else tapped_layers,
         n_branches=n_branches,
+        exact=exact,
     )
     with Target(path or shipped, options) as target:
         yield target
