@@ -82,12 +82,16 @@ def values_of(section: Sequence[click.Option], values: Mapping[str, Any]) -> dic
 
 QUIET = option("-q", "--quiet", is_flag=True, help="Print only errors on stderr.")
 
+TARGET_HELP = (
+    "The model that answers: a name of `dflash-local list`, a GGUF file or a folder with one, or a "
+    "hub repository, OWNER/REPO[:QUANT]."
+)
+
 TARGET = option(
     "--target",
     type=WholeText(),
     metavar="MODEL",
-    help="The model that answers: a name of `dflash-local list`, a GGUF file or a folder with one, "
-    "or a hub repository, OWNER/REPO[:QUANT]. Without it, a tiny shipped pair is used.",
+    help=f"{TARGET_HELP} Without it, a tiny shipped pair is used.",
 )
 
 DRAFT = option(

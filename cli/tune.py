@@ -19,11 +19,11 @@ from dflash_local.errors import InputError
 
 from . import interrupt
 from .answer import write_report, write_stdout
-from .options import DRAFT, LOADING, QUIET, TARGET, SectionedCommand, option
+from .options import DRAFT, LOADING, QUIET, TARGET_HELP, SectionedCommand, option
 from .ps import fetched
 from .report import Say, speaker
 from .request import INTERRUPTED
-from .values import number, whole
+from .values import WholeText, number, whole
 
 if TYPE_CHECKING:
     from dflash_local.pairs.find import PairFiles
@@ -34,7 +34,7 @@ _PATIENCE_S = 1
 _INSTALL = "pip install 'dflash-local[tune]'"
 
 SECTIONS = {
-    "Model": (TARGET, DRAFT),
+    "Model": (option("--target", type=WholeText(), metavar="MODEL", help=TARGET_HELP), DRAFT),
     "Texts": (
         option(
             "--data",

@@ -212,7 +212,10 @@ class Model:
     def chat_sampling(self, chat_template_kwargs: Mapping[str, Any] | None) -> Mapping[str, Any]:
         """How a chat is sampled that does not say it itself: makers of models advise other settings
         for answers with thoughts and without."""
-        asked = (chat_template_kwargs or {}).get("enable_thinking")
+        variables = chat_template_kwargs or {}
+        # Templates think by default; of an effort, "none" alone says not to.
+        effort = variables.get("reasoning_effort")
+        asked = variables.get("enable_thinking", effort and effort != "none")
         found = self.sampling_by_thinking.get(asked) if isinstance(asked, bool) else None
         if found is None:
             return self.sampling

@@ -155,12 +155,15 @@ def test_a_chat_that_says_whether_to_think_is_sampled_so(register: Callable[[str
     )
     with dflash_local.load("mine", n_gpu_layers=0, n_ctx=1024, quiet=True) as model:
         hot = {"temperature": 3.0, "top_k": 0, "min_p": 0.0, "top_p": 1.0, "presence_penalty": 0.0}
-        assert model.chat_sampling({"enable_thinking": True}) == hot
+        for thinks in ({"enable_thinking": True}, {"reasoning_effort": "low"}):
+            assert model.chat_sampling(thinks) == hot
+        unthinking = {"reasoning_effort": "none"}
+        assert model.chat_sampling(unthinking) == model.sampling
+        assert model.chat_sampling(unthinking | {"enable_thinking": True}) == hot
         for says_nothing in (None, {}, {"enable_thinking": "yes"}):
             assert model.chat_sampling(says_nothing) == model.sampling
         asked = [{"role": "user", "content": "Write a function."}]
         options: dict[str, Any] = {"max_tokens": 16, "seed": 5, "ignore_eos": True}
-        thinks = {"enable_thinking": True}
         usual = model.chat(asked, **options).tokens
         assert model.chat(asked, chat_template_kwargs=thinks, **options).tokens != usual
         cold = {"temperature": 0.0, "presence_penalty": 0.5}
