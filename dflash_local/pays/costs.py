@@ -165,10 +165,9 @@ class Costs:
         if not (seconds > 0 and math.isfinite(seconds)):
             return
         self._learn_common(n_rows, depth, seconds, shape, drafted=drafted)
-        if drafted:
-            seconds -= self.after_draft_s
+        extra_s = self.extra_s(shape, depth) + self.after_draft_s * drafted
         self.n_observed += 1
-        self._steps.observe(n_rows, depth, seconds - self.extra_s(shape, depth))
+        self._steps.observe(n_rows, depth, seconds, extra_s)
 
     def _learn_common(
         self, n_rows: int, depth: int, seconds: float, shape: ShapeName, *, drafted: bool
@@ -334,10 +333,13 @@ class _Surface:
         more = (depth - self.depth) * self.slope(n)
         return self._drift * max(seconds + more, _LEAST_S)
 
-    def observe(self, n: int, depth: int, seconds: float) -> None:
+    def observe(self, n: int, depth: int, seconds: float, extra_s: float = 0.0) -> None:
+        """`extra_s` of the time are thought to be something else's. Without them it bounds nothing:
+        a difference of two times may be next to none."""
         if not (seconds > 0 and math.isfinite(seconds)):
             return
-        surprise = math.log(seconds / self.bound(n, depth, seconds))
+        known = self.bound(n, depth, seconds)
+        surprise = math.log(max(seconds - extra_s, _LEAST_S) / known)
         i = self._point(n)
         surprise = min(max(surprise, -_CLIP), _CLIP)
         weight = self._weights[i] = self._weights[i] + 1

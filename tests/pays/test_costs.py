@@ -95,6 +95,16 @@ def test_what_all_passes_after_a_draft_take_longer_is_no_fault_of_one_row_count(
     assert found.step_s(1, 100) == pytest.approx(before[1], rel=0.02)
 
 
+def test_a_pass_that_is_nearly_all_due_to_its_draft_says_nothing_of_row_counts() -> None:
+    """What is left of its time is the difference of a time and an estimate: next to none."""
+    found = Costs(STEPS, DRAFTS, after_draft_s=0.0084)
+    before = {n: found.step_s(n, 100) for n in (1, 9, 16)}
+    for _ in range(40):
+        found.observe_step(16, 100, found.after_draft_s * (1 + 1e-9), drafted=True)
+    for n, seconds in before.items():
+        assert found.step_s(n, 100) > seconds / 3
+
+
 def test_what_a_cached_token_costs_is_fitted_over_all_row_counts() -> None:
     """One that was measured badly at one depth is not thought to be cheap at another."""
     steps = {0: {1: 4.0, 8: 8.4, 9: 8.0, 16: 8.0}, 1000: {1: 4.5, 8: 8.7, 16: 8.7}}
