@@ -38,6 +38,10 @@ _CLIP = 0.25
 hiccup turns drafting off. Nothing makes a machine faster for a moment, so a time that is far
 shorter is believed at once."""
 
+_MOST_BACK = 200
+"""Steps in which what slower times taught is taken back: those of a machine that was some fifty
+times as slow. Without an end a time of nothing would be sought for ever."""
+
 _SPAN = 1024
 """Where was measured at one depth alone: the cached tokens over which one may cost as much more or
 less as one pass differs from the next. With few, what one row count costs more is taken for the
@@ -164,10 +168,30 @@ class Costs:
         """
         if not (seconds > 0 and math.isfinite(seconds)):
             return
+        self.n_observed += 1
+        self._learn(n_rows, depth, seconds, shape, drafted=drafted)
+        self._bound(n_rows, depth, seconds, shape, drafted=drafted)
+
+    def _learn(
+        self, n_rows: int, depth: int, seconds: float, shape: ShapeName, *, drafted: bool
+    ) -> None:
         self._learn_common(n_rows, depth, seconds, shape, drafted=drafted)
         extra_s = self.extra_s(shape, depth) + self.after_draft_s * drafted
-        self.n_observed += 1
-        self._steps.observe(n_rows, depth, seconds, extra_s)
+        self._steps.observe(n_rows, depth, seconds - extra_s)
+
+    def _bound(
+        self, n_rows: int, depth: int, seconds: float, shape: ShapeName, *, drafted: bool
+    ) -> None:
+        """Nothing makes a machine faster for a moment: what slower passes taught is taken back step
+        by step, as it was learnt. If falls were learnt otherwise than rises, each swing of the
+        machine's speed would leave one part higher and another lower, till wide passes seem to
+        cost what narrow ones do."""
+        self._steps.bound(n_rows, depth, seconds)
+        for _ in range(_MOST_BACK):
+            known = self.step_s(n_rows, depth, shape) + self.after_draft_s * drafted
+            if seconds >= known * math.exp(-_CLIP):
+                break
+            self._learn(n_rows, depth, seconds, shape, drafted=drafted)
 
     def _learn_common(
         self, n_rows: int, depth: int, seconds: float, shape: ShapeName, *, drafted: bool
@@ -187,14 +211,15 @@ class Costs:
             drafted, tokens, tokens * n_rows, shape == "tree", tree_tokens
         )
         self.after_draft_s += of_draft * surprise
-        steps.token_s += of_token * surprise
-        steps.row_s = max(steps.row_s + of_row * surprise, 0.0)
+        steps.learn_slope(of_token * surprise, of_row * surprise)
         self._tree_s = max(self._tree_s + of_tree * surprise, 0.0)
         self._tree_rise_s = max(self._tree_rise_s + of_tree_token * surprise, 0.0)
 
     def observe_draft(self, n_seqs: int, depth: int, seconds: float) -> None:
         """A draft stage that had no more to inject than the rows of a round."""
-        self._drafts.observe(n_seqs, depth, seconds)
+        if seconds > 0 and math.isfinite(seconds):
+            self._drafts.observe(n_seqs, depth, seconds)
+            self._drafts.take_back(n_seqs, depth, seconds)
 
     def bound_step(
         self, n_rows: int, depth: int, seconds: float, shape: ShapeName = "chain"
@@ -202,11 +227,11 @@ class Costs:
         """A pass that also made graphs: without them it takes no longer than this."""
         if seconds < self.step_s(n_rows, depth, shape):
             self._learn_common(n_rows, depth, seconds, shape, drafted=False)
-        self._steps.bound(n_rows, depth, seconds)
+        self._bound(n_rows, depth, seconds, shape, drafted=False)
 
     def bound_draft(self, n_seqs: int, depth: int, seconds: float, n_injected: int) -> None:
         """A draft stage that had `n_injected` rows to inject: neither it nor they take longer."""
-        self._drafts.bound(n_seqs, depth, seconds)
+        self._drafts.take_back(n_seqs, depth, seconds)
         if n_injected:
             self.inject_s = min(self.inject_s, seconds / n_injected)
 
@@ -319,10 +344,16 @@ class _Surface:
         both = [n for n in self.counts if n in deep]
         rises = [max(_duration(deep[n]) - shallow[n], 0.0) / span for n in both]
         self.token_s, self.row_s = _line(both, rises) if rises else (0.0, 0.0)
+        self._measured_slopes = self.token_s, self.row_s
 
     def slope(self, n: int) -> float:
         """Seconds for each cached token more."""
-        return max(self.token_s + self.row_s * n, 0.0)
+        return self._drift * max(self.token_s + self.row_s * n, 0.0)
+
+    def learn_slope(self, token_s: float, row_s: float) -> None:
+        """A cached token takes so much more in any pass, and for each of its rows."""
+        self.token_s += token_s / self._drift
+        self.row_s = max(self.row_s + row_s / self._drift, 0.0)
 
     def at(self, n: int, depth: int) -> float:
         seconds = _between(self.counts, self._seconds, n)
@@ -331,43 +362,49 @@ class _Surface:
         elif n > self.counts[-1]:
             seconds += (n - self.counts[-1]) * self._last_rise()
         more = (depth - self.depth) * self.slope(n)
-        return self._drift * max(seconds + more, _LEAST_S)
+        return max(self._drift * seconds + more, _LEAST_S)
 
-    def observe(self, n: int, depth: int, seconds: float, extra_s: float = 0.0) -> None:
-        """`extra_s` of the time are thought to be something else's. Without them it bounds nothing:
-        a difference of two times may be next to none."""
-        if not (seconds > 0 and math.isfinite(seconds)):
-            return
-        known = self.bound(n, depth, seconds)
-        surprise = math.log(max(seconds - extra_s, _LEAST_S) / known)
-        i = self._point(n)
+    def observe(self, n: int, depth: int, seconds: float) -> None:
+        """Learn from a time that is the count's own, as far as is known."""
+        surprise = math.log(max(seconds, _LEAST_S) / self.at(n, depth))
         surprise = min(max(surprise, -_CLIP), _CLIP)
-        weight = self._weights[i] = self._weights[i] + 1
-        factor = math.exp(surprise * max(1 / weight, _SLOWEST))
-        self._seconds[i] *= factor
+        i = self._point(n)
+        self._weights[i] += 1
+        self._seconds[i] *= math.exp(surprise * max(1 / self._weights[i], _SLOWEST))
         self._drift *= math.exp(surprise * _DRIFT)
 
-    def bound(self, n: int, depth: int, seconds: float) -> float:
-        """A time that `seconds` can only be longer than. If it is shorter than what is known, that
-        was measured on a busy machine, and so were the counts that were not seen since. Gives what
-        is known then."""
-        known = self.at(n, depth)
-        part = seconds / known
-        if not 0 < part < math.exp(-_CLIP):
-            return known
+    def bound(self, n: int, depth: int, seconds: float) -> None:
+        """A pass of this time. If it is shorter than what is known, and than what was measured of
+        any count so far, that was measured on a busy machine, and so were the counts that were not
+        seen since."""
+        if n not in self._measured or not 0 < seconds < self.at(n, depth) * math.exp(-_CLIP):
+            return
+        of_measured = seconds / self._measured_at(n, depth)
+        more = of_measured / self._least_part
+        if more > math.exp(-_CLIP):
+            return
+        self._least_part = of_measured
         i = self._point(n)
-        self._seconds[i] *= part
-        # Of what was measured: times of a busy machine rise again, and must not lower others twice.
-        of_measured = self._seconds[i] / self._measured.get(n, self._seconds[i])
-        more = min(of_measured / self._least_part, 1.0)
-        self._least_part *= more
         self.token_s, self.row_s = self.token_s * more, self.row_s * more
         for j, weight in enumerate(self._weights):
-            if j < i:
-                self._seconds[j] = min(self._seconds[j], self._seconds[i])
-            elif j > i and weight == _MEASURED:
+            if j >= i and weight == _MEASURED:
                 self._seconds[j] *= more
-        return self.at(n, depth)
+        self._drift = min(self._drift, 1.0)
+        self._seconds[i] *= min(seconds / self.at(n, depth), 1.0)
+        for j in range(i):
+            self._seconds[j] = min(self._seconds[j], self._seconds[i])
+
+    def take_back(self, n: int, depth: int, seconds: float) -> None:
+        """What was learnt from slower times, step by step, as it was learnt."""
+        self.bound(n, depth, seconds)
+        for _ in range(_MOST_BACK):
+            if not 0 < seconds < self.at(n, depth) * math.exp(-_CLIP):
+                break
+            self.observe(n, depth, seconds)
+
+    def _measured_at(self, n: int, depth: int) -> float:
+        token_s, row_s = self._measured_slopes
+        return self._measured[n] + (depth - self.depth) * max(token_s + row_s * n, 0.0)
 
     def _point(self, n: int) -> int:
         """The place of a count among the points; it becomes one."""
