@@ -229,6 +229,14 @@ class Costs:
             self._learn_common(n_rows, depth, seconds, shape, drafted=False)
         self._bound(n_rows, depth, seconds, shape, drafted=False)
 
+    def observe_alone(self, n_rows: int, depth: int, seconds: float, shape: ShapeName) -> None:
+        """A single pass without a draft between others of another kind, which also made its graph.
+        Copies come one at a time, and nothing else would tell that their rows cost more than was
+        measured. How much of it the graph took is not known: it cannot tell that they cost less."""
+        own_s = seconds - self.switch_s
+        if own_s > self.step_s(n_rows, depth, shape):
+            self._learn(n_rows, depth, own_s, shape, drafted=False)
+
     def bound_draft(self, n_seqs: int, depth: int, seconds: float, n_injected: int) -> None:
         """A draft stage that had `n_injected` rows to inject: neither it nor they take longer."""
         self._drafts.take_back(n_seqs, depth, seconds)
@@ -484,6 +492,7 @@ class PassTimes:
         self._kind: tuple[int, ShapeName] = (0, "chain")
         self._made = 0  # passes since the last new graph, that one included
         self._extra_s = 0.0  # of those that made graphs
+        self._alone: tuple[int, int, float, ShapeName] | None = None  # the last pass, if so
         self._skipped = 0
         self.fresh = False
         """Whether graphs were still made in the last pass."""
@@ -511,7 +520,12 @@ class PassTimes:
         costs, kind = self._costs, (n_rows, shape)
         n, self._skipped = 1 + self._skipped, 0
         if rebuilt or kind != self._kind:
+            if self._alone:
+                costs.observe_alone(*self._alone)
             self._kind, self._made, self._extra_s = kind, 0, 0.0
+            self._alone = None if drafted or n > 1 else (n_rows, depth, seconds, shape)
+        else:
+            self._alone = None
         self.fresh = self._made < TO_MAKE
         if self.fresh:
             usual_s = costs.step_s(n_rows, depth, shape) + costs.after_draft_s * drafted

@@ -366,3 +366,16 @@ def test_the_first_deep_passes_tell_most() -> None:
         times.observe(12, DEEP, truth.step_s(12, DEEP), drafted=True)
     for n_rows in (1, 8, 32):
         assert known.step_s(n_rows, DEEP) == pytest.approx(truth.step_s(n_rows, DEEP), rel=0.2)
+
+
+@pytest.mark.parametrize("to_make_s", [0.0, 0.002])
+def test_passes_that_come_one_at_a_time_tell_what_their_rows_cost(to_make_s: float) -> None:
+    """As copies do. Each makes a graph, and what it took besides was never learnt."""
+    found = costs()
+    times = PassTimes(found)
+    for i in range(800):
+        times.observe(1, 100, 0.004 + to_make_s * (i % 8 < 2))
+        if i % 8 == 7:
+            times.observe(9, 100, 0.024 + to_make_s)
+    assert found.step_s(9, 100) + found.switch_s == pytest.approx(0.024 + to_make_s, rel=0.15)
+    assert found.step_s(1, 100) == pytest.approx(0.004, rel=0.1)
