@@ -6,7 +6,6 @@ so nothing is computed twice, and nothing but the latest answers is kept.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from dflash_local.engine.engine import Engine
 from dflash_local.engine.request import Request
 from dflash_local.engine.sequence import Sequence as Running
 from dflash_local.errors import BackendError
+from dflash_local.sampling.chances import chances_of
 from dflash_local.sampling.params import SamplingParams
 from dflash_local.target.taps import Features, StoredFeatures
 from dflash_local.target.target import Target
@@ -69,24 +69,11 @@ def n_looked_at(sampling: SamplingParams, n_vocab: int) -> int:
 def drawing(logprobs: Tensor, sampling: SamplingParams, n_vocab: int) -> Tensor:
     """The chances by which the sampler draws the likeliest of `n_vocab` tokens, given their
     log-probabilities [n, k], the largest first. A greedy answer's are the target's own, as what is
-    likely beside the likeliest teaches, too.
-
-    Cut as llama.cpp does, before the temperature: top_k, top_p of what that leaves, min_p.
-    Penalties are left out: they depend on the text before.
-    """
+    likely beside the likeliest teaches, too."""
     if sampling.greedy:
         return logprobs.softmax(dim=-1)
-    places = torch.arange(logprobs.shape[1])
-    if 0 < sampling.top_k < n_vocab:
-        logprobs = logprobs.masked_fill(places >= sampling.top_k, -math.inf)
-        if sampling.top_k <= len(places):
-            logprobs = logprobs.log_softmax(dim=-1)
-    probs = logprobs.exp()
-    cut = probs < sampling.min_p * probs[:, :1]
-    if sampling.top_p < 1:
-        cut |= probs.cumsum(dim=-1) - probs >= sampling.top_p
-    cut &= places > 0
-    return (logprobs / sampling.temperature).masked_fill(cut, -math.inf).softmax(dim=-1)
+    chances = chances_of(logprobs.double().numpy(), sampling, n_vocab)
+    return torch.from_numpy(chances).to(logprobs.dtype)
 
 
 class Ring:

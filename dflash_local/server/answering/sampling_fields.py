@@ -112,7 +112,7 @@ class SamplingFields(BaseModel):
         if isinstance(given, dict):
             for name, off in LACKING.items():
                 value = given.get(name)
-                if value is not None and value not in off:
+                if name not in cls.model_fields and value is not None and value not in off:
                     raise ApiError(
                         400,
                         f"{name} is {str(value)[:60]!r}, but this server has no such setting; "

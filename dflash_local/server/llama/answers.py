@@ -5,15 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
 from fastapi import Response
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
 from dflash_local.result import Chunk, Result
-from dflash_local.sampling.params import TokenLogprob
+from dflash_local.sampling.chances import chances_of
+from dflash_local.sampling.params import SamplingParams, TokenLogprob
 from dflash_local.server.answering.generation import (
     GenerationTask,
     RunningTimings,
@@ -21,12 +23,15 @@ from dflash_local.server.answering.generation import (
     stream_all,
     timings,
 )
-from dflash_local.server.answering.sampling_fields import sampling_options
+from dflash_local.server.answering.sampling_fields import sampling_options, usual_sampling
+from dflash_local.server.http.errors import ApiError
 from dflash_local.server.http.event_stream import event_form
 from dflash_local.server.llama.schema import LlamaRequest
 from dflash_local.server.models.served_model import LoadedModel
 
 EVENTS = event_form(done=None)
+_MOST_CANDIDATES = 100
+"""Of a draw whose chances are reported: as many as `n_probs` may ask for."""
 
 
 def llama_options(body: LlamaRequest) -> dict[str, Any]:
@@ -40,6 +45,41 @@ def llama_options(body: LlamaRequest) -> dict[str, Any]:
     if body.n_probs:
         options["logprobs"] = body.n_probs
     return options
+
+
+def drawn_by(options: Mapping[str, Any]) -> SamplingParams:
+    """How tokens are drawn with these options of `Model.astream`, for `post_sampling_probs`.
+    Raises ApiError where that takes more than the likeliest tokens of a row."""
+    names = {each.name for each in fields(SamplingParams)} & options.keys()
+    known = SamplingParams(**{name: options[name] for name in names})
+    others = {
+        "penalties": known.penalises,
+        "dry_multiplier": known.is_dry,
+        "top_n_sigma": known.top_n_sigma > 0,
+        "typical_p": known.typical_p < 1,
+        "xtc_probability": known.xtc_probability > 0,
+        "dynatemp_range": known.dynatemp_range > 0,
+        "logit_bias": bool(known.logit_bias),
+        "ignore_eos": bool(options.get("ignore_eos")),
+        "a grammar": known.bound,
+    }
+    given = [name for name, on in others.items() if on]
+    if given:
+        raise ApiError(
+            400,
+            f"post_sampling_probs is given with {', '.join(given)}, but goes with temperature, "
+            "top_k, top_p and min_p only; leave the one or the other out",
+            param="post_sampling_probs",
+        )
+    if known.greedy:
+        return replace(known, top_k=1)
+    if not 0 < known.top_k <= _MOST_CANDIDATES:
+        raise ApiError(
+            400,
+            f"post_sampling_probs is given with top_k {known.top_k}; give 1 to {_MOST_CANDIDATES}",
+            param="post_sampling_probs",
+        )
+    return known
 
 
 class LlamaAnswers:
@@ -124,10 +164,15 @@ class _LlamaAnswer:
         self, loaded: LoadedModel, body: LlamaRequest, task: GenerationTask, index: int
     ) -> None:
         self._cancel = threading.Event()
-        self.task = GenerationTask(task.prompt, {**task.options, "cancel": self._cancel})
         self._body = body
         self._index = index
         self._model = loaded.model
+        options = {**task.options, "cancel": self._cancel}
+        self._drawn_by: SamplingParams | None = None
+        if body.post_sampling_probs and body.n_probs:
+            self._drawn_by = drawn_by({**usual_sampling(self._model), **task.options})
+            options["logprobs"] = max(body.n_probs, self._drawn_by.top_k)
+        self.task = GenerationTask(task.prompt, options)
         self._name = loaded.name
         self._limits = LineLimits(body.n_indent, (body.t_max_predict_ms or 0) / 1000)
         self._text: list[str] = []
@@ -250,6 +295,8 @@ class _LlamaAnswer:
         return chosen
 
     def _probabilities(self, logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+        if self._drawn_by is not None:
+            return [self._drawn_from(entry, self._drawn_by) for entry in logprobs]
         return [
             {
                 **self._token(entry.token, entry.logprob),
@@ -258,11 +305,24 @@ class _LlamaAnswer:
             for entry in logprobs
         ]
 
-    def _token(self, token: int, logprob: float) -> dict[str, Any]:
-        piece = self._model.target.vocabulary.piece(token, special=True)
+    def _drawn_from(self, entry: TokenLogprob, sampling: SamplingParams) -> dict[str, Any]:
+        """A token with its chance, and those of the likeliest that could have been drawn."""
+        logprobs = np.array([[logprob for _, logprob in entry.top]])
+        chances = chances_of(logprobs, sampling, self._model.target.n_vocab)[0].tolist()
+        known = {token: chance for (token, _), chance in zip(entry.top, chances, strict=True)}
+        top = [(token, chance) for token, chance in known.items() if chance > 0]
         return {
-            "id": token,
-            "token": piece.decode("utf-8", "replace"),
-            "bytes": list(piece),
-            "logprob": max(logprob, -1e30),  # JSON has no infinity
+            **self._piece(entry.token),
+            "prob": known.get(entry.token, 0.0),
+            "top_probs": [
+                {**self._piece(token), "prob": chance}
+                for token, chance in top[: self._body.n_probs]
+            ],
         }
+
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        return {**self._piece(token), "logprob": max(logprob, -1e30)}  # JSON has no infinity
+
+    def _piece(self, token: int) -> dict[str, Any]:
+        piece = self._model.target.vocabulary.piece(token, special=True)
+        return {"id": token, "token": piece.decode("utf-8", "replace"), "bytes": list(piece)}

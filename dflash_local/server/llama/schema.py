@@ -53,6 +53,11 @@ class LlamaRequest(SamplingFields):
         validation_alias=AliasChoices("n_probs", "logprobs"),
         description="How many alternatives to report with each token.",
     )
+    post_sampling_probs: bounds.Flag = Field(
+        default=False,
+        description="Report with `n_probs` the chances from which each token was drawn, after "
+        "top_k, top_p, min_p and temperature, and not the model's own.",
+    )
     n_indent: bounds.Count = Field(
         default=0,
         description="The answer ends before a line that is indented by fewer characters.",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from typing import Any
 
 import httpx
@@ -216,6 +218,47 @@ def test_probabilities_are_the_model_s(client: httpx.Client, model: Model) -> No
         assert bytes(entry["bytes"]).decode() == entry["token"]
 
 
+def test_chances_after_sampling_are_those_by_which_tokens_come(client: httpx.Client) -> None:
+    """Of many first tokens, each comes about as often as it is said to."""
+    asked = {"n_predict": 1, "post_sampling_probs": True, "temperature": 1.3, "top_k": 5}
+    counts: Counter[int] = Counter()
+    for seed in range(100):
+        (entry,) = complete(client, n_probs=5, seed=seed, **asked)["completion_probabilities"]
+        counts[entry["id"]] += 1
+    top = {each["id"]: each["prob"] for each in entry["top_probs"]}
+    assert sum(top.values()) == pytest.approx(1)
+    assert list(top.values()) == sorted(top.values(), reverse=True)
+    assert entry["prob"] == top[entry["id"]]
+    assert "logprob" not in entry
+    for token, chance in top.items():
+        spread = 4 * math.sqrt(chance * (1 - chance) / 100)
+        assert counts[token] / 100 == pytest.approx(chance, abs=spread + 0.01)
+    assert counts.keys() <= top.keys()
+    (greedy,) = complete(client, **{**asked, "temperature": 0}, n_probs=2)[
+        "completion_probabilities"
+    ]
+    assert greedy["prob"] == 1
+    assert [each["prob"] for each in greedy["top_probs"]] == [1]
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"repeat_penalty": 1.5}, "penalties"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"grammar": 'root ::= "a"'}, "a grammar"),
+        ({"top_k": 0}, "top_k 0"),
+        ({"top_k": 1000}, "1 to 100"),
+    ],
+)
+def test_chances_that_would_take_a_whole_row_are_refused(
+    client: httpx.Client, body: dict[str, Any], told: str
+) -> None:
+    error = refused(client, prompt="a", n_probs=2, post_sampling_probs=True, **body)
+    assert told in error["message"]
+    assert error["param"] == "post_sampling_probs"
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -225,7 +268,7 @@ def test_probabilities_are_the_model_s(client: httpx.Client, model: Model) -> No
         ({"prompt": "a", "temperature": "hot"}, "temperature"),
         ({"prompt": "a", "n_cmpl": 1000}, "n_cmpl"),
         ({"prompt": "a", "mirostat": 2}, "mirostat"),
-        ({"prompt": "a", "post_sampling_probs": True}, "post_sampling_probs"),
+        ({"prompt": "a", "post_sampling_probs": "yes"}, "post_sampling_probs"),
         ({"prompt": "a", "dry_multiplier": -0.8}, "dry_multiplier"),
         ({"prompt": "a", "top_n_sigma": "x"}, "top_n_sigma"),
         ({"prompt": "a", "stop": [""]}, "stop"),
