@@ -27,6 +27,8 @@ class Meter:
         """Seconds of a plain step, averaged over the last ones."""
         self.last_rows = 0
         """Rows of the target's last pass."""
+        self.n_same = 0
+        """Passes of so many rows since one of another number."""
         self._slots = slots
         self._n_builds = 0  # draft graphs built, as last seen
         self._warming_up = 0  # drafts until the newest graph runs at full speed
@@ -99,7 +101,10 @@ class Lap:
             sequence.stats.sample_s += draw_s
         self._verified = time.perf_counter() - draw_s
         self._n_steps = n_steps
-        self._n_rows = self._meter.last_rows = n_rows
+        self._n_rows = n_rows
+        meter = self._meter
+        meter.n_same = n_steps + (meter.n_same if n_rows == meter.last_rows else 0)
+        meter.last_rows = n_rows
         self._shape = shape
 
     @contextmanager
