@@ -18,9 +18,10 @@ from dflash_local.pays.chances import path_chances
 from dflash_local.pays.controller import Controller
 from dflash_local.pays.policy import Policy
 
-_AHEAD_S, _MOST_AHEAD = 0.008, 16
-"""The most plain steps in one call, in seconds and in number. More would delay tokens on their way
-out, and a cancel. With one at a time, Python costs a small model a tenth of its speed."""
+_AHEAD_S, _MOST_AHEAD = 0.016, 16
+"""The most plain steps in one call, in seconds, a screen's frame, and in number. More would delay
+tokens on their way out, and a cancel. With one at a time, Python costs a small model a tenth of its
+speed."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ class Widths:
         by_time = int(_AHEAD_S / self._meter.step_s) + 1
         # After a copy the next one is often near: only a text that repeats nothing goes on blindly.
         so_far = self._meter.n_same if n == self._meter.last_rows else 0
-        most = min(max(so_far, TO_WARM_UP), _MOST_AHEAD)
+        most = min(max(so_far // 2, TO_WARM_UP), _MOST_AHEAD)
         n_steps = min([*left, self._slots.free_cells // n, by_time, most])
         if self._controller and self._left_to_controller(sequences):
             n_steps = min(n_steps, self._controller.idle + 1)
