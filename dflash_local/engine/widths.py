@@ -163,12 +163,13 @@ class Widths:
             return 1
         left = [s.remaining for s in sequences if s.remaining is not None]
         by_time = int(_AHEAD_S / self._meter.step_s) + 1
-        # After a copy the next one is often near: only a text that repeats nothing goes on blindly.
-        so_far = self._meter.n_same if n == self._meter.last_rows else 0
-        most = min(max(so_far // 2, TO_WARM_UP), _MOST_AHEAD)
+        most = _MOST_AHEAD if n == self._meter.last_rows else TO_WARM_UP
         n_steps = min([*left, self._slots.free_cells // n, by_time, most])
         if self._controller and self._left_to_controller(sequences):
-            n_steps = min(n_steps, self._controller.idle + 1)
+            # A copy may begin any time, and most do early in an answer or soon after another copy:
+            # so it is missed for no longer than the text has repeated nothing.
+            new = min([self._meter.n_same, *(len(s.tokens) for s in sequences)])
+            n_steps = min(n_steps, self._controller.idle + 1, max(new, TO_WARM_UP))
         return max(n_steps, 1)
 
     def _limits(self, sequences: list[Sequence]) -> list[int]:
