@@ -125,6 +125,7 @@ def test_narrow_passes(target: Target, plain: PlainAnswers, width: int) -> None:
     check(engine, drafter, answer(engine, prompt, width, N), right)
 
 
+@pytest.mark.one_in(4)
 def test_always_wrong_is_plain_decoding(target: Target, plain: PlainAnswers) -> None:
     (prompt,) = prompts(target, 1)
     right = plain(prompt, N)

@@ -119,6 +119,7 @@ def test_the_same_prompt_again(chat: Chat) -> None:
     assert chat.ask(prompt)[1] == KEPT
 
 
+@pytest.mark.one_in(3)
 def test_the_next_turn_and_one_that_leaves_out_the_thought(chat: Chat) -> None:
     prompt = chat.tokens(N_PROMPT)
     said, _ = chat.ask(prompt)

@@ -189,6 +189,7 @@ def test_rounds_of_as_many_rows_keep_their_graph(texts: Texts, seqs: list[int]) 
     assert texts.target.n_rebuilds == n_built
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("architecture", REPLAYED)
 def test_any_history_leaves_the_right_states(architecture: str, path_of: PathOf) -> None:
     routed = architecture in ROUTED
