@@ -218,7 +218,10 @@ class Controller:
 
         `drafts` are empty where nothing was drafted.
         """
-        return self.rows(self.chances(policies, drafts, limits), drafted=True)
+        chances = self.chances(policies, drafts, limits)
+        return self._drafted_rows(chances) or self._row_choice.widths(
+            chances, self._last_rows(self._shape), self.costs.switch_s
+        )
 
     def chances(
         self,
@@ -241,18 +244,24 @@ class Controller:
         return chains
 
     def rows(self, chains: Sequence[list[float]], *, drafted: bool) -> list[int]:
-        """Rows to verify for each sequence, its anchor included, by the falling chances of its
-        drafts. `drafted`: the drafter had a part in the round."""
+        """The same by the falling chances of drafts that copies have joined. `drafted`: the drafter
+        had a part in the round; otherwise they are copies alone."""
         switch_s = self.costs.switch_s
         if not drafted:
             self._renew(len(chains))
             return self._copies().widths(chains, self._last_rows("chain"), switch_s)
+        return self._drafted_rows(chains) or self._row_choice.joined_widths(
+            chains, self._last_rows(self._shape), switch_s
+        )
+
+    def _drafted_rows(self, chains: Sequence[list[float]]) -> list[int]:
+        """Rows of a probe, which knows no others before it; empty in other rounds."""
         if self._overdue:  # whatever it is thought to cost
             return [1 + min(PROBED, len(chain)) for chain in chains]
-        choice = self._row_choice
         if self._probing:
-            return choice.probe_widths(chains, switch_s, self._budget.amount)
-        return choice.widths(chains, self._last_rows(self._shape), switch_s)
+            budget = self._budget.amount
+            return self._row_choice.probe_widths(chains, self.costs.switch_s, budget)
+        return []
 
     def _last_rows(self, shape: ShapeName) -> int | None:
         """Those of the last pass, without as many as this round decodes again."""

@@ -129,6 +129,8 @@ class SteadyRowChoice(RowChoice):
         super().__init__(equal=equal)
         self._means: dict[int, list[float]] = {}
         """Values by row count, blended over the rounds of this batch; by how many there are."""
+        self._missed = 0.0
+        """By keeping the row count in the last rounds, all of them with copies; in tokens."""
 
     def price(
         self, base: int, passes: Sequence[float], rate: float, shape: ShapeName = "chain"
@@ -152,9 +154,26 @@ class SteadyRowChoice(RowChoice):
         n = values.index(top) if top > 2 * self.rate * switch_s else 0  # there and back
         return self._shared(chains, merged, n)
 
+    def joined_widths(
+        self, chains: Sequence[list[float]], last_rows: int | None, switch_s: float
+    ) -> list[int]:
+        """The same for drafts that copies have joined, which say nothing of the rounds after them:
+        the row count is kept until it has missed, in such rounds one after the other, what going
+        there and back costs."""
+        merged = self._merged(chains)
+        values = self._values(merged)
+        last = -1 if last_rows is None else last_rows - self._kind[0]
+        top = max(values)
+        self._missed += top - values[last] if 0 <= last < len(values) else inf
+        n = last
+        if self._missed > 2 * self.rate * switch_s:
+            n, self._missed = values.index(top), 0.0
+        return self._shared(chains, merged, n)
+
     def _best(self, values: list[float], last: int, switch: float) -> int:
         """The last row count is kept unless another is better by more than its graph costs: now, to
         go there and back, or on average, over the rounds to come."""
+        self._missed = 0.0
         top = max(values)
         best = values.index(top)
         means = self._blended(values)
@@ -166,8 +185,8 @@ class SteadyRowChoice(RowChoice):
         return best if top - values[stay] > cost else stay
 
     def _blended(self, values: list[float]) -> list[float]:
-        """With those of the rounds before that had as many: the ends of answers have fewer, and
-        copies more, which say nothing of the usual drafts."""
+        """With those of the rounds before that had as many: the ends of answers have fewer, which
+        say nothing of the usual drafts."""
         means = self._means.get(len(values), values)
         blended = [
             v if -inf in (v, mean) else mean + _BLEND * (v - mean)

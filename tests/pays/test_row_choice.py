@@ -122,12 +122,45 @@ def test_a_long_copy_leaves_the_usual_row_count_of_drafts() -> None:
         last, found = 1, []
         for n in range(80):
             choice.price(1, passes, 0.5)
-            drafts = [0.99] * MOST if with_copy and n == 40 else (good if n % 2 else bad)
-            (last,) = choice.widths([drafts], last, 8.0)
+            if with_copy and n == 40:
+                (last,) = choice.joined_widths([[0.99] * MOST], last, 8.0)
+            else:
+                (last,) = choice.widths([good if n % 2 else bad], last, 8.0)
             found.append(last)
         rows[with_copy] = found[60:]
     assert rows[True] == rows[False]
     assert len(set(rows[True])) == 1
+
+
+def halving(rows: int) -> list[float]:
+    """Falling chances of nodes, for which so many rows are best where each costs a tenth."""
+    return [0.9] * (rows - 1) + [0.05] * (1 + MOST - rows)
+
+
+def test_doubtful_copies_now_and_then_change_no_graph() -> None:
+    """A tree has as many nodes with them as without. What they bring says nothing of the drafts."""
+    choice = SteadyRowChoice()
+    passes = [4.0 + 0.2 * k for k in range(MOST + 1)]
+    last, found = 1, []
+    for n in range(80):
+        choice.price(1, passes, 0.5, "tree")
+        how = choice.joined_widths if n % 4 == 3 else choice.widths
+        (last,) = how([halving(18 if n % 4 == 3 else 16)], last, 2.0)
+        found.append(last)
+    assert set(found) == {16}
+
+
+def test_copies_round_after_round_get_the_rows_that_they_are_worth() -> None:
+    choice = SteadyRowChoice()
+    passes = [4.0 + 0.2 * k for k in range(MOST + 1)]
+    choice.price(1, passes, 0.5, "tree")
+    last = choice.widths([halving(16)], None, 2.0)[0]
+    found = []
+    for _ in range(20):
+        (last,) = choice.joined_widths([halving(18)], last, 2.0)
+        found.append(last)
+    assert found == [16] + [18] * 19
+    assert choice.joined_widths([halving(40)], last, 2.0) == [40]  # at once where it is worth it
 
 
 def test_a_doubtful_copy_is_not_tried_for_the_sake_of_a_sure_one() -> None:
