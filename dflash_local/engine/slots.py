@@ -16,7 +16,7 @@ import numpy as np
 
 from dflash_local.draft.drafter import Drafter
 from dflash_local.engine.checkpoints import Checkpoints
-from dflash_local.engine.prefix import Entry, Prefix
+from dflash_local.engine.prefix import Entry, Prefix, Wanted
 from dflash_local.engine.prefixes import Found, PrefixStore
 from dflash_local.engine.reuse import (
     LEAST_GAIN,
@@ -63,18 +63,6 @@ class Slot:
     last_use: int = 0
     gave_up: bool = False
     """Drafting was given up here, so the drafter has fewer tokens than the target."""
-
-
-@dataclass(frozen=True)
-class _Wanted:
-    """A prompt, and whether the drafter must also have what is reused; see `Slots.take`."""
-
-    prompt: list[int]
-    for_drafts: bool
-    unless_gave_up: bool
-
-    def drafts_in(self, gave_up: bool) -> bool:
-        return self.for_drafts and not (self.unless_gave_up and gave_up)
 
 
 class Slots:
@@ -149,7 +137,7 @@ class Slots:
             raise InputError(f"all {len(self._slots)} slots are busy; wait for one to end")
         self._try_drafter_again()
         for_drafts = for_drafts and self.drafter is not None
-        wanted = _Wanted(list(prompt), for_drafts, unless_gave_up)
+        wanted = Wanted(list(prompt), for_drafts, unless_gave_up)
         holders = [self._holder(slot, wanted) for slot in self._slots]
         found = self._find(wanted)
         choice = choose(holders, (found.n_usable, len(found.prefix)) if found else None)
@@ -182,19 +170,23 @@ class Slots:
 
         Returns how many tokens that is. `for_drafts` as for `take`.
         """
-        for_drafts = for_drafts and self.drafter is not None
-        others = [other for other in self._slots if other is not slot and other.cached]
-        usable = {other.seq: self._n_usable(other, prompt, for_drafts) for other in others}
-        if for_drafts:
-            usable = {o.seq: self._n_drafted_from(o, usable[o.seq]) for o in others}
-        usable = {o.seq: self._reach(o, usable[o.seq], copied=True) for o in others}
-        source = max(others, key=lambda other: usable[other.seq], default=None)
-        gain = usable[source.seq] - len(slot.cached) if source else 0
-        if source is None or gain < LEAST_GAIN:
+        wanted = Wanted(prompt, for_drafts and self.drafter is not None)
+        length, source = 0, slot
+        for other in self._slots:
+            if other is slot or not other.cached:
+                continue
+            n = self._n_usable(other, wanted)
+            if wanted.for_drafts:
+                n = self._n_drafted_from(other, n)
+            n = self._reach(other, n, copied=True)
+            if n > length:
+                length, source = n, other
+        gain = length - len(slot.cached)
+        if gain < LEAST_GAIN:
             return 0
-        if not self.target.sees(source.seq, usable[source.seq]):  # its window has moved past them
+        if not self.target.sees(source.seq, length):  # its window has moved past them
             return 0
-        self._share(source, slot, usable[source.seq])
+        self._share(source, slot, length)
         return gain
 
     def give_back(self, slot: Slot, *, gave_up: bool = False) -> None:
@@ -400,12 +392,10 @@ class Slots:
 
     # Where a prompt's beginning comes from
 
-    def _n_usable(self, slot: Slot, prompt: Sequence[int], for_drafts: bool) -> int:
-        """How many tokens of a prompt a slot has; with `for_drafts`, in both caches."""
-        n = min(common_prefix(slot.cached, prompt), len(prompt) - 1)
-        if self.drafter and for_drafts:
-            n = min(n, self.drafter.length(slot.seq) + len(slot.pending))
-        return n
+    def _n_usable(self, slot: Slot, wanted: Wanted) -> int:
+        """How many tokens of a prompt a slot has, with those that the drafter can still get."""
+        n_drafter = self.drafter.length(slot.seq) + len(slot.pending) if self.drafter else 0
+        return wanted.n_usable(slot.cached, n_drafter, slot.gave_up)
 
     def _can_cut(self, slot: Slot, length: int) -> bool:
         """Whether a slot can be cut to its first `length` tokens, one or more, as it is now."""
@@ -429,10 +419,9 @@ class Slots:
             return False
         return self.target.restore(slot.seq, checkpoint)
 
-    def _holder(self, slot: Slot, wanted: _Wanted) -> Holder:
-        n = self._n_usable(slot, wanted.prompt, wanted.drafts_in(slot.gave_up))
+    def _holder(self, slot: Slot, wanted: Wanted) -> Holder:
         # A slot that is busy can only be copied from. The others are cut, or go on as they are.
-        n = self._reach(slot, n, copied=slot.busy)
+        n = self._reach(slot, self._n_usable(slot, wanted), copied=slot.busy)
         return Holder(len(slot.cached), n, self._n_elsewhere(slot), slot.busy, slot.last_use)
 
     def _n_elsewhere(self, slot: Slot) -> int:
@@ -460,13 +449,9 @@ class Slots:
                 n = min(length, self.drafter.length(source.seq))
                 self.drafter.copy(source.seq, slot.seq, n)
 
-    def _find(self, wanted: _Wanted) -> Found | None:
+    def _find(self, wanted: Wanted) -> Found | None:
         """The best stored sequence for a prompt, if there is room for it."""
-        if self.store is None:
-            return None
-        found = self.store.find(
-            wanted.prompt, for_drafts=wanted.for_drafts, unless_gave_up=wanted.unless_gave_up
-        )
+        found = self.store.find(wanted) if self.store else None
         busy = [len(slot.cached) if slot.busy else 0 for slot in self._slots]
         if found and len(found.prefix) > self.target.n_ctx - self._shared.n_used(busy):
             return None
