@@ -111,18 +111,3 @@ def test_a_bias_of_the_values_is_one_of_the_output(target: Target, tmp_path: Pat
         reference.inject(0, rows.astype(np.float32))
         drafts.append(reference.draft(0, anchor=5))
     assert (drafts[0] - drafts[1]).abs().max() < 1e-4
-
-
-def test_answers_are_those_of_plain_decoding(tmp_path: Path) -> None:
-    """Where verification is exact to the bit: in Q8_0, with q8_0 KV."""
-    target = write_target(tmp_path / "target.gguf", n_layer=3, head_dim=32, quant="Q8_0")
-    path = write_drafter(tmp_path / "drafter.gguf", target, head_dim=32, quant="Q8_0", biases=ALL)
-    prompt, wanted = list(range(40, 90)), {"max_tokens": 40, "temperature": 0.0}
-    with load(
-        target, path, n_ctx=256, kv_type="q8_0", n_gpu_layers=0, n_threads=1, quiet=True
-    ) as model:
-        assert isinstance(model.drafter, FusedDrafter)
-        plain = model.generate(prompt, draft_width=0, **wanted).tokens
-        result = model.generate(prompt, draft_width=8, **wanted)
-        assert result.tokens == plain
-        assert result.stats.drafted > 0

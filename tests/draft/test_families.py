@@ -36,6 +36,7 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     "attention sinks": {"sinks": True},
     "values from keys": {"shared_kv": True},
     "causal": {"extra": {"attention.causal": True}},
+    "biases": {"biases": ("q", "k", "v", "output")},
 }
 
 

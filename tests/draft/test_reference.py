@@ -216,23 +216,6 @@ def test_a_dequantised_file_drafts_the_same(target: Path, tmp_path: Path) -> Non
         theirs.close()
 
 
-def test_sequences_are_truncated_and_copied(target: Path, tmp_path: Path) -> None:
-    reference = Reference(write_drafter(tmp_path / "drafter.gguf", target), target)
-    features = random_features(30, reference)
-    reference.inject(0, features)
-    reference.inject(1, features[:12])
-    expected = reference.draft(1, anchor=9)
-    assert not torch.equal(reference.draft(0, anchor=9), expected)
-    reference.copy(0, 2, 12)
-    reference.truncate(0, 12)
-    for seq in (0, 2):
-        assert reference.length(seq) == 12
-        assert (reference.draft(seq, anchor=9) - expected).abs().max() < 1e-4
-    reference.clear(1)
-    assert (reference.length(1), reference.length(0)) == (0, 12)
-    assert reference.draft(1, anchor=9).shape == expected.shape
-
-
 @pytest.mark.slow
 def test_drafts_of_real_hidden_states_are_accepted() -> None:
     """Six prompts, 64 tokens each, greedy: 3.1 tokens a round.

@@ -4,15 +4,15 @@ computes so (see `shapes`), by the gap rule elsewhere."""
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from adversarial import MeddledDrafter
-from dflash_local import Model, Result, demo, load
+from dflash_local import Model, Result, demo
 from dflash_local.draft.draft import ANCHOR, Draft
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
@@ -277,41 +277,10 @@ def test_every_one_of_several_sequences(
 
 @pytest.mark.slow
 def test_all_prompts_of_the_shipped_pair(model: Model, shape: DraftShape) -> None:
-    """This file as a script checks chains of every width, and 160 tokens each."""
-    for _, prompt in every_prompt():
+    for prompt in chain.from_iterable(demo.prompts().values()):
         model.forget()
         plain = model.generate(prompt, max_tokens=64, draft_width=0)
         model.forget()
         drafted = model.generate(prompt, max_tokens=64, draft_width=16)
         assert_equal(drafted, plain)
         assert (drafted.stats.tree_rounds > 0) == (shape == "tree")
-
-
-def every_prompt() -> Iterator[tuple[str, str]]:
-    for kind, prompts in demo.prompts().items():
-        for prompt in prompts:
-            yield kind, prompt
-
-
-def main(pair: list[Path]) -> None:
-    """Print, per kind and width, how many answers are the plain ones, and the accepted length."""
-    with load(*(pair or demo.pair()), n_ctx=2048, kv_type="q8_0", quiet=True) as model:
-        found: dict[tuple[str, int], list[tuple[bool, int, int]]] = {}
-        for kind, prompt in every_prompt():
-            expected = model.generate(prompt, max_tokens=160, draft_width=0)
-            for width in WIDTHS["chain"]:
-                model.forget()
-                result = model.generate(prompt, max_tokens=160, draft_width=width)
-                stats = result.stats
-                row = (result.tokens == expected.tokens, stats.emitted - 1, stats.rounds)
-                found.setdefault((kind, width), []).append(row)
-        for (kind, width), rows in sorted(found.items()):
-            equal, emitted, rounds = (sum(column) for column in zip(*rows, strict=True))
-            print(
-                f"{kind}, width {width}: {equal} of {len(rows)} equal, "
-                f"{emitted / rounds:.2f} tokens per round"
-            )
-
-
-if __name__ == "__main__":
-    main([Path(name) for name in sys.argv[1:]])

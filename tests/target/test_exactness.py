@@ -22,17 +22,13 @@ from dflash_local.target.exactness import (
 from dflash_local.target.target import Target
 from gap_rule import equal_by_gap_rule, joint_noise
 from pair_engine import answer, fused_drafter, open_target
-from synthetic import dequantize_gguf
 
 
 @pytest.fixture(scope="module")
-def f32(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+def f32(f32_target: Path) -> Iterator[Target]:
     """The shipped target with its weights in F32, whose products depend on the batch."""
-    path = tmp_path_factory.mktemp("f32") / "tiny-coder-f32.gguf"
-    dequantize_gguf(demo.pair()[0], path)
-    with open_target(path, n_ctx=256) as target:
+    with open_target(f32_target, n_ctx=256) as target:
         yield target
-    path.unlink()  # of 110 MB
 
 
 @pytest.fixture
