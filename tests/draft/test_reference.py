@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import gguf
 import llama_cpp.llama_cpp as api
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ from numpy.typing import NDArray
 
 from dflash_local import demo
 from dflash_local.target.target import Target
+from gguf_files import Tensor, changed, dequantised
 from reference import Reference
-from synthetic import dequantize_gguf, write_drafter, write_target
+from synthetic import write_drafter, write_target
 
 torch.set_num_threads(1)  # the products are small
 
@@ -204,7 +206,7 @@ def test_every_option_changes_the_draft(target: Path, tmp_path: Path) -> None:
 
 def test_a_dequantised_file_drafts_the_same(target: Path, tmp_path: Path) -> None:
     small = write_drafter(tmp_path / "small.gguf", target, quant="Q8_0")
-    plain = dequantize_gguf(small, tmp_path / "plain.gguf")
+    plain = dequantised(small, tmp_path / "plain.gguf")
     assert plain.stat().st_size > 2 * small.stat().st_size
     ours, theirs = Reference(small, target), LlamaCppDrafter(plain, target)
     try:
@@ -214,6 +216,29 @@ def test_a_dequantised_file_drafts_the_same(target: Path, tmp_path: Path) -> Non
         assert (ours.draft(0, 7) - theirs.draft(7, ours.block_size)).abs().max() < 1e-4
     finally:
         theirs.close()
+
+
+def test_a_bias_of_the_values_is_one_of_the_output(target: Path, tmp_path: Path) -> None:
+    """Attention's weights sum to one, so it passes through the output projection as it is.
+
+    Were it left out of injected rows or of the block, it would not.
+    """
+    path = write_drafter(tmp_path / "values.gguf", target, biases=("v",))
+
+    def move(tensors: dict[str, Tensor]) -> None:
+        for block in ("blk.0.", "blk.1."):
+            values, _ = tensors.pop(block + "attn_v.bias")
+            heads = values.reshape(2, 16).repeat(2, axis=0).ravel()  # 4 heads share 2
+            bias = tensors[block + "attn_output.weight"][0] @ heads
+            tensors[block + "attn_output.bias"] = (bias, gguf.GGMLQuantizationType.F32)
+
+    moved = changed(path, tmp_path / "output.gguf", tensors=move)
+    drafts = []
+    for file in (path, moved):
+        reference = Reference(file, target, dtype=torch.float64)
+        reference.inject(0, random_features(30, reference))
+        drafts.append(reference.draft(0, anchor=5))
+    assert (drafts[0] - drafts[1]).abs().max() < 1e-4
 
 
 @pytest.mark.slow
