@@ -329,13 +329,16 @@ class Target(Readout):
         empty, all take the likeliest token.
 
         Returns what is drawn, [steps][sequences]. There are fewer steps if a sequence has come to
-        an end of text, or to what is no token. Raises as `decode`.
+        an end of text, or to what is no token, and only one if rows are decoded again with it.
+        Raises as `decode`.
         """
         self._check_open()
-        draws = draws or [None] * len(tokens)
-        if any(map(self.n_again, seq_ids)):
-            return self._again_and_ahead(tokens, positions, seq_ids, n_steps, draws, given)
         n = len(tokens)
+        draws = draws or [None] * n
+        if any(map(self.n_again, seq_ids)):
+            self.decode(tokens, positions, seq_ids, [True] * n)
+            drawn = [self.draw(how, i) for i, how in enumerate(draws)]
+            return [[given[i] if given and token >= 0 else token for i, token in enumerate(drawn)]]
         self._output, self.numbers = [], ()
         self._cells.before_pass(n * n_steps)
         self._pass_threads.before_pass(n, max(positions) + n_steps)
@@ -350,30 +353,6 @@ class Target(Readout):
         self.numbers = range(first, first + len(found))
         self.n_decoded = first + len(found)
         return [found[i : i + n] for i in range(0, len(found), n)]
-
-    def _again_and_ahead(
-        self,
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        seq_ids: Sequence[int],
-        n_steps: int,
-        draws: Sequence[native.TokenDraw | None],
-        given: Sequence[int],
-    ) -> list[list[int]]:
-        """`decode_ahead` whose first step also decodes again what is to be."""
-        n = len(tokens)
-        if len(set(map(self.n_again, seq_ids))) > 1:
-            self.settle(seq_ids)
-        self.decode(tokens, positions, seq_ids, [True] * n)
-        drawn = [self.draw(how, i) for i, how in enumerate(draws)]
-        step = [token if token < 0 or not given else given[i] for i, token in enumerate(drawn)]
-        if n_steps == 1 or any(token < 0 or self.vocabulary.ends_text(token) for token in step):
-            return [step]
-        numbers = list(self.numbers)
-        following = [position + 1 for position in positions]
-        steps = self.decode_ahead(step, following, seq_ids, n_steps - 1, draws, given[n:])
-        self.numbers = [*numbers, *self.numbers]
-        return [step, *steps]
 
     def shortest(self, seq: int) -> int:
         """The least length, besides 0, to which `truncate` can cut a sequence now."""

@@ -29,6 +29,7 @@ from pair_engine import answer, fused_drafter, open_engine, open_target, request
 from sampling_ways import JSON_LIST, WAYS
 from shapes import assert_equal, exact_model, exact_target
 
+N = 24
 WIDTHS: dict[DraftShape, tuple[int, ...]] = {
     "chain": (2, 5, 8, 9, 16),
     "tree": (4, 8, 16, 32, 64),
@@ -184,7 +185,7 @@ def test_after_a_request_whose_every_draft_was_rejected(
     with exact_target(shape, either_file) as target:
         honest = Engine(target, None)
         prompt = target.vocabulary.tokenize(some_prompts()[0])
-        expected = answer(honest, prompt, 0).tokens
+        expected = answer(honest, prompt, 0, N).tokens
         honest.slots.forget_all()
 
         def spoil(anchor_at: int, draft: Draft) -> Draft:
@@ -201,12 +202,12 @@ def test_after_a_request_whose_every_draft_was_rejected(
 
         drafter = MeddledDrafter(fused_drafter(target), spoil)
         engine = Engine(target, drafter)
-        spoiled = answer(engine, prompt, 16, shape=shape)
+        spoiled = answer(engine, prompt, 16, N, shape=shape)
         assert spoiled.tokens == expected
         assert spoiled.stats.drafted > 0
         assert spoiled.stats.accepted == 0
         drafter.meddle = lambda _, draft: draft
-        again = answer(engine, prompt, 16, shape=shape)
+        again = answer(engine, prompt, 16, N, shape=shape)
         assert again.tokens == expected
         assert again.stats.accepted > 0
 
@@ -247,7 +248,7 @@ def test_every_one_of_several_sequences(
 ) -> None:
     """They share batches, and end at different times."""
     prompts = demo.prompts()
-    lengths = (48, 21, 37, 44)[: len(widths)]
+    lengths = (32, 21, 27, 30)[: len(widths)]
     with open_engine(n_ctx=1024, n_seq=len(widths), kv_type=kv_type) as engine:
         target = engine.target
         texts = [*prompts["code"][:2], *prompts["chat"][2:4]][: len(widths)]
@@ -255,7 +256,7 @@ def test_every_one_of_several_sequences(
         bare = Engine(target, None)
         runs = []
         for prompt in ids:
-            runs.append(answer(bare, prompt, 0, logprobs=2))
+            runs.append(answer(bare, prompt, 0, max(lengths), logprobs=2))
             bare.slots.forget_all()
         noise = joint_noise(target, ids, [run.tokens for run in runs], widths)
         sequences = [

@@ -82,7 +82,7 @@ def by_hand(target: Target, prompt: list[int], n: int, settings: dict[str, Any])
     return tokens
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_steps_ahead_draw_what_whole_rows_draw(
     target: Target, n_steps: list[int], name: str
