@@ -414,13 +414,11 @@ def _controller(target: Target, drafter: Drafter | None, say: Say, again: bool) 
 
 def _open_store(
     target: Target, drafter: Drafter | None, options: LoadOptions, say: Say
-) -> PrefixStore | None:
-    """A store of `cache_mb` MiB in memory and, with a folder, as much on disk; None for 0 MiB.
+) -> PrefixStore:
+    """A store of `cache_mb` MiB in memory and, with a folder, as much on disk.
 
     Raises InputError for a folder that cannot be used.
     """
-    if not options.cache_mb:
-        return None
     max_bytes = options.cache_mb << 20
     files = None
     if options.cache_dir is not None:

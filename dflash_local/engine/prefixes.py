@@ -29,7 +29,8 @@ class Found:
 
 class PrefixStore:
     """At most `max_bytes` of entries in memory, and as many, or 64 MiB, on their way to disk. What
-    the disk is too slow for is forgotten: the thread that uses the store never waits for it.
+    the disk is too slow for is forgotten: the thread that uses the store never waits for it. With
+    0 bytes it keeps nothing.
 
     One thread uses it. Any thread may read its counts.
     """

@@ -77,17 +77,17 @@ class Slots:
         *,
         least: int = 1,
     ) -> None:
-        """`store` keeps what leaves its slot. Slots are cut to multiples of `least` tokens."""
+        """`store` keeps what leaves its slot; None: nothing does. Slots are cut to multiples of `least` tokens."""
         self.target = target
         self.drafter = drafter
         """None while it is put aside."""
         self.failure: str | None = None
         """Why the drafter was put aside last, if it ever was."""
-        self.store = store
+        self.store = store or PrefixStore(0)
         self._least = least
         self._aside: Drafter | None = None
         self._back_at = 0.0
-        room = store.max_bytes // _LENT // n_seq if store else 0
+        room = self.store.max_bytes // _LENT // n_seq
         self._slots = [
             Slot(seq, checkpoints=Checkpoints(room, least=least)) for seq in range(n_seq)
         ]
@@ -142,7 +142,7 @@ class Slots:
         found = self._find(wanted)
         choice = choose(holders, (found.n_usable, len(found.prefix)) if found else None)
         entry = None
-        if choice.source is None and found and self.store:
+        if choice.source is None and found:
             entry = self.store.fetch(found)
             choice = choice if entry else choose(holders)
         slot, length = self._slots[choice.slot], choice.length
@@ -220,8 +220,7 @@ class Slots:
     def clear(self) -> None:
         """Empty all free slots, and the store with its files."""
         self.forget_all()
-        if self.store is not None:
-            self.store.clear()
+        self.store.clear()
 
     def make_room(self, n: int) -> None:
         """Empty free slots, the least recently used first, until n cells are free."""
@@ -234,8 +233,6 @@ class Slots:
 
     def close(self) -> None:
         """Save what is worth saving on disk, if the store has one. Safe to call again."""
-        if self.store is None:
-            return
         if self.store.spills and self.target.is_open:
             for slot in sorted(self._slots, key=lambda slot: slot.last_use):
                 if not slot.busy:
@@ -305,9 +302,8 @@ class Slots:
 
     def _lend(self) -> None:
         """Let the store know what the checkpoints of slots take of its room."""
-        if self.store is not None:
-            kept = (each for slot in self._slots for each in slot.checkpoints.at_boundaries)
-            self.store.lend(sum({id(each): each.state.nbytes for each in kept}.values()))
+        kept = (each for slot in self._slots for each in slot.checkpoints.at_boundaries)
+        self.store.lend(sum({id(each): each.state.nbytes for each in kept}.values()))
 
     def _keep_stored(self, n_rows: int) -> None:
         """Inject pending rows that the next `n_rows` would overwrite in the target's store."""
@@ -451,7 +447,7 @@ class Slots:
 
     def _find(self, wanted: Wanted) -> Found | None:
         """The best stored sequence for a prompt, if there is room for it."""
-        found = self.store.find(wanted) if self.store else None
+        found = self.store.find(wanted)
         busy = [len(slot.cached) if slot.busy else 0 for slot in self._slots]
         if found and len(found.prefix) > self.target.n_ctx - self._shared.n_used(busy):
             return None
@@ -481,7 +477,7 @@ class Slots:
         if not is_whole:
             n = checkpoints.pop().length if checkpoints else 0
         n_kept = max(n_kept, self._n_elsewhere(slot))
-        if store is None or not worth_keeping(n - n_kept, n):
+        if not store.max_bytes or not worth_keeping(n - n_kept, n):
             return
         drafter = self.drafter if self.drafter and self.drafter.saves_rows else None
         prefix = Prefix(

@@ -63,7 +63,7 @@ def store_of(engine: Engine, folder: Path | None = None, max_bytes: int = 64 * M
 
 
 def empty(engine: Engine) -> None:
-    engine.slots.store = None
+    engine.slots.store = PrefixStore(0)
     engine.slots.forget_all()
 
 
