@@ -32,7 +32,6 @@ from dflash_local.pairs.defaults import defaults_of
 from dflash_local.pairs.find import find_pair
 from dflash_local.pays import calibration
 from dflash_local.pays.controller import Controller
-from dflash_local.pays.costs import Costs
 from dflash_local.printable import printable
 from dflash_local.target.bare_pass import takes_back
 from dflash_local.target.options import TargetOptions
@@ -199,8 +198,8 @@ def open_engine(
 ) -> tuple[Engine, Plan]:
     """The engine that `load` makes a model of, and its plan. `percent` gets the lines about how
     much is loaded; without it, `say` does. Raises what `load` raises."""
-    steps = _Steps(progress)
-    steps(0.0)
+    progress = progress or _silent
+    progress(0.0)
     further = _text_of(options.draft_from)
     devices = runtime.devices()
     if named.used(devices, options).may_copy(options):
@@ -211,10 +210,10 @@ def open_engine(
     if isinstance(options.draft_width, int):
         named.check_width(options.draft_width, shape)
     pair, plan, wanted = _tried(named, devices, options, say)
-    steps(0.0)
-    loaded = _loaded(pair.target.path, wanted, steps, percent or say)
+    progress(0.0)
+    loaded = _loaded(pair.target.path, wanted, progress, percent or say)
     try:
-        steps(1.0)
+        progress(1.0)
         if loaded.n_replayed and not takes_back(loaded):
             say(_NO_REPLAY)
             where = replace(options, n_gpu_layers=plan.n_gpu_layers)
@@ -233,7 +232,7 @@ def open_engine(
                 draft_window=plan.draft_window,
                 for_trees=wanted.n_branches > 1,
             )
-        steps(1.0)
+        progress(1.0)
         copies = controller = None
         if pair.copies and loaded.max_width < 2:
             plain_because = _NO_WAY_BACK
@@ -394,35 +393,32 @@ def _controller(target: Target, drafter: Drafter | None, say: Say, again: bool) 
         once = "" if again else ", once"
         say(f"measuring what drafting costs on this machine{once}: a few seconds")
 
-    n_copied = target.max_width - 1
-    equal_rows = target.needs_equal_rows and target.options.n_seq > 1
-    if drafter is None:
-        costs = calibration.measure(target, None, before=begin, again=again)
-        _tell_noise(costs, say)
-        return Controller(costs, 1, n_copied=n_copied, equal_rows=equal_rows)
     n_branches = target.options.n_branches
-    n_nodes = most_nodes(n_branches, drafter.block_size) if n_branches > 1 else 0
-    greedy, sampled = calibration.known_priors(target, drafter, n_nodes)
+    n_nodes = most_nodes(n_branches, drafter.block_size) if drafter and n_branches > 1 else 0
+    greedy = sampled = None
+    if drafter:
+        greedy, sampled = calibration.known_priors(target, drafter, n_nodes)
     costs = calibration.measure(target, drafter, before=begin, again=again)
-    _tell_noise(costs, say)
-    width = min(drafter.block_size, target.max_width)
-    return Controller(costs, width, greedy, sampled, n_nodes, n_copied, equal_rows=equal_rows)
-
-
-def _tell_noise(costs: Costs, say: Say) -> None:
     if costs.noise:
         say(costs.noise)
+    return Controller(
+        costs,
+        min(drafter.block_size, target.max_width) if drafter else 1,
+        greedy,
+        sampled,
+        n_nodes,
+        n_copied=target.max_width - 1,
+        equal_rows=target.needs_equal_rows and target.options.n_seq > 1,
+    )
 
 
 def _open_store(
     target: Target, drafter: Drafter | None, options: LoadOptions, say: Say
-) -> PrefixStore | None:
-    """A store of `cache_mb` MiB in memory and, with a folder, as much on disk; None for 0 MiB.
+) -> PrefixStore:
+    """A store of `cache_mb` MiB in memory and, with a folder, as much on disk.
 
     Raises InputError for a folder that cannot be used.
     """
-    if not options.cache_mb:
-        return None
     max_bytes = options.cache_mb << 20
     files = None
     if options.cache_dir is not None:
@@ -459,49 +455,30 @@ def state_key(target: Target, drafter: Drafter | None) -> dict[str, Any]:
     return key
 
 
-def _loaded(path: Path, options: TargetOptions, steps: _Steps, say: Say) -> Target:
-    try:
-        return Target(path, options, progress=_Progress(path, steps, say))
-    except DflashError:
-        if steps.stopped is not None:
-            raise steps.stopped from None
-        raise
+def _loaded(path: Path, options: TargetOptions, progress: Progress, say: Say) -> Target:
+    """The target at `path`. Every few seconds `say` gets a line on how much of it is loaded. What
+    `progress` raises ends the load, and is raised after it: none may pass through llama.cpp."""
+    next_line = time.monotonic() + _QUIET_S
+    stopped: BaseException | None = None
 
-
-class _Steps:
-    """Reports how far a load is. It keeps an exception, as none may pass through llama.cpp."""
-
-    def __init__(self, progress: Progress | None) -> None:
-        self._progress = progress
-        self.stopped: BaseException | None = None
-
-    def __call__(self, part: float) -> None:
-        if self._progress is not None:
-            self._progress(part)
-
-    def go_on(self, part: float) -> bool:
-        try:
-            self(part)
-        except BaseException as error:
-            self.stopped = error
-        return self.stopped is None
-
-
-class _Progress:
-    """Prints every few seconds how much of a file is loaded."""
-
-    def __init__(self, path: Path, steps: _Steps, say: Say) -> None:
-        self._path = path
-        self._steps = steps
-        self._say = say
-        self._next = time.monotonic() + _QUIET_S
-
-    def __call__(self, part: float) -> bool:
+    def report(part: float) -> bool:
+        nonlocal next_line, stopped
         now = time.monotonic()
-        if now >= self._next:
-            self._next = now + _QUIET_S
-            self._say(f"loading {self._path.name}: {part:.0%}")
-        return self._steps.go_on(part)
+        if now >= next_line:
+            next_line = now + _QUIET_S
+            say(f"loading {path.name}: {part:.0%}")
+        try:
+            progress(part)
+        except BaseException as error:
+            stopped = error
+        return stopped is None
+
+    try:
+        return Target(path, options, progress=report)
+    except DflashError:
+        if stopped is not None:
+            raise stopped from None
+        raise
 
 
 def _to_stderr(line: str) -> None:
@@ -510,5 +487,5 @@ def _to_stderr(line: str) -> None:
             print(printable(line), file=sys.stderr, flush=True)
 
 
-def _silent(_line: str) -> None:
+def _silent(_news: object) -> None:
     pass

@@ -130,7 +130,6 @@ class Model:
         """What the model is doing, and totals since it was loaded. Never waits for the model."""
         requests, totals = self._worker.totals()
         own = self._engine.slots
-        store = own.store
         slots = tuple(SlotStatus(slot.seq, slot.busy, len(slot.cached)) for slot in own)
         return ModelStatus(
             n_slots=len(slots),
@@ -152,7 +151,7 @@ class Model:
             position_accepted=tuple(totals.position_accepted),
             prompt_s=totals.prompt_s,
             decode_s=totals.decode_s,
-            cache_bytes=store.n_bytes if store else 0,
+            cache_bytes=own.store.n_bytes,
             cache_hits=own.reused["memory"] + own.reused["disk"],
         )
 

@@ -71,7 +71,7 @@ def test_a_prefix_from_the_store_can_fork(trees: Model, prompt: str) -> None:
         assert again.stats.tree_rounds > 0
         assert again.tokens[: N // 3] == plain.tokens[: N // 3]
     finally:
-        caches.store = None
+        caches.store = PrefixStore(0)
         trees.forget()
 
 

@@ -99,10 +99,6 @@ class FusedDrafter(Drafter):
         self._open.n_rounds = n
 
     @property
-    def device(self) -> str:
-        return self._open.device
-
-    @property
     def n_builds(self) -> int:  # type: ignore[override]
         """Draft graphs built so far: one for each size of context and number of rows."""
         return self._open.n_builds
@@ -111,12 +107,6 @@ class FusedDrafter(Drafter):
     def n_cache_bytes(self) -> int:
         """Size of the cache now. It grows with the context in use, up to the window."""
         return self._open.n_cache_bytes
-
-    @property
-    def n_compute_bytes(self) -> int:
-        """What drafts compute with on the drafter's device: memory that all its graphs share. It
-        grows with the largest of them."""
-        return self._open.n_compute_bytes
 
     def length(self, seq: int) -> int:
         return self._open.length(seq)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 from dflash_local.draft.draft import ANCHOR, Candidates, Draft
@@ -26,10 +26,6 @@ def checked_shape(name: Any) -> DraftShape:
     """`name`, if it is a draft shape. Raises InputError if not."""
     check_one_of("draft_shape", name, SHAPES)
     return cast(DraftShape, name)
-
-
-def _as_they_are(candidates: Candidates) -> Candidates:
-    return candidates
 
 
 class Shape(ABC):
@@ -54,7 +50,7 @@ class Shape(ABC):
         n_vocab: int,
         limit: int,
         remaining: int | None,
-        rate: Callable[[Candidates], Candidates] = _as_they_are,
+        rate: Callable[[Candidates], Candidates],
     ) -> Draft:
         """The part of a proposal that may be verified: at most `limit` nodes, and no token outside
         the vocabulary. It keeps the proposal's candidates. A tree grows from the candidates that
@@ -86,7 +82,7 @@ class Chain(Shape):
         n_vocab: int,
         limit: int,
         remaining: int | None,
-        rate: Callable[[Candidates], Candidates] = _as_they_are,
+        rate: Callable[[Candidates], Candidates],
     ) -> Draft:
         if not proposal.is_chain:
             raise InputError("this engine verifies chains; the drafter proposed a tree")
@@ -122,15 +118,14 @@ class Tree(Shape):
         n_vocab: int,
         limit: int,
         remaining: int | None,
-        rate: Callable[[Candidates], Candidates] = _as_they_are,
+        rate: Callable[[Candidates], Candidates],
     ) -> Draft:
         depth = limit if remaining is None else min(limit, remaining - 1)
         known = proposal.candidates
         if proposal.is_chain and known is not None and known.ids.shape[1] > 1:
             grown = grow(rate(known), limit, n_vocab, max_leaves=self.n_leaves, max_depth=depth)
             return replace(grown, candidates=known)
-        bounds = _Bounds(limit, depth, self.n_leaves)
-        return _within(proposal.valid_prefix(n_vocab), bounds)
+        return _within(proposal.valid_prefix(n_vocab), limit, depth, self.n_leaves)
 
     def place(
         self, batch: Batch, seq: int, begin: int, anchor: int, draft: Draft, n_rows: int = 1
@@ -148,14 +143,7 @@ class Tree(Shape):
             stats.record_tree(leaves=len(draft.leaves), on_side=on_side)
 
 
-@dataclass(frozen=True)
-class _Bounds:
-    n_nodes: int
-    n_depth: int
-    n_leaves: int
-
-
-def _within(draft: Draft, bounds: _Bounds) -> Draft:
+def _within(draft: Draft, n_nodes: int, n_depth: int, most_leaves: int) -> Draft:
     """The first nodes that fit. Of equal siblings only the first one is kept."""
     keep: list[bool] = []
     edges: set[tuple[int, int]] = set()
@@ -166,10 +154,10 @@ def _within(draft: Draft, bounds: _Bounds) -> Draft:
         forks = parent in parents
         keep.append(
             (parent == ANCHOR or keep[parent])
-            and len(edges) < bounds.n_nodes
-            and depth <= bounds.n_depth
+            and len(edges) < n_nodes
+            and depth <= n_depth
             and edge not in edges
-            and n_leaves + forks <= bounds.n_leaves
+            and n_leaves + forks <= most_leaves
         )
         if keep[node]:
             n_leaves += forks

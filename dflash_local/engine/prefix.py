@@ -13,6 +13,26 @@ from dflash_local.engine.reuse import common_prefix
 Bytes = NDArray[np.uint8]
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """A prompt whose beginning is looked for. `for_drafts`: only as far as the drafter has it, too.
+    `unless_gave_up`: but where drafting was given up, as far as the target has it."""
+
+    prompt: Sequence[int]
+    for_drafts: bool = False
+    unless_gave_up: bool = False
+
+    def drafts_in(self, gave_up: bool) -> bool:
+        """Whether the drafter must have what is taken from a text in which drafting `gave_up`."""
+        return self.for_drafts and not (self.unless_gave_up and gave_up)
+
+    def n_usable(self, tokens: Sequence[int], n_drafter: int, gave_up: bool) -> int:
+        """How many tokens of it could be taken from a text of which the drafter has `n_drafter`: at
+        most all but its last one."""
+        n = min(common_prefix(tokens, self.prompt), len(self.prompt) - 1)
+        return min(n, n_drafter) if self.drafts_in(gave_up) else n
+
+
 @dataclass(frozen=True, eq=False)
 class Prefix:
     """Which tokens a saved sequence has, and how much of it can be used.
@@ -32,13 +52,9 @@ class Prefix:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def n_usable(
-        self, prompt: Sequence[int], *, for_drafts: bool, unless_gave_up: bool = False
-    ) -> int:
-        """How many tokens of a prompt could be taken over: at most all but its last one."""
-        n = min(common_prefix(self.tokens, prompt), len(prompt) - 1)
-        if for_drafts and not (unless_gave_up and self.gave_up):
-            n = min(n, self.n_drafter)
+    def n_usable(self, wanted: Wanted) -> int:
+        """How many tokens of a prompt could be taken over."""
+        n = wanted.n_usable(self.tokens, self.n_drafter, self.gave_up)
         if n >= self.n_least:
             return n
         return max((length for length in self.checkpoints if length <= n), default=0)

@@ -18,7 +18,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -128,15 +128,8 @@ class PrefixFiles:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             return False
-        stored = StoredPrefix(
-            entry.tokens,
-            entry.n_least,
-            entry.n_drafter,
-            entry.gave_up,
-            entry.checkpoints,
-            path=path,
-            n_bytes=n_bytes,
-        )
+        use = {field.name: getattr(entry, field.name) for field in fields(Prefix)}
+        stored = StoredPrefix(**use, path=path, n_bytes=n_bytes)
         for old in self.prefixes():
             if old.path != path and stored.serves_for(old):
                 self._remove(old.path)
@@ -264,20 +257,12 @@ def _read(path: Path, key: str) -> Entry:
     length = int.from_bytes(body[:_LENGTH].tobytes(), "little")
     header = _header(body[_LENGTH : _LENGTH + length].tobytes(), key)
     rest = body[_LENGTH + length :]
-    n_tokens, n_target, n_rows = 4 * header["n_tokens"], header["n_target"], header["n_rows"]
-    lengths = [n_tokens, n_target, n_rows, *(n for _, n in header["checkpoints"])]
-    ends = list(accumulate(lengths))
-    if len(rest) != ends[-1]:
+    lengths = _lengths(header)
+    if len(rest) != sum(lengths):
         raise _Unusable("its parts are not as long as it says")
-    tokens, target, rows, *states = (
-        rest[end - n : end] for n, end in zip(lengths, ends, strict=True)
-    )
+    tokens, target, rows, *states = np.split(rest, list(accumulate(lengths[:-1])))
     return Entry(
-        _tokens(tokens.tobytes()),
-        header["n_least"],
-        header["n_drafter"],
-        header["resigned"],
-        tuple(length for length, _ in header["checkpoints"]),
+        **_use(header, tokens.tobytes()),
         target=target,
         drafter=rows,
         # Their own memory: a slot keeps them when all else of the file is gone.
@@ -297,20 +282,29 @@ def _read_head(path: Path, key: str) -> StoredPrefix:
             raise _Unusable(f"its header would have {length} bytes")
         header = _header(_exactly(file, length), key)
         begin = file.tell()
-        parts = 4 * header["n_tokens"] + header["n_target"] + header["n_rows"]
-        parts += sum(n for _, n in header["checkpoints"])
-        if size != begin + parts:
-            raise _Unusable(f"it has {size} bytes, expected {begin + parts}")
-        tokens = _tokens(_exactly(file, 4 * header["n_tokens"]))
-    return StoredPrefix(
-        tokens,
-        header["n_least"],
-        header["n_drafter"],
-        header["resigned"],
-        tuple(length for length, _ in header["checkpoints"]),
-        path=path,
-        n_bytes=size,
-    )
+        n_tokens, *others = _lengths(header)
+        expected = begin + n_tokens + sum(others)
+        if size != expected:
+            raise _Unusable(f"it has {size} bytes, expected {expected}")
+        use = _use(header, _exactly(file, n_tokens))
+    return StoredPrefix(**use, path=path, n_bytes=size)
+
+
+def _lengths(header: Mapping[str, Any]) -> list[int]:
+    """How many bytes the parts after the header have: tokens, target, drafter, states."""
+    states = [n for _, n in header["checkpoints"]]
+    return [4 * header["n_tokens"], header["n_target"], header["n_rows"], *states]
+
+
+def _use(header: Mapping[str, Any], tokens: bytes) -> dict[str, Any]:
+    """What a `Prefix` has, by name."""
+    return {
+        "tokens": np.frombuffer(tokens, "<i4").tolist(),
+        "n_least": header["n_least"],
+        "n_drafter": header["n_drafter"],
+        "gave_up": header["resigned"],
+        "checkpoints": tuple(length for length, _ in header["checkpoints"]),
+    }
 
 
 def _exactly(file: BinaryIO, n: int) -> bytes:
@@ -351,11 +345,6 @@ def _are_checkpoints(found: Any, n_tokens: int) -> bool:
             return False
         before = length
     return True
-
-
-def _tokens(raw: bytes) -> list[int]:
-    tokens: list[int] = np.frombuffer(raw, "<i4").tolist()
-    return tokens
 
 
 def _raw(tokens: list[int]) -> bytes:

@@ -7,10 +7,9 @@ if another one begins with it and is as good.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dflash_local.engine.prefix import Entry, Prefix
+from dflash_local.engine.prefix import Entry, Prefix, Wanted
 from dflash_local.engine.prefix_files import PrefixFiles, StoredPrefix
 
 _LEAST_LEAVING = 64 << 20
@@ -30,7 +29,8 @@ class Found:
 
 class PrefixStore:
     """At most `max_bytes` of entries in memory, and as many, or 64 MiB, on their way to disk. What
-    the disk is too slow for is forgotten: the thread that uses the store never waits for it.
+    the disk is too slow for is forgotten: the thread that uses the store never waits for it. With
+    0 bytes it keeps nothing.
 
     One thread uses it. Any thread may read its counts.
     """
@@ -58,15 +58,13 @@ class PrefixStore:
     def n_disk_entries(self) -> int:
         return len(self._files.prefixes()) if self._files else 0
 
-    def find(
-        self, prompt: Sequence[int], *, for_drafts: bool, unless_gave_up: bool = False
-    ) -> Found | None:
+    def find(self, wanted: Wanted) -> Found | None:
         """The saved sequence that has most of a prompt. Of equals it prefers memory to disk, then
         the shortest. None if no token is usable."""
         best: tuple[int, bool, int] = (0, False, 0)
         found = None
         for prefix in self._all():
-            n = prefix.n_usable(prompt, for_drafts=for_drafts, unless_gave_up=unless_gave_up)
+            n = prefix.n_usable(wanted)
             rank = n, isinstance(prefix, Entry), -len(prefix)
             if n and rank > best:
                 best, found = rank, Found(prefix, n)

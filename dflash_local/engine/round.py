@@ -20,13 +20,12 @@ from dflash_local.engine.accept import Verdict
 from dflash_local.engine.meter import Lap, Meter
 from dflash_local.engine.sequence import Sequence
 from dflash_local.engine.slots import Slots
-from dflash_local.engine.widths import Choice, Widths
+from dflash_local.engine.widths import NO_DRAFT, Choice, Widths
 from dflash_local.errors import BackendError, GrammarError
 from dflash_local.target.batch import Batch, Part
 
 Accept: TypeAlias = Callable[[Draft, Callable[[int], int], Callable[[int], bool]], Verdict]
 
-_NO_DRAFT = Draft.chain([])
 _MOST_WITH_A_DRAFT = 16
 """The most rows that are injected together with a draft. More rows are injected before it: the
 clock of the draft stage is for drafts, not for a long injection."""
@@ -51,17 +50,18 @@ class Round:
         if not sequences:
             return
         with self._meter.lap(sequences) as lap:
-            self._settle(sequences, lap)
-            choice = self._widths.choose(sequences)
-            self._inject(sequences, choice)
-            proposals = self._draft(sequences, choice, lap)
-            drafts = self._widths.join(sequences, proposals, choice)
-            if not choice.n_drafting and not any(drafts):
+            self._widths.settle(sequences)
+            lap.settled()
+            choices = self._widths.choose(sequences)
+            self._inject(choices)
+            self._draft(choices, lap)
+            self._widths.join(choices)
+            if not any(choice.n_draft or choice.draft for choice in choices):
                 self._plain(sequences, lap)
                 return
-            batch = self._verify(sequences, drafts, lap)
-            for sequence, draft, part in zip(sequences, drafts, batch.parts, strict=True):
-                self._accept(sequence, draft, part, lap)
+            batch = self._verify(choices, lap)
+            for choice, part in zip(choices, batch.parts, strict=True):
+                self._accept(choice.sequence, choice.draft, part, lap)
 
     def emit_first(self, sequence: Sequence, output_row: int) -> None:
         """Emit the token after the last row of a prompt."""
@@ -82,44 +82,37 @@ class Round:
             sequence.finish_reason = "length"
         return sequences[:room]
 
-    def _settle(self, sequences: list[Sequence], lap: Lap) -> None:
-        """Decode again what would make the next pass too long; see `Target.n_again`."""
-        self._widths.settle(sequences)
-        lap.settled()
-
-    def _inject(self, sequences: list[Sequence], choice: Choice) -> None:
+    def _inject(self, choices: list[Choice]) -> None:
         """Inject what a prompt or plain decoding has left pending, before the draft itself."""
-        for sequence, n in zip(sequences, choice.n_drafts, strict=True):
-            if n and len(sequence.slot.pending) > _MOST_WITH_A_DRAFT:
-                self._slots.inject(sequence.slot)
+        for choice in choices:
+            slot = choice.sequence.slot
+            if choice.n_draft and len(slot.pending) > _MOST_WITH_A_DRAFT:
+                self._slots.inject(slot)
 
-    def _draft(self, sequences: list[Sequence], choice: Choice, lap: Lap) -> list[Draft]:
-        """The drafter's part of each draft, as far as it can be verified; empty for sequences
-        without, and for all when the drafter fails."""
-        lap.drafting(choice.n_drafting)
-        drafts = [_NO_DRAFT] * len(sequences)
+    def _draft(self, choices: list[Choice], lap: Lap) -> None:
+        """The drafter's part of each draft, as far as it can be verified; none when it fails."""
+        drafting = [choice for choice in choices if choice.n_draft]
+        lap.drafting(len(drafting))
         drafter = self._slots.drafter
-        if drafter is None or not choice.n_drafting:
-            return drafts
-        drafting = [(i, n) for i, n in enumerate(choice.n_drafts) if n]
+        if drafter is None or not drafting:
+            return
         requests = [
             DraftRequest(s.slot.seq, s.anchor, self._slots.take_features(s.slot), n, s.slot.cached)
-            for s, n in ((sequences[i], n) for i, n in drafting)
+            for s, n in ((choice.sequence, choice.n_draft) for choice in drafting)
         ]
         try:
             drafter.begin(requests)
         except Exception as error:
             self._slots.put_aside(error)
-            return drafts
+            return
         self._target.tidy()  # host work while the device drafts; a failure is not the drafter's
         try:
             proposals = drafter.read()
         except Exception as error:
             self._slots.put_aside(error)
-            return drafts
-        for (i, _), proposal in zip(drafting, proposals, strict=True):
-            drafts[i] = self._cut(sequences[i], proposal, choice.limits[i])
-        return drafts
+            return
+        for choice, proposal in zip(drafting, proposals, strict=True):
+            choice.draft = self._cut(choice.sequence, proposal, choice.limit)
 
     def _cut(self, sequence: Sequence, proposal: Draft, limit: int) -> Draft:
         """The part of a proposal that can be verified: it has room, and the grammar allows it."""
@@ -129,15 +122,16 @@ class Round:
         try:
             return allowed(draft, sequence.sampler.n_valid)
         except GrammarError:
-            return _NO_DRAFT  # if the answer itself cannot go on, its draw raises
+            return NO_DRAFT  # if the answer itself cannot go on, its draw raises
 
-    def _verify(self, sequences: list[Sequence], drafts: list[Draft], lap: Lap) -> Batch:
+    def _verify(self, choices: list[Choice], lap: Lap) -> Batch:
         """One pass of the target over the anchor and the draft of every sequence."""
         lap.verifying()
         batch = Batch()
-        n_rows = self._widths.least_rows(sequences, drafts)
-        for s, draft, n in zip(sequences, drafts, n_rows, strict=True):
-            s.shape.place(batch, s.slot.seq, len(s.slot.cached), s.anchor, draft, n)
+        for choice in choices:
+            s, slot = choice.sequence, choice.sequence.slot
+            begin = len(slot.cached)
+            s.shape.place(batch, slot.seq, begin, s.anchor, choice.draft, choice.n_rows)
         n_in_pass = self._target.n_rows(batch)  # some may be decoded again
         self._slots.decode(batch)
         lap.accepting(n_in_pass, batch.shape)

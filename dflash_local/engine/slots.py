@@ -16,7 +16,7 @@ import numpy as np
 
 from dflash_local.draft.drafter import Drafter
 from dflash_local.engine.checkpoints import Checkpoints
-from dflash_local.engine.prefix import Entry, Prefix
+from dflash_local.engine.prefix import Entry, Prefix, Wanted
 from dflash_local.engine.prefixes import Found, PrefixStore
 from dflash_local.engine.reuse import (
     LEAST_GAIN,
@@ -65,18 +65,6 @@ class Slot:
     """Drafting was given up here, so the drafter has fewer tokens than the target."""
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """A prompt, and whether the drafter must also have what is reused; see `Slots.take`."""
-
-    prompt: list[int]
-    for_drafts: bool
-    unless_gave_up: bool
-
-    def drafts_in(self, gave_up: bool) -> bool:
-        return self.for_drafts and not (self.unless_gave_up and gave_up)
-
-
 class Slots:
     """The slots of a target and, if there is one, a drafter. It keeps the two caches in step."""
 
@@ -89,17 +77,17 @@ class Slots:
         *,
         least: int = 1,
     ) -> None:
-        """`store` keeps what leaves its slot. Slots are cut to multiples of `least` tokens."""
+        """`store` keeps what leaves its slot; None: nothing does. Slots are cut to multiples of `least` tokens."""
         self.target = target
         self.drafter = drafter
         """None while it is put aside."""
         self.failure: str | None = None
         """Why the drafter was put aside last, if it ever was."""
-        self.store = store
+        self.store = store or PrefixStore(0)
         self._least = least
         self._aside: Drafter | None = None
         self._back_at = 0.0
-        room = store.max_bytes // _LENT // n_seq if store else 0
+        room = self.store.max_bytes // _LENT // n_seq
         self._slots = [
             Slot(seq, checkpoints=Checkpoints(room, least=least)) for seq in range(n_seq)
         ]
@@ -149,12 +137,12 @@ class Slots:
             raise InputError(f"all {len(self._slots)} slots are busy; wait for one to end")
         self._try_drafter_again()
         for_drafts = for_drafts and self.drafter is not None
-        wanted = _Wanted(list(prompt), for_drafts, unless_gave_up)
+        wanted = Wanted(list(prompt), for_drafts, unless_gave_up)
         holders = [self._holder(slot, wanted) for slot in self._slots]
         found = self._find(wanted)
         choice = choose(holders, (found.n_usable, len(found.prefix)) if found else None)
         entry = None
-        if choice.source is None and found and self.store:
+        if choice.source is None and found:
             entry = self.store.fetch(found)
             choice = choice if entry else choose(holders)
         slot, length = self._slots[choice.slot], choice.length
@@ -182,19 +170,23 @@ class Slots:
 
         Returns how many tokens that is. `for_drafts` as for `take`.
         """
-        for_drafts = for_drafts and self.drafter is not None
-        others = [other for other in self._slots if other is not slot and other.cached]
-        usable = {other.seq: self._n_usable(other, prompt, for_drafts) for other in others}
-        if for_drafts:
-            usable = {o.seq: self._n_drafted_from(o, usable[o.seq]) for o in others}
-        usable = {o.seq: self._reach(o, usable[o.seq], copied=True) for o in others}
-        source = max(others, key=lambda other: usable[other.seq], default=None)
-        gain = usable[source.seq] - len(slot.cached) if source else 0
-        if source is None or gain < LEAST_GAIN:
+        wanted = Wanted(prompt, for_drafts and self.drafter is not None)
+        length, source = 0, slot
+        for other in self._slots:
+            if other is slot or not other.cached:
+                continue
+            n = self._n_usable(other, wanted)
+            if wanted.for_drafts:
+                n = self._n_drafted_from(other, n)
+            n = self._reach(other, n, copied=True)
+            if n > length:
+                length, source = n, other
+        gain = length - len(slot.cached)
+        if gain < LEAST_GAIN:
             return 0
-        if not self.target.sees(source.seq, usable[source.seq]):  # its window has moved past them
+        if not self.target.sees(source.seq, length):  # its window has moved past them
             return 0
-        self._share(source, slot, usable[source.seq])
+        self._share(source, slot, length)
         return gain
 
     def give_back(self, slot: Slot, *, gave_up: bool = False) -> None:
@@ -228,8 +220,7 @@ class Slots:
     def clear(self) -> None:
         """Empty all free slots, and the store with its files."""
         self.forget_all()
-        if self.store is not None:
-            self.store.clear()
+        self.store.clear()
 
     def make_room(self, n: int) -> None:
         """Empty free slots, the least recently used first, until n cells are free."""
@@ -242,8 +233,6 @@ class Slots:
 
     def close(self) -> None:
         """Save what is worth saving on disk, if the store has one. Safe to call again."""
-        if self.store is None:
-            return
         if self.store.spills and self.target.is_open:
             for slot in sorted(self._slots, key=lambda slot: slot.last_use):
                 if not slot.busy:
@@ -313,9 +302,8 @@ class Slots:
 
     def _lend(self) -> None:
         """Let the store know what the checkpoints of slots take of its room."""
-        if self.store is not None:
-            kept = (each for slot in self._slots for each in slot.checkpoints.at_boundaries)
-            self.store.lend(sum({id(each): each.state.nbytes for each in kept}.values()))
+        kept = (each for slot in self._slots for each in slot.checkpoints.at_boundaries)
+        self.store.lend(sum({id(each): each.state.nbytes for each in kept}.values()))
 
     def _keep_stored(self, n_rows: int) -> None:
         """Inject pending rows that the next `n_rows` would overwrite in the target's store."""
@@ -400,12 +388,10 @@ class Slots:
 
     # Where a prompt's beginning comes from
 
-    def _n_usable(self, slot: Slot, prompt: Sequence[int], for_drafts: bool) -> int:
-        """How many tokens of a prompt a slot has; with `for_drafts`, in both caches."""
-        n = min(common_prefix(slot.cached, prompt), len(prompt) - 1)
-        if self.drafter and for_drafts:
-            n = min(n, self.drafter.length(slot.seq) + len(slot.pending))
-        return n
+    def _n_usable(self, slot: Slot, wanted: Wanted) -> int:
+        """How many tokens of a prompt a slot has, with those that the drafter can still get."""
+        n_drafter = self.drafter.length(slot.seq) + len(slot.pending) if self.drafter else 0
+        return wanted.n_usable(slot.cached, n_drafter, slot.gave_up)
 
     def _can_cut(self, slot: Slot, length: int) -> bool:
         """Whether a slot can be cut to its first `length` tokens, one or more, as it is now."""
@@ -429,10 +415,9 @@ class Slots:
             return False
         return self.target.restore(slot.seq, checkpoint)
 
-    def _holder(self, slot: Slot, wanted: _Wanted) -> Holder:
-        n = self._n_usable(slot, wanted.prompt, wanted.drafts_in(slot.gave_up))
+    def _holder(self, slot: Slot, wanted: Wanted) -> Holder:
         # A slot that is busy can only be copied from. The others are cut, or go on as they are.
-        n = self._reach(slot, n, copied=slot.busy)
+        n = self._reach(slot, self._n_usable(slot, wanted), copied=slot.busy)
         return Holder(len(slot.cached), n, self._n_elsewhere(slot), slot.busy, slot.last_use)
 
     def _n_elsewhere(self, slot: Slot) -> int:
@@ -460,13 +445,9 @@ class Slots:
                 n = min(length, self.drafter.length(source.seq))
                 self.drafter.copy(source.seq, slot.seq, n)
 
-    def _find(self, wanted: _Wanted) -> Found | None:
+    def _find(self, wanted: Wanted) -> Found | None:
         """The best stored sequence for a prompt, if there is room for it."""
-        if self.store is None:
-            return None
-        found = self.store.find(
-            wanted.prompt, for_drafts=wanted.for_drafts, unless_gave_up=wanted.unless_gave_up
-        )
+        found = self.store.find(wanted)
         busy = [len(slot.cached) if slot.busy else 0 for slot in self._slots]
         if found and len(found.prefix) > self.target.n_ctx - self._shared.n_used(busy):
             return None
@@ -496,7 +477,7 @@ class Slots:
         if not is_whole:
             n = checkpoints.pop().length if checkpoints else 0
         n_kept = max(n_kept, self._n_elsewhere(slot))
-        if store is None or not worth_keeping(n - n_kept, n):
+        if not store.max_bytes or not worth_keeping(n - n_kept, n):
             return
         drafter = self.drafter if self.drafter and self.drafter.saves_rows else None
         prefix = Prefix(

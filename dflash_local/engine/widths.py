@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import dataclass, field
 
 from dflash_local.copies.copier import Copier, Copy
 from dflash_local.copies.join import copy_alone, heard, joined
@@ -18,29 +15,30 @@ from dflash_local.pays.chances import path_chances
 from dflash_local.pays.controller import Controller
 from dflash_local.pays.policy import Policy
 
+NO_DRAFT = Draft.chain([])
 _AHEAD_S, _MOST_AHEAD = 0.016, 16
 """The most plain steps in one call, in seconds, a screen's frame, and in number. More would delay
 tokens on their way out, and a cancel. With one at a time, Python costs a small model a tenth of its
 speed."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Choice:
-    """For each sequence of a round: how many tokens to draft (0 for none), how many nodes may be
-    verified, and what its text offers to copy."""
+    """What one sequence does in a round."""
 
-    n_drafts: list[int]
-    limits: list[int]
-    copies: list[list[Copy]]
-
-    @property
-    def n_drafting(self) -> int:
-        return sum(map(bool, self.n_drafts))
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether nothing at all is drafted."""
-        return not (any(self.n_drafts) or any(self.copies))
+    sequence: Sequence
+    limit: int
+    """How many nodes may be verified."""
+    n_draft: int = 0
+    """How many tokens to ask the drafter for; 0 for none."""
+    copies: list[Copy] = field(default_factory=list)
+    """What its text offers to copy."""
+    draft: Draft = NO_DRAFT
+    """At first what the drafter proposes, then what is verified."""
+    chances: list[float] = field(default_factory=list)
+    """The falling chances of the draft's nodes, where copies join it."""
+    n_rows: int = 1
+    """The least rows that it gets in the target's pass, the anchor included."""
 
 
 class Widths:
@@ -56,78 +54,196 @@ class Widths:
         width = sequence.request.draft_width
         return sequence.shape.n_nodes if width == "auto" else max(width - 1, 0)
 
-    def choose(self, sequences: list[Sequence]) -> Choice:
+    def choose(self, sequences: list[Sequence]) -> list[Choice]:
         """Choose before drafting. A fixed width is not reduced: that would need another graph."""
         self._notice_lost(sequences)
-        limits, left = self._limits(sequences), self._left_to_controller(sequences)
-        n_drafts = self._n_drafts(sequences, limits, left)
-        copies = self._copies(sequences, limits, n_drafts, left)
-        if self._controller and any(n_drafts) and any(copies):
-            chosen = self._controller.without_sure(
-                [policy for _, policy in left],
-                [n_drafts[i] for i, _ in left],
-                [copy_alone(copies[i])[1] for i, _ in left],
+        choices = self._limited(sequences)
+        left, policies = self._left_to_controller(choices)
+        self._choose_drafts(choices, left, policies)
+        self._find_copies(choices, len(left))
+        if self._controller and any(c.n_draft for c in choices) and any(c.copies for c in choices):
+            n_drafts = self._controller.without_sure(
+                policies, [c.n_draft for c in left], [copy_alone(c.copies)[1] for c in left]
             )
-            for (i, _), n in zip(left, chosen, strict=True):
-                n_drafts[i] = n
-        return Choice(n_drafts, limits, copies)
+            for choice, n in zip(left, n_drafts, strict=True):
+                choice.n_draft = n
+        return choices
 
-    def join(self, sequences: list[Sequence], drafts: list[Draft], choice: Choice) -> list[Draft]:
+    def _notice_lost(self, sequences: list[Sequence]) -> None:
+        """A drafter that has failed may have lost some texts."""
+        if self._slots.drafter is None:
+            return
+        for sequence in sequences:
+            if sequence.wants_features and not self._slots.can_draft(sequence.slot):
+                sequence.behind = True
+
+    def _limited(self, sequences: list[Sequence]) -> list[Choice]:
+        """The most nodes that each sequence may verify: what can be emitted, and has room."""
+        target = self._slots.target
+        again = sum(target.n_again(s.slot.seq) for s in sequences) if target.most_again else 0
+        if again and len(sequences) == 1 and again > self._most_again(1):
+            return [Choice(sequences[0], 0)]
+        room = min(self._slots.free_cells, target.n_batch - again)
+        free = room - len(sequences)  # the anchors
+        choices = []
+        for sequence in sequences:
+            most = max(min(self.most_nodes(sequence), free), 0)
+            choices.append(Choice(sequence, sequence.shape.limit(most, sequence.remaining)))
+            free -= choices[-1].limit
+        # What is left is for copies, shared out evenly.
+        widest = target.max_width - 1
+        for i, choice in enumerate(choices):
+            sequence = choice.sequence
+            if sequence.copier and sequence.policy and choice.limit < widest:
+                most = min(widest, choice.limit + max(free, 0) // (len(choices) - i))
+                wider = sequence.shape.limit(most, sequence.remaining)
+                free -= wider - choice.limit
+                choice.limit = wider
+        return choices
+
+    def _choose_drafts(
+        self, choices: list[Choice], left: list[Choice], policies: list[Policy]
+    ) -> None:
+        """How many tokens to draft for each sequence."""
+        drafter = self._slots.drafter
+        for choice in choices:
+            sequence = choice.sequence
+            is_fixed = sequence.request.draft_width != "auto"
+            if drafter and choice.limit and is_fixed and not sequence.behind:
+                choice.n_draft = min(self.most_nodes(sequence), drafter.block_size - 1)
+        if self._controller and left:
+            n_others = len(choices) - len(left)
+            n_drafts = self._controller.n_drafts(policies, [c.limit for c in left], n_others)
+            for choice, n in zip(left, n_drafts, strict=True):
+                choice.n_draft = n
+
+    def _find_copies(self, choices: list[Choice], n_left: int) -> None:
+        """What each sequence's text offers. Where nobody drafts, only what may pay."""
+        least = None
+        if self._controller and n_left and not any(c.n_draft for c in choices):
+            # Copies alone may become a tree, which brings more than the best of them.
+            grow = self._slots.drafter is None and any(
+                c.sequence.shape.n_leaves > 1 for c in choices
+            )
+            least = None if grow else self._controller.least_copied(n_left)
+        found = False
+        for choice in choices:
+            sequence, n, copier = choice.sequence, choice.limit, self._copier(choice.sequence)
+            if copier is None:
+                continue
+            if sequence.remaining is not None:
+                n = min(n, sequence.remaining - 1)
+            prompt, enough = sequence.request.prompt, least if sequence.policy else None
+            found |= copier.finds(prompt, sequence.tokens, n, enough)
+        if found:
+            for choice in choices:
+                choice.copies = self._offers(choice.sequence)
+
+    def _offers(self, sequence: Sequence) -> list[Copy]:
+        """What was found, as far as it may be emitted."""
+        copier = self._copier(sequence)
+        if copier is None:
+            return []
+        try:
+            copies = copier.offers()
+            cut = (copy.clip(sequence.sampler.n_valid(copy.tokens)) for copy in copies)
+            return [copy for copy in cut if len(copy)]
+        except GrammarError:
+            return []  # if the answer itself cannot go on, its draw raises
+
+    def _copier(self, sequence: Sequence) -> Copier | None:
+        """What finds copies for a sequence now; None while a failed drafter is put aside."""
+        return None if sequence.behind or self._slots.lacks_drafter else sequence.copier
+
+    def join(self, choices: list[Choice]) -> None:
         """Join each draft with its copies, and cut it where verifying more would not pay off."""
-        if choice.is_plain:
-            return drafts
-        if not any(choice.copies):
-            return self._clip(sequences, drafts, choice)
-        chances = self._chances(sequences, drafts, choice)
-        drafts = list(drafts)
-        for i, (sequence, copies) in enumerate(zip(sequences, choice.copies, strict=True)):
-            if copies:
-                drafts[i], chances[i] = self._joined(
-                    sequence, drafts[i], chances[i], copies, choice.limits[i]
+        drafted, copied = any(c.n_draft for c in choices), any(c.copies for c in choices)
+        if not drafted and not copied:
+            return
+        left, policies = self._left_to_controller(choices)
+        if copied:
+            self._join_copies(choices, left, policies)
+        for choice in choices:
+            choice.n_rows = 1 + len(choice.draft)
+        if self._controller and left:
+            if copied:
+                rows = self._controller.rows([c.chances for c in left], drafted=drafted)
+            else:
+                rows = self._controller.widths(
+                    policies, [c.draft for c in left], [c.limit for c in left]
                 )
-        widths = [1 + len(draft) for draft in drafts]
-        if self._controller and (left := self._left_to_controller(sequences)):
-            rows = self._controller.rows(
-                [chances[i] for i, _ in left], drafted=choice.n_drafting > 0
+            for choice, n in zip(left, rows, strict=True):
+                choice.n_rows = min(n, choice.n_rows)
+        if self._slots.target.needs_equal_rows:
+            self._equal_rows(choices)
+        for choice in choices:
+            choice.draft = choice.draft.clip(choice.n_rows - 1)
+
+    def _join_copies(
+        self, choices: list[Choice], left: list[Choice], policies: list[Policy]
+    ) -> None:
+        """Make one draft of what drafter and text propose, with the chances of its nodes."""
+        for choice in choices:
+            if choice.copies and choice.sequence.policy is None:
+                choice.chances = path_chances(choice.draft)
+        if self._controller and left:
+            found = self._controller.chances(
+                policies, [c.draft for c in left], [c.limit for c in left]
             )
-            for (i, _), width in zip(left, rows, strict=True):
-                widths[i] = width
-        return self._cut(sequences, drafts, widths)
+            for choice, chances in zip(left, found, strict=True):
+                choice.chances = chances
+        for choice in choices:
+            if choice.copies:
+                choice.draft, choice.chances = self._joined(choice)
 
-    def _clip(self, sequences: list[Sequence], drafts: list[Draft], choice: Choice) -> list[Draft]:
-        """Cut drafts that no copies join."""
-        widths = [1 + len(draft) for draft in drafts]
-        left = self._left_to_controller(sequences)
-        if self._controller and choice.n_drafting and left:
-            rows = self._controller.widths(
-                [policy for _, policy in left],
-                [drafts[i] for i, _ in left],
-                [choice.limits[i] for i, _ in left],
-            )
-            for (i, _), width in zip(left, rows, strict=True):
-                widths[i] = width
-        return self._cut(sequences, drafts, widths)
+    def _joined(self, choice: Choice) -> tuple[Draft, list[float]]:
+        """What a drafter and the text propose together, and the falling chances of its nodes."""
+        own, copies, limit = choice.draft, choice.copies, choice.limit
+        copier, shape = choice.sequence.copier, choice.sequence.shape
+        if not own and (self._slots.drafter is not None or shape.n_leaves == 1):
+            return copy_alone(copies)
+        if own and copier:
+            copies = heard(own, copies, copier.chances)
+            copier.heard(copies)
+        n_nodes = min(limit, shape.n_nodes) if shape.n_leaves > 1 else limit
+        return joined(own, choice.chances, copies, n_nodes=n_nodes, n_leaves=shape.n_leaves)
 
-    def _cut(
-        self, sequences: list[Sequence], drafts: list[Draft], widths: list[int]
-    ) -> list[Draft]:
-        """The first nodes of each draft, for so many rows with the anchor."""
-        cut = [draft.clip(width - 1) for draft, width in zip(drafts, widths, strict=True)]
-        if not self._slots.target.needs_equal_rows:
-            return cut
-        # All get as many rows as the widest. Some have more drafts to fill theirs.
-        n_rows = self.least_rows(sequences, cut)
-        return [draft.clip(n - 1) for draft, n in zip(drafts, n_rows, strict=True)]
-
-    def least_rows(self, sequences: list[Sequence], drafts: list[Draft]) -> list[int]:
-        """The least number of new rows that each sequence gets in a pass over these drafts."""
-        target, n = self._slots.target, len(drafts)
-        if not target.needs_equal_rows:
-            return [1] * n
-        again = [target.n_again(sequence.slot.seq) for sequence in sequences]
-        wanted = max(n_again + 1 + len(d) for n_again, d in zip(again, drafts, strict=True))
+    def _equal_rows(self, choices: list[Choice]) -> None:
+        """Give all as many rows as the widest, with those that are decoded again. Some have more
+        drafts to fill theirs."""
+        target, n = self._slots.target, len(choices)
+        again = [target.n_again(choice.sequence.slot.seq) for choice in choices]
+        wanted = max(n_again + c.n_rows for n_again, c in zip(again, choices, strict=True))
         room = min((self._slots.free_cells + sum(again)) // n, target.n_batch // n)
-        return [min(wanted, room) - n_again for n_again in again]
+        for n_again, choice in zip(again, choices, strict=True):
+            choice.n_rows = min(wanted, room) - n_again
+
+    def _left_to_controller(self, choices: list[Choice]) -> tuple[list[Choice], list[Policy]]:
+        """The choices that the controller makes, with the policies of their sequences."""
+        left = [(c, policy) for c in choices if (policy := self._policy(c.sequence))]
+        return [choice for choice, _ in left], [policy for _, policy in left]
+
+    def _policy(self, sequence: Sequence) -> Policy | None:
+        """That of a sequence of width "auto"; None while a drafter that has failed is put aside."""
+        return None if sequence.behind or self._slots.lacks_drafter else sequence.policy
+
+    def n_steps_ahead(self, sequences: list[Sequence]) -> int:
+        """How many plain steps to decode at once, without a delay that a reader would notice."""
+        n = len(sequences)
+        if not all(s.draws_alone for s in sequences):
+            return 1
+        if any(self._slots.target.n_again(s.slot.seq) for s in sequences):
+            return 1
+        left = [s.remaining for s in sequences if s.remaining is not None]
+        by_time = int(_AHEAD_S / self._meter.step_s) + 1
+        most = _MOST_AHEAD if n == self._meter.last_rows else TO_WARM_UP
+        n_steps = min([*left, self._slots.free_cells // n, by_time, most])
+        if self._controller and any(self._policy(s) for s in sequences):
+            # A copy may begin any time, and most do early in an answer or soon after another copy:
+            # so it is missed for no longer than the text has repeated nothing.
+            new = min([self._meter.n_same, *(len(s.tokens) for s in sequences)])
+            n_steps = min(n_steps, self._controller.idle + 1, max(new, TO_WARM_UP))
+        return max(n_steps, 1)
 
     def settle(self, sequences: list[Sequence], *, plain: bool = False) -> None:
         """Let the target decode again what would make the next pass too long; before `plain` steps
@@ -153,163 +269,3 @@ class Widths:
         """Rows of a sequence that are decoded again together with a draft, at most."""
         most: float = self._slots.target.most_again
         return min(most, self._controller.most_again(n_seqs)) if self._controller else most
-
-    def n_steps_ahead(self, sequences: list[Sequence]) -> int:
-        """How many plain steps to decode at once, without a delay that a reader would notice."""
-        n = len(sequences)
-        if not all(s.draws_alone for s in sequences):
-            return 1
-        if any(self._slots.target.n_again(s.slot.seq) for s in sequences):
-            return 1
-        left = [s.remaining for s in sequences if s.remaining is not None]
-        by_time = int(_AHEAD_S / self._meter.step_s) + 1
-        most = _MOST_AHEAD if n == self._meter.last_rows else TO_WARM_UP
-        n_steps = min([*left, self._slots.free_cells // n, by_time, most])
-        if self._controller and self._left_to_controller(sequences):
-            # A copy may begin any time, and most do early in an answer or soon after another copy:
-            # so it is missed for no longer than the text has repeated nothing.
-            new = min([self._meter.n_same, *(len(s.tokens) for s in sequences)])
-            n_steps = min(n_steps, self._controller.idle + 1, max(new, TO_WARM_UP))
-        return max(n_steps, 1)
-
-    def _limits(self, sequences: list[Sequence]) -> list[int]:
-        """The most nodes that each sequence may verify: what can be emitted, and has room."""
-        target = self._slots.target
-        again = sum(target.n_again(s.slot.seq) for s in sequences) if target.most_again else 0
-        if again and len(sequences) == 1 and again > self._most_again(1):
-            return [0]
-        room = min(self._slots.free_cells, target.n_batch - again)
-        free = room - len(sequences)  # the anchors
-        limits = []
-        for sequence in sequences:
-            most = max(min(self.most_nodes(sequence), free), 0)
-            limits.append(sequence.shape.limit(most, sequence.remaining))
-            free -= limits[-1]
-        # What is left is for copies, shared out evenly.
-        widest = target.max_width - 1
-        for i, sequence in enumerate(sequences):
-            if sequence.copier and sequence.policy and limits[i] < widest:
-                most = min(widest, limits[i] + max(free, 0) // (len(sequences) - i))
-                wider = sequence.shape.limit(most, sequence.remaining)
-                free -= wider - limits[i]
-                limits[i] = wider
-        return limits
-
-    def _notice_lost(self, sequences: list[Sequence]) -> None:
-        """A drafter that has failed may have lost some texts."""
-        if self._slots.drafter is None:
-            return
-        for sequence in sequences:
-            if sequence.wants_features and not self._slots.can_draft(sequence.slot):
-                sequence.behind = True
-
-    def _n_drafts(
-        self, sequences: list[Sequence], limits: list[int], left: list[tuple[int, Policy]]
-    ) -> list[int]:
-        """How many tokens to draft for each sequence. `left` are those left to the controller."""
-        n_drafts = [0] * len(sequences)
-        drafter = self._slots.drafter
-        for i, (sequence, limit) in enumerate(zip(sequences, limits, strict=True)):
-            if drafter and limit and not sequence.behind and sequence.request.draft_width != "auto":
-                n_drafts[i] = min(self.most_nodes(sequence), drafter.block_size - 1)
-        if self._controller and left:
-            chosen = self._controller.n_drafts(
-                [policy for _, policy in left],
-                [limits[i] for i, _ in left],
-                len(sequences) - len(left),
-            )
-            for (i, _), n in zip(left, chosen, strict=True):
-                n_drafts[i] = n
-        return n_drafts
-
-    def _copies(
-        self,
-        sequences: list[Sequence],
-        limits: list[int],
-        n_drafts: list[int],
-        left: list[tuple[int, Policy]],
-    ) -> list[list[Copy]]:
-        """What each sequence's text offers. Where nobody drafts, only what may pay."""
-        least = None
-        if self._controller and left and not any(n_drafts) and not self._grows(sequences):
-            least = self._controller.least_copied(len(left))
-        found = [
-            self._finds(sequence, limit, least if sequence.policy else None)
-            for sequence, limit in zip(sequences, limits, strict=True)
-        ]
-        if not any(found):
-            return [[] for _ in sequences]
-        return [self._offers(sequence) for sequence in sequences]
-
-    def _grows(self, sequences: list[Sequence]) -> bool:
-        """Whether copies alone may become a tree, which brings more than the best of them."""
-        return self._slots.drafter is None and any(s.shape.n_leaves > 1 for s in sequences)
-
-    def _copier(self, sequence: Sequence) -> Copier | None:
-        """What finds copies for a sequence now; None while a failed drafter is put aside."""
-        return None if sequence.behind or self._slots.lacks_drafter else sequence.copier
-
-    def _finds(self, sequence: Sequence, limit: int, least: NDArray[np.float64] | None) -> bool:
-        """Whether a sequence's text offers what is worth a look; see `Copier.finds`."""
-        copier, remaining = self._copier(sequence), sequence.remaining
-        if copier is None:
-            return False
-        n = limit if remaining is None else min(limit, remaining - 1)
-        return copier.finds(sequence.request.prompt, sequence.tokens, n, least)
-
-    def _offers(self, sequence: Sequence) -> list[Copy]:
-        """What was found, as far as it may be emitted."""
-        copier = self._copier(sequence)
-        if copier is None:
-            return []
-        try:
-            copies = copier.offers()
-            cut = (copy.clip(sequence.sampler.n_valid(copy.tokens)) for copy in copies)
-            return [copy for copy in cut if len(copy)]
-        except GrammarError:
-            return []  # if the answer itself cannot go on, its draw raises
-
-    def _chances(
-        self, sequences: list[Sequence], drafts: list[Draft], choice: Choice
-    ) -> list[list[float]]:
-        """For each sequence, the falling chances of its drafter's nodes."""
-        chances: list[list[float]] = [[] for _ in sequences]
-        if not any(drafts):
-            return chances
-        for i, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
-            if draft and sequence.policy is None and choice.copies[i]:
-                chances[i] = path_chances(draft)
-        if self._controller and (left := self._left_to_controller(sequences)):
-            found = self._controller.chances(
-                [policy for _, policy in left],
-                [drafts[i] for i, _ in left],
-                [choice.limits[i] for i, _ in left],
-            )
-            for (i, _), curve in zip(left, found, strict=True):
-                chances[i] = curve
-        return chances
-
-    def _joined(
-        self,
-        sequence: Sequence,
-        own: Draft,
-        chances: list[float],
-        copies: list[Copy],
-        limit: int,
-    ) -> tuple[Draft, list[float]]:
-        """What a drafter and the text propose together, and the falling chances of its nodes."""
-        copier, shape = sequence.copier, sequence.shape
-        if not own and (self._slots.drafter is not None or shape.n_leaves == 1):
-            return copy_alone(copies)
-        if own and copier:
-            copies = heard(own, copies, copier.chances)
-            copier.heard(copies)
-        n_nodes = min(limit, shape.n_nodes) if shape.n_leaves > 1 else limit
-        return joined(own, chances, copies, n_nodes=n_nodes, n_leaves=shape.n_leaves)
-
-    def _left_to_controller(self, sequences: list[Sequence]) -> list[tuple[int, Policy]]:
-        """The places of the sequences of width "auto", and their policies; none while a drafter
-        that has failed is put aside."""
-        if self._slots.lacks_drafter:
-            return []
-        return [(i, s.policy) for i, s in enumerate(sequences) if s.policy and not s.behind]

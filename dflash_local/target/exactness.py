@@ -105,17 +105,14 @@ def measure_exactness(target: Target, *, before: Callable[[], None]) -> Exactnes
 def told_of_others(found: Exactness, target: Target, *, exact: bool) -> Exactness:
     """With what holds of other requests in this target's mode. `exact`: requests run one after the
     other, and use nothing of earlier ones but whole batches."""
+    # Whether a row is computed from its own sequence alone.
     own = target.rounds_alone and (exact or target.options.kv_type == "q8_0")
-    return replace(found, others=_of_others(own, exact, found.noise() == 0.0))
-
-
-def _of_others(own: bool, exact: bool, same: bool) -> str:
-    """`own`: a row is computed from its own sequence alone. `same`: at any width it is the same."""
-    if own and same:
-        return "other requests, before it and beside it, change nothing of an answer"
-    if own and exact:
-        return "other requests change nothing of a plain answer, of a drafted one the last bits"
-    return "other requests, before it and beside it, may change the last bits of an answer"
+    others = "other requests, before it and beside it, may change the last bits of an answer"
+    if own and found.noise() == 0.0:  # at any width it is the same
+        others = "other requests, before it and beside it, change nothing of an answer"
+    elif own and exact:
+        others = "other requests change nothing of a plain answer, of a drafted one the last bits"
+    return replace(found, others=others)
 
 
 def _measure(target: Target) -> Exactness:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local.errors import ClosedError, InputError
-from dflash_local.llama.native import TokenDraw
+from dflash_local.llama.native import TargetPass, TokenDraw
 from dflash_local.target.options import TargetOptions
 
 
@@ -20,7 +19,7 @@ class Readout:
     n_embd: int
 
     def __init__(self) -> None:
-        self._pass: Any = None
+        self._pass: TargetPass | None = None
         self._output: list[bool] = []
         self.numbers: Sequence[int] = ()
         """The number in the store of each row of the last batch, or of `decode_ahead`, step by
@@ -29,9 +28,10 @@ class Readout:
         """The number that the next row will get."""
 
     @property
-    def native(self) -> Any:
-        """The `native.TargetPass`, whose store a drafter may read."""
-        self._check_open()
+    def native(self) -> TargetPass:
+        """The passes of its context, whose store a drafter may read. Raises ClosedError."""
+        if self._pass is None:
+            raise ClosedError("this target is closed; load it again")
         return self._pass
 
     def best(self) -> list[int]:
@@ -40,22 +40,17 @@ class Readout:
         -1 if the logits are not finite numbers. Of equal tokens the CPU takes the lowest, a GPU
         always the same one.
         """
-        self._check_open()
-        best: list[int] = self._pass.best
-        return best
+        return self.native.best
 
     def draw(self, how: TokenDraw | None, output_row: int) -> int:
         """Draw a token from an output row of the last pass, as the `native.TokenDraw` says; None
         takes the likeliest. -1 if the logits are not finite numbers, -2 if none is left."""
-        self._check_open()
-        token: int = self._pass.draw(how, output_row)
-        return token
+        return self.native.draw(how, output_row)
 
     @property
     def draw_s(self) -> float:
         """Seconds that all draws took so far."""
-        self._check_open()
-        return float(self._pass.draw_s)
+        return self.native.draw_s
 
     def logits(self, row: int) -> NDArray[np.float32]:
         """Logits of a row of the last batch, float32 [n_vocab], fetched from the device."""
@@ -66,9 +61,7 @@ class Readout:
 
     def output_logits(self, output_row: int) -> NDArray[np.float32]:
         """Logits of an output row of the last pass, float32 [n_vocab]."""
-        self._check_open()
-        logits: NDArray[np.float32] = self._pass.logits(output_row)
-        return logits
+        return self.native.logits(output_row)
 
     def candidates(self, output_row: int, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The k largest logits of an output row of the last batch: ids int32 [k] and logits float32
@@ -78,14 +71,11 @@ class Readout:
         A GPU finds those of all rows at the first call. Raises BackendError for logits that are not
         finite numbers.
         """
-        self._check_open()
-        ids, logits = self._pass.candidates(output_row, k)
-        return ids, logits
+        return self.native.candidates(output_row, k)
 
     def log_sum(self, output_row: int) -> float:
         """log(sum(exp(logits))) of an output row of the last batch."""
-        self._check_open()
-        return float(self._pass.log_sum(output_row))
+        return self.native.log_sum(output_row)
 
     @property
     def n_features(self) -> int:
@@ -95,26 +85,22 @@ class Readout:
     @property
     def n_stored(self) -> int:
         """How many rows of hidden states are kept: the last ones that were decoded."""
-        self._check_open()
-        return int(self._pass.n_stored)
+        return self.native.n_stored
 
     @property
     def first_stored(self) -> int:
         """The number in the store of the first row of the last pass. The other rows follow."""
-        self._check_open()
-        return int(self._pass.first_stored)
+        return self.native.first_stored
 
     @property
     def n_rebuilds(self) -> int:
         """How often llama.cpp has built its graph again: at a new width, or when a cache grew."""
-        self._check_open()
-        return int(self._pass.n_rebuilds)
+        return self.native.n_rebuilds
 
     def stored(self, rows: Sequence[int]) -> NDArray[np.float32]:
         """Context features of rows by their numbers in the store, float32 [n, n_features]."""
         self._check_tapped()
-        features: NDArray[np.float32] = self._pass.hidden_states(rows)
-        return features
+        return self.native.hidden_states(rows)
 
     def hidden_states(self, rows: Iterable[int] | None = None) -> NDArray[np.float32]:
         """Inputs of the tapped layers for rows of the last batch, float32 [n_rows, n_taps, n_embd].
@@ -130,8 +116,7 @@ class Readout:
         return states.reshape(len(wanted), len(self.options.tapped_layers), self.n_embd)
 
     def _check_open(self) -> None:
-        if self._pass is None:
-            raise ClosedError("this target is closed; load it again")
+        _ = self.native
 
     def _check_row(self, row: int) -> None:
         self._check_open()

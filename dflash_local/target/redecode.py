@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dflash_local.target.rollback import Rollback, Rows
+from dflash_local.target.batch import Batch
+from dflash_local.target.rollback import Rollback
 
 # isort: split
 import llama_cpp.llama_cpp as api
@@ -67,21 +68,22 @@ class Redecode(Rollback):
             state.later, state.is_back = [], False
         return state.base, later
 
-    def extend(self, rows: Rows) -> Rows:
-        n_new = Counter(rows.seqs)
-        wanted = Counter(seq for seq, out in zip(rows.seqs, rows.output, strict=True) if out)
-        found = Rows()
+    def extend(self, batch: Batch) -> Batch:
+        n_new = Counter(batch.seq_ids)
+        wanted = Counter(seq for seq, out in zip(batch.seq_ids, batch.output, strict=True) if out)
+        found = Batch()
         self._passing = {}
-        for row, seq in enumerate(rows.seqs):
+        for row, seq in enumerate(batch.seq_ids):
+            # Prompts and single rows are never taken back.
+            is_kept = 1 < n_new[seq] == wanted[seq]
             if seq not in self._passing:
-                # Prompts and single rows are never taken back.
-                is_kept = 1 < n_new[seq] == wanted[seq]
                 later = self._begin(seq, is_kept=is_kept)
-                found.add(seq, self._states[seq].base, later)
+                if later:
+                    found.add(seq, self._states[seq].base, later, outputs="none")
                 self._passing[seq] = list(later) if is_kept else []
-            if 1 < n_new[seq] == wanted[seq]:
-                self._passing[seq].append(rows.tokens[row])
-            found.copy(rows, row)
+            if is_kept:
+                self._passing[seq].append(batch.tokens[row])
+            found.give(batch, row)
         return found
 
     def _begin(self, seq: int, *, is_kept: bool) -> Sequence[int]:

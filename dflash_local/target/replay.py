@@ -8,7 +8,6 @@ rows that are kept are computed once more into the state before it (`native/stat
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from dflash_local.fit.architectures import REPLAY_ARCHITECTURES
 from dflash_local.fit.placement import usable_gpus
@@ -28,20 +27,10 @@ def can_replay(architecture: str, devices: Sequence[Device], n_gpu_layers: int |
     return architecture in REPLAY_ARCHITECTURES and is_tried and bool(native.can_replay())
 
 
-class Replays(Protocol):
-    """What is used of a `native.TargetPass`."""
-
-    @property
-    def can_keep(self) -> bool: ...
-    def keep(self, seq: int, n_kept: int) -> None: ...
-    def start_replay(self) -> None: ...
-    def wait(self) -> None: ...
-
-
 class ReplayRollback(Rollback):
     """All rows of a sequence's last pass but the first can be taken back, if they were few."""
 
-    def __init__(self, n_seq: int, passes: Replays) -> None:
+    def __init__(self, n_seq: int, passes: native.TargetPass) -> None:
         self._passes = passes
         self._lengths = [0] * n_seq
         self._begins = [0] * n_seq

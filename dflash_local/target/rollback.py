@@ -10,38 +10,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-
-@dataclass
-class Rows:
-    """The rows of a pass: row i is `tokens[i]` at `positions[i]` of sequence `seqs[i]`, and its
-    logits are wanted if `output[i]`. `given` are the numbers of those that the caller gave, in
-    their order; the others are decoded again."""
-
-    tokens: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    seqs: list[int] = field(default_factory=list)
-    output: list[bool] = field(default_factory=list)
-    given: list[int] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def add(self, seq: int, begin: int, tokens: Sequence[int]) -> None:
-        """Add rows of a sequence, from position `begin` on, that are decoded again."""
-        self.tokens += tokens
-        self.positions += range(begin, begin + len(tokens))
-        self.seqs += [seq] * len(tokens)
-        self.output += [False] * len(tokens)
-
-    def copy(self, rows: Rows, row: int) -> None:
-        """Add a row that the caller gave."""
-        self.given.append(len(self))
-        self.tokens.append(rows.tokens[row])
-        self.positions.append(rows.positions[row])
-        self.seqs.append(rows.seqs[row])
-        self.output.append(rows.output[row])
+from dflash_local.target.batch import Batch
 
 
 class Rollback:
@@ -64,9 +34,9 @@ class Rollback:
         """These tokens, and the position of the first. The caller decodes them now."""
         return 0, ()
 
-    def extend(self, rows: Rows) -> Rows:
+    def extend(self, batch: Batch) -> Batch:
         """The rows of a pass that is about to begin, with those that are decoded again."""
-        return rows
+        return batch
 
     def begin_pass(self) -> None:
         """A pass of the context begins, and may fail."""

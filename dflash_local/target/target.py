@@ -27,7 +27,6 @@ from dflash_local.target.cells import Cells
 from dflash_local.target.options import TargetOptions
 from dflash_local.target.pass_threads import PassThreads
 from dflash_local.target.readout import Readout
-from dflash_local.target.rollback import Rows
 from dflash_local.target.vocabulary import Vocabulary
 from dflash_local.target.way_back import WayBack, has_states
 from dflash_local.trial.model import ensure_loadable
@@ -181,6 +180,19 @@ class Target(Readout):
         )
         self._way_back.open(self._pass)
         self._rollback = self._way_back.rollback
+        self.keeps_checkpoints = self._way_back.keeps_checkpoints
+        """Whether it has a recurrent state, of a kind whose checkpoints were tried."""
+        self.n_snapshots = self._way_back.n_snapshots
+        """The snapshots of each recurrent state, after the last rows of its sequence's last
+        pass."""
+        self.n_replayed = self._way_back.n_replayed
+        """The most rows of a pass that a recurrent sequence takes back by replay; 0 without it."""
+        self.needs_equal_rows = self._way_back.needs_equal_rows
+        """Whether all sequences of a pass must have the same number of rows."""
+        self.most_again = self._way_back.most_again
+        """The most rows of a sequence that are decoded again in one pass with new ones."""
+        self.max_width = self._way_back.max_width
+        """The most rows of one sequence in a pass of which all but the first can be taken back."""
         self._cells = Cells(
             self._context,
             options.n_seq,
@@ -231,37 +243,6 @@ class Target(Readout):
         self._check_open()
         return self._context
 
-    @property
-    def keeps_checkpoints(self) -> bool:
-        """Whether it has such a state, of a kind whose checkpoints were tried."""
-        return self._way_back.keeps_checkpoints
-
-    @property
-    def n_snapshots(self) -> int:
-        """The snapshots of each recurrent state, after the last rows of its sequence's last
-        pass."""
-        return self._way_back.n_snapshots
-
-    @property
-    def n_replayed(self) -> int:
-        """The most rows of a pass that a recurrent sequence takes back by replay; 0 without it."""
-        return self._way_back.n_replayed
-
-    @property
-    def needs_equal_rows(self) -> bool:
-        """Whether all sequences of a pass must have the same number of rows."""
-        return self._way_back.needs_equal_rows
-
-    @property
-    def most_again(self) -> int:
-        """The most rows of a sequence that are decoded again in one pass with new ones."""
-        return self._way_back.most_again
-
-    @property
-    def max_width(self) -> int:
-        """The most rows of one sequence in a pass of which all but the first can be taken back."""
-        return self._way_back.max_width
-
     def n_again(self, seq: int) -> int:
         """How many rows the next pass over a sequence decodes again, before its new ones."""
         return self._way_back.n_again(seq)
@@ -274,8 +255,8 @@ class Target(Readout):
         """Decode now what the next passes over these sequences would decode again, in passes of its
         own. The logits of the last batch are lost. Raises as `decode`."""
         self._check_open()
-        for rows in self._way_back.alone(seqs):
-            self._pass_of(rows)
+        for batch in self._way_back.alone(seqs):
+            self._pass_of(batch)
 
     @property
     def chat_template(self) -> str | None:
@@ -297,14 +278,13 @@ class Target(Readout):
         BackendError if llama.cpp fails: the sequences of the batch should then be cleared.
         """
         self._check_size(len(tokens))
-        self._pass_of(Rows(_list(tokens), _list(positions), _list(seq_ids), _list(output)))
+        self._pass_of(Batch(_list(tokens), _list(positions), _list(seq_ids), _list(output)))
 
     def run(self, batch: Batch) -> None:
         """`decode` for a batch whose parts may be draft trees, after which `keep` must follow."""
         self._check_size(len(batch))
         self._cells.tidy()
-        ids = self._cells.place(batch)
-        self._pass_of(Rows(batch.tokens, batch.positions, batch.seq_ids, batch.output), ids)
+        self._pass_of(batch, self._cells.place(batch))
 
     def keep(self, part: Part, path: Sequence[int]) -> bool:
         """Keep only those rows of a part of the last batch that are in `path`.
@@ -315,24 +295,23 @@ class Target(Readout):
         self._check_open()
         return self._cells.keep(part, path)
 
-    def _pass_of(self, given: Rows, ids: Sequence[Sequence[int]] = ()) -> None:
+    def _pass_of(self, given: Batch, ids: Sequence[Sequence[int]] = ()) -> None:
         for again in self._way_back.before(given):
             self._pass_of(again)
         self._output, self.numbers = [], ()
-        rows = self._rollback.extend(given)
-        n = len(rows)
+        batch = self._rollback.extend(given)
+        n, seqs = len(batch), batch.seq_ids
         self._cells.before_pass(n)
-        self._pass_threads.before_pass(n, max(rows.positions) + 1)
+        self._pass_threads.before_pass(n, max(batch.positions) + 1)
         runtime.clear_log()
         self._rollback.begin_pass()
-        self._check_status(
-            self._pass.decode(rows.tokens, rows.positions, rows.seqs, rows.output, ids), n
-        )
-        self._cells.after_pass(rows.seqs)
-        self._rollback.end_pass(rows.seqs, rows.positions)
+        status = self.native.decode(batch.tokens, batch.positions, seqs, batch.output, ids)
+        self._check_status(status, n)
+        self._cells.after_pass(seqs)
+        self._rollback.end_pass(seqs, batch.positions)
         self._output = given.output
         first = self.first_stored
-        self.numbers = [first + row for row in rows.given] or range(first, first + n)
+        self.numbers = [first + row for row in batch.given] or range(first, first + n)
         self.n_decoded = first + n
 
     def decode_ahead(
@@ -350,19 +329,22 @@ class Target(Readout):
         empty, all take the likeliest token.
 
         Returns what is drawn, [steps][sequences]. There are fewer steps if a sequence has come to
-        an end of text, or to what is no token. Raises as `decode`.
+        an end of text, or to what is no token, and only one if rows are decoded again with it.
+        Raises as `decode`.
         """
         self._check_open()
-        draws = draws or [None] * len(tokens)
-        if any(map(self.n_again, seq_ids)):
-            return self._again_and_ahead(tokens, positions, seq_ids, n_steps, draws, given)
         n = len(tokens)
+        draws = draws or [None] * n
+        if any(map(self.n_again, seq_ids)):
+            self.decode(tokens, positions, seq_ids, [True] * n)
+            drawn = [self.draw(how, i) for i, how in enumerate(draws)]
+            return [[given[i] if given and token >= 0 else token for i, token in enumerate(drawn)]]
         self._output, self.numbers = [], ()
         self._cells.before_pass(n * n_steps)
         self._pass_threads.before_pass(n, max(positions) + n_steps)
         runtime.clear_log()
         self._rollback.begin_pass()
-        status, found = self._pass.decode_ahead(tokens, positions, seq_ids, n_steps, draws, given)
+        status, found = self.native.decode_ahead(tokens, positions, seq_ids, n_steps, draws, given)
         self._cells.after_pass(list(seq_ids) * (len(found) // n))
         self._check_status(status, n)
         more = len(found) // n - 1
@@ -371,30 +353,6 @@ class Target(Readout):
         self.numbers = range(first, first + len(found))
         self.n_decoded = first + len(found)
         return [found[i : i + n] for i in range(0, len(found), n)]
-
-    def _again_and_ahead(
-        self,
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        seq_ids: Sequence[int],
-        n_steps: int,
-        draws: Sequence[native.TokenDraw | None],
-        given: Sequence[int],
-    ) -> list[list[int]]:
-        """`decode_ahead` whose first step also decodes again what is to be."""
-        n = len(tokens)
-        if len(set(map(self.n_again, seq_ids))) > 1:
-            self.settle(seq_ids)
-        self.decode(tokens, positions, seq_ids, [True] * n)
-        drawn = [self.draw(how, i) for i, how in enumerate(draws)]
-        step = [token if token < 0 or not given else given[i] for i, token in enumerate(drawn)]
-        if n_steps == 1 or any(token < 0 or self.vocabulary.ends_text(token) for token in step):
-            return [step]
-        numbers = list(self.numbers)
-        following = [position + 1 for position in positions]
-        steps = self.decode_ahead(step, following, seq_ids, n_steps - 1, draws, given[n:])
-        self.numbers = [*numbers, *self.numbers]
-        return [step, *steps]
 
     def shortest(self, seq: int) -> int:
         """The least length, besides 0, to which `truncate` can cut a sequence now."""

@@ -275,13 +275,7 @@ class Vocabulary:
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """The bytes that `token` adds to a text. Control tokens add nothing or, with `special`,
         their names."""
-        return self._piece(token, self._special if special else self._pieces, special=special)
-
-    def name(self, token: int) -> str:
-        """The text that `tokenize(special=True)` reads as this token, also for control tokens."""
-        return self.piece(token, special=True).decode("utf-8", "replace")
-
-    def _piece(self, token: int, known: dict[int, bytes], *, special: bool) -> bytes:
+        known = self._special if special else self._pieces
         piece = known.get(token)
         if piece is None:
             if not isinstance(token, (int, np.integer)) or not 0 <= token < self.n_tokens:
@@ -299,6 +293,10 @@ class Vocabulary:
                     room = -n
             piece = known[token] = buffer.raw[:n]
         return piece
+
+    def name(self, token: int) -> str:
+        """The text that `tokenize(special=True)` reads as this token, also for control tokens."""
+        return self.piece(token, special=True).decode("utf-8", "replace")
 
     def is_token(self, name: str) -> bool:
         """Whether `name` is the name of a single control or user-defined token."""

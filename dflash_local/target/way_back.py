@@ -10,10 +10,11 @@ from typing import Any
 from dflash_local.fit.architectures import OWN_STATE_ARCHITECTURES, REPLAY_ARCHITECTURES
 from dflash_local.fit.options import MAX_OUTPUT_ROWS
 from dflash_local.llama import native
+from dflash_local.target.batch import Batch
 from dflash_local.target.options import TargetOptions
 from dflash_local.target.redecode import Redecode
 from dflash_local.target.replay import ReplayRollback
-from dflash_local.target.rollback import Rollback, Rows, StateRollback
+from dflash_local.target.rollback import Rollback, StateRollback
 
 # isort: split
 import llama_cpp.llama_cpp as api
@@ -41,7 +42,6 @@ class WayBack:
         architecture = _architecture(model)
         self._is_recurrent = has_states(model)
         self.keeps_checkpoints = self._is_recurrent and architecture not in OWN_STATE_ARCHITECTURES
-        """Whether a sequence has a recurrent state, of a kind whose checkpoints were tried."""
         # 0 as well for an architecture of which llama.cpp keeps none
         self.n_snapshots: int = api.llama_n_rs_seq(context) if self._is_recurrent else 0
         replays = architecture in REPLAY_ARCHITECTURES and not self.n_snapshots
@@ -61,11 +61,10 @@ class WayBack:
         self.most_again = (
             min(MOST_AGAIN, self._n_batch // self._n_seq // 2) if self._redecodes else 0
         )
-        """The most rows of a sequence that are decoded again in one pass with new ones."""
         self.rollback = Rollback()
 
-    def open(self, passes: Any) -> None:
-        """Choose the rollback of a context whose passes are this `native.TargetPass`."""
+    def open(self, passes: native.TargetPass) -> None:
+        """Choose the rollback of a context with these passes."""
         if self.n_replayed:
             self.rollback = ReplayRollback(self._n_seq, passes)
         elif self._redecodes:
@@ -84,7 +83,7 @@ class WayBack:
         """How many rows the next pass over a sequence decodes again, before its new ones."""
         return len(self.rollback.again(seq))
 
-    def alone(self, seqs: Iterable[int]) -> Iterator[Rows]:
+    def alone(self, seqs: Iterable[int]) -> Iterator[Batch]:
         """The rows that the next passes over these sequences would decode again, in passes of their
         own. Each of them must be decoded before the next is asked for."""
         waiting: dict[int, list[int]] = {}
@@ -94,16 +93,16 @@ class WayBack:
         for n, alike in waiting.items():
             most = max(self._n_batch // n, 1)
             for i in range(0, len(alike), most):
-                rows = Rows()
+                batch = Batch()
                 for seq in alike[i : i + most]:
-                    rows.add(seq, *self.rollback.take_again(seq))
-                yield rows
+                    batch.add(seq, *self.rollback.take_again(seq), outputs="none")
+                yield batch
 
-    def before(self, given: Rows) -> Iterator[Rows]:
+    def before(self, given: Batch) -> Iterator[Batch]:
         """What must be decoded again before a pass of these rows, which could not hold it, too."""
         if not self.most_again:
             return
-        n_rows = Counter(given.seqs)
+        n_rows = Counter(given.seq_ids)
         n_again = {seq: self.n_again(seq) for seq in n_rows}
         if not any(n_again.values()):
             return

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import llama_cpp.llama_cpp as api
 import numpy as np
 import pytest
 
@@ -36,6 +37,7 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     "attention sinks": {"sinks": True},
     "values from keys": {"shared_kv": True},
     "causal": {"extra": {"attention.causal": True}},
+    "biases": {"biases": ("q", "k", "v", "output")},
 }
 
 
@@ -64,6 +66,7 @@ def test_the_file_decides_the_family(
     from_anchor = spec.family == "dspark" and options["markov"].sample_from_anchor is not False
     assert spec.n_draft == (8 if from_anchor else 7)
     assert spec.n_vocab_draft == options.get("reduced_vocabulary", 320)
+    assert spec.attention_bias == ("biases" in options)
     drafter.close()
 
 
@@ -93,6 +96,14 @@ def test_a_drafter_of_each_family_loads_and_changes_no_answer(
         assert tail.finish_reason in ("length", "stop")
 
 
+def test_llama_cpp_does_not_load_biases(target: Target, tmp_path: Path) -> None:
+    """As our messages say: should a later version, they are to be changed."""
+    path = write_drafter(tmp_path / "drafter.gguf", target.path, **FAMILIES["biases"])
+    params = api.llama_model_default_params()
+    params.n_gpu_layers = 0
+    assert not api.llama_model_load_from_file(str(path).encode(), params)
+
+
 def test_a_drafter_of_another_target_is_refused(target: Target, tmp_path: Path) -> None:
     other = write_target(tmp_path / "other.gguf", n_vocab=328)
     path = write_drafter(tmp_path / "drafter.gguf", other, markov=Markov())
@@ -112,6 +123,11 @@ def replaced(name: str, change: Callable[[np.ndarray], np.ndarray], kind: Any = 
 
 def without(name: str) -> Change:
     return lambda tensors: tensors.pop(name)
+
+
+def bias(part: str, *shape: int, kind: Any = F32) -> Change:
+    values = np.zeros(shape, np.float16 if kind == F16 else np.float32)
+    return lambda tensors: tensors.update({f"blk.1.{part}.bias": (values, kind)})
 
 
 @pytest.mark.parametrize(
@@ -163,6 +179,11 @@ def without(name: str) -> Change:
             "blk.0.attn_sinks.weight has the shape [3], expected [4]",
         ),
         ("causal", without("blk.0.attn_v.weight"), "blk.0.attn_v.weight is missing"),
+        ("biases", bias("attn_q", 32), "attn_q.bias has the shape [32], expected [64]"),
+        ("biases", bias("attn_k", 64), "attn_k.bias has the shape [64], expected [32]"),
+        ("biases", bias("attn_v", 2, 32), "attn_v.bias has the shape [32, 2], expected [32]"),
+        ("biases", bias("attn_output", 64, kind=F16), "attn_output.bias has the type F16, expect"),
+        ("biases", bias("ffn_up", 128), "does not run (tensors blk.1.ffn_up.bias)"),
     ],
 )
 def test_bad_tensors_are_told(

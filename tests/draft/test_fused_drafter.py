@@ -1,8 +1,10 @@
-"""The native draft graph against the PyTorch reference, on random weights of many shapes."""
+"""The native draft graph against the PyTorch reference and llama.cpp's own context, on random
+weights of many shapes."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,14 @@ from hypothesis import strategies as st
 
 from dflash_local import demo
 from dflash_local.draft.drafter import DraftRequest
+from dflash_local.engine.engine import Engine
 from dflash_local.errors import ClosedError, ContextFullError
 from dflash_local.loading import open_drafter
 from dflash_local.target.target import Target
 from draft_twin import GPU_LAYERS, ROUNDING, Twin, TwinMaker, make_twin
+from drafter_kinds import ALONE, COMMON
+from llama_drafter import LlamaDrafter
+from pair_engine import answer, fused_drafter, open_target, plain_tokens
 from reference import Reference
 
 __all__ = ["make_twin"]
@@ -110,6 +116,54 @@ def test_equals_the_reference(options: dict[str, Any], make_twin: TwinMaker) -> 
         twin.draft({0: n_rows})
     twin.reference.copy(0, 1, twin.reference.length(0) - 1)
     twin.assert_not(0, twin.reference.draft(1, anchor=11))
+
+
+ALIKE = COMMON | ALONE
+
+
+@pytest.mark.one_in(16)
+@pytest.mark.parametrize("options", ALIKE.values(), ids=ALIKE.keys())
+def test_equals_llama_cpp(options: Mapping[str, Any], make_twin: TwinMaker) -> None:
+    """Which computes the same, in another order only."""
+    twin = make_twin(n_ctx=256, top_k=1, **options)
+    ours = twin.native
+    theirs = LlamaDrafter(ours.path, ours._target, n_seq=1, n_ctx=256)
+    assert ours.block_size == theirs.block_size
+    for n_rows in (33, 7):
+        rows = twin.features(n_rows)
+        for drafter in (ours, theirs):
+            drafter.inject(0, rows)
+    n = ours.block_size - 1
+    for anchor, n_rows in ((5, 0), (7, 4), (9, 6)):
+        request = DraftRequest(0, anchor, twin.features(n_rows), n)
+        (our,), (their,) = ours.draft([request]), theirs.draft([request])
+        assert len(our) == len(their) == n
+        assert our.candidates is not None and their.candidates is not None
+        assert np.abs(our.candidates.logprobs - their.candidates.logprobs).max() < 1e-4
+        assert (our.candidates.ids != their.candidates.ids).mean() < 0.1
+        assert theirs.length(0) == ours.length(0)
+    theirs.close()
+
+
+@pytest.mark.slow
+def test_the_shipped_pair_answers_as_without_and_accepts_as_in_llama_cpp() -> None:
+    prompts = demo.prompts()
+    prompts = prompts["chat"][:3] + prompts["code"][:3]
+    path = demo.pair()[1]
+    with open_target() as target:
+        tokens = [target.vocabulary.tokenize(prompt) for prompt in prompts]
+        plain = [plain_tokens(target, prompt, 96) for prompt in tokens]
+        accepted = []
+        for drafter in (fused_drafter(target), LlamaDrafter(path, target, n_seq=1, n_ctx=512)):
+            engine = Engine(target, drafter)
+            answers = [answer(engine, prompt, 16, 96) for prompt in tokens]
+            assert [a.tokens for a in answers] == plain
+            stats = [a.stats for a in answers]
+            accepted.append(sum(s.emitted for s in stats) / sum(s.rounds for s in stats))
+            engine.slots.forget_all()
+            drafter.close()
+    assert accepted[0] > 2.8
+    assert accepted[1] == pytest.approx(accepted[0], rel=0.02)
 
 
 def test_what_a_scale_a_cap_and_biases_change_is_seen(make_twin: TwinMaker) -> None:

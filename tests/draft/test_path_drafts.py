@@ -23,7 +23,7 @@ from dflash_local.target.target import Target
 from drafter_kinds import ALONE, CAPPED, DFLASH2, DSPARK
 from gap_rule import first_difference
 from gguf_files import Tensor, changed, spoil
-from llama_drafter import open_llama_drafter
+from llama_drafter import LlamaDrafter
 from reference import Reference
 from synthetic import Markov, Selector, write_drafter, write_target
 
@@ -97,7 +97,7 @@ def test_the_path_is_that_of_llama_cpp(
     """Of two sequences in one graph; without the confidence, which llama.cpp does not look at."""
     path = write_drafter(tmp_path / "drafter.gguf", target.path, **_without_confidence(options))
     ours = opened(path, target, for_trees=for_trees, n_seq=3)
-    theirs = open_llama_drafter(path, target, n_seq=3, n_ctx=256, n_threads=1)
+    theirs = LlamaDrafter(path, target, n_seq=3, n_ctx=256)
     assert ours.block_size == theirs.block_size
     rows = features(60, ours)
     for drafter in (ours, theirs):
@@ -256,7 +256,7 @@ def test_heads_of_every_type(family: str, quant: str, n_vocab: int, tmp_path: Pa
     )
     with Target.load(path, n_ctx=128, n_threads=1, tapped_layers=(1,)) as target:
         drafter = opened(file, target, for_trees=True)
-        theirs = open_llama_drafter(file, target, n_seq=1, n_ctx=128, n_threads=1)
+        theirs = LlamaDrafter(file, target, n_seq=1, n_ctx=128)
         rows = features(20, drafter)
         ours, other = propose(drafter, 5, rows), propose(theirs, 5, rows)
         candidates, steps = known(ours)

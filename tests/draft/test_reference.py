@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import gguf
 import llama_cpp.llama_cpp as api
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ from numpy.typing import NDArray
 
 from dflash_local import demo
 from dflash_local.target.target import Target
+from gguf_files import Tensor, changed, dequantised
 from reference import Reference
-from synthetic import dequantize_gguf, write_drafter, write_target
+from synthetic import write_drafter, write_target
 
 torch.set_num_threads(1)  # the products are small
 
@@ -204,7 +206,7 @@ def test_every_option_changes_the_draft(target: Path, tmp_path: Path) -> None:
 
 def test_a_dequantised_file_drafts_the_same(target: Path, tmp_path: Path) -> None:
     small = write_drafter(tmp_path / "small.gguf", target, quant="Q8_0")
-    plain = dequantize_gguf(small, tmp_path / "plain.gguf")
+    plain = dequantised(small, tmp_path / "plain.gguf")
     assert plain.stat().st_size > 2 * small.stat().st_size
     ours, theirs = Reference(small, target), LlamaCppDrafter(plain, target)
     try:
@@ -216,21 +218,27 @@ def test_a_dequantised_file_drafts_the_same(target: Path, tmp_path: Path) -> Non
         theirs.close()
 
 
-def test_sequences_are_truncated_and_copied(target: Path, tmp_path: Path) -> None:
-    reference = Reference(write_drafter(tmp_path / "drafter.gguf", target), target)
-    features = random_features(30, reference)
-    reference.inject(0, features)
-    reference.inject(1, features[:12])
-    expected = reference.draft(1, anchor=9)
-    assert not torch.equal(reference.draft(0, anchor=9), expected)
-    reference.copy(0, 2, 12)
-    reference.truncate(0, 12)
-    for seq in (0, 2):
-        assert reference.length(seq) == 12
-        assert (reference.draft(seq, anchor=9) - expected).abs().max() < 1e-4
-    reference.clear(1)
-    assert (reference.length(1), reference.length(0)) == (0, 12)
-    assert reference.draft(1, anchor=9).shape == expected.shape
+def test_a_bias_of_the_values_is_one_of_the_output(target: Path, tmp_path: Path) -> None:
+    """Attention's weights sum to one, so it passes through the output projection as it is.
+
+    Were it left out of injected rows or of the block, it would not.
+    """
+    path = write_drafter(tmp_path / "values.gguf", target, biases=("v",))
+
+    def move(tensors: dict[str, Tensor]) -> None:
+        for block in ("blk.0.", "blk.1."):
+            values, _ = tensors.pop(block + "attn_v.bias")
+            heads = values.reshape(2, 16).repeat(2, axis=0).ravel()  # 4 heads share 2
+            bias = tensors[block + "attn_output.weight"][0] @ heads
+            tensors[block + "attn_output.bias"] = (bias, gguf.GGMLQuantizationType.F32)
+
+    moved = changed(path, tmp_path / "output.gguf", tensors=move)
+    drafts = []
+    for file in (path, moved):
+        reference = Reference(file, target, dtype=torch.float64)
+        reference.inject(0, random_features(30, reference))
+        drafts.append(reference.draft(0, anchor=5))
+    assert (drafts[0] - drafts[1]).abs().max() < 1e-4
 
 
 @pytest.mark.slow

@@ -8,11 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_local.draft.draft import ANCHOR, Draft
+from dflash_local.draft.draft import ANCHOR, Candidates, Draft
 from dflash_local.draft.shape import Chain, Tree, allowed, checked_shape
 from dflash_local.errors import InputError
 
 N_VOCAB = 4
+
+
+def as_they_are(candidates: Candidates) -> Candidates:
+    return candidates
 
 
 @st.composite
@@ -29,7 +33,7 @@ def texts(draft: Draft) -> list[tuple[int, ...]]:
 @settings(deadline=None)
 @given(drafts(), st.integers(0, 14), st.integers(0, 6), st.integers(1, 6))
 def test_a_tree_is_cut_to_its_bounds(draft: Draft, nodes: int, depth: int, leaves: int) -> None:
-    tree = Tree(nodes, leaves + 1).cut(draft, N_VOCAB, nodes, depth + 1)
+    tree = Tree(nodes, leaves + 1).cut(draft, N_VOCAB, nodes, depth + 1, as_they_are)
     found = texts(tree)
     assert len(tree) <= nodes
     assert len(tree.leaves) <= leaves
@@ -43,8 +47,8 @@ def test_a_tree_is_cut_to_its_bounds(draft: Draft, nodes: int, depth: int, leave
 @given(drafts())
 def test_what_is_within_its_bounds_is_left_as_it_is(draft: Draft) -> None:
     shape = Tree(14, 15)
-    once = shape.cut(draft, N_VOCAB, 14, None)
-    again = shape.cut(once, N_VOCAB, 14, None)
+    once = shape.cut(draft, N_VOCAB, 14, None, as_they_are)
+    again = shape.cut(once, N_VOCAB, 14, None, as_they_are)
     assert (again.tokens, again.parents) == (once.tokens, once.parents)
 
 
@@ -63,9 +67,11 @@ def test_what_is_refused_goes_with_all_that_follows_it(draft: Draft, refused: in
 
 
 def test_a_chain_is_expected_where_nothing_forks() -> None:
-    assert Chain(15).cut(Draft.chain([1, 2, N_VOCAB, 3]), N_VOCAB, 15, None).tokens == [1, 2]
+    assert Chain(15).cut(
+        Draft.chain([1, 2, N_VOCAB, 3]), N_VOCAB, 15, None, as_they_are
+    ).tokens == [1, 2]
     with pytest.raises(InputError, match="verifies chains"):
-        Chain(15).cut(Draft([1, 2], [ANCHOR, ANCHOR]), N_VOCAB, 15, None)
+        Chain(15).cut(Draft([1, 2], [ANCHOR, ANCHOR]), N_VOCAB, 15, None, as_they_are)
 
 
 def test_a_shape_has_a_name() -> None:

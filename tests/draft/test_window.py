@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_local import demo, load
-from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.draft.shape import DraftShape
@@ -21,12 +19,8 @@ from dflash_local.fit.footprint import Footprint
 from dflash_local.fit.options import LoadOptions
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
-from dflash_local.loading import open_drafter
-from dflash_local.target.target import Target
 from draft_twin import Twin, TwinMaker, make_twin
-from llama_drafter import open_llama_drafter
 from shapes import exact_model, of_both_shapes
-from synthetic import Selector, write_drafter, write_target
 
 __all__ = ["make_twin"]
 
@@ -284,73 +278,3 @@ def test_answers_are_those_without_a_window(
 def test_no_window_is_no_number(window: Any) -> None:
     with pytest.raises(InputError, match="draft_window is"):
         load(*demo.pair(), draft_window=window, quiet=True)
-
-
-# llama.cpp's own context
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    path = write_target(tmp_path_factory.mktemp("target") / "target.gguf", n_layer=5)
-    with Target.load(path, n_ctx=512, n_threads=1, n_seq=3, tapped_layers=(1,)) as loaded:
-        yield loaded
-
-
-@pytest.mark.parametrize("options", [{}, {"sliding_window": 16, "pattern": (True, False)}])
-def test_llama_cpp_drafts_as_the_draft_graph_does(
-    options: dict[str, Any], target: Target, tmp_path: Path
-) -> None:
-    path = write_drafter(tmp_path / "drafter.gguf", target.path, **options)
-    sizes: dict[str, Any] = {"n_seq": 3, "n_ctx": 2000, "draft_window": 40, "n_threads": 1}
-    ours = open_drafter(path, target, **sizes)
-    theirs = open_llama_drafter(path, target, **sizes)
-    assert theirs.draft_window == 40
-    random = np.random.default_rng(4)
-
-    def rows(n: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-        return random.standard_normal((n, theirs.n_features), dtype=np.float32)
-
-    for seq, n in ((0, 700), (1, 30), (2, 41), (0, 900)):
-        features = rows(n)
-        ours.inject(seq, features)
-        theirs.inject(seq, features)
-    for new in ((1, 3, 0), (200, 0, 8), (5, 5, 300), (0, 0, 0)):
-        requests = [DraftRequest(seq, 7, rows(n), 7) for seq, n in enumerate(new)]
-        both = zip(ours.draft(requests), theirs.draft(requests), strict=True)
-        for seq, (our, their) in enumerate(both):
-            assert ours.length(seq) == theirs.length(seq)
-            assert our.candidates is not None and their.candidates is not None
-            apart = np.abs(our.candidates.logprobs - their.candidates.logprobs)
-            assert apart.max() < 0.02
-    for drafter in (ours, theirs):
-        drafter.copy(0, 1, drafter.length(0))
-        drafter.truncate(0, 0)
-    features = rows(50)
-    requests = [DraftRequest(0, 7, features, 7), DraftRequest(1, 7, features[:2], 7)]
-    for our, their in zip(ours.draft(requests), theirs.draft(requests), strict=True):
-        assert our.candidates is not None and their.candidates is not None
-        assert np.abs(our.candidates.logprobs - their.candidates.logprobs).max() < 0.02
-
-
-def test_llama_cpp_rolls_back_to_what_it_keeps_or_to_nothing(
-    target: Target, tmp_path: Path
-) -> None:
-    path = write_drafter(tmp_path / "drafter.gguf", target.path, selector=Selector())
-    sizes: dict[str, Any] = {"n_seq": 2, "n_ctx": 4000, "draft_window": 32, "n_threads": 1}
-    drafter = open_llama_drafter(path, target, **sizes)
-    random = np.random.default_rng(4)
-    features = random.standard_normal((1000, drafter.n_features), dtype=np.float32)
-    request = DraftRequest(0, 7, features[:0], 7)
-    for length in (1000, 990, 500, 0):
-        drafter.inject(0, features[drafter.length(0) :])
-        whole = drafter.draft([request])
-        drafter.truncate(0, length)
-        assert len(drafter.draft([request])[0]) == 7 and drafter.length(0) == length
-        drafter.inject(0, features[length:])
-        # The same rows in other cells.
-        assert_close(drafter.draft([request])[0], whole[0])
-
-
-def assert_close(one: Draft, other: Draft) -> None:
-    assert one.tokens == other.tokens
-    assert one.logprobs == pytest.approx(other.logprobs, abs=0.03)

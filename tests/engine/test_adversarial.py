@@ -124,7 +124,7 @@ def test_always_wrong_is_plain_decoding(known: Known, width: int) -> None:
     assert stats.accepted_lengths == {1: N - 1}
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("k", [1, 3, 7, 14])
 def test_right_for_so_many_tokens(known: Known, k: int) -> None:
     stats = known.check(ScriptedDrafter(right_for(known.text, lambda: k, known.target.n_vocab)))
@@ -135,6 +135,7 @@ def test_right_for_so_many_tokens(known: Known, k: int) -> None:
     )
 
 
+@pytest.mark.one_in(2)
 def test_right_for_another_number_each_round(known: Known) -> None:
     rounds = count()
     script = right_for(known.text, lambda: next(rounds) * 7 % 16, known.target.n_vocab)
@@ -191,24 +192,28 @@ def test_ids_outside_the_vocabulary(known: Known, invalid: int | None, at: int) 
     assert max(stats.accepted_lengths) == at + 1
 
 
+@pytest.mark.one_in(2)
 def test_empty_drafts(known: Known) -> None:
     stats = known.check(ScriptedDrafter(lambda *_: Draft.chain([])))
     assert stats.drafted == 0
     assert stats.rounds == N - 1
 
 
+@pytest.mark.one_in(2)
 def test_more_tokens_than_asked_for(known: Known) -> None:
     know = oracle(known.text)
     stats = known.check(ScriptedDrafter(lambda at, anchor, n: know(at, anchor, 3 * n + 5)), width=8)
     assert max(stats.accepted_lengths) == 8
 
 
+@pytest.mark.one_in(2)
 def test_fewer_tokens_than_asked_for(known: Known) -> None:
     know = oracle(known.text)
     stats = known.check(ScriptedDrafter(lambda at, anchor, n: know(at, anchor, min(n, 2))))
     assert max(stats.accepted_lengths) == 3
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("logprob", [math.nan, math.inf, -math.inf])
 def test_log_probabilities_that_are_no_numbers(known: Known, logprob: float) -> None:
     know = oracle(known.text)
@@ -220,6 +225,7 @@ def test_log_probabilities_that_are_no_numbers(known: Known, logprob: float) -> 
     assert max(known.check(ScriptedDrafter(script)).accepted_lengths) == 16
 
 
+@pytest.mark.one_in(2)
 def test_a_tree_is_refused_and_the_engine_goes_on(known: Known) -> None:
     """Where chains are asked for, in a context that could fork, too."""
     tree = Draft([1, 2, 3], [ANCHOR, ANCHOR, 0])
@@ -331,6 +337,7 @@ def test_a_drafter_that_is_back_is_not_asked_for_texts_that_it_has_lost(
         assert second.stats.warning is None
 
 
+@pytest.mark.one_in(2)
 def test_a_drafter_that_cannot_even_forget_leaves_the_engine_usable(known: Known) -> None:
     drafter = FaultyDrafter(oracle(known.text), "truncate", 1)
     engine = Engine(known.target, drafter)
@@ -358,6 +365,7 @@ def test_a_drafter_that_miscounts_is_found_out(known: Known) -> None:
         engine.slots.forget_all()
 
 
+@pytest.mark.one_in(2)
 def test_what_fails_in_the_target_beside_a_draft_is_not_the_drafter_s_fault(
     known: Known, monkeypatch: pytest.MonkeyPatch
 ) -> None:

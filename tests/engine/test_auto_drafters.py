@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from add_up import N_NODES, add_up
-from adversarial import ScriptedDrafter, always_wrong, oracle, right_for
+from adversarial import Script, ScriptedDrafter, oracle, right_for
 from dflash_local import demo
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import DraftShape
@@ -71,81 +71,82 @@ def known(target: Target, request: pytest.FixtureRequest) -> Known:
     return Known(target, prompt, **(SEEDED if request.param == "seeded" else {}))
 
 
-@pytest.mark.one_in(8)
-@pytest.mark.parametrize("decider", DECIDERS)
-def test_always_right(known: Known, decider: str) -> None:
-    stats = known.check(ScriptedDrafter(oracle(known.text)), decider).stats
-    assert stats.accepted == stats.drafted
-    if decider == "cheap":  # at full width nearly from the start
-        assert stats.rounds < N / 8
+Scripting = Callable[[Known], Script]
 
 
-@pytest.mark.one_in(8)
-@pytest.mark.parametrize("decider", DECIDERS)
-def test_always_wrong(known: Known, decider: str) -> None:
-    drafter = ScriptedDrafter(always_wrong(known.text, known.target.n_vocab))
-    stats = known.check(drafter, decider).stats
-    assert stats.accepted == 0
-    if decider not in ("cheap", "by lot"):  # it is sure of each draft, and found out
-        assert stats.widths[1] > N / 2
+def right_for_so_many(n: Callable[[], int]) -> Scripting:
+    return lambda known: right_for(known.text, n, known.target.n_vocab)
 
 
-@pytest.mark.one_in(15)
-@pytest.mark.parametrize("k", [1, 3, 7])
-@pytest.mark.parametrize("decider", ["cheap", "by the row", "even", "by lot"])
-def test_right_for_so_many_tokens(known: Known, decider: str, k: int) -> None:
-    drafter = ScriptedDrafter(right_for(known.text, lambda: k, known.target.n_vocab))
-    stats = known.check(drafter, decider).stats
-    assert max(stats.accepted_lengths) <= k + 1
+def right_but(change: Callable[[list[int]], Draft]) -> Scripting:
+    """What is right, changed."""
+
+    def scripted(known: Known) -> Script:
+        know = oracle(known.text)
+        return lambda at, anchor, n: change(know(at, anchor, n).tokens)
+
+    return scripted
 
 
-@pytest.mark.one_in(5)
-@pytest.mark.parametrize("decider", ["cheap", "by the row", "even", "probing", "by lot"])
-def test_right_for_another_number_each_round(known: Known, decider: str) -> None:
-    made = count()
-    script = right_for(known.text, lambda: next(made) * 7 % 16, known.target.n_vocab)
-    known.check(ScriptedDrafter(script), decider)
+def with_at(bad: int, at: int) -> Callable[[list[int]], Draft]:
+    """Such a draft ends before the bad token."""
+    return lambda tokens: Draft.chain([bad if i == at else t for i, t in enumerate(tokens)])
 
 
-@pytest.mark.one_in(5)
-@pytest.mark.parametrize("decider", ["cheap", "by lot"])
-@pytest.mark.parametrize("logprob", [math.nan, math.inf, -math.inf, 5.0, -1e30])
-def test_log_probabilities_that_are_none(known: Known, decider: str, logprob: float) -> None:
-    know = oracle(known.text)
-
-    def script(anchor_at: int, anchor: int, n: int) -> Draft:
-        tokens = know(anchor_at, anchor, n).tokens
-        return Draft.chain(tokens, [logprob] * len(tokens))
-
-    known.check(ScriptedDrafter(script), decider)
+def with_logprobs(logprob: float) -> Callable[[list[int]], Draft]:
+    return lambda tokens: Draft.chain(tokens, [logprob] * len(tokens))
 
 
-@pytest.mark.one_in(16)
-@pytest.mark.parametrize("decider", ["cheap", "by lot"])
-@pytest.mark.parametrize("invalid", [-1, 2**31 - 1], ids=str)
-@pytest.mark.parametrize("at", [0, 3])
-def test_ids_outside_the_vocabulary(known: Known, decider: str, invalid: int, at: int) -> None:
-    """Such a draft ends before them."""
-    know = oracle(known.text)
+def of_length(length: Callable[[int], int]) -> Scripting:
+    """Not as long as it was asked for."""
 
-    def script(anchor_at: int, anchor: int, n: int) -> Draft:
-        tokens = know(anchor_at, anchor, n).tokens
-        return Draft.chain([invalid if i == at else token for i, token in enumerate(tokens)])
+    def scripted(known: Known) -> Script:
+        know = oracle(known.text)
+        return lambda at, anchor, n: know(at, anchor, length(n))
 
-    stats = known.check(ScriptedDrafter(script), decider).stats
-    assert max(stats.accepted_lengths) <= at + 1
+    return scripted
 
 
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("decider", ["cheap", "by lot"])
-def test_drafts_of_other_lengths_than_asked_for(known: Known, decider: str) -> None:
-    know = oracle(known.text)
-    for length in (lambda n: 0, lambda n: 2, lambda n: 3 * n + 5):
+made = count()
+SCRIPTS: dict[str, tuple[Scripting, int]] = {
+    "right": (lambda known: oracle(known.text), 16),
+    "wrong": (right_for_so_many(lambda: 0), 1),
+    "right for 1": (right_for_so_many(lambda: 1), 2),
+    "right for 3": (right_for_so_many(lambda: 3), 4),
+    "right for another number each round": (right_for_so_many(lambda: next(made) * 7 % 16), 16),
+    **{
+        f"log-probabilities of {logprob}": (right_but(with_logprobs(logprob)), 16)
+        for logprob in (math.nan, math.inf, -math.inf, 5.0, -1e30)
+    },
+    **{
+        f"{bad} at {at}": (right_but(with_at(bad, at)), at + 1)
+        for bad in (-1, 2**31 - 1)
+        for at in (0, 3)
+    },
+    "nothing": (of_length(lambda n: 0), 1),
+    "two tokens": (of_length(lambda n: 2), 3),
+    "too many": (of_length(lambda n: 3 * n + 5), 16),
+}
+"""What is drafted, and how many tokens a round emits at most by it."""
+CASES = [
+    (name, decider)
+    for name in SCRIPTS
+    for decider in (DECIDERS if name in ("right", "wrong") else ["cheap", "even", "by lot"])
+]
 
-        def script(at: int, anchor: int, n: int, length: Any = length) -> Draft:
-            return know(at, anchor, length(n))
 
-        known.check(ScriptedDrafter(script), decider)
+@pytest.mark.one_in(9)
+@pytest.mark.parametrize(("name", "decider"), CASES)
+def test_whatever_is_drafted(known: Known, name: str, decider: str) -> None:
+    script, most = SCRIPTS[name]
+    stats = known.check(ScriptedDrafter(script(known)), decider).stats
+    assert max(stats.accepted_lengths) <= most
+    if name == "right":
+        assert stats.accepted == stats.drafted
+        if decider == "cheap":  # at full width nearly from the start
+            assert stats.rounds < N / 8
+    if name == "wrong" and decider not in ("cheap", "by lot"):
+        assert stats.widths[1] > N / 2  # it is sure of each draft, and found out
 
 
 @pytest.mark.one_in(24)

@@ -196,14 +196,6 @@ def test_trees_chains_and_plain_ones_join_and_leave(bench: Bench) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", ["chain"], indirect=True)
-def test_by_lot_again_and_again(bench: Bench) -> None:
-    for seed in range(2):
-        engine = bench.engine(Fickle(seed, resigns=0.1))
-        play(bench, engine, [((3 * seed + i) % 6, "auto", N - i, 2 * i) for i in range(7)])
-
-
-@pytest.mark.slow
 @of_both_shapes("decider", ["cheap", "even", "hopeless", "by lot"], LOT)
 def test_one_that_is_cancelled_leaves_the_others_alone(bench: Bench, decider: str) -> None:
     engine = bench.engine(decider)

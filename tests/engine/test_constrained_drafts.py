@@ -70,7 +70,7 @@ def test_drafted_answers_are_the_plain_ones(
         model.forget()
         plain = model.generate(prompt, draft_width=0, **options)
         assert plain.stats.drafted == 0
-        for width in (2, 5, 16) if shape == "chain" else (16,):
+        for width in (2, 16) if shape == "chain" else (16,):
             model.forget()
             drafted = model.generate(prompt, draft_width=width, **options)
             assert_equal(drafted, plain)
@@ -130,9 +130,8 @@ def test_drafters_good_and_bad(
     assert right.drafted - right.accepted in (0, 1)
     wrong = known.check(always_wrong(known.text, n_vocab))
     assert wrong.accepted == 0
-    for k in (1, 3, 7) if shape == "chain" else (3,):
-        partly = known.check(right_for(known.text, lambda k=k: k, n_vocab))
-        assert max(partly.accepted_lengths) <= k + 1
+    partly = known.check(right_for(known.text, lambda: 3, n_vocab))
+    assert max(partly.accepted_lengths) <= 4
 
 
 @pytest.mark.one_in(2)
@@ -140,7 +139,7 @@ def test_what_the_grammar_forbids_is_not_proposed(target: Target, shape: DraftSh
     """Neither a letter where digits are due, nor the end of a text that may not end."""
     vocabulary = target.vocabulary
     letter = vocabulary.tokenize("a")[-1]
-    for params in ({"lark": "start: /[0-9]{30}/"}, {"grammar": "root ::= [0-9]{30}"}):
+    for params in ({"lark": "start: /[0-9]{18}/"}, {"grammar": "root ::= [0-9]{18}"}):
         known = Known(target, shape, **params)
         know = oracle(known.text)
         end = known.tokens[-1]

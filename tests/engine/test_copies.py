@@ -27,7 +27,7 @@ from pair_engine import answer, consistent, fused_drafter, open_target, request
 from sampling_ways import JSON_LIST, WAYS
 from shapes import exact_target
 
-N = 40
+N = 28
 MOST = 63
 
 alphabets = st.lists(st.integers(300, 900), min_size=1, max_size=4, unique=True)

@@ -265,21 +265,20 @@ def test_one_that_fails_leaves_the_others_alone(engine: Engine) -> None:
 @pytest.mark.one_in(2)
 def test_suspended_and_resumed_as_if_nothing_had_been(engine: Engine) -> None:
     """Alone, so to the bit: with its caches, and without."""
-    prompt = text(engine, 40)
-    for options in ({}, {"temperature": 0.8, "seed": 3}):
-        expected = answer(engine, prompt, 16, N, **options).tokens
-        for forgets in (False, True):
-            sequence = begin(engine, prompt, 16, N, **options)
-            for _ in range(4):
-                engine.step([sequence])
-            engine.suspend(sequence)
-            assert not sequence.slot.busy
-            if forgets:
-                engine.slots.forget_all()
-                answer(engine, text(engine, 60)[20:], 16, 4)
-            engine.resume(sequence)
-            engine.run([sequence])
-            assert sequence.tokens == expected
+    prompt, options = text(engine, 40), {"temperature": 0.8, "seed": 3}
+    expected = answer(engine, prompt, 16, N, **options).tokens
+    for forgets in (False, True):
+        sequence = begin(engine, prompt, 16, N, **options)
+        for _ in range(4):
+            engine.step([sequence])
+        engine.suspend(sequence)
+        assert not sequence.slot.busy
+        if forgets:
+            engine.slots.forget_all()
+            answer(engine, text(engine, 60)[20:], 16, 4)
+        engine.resume(sequence)
+        engine.run([sequence])
+        assert sequence.tokens == expected
 
 
 def test_drafts_without_a_drafter(engine: Engine) -> None:

@@ -4,15 +4,15 @@ computes so (see `shapes`), by the gap rule elsewhere."""
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from adversarial import MeddledDrafter
-from dflash_local import Model, Result, demo, load
+from dflash_local import Model, Result, demo
 from dflash_local.draft.draft import ANCHOR, Draft
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
@@ -29,6 +29,7 @@ from pair_engine import answer, fused_drafter, open_engine, open_target, request
 from sampling_ways import JSON_LIST, WAYS
 from shapes import assert_equal, exact_model, exact_target
 
+N = 24
 WIDTHS: dict[DraftShape, tuple[int, ...]] = {
     "chain": (2, 5, 8, 9, 16),
     "tree": (4, 8, 16, 32, 64),
@@ -184,7 +185,7 @@ def test_after_a_request_whose_every_draft_was_rejected(
     with exact_target(shape, either_file) as target:
         honest = Engine(target, None)
         prompt = target.vocabulary.tokenize(some_prompts()[0])
-        expected = answer(honest, prompt, 0).tokens
+        expected = answer(honest, prompt, 0, N).tokens
         honest.slots.forget_all()
 
         def spoil(anchor_at: int, draft: Draft) -> Draft:
@@ -201,12 +202,12 @@ def test_after_a_request_whose_every_draft_was_rejected(
 
         drafter = MeddledDrafter(fused_drafter(target), spoil)
         engine = Engine(target, drafter)
-        spoiled = answer(engine, prompt, 16, shape=shape)
+        spoiled = answer(engine, prompt, 16, N, shape=shape)
         assert spoiled.tokens == expected
         assert spoiled.stats.drafted > 0
         assert spoiled.stats.accepted == 0
         drafter.meddle = lambda _, draft: draft
-        again = answer(engine, prompt, 16, shape=shape)
+        again = answer(engine, prompt, 16, N, shape=shape)
         assert again.tokens == expected
         assert again.stats.accepted > 0
 
@@ -247,7 +248,7 @@ def test_every_one_of_several_sequences(
 ) -> None:
     """They share batches, and end at different times."""
     prompts = demo.prompts()
-    lengths = (48, 21, 37, 44)[: len(widths)]
+    lengths = (32, 21, 27, 30)[: len(widths)]
     with open_engine(n_ctx=1024, n_seq=len(widths), kv_type=kv_type) as engine:
         target = engine.target
         texts = [*prompts["code"][:2], *prompts["chat"][2:4]][: len(widths)]
@@ -255,7 +256,7 @@ def test_every_one_of_several_sequences(
         bare = Engine(target, None)
         runs = []
         for prompt in ids:
-            runs.append(answer(bare, prompt, 0, logprobs=2))
+            runs.append(answer(bare, prompt, 0, max(lengths), logprobs=2))
             bare.slots.forget_all()
         noise = joint_noise(target, ids, [run.tokens for run in runs], widths)
         sequences = [
@@ -277,41 +278,10 @@ def test_every_one_of_several_sequences(
 
 @pytest.mark.slow
 def test_all_prompts_of_the_shipped_pair(model: Model, shape: DraftShape) -> None:
-    """This file as a script checks chains of every width, and 160 tokens each."""
-    for _, prompt in every_prompt():
+    for prompt in chain.from_iterable(demo.prompts().values()):
         model.forget()
         plain = model.generate(prompt, max_tokens=64, draft_width=0)
         model.forget()
         drafted = model.generate(prompt, max_tokens=64, draft_width=16)
         assert_equal(drafted, plain)
         assert (drafted.stats.tree_rounds > 0) == (shape == "tree")
-
-
-def every_prompt() -> Iterator[tuple[str, str]]:
-    for kind, prompts in demo.prompts().items():
-        for prompt in prompts:
-            yield kind, prompt
-
-
-def main(pair: list[Path]) -> None:
-    """Print, per kind and width, how many answers are the plain ones, and the accepted length."""
-    with load(*(pair or demo.pair()), n_ctx=2048, kv_type="q8_0", quiet=True) as model:
-        found: dict[tuple[str, int], list[tuple[bool, int, int]]] = {}
-        for kind, prompt in every_prompt():
-            expected = model.generate(prompt, max_tokens=160, draft_width=0)
-            for width in WIDTHS["chain"]:
-                model.forget()
-                result = model.generate(prompt, max_tokens=160, draft_width=width)
-                stats = result.stats
-                row = (result.tokens == expected.tokens, stats.emitted - 1, stats.rounds)
-                found.setdefault((kind, width), []).append(row)
-        for (kind, width), rows in sorted(found.items()):
-            equal, emitted, rounds = (sum(column) for column in zip(*rows, strict=True))
-            print(
-                f"{kind}, width {width}: {equal} of {len(rows)} equal, "
-                f"{emitted / rounds:.2f} tokens per round"
-            )
-
-
-if __name__ == "__main__":
-    main([Path(name) for name in sys.argv[1:]])

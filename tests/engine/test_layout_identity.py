@@ -86,7 +86,7 @@ def test_each_tensor_of_published_drafters_is_in_a_layout() -> None:
     assert published - tested == set()
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_answers_are_those_of_plain_decoding(layout: str, plain: Plain, tmp_path: Path) -> None:
     path = in_layout(layout, tmp_path / "drafter.gguf")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dflash_local import Model, Result, demo
+from dflash_local import Model, Result
 from dflash_local.engine.reuse import LEAST_GAIN
 from gap_rule import first_difference
 from long_text import PYTHON_SOURCE
@@ -42,26 +42,13 @@ def test_the_second_request_equals_the_first(
     model: Model, width: int, options: dict[str, Any]
 ) -> None:
     """A prompt that is cached whole: only its last token is computed again."""
-    twice(model, {"draft_width": width, **options})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, SEEDED], ids=["greedy", "seeded"])
-def test_the_second_request_equals_the_first_with_trees(
-    tree_model: Model, options: dict[str, Any]
-) -> None:
-    assert twice(tree_model, {"draft_width": 32, **options}).stats.tree_rounds > 0
-
-
-def twice(model: Model, options: dict[str, Any]) -> Result:
     prompt = source(model, 300)
-    options = {"max_tokens": N, "logprobs": 2, **options}
+    options = {"max_tokens": N, "logprobs": 2, "draft_width": width, **options}
     first = cold(model, prompt, **options)
     second = model.generate(prompt, **options)
     assert second.stats.cached_tokens == len(prompt) - 1
     assert_equal(second, first)
     assert_as_well_drafted(second.stats, first.stats)
-    return second
 
 
 @pytest.mark.slow
@@ -94,15 +81,6 @@ def test_growing_and_shrinking_prompts(model: Model) -> None:
         a_handful = shared < min(LEAST_GAIN, n - 1)
         assert result.stats.cached_tokens == (0 if a_handful else shared)
         cached = text[:n] + result.tokens[:-1]
-
-
-@pytest.mark.slow
-def test_unlike_prompts_in_turn(model: Model) -> None:
-    prompts = demo.prompts()["code"][:3]
-    expected = [cold(model, p, max_tokens=N).tokens for p in prompts]
-    for _ in range(2):
-        for prompt, tokens in zip(prompts, expected, strict=True):
-            assert model.generate(prompt, max_tokens=N).tokens == tokens
 
 
 @pytest.mark.slow
@@ -140,23 +118,6 @@ def test_a_conversation_goes_on_where_it_was(model: Model) -> None:
             {"role": "user", "content": question},
         ]
     assert model.chat(messages, max_tokens=N).stats.cached_tokens >= cached
-
-
-@pytest.mark.slow
-def test_drafts_after_a_hit_are_as_good_as_cold(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are the same: a drafter without its context would have a fraction of them accepted.
-    Without copies, which are better each time."""
-    monkeypatch.setattr(model.engine, "copies", None)
-    for text in demo.prompts()["code"][:2]:
-        prompt = source(model, 300) + model.tokenize(text)
-        fresh = cold(model, prompt, max_tokens=64)
-        warm = model.generate(prompt, max_tokens=64)
-        assert warm.stats.cached_tokens == len(prompt) - 1
-        assert warm.tokens == fresh.tokens
-        assert warm.stats.outcomes == fresh.stats.outcomes
-        assert warm.stats.tokens_per_round > 1.5
 
 
 @pytest.mark.slow

@@ -16,14 +16,12 @@ from dflash_local.engine.engine import Engine
 from dflash_local.engine.prefix_files import PrefixFiles
 from dflash_local.engine.prefixes import PrefixStore
 from dflash_local.engine.sequence import Sequence
-from dflash_local.errors import InputError
 from dflash_local.loading import open_drafter, state_key
 from dflash_local.target import sequence_state
 from dflash_local.target.batch import Batch
 from dflash_local.target.options import TargetOptions
 from dflash_local.target.target import Target
 from gap_rule import first_difference
-from llama_drafter import open_llama_drafter
 from long_text import PYTHON_SOURCE
 from pair_engine import answer, fused_drafter, open_engine, open_target, request
 from recurrent import write_mamba
@@ -65,7 +63,7 @@ def store_of(engine: Engine, folder: Path | None = None, max_bytes: int = 64 * M
 
 
 def empty(engine: Engine) -> None:
-    engine.slots.store = None
+    engine.slots.store = PrefixStore(0)
     engine.slots.forget_all()
 
 
@@ -151,23 +149,11 @@ def test_what_two_prompts_have_in_common_is_not_computed_again(
     before, prompt = text[:300], text[:200] + other
     at = first_difference(before, prompt)
     expected = cold(engine, prompt, 8)
+    assert expected.stats.accepted > N / 4  # a drafter without its rows would do a fraction of this
     found = warm(engine, way, before, prompt, tmp_path, width=8)
     assert found.stats.cached_tokens == at
     assert found.tokens == expected.tokens
     assert found.stats.accepted_lengths == expected.stats.accepted_lengths
-
-
-@pytest.mark.slow
-def test_drafts_after_any_hit_are_accepted_as_often_as_cold(
-    engine: Engine, text: list[int], tmp_path: Path
-) -> None:
-    """Where drafts do well: a drafter without its rows would do a fraction of this."""
-    prompt = text[:200] + engine.target.vocabulary.tokenize(demo.prompts()["code"][0])
-    expected = cold(engine, prompt, 16).stats.accepted
-    assert expected > N / 4
-    for way in WAYS[1:]:
-        before = prompt + text[200:270] if way == "shared" else prompt
-        assert warm(engine, way, before, prompt, tmp_path, width=16).stats.accepted == expected
 
 
 @pytest.mark.slow
@@ -277,25 +263,6 @@ def test_a_window_that_has_moved_on_is_decoded_again(engine: Engine, text: list[
         assert back.stats.cached_tokens == len(prompt) - 1
         assert windowed.slots.reused["memory"] == 1
         assert back.stats.accepted_lengths == expected.stats.accepted_lengths
-
-
-@pytest.mark.slow
-def test_llama_cpps_drafter_comes_back_too(text: list[int]) -> None:
-    with open_target(n_ctx=512, n_seq=2) as target:
-        drafter = open_llama_drafter(demo.pair()[1], target, n_seq=2, n_ctx=512)
-        other = Engine(target, drafter, n_seq=2)
-        expected = cold(other, text[:200], 8)
-        store_of(other)
-        other.slots.make_room(512)
-        found = answer(other, text[:200], 8, N)
-        assert other.slots.reused["memory"] == 1
-        assert found.stats.cached_tokens == 199
-        assert found.tokens == expected.tokens
-        assert found.stats.accepted_lengths == expected.stats.accepted_lengths
-        for bad in (b"", b"123", b"\xff" * 80, bytes([9, 0, 0, 0]), bytes([9, 0, 0, 0]) * 40):
-            with pytest.raises(InputError, match="saved"):
-                drafter.restore(0, np.frombuffer(bad, np.uint8))
-            assert drafter.length(0) in (0, len(found.slot.cached))
 
 
 def test_a_recurrent_target_keeps_to_its_slots(text: list[int], tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from dflash_local.engine import prefix_files, prefixes
-from dflash_local.engine.prefix import Entry
+from dflash_local.engine.prefix import Entry, Wanted
 from dflash_local.engine.prefix_files import PrefixFiles
 from dflash_local.engine.prefixes import PrefixStore
 from dflash_local.errors import InputError
@@ -49,12 +49,12 @@ def equal(a: Entry, b: Entry) -> bool:
 
 def found(store: PrefixStore, *tokens: int) -> Entry | None:
     """What there is of a prompt that begins with these tokens."""
-    hit = store.find(prompt(*tokens), for_drafts=True)
+    hit = store.find(Wanted(prompt(*tokens), for_drafts=True))
     return store.fetch(hit) if hit else None
 
 
 def n_found(store: PrefixStore, *tokens: int) -> int:
-    hit = store.find(prompt(*tokens), for_drafts=True)
+    hit = store.find(Wanted(prompt(*tokens), for_drafts=True))
     return hit.n_usable if hit else 0
 
 
@@ -76,7 +76,7 @@ def test_the_longest_prefix_is_found() -> None:
 def test_of_a_whole_prompt_the_last_token_is_left() -> None:
     store = PrefixStore(LARGE)
     store.put(entry(1, 2, 3))
-    hit = store.find([1, 2, 3], for_drafts=True)
+    hit = store.find(Wanted([1, 2, 3], for_drafts=True))
     assert hit is not None and hit.n_usable == 2
 
 
@@ -94,7 +94,7 @@ def test_drafts_want_the_drafters_rows() -> None:
     store = PrefixStore(LARGE)
     store.put(entry(1, 2, 3, 4, n_drafter=2))
     assert n_found(store, 1, 2, 3, 4) == 2
-    plain = store.find(prompt(1, 2, 3, 4), for_drafts=False)
+    plain = store.find(Wanted(prompt(1, 2, 3, 4), for_drafts=False))
     assert plain is not None and plain.n_usable == 4
     store.put(entry(1, 2, 3, 4, 5, n_drafter=0))
     assert store.n_entries == 2
@@ -285,7 +285,7 @@ def test_no_damaged_file_is_used(tmp_path: Path, checkpoints: tuple[int, ...]) -
         assert n_found(store, 1, 2, 3) == 0
         # A flip in the tokens themselves may make it another prompt's, which nobody has asked for.
         for left in store._all():
-            assert store.find(prompt(*left.tokens), for_drafts=False) is not None
+            assert store.find(Wanted(prompt(*left.tokens), for_drafts=False)) is not None
             assert found(store, *left.tokens) is None
         assert not path.exists()
         assert len(lines) == 1 and str(path) in lines[0] and "\n" not in lines[0]
@@ -384,7 +384,7 @@ def test_killed_while_it_writes(tmp_path: Path) -> None:
     rng = random.Random(1)
     code = WRITER.format(path=sys.path, folder=str(tmp_path))
     n_whole = 0
-    for _ in range(4):
+    for _ in range(3):
         process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
         try:
             assert process.stdout is not None and process.stdout.readline() == b"ready\n"

@@ -82,7 +82,7 @@ def by_hand(target: Target, prompt: list[int], n: int, settings: dict[str, Any])
     return tokens
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_steps_ahead_draw_what_whole_rows_draw(
     target: Target, n_steps: list[int], name: str
@@ -104,10 +104,10 @@ def test_sequences_with_settings_of_their_own_go_ahead_together(
     """One of them ends by itself, in the middle of such steps; its slot then serves again."""
     names = ["by default", "greedy", "seeded with penalties", "temperature alone"]
     pairs = list(zip(PROMPTS, (SETTINGS[name] for name in names), strict=True))
-    expected = [by_hand(target, prompt, 48, settings) for prompt, settings in pairs]
+    expected = [by_hand(target, prompt, 32, settings) for prompt, settings in pairs]
     engine = Engine(target, None, n_seq=4)
-    for stopped in range(4):
-        requests = [request(prompt, 0, 48, **settings) for prompt, settings in pairs]
+    for stopped in (1, 2):
+        requests = [request(prompt, 0, 32, **settings) for prompt, settings in pairs]
         seen: list[int] = []
 
         def stop_at_21(token: int, seen: list[int] = seen) -> bool:

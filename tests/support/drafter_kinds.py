@@ -53,9 +53,3 @@ DFLASH2: dict[str, Mapping[str, Any]] = {
         **CAPPED,
     },
 }
-FAMILIES = {
-    "DSpark": DSPARK["from the anchor"],
-    "DSpark from the masks": DSPARK["from the masks"],
-    "DFlash 2": DFLASH2["plain"],
-    "reduced vocabulary": ALONE["reduced vocabulary"],
-}

@@ -14,10 +14,8 @@ from adversarial import ScriptedDrafter
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.engine.engine import Engine
-from dflash_local.engine.sequence import Sequence as Answer
 from dflash_local.fit.architectures import TAPPED_ARCHITECTURES
 from dflash_local.gguf.file import GgufFile
-from dflash_local.sampling.params import TokenLogprob
 from dflash_local.target.options import TargetOptions
 from dflash_local.target.target import Target
 from hybrid import SNAPSHOTS, TAPS
@@ -78,9 +76,6 @@ class Knowing(ScriptedDrafter):
     def restore(self, seq: int, saved: NDArray[np.uint8]) -> None:
         self._lengths[seq] = int(saved.view("<i4")[0])
 
-    def n_visible(self, seq: int, length: int) -> int:
-        return length
-
     @staticmethod
     def _nothing(_at: int, _anchor: int, _n: int) -> Draft:
         raise AssertionError
@@ -91,15 +86,7 @@ class PlainAnswers:
 
     def __init__(self, target: Target) -> None:
         self.engine = Engine(target, None)
-        self.architecture = GgufFile.open(target.path).architecture
 
     def __call__(self, prompt: Sequence[int], max_tokens: int, **params: Any) -> list[int]:
-        return self._answer(prompt, max_tokens, **params).tokens
-
-    def logprobs(self, prompt: Sequence[int], max_tokens: int) -> list[TokenLogprob]:
-        """Of a greedy answer, the two likeliest tokens at each place."""
-        return self._answer(prompt, max_tokens, logprobs=2).logprobs
-
-    def _answer(self, prompt: Sequence[int], max_tokens: int, **params: Any) -> Answer:
         self.engine.slots.forget_all()
-        return answer(self.engine, prompt, 0, max_tokens, **params)
+        return answer(self.engine, prompt, 0, max_tokens, **params).tokens

@@ -103,12 +103,6 @@ class Reference:
         """Logits scaled and capped, as the keys say."""
         return self._drafter.scaled(logits)
 
-    def draft_chain(self, seq: int, anchor: int, tokens: list[int]) -> Tensor:
-        """DSpark: log-probabilities [len(tokens), n_vocab], each given the token before it."""
-        before = [anchor, *tokens[:-1]]
-        rows = [self.draft_after(seq, anchor, i, token) for i, token in enumerate(before)]
-        return torch.stack(rows)
-
     def draft_after(self, seq: int, anchor: int, position: int, before: int) -> Tensor:
         """DSpark: log-probabilities [n_vocab] of a drafted position, given the token before it."""
         logits = self.logits(seq, anchor)[self._drafter.first_draft + position]
@@ -138,10 +132,6 @@ class Reference:
             else:
                 path.append(int(row.argmax()))
         return path[1:]
-
-    def draft_path(self, seq: int, anchor: int, tokens: list[int]) -> Tensor:
-        """DFlash 2: as `draft_chain`, minus infinity for all but the selector's candidates."""
-        return self.draft_steps(seq, anchor, [anchor, *tokens[:-1]])
 
     def draft_steps(self, seq: int, anchor: int, tokens: list[int]) -> Tensor:
         """DFlash 2: log-probabilities [len(tokens), n_vocab] of the positions after these tokens,

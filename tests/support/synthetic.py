@@ -191,20 +191,6 @@ def write_drafter(
     return _finish(writer, path)
 
 
-def dequantize_gguf(source: str | Path, destination: str | Path) -> Path:
-    """Rewrite a GGUF with every tensor as F32; all keys are kept but the file type."""
-    reader = gguf.GGUFReader(source)
-    writer = GGUFWriter(destination, _scalar(reader, "general.architecture"))
-    skipped = ("general.architecture", "general.file_type", "general.quantization_version")
-    for field in reader.fields.values():
-        if not field.name.startswith("GGUF.") and field.name not in skipped:
-            _copy_field(writer, field)
-    for tensor in reader.tensors:
-        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        writer.add_tensor(tensor.name, np.ascontiguousarray(values, dtype=np.float32))
-    return _finish(writer, destination)
-
-
 class _Random:
     """Random tensors; each depends on the seed and its own name only, not on the order."""
 

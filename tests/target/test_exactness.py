@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from dflash_local import Model, demo, load
-from dflash_local.engine.engine import Engine
 from dflash_local.target import exactness
 from dflash_local.target.exactness import (
     WIDTHS,
@@ -20,19 +19,14 @@ from dflash_local.target.exactness import (
     told_of_others,
 )
 from dflash_local.target.target import Target
-from gap_rule import equal_by_gap_rule, joint_noise
-from pair_engine import answer, fused_drafter, open_target
-from synthetic import dequantize_gguf
+from pair_engine import open_target
 
 
 @pytest.fixture(scope="module")
-def f32(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+def f32(f32_target: Path) -> Iterator[Target]:
     """The shipped target with its weights in F32, whose products depend on the batch."""
-    path = tmp_path_factory.mktemp("f32") / "tiny-coder-f32.gguf"
-    dequantize_gguf(demo.pair()[0], path)
-    with open_target(path, n_ctx=256) as target:
+    with open_target(f32_target, n_ctx=256) as target:
         yield target
-    path.unlink()  # of 110 MB
 
 
 @pytest.fixture
@@ -104,24 +98,6 @@ def test_weights_in_f32_are_not_exact(own_cache: Path, f32: Target) -> None:
     assert 0 < found.noise() < 0.1
     assert found.exact_width(32) < 16
     assert f"beyond, logits differ by up to {found.noise():.3g}" in "\n".join(found.lines())
-
-
-@pytest.mark.slow
-def test_answers_of_f32_weights_by_the_gap_rule(f32: Target) -> None:
-    prompts = [f32.vocabulary.tokenize(text) for text in demo.prompts()["code"][:2]]
-    bare, different = Engine(f32, None), 0
-    for prompt in prompts:
-        plain = answer(bare, prompt, 0, 32, logprobs=2)
-        noise = joint_noise(f32, [prompt], [plain.tokens], [16])
-        assert noise > 0
-        engine = Engine(f32, fused_drafter(f32))
-        for width in (5, 16):
-            engine.slots.forget_all()
-            drafted = answer(engine, prompt, width, 32)
-            assert drafted.stats.accepted > 0
-            different += not equal_by_gap_rule(plain.tokens, plain.logprobs, drafted.tokens, noise)
-        engine.slots.forget_all()
-    print(f"F32: {different} of 4 answers differ")
 
 
 @pytest.mark.slow

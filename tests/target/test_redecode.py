@@ -110,8 +110,10 @@ def test_steps_ahead_begin_with_it(target: Target, right: Callable[[list[int]], 
     verified(target, text, draft, 3)
     kept = [*text, *draft[:2]]
     steps = target.decode_ahead([7], [len(kept)], [0], 3, given=[11, 12, 13])
-    assert steps == [[11], [12], [13]] and target.n_again(0) == 0
-    assert len(target.numbers) == 3
+    assert steps == [[11]] and target.n_again(0) == 0
+    assert len(target.numbers) == 1
+    steps = target.decode_ahead([11], [len(kept) + 1], [0], 2, given=[12, 13])
+    assert steps == [[12], [13]] and len(target.numbers) == 2
     target.decode([13], [len(kept) + 3], [0], [True])
     assert np.array_equal(target.logits(0), right([*kept, 7, 11, 12, 13]))
 

@@ -1,4 +1,5 @@
-"""A recurrent sequence is cut exactly as far as its snapshots go, whatever happens around it."""
+"""A recurrent sequence is cut exactly as far as its snapshots or its replay go, whatever happens
+around it, and its state is that of the rows that stay."""
 
 from __future__ import annotations
 
@@ -10,9 +11,11 @@ import pytest
 
 from dflash_local import demo
 from dflash_local.errors import BackendError, InputError
+from dflash_local.llama import native
+from dflash_local.target.replay import ReplayRollback, can_replay
 from dflash_local.target.rollback import StateRollback
 from dflash_local.target.target import Target
-from hybrid import ROUTED, SNAPSHOTS, WITHOUT, write_hybrid
+from hybrid import REPLAYED, ROUTED, SNAPSHOTS, WITHOUT, write_hybrid
 from recurrent import write_mamba
 from state_texts import (
     N_SEQ,
@@ -26,8 +29,14 @@ from state_texts import (
 # isort: split
 import llama_cpp.llama_cpp as api
 
-N_SNAPSHOTS = 7
+N_ROWS = 7
+"""The most rows that are taken back."""
 PathOf = Callable[..., Path]
+BY_SNAPSHOTS = [(name, "n_snapshots") for name in SNAPSHOTS]
+BY_REPLAY = [(name, "n_replayed") for name in REPLAYED]
+by_snapshots = pytest.mark.parametrize("kind", BY_SNAPSHOTS, indirect=True, ids="-".join)
+by_replay = pytest.mark.parametrize("kind", BY_REPLAY, indirect=True, ids="-".join)
+pytestmark = pytest.mark.one_in(4)
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +54,19 @@ def path_of(tmp_path_factory: pytest.TempPathFactory) -> PathOf:
     return find
 
 
-@pytest.fixture(scope="module", params=SNAPSHOTS)
-def pair(request: pytest.FixtureRequest, path_of: PathOf) -> Iterator[tuple[Target, Plain]]:
-    path = path_of(request.param)
+@pytest.fixture(scope="module", params=BY_SNAPSHOTS + BY_REPLAY, ids="-".join)
+def kind(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """An architecture, and the option for the rows that are taken back."""
+    return tuple(request.param)
+
+
+@pytest.fixture(scope="module")
+def pair(kind: tuple[str, str], path_of: PathOf) -> Iterator[tuple[Target, Plain]]:
+    path, rows = path_of(kind[0]), {kind[1]: N_ROWS}
     plain = Plain(path)
-    with opened(path, n_seq=N_SEQ, n_snapshots=N_SNAPSHOTS) as target:
-        assert target.n_snapshots == N_SNAPSHOTS and target.max_width == N_SNAPSHOTS + 1
+    with opened(path, n_seq=N_SEQ, **rows) as target:
+        found = target.n_snapshots, target.n_replayed, target.max_width
+        assert found == (rows.get("n_snapshots", 0), rows.get("n_replayed", 0), 1 + N_ROWS)
         yield target, plain
     plain.close()
 
@@ -60,20 +76,65 @@ def texts(pair: tuple[Target, Plain]) -> Texts:
     return Texts(*pair)
 
 
-@pytest.mark.one_in(15)
-@pytest.mark.parametrize("n_rows", [2, 5, N_SNAPSHOTS + 1])
+@pytest.mark.one_in(16)
+@pytest.mark.parametrize("n_rows", [2, 5, 1 + N_ROWS])
 def test_all_rows_of_a_pass_but_its_first_can_be_taken_back(texts: Texts, n_rows: int) -> None:
     check_every_number_of_rows(texts, n_rows)
 
 
+def test_steps_ahead_are_not_taken_back(texts: Texts) -> None:
+    texts.decode([0, 1], 8)
+    first = [1, 2]
+    steps = texts.target.decode_ahead(first, [8, 8], [0, 1], 4)
+    for seq in (0, 1):
+        texts.texts[seq] += [first[seq], *(step[seq] for step in steps[:-1])]
+        assert texts.target.shortest(seq) == len(texts.texts[seq])
+        assert not texts.cut(seq, len(texts.texts[seq]) - 1)
+    texts.decode([0, 1], 2)
+
+
+def test_clearing_is_always_possible(texts: Texts) -> None:
+    texts.decode([0, 1], 8)
+    assert texts.cut(0, 5) and texts.cut(0, 0) and texts.cut(1, 0)
+    assert texts.target.shortest(0) == 0
+    texts.decode([0, 1], 3)
+    assert texts.cut(1, 2)
+    texts.decode([0, 1], 2)
+
+
+def test_unequal_rows_are_an_error_not_a_wrong_answer(texts: Texts) -> None:
+    with pytest.raises(BackendError, match="has split a batch of 5 rows"):
+        texts.target.decode([1, 2, 3, 4, 5], [0, 1, 2, 0, 1], [0, 0, 0, 1, 1], [True] * 5)
+    for seq in (0, 1):
+        texts.target.clear(seq)
+    texts.decode([0, 1], 4)
+    assert texts.cut(0, 2)
+    texts.decode([0, 1], 1)
+
+
+@pytest.mark.one_in(9)
+@pytest.mark.parametrize(
+    ("architecture", "way"),
+    [*BY_SNAPSHOTS, *((name, "redecodes") for name in WITHOUT), *BY_REPLAY],
+)
+def test_any_history_leaves_the_right_states(architecture: str, way: str, path_of: PathOf) -> None:
+    back = {way: True if way == "redecodes" else N_ROWS}
+    check_any_history(path_of(architecture, "F32"), routed=architecture in ROUTED, **back)
+
+
+# By snapshots
+
+
+@by_snapshots
 def test_after_a_long_pass_as_many_as_there_are_snapshots(texts: Texts) -> None:
     texts.decode([0], 30)
-    assert texts.target.shortest(0) == 30 - N_SNAPSHOTS
-    assert not texts.cut(0, 29 - N_SNAPSHOTS)
-    assert texts.cut(0, 30 - N_SNAPSHOTS)
+    assert texts.target.shortest(0) == 30 - N_ROWS
+    assert not texts.cut(0, 29 - N_ROWS)
+    assert texts.cut(0, 30 - N_ROWS)
     texts.decode([0], 2)
 
 
+@by_snapshots
 def test_what_llama_cpp_gets_wrong_is_refused(texts: Texts) -> None:
     """Its `seq_rm` reaches back past the last pass, where the snapshots are of older passes."""
     texts.decode([0], 9)
@@ -88,6 +149,7 @@ def test_what_llama_cpp_gets_wrong_is_refused(texts: Texts) -> None:
     assert not np.allclose(texts.target.logits(0), right, atol=0.05)
 
 
+@by_snapshots
 def test_a_cut_sequence_is_not_cut_again_before_its_next_pass(texts: Texts) -> None:
     texts.decode([0, 1], 8)
     assert texts.cut(0, 6)
@@ -101,6 +163,7 @@ def test_a_cut_sequence_is_not_cut_again_before_its_next_pass(texts: Texts) -> N
     texts.decode([0, 1], 2)
 
 
+@by_snapshots
 def test_a_cut_or_shorter_sequence_is_not_copied(texts: Texts) -> None:
     texts.decode([0], 8)
     assert texts.target.can_copy(0, 8) and not texts.target.can_copy(0, 7)
@@ -120,36 +183,6 @@ def test_a_cut_or_shorter_sequence_is_not_copied(texts: Texts) -> None:
     texts.decode([0, 1], 2)
 
 
-def test_clearing_is_always_possible(texts: Texts) -> None:
-    texts.decode([0, 1], 8)
-    assert texts.cut(0, 5) and texts.cut(0, 0) and texts.cut(1, 0)
-    assert texts.target.shortest(0) == 0
-    texts.decode([0, 1], 3)
-
-
-def test_steps_ahead_leave_no_snapshot(texts: Texts) -> None:
-    texts.decode([0, 1], 8)
-    first = [1, 2]
-    steps = texts.target.decode_ahead(first, [8, 8], [0, 1], 4)
-    for seq in (0, 1):
-        texts.texts[seq] += [first[seq], *(step[seq] for step in steps[:-1])]
-        assert texts.target.shortest(seq) == len(texts.texts[seq])
-        assert not texts.cut(seq, len(texts.texts[seq]) - 1)
-    texts.decode([0, 1], 2)
-
-
-@pytest.mark.one_in(12)
-@pytest.mark.parametrize("architecture", [*SNAPSHOTS, *WITHOUT])
-def test_any_history_leaves_the_right_states(architecture: str, path_of: PathOf) -> None:
-    back = {"redecodes": True} if architecture in WITHOUT else {"n_snapshots": N_SNAPSHOTS}
-    check_any_history(path_of(architecture, "F32"), routed=architecture in ROUTED, **back)
-
-
-def test_unequal_rows_are_an_error_not_a_wrong_answer(texts: Texts) -> None:
-    with pytest.raises(BackendError, match="has split a batch of 5 rows"):
-        texts.target.decode([1, 2, 3, 4, 5], [0, 1, 2, 0, 1], [0, 0, 0, 1, 1], [True] * 5)
-
-
 def test_a_batch_must_hold_more_rows_than_snapshots(path_of: PathOf) -> None:
     """llama.cpp would abort the process."""
     path = path_of("lfm2")
@@ -163,7 +196,7 @@ def test_a_batch_must_hold_more_rows_than_snapshots(path_of: PathOf) -> None:
 def test_without_snapshots_there_are_checkpoints(architecture: str, path_of: PathOf) -> None:
     path = path_of(architecture)
     plain = Plain(path)
-    with opened(path, n_snapshots=N_SNAPSHOTS) as target:
+    with opened(path, n_snapshots=N_ROWS) as target:
         assert (target.n_snapshots, target.max_width) == (0, 1)
         target.decode(range(9), range(9), [0] * 9, [True] * 9)
         assert target.shortest(0) == 9 and not target.truncate(0, 8)
@@ -178,7 +211,7 @@ def test_without_snapshots_there_are_checkpoints(architecture: str, path_of: Pat
     plain.close()
 
 
-def test_the_numbers_themselves() -> None:
+def test_the_numbers_of_snapshots() -> None:
     states = StateRollback(2, 3)
     states.begin_pass()
     states.end_pass([0] * 8 + [1] * 8, [*range(8), *range(8)])
@@ -194,3 +227,171 @@ def test_the_numbers_themselves() -> None:
     assert states.can_copy(1, 8)
     states.cut(0, 0)
     assert states.shortest(0) == 0
+
+
+# By replay
+
+
+@by_replay
+def test_the_first_pass_of_a_sequence_is_taken_back(texts: Texts) -> None:
+    for seq in range(N_SEQ):
+        texts.decode([seq], 4)
+        assert texts.cut(seq, 1)
+        texts.decode([seq], 2)
+
+
+@by_replay
+def test_a_pass_of_more_rows_stays(texts: Texts) -> None:
+    for n_rows in (2 + N_ROWS, 30):
+        texts.decode([0], n_rows)
+        length = len(texts.texts[0])
+        assert texts.target.shortest(0) == length
+        assert not texts.cut(0, length - 1)
+        texts.decode([0], 2)
+
+
+@by_replay
+def test_a_sequence_is_cut_more_than_once(texts: Texts) -> None:
+    texts.decode([0, 1], 8)
+    for length in (7, 5, 5, 2, 1):
+        assert texts.cut(0, length)
+        assert texts.target.shortest(0) == 1
+    assert texts.cut(1, 3)
+    texts.decode([0, 1], 2)
+
+
+@by_replay
+def test_sequences_keep_unequal_numbers_of_rows(texts: Texts) -> None:
+    """In any order of the sequences in a pass, and with another one beside it."""
+    for order in ([0, 1, 2], [2, 0], [1, 2, 0], [2, 1]):
+        texts.decode(order, 6)
+        for i, seq in enumerate(order):
+            assert texts.cut(seq, len(texts.texts[seq]) - 2 * i)
+        texts.decode(order[:1], 3)
+    texts.decode([0, 1, 2], 2)
+
+
+@by_replay
+def test_only_the_last_pass_is_taken_back(texts: Texts) -> None:
+    texts.decode([0, 1], 8)
+    texts.decode([1], 2)
+    assert texts.target.shortest(0) == 8
+    assert not texts.cut(0, 7)
+    texts.decode([0], 1)
+    assert texts.target.shortest(0) == 9
+    assert not texts.cut(0, 8)
+    texts.decode([0, 1], 2)
+
+
+@by_replay
+def test_a_cut_sequence_is_copied(texts: Texts) -> None:
+    texts.decode([0], 8)
+    assert texts.target.can_copy(0, 8) and not texts.target.can_copy(0, 7)
+    assert texts.cut(0, 6)
+    texts.target.copy(0, 1, 6)
+    texts.texts[1] = list(texts.texts[0])
+    # They share one state now.
+    assert not texts.cut(0, 5) and not texts.cut(1, 5)
+    texts.decode([1], 4)
+    assert texts.cut(1, 7)
+    texts.decode([0, 1], 2)
+
+
+@by_replay
+def test_checkpoints_and_saved_sequences_of_a_cut_sequence(texts: Texts) -> None:
+    target = texts.target
+    texts.decode([0, 1], 8)
+    assert texts.cut(0, 5) and texts.cut(1, 3)
+    checkpoint, saved = target.checkpoint(0, 5), target.save(1)
+    texts.decode([0, 1], 6)
+    assert texts.cut(0, 7)
+    assert target.restore(0, checkpoint)
+    del texts.texts[0][5:]
+    assert target.shortest(0) == 5 and not texts.cut(0, 4)
+    target.clear(2)
+    assert target.restore_saved(2, saved, 3)
+    texts.texts[2] = texts.texts[1][:3]
+    texts.decode([2, 0, 1], 3)
+    assert texts.cut(2, 4)
+    texts.decode([2, 0, 1], 1)
+
+
+@by_replay
+def test_a_replay_begins_while_the_device_drafts(texts: Texts) -> None:
+    texts.decode([0, 1], 8)
+    assert texts.cut(0, 6)
+    texts.target.tidy()
+    assert texts.cut(0, 3) and texts.cut(1, 5)
+    texts.target.tidy()
+    texts.target.tidy()
+    assert texts.cut(0, 2)
+    texts.decode([1, 0], 2)
+
+
+@by_replay
+def test_plain_steps_between_passes_of_drafts(texts: Texts) -> None:
+    """ggml gives out places for the tensors of each kind of graph anew; what is kept of a pass is
+    not written over by a later step of it."""
+    for n_rows in (1, 4, 1, 8, 30, 3, 1, 1, 8, 2, 12, 5):
+        texts.decode([0], n_rows)
+        if 1 < n_rows <= 1 + N_ROWS:
+            assert texts.cut(0, len(texts.texts[0]) - 1)
+
+
+@by_replay
+@pytest.mark.parametrize("seqs", [[0], [0, 1, 2]])
+def test_rounds_of_as_many_rows_keep_their_graph(texts: Texts, seqs: list[int]) -> None:
+    """llama.cpp builds it again only for other sequences, another number of rows, or more cells."""
+    for n_kept in range(1, 8):
+        texts.decode(seqs, 8)
+        if n_kept == 3:
+            n_built = texts.target.n_rebuilds
+        for seq in seqs:
+            assert texts.cut(seq, len(texts.texts[seq]) - 8 + n_kept)
+    assert texts.target.n_rebuilds == n_built
+
+
+def test_others_are_not_replayed(path_of: PathOf) -> None:
+    with opened(path_of("nemotron_h"), n_replayed=N_ROWS) as target:
+        assert (target.n_replayed, target.max_width) == (0, 1)
+    assert not can_replay("nemotron_h", [], 0)
+
+
+def test_the_numbers_of_replay() -> None:
+    class Passes:
+        can_keep = True
+
+        def __init__(self) -> None:
+            self.kept: list[tuple[int, int]] = []
+
+        def keep(self, seq: int, n_kept: int) -> None:
+            self.kept.append((seq, n_kept))
+
+        def start_replay(self) -> None: ...
+        def wait(self) -> None: ...
+
+    passes = Passes()
+    states = ReplayRollback(2, passes)
+    states.begin_pass()
+    states.end_pass([0] * 4 + [1] * 4, [*range(4), *range(4)])
+    assert (states.shortest(0), states.shortest(1)) == (1, 1)
+    assert not states.take_back(0, 4) and states.take_back(0, 3)
+    states.cut(0, 3)
+    assert passes.kept == [(0, 3)] and states.shortest(0) == 1
+    states.begin_pass()  # it fails
+    assert (states.shortest(0), states.shortest(1)) == (3, 4)
+    states.begin_pass()
+    states.end_pass([1, 1], [4, 5])
+    assert (states.shortest(0), states.shortest(1)) == (3, 5)
+    states.share(1, 0)
+    assert (states.shortest(0), states.shortest(1)) == (6, 6) and states.can_copy(0, 6)
+    states.cut(1, 0)
+    assert states.shortest(1) == 0
+    passes.can_keep = False
+    states.begin_pass()
+    states.end_pass([1] * 9, [*range(9)])
+    assert states.shortest(1) == 9
+
+
+def test_this_build_allows_it() -> None:
+    assert native.can_replay() and all(can_replay(name, [], 0) for name in REPLAYED)
