@@ -163,13 +163,6 @@ def responses_stream(answer: httpx.Response, _body: Any) -> None:
     assert usage["output_tokens_details"]["reasoning_tokens"] >= 0
 
 
-def message(answer: httpx.Response, _body: Any) -> None:
-    told = answer.json()
-    assert (told["type"], told["role"]) == ("message", "assistant")
-    assert told["content"][0]["text"]
-    assert told["usage"]["output_tokens"] > 0
-
-
 def message_stream(answer: httpx.Response, _body: Any) -> None:
     events = [json.loads(text) for text in lines(answer) if text != '{"type":"ping"}']
     first, *others, delta, stop = events
@@ -239,7 +232,6 @@ READERS: dict[str, Callable[[httpx.Response, Any], None]] = {
         chat,
         chat_stream,
         responses_stream,
-        message,
         message_stream,
         count,
         ollama_version,

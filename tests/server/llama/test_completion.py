@@ -11,22 +11,16 @@ import httpx
 import pytest
 
 from dflash_local import Model
+from openai_api import refused
 
+PATH = "/completion"
 PROMPT = "def fibonacci(n):\n"
 
 
 def complete(client: httpx.Client, **body: Any) -> Any:
-    answer = client.post("/completion", json={"prompt": PROMPT, "n_predict": 16, **body})
+    answer = client.post(PATH, json={"prompt": PROMPT, "n_predict": 16, **body})
     assert answer.status_code == 200, answer.text
     return answer.json()
-
-
-def refused(client: httpx.Client, path: str = "/completion", **body: Any) -> dict[str, Any]:
-    answer = client.post(path, json=body)
-    assert answer.status_code == 400, answer.text
-    error: dict[str, Any] = answer.json()["error"]
-    assert error["type"] == "invalid_request_error"
-    return error
 
 
 def events(text: str) -> list[dict[str, Any]]:
@@ -80,7 +74,7 @@ def test_a_stream_is_the_whole_answer_in_pieces(client: httpx.Client) -> None:
     whole = complete(client, temperature=0, return_tokens=True)
     with client.stream(
         "POST",
-        "/completion",
+        PATH,
         json={"prompt": PROMPT, "n_predict": 16, "temperature": 0, "stream": True},
     ) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -98,11 +92,11 @@ def test_a_stream_is_the_whole_answer_in_pieces(client: httpx.Client) -> None:
 
 def test_a_stream_tells_the_time_where_asked(client: httpx.Client) -> None:
     body = {"prompt": PROMPT, "n_predict": 16, "temperature": 0, "stream": True}
-    told = events(client.post("/completion", json={**body, "timings_per_token": True}).text)
+    told = events(client.post(PATH, json={**body, "timings_per_token": True}).text)
     assert [event["timings"]["predicted_n"] for event in told] == [
         event["tokens_predicted"] for event in told
     ]
-    *parts, last = events(client.post("/completion", json=body).text)
+    *parts, last = events(client.post(PATH, json=body).text)
     assert "timings" in last and not any("timings" in part for part in parts)
 
 
@@ -222,17 +216,18 @@ def test_chances_after_sampling_are_those_by_which_tokens_come(client: httpx.Cli
     """Of many first tokens, each comes about as often as it is said to."""
     asked = {"n_predict": 1, "post_sampling_probs": True, "temperature": 1.3, "top_k": 5}
     counts: Counter[int] = Counter()
-    for seed in range(100):
-        (entry,) = complete(client, n_probs=5, seed=seed, **asked)["completion_probabilities"]
-        counts[entry["id"]] += 1
+    for seed in range(0, 112, 16):  # the answers count on from it
+        for answer in complete(client, n_probs=5, seed=seed, n_cmpl=16, **asked):
+            (entry,) = answer["completion_probabilities"]
+            counts[entry["id"]] += 1
     top = {each["id"]: each["prob"] for each in entry["top_probs"]}
     assert sum(top.values()) == pytest.approx(1)
     assert list(top.values()) == sorted(top.values(), reverse=True)
     assert entry["prob"] == top[entry["id"]]
     assert "logprob" not in entry
     for token, chance in top.items():
-        spread = 4 * math.sqrt(chance * (1 - chance) / 100)
-        assert counts[token] / 100 == pytest.approx(chance, abs=spread + 0.01)
+        spread = 4 * math.sqrt(chance * (1 - chance) / 112)
+        assert counts[token] / 112 == pytest.approx(chance, abs=spread + 0.01)
     assert counts.keys() <= top.keys()
     (greedy,) = complete(client, **{**asked, "temperature": 0}, n_probs=2)[
         "completion_probabilities"
@@ -254,7 +249,7 @@ def test_chances_after_sampling_are_those_by_which_tokens_come(client: httpx.Cli
 def test_chances_that_would_take_a_whole_row_are_refused(
     client: httpx.Client, body: dict[str, Any], told: str
 ) -> None:
-    error = refused(client, prompt="a", n_probs=2, post_sampling_probs=True, **body)
+    error = refused(client, PATH, prompt="a", n_probs=2, post_sampling_probs=True, **body)
     assert told in error["message"]
     assert error["param"] == "post_sampling_probs"
 
@@ -278,7 +273,7 @@ def test_chances_that_would_take_a_whole_row_are_refused(
     ],
 )
 def test_a_bad_field_is_named(client: httpx.Client, body: dict[str, Any], param: str) -> None:
-    error = refused(client, **body)
+    error = refused(client, PATH, **body)
     assert str(error["param"]).startswith(param)
     assert param in error["message"]
 
@@ -295,11 +290,11 @@ def test_a_bad_field_is_named(client: httpx.Client, body: dict[str, Any], param:
     ],
 )
 def test_what_the_model_cannot_take_is_refused(client: httpx.Client, body: dict[str, Any]) -> None:
-    assert refused(client, **body)["message"]
+    assert refused(client, PATH, **body)["message"]
 
 
 def test_a_prompt_that_does_not_fit_is_refused_with_the_numbers(client: httpx.Client) -> None:
-    answer = client.post("/completion", json={"prompt": "a b c " * 50_000})
+    answer = client.post(PATH, json={"prompt": "a b c " * 50_000})
     error = answer.json()["error"]
     assert (answer.status_code, error["type"]) == (400, "exceed_context_size_error")
     assert error["code"] == "context_length_exceeded"

@@ -73,12 +73,6 @@ def test_a_stream_is_the_whole_answer_in_pieces(api: ollama.Client) -> None:
     assert (end.done, end.response) == (True, "")
 
 
-def test_a_stop_text_ends_the_answer(api: ollama.Client) -> None:
-    options = {**wrote("one END two"), "stop": ["END"]}
-    told = api.chat(NAME, messages=user(QUESTION), options=options)
-    assert (told.message.content, told.done_reason) == ("one ", "stop")
-
-
 def test_system_and_prompt_are_a_chat(api: ollama.Client, model: Model) -> None:
     told = api.generate(NAME, QUESTION, system="Be brief.", options=GREEDY)
     spoken = [{"role": "system", "content": "Be brief."}, *user(QUESTION)]
