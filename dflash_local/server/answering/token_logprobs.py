@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,11 +40,19 @@ class PlacedLogprob:
     logprob: TokenLogprob
 
 
+WriteLogprobs = Callable[[Vocabulary, Sequence[PlacedLogprob]], dict[str, Any]]
+"""Writes `logprobs` of a choice."""
+
+
 class LogprobStream:
     """Gives tokens only after the text that they begin with has been shown: so neither a stop text
-    nor an end of text is among them."""
+    nor an end of text is among them. `write`: None where nobody asked for them."""
 
-    def __init__(self, vocabulary: Vocabulary, *, special: bool = False) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, write: WriteLogprobs | None, *, special: bool = False
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._write = write
         self._spans = TokenSpans(vocabulary, special=special)
         self._logprobs: list[PlacedLogprob] = []
         self._n_characters = 0
@@ -60,16 +68,16 @@ class LogprobStream:
                 break
             self._n_shown += 1
 
-    @property
-    def shown(self) -> list[PlacedLogprob]:
-        """All tokens whose text has begun."""
-        return self._logprobs[: self._n_shown]
-
-    def take(self) -> list[PlacedLogprob]:
-        """Those of them that are new since the last call."""
+    def take(self) -> dict[str, Any] | None:
+        """Those of the tokens since the last call; None where there are none or nobody asked."""
         new = self._logprobs[self._n_taken : self._n_shown]
         self._n_taken = self._n_shown
-        return new
+        return self._write(self._vocabulary, new) if self._write and new else None
+
+    def all(self) -> dict[str, Any] | None:
+        """Those of all tokens whose text has begun; None where nobody asked."""
+        shown = self._logprobs[: self._n_shown]
+        return self._write(self._vocabulary, shown) if self._write else None
 
 
 def chat_logprobs(vocabulary: Vocabulary, placed: Sequence[PlacedLogprob]) -> dict[str, Any]:
