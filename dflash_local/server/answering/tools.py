@@ -66,7 +66,7 @@ class NamedTool(BaseModel):
 
 class AllowedTools(BaseModel):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=bounds.MAX_TOOLS)]
+    tools: Annotated[bounds.ToolsOf[NamedTool], Field(min_length=1)]
 
 
 class AllowedToolsChoice(BaseModel):

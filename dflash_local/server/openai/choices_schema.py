@@ -59,7 +59,9 @@ class StructuredOutputs(BaseModel):
 
     json_schema: bounds.JsonObject | bounds.JsonText | None = Field(None, alias="json")
     json_object: bounds.Flag | None = None
-    choice: Annotated[list[bounds.StopText], Field(min_length=1, max_length=1024)] | None = None
+    choice: (
+        Annotated[bounds.ListOf[bounds.StopText], Field(min_length=1, max_length=1024)] | None
+    ) = None
     regex: Annotated[str, Field(strict=True, min_length=1, max_length=1 << 16)] | None = None
     grammar: bounds.JsonText | None = None
     structural_tag: None = None
