@@ -6,7 +6,7 @@ Every API makes an `ApiAnswer` of a request; this is where the request gets its 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request, Response
@@ -30,7 +30,6 @@ class ApiAnswer(Protocol):
 
 Body = TypeVar("Body")
 Prepared = TypeVar("Prepared")
-_Begin = Callable[[LoadedModel], Awaitable[ApiAnswer]]
 
 
 def pool_of(request: Request) -> ModelPool:
@@ -62,32 +61,25 @@ async def respond(
     raise ApiError, InputError for what that model cannot do. While the model is loaded, the
     comments of a stream tell how far that is.
     """
+    pool = pool_of(request)
+    pool.find(name)  # raises ApiError for an unknown name before a stream begins
 
     async def begin(loaded: LoadedModel) -> ApiAnswer:
         return answer(loaded, body, await loaded.threads.run(prepare, loaded.model, body))
 
-    pool = pool_of(request)
-    pool.find(name)  # raises ApiError for an unknown name before a stream begins
+    async def events() -> AsyncIterator[Any]:
+        with pool.claim(name, keep_alive_s) as claim:
+            async for line in claim.progress():
+                yield Comment(line)
+            begun = await begin(await claim.loaded())
+            async for event in begun.events():
+                yield event
+
+    async def whole() -> Response:
+        async with pool.use(name, keep_alive_s) as loaded:
+            begun = await begin(loaded)
+            return await begun.whole()
+
     if form is not None:
-        return AnswerStream(_events(pool, name, begin, keep_alive_s), form)
-    response = await unless_gone(_whole(pool, name, begin, keep_alive_s), request.receive)
-    return response or Response(status_code=CLIENT_LEFT)
-
-
-async def _events(
-    pool: ModelPool, name: str | None, begin: _Begin, keep_alive_s: float | None
-) -> AsyncIterator[Any]:
-    with pool.claim(name, keep_alive_s) as claim:
-        async for line in claim.progress():
-            yield Comment(line)
-        answer = await begin(await claim.loaded())
-        async for event in answer.events():
-            yield event
-
-
-async def _whole(
-    pool: ModelPool, name: str | None, begin: _Begin, keep_alive_s: float | None
-) -> Response:
-    async with pool.use(name, keep_alive_s) as loaded:
-        answer = await begin(loaded)
-        return await answer.whole()
+        return AnswerStream(events(), form)
+    return await unless_gone(whole(), request.receive) or Response(status_code=CLIENT_LEFT)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from dflash_local.result import Chunk
@@ -32,13 +31,8 @@ class TokenSpans:
         return range(start, self._end)
 
 
-@dataclass(frozen=True)
-class PlacedLogprob:
-    """A token's log-probability, and the character of the answer's text where the token begins."""
-
-    offset: int
-    logprob: TokenLogprob
-
+PlacedLogprob = tuple[int, TokenLogprob]
+"""The character of the answer's text where a token begins, and the token's log-probability."""
 
 WriteLogprobs = Callable[[Vocabulary, Sequence[PlacedLogprob]], dict[str, Any]]
 """Writes `logprobs` of a choice."""
@@ -62,9 +56,9 @@ class LogprobStream:
     def push(self, chunk: Chunk) -> None:
         self._n_characters += len(chunk.text)
         for logprob in chunk.logprobs:
-            self._logprobs.append(PlacedLogprob(self._spans.push(logprob.token).start, logprob))
-        for placed in self._logprobs[self._n_shown :]:
-            if placed.offset >= self._n_characters:
+            self._logprobs.append((self._spans.push(logprob.token).start, logprob))
+        for offset, _ in self._logprobs[self._n_shown :]:
+            if offset >= self._n_characters:
                 break
             self._n_shown += 1
 
@@ -92,9 +86,9 @@ def chat_logprobs(vocabulary: Vocabulary, placed: Sequence[PlacedLogprob]) -> di
         }
 
     content = [
-        entry(each.logprob.token, each.logprob.logprob)
-        | {"top_logprobs": [entry(token, logprob) for token, logprob in each.logprob.top]}
-        for each in placed
+        entry(each.token, each.logprob)
+        | {"top_logprobs": [entry(token, logprob) for token, logprob in each.top]}
+        for _, each in placed
     ]
     return {"content": content, "refusal": None}
 
@@ -103,17 +97,17 @@ def completion_logprobs(vocabulary: Vocabulary, placed: Sequence[PlacedLogprob])
     """`logprobs` of a completion's choice. Each token is among the likeliest of its place, whether
     it is one of them or not."""
     tops: list[dict[str, float]] = []
-    for each in placed:
+    for _, each in placed:
         top: dict[str, float] = {}
-        for token, logprob in (*each.logprob.top, (each.logprob.token, each.logprob.logprob)):
+        for token, logprob in (*each.top, (each.token, each.logprob)):
             text = _text(vocabulary.piece(token, special=True))
             top[text] = max(logprob, top.get(text, _UNLIKELY))
         tops.append(top)
     return {
-        "tokens": [_text(vocabulary.piece(each.logprob.token, special=True)) for each in placed],
-        "token_logprobs": [max(each.logprob.logprob, _UNLIKELY) for each in placed],
+        "tokens": [_text(vocabulary.piece(each.token, special=True)) for _, each in placed],
+        "token_logprobs": [max(each.logprob, _UNLIKELY) for _, each in placed],
         "top_logprobs": tops,
-        "text_offset": [each.offset for each in placed],
+        "text_offset": [offset for offset, _ in placed],
     }
 
 
