@@ -12,10 +12,9 @@ from anthropic.types import Message, TextBlock, ThinkingBlock, ToolUseBlock
 
 from chat_models import WEATHER
 from dflash_local import Model
-from openai_api import CERTAIN, QUESTION, user
+from openai_api import CERTAIN, QUESTION, SAMPLER, user
 from server_process import ServerProcess
 
-SAMPLER = {"top_k": 40, "top_p": 0.95, "min_p": 0.05}
 GREEDY = {"temperature": 0, "cache_prompt": False}
 TOOL: dict[str, Any] = {
     "name": WEATHER["function"]["name"],
@@ -186,9 +185,8 @@ def test_a_tool_is_called_and_its_result_goes_back_in(tool_sdk: anthropic.Anthro
 
 def test_any_tool_and_none(tool_sdk: anthropic.Anthropic) -> None:
     question = user("What is the weather?")
-    told = ask(
-        tool_sdk, tools=[TOOL], tool_choice={"type": "any"}, messages=question, max_tokens=200
-    )
+    any_one = {"type": "any", "disable_parallel_tool_use": True}
+    told = ask(tool_sdk, tools=[TOOL], tool_choice=any_one, messages=question, max_tokens=96)
     assert any(isinstance(block, ToolUseBlock) for block in told.content)
     without = tool_sdk.messages.count_tokens(model="any", messages=question)
     none = tool_sdk.messages.count_tokens(

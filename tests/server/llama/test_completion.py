@@ -15,10 +15,12 @@ from openai_api import refused
 
 PATH = "/completion"
 PROMPT = "def fibonacci(n):\n"
+FEW = 8
+"""Tokens."""
 
 
 def complete(client: httpx.Client, **body: Any) -> Any:
-    answer = client.post(PATH, json={"prompt": PROMPT, "n_predict": 16, **body})
+    answer = client.post(PATH, json={"prompt": PROMPT, "n_predict": FEW, **body})
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -48,8 +50,8 @@ def events(text: str) -> list[dict[str, Any]]:
 def test_an_answer_is_the_model_s_own(
     client: httpx.Client, model: Model, options: dict[str, Any]
 ) -> None:
-    told = complete(client, n_predict=32, return_tokens=True, **options)
-    own = model.generate(PROMPT, max_tokens=32, **options)
+    told = complete(client, n_predict=24, return_tokens=True, **options)
+    own = model.generate(PROMPT, max_tokens=24, **options)
     assert told["tokens"] == own.tokens
     assert told["content"] == own.text
     assert told["tokens_predicted"] == len(own.tokens)
@@ -75,7 +77,7 @@ def test_a_stream_is_the_whole_answer_in_pieces(client: httpx.Client) -> None:
     with client.stream(
         "POST",
         PATH,
-        json={"prompt": PROMPT, "n_predict": 16, "temperature": 0, "stream": True},
+        json={"prompt": PROMPT, "n_predict": FEW, "temperature": 0, "stream": True},
     ) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         told = events(answer.read().decode())
@@ -91,7 +93,7 @@ def test_a_stream_is_the_whole_answer_in_pieces(client: httpx.Client) -> None:
 
 
 def test_a_stream_tells_the_time_where_asked(client: httpx.Client) -> None:
-    body = {"prompt": PROMPT, "n_predict": 16, "temperature": 0, "stream": True}
+    body = {"prompt": PROMPT, "n_predict": FEW, "temperature": 0, "stream": True}
     told = events(client.post(PATH, json={**body, "timings_per_token": True}).text)
     assert [event["timings"]["predicted_n"] for event in told] == [
         event["tokens_predicted"] for event in told
@@ -100,12 +102,16 @@ def test_a_stream_tells_the_time_where_asked(client: httpx.Client) -> None:
     assert "timings" in last and not any("timings" in part for part in parts)
 
 
-def test_a_prompt_may_be_ids_or_mixed(client: httpx.Client, model: Model) -> None:
+def test_what_a_prompt_may_be(client: httpx.Client, model: Model) -> None:
     ids = model.tokenize(PROMPT)
     whole = complete(client, temperature=0)["content"]
     assert complete(client, prompt=ids, temperature=0)["content"] == whole
     mixed = [PROMPT[:3], *model.tokenize(PROMPT[3:])]
     assert complete(client, prompt=mixed, temperature=0)["content"] == whole
+    given = {"prompt_string": PROMPT, "multimodal_data": []}
+    assert complete(client, prompt=given, temperature=0)["content"] == whole
+    both = complete(client, prompt=[given, PROMPT], temperature=0)
+    assert [answer["content"] for answer in both] == [whole, whole]
 
 
 def test_several_prompts_are_answered_in_a_list(client: httpx.Client) -> None:
@@ -128,8 +134,8 @@ def test_only_the_fields_asked_for_are_answered(client: httpx.Client) -> None:
     fields = ["content", "timings/predicted_n", "generation_settings/n_predict", "no/such"]
     told = complete(client, response_fields=fields)
     assert list(told) == fields[:3]
-    assert told["timings/predicted_n"] == 16
-    assert told["generation_settings/n_predict"] == 16
+    assert told["timings/predicted_n"] == FEW
+    assert told["generation_settings/n_predict"] == FEW
     assert complete(client, response_fields=[""]) == {}
 
 
@@ -143,7 +149,7 @@ def test_no_tokens_reads_the_prompt_into_the_cache(client: httpx.Client) -> None
 
 
 def test_an_answer_says_what_ended_it(client: httpx.Client, model: Model) -> None:
-    text = model.generate(PROMPT, max_tokens=16).text
+    text = model.generate(PROMPT, max_tokens=FEW).text
     stop = text[len(text) // 2 :][:3]
     told = complete(client, temperature=0, stop=["nowhere to be found", stop])
     assert (told["stop_type"], told["stopping_word"]) == ("word", stop)
@@ -179,14 +185,6 @@ def test_a_text_s_tokens_are_biased(client: httpx.Client, model: Model) -> None:
         assert set(told["tokens"]) <= tokens
     forbidden = model.generate(PROMPT, max_tokens=4, logit_bias={"zebra": float("inf") * -1})
     assert not tokens & set(forbidden.tokens)
-
-
-def test_a_prompt_may_be_an_object(client: httpx.Client) -> None:
-    whole = complete(client, temperature=0)["content"]
-    given = {"prompt_string": PROMPT, "multimodal_data": []}
-    assert complete(client, prompt=given, temperature=0)["content"] == whole
-    both = complete(client, prompt=[given, PROMPT], temperature=0)
-    assert [answer["content"] for answer in both] == [whole, whole]
 
 
 def test_a_grammar_binds_the_answer(client: httpx.Client) -> None:

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Literal
 
 import openai
-import pytest
 from pydantic import BaseModel, Field
 
 from chat_models import WEATHER
 from openai_api import QUESTION, user
-from server_process import ServerProcess
 
 MODEL = "any-name"
-
-
-def connect(server: ServerProcess) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
-
-
-@pytest.fixture
-def sdk(server: ServerProcess) -> Iterator[openai.OpenAI]:
-    with connect(server) as connected:
-        yield connected
 
 
 def test_the_sdk_s_own_reading_of_a_stream(sdk: openai.OpenAI) -> None:
@@ -62,19 +49,16 @@ def test_parse_gives_an_object_of_a_class(sdk: openai.OpenAI) -> None:
     assert json.loads(message.content or "") == message.parsed.model_dump()
 
 
-def test_a_stream_of_tools(tool_server: ServerProcess) -> None:
-    with (
-        connect(tool_server) as sdk,
-        sdk.chat.completions.stream(
-            model=MODEL,
-            messages=user("What is the weather?"),
-            tools=[WEATHER],
-            tool_choice="required",
-            parallel_tool_calls=False,
-            max_tokens=96,
-            temperature=0,
-        ) as stream,
-    ):
+def test_a_stream_of_tools(tool_sdk: openai.OpenAI) -> None:
+    with tool_sdk.chat.completions.stream(
+        model=MODEL,
+        messages=user("What is the weather?"),
+        tools=[WEATHER],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_tokens=96,
+        temperature=0,
+    ) as stream:
         events = [e for e in stream if e.type == "tool_calls.function.arguments.done"]
         final = stream.get_final_completion()
     [done] = events
