@@ -6,11 +6,12 @@ Every API makes an `ApiAnswer` of a request; this is where the request gets its 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request, Response
 
+from dflash_local.model import Model
 from dflash_local.server.http.event_stream import AnswerStream, Comment, StreamForm, unless_gone
 from dflash_local.server.models.pool import ModelPool
 from dflash_local.server.models.served_model import LoadedModel
@@ -27,8 +28,8 @@ class ApiAnswer(Protocol):
     async def whole(self) -> Response: ...
 
 
-Begin = Callable[[LoadedModel], Awaitable[ApiAnswer]]
-"""Reads a request for a model. Raises ApiError, InputError for what that model cannot do."""
+Body = TypeVar("Body")
+Prepared = TypeVar("Prepared")
 
 
 def pool_of(request: Request) -> ModelPool:
@@ -37,39 +38,48 @@ def pool_of(request: Request) -> ModelPool:
     return pool
 
 
+async def on_model(
+    request: Request, name: str | None, body: Body, work: Callable[[Model, Body], Prepared]
+) -> Prepared:
+    """What `work` makes of `body` with the model of that name, on a thread of that model's."""
+    async with pool_of(request).use(name) as loaded:
+        return await loaded.threads.run(work, loaded.model, body)
+
+
 async def respond(
     request: Request,
     name: str | None,
-    begin: Begin,
+    body: Body,
+    prepare: Callable[[Model, Body], Prepared],
+    answer: Callable[[LoadedModel, Body, Prepared], ApiAnswer],
     form: StreamForm | None = None,
     keep_alive_s: float | None = None,
 ) -> Response:
     """The answer of the model of that name: a stream in `form`, or without one a whole.
 
-    While the model is loaded, the comments of a stream tell how far that is.
+    `answer` answers `body` with what `prepare` has made of it, on a thread of the model's. Both
+    raise ApiError, InputError for what that model cannot do. While the model is loaded, the
+    comments of a stream tell how far that is.
     """
     pool = pool_of(request)
     pool.find(name)  # raises ApiError for an unknown name before a stream begins
+
+    async def begin(loaded: LoadedModel) -> ApiAnswer:
+        return answer(loaded, body, await loaded.threads.run(prepare, loaded.model, body))
+
+    async def events() -> AsyncIterator[Any]:
+        with pool.claim(name, keep_alive_s) as claim:
+            async for line in claim.progress():
+                yield Comment(line)
+            begun = await begin(await claim.loaded())
+            async for event in begun.events():
+                yield event
+
+    async def whole() -> Response:
+        async with pool.use(name, keep_alive_s) as loaded:
+            begun = await begin(loaded)
+            return await begun.whole()
+
     if form is not None:
-        return AnswerStream(_events(pool, name, begin, keep_alive_s), form)
-    response = await unless_gone(_whole(pool, name, begin, keep_alive_s), request.receive)
-    return response or Response(status_code=CLIENT_LEFT)
-
-
-async def _events(
-    pool: ModelPool, name: str | None, begin: Begin, keep_alive_s: float | None
-) -> AsyncIterator[Any]:
-    with pool.claim(name, keep_alive_s) as claim:
-        async for line in claim.progress():
-            yield Comment(line)
-        answer = await begin(await claim.loaded())
-        async for event in answer.events():
-            yield event
-
-
-async def _whole(
-    pool: ModelPool, name: str | None, begin: Begin, keep_alive_s: float | None
-) -> Response:
-    async with pool.use(name, keep_alive_s) as loaded:
-        answer = await begin(loaded)
-        return await answer.whole()
+        return AnswerStream(events(), form)
+    return await unless_gone(whole(), request.receive) or Response(status_code=CLIENT_LEFT)

@@ -7,14 +7,14 @@ ignored, as pydantic does by default: clients send what they know from other ser
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from dflash_local.server.http.errors import ApiError
 
 T = TypeVar("T")
-
-ListOf = Annotated[list[T], Field(fail_fast=True)]
-"""A list that is refused at the first bad item: an error for each would hold up all clients."""
 
 MAX_INT = 2**31 - 1
 """llama.cpp takes its counts as 32-bit integers."""
@@ -27,6 +27,16 @@ MAX_ENTRIES = 1024
 MAX_MESSAGES = 10_000
 MAX_STOPS = 64
 MAX_TOOLS = 512
+
+ListOf = Annotated[list[T], Field(fail_fast=True)]
+"""A list that is refused at the first bad item: an error for each would hold up all clients."""
+
+MessagesOf = Annotated[ListOf[T], Field(max_length=MAX_MESSAGES)]
+"""Messages, or what they consist of."""
+
+SomeMessagesOf = Annotated[MessagesOf[T], Field(min_length=1)]
+ToolsOf = Annotated[ListOf[T], Field(max_length=MAX_TOOLS)]
+"""Tools, or calls of them."""
 
 MaxTokens = Annotated[int, Field(strict=True, ge=1, le=MAX_INT)]
 Predict = Annotated[int, Field(strict=True, ge=-1, le=MAX_INT)]
@@ -41,6 +51,9 @@ Choices = Annotated[int, Field(strict=True, ge=1, le=MAX_CHOICES)]
 Seed = Annotated[int, Field(strict=True, ge=-(2**63), le=2**64 - 1)]
 Logprobs = Annotated[int, Field(strict=True, ge=0, le=5)]
 TopLogprobs = Annotated[int, Field(strict=True, ge=0, le=20)]
+Alternatives = Annotated[int, Field(strict=True, ge=0, le=100)]
+"""llama-server's `n_probs`: how many to report with each token."""
+
 TokenId = Annotated[int, Field(strict=True, ge=0, le=MAX_INT)]
 
 Temperature = Annotated[float, Field(strict=True, ge=0, le=100, allow_inf_nan=False)]
@@ -90,6 +103,22 @@ TextOr = Annotated[
     BY_BEING_A_LIST,
 ]
 """A text or a list: `TextOr[list[Part]]`."""
+
+
+def refuse(
+    lines: Mapping[str, str], *, unless: Sequence[Any], codes: Mapping[str, str] | None = None
+) -> Any:
+    """A validator of a model, which refuses the fields of `lines` with these, unless they have one
+    of these values. `codes`: those of errors that have one."""
+
+    def check(given: Any) -> Any:
+        if isinstance(given, dict):
+            for name, line in lines.items():
+                if given.get(name) not in unless:
+                    raise ApiError(400, line, param=name, code=(codes or {}).get(name))
+        return given
+
+    return model_validator(mode="before")(check)
 
 
 def field_of(value: Any, name: str) -> Any:

@@ -7,8 +7,6 @@ from itertools import groupby
 from typing import Any
 
 from dflash_local.result import Chunk
-from dflash_local.server.answering.token_logprobs import TokenSpans
-from dflash_local.target.vocabulary import Vocabulary
 
 _Mark = tuple[bool, bool]
 """Whether a character was drafted, and whether only the text itself proposed it."""
@@ -18,14 +16,13 @@ _OWN: _Mark = (False, False)
 class DraftDetail:
     """Reads the model's chunks, and tells for each piece of shown text whether it was drafted.
 
-    A character belongs to the token that completes it. The shown text may lag behind the tokens,
-    and may lack parts that do not belong to the message, such as the marks around reasoning.
+    The shown text may lag behind the model's, and may lack parts that do not belong to the message,
+    such as the marks around reasoning.
     """
 
-    def __init__(self, vocabulary: Vocabulary, *, special: bool = False) -> None:
-        self._spans = TokenSpans(vocabulary, special=special)
+    def __init__(self) -> None:
         self._text = ""  # not yet asked for
-        self._marks: list[_Mark] = []  # of its characters, and of characters still to come
+        self._marks: list[_Mark] = []  # of its characters
         self._rounds: list[int] = []
         self._n_open = 0  # accepted drafts of a round whose last token is still to come
         self._begun = False
@@ -35,11 +32,10 @@ class DraftDetail:
     def push(self, chunk: Chunk) -> None:
         """Take in what the model has added."""
         self._text += chunk.text
-        # A chunk of whoever knows no copies has none.
-        copied = chunk.from_copy or [False] * len(chunk.tokens)
-        for token, *mark in zip(chunk.tokens, chunk.from_draft, copied, strict=True):
-            self._marks += [(mark[0], mark[1])] * len(self._spans.push(token))
-            self._count(mark[0])
+        for text, drafted, copied in chunk.pieces:
+            self._marks += [(drafted, copied)] * len(text)
+        for drafted in chunk.from_draft:
+            self._count(drafted)
         self._drafting = chunk.drafting
         if chunk.result is not None:
             self._warning = chunk.result.stats.warning
@@ -75,7 +71,7 @@ class DraftDetail:
         end = begin + len(shown)
         marks = self._marks[begin:end]
         self._text, self._marks = self._text[end:], self._marks[end:]
-        return marks + [_OWN] * (len(shown) - len(marks))
+        return marks
 
 
 def _pieces(text: str, marks: Sequence[_Mark]) -> list[dict[str, Any]]:

@@ -132,13 +132,7 @@ class RunningTimings:
         if self._begun_at is None:
             self._begun_at = now
         self._n += len(chunk.tokens)
-        ms = 1e3 * (now - self._begun_at)
-        return {
-            "predicted_n": self._n,
-            "predicted_ms": round(ms, 3),
-            "predicted_per_token_ms": _ratio(ms, self._n),
-            "predicted_per_second": _ratio(1e3 * self._n, ms),
-        }
+        return _speed("predicted", self._n, 1e3 * (now - self._begun_at))
 
 
 def timings(results: Sequence[Result]) -> dict[str, Any]:
@@ -152,18 +146,10 @@ def timings(results: Sequence[Result]) -> dict[str, Any]:
     cached = sum(s.cached_tokens for s in stats)
     prompt_n = sum(s.prompt_tokens for s in stats) - cached
     predicted_n = sum(len(result.tokens) for result in results)
-    prompt_ms = 1e3 * sum(s.prompt_s for s in stats)
-    predicted_ms = 1e3 * sum(s.decode_s for s in stats)
     fields: dict[str, Any] = {
         "cache_n": cached,
-        "prompt_n": prompt_n,
-        "prompt_ms": round(prompt_ms, 3),
-        "prompt_per_token_ms": _ratio(prompt_ms, prompt_n),
-        "prompt_per_second": _ratio(1e3 * prompt_n, prompt_ms),
-        "predicted_n": predicted_n,
-        "predicted_ms": round(predicted_ms, 3),
-        "predicted_per_token_ms": _ratio(predicted_ms, predicted_n),
-        "predicted_per_second": _ratio(1e3 * predicted_n, predicted_ms),
+        **_speed("prompt", prompt_n, 1e3 * sum(s.prompt_s for s in stats)),
+        **_speed("predicted", predicted_n, 1e3 * sum(s.decode_s for s in stats)),
     }
     drafted = sum(s.drafted for s in stats)
     if drafted:
@@ -171,6 +157,16 @@ def timings(results: Sequence[Result]) -> dict[str, Any]:
         fields["draft_n_accepted"] = sum(s.accepted for s in stats)
         fields["tokens_per_round"] = round(Stats.sum(stats).tokens_per_round, 4)
     return fields
+
+
+def _speed(what: str, n: int, ms: float) -> dict[str, Any]:
+    """`prompt_n`, `prompt_ms` and so on, or `predicted_n` and its like."""
+    return {
+        f"{what}_n": n,
+        f"{what}_ms": round(ms, 3),
+        f"{what}_per_token_ms": _ratio(ms, n),
+        f"{what}_per_second": _ratio(1e3 * n, ms),
+    }
 
 
 def _ratio(a: float, b: float) -> float:

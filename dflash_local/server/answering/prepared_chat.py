@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_local.chat.dialect import Dialect, Parser
+from dflash_local.chat.dialect import Dialect
 from dflash_local.chat.lark import either, json_rule
 from dflash_local.chat.reasoning import CLOSE
 from dflash_local.model import Model
@@ -31,10 +31,6 @@ class PreparedChat:
     tools: ToolUse
     thinking_open: bool
 
-    def parser(self) -> Parser:
-        """A parser for one answer."""
-        return self.dialect.parser(self.tools.allowed, thinking_open=self.thinking_open)
-
     def options(
         self, fields: SamplingFields, *, max_tokens: int | None, logprobs: int | None = None
     ) -> dict[str, Any]:
@@ -49,9 +45,9 @@ class PreparedChat:
         return options
 
 
-def input_tokens(prompt: Sequence[int]) -> dict[str, Any]:
+def input_tokens(chat: PreparedChat) -> dict[str, Any]:
     """The answer of routes that count the tokens of a prompt, in OpenAI's form."""
-    return {"object": "response.input_tokens", "input_tokens": len(prompt)}
+    return {"object": "response.input_tokens", "input_tokens": len(chat.prompt)}
 
 
 def split_begun(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
@@ -98,14 +94,14 @@ def prepare_chat(
     variables = {**_effort(reasoning_effort), **(template_kwargs or {})}
     prompt = model.chat_prompt(
         messages,
-        tools=list(tools.shown) or None,
+        tools=tools.shown or None,
         chat_template_kwargs=variables,
         begin_answer=begin_answer,
     )
     thinking_open = model.thinking_open(prompt)
     dialect = model.dialect
     bindings: dict[str, Any] = {"special": True} if dialect.special else {}
-    if tools.force is not None:
+    if tools.required:
         bindings["lark"] = _forced_call(model, tools, thinking_open)
     elif schema is not None:
         bindings |= _bound_answer(model, schema, prompt, thinking_open)
@@ -148,7 +144,7 @@ def _call(model: Model, tools: ToolUse, thinking_open: bool) -> str | None:
     """A Lark grammar of calls; None where the model has none."""
     return model.dialect.call_grammar(
         tools.allowed,
-        choice=tools.force or "required",
+        choice="required",
         parallel=tools.parallel,
         is_token=model.is_token,
         thinking_open=thinking_open,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, model_validator
 
 from dflash_local.model import Model
 from dflash_local.server.answering import bounds
@@ -48,7 +48,15 @@ N_SEEDS = 2**32 - 1
 _LEAST_TOP_P = 1e-6
 _BAN = -100
 
-_TopK = Annotated[int, Field(strict=True, ge=-1, le=bounds.MAX_INT)]
+_TopK = Annotated[
+    int, Field(strict=True, ge=-1, le=bounds.MAX_INT), AfterValidator(lambda k: max(k, 0))
+]
+_TopP = Annotated[bounds.Probability, AfterValidator(lambda p: max(p, _LEAST_TOP_P))]
+"""OpenAI's 0 is the likeliest token only."""
+
+_DryBase = Annotated[bounds.Factor, AfterValidator(lambda base: base if base >= 1 else 1.75)]
+"""Below 1 llama-server takes its default."""
+
 _Sigma = Annotated[float, Field(strict=True, ge=-1, le=100, allow_inf_nan=False)]
 _Breaker = Annotated[str, Field(strict=True, min_length=1, max_length=40)]
 _Breakers = Annotated[list[_Breaker], Field(max_length=16)]
@@ -77,7 +85,7 @@ class SamplingFields(BaseModel):
     """
 
     temperature: bounds.Temperature | None = None
-    top_p: bounds.Probability | None = None
+    top_p: _TopP | None = None
     top_k: _TopK | None = None
     min_p: bounds.Probability | None = None
     seed: bounds.Seed | None = None
@@ -87,12 +95,12 @@ class SamplingFields(BaseModel):
     repetition_penalty: bounds.Factor | None = None
     repeat_last_n: bounds.LastN | None = None
     dry_multiplier: bounds.Factor | None = None
-    dry_base: bounds.Factor | None = None
+    dry_base: _DryBase | None = None
     dry_allowed_length: bounds.Count | None = None
     dry_penalty_last_n: bounds.LastN | None = None
     dry_sequence_breakers: _Breakers | None = None
     top_n_sigma: _Sigma | None = None
-    typical_p: bounds.Probability | None = None
+    typical_p: _TopP | None = None
     xtc_probability: bounds.Probability | None = None
     xtc_threshold: bounds.Probability | None = None
     dynatemp_range: bounds.Factor | None = None
@@ -128,40 +136,24 @@ class SamplingFields(BaseModel):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
-_AS_THEY_ARE = (
-    "temperature",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repeat_last_n",
-    "dry_multiplier",
-    "dry_allowed_length",
-    "dry_penalty_last_n",
-    "dry_sequence_breakers",
-    "top_n_sigma",
-    "xtc_probability",
-    "xtc_threshold",
-    "dynatemp_range",
-    "dynatemp_exponent",
-)
+_AS_THEY_ARE = SamplingFields.model_fields.keys() - {
+    "repeat_penalty",
+    "repetition_penalty",
+    "seed",
+    "logit_bias",
+    "stop",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "cache_prompt",
+    "t_max_predict_ms",
+    "grammar",
+}
 """Fields that the model takes under the same name, whatever their value."""
 
 
 def sampling_options(fields: SamplingFields) -> dict[str, Any]:
     """What `fields` say, as keyword arguments of `Model.astream`."""
-    options: dict[str, Any] = {}
-    for name in _AS_THEY_ARE:
-        if (value := getattr(fields, name)) is not None:
-            options[name] = value
-    if fields.top_k is not None:
-        options["top_k"] = max(fields.top_k, 0)
-    if fields.top_p is not None:
-        options["top_p"] = max(fields.top_p, _LEAST_TOP_P)  # OpenAI's 0 is the likeliest token only
-    if fields.typical_p is not None:
-        options["typical_p"] = max(fields.typical_p, _LEAST_TOP_P)
-    if fields.dry_base is not None:
-        # Below 1 llama-server takes its default.
-        options["dry_base"] = fields.dry_base if fields.dry_base >= 1 else 1.75
+    options = fields.model_dump(include=_AS_THEY_ARE, exclude_none=True)
     penalty = fields.repeat_penalty if fields.repeat_penalty else fields.repetition_penalty
     if penalty:
         options["repeat_penalty"] = penalty
@@ -177,8 +169,6 @@ def sampling_options(fields: SamplingFields) -> dict[str, Any]:
         options["cache_prompt"] = False
     if fields.t_max_predict_ms:
         options["deadline_s"] = fields.t_max_predict_ms / 1000
-    if fields.draft_width is not None:
-        options["draft_width"] = fields.draft_width
     if fields.grammar:
         options["grammar"] = fields.grammar
     return options

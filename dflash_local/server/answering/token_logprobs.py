@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dflash_local.result import Chunk
@@ -32,19 +31,22 @@ class TokenSpans:
         return range(start, self._end)
 
 
-@dataclass(frozen=True)
-class PlacedLogprob:
-    """A token's log-probability, and the character of the answer's text where the token begins."""
+PlacedLogprob = tuple[int, TokenLogprob]
+"""The character of the answer's text where a token begins, and the token's log-probability."""
 
-    offset: int
-    logprob: TokenLogprob
+WriteLogprobs = Callable[[Vocabulary, Sequence[PlacedLogprob]], dict[str, Any]]
+"""Writes `logprobs` of a choice."""
 
 
 class LogprobStream:
     """Gives tokens only after the text that they begin with has been shown: so neither a stop text
-    nor an end of text is among them."""
+    nor an end of text is among them. `write`: None where nobody asked for them."""
 
-    def __init__(self, vocabulary: Vocabulary, *, special: bool = False) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, write: WriteLogprobs | None, *, special: bool = False
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._write = write
         self._spans = TokenSpans(vocabulary, special=special)
         self._logprobs: list[PlacedLogprob] = []
         self._n_characters = 0
@@ -54,22 +56,22 @@ class LogprobStream:
     def push(self, chunk: Chunk) -> None:
         self._n_characters += len(chunk.text)
         for logprob in chunk.logprobs:
-            self._logprobs.append(PlacedLogprob(self._spans.push(logprob.token).start, logprob))
-        for placed in self._logprobs[self._n_shown :]:
-            if placed.offset >= self._n_characters:
+            self._logprobs.append((self._spans.push(logprob.token).start, logprob))
+        for offset, _ in self._logprobs[self._n_shown :]:
+            if offset >= self._n_characters:
                 break
             self._n_shown += 1
 
-    @property
-    def shown(self) -> list[PlacedLogprob]:
-        """All tokens whose text has begun."""
-        return self._logprobs[: self._n_shown]
-
-    def take(self) -> list[PlacedLogprob]:
-        """Those of them that are new since the last call."""
+    def take(self) -> dict[str, Any] | None:
+        """Those of the tokens since the last call; None where there are none or nobody asked."""
         new = self._logprobs[self._n_taken : self._n_shown]
         self._n_taken = self._n_shown
-        return new
+        return self._write(self._vocabulary, new) if self._write and new else None
+
+    def all(self) -> dict[str, Any] | None:
+        """Those of all tokens whose text has begun; None where nobody asked."""
+        shown = self._logprobs[: self._n_shown]
+        return self._write(self._vocabulary, shown) if self._write else None
 
 
 def chat_logprobs(vocabulary: Vocabulary, placed: Sequence[PlacedLogprob]) -> dict[str, Any]:
@@ -84,9 +86,9 @@ def chat_logprobs(vocabulary: Vocabulary, placed: Sequence[PlacedLogprob]) -> di
         }
 
     content = [
-        entry(each.logprob.token, each.logprob.logprob)
-        | {"top_logprobs": [entry(token, logprob) for token, logprob in each.logprob.top]}
-        for each in placed
+        entry(each.token, each.logprob)
+        | {"top_logprobs": [entry(token, logprob) for token, logprob in each.top]}
+        for _, each in placed
     ]
     return {"content": content, "refusal": None}
 
@@ -95,17 +97,17 @@ def completion_logprobs(vocabulary: Vocabulary, placed: Sequence[PlacedLogprob])
     """`logprobs` of a completion's choice. Each token is among the likeliest of its place, whether
     it is one of them or not."""
     tops: list[dict[str, float]] = []
-    for each in placed:
+    for _, each in placed:
         top: dict[str, float] = {}
-        for token, logprob in (*each.logprob.top, (each.logprob.token, each.logprob.logprob)):
+        for token, logprob in (*each.top, (each.token, each.logprob)):
             text = _text(vocabulary.piece(token, special=True))
             top[text] = max(logprob, top.get(text, _UNLIKELY))
         tops.append(top)
     return {
-        "tokens": [_text(vocabulary.piece(each.logprob.token, special=True)) for each in placed],
-        "token_logprobs": [max(each.logprob.logprob, _UNLIKELY) for each in placed],
+        "tokens": [_text(vocabulary.piece(each.token, special=True)) for _, each in placed],
+        "token_logprobs": [max(each.logprob, _UNLIKELY) for _, each in placed],
         "top_logprobs": tops,
-        "text_offset": [each.offset for each in placed],
+        "text_offset": [offset for offset, _ in placed],
     }
 
 

@@ -36,6 +36,10 @@ class Function(BaseModel):
     parameters: bounds.JsonObject | None = None
     strict: bounds.Flag | None = None
 
+    @property
+    def tool(self) -> Tool:
+        return Tool.of({"function": self.model_dump()})
+
 
 class FunctionTool(BaseModel):
     type: Literal["function"] = "function"
@@ -59,14 +63,10 @@ class NamedTool(BaseModel):
     type: Literal["function"]
     function: NamedFunction
 
-    @classmethod
-    def of(cls, name: str) -> NamedTool:
-        return cls(type="function", function=NamedFunction(name=name))
-
 
 class AllowedTools(BaseModel):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=bounds.MAX_TOOLS)]
+    tools: Annotated[bounds.ToolsOf[NamedTool], Field(min_length=1)]
 
 
 class AllowedToolsChoice(BaseModel):
@@ -96,58 +96,50 @@ ToolChoice = Annotated[
 ]
 
 
+Choice = tuple[str, list[str] | None]
+"""What an answer may call: "none", "auto" or "required", and of which tools; None is all."""
+
+
 @dataclass(frozen=True)
 class ToolUse:
     """`shown`: the tools that the prompt describes. `allowed`: those that an answer may call.
 
-    `force` is "required" where the answer must call one of these, or the name of the one that it
-    must call. `parallel`: it may make several calls.
+    `required`: it must call one of these. `parallel`: it may make several calls.
     """
 
-    shown: tuple[Tool, ...] = ()
-    allowed: tuple[Tool, ...] = ()
-    force: str | None = None
+    shown: Sequence[Tool] = ()
+    allowed: Sequence[Tool] = ()
+    required: bool = False
     parallel: bool = True
 
 
 def tool_use(
-    tools: Sequence[FunctionTool] | None, choice: Any, *, parallel: bool | None
+    tools: Sequence[Tool],
+    mode: str = "auto",
+    names: Sequence[str] | None = None,
+    *,
+    parallel: bool | None = True,
 ) -> ToolUse:
-    """What a request's `tools`, `tool_choice` and `parallel_tool_calls` ask for.
+    """What a request asks for by its tools, its `Choice`, and `parallel_tool_calls`.
 
     Raises ApiError for a choice without tools, or of a tool that is not among them.
     """
-    shown = tuple(
-        Tool(**given.function.model_dump(exclude={"strict"}, exclude_none=True))
-        for given in tools or ()
-    )
-    names = [tool.name for tool in shown]
-    if len(set(names)) < len(names):
+    known = [tool.name for tool in tools]
+    if len(set(known)) < len(known):
         raise ApiError(400, "two tools have the same name; give each its own", param="tools")
-    several = parallel is not False
-    if choice is None or choice == "auto":
-        return ToolUse(shown, shown, None, several)
-    if choice == "none":
+    if mode == "none":
         return ToolUse()  # the prompt shows none: a model that knows about tools calls them
-    if not shown:
+    if not tools and (mode == "required" or names is not None):
         raise ApiError(400, "tool_choice asks for a call; give tools", param="tool_choice")
-    if choice == "required":
-        return ToolUse(shown, shown, "required", several)
-    force: str | None = None
-    if isinstance(choice, NamedTool):
-        wanted, force = [choice.function.name], choice.function.name
-    else:
-        wanted = [tool.function.name for tool in choice.allowed_tools.tools]
-        if choice.allowed_tools.mode == "required":
-            force = "required"
-    for name in wanted:
-        if name not in names:
+    for name in names or ():
+        if name not in known:
             raise ApiError(
                 400,
-                f"tool_choice names {name!r}; the tools are: {', '.join(names)}",
+                f"tool_choice names {name!r}; the tools are: {', '.join(known)}",
                 param="tool_choice",
             )
-    return ToolUse(shown, tuple(tool for tool in shown if tool.name in wanted), force, several)
+    allowed = [tool for tool in tools if names is None or tool.name in names]
+    return ToolUse(tools, allowed, mode == "required", parallel is not False)
 
 
 def _as_text(given: Any) -> Any:

@@ -1,16 +1,17 @@
 """The content blocks of a message and their events, while the answer arrives.
 
-Deltas of a chat's answer come in. Each run of reasoning, each run of text and each call becomes a
-block: it starts, grows, and stops before the next one starts.
+The events of a chat's answer come in. Each run of reasoning, each run of text and each call becomes
+a block: it starts, grows, and stops before the next one starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic_core import from_json
 
+from dflash_local.chat.events import Content, Event, Reasoning, ToolCallArguments, ToolCallStart
 from dflash_local.server.http.event_stream import NamedEvent
 
 
@@ -29,14 +30,21 @@ class ContentBlocks:
         self._is_open = False
         self._input = ""
 
-    def take(self, delta: Mapping[str, Any]) -> Iterator[NamedEvent]:
-        """The events of one delta of a chat's message."""
-        if self._thinking and delta.get("reasoning_content"):
-            yield from self._text("thinking", delta["reasoning_content"])
-        if delta.get("content"):
-            yield from self._text("text", delta["content"])
-        for call in delta.get("tool_calls", ()):
-            yield from self._call(call)
+    def take(self, added: Event) -> Iterator[NamedEvent]:
+        """The events of what is added to the message."""
+        match added:
+            case Reasoning(text):
+                if self._thinking:
+                    yield from self._text("thinking", text)
+            case Content(text):
+                yield from self._text("text", text)
+            case ToolCallStart(_, id, name):
+                yield from self._start({"type": "tool_use", "id": id, "name": name, "input": {}})
+                self._input = ""
+            case ToolCallArguments(_, text):
+                self._input += text
+                delta = {"type": "input_json_delta", "partial_json": text}
+                yield self._event("content_block_delta", delta=delta)
 
     def close(self) -> Iterator[NamedEvent]:
         """The event that ends the open block, if there is one."""
@@ -55,17 +63,6 @@ class ContentBlocks:
             yield from self._start({"type": kind, kind: "", **unsigned})
         self.content[-1][kind] += text
         yield self._event("content_block_delta", delta={"type": f"{kind}_delta", kind: text})
-
-    def _call(self, call: Mapping[str, Any]) -> Iterator[NamedEvent]:
-        function = call["function"]
-        if "name" in function:
-            block = {"type": "tool_use", "id": call["id"], "name": function["name"], "input": {}}
-            yield from self._start(block)
-            self._input = ""
-        if function["arguments"]:
-            self._input += function["arguments"]
-            delta = {"type": "input_json_delta", "partial_json": function["arguments"]}
-            yield self._event("content_block_delta", delta=delta)
 
     def _start(self, block: dict[str, Any]) -> Iterator[NamedEvent]:
         yield from self.close()

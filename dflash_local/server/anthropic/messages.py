@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from dflash_local.model import Model
-from dflash_local.server.answering.api_answer import pool_of, respond
+from dflash_local.server.answering.api_answer import on_model, respond
 from dflash_local.server.answering.chat_answer import ChatAnswer
 from dflash_local.server.answering.generation import (
     GenerationTask,
@@ -34,18 +34,14 @@ _EVENTS = event_form(done=None, keep_alive=event("ping"), name_error=True)
 @router.post("/v1/messages")
 async def create_message(request: Request, body: MessagesRequest) -> Response:
     """Answer a conversation, in one piece or as a stream of named events."""
-
-    async def begin(loaded: LoadedModel) -> _MessageAnswer:
-        return _MessageAnswer(loaded, body, await loaded.threads.run(_prepare, loaded.model, body))
-
-    return await respond(request, body.model, begin, _EVENTS if body.stream else None)
+    form = _EVENTS if body.stream else None
+    return await respond(request, body.model, body, _prepare, _MessageAnswer, form)
 
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(request: Request, body: CountRequest) -> dict[str, int]:
     """How many tokens the prompt of a conversation has. Nothing is generated."""
-    async with pool_of(request).use(body.model) as loaded:
-        chat = await loaded.threads.run(_prepare, loaded.model, body)
+    chat = await on_model(request, body.model, body, _prepare)
     return {"input_tokens": len(chat.prompt)}
 
 
@@ -54,7 +50,7 @@ def _prepare(model: Model, body: CountRequest) -> PreparedChat:
     return prepare_chat(
         model,
         messages,
-        tools=tool_use(body.functions, body.choice, parallel=body.parallel),
+        tools=tool_use(body.functions, *body.choice, parallel=body.parallel),
         schema=body.schema_of_answer,
         reasoning_effort=body.effort,
         template_kwargs={"enable_thinking": body.thinks},
@@ -88,8 +84,8 @@ class _MessageAnswer:
             if not begun:
                 begun = True
                 yield event("message_start", message=self._message())
-            for delta in self._answer.take(chunk):
-                for made in blocks.take(delta):
+            for added in self._answer.take(chunk):
+                for made in blocks.take(added):
                     yield made
         for made in blocks.close():
             yield made

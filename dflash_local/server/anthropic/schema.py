@@ -12,15 +12,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from dflash_local.chat.tool import Tool
 from dflash_local.server.answering import bounds
 from dflash_local.server.answering.sampling_fields import SamplingFields
-from dflash_local.server.answering.tools import (
-    Function,
-    FunctionTool,
-    HostedTool,
-    NamedTool,
-    ToolName,
-)
+from dflash_local.server.answering.tools import Choice, HostedTool, ToolName
 from dflash_local.server.http.errors import REFUSED
 
 _ATTRIBUTION = "x-anthropic-billing-header:"
@@ -75,11 +70,7 @@ def _only(*kinds: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-Texts = bounds.TextOr[
-    Annotated[
-        bounds.ListOf[Annotated[TextBlock, _only("text")]], Field(max_length=bounds.MAX_MESSAGES)
-    ]
-]
+Texts = bounds.TextOr[bounds.MessagesOf[Annotated[TextBlock, _only("text")]]]
 """A text, or blocks of text."""
 
 
@@ -111,18 +102,14 @@ class SystemTurn(BaseModel):
 
 class UserTurn(BaseModel):
     role: Literal["user"]
-    content: bounds.TextOr[
-        Annotated[bounds.ListOf[_UserBlock], Field(max_length=bounds.MAX_MESSAGES)]
-    ]
+    content: bounds.TextOr[bounds.MessagesOf[_UserBlock]]
 
 
 class AssistantTurn(BaseModel):
     """What an earlier answer said. As the last message it is the beginning of the next answer."""
 
     role: Literal["assistant"]
-    content: bounds.TextOr[
-        Annotated[bounds.ListOf[_AssistantBlock], Field(max_length=bounds.MAX_MESSAGES)]
-    ]
+    content: bounds.TextOr[bounds.MessagesOf[_AssistantBlock]]
 
 
 Turn = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="role")]
@@ -178,10 +165,10 @@ class CountRequest(BaseModel):
     """A conversation. A server of one model takes any model name; the answer has the server's
     own."""
 
-    messages: Annotated[bounds.ListOf[Turn], Field(min_length=1, max_length=bounds.MAX_MESSAGES)]
+    messages: bounds.SomeMessagesOf[Turn]
     model: bounds.Label | None = None
     system: Texts | None = None
-    tools: Annotated[bounds.ListOf[AnthropicTool], Field(max_length=bounds.MAX_TOOLS)] | None = None
+    tools: bounds.ToolsOf[AnthropicTool] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: ThinkingSettings | None = None
     output_config: OutputSettings | None = None
@@ -203,25 +190,22 @@ class CountRequest(BaseModel):
         return given.json_schema if given else None
 
     @property
-    def functions(self) -> list[FunctionTool]:
+    def functions(self) -> list[Tool]:
         """The tools that the model can call."""
         return [
-            FunctionTool(
-                function=Function(
-                    name=tool.name, description=tool.description, parameters=tool.input_schema
-                )
-            )
+            Tool(tool.name, tool.description, tool.input_schema)
             for tool in self.tools or ()
             if isinstance(tool, CustomTool)
         ]
 
     @property
-    def choice(self) -> Any:
-        """`tool_choice` in the form of OpenAI's chats."""
+    def choice(self) -> Choice:
         given = self.tool_choice
-        if given is None or given.type != "tool":
-            return None if given is None else {"any": "required"}.get(given.type, given.type)
-        return NamedTool.of(given.name or "")
+        if given is None:
+            return "auto", None
+        if given.type == "tool":
+            return "required", [given.name or ""]
+        return "required" if given.type == "any" else given.type, None
 
     @property
     def parallel(self) -> bool:

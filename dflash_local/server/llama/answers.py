@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from fastapi import Response
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
+from dflash_local.options import sampling_of
 from dflash_local.result import Chunk, Result
 from dflash_local.sampling.chances import chances_of
 from dflash_local.sampling.params import SamplingParams, TokenLogprob
@@ -50,8 +51,7 @@ def llama_options(body: LlamaRequest) -> dict[str, Any]:
 def drawn_by(options: Mapping[str, Any]) -> SamplingParams:
     """How tokens are drawn with these options of `Model.astream`, for `post_sampling_probs`.
     Raises ApiError where that takes more than the likeliest tokens of a row."""
-    names = {each.name for each in fields(SamplingParams)} & options.keys()
-    known = SamplingParams(**{name: options[name] for name in names})
+    known = sampling_of(options)
     others = {
         "penalties": known.penalises,
         "dry_multiplier": known.is_dry,

@@ -4,7 +4,6 @@ press."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
 from fastapi import APIRouter, Request, Response
 
@@ -25,14 +24,8 @@ log = logging.getLogger("dflash_local.server")
 @router.post("/completions", include_in_schema=False)
 async def completion(request: Request, body: CompletionRequest) -> Response:
     """Go on from each prompt. `tokens_cached` of its tokens needed no computing."""
-    options = llama_options(body)
-
-    async def begin(loaded: LoadedModel) -> LlamaAnswers:
-        prompts = await loaded.threads.run(_token_ids, loaded.model, body.prompts)
-        tasks = [task for prompt in prompts for task in tasks_for(prompt, options, body.n_cmpl)]
-        return LlamaAnswers(loaded, body, tasks)
-
-    return await respond(request, body.model, begin, EVENTS if body.stream else None)
+    form = EVENTS if body.stream else None
+    return await respond(request, body.model, body, _token_ids, _answers, form)
 
 
 @router.post("/infill")
@@ -40,24 +33,30 @@ async def infill(request: Request, body: InfillRequest) -> Response:
     """Fill a gap. A model that has no tokens for it goes on from the text before the gap."""
     warned: set[str] = request.app.state.warned_of_infill
 
-    async def begin(loaded: LoadedModel) -> LlamaAnswers:
-        model = loaded.model
-        vocabulary = model.target.vocabulary
-        if vocabulary.infill is None and loaded.name not in warned:
+    def answers(loaded: LoadedModel, body: InfillRequest, prompt: list[int]) -> LlamaAnswers:
+        if loaded.model.target.vocabulary.infill is None and loaded.name not in warned:
             warned.add(loaded.name)
             log.warning(
                 "%s has no tokens to fill a gap with; /infill goes on from the text before it",
                 loaded.name,
             )
-        prompt = await loaded.threads.run(_infill_prompt, model, body)
         return LlamaAnswers(loaded, body, _infill_tasks(body, prompt))
 
-    return await respond(request, body.model, begin, EVENTS if body.stream else None)
+    form = EVENTS if body.stream else None
+    return await respond(request, body.model, body, _infill_prompt, answers, form)
 
 
-def _token_ids(model: Model, prompts: Sequence[Sequence[str | int]]) -> list[list[int]]:
+def _token_ids(model: Model, body: CompletionRequest) -> list[list[int]]:
     vocabulary = model.target.vocabulary
-    return [mixed_tokens(vocabulary, prompt, n_ctx=model.n_ctx) for prompt in prompts]
+    return [mixed_tokens(vocabulary, prompt, n_ctx=model.n_ctx) for prompt in body.prompts]
+
+
+def _answers(
+    loaded: LoadedModel, body: CompletionRequest, prompts: list[list[int]]
+) -> LlamaAnswers:
+    options = llama_options(body)
+    tasks = [task for prompt in prompts for task in tasks_for(prompt, options, body.n_cmpl)]
+    return LlamaAnswers(loaded, body, tasks)
 
 
 def _infill_prompt(model: Model, body: InfillRequest) -> list[int]:

@@ -8,14 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import (
-    AliasChoices,
-    BaseModel,
-    Field,
-    Tag,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import AliasChoices, BaseModel, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from dflash_local.server.answering import bounds
@@ -25,10 +18,7 @@ from dflash_local.server.http.errors import REFUSED
 
 _Piece = bounds.Text | bounds.TokenId
 _Pieces = Annotated[bounds.ListOf[_Piece], Field(max_length=4 << 20)]
-_MixedText = Annotated[
-    Annotated[bounds.Text, Tag("one")] | Annotated[_Pieces, Tag("list")], bounds.BY_BEING_A_LIST
-]
-_Alternatives = Annotated[int, Field(strict=True, ge=0, le=100)]
+_MixedText = bounds.TextOr[_Pieces]
 _ResponseField = Annotated[str, Field(strict=True, max_length=256)]
 
 
@@ -48,7 +38,7 @@ class LlamaRequest(SamplingFields):
         validation_alias=AliasChoices("n_cmpl", "n"),
         description="Answers to each prompt; more than one are returned as a list.",
     )
-    n_probs: _Alternatives = Field(
+    n_probs: bounds.Alternatives = Field(
         default=0,
         validation_alias=AliasChoices("n_probs", "logprobs"),
         description="How many alternatives to report with each token.",

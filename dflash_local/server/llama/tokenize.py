@@ -9,11 +9,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from dflash_local.model import Model
-from dflash_local.server.answering.api_answer import pool_of
-from dflash_local.server.answering.prepared_chat import prepare_chat
-from dflash_local.server.answering.tools import tool_use
+from dflash_local.server.answering.api_answer import on_model
 from dflash_local.server.http.errors import ApiError
 from dflash_local.server.llama.schema import DetokenizeRequest, TokenizeRequest
+from dflash_local.server.openai.chat import prepare_request
 from dflash_local.server.openai.chat_schema import ChatRequest
 from dflash_local.target.vocabulary import Vocabulary
 
@@ -26,26 +25,20 @@ _MOST_PIECES = 100_000
 async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, Any]:
     """Token ids of a text. With `with_pieces` also their texts, or the bytes of those that are not
     a text by themselves."""
-    async with pool_of(request).use(body.model) as loaded:
-        return {"tokens": await loaded.threads.run(_tokens, loaded.model, body)}
+    return {"tokens": await on_model(request, body.model, body, _tokens)}
 
 
 @router.post("/detokenize")
 async def detokenize(request: Request, body: DetokenizeRequest) -> dict[str, Any]:
     """The text of token ids, control tokens by their names."""
-    async with pool_of(request).use(body.model) as loaded:
-        vocabulary = loaded.model.target.vocabulary
-        return {
-            "content": await loaded.threads.run(vocabulary.detokenize, body.tokens, special=True)
-        }
+    return {"content": await on_model(request, body.model, body, _text)}
 
 
 @router.post("/apply-template")
 async def apply_template(request: Request, body: ChatRequest) -> dict[str, str]:
     """The prompt of a chat as text, control tokens by their names. Nothing is generated."""
     body.check()
-    async with pool_of(request).use(body.model) as loaded:
-        return {"prompt": await loaded.threads.run(_chat_prompt, loaded.model, body)}
+    return {"prompt": await on_model(request, body.model, body, _chat_prompt)}
 
 
 def mixed_tokens(
@@ -115,15 +108,10 @@ def _piece(vocabulary: Vocabulary, token: int) -> str | list[int]:
         return list(piece)
 
 
+def _text(model: Model, body: DetokenizeRequest) -> str:
+    return model.target.vocabulary.detokenize(body.tokens, special=True)
+
+
 def _chat_prompt(model: Model, body: ChatRequest) -> str:
-    messages, begun = body.conversation
-    chat = prepare_chat(
-        model,
-        messages,
-        tools=tool_use(body.tools, body.tool_choice, parallel=body.parallel_tool_calls),
-        reasoning_effort=body.reasoning_effort,
-        template_kwargs=body.chat_template_kwargs,
-        begun=begun,
-        begin_answer=body.begins_answer,
-    )
+    chat = prepare_request(model, body, bound=False)
     return model.target.vocabulary.detokenize(chat.prompt, special=True)

@@ -11,6 +11,7 @@ from fastapi import Response
 from fastapi.responses import JSONResponse
 from pydantic_core import from_json
 
+from dflash_local.chat.events import Content, Event, Reasoning, ToolCallArguments, ToolCallStart
 from dflash_local.server.answering.chat_answer import ChatAnswer
 from dflash_local.server.answering.generation import GenerationTask, stream_all
 from dflash_local.server.answering.prepared_chat import PreparedChat
@@ -73,26 +74,26 @@ class OllamaAnswer:
 
     async def _pieces(self) -> AsyncIterator[dict[str, Any]]:
         async for _, chunk in stream_all(self._loaded, [self._task]):
-            for delta in self._answer.take(chunk):
-                for piece in self._pieces_of(delta):
+            for event in self._answer.take(chunk):
+                for piece in self._pieces_of(event):
                     yield piece
         for piece in self._close_call():
             yield piece
 
-    def _pieces_of(self, delta: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """What a delta of a chat's message adds. A call comes once it is complete."""
-        if self._thinking and delta.get("reasoning_content"):
-            yield {"thinking": delta["reasoning_content"]}
-        if delta.get("content"):
-            yield from self._close_call()
-            yield {"content": delta["content"]}
-        for call in delta.get("tool_calls", ()):
-            function = call["function"]
-            if "name" in function:
+    def _pieces_of(self, event: Event) -> Iterator[dict[str, Any]]:
+        """What an event adds to the message. A call comes once it is complete."""
+        match event:
+            case Reasoning(text):
+                if self._thinking:
+                    yield {"thinking": text}
+            case Content(text):
                 yield from self._close_call()
-                self._call = {"id": call["id"], "name": function["name"], "arguments": ""}
-            if self._call is not None:
-                self._call["arguments"] += function["arguments"]
+                yield {"content": text}
+            case ToolCallStart(_, id, name):
+                yield from self._close_call()
+                self._call = {"id": id, "name": name, "arguments": ""}
+            case ToolCallArguments(_, text) if self._call is not None:
+                self._call["arguments"] += text
 
     def _close_call(self) -> Iterator[dict[str, Any]]:
         """The open call, if there is one. A call that was cut off is left out."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
@@ -20,7 +21,6 @@ from dflash_local.server.answering.infill_prompt import (
 from dflash_local.server.answering.prepared_chat import PreparedChat, prepare_chat
 from dflash_local.server.answering.tools import ToolUse, tool_use
 from dflash_local.server.http.event_stream import LINES, unless_gone
-from dflash_local.server.models.served_model import LoadedModel
 from dflash_local.server.ollama.answer import (
     OllamaAnswer,
     OllamaShape,
@@ -50,7 +50,7 @@ async def generate(request: Request, body: GenerateRequest) -> Response:
     """Answer a message, go on from a text, or fill a gap; as a stream of lines or in one piece."""
     if not body.prompt and not body.suffix:
         return await _only_load(request, body, in_response)
-    prepare = _prepare_text if body.raw or body.suffix else _prepare_question
+    prepare = _prepare_text if body.raw or body.suffix else _prepare_chat
     return await _respond(request, body, prepare, in_response)
 
 
@@ -58,15 +58,10 @@ async def _respond(
     request: Request, body: R, prepare: Callable[[Model, R], PreparedChat], shape: OllamaShape
 ) -> Response:
     """The answer to `body`, a stream unless it asks for one piece."""
-    arrived = time.monotonic()
-
-    async def begin(loaded: LoadedModel) -> OllamaAnswer:
-        chat = await loaded.threads.run(prepare, loaded.model, body)
-        return OllamaAnswer(loaded, body, chat, shape, arrived)
-
+    answer = partial(OllamaAnswer, shape=shape, arrived=time.monotonic())
     form = None if body.stream is False else LINES
     name = untagged(request, body.model)
-    return await respond(request, name, begin, form, body.keep_alive_s)
+    return await respond(request, name, body, prepare, answer, form, body.keep_alive_s)
 
 
 async def _only_load(request: Request, body: OllamaRequest, shape: OllamaShape) -> Response:
@@ -86,24 +81,13 @@ async def _only_load(request: Request, body: OllamaRequest, shape: OllamaShape) 
     return response or Response(status_code=CLIENT_LEFT)
 
 
-def _prepare_chat(model: Model, body: OllamaChatRequest) -> PreparedChat:
+def _prepare_chat(model: Model, body: OllamaChatRequest | GenerateRequest) -> PreparedChat:
+    given = body.tools if isinstance(body, OllamaChatRequest) else None
+    tools = [tool.function.tool for tool in given or ()]
     return prepare_chat(
         model,
-        [message.for_template() for message in body.messages],
-        tools=tool_use(body.tools, None, parallel=None),
-        schema=body.schema_of_answer,
-        reasoning_effort=body.effort,
-        template_kwargs=body.template_kwargs,
-    )
-
-
-def _prepare_question(model: Model, body: GenerateRequest) -> PreparedChat:
-    messages = [{"role": "user", "content": body.prompt or ""}]
-    if body.system:
-        messages.insert(0, {"role": "system", "content": body.system})
-    return prepare_chat(
-        model,
-        messages,
+        body.chat_messages,
+        tools=tool_use(tools),
         schema=body.schema_of_answer,
         reasoning_effort=body.effort,
         template_kwargs=body.template_kwargs,

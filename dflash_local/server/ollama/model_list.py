@@ -34,7 +34,6 @@ API_VERSION = "0.12.6"
 
 _LATEST = ":latest"
 _NEVER = "9999-12-31T23:59:59Z"
-_UNKNOWN = "1970-01-01T00:00:00Z"
 _LONGEST_S = 1e9  # longer is never: dates end with the year 9999
 _MIDDLE_KEYS = ("tokenizer.ggml.fim_mid_token_id", "tokenizer.ggml.middle_token_id")
 _MIDDLES = frozenset(
@@ -135,6 +134,21 @@ class _ModelCard:
     capabilities: list[str]
 
 
+def _details(family: str, size: str, quantization: str) -> dict[str, Any]:
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": family,
+        "families": [family] if family else [],
+        "parameter_size": size,
+        "quantization_level": quantization,
+    }
+
+
+_UNREADABLE = _ModelCard(0, "1970-01-01T00:00:00Z", "", _details("", "", "unknown"), {}, "", [])
+"""Of a file that cannot be read: it is listed, and requests for it are told why it fails."""
+
+
 def _card_of(source: ModelSource) -> _ModelCard:
     """Raises ApiError for a file that cannot be read."""
     try:
@@ -151,14 +165,7 @@ def _card(path: Path, n_bytes: int, time_ns: int) -> _ModelCard:
     architecture = file.architecture
     template = str(file.metadata.get("tokenizer.chat_template") or "")
     n_parameters = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
-    details = {
-        "parent_model": "",
-        "format": "gguf",
-        "family": architecture,
-        "families": [architecture],
-        "parameter_size": _size(n_parameters),
-        "quantization_level": _quantization(file),
-    }
+    details = _details(architecture, _size(n_parameters), _quantization(file))
     # Lists are left out: vocabularies are long, and clients have no use for the others.
     info = {
         key: value
@@ -198,15 +205,13 @@ def _fills_gaps(file: GgufFile) -> bool:
 
 def _entry(served: ServedModel) -> dict[str, Any]:
     name = tagged(served.name)
-    names: dict[str, Any] = {"name": name, "model": name}
     try:
         card = _card_of(served.source)
-    except ApiError:  # it is listed, and requests for it are told why it fails
-        details = {"parent_model": "", "format": "gguf", "family": "", "families": []}
-        details |= {"parameter_size": "", "quantization_level": "unknown"}
-        return {**names, "modified_at": _UNKNOWN, "size": 0, "digest": "", "details": details}
+    except ApiError:
+        card = _UNREADABLE
     return {
-        **names,
+        "name": name,
+        "model": name,
         "modified_at": card.modified_at,
         "size": card.n_bytes,
         "digest": card.digest,

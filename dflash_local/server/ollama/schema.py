@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from dflash_local.server.answering import bounds
 from dflash_local.server.answering.sampling_fields import SamplingFields, token_limit
 from dflash_local.server.answering.tools import FunctionTool
-from dflash_local.server.http.errors import REFUSED, ApiError
+from dflash_local.server.http.errors import REFUSED
 from dflash_local.server.models.keep_alive import keep_alive_s
 
 _NO_LOGPROBS = "log-probabilities are at /v1/chat/completions; leave {} out"
@@ -40,11 +40,6 @@ class OllamaOptions(SamplingFields):
         return None if given == -2 else token_limit("options.num_predict", given)
 
 
-Format = Annotated[
-    Annotated[Literal["", "json"], Tag("word")] | Annotated[bounds.JsonObject, Tag("schema")],
-    Discriminator(lambda value: "schema" if isinstance(value, dict) else "word"),
-]
-
 Think = Annotated[
     Annotated[bounds.Flag, Tag("flag")]
     | Annotated[Literal["low", "medium", "high"], Tag("effort")],
@@ -67,19 +62,12 @@ class OllamaRequest(BaseModel):
 
     model: bounds.Label | None = None
     stream: bounds.Flag | None = None
-    format: Format | None = None
+    format: Literal["", "json"] | bounds.JsonObject | None = None
     think: Think | None = None
     keep_alive: KeepAlive | None = None
     options: OllamaOptions | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, given: Any) -> Any:
-        if isinstance(given, dict):
-            for name, line in _REFUSED.items():
-                if given.get(name) not in (None, False, 0, "", []):
-                    raise ApiError(400, line, param=name)
-        return given
+    _refuse = bounds.refuse(_REFUSED, unless=(None, False, 0, "", []))
 
     @property
     def keep_alive_s(self) -> float | None:
@@ -125,9 +113,7 @@ class OllamaMessage(BaseModel):
     role: Literal["system", "user", "assistant", "tool"]
     content: bounds.Text | None = None
     thinking: bounds.Text | None = None
-    tool_calls: (
-        Annotated[bounds.ListOf[OllamaToolCall], Field(max_length=bounds.MAX_TOOLS)] | None
-    ) = None
+    tool_calls: bounds.ToolsOf[OllamaToolCall] | None = None
     tool_name: bounds.Label | None = None
     tool_call_id: bounds.Label | None = None
 
@@ -158,10 +144,13 @@ class OllamaMessage(BaseModel):
 class OllamaChatRequest(OllamaRequest):
     """A conversation to answer. Without messages the model is only loaded, or unloaded."""
 
-    messages: Annotated[bounds.ListOf[OllamaMessage], Field(max_length=bounds.MAX_MESSAGES)] = (
-        Field(default_factory=list)
-    )
-    tools: Annotated[bounds.ListOf[FunctionTool], Field(max_length=bounds.MAX_TOOLS)] | None = None
+    messages: bounds.MessagesOf[OllamaMessage] = Field(default_factory=list)
+    tools: bounds.ToolsOf[FunctionTool] | None = None
+
+    @property
+    def chat_messages(self) -> list[dict[str, Any]]:
+        """The conversation as chat templates read it."""
+        return [message.for_template() for message in self.messages]
 
 
 class GenerateRequest(OllamaRequest):
@@ -172,6 +161,12 @@ class GenerateRequest(OllamaRequest):
     suffix: bounds.Text | None = None
     system: bounds.Text | None = None
     raw: bounds.Flag | None = None
+
+    @property
+    def chat_messages(self) -> list[dict[str, Any]]:
+        """The conversation as chat templates read it."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, {"role": "user", "content": self.prompt or ""}]
 
 
 class ShowRequest(BaseModel):

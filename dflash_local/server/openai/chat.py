@@ -7,10 +7,12 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from dflash_local.chat.events import Content, Event, Reasoning, ToolCallArguments, ToolCallStart
 from dflash_local.model import Model
-from dflash_local.result import Chunk, Result
-from dflash_local.server.answering.api_answer import pool_of, respond
+from dflash_local.result import Chunk
+from dflash_local.server.answering.api_answer import on_model, respond
 from dflash_local.server.answering.chat_answer import ChatAnswer
+from dflash_local.server.answering.draft_detail import DraftDetail
 from dflash_local.server.answering.generation import tasks_for
 from dflash_local.server.answering.prepared_chat import PreparedChat, input_tokens, prepare_chat
 from dflash_local.server.answering.tools import tool_use
@@ -30,11 +32,8 @@ _EVENTS = event_form()
 async def create_chat_completion(request: Request, body: ChatRequest) -> Response:
     """Answer a conversation, `n` times, in one piece or as a stream of chunks."""
     body.check()
-
-    async def begin(loaded: LoadedModel) -> _ChatCompletion:
-        return _ChatCompletion(loaded, body, await loaded.threads.run(_prepare, loaded.model, body))
-
-    return await respond(request, body.model, begin, _EVENTS if body.stream else None)
+    form = _EVENTS if body.stream else None
+    return await respond(request, body.model, body, prepare_request, _answer, form)
 
 
 @router.post("/v1/chat/completions/input_tokens")
@@ -42,18 +41,17 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
 async def count_input_tokens(request: Request, body: ChatRequest) -> dict[str, Any]:
     """How many tokens the prompt of a conversation has. Nothing is generated."""
     body.check()
-    async with pool_of(request).use(body.model) as loaded:
-        chat = await loaded.threads.run(_prepare, loaded.model, body)
-    return input_tokens(chat.prompt)
+    return input_tokens(await on_model(request, body.model, body, prepare_request))
 
 
-def _prepare(model: Model, body: ChatRequest) -> PreparedChat:
+def prepare_request(model: Model, body: ChatRequest, *, bound: bool = True) -> PreparedChat:
+    """The conversation. Without `bound` no schema binds its answer, as for its prompt alone."""
     messages, begun = body.conversation
     return prepare_chat(
         model,
         messages,
-        tools=tool_use(body.tools, body.tool_choice, parallel=body.parallel_tool_calls),
-        schema=body.schema_of_answer,
+        tools=tool_use(body.functions, *body.choice, parallel=body.parallel_tool_calls),
+        schema=body.schema_of_answer if bound else None,
         reasoning_effort=body.reasoning_effort,
         template_kwargs=body.chat_template_kwargs,
         begun=begun,
@@ -61,73 +59,120 @@ def _prepare(model: Model, body: ChatRequest) -> PreparedChat:
     )
 
 
-class _ChatCompletion(ChoicesAnswer):
-    """The answers to one request."""
+def _answer(loaded: LoadedModel, body: ChatRequest, chat: PreparedChat) -> ChoicesAnswer:
+    n_logprobs = body.n_alternatives
+    options = chat.options(body, max_tokens=body.limit, logprobs=n_logprobs)
+    if body.bindings and {"lark", "json_schema"} & options.keys():
+        raise ApiError(
+            400,
+            "structured_outputs and tool_choice both bind the answer; give one of them",
+            param="structured_outputs",
+        )
+    tasks = tasks_for(chat.prompt, options | body.bindings, body.n or 1)
+    choices = [
+        _ChatChoice(
+            index,
+            ChatAnswer(loaded.model, chat, logprobs=n_logprobs is not None),
+            DraftDetail() if body.draft_detail else None,
+        )
+        for index in range(len(tasks))
+    ]
+    return ChoicesAnswer(
+        loaded,
+        body,
+        tasks,
+        choices,
+        kind="chat.completion",
+        chunk_kind="chat.completion.chunk",
+        id_prefix="chatcmpl",
+    )
 
-    KIND = "chat.completion"
-    CHUNK_KIND = "chat.completion.chunk"
-    ID_PREFIX = "chatcmpl"
 
-    def __init__(self, loaded: LoadedModel, body: ChatRequest, chat: PreparedChat) -> None:
-        options = chat.options(body, max_tokens=body.limit, logprobs=body.n_alternatives)
-        if body.bindings and {"lark", "json_schema"} & options.keys():
-            raise ApiError(
-                400,
-                "structured_outputs and tool_choice both bind the answer; give one of them",
-                param="structured_outputs",
-            )
-        tasks = tasks_for(chat.prompt, options | body.bindings, body.n or 1)
-        super().__init__(loaded, tasks, per_prompt=len(tasks), body=body)
-        self._begun: set[int] = set()
-        self._answers = [
-            ChatAnswer(
-                loaded.model,
-                chat,
-                logprobs=body.n_alternatives is not None,
-                draft_detail=bool(body.draft_detail),
-            )
-            for _ in tasks
-        ]
+class _ChatChoice:
+    """One of the answers. `drafts`: what tells in each chunk of a stream which text was drafted."""
 
-    def _take(self, index: int, chunk: Chunk) -> None:
-        for _ in self._answers[index].take(chunk):
-            pass
+    def __init__(self, index: int, answer: ChatAnswer, drafts: DraftDetail | None) -> None:
+        self._index = index
+        self._answer = answer
+        self._drafts = drafts
+        self._begun = False
+        self._content: list[str] = []
+        self._calls: list[dict[str, Any]] = []
 
-    def _choice(self, index: int) -> dict[str, Any]:
-        answer = self._answers[index]
+    @property
+    def n_reasoning_tokens(self) -> int:
+        return self._answer.n_reasoning_tokens
+
+    def take(self, chunk: Chunk) -> list[dict[str, Any]]:
+        """What `chunk` adds to the message, as deltas."""
+        if self._drafts is not None:
+            self._drafts.push(chunk)
+        return [self._delta(event) for event in self._answer.take(chunk)]
+
+    def whole(self) -> dict[str, Any]:
         return {
-            "index": index,
-            "message": answer.message(),
-            "logprobs": answer.all_logprobs(),
-            "finish_reason": answer.finish_reason,
+            "index": self._index,
+            "message": self._message(),
+            "logprobs": self._answer.logprobs.all(),
+            "finish_reason": self._answer.finish_reason,
         }
 
-    def _pieces(self, index: int, chunk: Chunk) -> Iterator[dict[str, Any]]:
+    def pieces(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
         """A role, deltas, and at the end a reason to finish."""
-        answer = self._answers[index]
-        deltas = list(answer.take(chunk))
-        if (deltas or chunk.result) and index not in self._begun:
-            self._begun.add(index)
-            yield _piece(index, {"role": "assistant", "content": "", "refusal": None})
+        deltas = self.take(chunk)
+        if (deltas or chunk.result) and not self._begun:
+            self._begun = True
+            yield self._piece({"role": "assistant", "content": "", "refusal": None}, None)
         for delta in deltas:
-            logprobs = answer.take_logprobs()
-            yield _piece(index, delta, logprobs) | answer.take_draft_detail(delta)
+            yield self._piece(delta, self._answer.logprobs.take()) | self._detail(delta)
         if chunk.result is not None:
-            last = _piece(index, {}, answer.take_logprobs(), answer.finish_reason)
-            yield last | answer.take_draft_detail({})
+            reason = self._answer.finish_reason
+            yield self._piece({}, self._answer.logprobs.take(), reason) | self._detail({})
 
-    def _results(self) -> list[Result]:
-        return [answer.result for answer in self._answers]
+    def _piece(
+        self,
+        delta: dict[str, Any],
+        logprobs: dict[str, Any] | None,
+        finish_reason: str | None = None,
+    ) -> dict[str, Any]:
+        choice = {"index": self._index, "delta": delta, "logprobs": logprobs}
+        return {"choices": [{**choice, "finish_reason": finish_reason}]}
 
-    def _n_reasoning_tokens(self) -> int:
-        return sum(answer.n_reasoning_tokens for answer in self._answers)
+    def _detail(self, delta: dict[str, Any]) -> dict[str, Any]:
+        """What a chunk with `delta` tells about drafts, as a field of it."""
+        if self._drafts is None:
+            return {}
+        shown = delta.get("content") or delta.get("reasoning_content") or ""
+        return {"draft_detail": self._drafts.take(shown)}
+
+    def _delta(self, event: Event) -> dict[str, Any]:
+        match event:
+            case Content(text):
+                self._content.append(text)
+                return {"content": text}
+            case Reasoning(text):
+                return {"reasoning_content": text}
+            case ToolCallStart(index):
+                self._calls.append(_call(event))
+                return {"tool_calls": [{"index": index, **_call(event)}]}
+            case ToolCallArguments(index, text):
+                self._calls[index]["function"]["arguments"] += text
+                return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+    def _message(self) -> dict[str, Any]:
+        content = "".join(self._content)
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": content if content or not self._calls else None,
+            "refusal": None,
+        }
+        if self._answer.reasoning:
+            message["reasoning_content"] = "".join(self._answer.reasoning)
+        if self._calls:
+            message["tool_calls"] = self._calls
+        return message
 
 
-def _piece(
-    index: int,
-    delta: dict[str, Any],
-    logprobs: dict[str, Any] | None = None,
-    finish_reason: str | None = None,
-) -> dict[str, Any]:
-    choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-    return {"choices": [choice]}
+def _call(event: ToolCallStart) -> dict[str, Any]:
+    function = {"name": event.name, "arguments": ""}
+    return {"id": event.id, "type": "function", "function": function}

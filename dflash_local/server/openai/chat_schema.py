@@ -11,10 +11,18 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from dflash_local.chat.tool import Tool
 from dflash_local.server.answering import bounds
 from dflash_local.server.answering.prepared_chat import split_begun
 from dflash_local.server.answering.sampling_fields import token_limit
-from dflash_local.server.answering.tools import FunctionTool, ToolCall, ToolChoice
+from dflash_local.server.answering.tools import (
+    AllowedToolsChoice,
+    Choice,
+    FunctionTool,
+    NamedTool,
+    ToolCall,
+    ToolChoice,
+)
 from dflash_local.server.http.errors import REFUSED, ApiError
 from dflash_local.server.openai.choices_schema import ChoicesRequest
 
@@ -49,9 +57,7 @@ class TextPart(BaseModel):
         return given
 
 
-Contents = bounds.TextOr[
-    Annotated[bounds.ListOf[TextPart], Field(min_length=1, max_length=bounds.MAX_MESSAGES)]
-]
+Contents = bounds.TextOr[bounds.SomeMessagesOf[TextPart]]
 
 
 class ChatMessage(BaseModel):
@@ -64,13 +70,8 @@ class ChatMessage(BaseModel):
         return {"content": None, **self.model_dump(exclude_none=True)}
 
 
-class InstructionMessage(ChatMessage):
-    role: Literal["system", "developer"]
-    content: Contents
-
-
-class UserMessage(ChatMessage):
-    role: Literal["user"]
+class PlainMessage(ChatMessage):
+    role: Literal["system", "developer", "user"]
     content: Contents
 
 
@@ -82,7 +83,7 @@ class AssistantMessage(ChatMessage):
     reasoning_content: bounds.Text | None = None
     reasoning: bounds.Text | None = None
     refusal: bounds.Text | None = None
-    tool_calls: Annotated[bounds.ListOf[ToolCall], Field(max_length=bounds.MAX_TOOLS)] | None = None
+    tool_calls: bounds.ToolsOf[ToolCall] | None = None
 
     @model_validator(mode="after")
     def _says_something(self) -> AssistantMessage:
@@ -97,10 +98,7 @@ class ToolMessage(ChatMessage):
     tool_call_id: bounds.Label | None = None
 
 
-AnyMessage = Annotated[
-    InstructionMessage | UserMessage | AssistantMessage | ToolMessage,
-    Field(discriminator="role"),
-]
+AnyMessage = Annotated[PlainMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
 
 
 class ChatRequest(ChoicesRequest):
@@ -113,14 +111,12 @@ class ChatRequest(ChoicesRequest):
     `continue_final_message` is false. Without `add_generation_prompt` the prompt ends with it.
     """
 
-    messages: Annotated[
-        bounds.ListOf[AnyMessage], Field(min_length=1, max_length=bounds.MAX_MESSAGES)
-    ]
+    messages: bounds.SomeMessagesOf[AnyMessage]
     draft_detail: bounds.Flag | None = None
     max_completion_tokens: bounds.Predict | None = None
     logprobs: bounds.Flag | None = None
     top_logprobs: bounds.TopLogprobs | None = None
-    tools: Annotated[bounds.ListOf[FunctionTool], Field(max_length=bounds.MAX_TOOLS)] | None = None
+    tools: bounds.ToolsOf[FunctionTool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bounds.Flag | None = None
     reasoning_effort: bounds.Label | None = None
@@ -129,24 +125,13 @@ class ChatRequest(ChoicesRequest):
     continue_final_message: bounds.Flag | None = None
     modalities: bounds.ListOf[bounds.Label] | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, given: Any) -> Any:
-        if isinstance(given, dict):
-            for name, line in _REFUSED.items():
-                if given.get(name) not in (None, [], "none", "auto"):
-                    raise ApiError(400, line, param=name)
-        return given
+    _refuse = bounds.refuse(_REFUSED, unless=(None, [], "none", "auto"))
 
     @property
     def limit(self) -> int | None:
-        """Tokens of an answer; None: to the end of text or of the context."""
         if self.max_completion_tokens is not None:
             return token_limit("max_completion_tokens", self.max_completion_tokens)
-        if self.max_tokens is not None or self.n_predict is None:
-            return token_limit("max_tokens", self.max_tokens)
-        # With 0 llama.vim has a prompt read into the cache.
-        return token_limit("n_predict", self.n_predict or 1)
+        return super().limit
 
     @property
     def n_alternatives(self) -> int | None:
@@ -159,6 +144,21 @@ class ChatRequest(ChoicesRequest):
     def begins_answer(self) -> bool:
         """Whether the prompt goes on after the last message with the beginning of another."""
         return self.add_generation_prompt is not False or bool(self.continue_final_message)
+
+    @property
+    def functions(self) -> list[Tool]:
+        """The tools that the model can call."""
+        return [tool.function.tool for tool in self.tools or ()]
+
+    @property
+    def choice(self) -> Choice:
+        given = self.tool_choice
+        if isinstance(given, NamedTool):
+            return "required", [given.function.name]
+        if isinstance(given, AllowedToolsChoice):
+            allowed = given.allowed_tools
+            return allowed.mode, [tool.function.name for tool in allowed.tools]
+        return given or "auto", None
 
     @property
     def conversation(self) -> tuple[list[dict[str, Any]], str]:

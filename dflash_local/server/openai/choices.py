@@ -6,10 +6,9 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Sequence
 from importlib import metadata
-from typing import Any, ClassVar
+from typing import Any, Protocol
 
 from fastapi import Response
 from fastapi.responses import JSONResponse
@@ -24,104 +23,111 @@ from dflash_local.server.answering.generation import (
     timings,
 )
 from dflash_local.server.models.served_model import LoadedModel
-from dflash_local.server.openai.choices_schema import ChoicesRequest
+from dflash_local.server.openai.choices_schema import ChoicesRequest, StreamOptions
 from dflash_local.version import version
 
 
-class ChoicesAnswer(ABC):
-    """The answers to all tasks of a request. Each `per_prompt` neighbours answer one prompt.
-    `body` says what a stream tells besides them: with `include_usage` its last chunk the usage,
-    with `continuous_usage_stats` each chunk, with `timings_per_token` each chunk the time."""
+class Choice(Protocol):
+    """One answer while it arrives."""
 
-    KIND: ClassVar[str]
-    CHUNK_KIND: ClassVar[str]
-    ID_PREFIX: ClassVar[str]
+    def take(self, chunk: Chunk) -> object:
+        """Take in what the model has added to an answer that is to be told as a whole."""
+
+    def whole(self) -> dict[str, Any]:
+        """The choice of the complete answer."""
+        ...
+
+    def pieces(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
+        """What the model has added, as fields of the chunks of a stream. The last chunk gives at
+        least one piece."""
+        ...
+
+    @property
+    def n_reasoning_tokens(self) -> int | None:
+        """None where the API has no reasoning."""
+        ...
+
+
+class ChoicesAnswer:
+    """The answers to all tasks of a request. Each `n` neighbours answer one prompt. `kind` and
+    `chunk_kind` are what the API calls them, whole and as chunks.
+
+    `body` says what a stream tells besides them: with `include_usage` its last chunk the usage,
+    with `continuous_usage_stats` each chunk, with `timings_per_token` each chunk the time.
+    """
 
     def __init__(
         self,
         loaded: LoadedModel,
-        tasks: Sequence[GenerationTask],
-        *,
-        per_prompt: int,
         body: ChoicesRequest,
+        tasks: Sequence[GenerationTask],
+        choices: Sequence[Choice],
+        *,
+        kind: str,
+        chunk_kind: str,
+        id_prefix: str,
     ) -> None:
         self._loaded = loaded
         self._tasks = tasks
-        self._per_prompt = per_prompt
-        self._include_usage = body.include_usage
-        self._continuous = body.continuous_usage
+        self._choices = choices
+        self._kind = kind
+        self._chunk_kind = chunk_kind
+        self._id_prefix = id_prefix
+        self._per_prompt = body.n or 1
+        self._told = body.stream_options or StreamOptions()
+        self._results: dict[int, Result] = {}
         self._n_tokens = [0] * len(tasks)
         self._running = [RunningTimings() for _ in tasks] if body.timings_per_token else []
 
-    @abstractmethod
-    def _take(self, index: int, chunk: Chunk) -> None:
-        """Take in what the model has added to an answer that is to be told as a whole."""
-
-    @abstractmethod
-    def _choice(self, index: int) -> dict[str, Any]:
-        """The choice of a complete answer."""
-
-    @abstractmethod
-    def _pieces(self, index: int, chunk: Chunk) -> Iterator[dict[str, Any]]:
-        """What the model has added to an answer, as fields of the chunks of a stream. The last
-        chunk of an answer gives at least one piece."""
-
-    @abstractmethod
-    def _results(self) -> list[Result]:
-        """The results of the answers that are complete."""
-
-    def _n_reasoning_tokens(self) -> int | None:
-        """Tokens of reasoning in all answers; None where the API has no reasoning."""
-        return None
-
     async def whole(self) -> Response:
-        head = self._head(self.KIND)
+        head = self._head(self._kind)
         async for index, chunk in stream_all(self._loaded, self._tasks):
-            self._take(index, chunk)
+            self._choices[index].take(chunk)
+            self._keep_result(index, chunk)
         return await run_in_threadpool(self._response, head)
 
     def _response(self, head: dict[str, Any]) -> Response:
         """The whole answer. With log-probabilities it is long, and takes a while to write."""
-        choices = [self._choice(index) for index in range(len(self._tasks))]
+        choices = [choice.whole() for choice in self._choices]
         return JSONResponse({**head, "choices": choices, **self._costs()})
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """The pieces of all answers. The last chunk tells what they cost."""
-        head = self._head(self.CHUNK_KIND)
-        no_usage = {"usage": None} if self._include_usage else {}
-        left = len(self._tasks)
+        head = self._head(self._chunk_kind)
+        no_usage = {"usage": None} if self._told.include_usage else {}
         async for index, chunk in stream_all(self._loaded, self._tasks):
-            pieces = list(self._pieces(index, chunk))
-            left -= chunk.result is not None
+            pieces = list(self._choices[index].pieces(chunk))
+            self._keep_result(index, chunk)
             beside = no_usage | self._so_far(index, chunk)
-            if not left and not self._include_usage:
-                beside["timings"] = timings(self._results())
+            if len(self._results) == len(self._tasks) and not self._told.include_usage:
+                beside["timings"] = timings(self._in_order())
             for piece in pieces[:-1]:
                 yield {**head, **piece, **no_usage}
             if pieces:
                 yield {**head, **pieces[-1], **beside}
-        if self._include_usage:
+        if self._told.include_usage:
             yield {**head, "choices": [], **self._costs()}
+
+    def _keep_result(self, index: int, chunk: Chunk) -> None:
+        if chunk.result is not None:
+            self._results[index] = chunk.result
+
+    def _in_order(self) -> list[Result]:
+        return [self._results[index] for index in range(len(self._tasks))]
 
     def _so_far(self, index: int, chunk: Chunk) -> dict[str, Any]:
         """Usage and timings, where each chunk is to tell them."""
         fields: dict[str, Any] = {}
         self._n_tokens[index] += len(chunk.tokens)
-        if self._continuous:
-            prompt = len(self._tasks[index].prompt)
-            n = self._n_tokens[index]
-            fields["usage"] = {
-                "prompt_tokens": prompt,
-                "completion_tokens": n,
-                "total_tokens": prompt + n,
-            }
+        if self._told.continuous_usage_stats:
+            fields["usage"] = _counts(len(self._tasks[index].prompt), self._n_tokens[index])
         if self._running:
             fields["timings"] = self._running[index].take(chunk)
         return fields
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {
-            "id": f"{self.ID_PREFIX}-{secrets.token_hex(12)}",
+            "id": f"{self._id_prefix}-{secrets.token_hex(12)}",
             "object": kind,
             "created": int(time.time()),
             "model": self._loaded.name,
@@ -129,26 +135,33 @@ class ChoicesAnswer(ABC):
         }
 
     def _costs(self) -> dict[str, Any]:
-        return {"usage": self._usage(), "timings": timings(self._results())}
+        return {"usage": self._usage(), "timings": timings(self._in_order())}
 
     def _usage(self) -> dict[str, Any]:
         """A prompt counts once, however many answers it has; cached are those of its tokens that
         none of them had to compute. Drafts are not OpenAI's `prediction`: `timings` has them."""
-        results, n = self._results(), self._per_prompt
+        results, n = self._in_order(), self._per_prompt
         groups = [results[i : i + n] for i in range(0, len(results), n)]
         prompt = sum(group[0].stats.prompt_tokens for group in groups)
         cached = sum(min(result.stats.cached_tokens for result in group) for group in groups)
         completion = sum(len(result.tokens) for result in results)
         fields: dict[str, Any] = {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
+            **_counts(prompt, completion),
             "prompt_tokens_details": {"cached_tokens": cached},
         }
-        reasoning = self._n_reasoning_tokens()
-        if reasoning is not None:
-            fields["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+        reasoning = [choice.n_reasoning_tokens for choice in self._choices]
+        counted = [n for n in reasoning if n is not None]
+        if counted:
+            fields["completion_tokens_details"] = {"reasoning_tokens": sum(counted)}
         return fields
+
+
+def _counts(prompt: int, completion: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
 
 
 def _system_fingerprint(model: Model) -> str:

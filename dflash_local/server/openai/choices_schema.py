@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 from pydantic_core import from_json
 
 from dflash_local.server.answering import bounds
-from dflash_local.server.answering.sampling_fields import SamplingFields
+from dflash_local.server.answering.sampling_fields import SamplingFields, token_limit
 from dflash_local.server.http.errors import ApiError
 
 
@@ -59,7 +59,9 @@ class StructuredOutputs(BaseModel):
 
     json_schema: bounds.JsonObject | bounds.JsonText | None = Field(None, alias="json")
     json_object: bounds.Flag | None = None
-    choice: Annotated[list[bounds.StopText], Field(min_length=1, max_length=1024)] | None = None
+    choice: (
+        Annotated[bounds.ListOf[bounds.StopText], Field(min_length=1, max_length=1024)] | None
+    ) = None
     regex: Annotated[str, Field(strict=True, min_length=1, max_length=1 << 16)] | None = None
     grammar: bounds.JsonText | None = None
     structural_tag: None = None
@@ -113,6 +115,8 @@ class ChoicesRequest(SamplingFields):
     """`n` are the answers to each prompt. `json_schema`, `n_predict`, `n_probs` and
     `timings_per_token` are llama-server's, `structured_outputs` and `guided_...` vLLM's."""
 
+    USUAL_LIMIT: ClassVar[int | None] = None
+
     model: bounds.Label | None = None
     stream: bounds.Flag | None = None
     stream_options: StreamOptions | None = None
@@ -121,7 +125,7 @@ class ChoicesRequest(SamplingFields):
     response_format: ResponseFormat | None = None
     json_schema: bounds.JsonObject | None = None
     n_predict: bounds.Predict | None = None
-    n_probs: Annotated[int, Field(strict=True, ge=0, le=100)] | None = None
+    n_probs: bounds.Alternatives | None = None
     timings_per_token: bounds.Flag | None = None
     structured_outputs: StructuredOutputs | None = None
 
@@ -138,19 +142,19 @@ class ChoicesRequest(SamplingFields):
         return given
 
     @property
+    def limit(self) -> int | None:
+        """Tokens of an answer; None: to the end of text or of the context."""
+        if self.max_tokens is None and self.n_predict is not None:
+            # With 0 llama.vim has a prompt read into the cache.
+            return token_limit("n_predict", self.n_predict or 1)
+        return token_limit(
+            "max_tokens", self.USUAL_LIMIT if self.max_tokens is None else self.max_tokens
+        )
+
+    @property
     def bindings(self) -> dict[str, str]:
         """The keyword arguments of `Model.astream` that bind the answer's text."""
         return self.structured_outputs.bindings if self.structured_outputs else {}
-
-    @property
-    def continuous_usage(self) -> bool:
-        """Whether each chunk of a stream tells the usage so far."""
-        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
-
-    @property
-    def include_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def schema_of_answer(self) -> Any:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from dflash_local.model import Model
-from dflash_local.result import Chunk, Result
+from dflash_local.result import Chunk
 from dflash_local.server.answering.api_answer import respond
-from dflash_local.server.answering.generation import GenerationTask, tasks_for
+from dflash_local.server.answering.generation import tasks_for
 from dflash_local.server.answering.infill_prompt import infill_tokens, plain_tokens, start_tokens
 from dflash_local.server.answering.sampling_fields import sampling_options
 from dflash_local.server.answering.token_logprobs import LogprobStream, completion_logprobs
@@ -29,14 +30,9 @@ _EVENTS = event_form()
 async def create_completion(request: Request, body: CompletionsRequest) -> Response:
     """Go on from each prompt, `n` times; the answers to one prompt are neighbours."""
     body.check()
-    options = _options(body)
-
-    async def begin(loaded: LoadedModel) -> _TextCompletion:
-        prompts = await loaded.threads.run(_prompts, loaded.model, body)
-        tasks = [task for prompt in prompts for task in tasks_for(prompt, options, body.n or 1)]
-        return _TextCompletion(loaded, body, tasks)
-
-    return await respond(request, body.model, begin, _EVENTS if body.stream else None)
+    answer = partial(_answer, options=_options(body))
+    form = _EVENTS if body.stream else None
+    return await respond(request, body.model, body, _prompts, answer, form)
 
 
 def _options(body: CompletionsRequest) -> dict[str, Any]:
@@ -63,92 +59,63 @@ def _token_ids(model: Model, prompt: str | list[int], suffix: str | None) -> lis
     return [*start, marks.prefix, *before, marks.suffix, *after, marks.middle]
 
 
-class _TextAnswer:
-    """One answer while it arrives. `begin` is the text that it begins with, before the model's."""
-
-    def __init__(self, vocabulary: Vocabulary, begin: str, *, logprobs: bool) -> None:
-        self.text = begin
-        self.result: Result | None = None
-        self._vocabulary = vocabulary
-        self._logprobs = LogprobStream(vocabulary) if logprobs else None
-        self._n_shown = 0
-
-    @property
-    def finish_reason(self) -> str | None:
-        return self.result.finish_reason if self.result is not None else None
-
-    def take(self, chunk: Chunk) -> None:
-        if self._logprobs is not None:
-            self._logprobs.push(chunk)
-        self.result = chunk.result
-        self.text += chunk.text
-
-    def take_text(self) -> str:
-        """What is new since the last call."""
-        new, self._n_shown = self.text[self._n_shown :], len(self.text)
-        return new
-
-    def take_logprobs(self) -> dict[str, Any] | None:
-        """Those of the tokens since the last call; None where there are none or nobody asked."""
-        placed = self._logprobs.take() if self._logprobs is not None else []
-        return completion_logprobs(self._vocabulary, placed) if placed else None
-
-    def all_logprobs(self) -> dict[str, Any] | None:
-        """Those of all tokens; None where nobody asked."""
-        if self._logprobs is None:
-            return None
-        return completion_logprobs(self._vocabulary, self._logprobs.shown)
+def _answer(
+    loaded: LoadedModel,
+    body: CompletionsRequest,
+    prompts: list[list[int]],
+    *,
+    options: dict[str, Any],
+) -> ChoicesAnswer:
+    n = body.n or 1
+    tasks = [task for prompt in prompts for task in tasks_for(prompt, options, n)]
+    vocabulary = loaded.model.target.vocabulary
+    begun = [_echo(vocabulary, body, prompt) for prompt in body.prompts]
+    write = None if body.n_alternatives is None else completion_logprobs
+    choices = [
+        _TextChoice(index, begun[index // n], LogprobStream(vocabulary, write))
+        for index in range(len(tasks))
+    ]
+    kind = "text_completion"
+    return ChoicesAnswer(loaded, body, tasks, choices, kind=kind, chunk_kind=kind, id_prefix="cmpl")
 
 
-class _TextCompletion(ChoicesAnswer):
-    """The answers to one request."""
-
-    KIND = CHUNK_KIND = "text_completion"
-    ID_PREFIX = "cmpl"
-
-    def __init__(
-        self, loaded: LoadedModel, body: CompletionsRequest, tasks: list[GenerationTask]
-    ) -> None:
-        super().__init__(loaded, tasks, per_prompt=body.n or 1, body=body)
-        vocabulary = loaded.model.target.vocabulary
-        logprobs = body.n_alternatives is not None
-        self._answers = [
-            _TextAnswer(vocabulary, _echo(vocabulary, body, i), logprobs=logprobs)
-            for i in range(len(tasks))
-        ]
-
-    def _take(self, index: int, chunk: Chunk) -> None:
-        self._answers[index].take(chunk)
-
-    def _choice(self, index: int) -> dict[str, Any]:
-        answer = self._answers[index]
-        return {
-            "index": index,
-            "text": answer.text,
-            "logprobs": answer.all_logprobs(),
-            "finish_reason": answer.finish_reason,
-        }
-
-    def _pieces(self, index: int, chunk: Chunk) -> Iterator[dict[str, Any]]:
-        """A piece of text; with the last one a reason to finish."""
-        answer = self._answers[index]
-        answer.take(chunk)
-        text = answer.take_text()
-        if text or answer.result is not None:
-            choice = {
-                "index": index,
-                "text": text,
-                "logprobs": answer.take_logprobs(),
-                "finish_reason": answer.finish_reason,
-            }
-            yield {"choices": [choice]}
-
-    def _results(self) -> list[Result]:
-        return [answer.result for answer in self._answers if answer.result is not None]
-
-
-def _echo(vocabulary: Vocabulary, body: CompletionsRequest, index: int) -> str:
+def _echo(vocabulary: Vocabulary, body: CompletionsRequest, prompt: str | list[int]) -> str:
     if not body.echo:
         return ""
-    prompt = body.prompts[index // (body.n or 1)]
     return prompt if isinstance(prompt, str) else vocabulary.detokenize(prompt, special=True)
+
+
+class _TextChoice:
+    """One of the answers. `text` is what it begins with, before the model's."""
+
+    n_reasoning_tokens = None
+
+    def __init__(self, index: int, text: str, logprobs: LogprobStream) -> None:
+        self._index = index
+        self._text = text
+        self._logprobs = logprobs
+        self._n_shown = 0
+        self._finish_reason: str | None = None
+
+    def take(self, chunk: Chunk) -> None:
+        self._logprobs.push(chunk)
+        self._text += chunk.text
+        self._finish_reason = chunk.finish_reason
+
+    def whole(self) -> dict[str, Any]:
+        return self._choice(self._text, self._logprobs.all())
+
+    def pieces(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
+        """A piece of text; with the last one a reason to finish."""
+        self.take(chunk)
+        new, self._n_shown = self._text[self._n_shown :], len(self._text)
+        if new or chunk.result is not None:
+            yield {"choices": [self._choice(new, self._logprobs.take())]}
+
+    def _choice(self, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        return {
+            "index": self._index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": self._finish_reason,
+        }

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag
 
 from dflash_local.server.answering import bounds
-from dflash_local.server.answering.sampling_fields import token_limit
 from dflash_local.server.http.errors import ApiError
 from dflash_local.server.openai.choices_schema import ChoicesRequest
-
-DEFAULT_MAX_TOKENS = 16
-"""OpenAI's, for this route only."""
 
 MAX_ANSWERS = 32
 """To one request; each needs a slot."""
@@ -41,6 +37,8 @@ class CompletionsRequest(ChoicesRequest):
     """Prompts to go on from. `suffix` is what comes after the answer: models that were taught to
     fill a gap write what is between. A server of one model takes any model name."""
 
+    USUAL_LIMIT: ClassVar[int | None] = 16  # OpenAI's, for this route only
+
     prompt: PromptField
     suffix: bounds.Text | None = None
     echo: bounds.Flag | None = None
@@ -54,13 +52,6 @@ class CompletionsRequest(ChoicesRequest):
             return [given]
         ids = [piece for piece in given if isinstance(piece, int)]
         return [ids] if ids else [piece for piece in given if not isinstance(piece, int)]
-
-    @property
-    def limit(self) -> int | None:
-        if self.max_tokens is None and self.n_predict is not None:
-            return token_limit("n_predict", self.n_predict or 1)
-        given = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
-        return token_limit("max_tokens", given)
 
     @property
     def n_alternatives(self) -> int | None:

@@ -1,7 +1,7 @@
 """The output items of a response and their events, while the answer arrives.
 
-Deltas of a chat's answer come in. Each run of reasoning, each run of text and each call becomes an
-item: it is added, grows, and is done before the next one is added.
+The events of a chat's answer come in. Each run of reasoning, each run of text and each call becomes
+an item: it is added, grows, and is done before the next one is added.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dflash_local.chat.events import Content, Event, Reasoning, ToolCallArguments, ToolCallStart
 from dflash_local.server.http.event_stream import NamedEvent
 
 
@@ -28,15 +29,29 @@ class ResponseItems:
         return event
 
     def take(
-        self, delta: Mapping[str, Any], logprobs: list[dict[str, Any]] | None = None
+        self, event: Event, logprobs: list[dict[str, Any]] | None = None
     ) -> Iterator[NamedEvent]:
-        """The events of one delta of a chat's message."""
-        if delta.get("reasoning_content"):
-            yield from self._text("reasoning", delta["reasoning_content"], None)
-        if delta.get("content"):
-            yield from self._text("message", delta["content"], logprobs)
-        for call in delta.get("tool_calls", ()):
-            yield from self._arguments(call)
+        """The events of what is added to the message."""
+        match event:
+            case Reasoning(text):
+                yield from self._text("reasoning", text, None)
+            case Content(text):
+                yield from self._text("message", text, logprobs)
+            case ToolCallStart(_, call_id, name):
+                yield from self.close()
+                item = {
+                    "id": _id("fc"),
+                    "type": "function_call",
+                    "status": "in_progress",
+                    "call_id": call_id,
+                    "name": name,
+                    "arguments": "",
+                }
+                yield from self._add(item)
+            case ToolCallArguments(_, text) if self._open is not None:
+                self._open["arguments"] += text
+                name = "response.function_call_arguments.delta"
+                yield self.event(name, **self._where(self._open), delta=text)
 
     def close(self, status: str = "completed") -> Iterator[NamedEvent]:
         """The events that end the open item; `status` is "incomplete" for an answer cut off."""
@@ -83,27 +98,6 @@ class ResponseItems:
             more["logprobs"] = logprobs or []
         name = f"response.{part['type']}.delta"
         yield self.event(name, **self._where(item), content_index=0, delta=text, **more)
-
-    def _arguments(self, call: Mapping[str, Any]) -> Iterator[NamedEvent]:
-        function = call["function"]
-        if "name" in function:
-            yield from self.close()
-            item = {
-                "id": _id("fc"),
-                "type": "function_call",
-                "status": "in_progress",
-                "call_id": call["id"],
-                "name": function["name"],
-                "arguments": "",
-            }
-            yield from self._add(item)
-        if function["arguments"] and self._open is not None:
-            self._open["arguments"] += function["arguments"]
-            yield self.event(
-                "response.function_call_arguments.delta",
-                **self._where(self._open),
-                delta=function["arguments"],
-            )
 
     def _add(self, item: dict[str, Any]) -> Iterator[NamedEvent]:
         self._open = item

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from dflash_local.model import Model
-from dflash_local.server.answering.api_answer import pool_of, respond
+from dflash_local.server.answering.api_answer import on_model, respond
 from dflash_local.server.answering.chat_answer import ChatAnswer
 from dflash_local.server.answering.generation import GenerationTask, stream_all, timings
 from dflash_local.server.answering.prepared_chat import PreparedChat, input_tokens, prepare_chat
@@ -32,27 +32,23 @@ _EVENTS = event_form(done=None)
 @router.post("/responses", include_in_schema=False)
 async def create_response(request: Request, body: ResponsesRequest) -> Response:
     """Answer a text or a conversation, in one piece or as a stream of named events."""
-
-    async def begin(loaded: LoadedModel) -> _ResponseAnswer:
-        return _ResponseAnswer(loaded, body, await loaded.threads.run(_prepare, loaded.model, body))
-
-    return await respond(request, body.model, begin, _EVENTS if body.stream else None)
+    form = _EVENTS if body.stream else None
+    return await respond(request, body.model, body, _prepare, _ResponseAnswer, form)
 
 
 @router.post("/v1/responses/input_tokens")
 @router.post("/responses/input_tokens", include_in_schema=False)
 async def count_input_tokens(request: Request, body: ResponsesRequest) -> dict[str, Any]:
     """How many tokens the prompt of a text or a conversation has. Nothing is generated."""
-    async with pool_of(request).use(body.model) as loaded:
-        chat = await loaded.threads.run(_prepare, loaded.model, body)
-    return input_tokens(chat.prompt)
+    return input_tokens(await on_model(request, body.model, body, _prepare))
 
 
 def _prepare(model: Model, body: ResponsesRequest) -> PreparedChat:
+    tools = [function.tool for function in body.functions]
     return prepare_chat(
         model,
         body.messages(),
-        tools=tool_use(body.functions, body.choice, parallel=body.parallel_tool_calls),
+        tools=tool_use(tools, *body.choice, parallel=body.parallel_tool_calls),
         schema=body.text.schema_of_answer if body.text else None,
         reasoning_effort=body.effort,
         template_kwargs=body.chat_template_kwargs,
@@ -101,11 +97,11 @@ class _ResponseAnswer:
                 begun = True
                 for name in ("created", "in_progress"):
                     yield items.event(f"response.{name}", response=self._response("in_progress"))
-            for delta in self._answer.take(chunk):
-                for event in items.take(delta, self._logprobs()):
-                    yield event
-        for event in items.close(self._status):
-            yield event
+            for event in self._answer.take(chunk):
+                for told in items.take(event, self._logprobs()):
+                    yield told
+        for told in items.close(self._status):
+            yield told
         yield items.event(f"response.{self._status}", response=self._response())
 
     @property
@@ -113,7 +109,7 @@ class _ResponseAnswer:
         return "incomplete" if self._answer.finish_reason == "length" else "completed"
 
     def _logprobs(self) -> list[dict[str, Any]] | None:
-        logprobs = self._answer.take_logprobs()
+        logprobs = self._answer.logprobs.take()
         return logprobs["content"] if logprobs else None
 
     def _response(self, status: str | None = None) -> dict[str, Any]:
@@ -144,10 +140,7 @@ class _ResponseAnswer:
             "temperature": options["temperature"],
             "text": {"format": self._format()},
             "tool_choice": self._choice(),
-            "tools": [
-                {"type": "function", **tool.function.model_dump(), "strict": True}
-                for tool in body.functions
-            ],
+            "tools": [{**function.model_dump(), "strict": True} for function in body.functions],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": options["top_p"],
             "truncation": "disabled",

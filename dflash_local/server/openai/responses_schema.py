@@ -15,22 +15,21 @@ from dflash_local.server.answering import bounds
 from dflash_local.server.answering.sampling_fields import SamplingFields
 from dflash_local.server.answering.tools import (
     Arguments,
+    Choice,
     Function,
-    FunctionTool,
     HostedTool,
-    NamedTool,
     ToolName,
 )
-from dflash_local.server.http.errors import REFUSED, ApiError
+from dflash_local.server.http.errors import REFUSED
 from dflash_local.server.openai.chat_schema import Contents
 from dflash_local.server.openai.choices_schema import JsonObjectFormat, TextFormat
 
 _STORED = "nothing is stored here; send the whole conversation as input, and leave {} out"
 _REFUSED = {
-    "previous_response_id": (_STORED, "previous_response_not_found"),
-    "conversation": (_STORED, None),
-    "prompt": (_STORED, None),
-    "background": ("there are no background answers here; leave {} out", None),
+    "previous_response_id": _STORED.format("previous_response_id"),
+    "conversation": _STORED.format("conversation"),
+    "prompt": _STORED.format("prompt"),
+    "background": "there are no background answers here; leave background out",
 }
 
 
@@ -75,9 +74,7 @@ class ReasoningItem(BaseModel):
     """The reasoning of an earlier answer; templates that know it show it."""
 
     type: Literal["reasoning"]
-    content: (
-        Annotated[bounds.ListOf[ReasoningText], Field(max_length=bounds.MAX_MESSAGES)] | None
-    ) = None
+    content: bounds.MessagesOf[ReasoningText] | None = None
 
 
 _KINDS = ("message", "function_call", "function_call_output", "reasoning")
@@ -154,16 +151,12 @@ class ResponsesRequest(SamplingFields):
     """A text or a conversation to answer. A server of one model takes any model name; the answer
     has the server's own."""
 
-    input: bounds.TextOr[
-        Annotated[bounds.ListOf[InputItem], Field(min_length=1, max_length=bounds.MAX_MESSAGES)]
-    ]
+    input: bounds.TextOr[bounds.SomeMessagesOf[InputItem]]
     instructions: bounds.Text | None = None
     model: bounds.Label | None = None
     stream: bounds.Flag | None = None
     max_output_tokens: bounds.MaxTokens | None = None
-    tools: Annotated[bounds.ListOf[ToolOfResponses], Field(max_length=bounds.MAX_TOOLS)] | None = (
-        None
-    )
+    tools: bounds.ToolsOf[ToolOfResponses] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bounds.Flag | None = None
     text: TextSettings | None = None
@@ -173,14 +166,11 @@ class ResponsesRequest(SamplingFields):
     metadata: _Metadata | None = None
     chat_template_kwargs: bounds.JsonObject | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, given: Any) -> Any:
-        if isinstance(given, dict):
-            for name, (line, code) in _REFUSED.items():
-                if given.get(name) not in (None, False):
-                    raise ApiError(400, line.format(name), param=name, code=code)
-        return given
+    _refuse = bounds.refuse(
+        _REFUSED,
+        unless=(None, False),
+        codes={"previous_response_id": "previous_response_not_found"},
+    )
 
     @property
     def wants_logprobs(self) -> bool:
@@ -191,19 +181,16 @@ class ResponsesRequest(SamplingFields):
         return self.reasoning.effort if self.reasoning else None
 
     @property
-    def functions(self) -> list[FunctionTool]:
+    def functions(self) -> list[FunctionOfResponses]:
         """The tools that the model can call."""
-        return [
-            FunctionTool(function=Function(**tool.model_dump(exclude={"type"})))
-            for tool in self.tools or ()
-            if isinstance(tool, FunctionOfResponses)
-        ]
+        return [tool for tool in self.tools or () if isinstance(tool, FunctionOfResponses)]
 
     @property
-    def choice(self) -> Any:
-        """`tool_choice` in the form of chats."""
+    def choice(self) -> Choice:
         given = self.tool_choice
-        return NamedTool.of(given.name) if isinstance(given, NamedChoice) else given
+        if isinstance(given, NamedChoice):
+            return "required", [given.name]
+        return given or "auto", None
 
     def messages(self) -> list[dict[str, Any]]:
         """The conversation as chat templates read it: one message for each turn of the

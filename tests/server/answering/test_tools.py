@@ -6,6 +6,7 @@ The shipped model was taught neither, so it is bound to write what a model of th
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import httpx
@@ -29,6 +30,12 @@ def ask(client: httpx.Client, **body: Any) -> Any:
     return post(client, CHAT, **{**given, **body})["choices"][0]
 
 
+def n_prompt(client: httpx.Client, **body: Any) -> int:
+    n = post(client, f"{CHAT}/input_tokens", **body)["input_tokens"]
+    assert isinstance(n, int)
+    return n
+
+
 def assert_weather(call: dict[str, Any]) -> None:
     assert call["type"] == "function"
     assert call["id"].startswith("call_")
@@ -39,12 +46,8 @@ def assert_weather(call: dict[str, Any]) -> None:
     assert 1 <= arguments.get("days", 1) <= 9
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_call_that_is_required(tool_client: httpx.Client, seed: int) -> None:
-    told = ask(
-        tool_client, tools=[WEATHER], tool_choice="required", parallel_tool_calls=False, seed=seed
-    )
+def test_a_call_that_is_required(tool_client: httpx.Client) -> None:
+    told = ask(tool_client, tools=[WEATHER], tool_choice="required", parallel_tool_calls=False)
     [call] = told["message"]["tool_calls"]
     assert_weather(call)
     assert told["message"]["content"] is None
@@ -140,9 +143,8 @@ def test_a_conversation_with_calls_goes_on(tool_client: httpx.Client) -> None:
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "sunny"}]},
     ]
-    with_tools = post(tool_client, CHAT, messages=messages, tools=TOOLS, max_tokens=4)
-    without = post(tool_client, CHAT, messages=messages, max_tokens=4)
-    shown = with_tools["usage"]["prompt_tokens"] - without["usage"]["prompt_tokens"]
+    without = n_prompt(tool_client, messages=messages)
+    shown = n_prompt(tool_client, messages=messages, tools=TOOLS) - without
     assert shown > 100  # the template shows what the tools are
 
 
@@ -211,18 +213,13 @@ def test_with_tools_and_a_schema_the_answer_is_a_call_or_of_the_schema(
 
 
 def test_templates_hear_of_their_variables(tool_client: httpx.Client) -> None:
-    def n_prompt(**body: Any) -> int:
-        told = post(tool_client, CHAT, messages=user(QUESTION), max_tokens=1, **body)
-        n = told["usage"]["prompt_tokens"]
-        assert isinstance(n, int)
-        return n
-
-    thinking = n_prompt()
-    assert n_prompt(chat_template_kwargs={"enable_thinking": False}) > thinking
-    assert n_prompt(reasoning_effort="none") > thinking
-    assert n_prompt(reasoning_effort="high") == thinking
+    n = partial(n_prompt, tool_client, messages=user(QUESTION))
+    thinking = n()
+    assert n(chat_template_kwargs={"enable_thinking": False}) > thinking
+    assert n(reasoning_effort="none") > thinking
+    assert n(reasoning_effort="high") == thinking
     both = {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}
-    assert n_prompt(**both) == thinking
+    assert n(**both) == thinking
 
 
 @pytest.mark.parametrize(

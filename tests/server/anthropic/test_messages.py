@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -13,10 +12,9 @@ from anthropic.types import Message, TextBlock, ThinkingBlock, ToolUseBlock
 
 from chat_models import WEATHER
 from dflash_local import Model
-from openai_api import CERTAIN, QUESTION, user
+from openai_api import CERTAIN, QUESTION, SAMPLER, user
 from server_process import ServerProcess
 
-SAMPLER = {"top_k": 40, "top_p": 0.95, "min_p": 0.05}
 GREEDY = {"temperature": 0, "cache_prompt": False}
 TOOL: dict[str, Any] = {
     "name": WEATHER["function"]["name"],
@@ -68,11 +66,6 @@ def test_a_drawn_answer_is_the_model_s_own(sdk: anthropic.Anthropic, model: Mode
     assert told.model_extra["timings"]["draft_n"] > 0
 
 
-def test_the_likeliest_answer_is_the_model_s_own(sdk: anthropic.Anthropic, model: Model) -> None:
-    own = model.chat(user(QUESTION), max_tokens=CERTAIN, temperature=0)
-    assert text(ask(sdk)) == own.text
-
-
 def test_a_stream_is_the_whole_answer_in_events(sdk: anthropic.Anthropic) -> None:
     whole = ask(sdk)
     with sdk.messages.stream(
@@ -83,31 +76,6 @@ def test_a_stream_is_the_whole_answer_in_events(sdk: anthropic.Anthropic) -> Non
     assert "".join(pieces) == text(final) == text(whole)
     assert final.stop_reason == whole.stop_reason == "max_tokens"
     assert final.usage == whole.usage
-
-
-def test_an_asynchronous_stream(server: ServerProcess) -> None:
-    async def talk() -> tuple[str, str]:
-        async with anthropic.AsyncAnthropic(base_url=server.url, api_key="unused") as sdk:
-            asked: dict[str, Any] = {"model": "any", "max_tokens": CERTAIN, "extra_body": GREEDY}
-            whole = await sdk.messages.create(messages=user(QUESTION), **asked)
-            async with sdk.messages.stream(messages=user(QUESTION), **asked) as stream:
-                return text(whole), "".join([piece async for piece in stream.text_stream])
-
-    whole, joined = asyncio.run(talk())
-    assert whole == joined
-
-
-def test_a_stream_that_is_closed_early(sdk: anthropic.Anthropic) -> None:
-    stream = sdk.messages.create(
-        model="any-name",
-        max_tokens=4000,
-        messages=user(QUESTION),
-        stream=True,
-        extra_body={"ignore_eos": True},
-    )
-    next(iter(stream))
-    stream.close()
-    assert ask(sdk).content
 
 
 def test_a_stop_sequence_is_named(sdk: anthropic.Anthropic) -> None:
@@ -217,9 +185,8 @@ def test_a_tool_is_called_and_its_result_goes_back_in(tool_sdk: anthropic.Anthro
 
 def test_any_tool_and_none(tool_sdk: anthropic.Anthropic) -> None:
     question = user("What is the weather?")
-    told = ask(
-        tool_sdk, tools=[TOOL], tool_choice={"type": "any"}, messages=question, max_tokens=200
-    )
+    any_one = {"type": "any", "disable_parallel_tool_use": True}
+    told = ask(tool_sdk, tools=[TOOL], tool_choice=any_one, messages=question, max_tokens=96)
     assert any(isinstance(block, ToolUseBlock) for block in told.content)
     without = tool_sdk.messages.count_tokens(model="any", messages=question)
     none = tool_sdk.messages.count_tokens(
@@ -315,11 +282,6 @@ def test_models(sdk: anthropic.Anthropic) -> None:
         sdk.models.retrieve("another")
 
 
-def test_bad_requests_are_exceptions_of_their_kind(sdk: anthropic.Anthropic) -> None:
-    with pytest.raises(anthropic.BadRequestError) as bad:
-        ask(sdk, extra_body={"temperature": -1})
-    assert "temperature" in str(bad.value)
+def test_a_prompt_that_is_too_long(sdk: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long: request"):
         ask(sdk, messages=user("a b c d " * 100_000))
-    with pytest.raises(anthropic.NotFoundError):
-        sdk.messages.batches.list()

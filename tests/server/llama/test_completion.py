@@ -11,22 +11,18 @@ import httpx
 import pytest
 
 from dflash_local import Model
+from openai_api import refused
 
+PATH = "/completion"
 PROMPT = "def fibonacci(n):\n"
+FEW = 8
+"""Tokens."""
 
 
 def complete(client: httpx.Client, **body: Any) -> Any:
-    answer = client.post("/completion", json={"prompt": PROMPT, "n_predict": 16, **body})
+    answer = client.post(PATH, json={"prompt": PROMPT, "n_predict": FEW, **body})
     assert answer.status_code == 200, answer.text
     return answer.json()
-
-
-def refused(client: httpx.Client, path: str = "/completion", **body: Any) -> dict[str, Any]:
-    answer = client.post(path, json=body)
-    assert answer.status_code == 400, answer.text
-    error: dict[str, Any] = answer.json()["error"]
-    assert error["type"] == "invalid_request_error"
-    return error
 
 
 def events(text: str) -> list[dict[str, Any]]:
@@ -54,8 +50,8 @@ def events(text: str) -> list[dict[str, Any]]:
 def test_an_answer_is_the_model_s_own(
     client: httpx.Client, model: Model, options: dict[str, Any]
 ) -> None:
-    told = complete(client, n_predict=32, return_tokens=True, **options)
-    own = model.generate(PROMPT, max_tokens=32, **options)
+    told = complete(client, n_predict=24, return_tokens=True, **options)
+    own = model.generate(PROMPT, max_tokens=24, **options)
     assert told["tokens"] == own.tokens
     assert told["content"] == own.text
     assert told["tokens_predicted"] == len(own.tokens)
@@ -80,8 +76,8 @@ def test_a_stream_is_the_whole_answer_in_pieces(client: httpx.Client) -> None:
     whole = complete(client, temperature=0, return_tokens=True)
     with client.stream(
         "POST",
-        "/completion",
-        json={"prompt": PROMPT, "n_predict": 16, "temperature": 0, "stream": True},
+        PATH,
+        json={"prompt": PROMPT, "n_predict": FEW, "temperature": 0, "stream": True},
     ) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         told = events(answer.read().decode())
@@ -97,21 +93,25 @@ def test_a_stream_is_the_whole_answer_in_pieces(client: httpx.Client) -> None:
 
 
 def test_a_stream_tells_the_time_where_asked(client: httpx.Client) -> None:
-    body = {"prompt": PROMPT, "n_predict": 16, "temperature": 0, "stream": True}
-    told = events(client.post("/completion", json={**body, "timings_per_token": True}).text)
+    body = {"prompt": PROMPT, "n_predict": FEW, "temperature": 0, "stream": True}
+    told = events(client.post(PATH, json={**body, "timings_per_token": True}).text)
     assert [event["timings"]["predicted_n"] for event in told] == [
         event["tokens_predicted"] for event in told
     ]
-    *parts, last = events(client.post("/completion", json=body).text)
+    *parts, last = events(client.post(PATH, json=body).text)
     assert "timings" in last and not any("timings" in part for part in parts)
 
 
-def test_a_prompt_may_be_ids_or_mixed(client: httpx.Client, model: Model) -> None:
+def test_what_a_prompt_may_be(client: httpx.Client, model: Model) -> None:
     ids = model.tokenize(PROMPT)
     whole = complete(client, temperature=0)["content"]
     assert complete(client, prompt=ids, temperature=0)["content"] == whole
     mixed = [PROMPT[:3], *model.tokenize(PROMPT[3:])]
     assert complete(client, prompt=mixed, temperature=0)["content"] == whole
+    given = {"prompt_string": PROMPT, "multimodal_data": []}
+    assert complete(client, prompt=given, temperature=0)["content"] == whole
+    both = complete(client, prompt=[given, PROMPT], temperature=0)
+    assert [answer["content"] for answer in both] == [whole, whole]
 
 
 def test_several_prompts_are_answered_in_a_list(client: httpx.Client) -> None:
@@ -134,8 +134,8 @@ def test_only_the_fields_asked_for_are_answered(client: httpx.Client) -> None:
     fields = ["content", "timings/predicted_n", "generation_settings/n_predict", "no/such"]
     told = complete(client, response_fields=fields)
     assert list(told) == fields[:3]
-    assert told["timings/predicted_n"] == 16
-    assert told["generation_settings/n_predict"] == 16
+    assert told["timings/predicted_n"] == FEW
+    assert told["generation_settings/n_predict"] == FEW
     assert complete(client, response_fields=[""]) == {}
 
 
@@ -149,7 +149,7 @@ def test_no_tokens_reads_the_prompt_into_the_cache(client: httpx.Client) -> None
 
 
 def test_an_answer_says_what_ended_it(client: httpx.Client, model: Model) -> None:
-    text = model.generate(PROMPT, max_tokens=16).text
+    text = model.generate(PROMPT, max_tokens=FEW).text
     stop = text[len(text) // 2 :][:3]
     told = complete(client, temperature=0, stop=["nowhere to be found", stop])
     assert (told["stop_type"], told["stopping_word"]) == ("word", stop)
@@ -187,14 +187,6 @@ def test_a_text_s_tokens_are_biased(client: httpx.Client, model: Model) -> None:
     assert not tokens & set(forbidden.tokens)
 
 
-def test_a_prompt_may_be_an_object(client: httpx.Client) -> None:
-    whole = complete(client, temperature=0)["content"]
-    given = {"prompt_string": PROMPT, "multimodal_data": []}
-    assert complete(client, prompt=given, temperature=0)["content"] == whole
-    both = complete(client, prompt=[given, PROMPT], temperature=0)
-    assert [answer["content"] for answer in both] == [whole, whole]
-
-
 def test_a_grammar_binds_the_answer(client: httpx.Client) -> None:
     assert complete(client, grammar='root ::= "yes" | "no"')["content"] in ("yes", "no")
     schema = {
@@ -222,17 +214,18 @@ def test_chances_after_sampling_are_those_by_which_tokens_come(client: httpx.Cli
     """Of many first tokens, each comes about as often as it is said to."""
     asked = {"n_predict": 1, "post_sampling_probs": True, "temperature": 1.3, "top_k": 5}
     counts: Counter[int] = Counter()
-    for seed in range(100):
-        (entry,) = complete(client, n_probs=5, seed=seed, **asked)["completion_probabilities"]
-        counts[entry["id"]] += 1
+    for seed in range(0, 112, 16):  # the answers count on from it
+        for answer in complete(client, n_probs=5, seed=seed, n_cmpl=16, **asked):
+            (entry,) = answer["completion_probabilities"]
+            counts[entry["id"]] += 1
     top = {each["id"]: each["prob"] for each in entry["top_probs"]}
     assert sum(top.values()) == pytest.approx(1)
     assert list(top.values()) == sorted(top.values(), reverse=True)
     assert entry["prob"] == top[entry["id"]]
     assert "logprob" not in entry
     for token, chance in top.items():
-        spread = 4 * math.sqrt(chance * (1 - chance) / 100)
-        assert counts[token] / 100 == pytest.approx(chance, abs=spread + 0.01)
+        spread = 4 * math.sqrt(chance * (1 - chance) / 112)
+        assert counts[token] / 112 == pytest.approx(chance, abs=spread + 0.01)
     assert counts.keys() <= top.keys()
     (greedy,) = complete(client, **{**asked, "temperature": 0}, n_probs=2)[
         "completion_probabilities"
@@ -254,7 +247,7 @@ def test_chances_after_sampling_are_those_by_which_tokens_come(client: httpx.Cli
 def test_chances_that_would_take_a_whole_row_are_refused(
     client: httpx.Client, body: dict[str, Any], told: str
 ) -> None:
-    error = refused(client, prompt="a", n_probs=2, post_sampling_probs=True, **body)
+    error = refused(client, PATH, prompt="a", n_probs=2, post_sampling_probs=True, **body)
     assert told in error["message"]
     assert error["param"] == "post_sampling_probs"
 
@@ -278,7 +271,7 @@ def test_chances_that_would_take_a_whole_row_are_refused(
     ],
 )
 def test_a_bad_field_is_named(client: httpx.Client, body: dict[str, Any], param: str) -> None:
-    error = refused(client, **body)
+    error = refused(client, PATH, **body)
     assert str(error["param"]).startswith(param)
     assert param in error["message"]
 
@@ -295,11 +288,11 @@ def test_a_bad_field_is_named(client: httpx.Client, body: dict[str, Any], param:
     ],
 )
 def test_what_the_model_cannot_take_is_refused(client: httpx.Client, body: dict[str, Any]) -> None:
-    assert refused(client, **body)["message"]
+    assert refused(client, PATH, **body)["message"]
 
 
 def test_a_prompt_that_does_not_fit_is_refused_with_the_numbers(client: httpx.Client) -> None:
-    answer = client.post("/completion", json={"prompt": "a b c " * 50_000})
+    answer = client.post(PATH, json={"prompt": "a b c " * 50_000})
     error = answer.json()["error"]
     assert (answer.status_code, error["type"]) == (400, "exceed_context_size_error")
     assert error["code"] == "context_length_exceeded"

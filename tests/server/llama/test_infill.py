@@ -11,10 +11,12 @@ import pytest
 from dflash_local import Model, load
 from dflash_local.server.answering.infill_prompt import Gap, OtherText, infill_prompt
 from gguf_files import ARRAY, STRING, changed, parts
+from openai_api import refused
 from server_process import EXACT, serving
 
 PREFIX = "def area(width, height):\n"
 SUFFIX = "\n\nprint(area(2, 3))\n"
+EMPTY = {"input_prefix": "", "input_suffix": ""}
 WIDE = 4096
 """Room for everything."""
 
@@ -57,7 +59,7 @@ def test_a_model_that_fills_no_gaps_goes_on(without_infill: Path) -> None:
 
 
 def fill(client: httpx.Client, **body: Any) -> Any:
-    given = {"input_prefix": PREFIX, "input_suffix": SUFFIX, "n_predict": 24, **body}
+    given = {"input_prefix": PREFIX, "input_suffix": SUFFIX, "n_predict": 12, **body}
     answer = client.post("/infill", json=given)
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -66,12 +68,12 @@ def fill(client: httpx.Client, **body: Any) -> Any:
 def test_a_gap_is_filled_as_the_model_does(client: httpx.Client, model: Model) -> None:
     prompt = infill_prompt(model.target.vocabulary, Gap(PREFIX, SUFFIX, "    return "), room=WIDE)
     told = fill(client, prompt="    return ")
-    own = model.generate(prompt, max_tokens=24)
+    own = model.generate(prompt, max_tokens=12)
     assert told["content"] == own.text
     assert told["tokens_evaluated"] == len(prompt)
     drawn = fill(client, prompt="    return ", temperature=0.8, seed=5)
     options = {"temperature": 0.8, "seed": 5}
-    assert drawn["content"] == model.generate(prompt, max_tokens=24, **options).text
+    assert drawn["content"] == model.generate(prompt, max_tokens=12, **options).text
 
 
 def test_of_several_answers_the_first_is_the_likeliest(client: httpx.Client) -> None:
@@ -85,9 +87,7 @@ def test_of_several_answers_the_first_is_the_likeliest(client: httpx.Client) -> 
 def test_what_an_editor_sends_ahead_is_in_the_cache(client: httpx.Client) -> None:
     text = "".join(f"value_{i} = {i * i}\n" for i in range(40))
     extra = [{"text": text, "filename": "values.py", "time": 1}]
-    warm = fill(
-        client, input_prefix="", input_suffix="", input_extra=extra, n_predict=0, t_max_prompt_ms=1
-    )
+    warm = fill(client, **EMPTY, input_extra=extra, n_predict=0, t_max_prompt_ms=1)
     assert warm["content"] == ""
     told = fill(client, input_extra=extra)
     assert told["tokens_cached"] >= warm["tokens_evaluated"] - 3  # the marks around no text
@@ -100,23 +100,22 @@ METHOD = {
 }
 
 
-def lines(model: Model) -> str:
+@pytest.fixture(scope="module")
+def own(model: Model) -> str:
     """The answer to METHOD without limits."""
     gap = Gap(str(METHOD["input_prefix"]), str(METHOD["input_suffix"]))
     prompt = infill_prompt(model.target.vocabulary, gap, room=WIDE)
     return model.generate(prompt, max_tokens=48).text
 
 
-def test_an_answer_ends_with_its_block(client: httpx.Client, model: Model) -> None:
-    own = lines(model)
+def test_an_answer_ends_with_its_block(client: httpx.Client, own: str) -> None:
     block = own[: own.index("\n\n") + 1]
     assert block.count("\n") > 1
     told = fill(client, **METHOD, n_indent=4)
     assert (told["content"], told["stop_type"]) == (block, "limit")
 
 
-def test_a_late_answer_ends_with_its_line(client: httpx.Client, model: Model) -> None:
-    own = lines(model)
+def test_a_late_answer_ends_with_its_line(client: httpx.Client, own: str) -> None:
     told = fill(client, **METHOD, t_max_predict_ms=1)
     assert own.startswith(told["content"])
     assert told["content"].endswith("\n")
@@ -130,22 +129,15 @@ def test_a_late_answer_ends_with_its_line(client: httpx.Client, model: Model) ->
     [
         ({"input_suffix": ""}, "input_prefix"),
         ({"input_prefix": ""}, "input_suffix"),
-        ({"input_prefix": "", "input_suffix": "", "prompt": ["a", -1]}, "prompt"),
-        ({"input_prefix": "", "input_suffix": "", "input_extra": {}}, "input_extra"),
-        ({"input_prefix": "", "input_suffix": "", "input_extra": [{}]}, "input_extra"),
-        ({"input_prefix": "", "input_suffix": "", "input_extra": [{"text": 1}]}, "input_extra"),
-        (
-            {"input_prefix": "", "input_suffix": "", "input_extra": [{"filename": 1, "text": ""}]},
-            "input_extra",
-        ),
+        ({**EMPTY, "prompt": ["a", -1]}, "prompt"),
+        ({**EMPTY, "input_extra": {}}, "input_extra"),
+        ({**EMPTY, "input_extra": [{}]}, "input_extra"),
+        ({**EMPTY, "input_extra": [{"text": 1}]}, "input_extra"),
+        ({**EMPTY, "input_extra": [{"filename": 1, "text": ""}]}, "input_extra"),
     ],
 )
 def test_a_bad_field_is_named(client: httpx.Client, body: dict[str, Any], param: str) -> None:
-    answer = client.post("/infill", json=body)
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert error["type"] == "invalid_request_error"
-    assert error["param"].startswith(param)
+    assert refused(client, "/infill", **body)["param"].startswith(param)
 
 
 @pytest.mark.slow

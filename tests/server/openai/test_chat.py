@@ -12,11 +12,8 @@ import pytest
 from dflash_local import Model
 from dflash_local.engine.engine import Engine
 from gap_rule import equal_by_gap_rule, joint_noise
-from openai_api import CHAT, QUESTION, ask, post, refused, streamed, user
+from openai_api import CHAT, QUESTION, SAMPLER, ask, post, refused, streamed, user
 from pair_engine import open_engine
-
-# As the server samples where a request says nothing.
-SAMPLER = {"top_k": 40, "top_p": 0.95, "min_p": 0.05}
 
 
 def content(answer: dict[str, Any], index: int = 0) -> str:
@@ -46,9 +43,9 @@ def content(answer: dict[str, Any], index: int = 0) -> str:
 def test_an_answer_is_the_model_s_own(
     client: httpx.Client, model: Model, body: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    told = ask(client, max_tokens=32, **body)
+    told = ask(client, max_tokens=24, **body)
     model.forget()
-    own = model.chat(user(QUESTION), max_tokens=32, **{**SAMPLER, **options})
+    own = model.chat(user(QUESTION), max_tokens=24, **{**SAMPLER, **options})
     assert content(told) == own.text
     assert told["choices"][0]["finish_reason"] == own.finish_reason
     assert told["usage"]["completion_tokens"] == len(own.tokens)
@@ -155,7 +152,7 @@ def test_a_seed_gives_the_same_answer_and_no_seed_another(client: httpx.Client) 
 def test_costs(client: httpx.Client) -> None:
     body = {
         "messages": user("Name the parts of a bicycle, one after the other, please."),
-        "max_tokens": 40,
+        "max_tokens": 24,
         "temperature": 0,
         "cache_prompt": True,
     }
@@ -175,15 +172,14 @@ def test_costs(client: httpx.Client) -> None:
     assert anew["timings"]["cache_n"] == 0
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_stop_texts_end_the_answer_before_them(client: httpx.Client, several: bool) -> None:
+def test_stop_texts_end_the_answer_before_them(client: httpx.Client) -> None:
     text = content(ask(client, max_tokens=24, temperature=0))
     stop = text[len(text) // 2 :][:4]
-    given = ["nowhere", "to be", "found", "at all", stop] if several else stop
-    told = ask(client, max_tokens=24, temperature=0, stop=given)
+    told = ask(client, max_tokens=24, temperature=0, stop=stop)
     assert content(told) == text[: text.index(stop)]
     assert told["choices"][0]["finish_reason"] == "stop"
-    told = ask(client, max_tokens=24, temperature=0, stop=given, include_stop_str_in_output=True)
+    several = ["nowhere", "to be", "found", "at all", stop]
+    told = ask(client, max_tokens=24, temperature=0, stop=several, include_stop_str_in_output=True)
     assert content(told) == text[: text.index(stop)] + stop
     assert told["choices"][0]["finish_reason"] == "stop"
 
@@ -224,18 +220,7 @@ def test_logprobs_of_a_stream_are_those_of_the_answer(client: httpx.Client) -> N
     assert not told[: -len(found[-1]["bytes"])].startswith(whole["message"]["content"])
 
 
-def test_logit_bias_bans_and_forces(client: httpx.Client, model: Model) -> None:
-    [first, *_] = model.chat(user(QUESTION), max_tokens=1).tokens
-    [other] = model.tokenize(" while")
-    text = model.detokenize([first])
-    banned = ask(client, max_tokens=4, temperature=0, logit_bias={str(first): -100})
-    assert not content(banned).startswith(text)
-    forced = ask(client, max_tokens=4, temperature=0, logit_bias={str(other): 100})
-    assert content(forced) == " while" * 4
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_json_of_a_schema(client: httpx.Client, stream: bool) -> None:
+def test_json_of_a_schema(client: httpx.Client) -> None:
     schema = {
         "type": "object",
         "properties": {
@@ -254,11 +239,7 @@ def test_json_of_a_schema(client: httpx.Client, stream: bool) -> None:
             "json_schema": {"name": "pair", "strict": True, "schema": schema},
         },
     }
-    if stream:
-        deltas = [c["choices"][0]["delta"] for c in streamed(client, CHAT, **body)]
-        told = json.loads("".join(delta.get("content", "") for delta in deltas))
-    else:
-        told = json.loads(content(post(client, CHAT, **body)))
+    told = json.loads(content(post(client, CHAT, **body)))
     assert set(told) == {"name", "n"}
     assert isinstance(told["name"], str)
     assert len(told["name"]) <= 8
@@ -324,7 +305,7 @@ def test_each_chunk_tells_its_usage_and_time_where_asked(client: httpx.Client) -
 
 
 def test_a_json_object_is_one(client: httpx.Client) -> None:
-    told = ask(client, response_format={"type": "json_object"}, max_tokens=64, temperature=0)
+    told = ask(client, response_format={"type": "json_object"}, max_tokens=16, temperature=0)
     assert told["choices"][0]["finish_reason"] == "length" or isinstance(
         json.loads(content(told)), dict
     )
@@ -349,15 +330,6 @@ def test_how_long_an_answer_may_be(
     else:
         assert told["usage"]["completion_tokens"] == n
         assert told["choices"][0]["finish_reason"] == "length"
-
-
-def test_an_end_of_text_can_be_ignored(client: httpx.Client, model: Model) -> None:
-    [end] = model.tokenize("<|im_end|>")
-    bias = {str(end): 50}
-    ended = ask(client, temperature=0, max_tokens=8, logit_bias=bias)
-    assert (content(ended), ended["choices"][0]["finish_reason"]) == ("", "stop")
-    told = ask(client, temperature=0, max_tokens=8, logit_bias=bias, ignore_eos=True)
-    assert told["usage"]["completion_tokens"] == 8
 
 
 def test_what_a_message_may_be(client: httpx.Client) -> None:

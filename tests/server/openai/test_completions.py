@@ -47,17 +47,15 @@ def test_an_answer_has_16_tokens_unless_told_otherwise(client: httpx.Client) -> 
 
 
 def test_what_a_prompt_may_be(client: httpx.Client, model: Model) -> None:
-    expected = text(complete(client))
+    expected = text(complete(client, max_tokens=6))
     ids = model.tokenize(PROMPT)
-    assert text(complete(client, prompt=ids)) == expected
-    assert text(complete(client, prompt=[PROMPT])) == expected
-    assert text(complete(client, prompt=[ids])) == expected
+    for prompt in (ids, [PROMPT], [ids]):
+        assert text(complete(client, prompt=prompt, max_tokens=6)) == expected
 
 
-@pytest.mark.parametrize("as_ids", [False, True])
-def test_several_prompts(client: httpx.Client, model: Model, as_ids: bool) -> None:
+def test_several_prompts(client: httpx.Client, model: Model) -> None:
     ids = [model.tokenize(prompt) for prompt in SURE]
-    together = complete(client, prompt=ids if as_ids else SURE, max_tokens=4)
+    together = complete(client, prompt=ids, max_tokens=4)
     alone = [text(complete(client, prompt=prompt, max_tokens=4)) for prompt in SURE]
     assert [text(together, i) for i in range(2)] == alone
     assert together["usage"]["prompt_tokens"] == sum(map(len, ids))

@@ -9,6 +9,7 @@ import pytest
 from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from dflash_local.chat.events import Content, Event, Reasoning, ToolCallArguments, ToolCallStart
 from dflash_local.server.http.event_stream import NamedEvent
 from dflash_local.server.openai.response_items import ResponseItems
 
@@ -34,19 +35,18 @@ TYPES = {
 }
 
 
-def call(index: int, name: str) -> list[dict[str, Any]]:
-    function = {"name": name, "arguments": ""}
-    start = {"index": index, "id": f"call_{index}", "type": "function", "function": function}
+def call(index: int, name: str) -> list[Event]:
     pieces = ['{"city": "', "Oslo", '"}']
-    return [{"tool_calls": [start]}] + [
-        {"tool_calls": [{"index": index, "function": {"arguments": piece}}]} for piece in pieces
+    return [
+        ToolCallStart(index, f"call_{index}", name),
+        *(ToolCallArguments(index, piece) for piece in pieces),
     ]
 
 
-def made(deltas: list[dict[str, Any]], status: str = "completed") -> tuple[list[Any], list[Any]]:
+def made(added: list[Event], status: str = "completed") -> tuple[list[Any], list[Any]]:
     """The events, read as a client reads them, and the items."""
     items = ResponseItems()
-    told: list[NamedEvent] = [event for delta in deltas for event in items.take(delta)]
+    told: list[NamedEvent] = [event for each in added for event in items.take(each)]
     told += items.close(status)
     assert [event.name for event in told] == [event.data["type"] for event in told]
     assert [event.data["sequence_number"] for event in told] == list(range(len(told)))
@@ -56,25 +56,23 @@ def made(deltas: list[dict[str, Any]], status: str = "completed") -> tuple[list[
 
 
 @pytest.mark.parametrize(
-    ("deltas", "kinds"),
+    ("added", "kinds"),
     [
-        ([{"content": "a"}, {"content": "b"}], ["message"]),
-        ([{"reasoning_content": "hm"}, {"content": "a"}], ["reasoning", "message"]),
+        ([Content("a"), Content("b")], ["message"]),
+        ([Reasoning("hm"), Content("a")], ["reasoning", "message"]),
         (call(0, "look"), ["function_call"]),
         (
-            [{"content": "so"}, *call(0, "look"), *call(1, "see")],
+            [Content("so"), *call(0, "look"), *call(1, "see")],
             ["message", "function_call", "function_call"],
         ),
         (
-            [{"reasoning_content": "hm"}, *call(0, "look"), {"content": "a"}],
+            [Reasoning("hm"), *call(0, "look"), Content("a")],
             ["reasoning", "function_call", "message"],
         ),
     ],
 )
-def test_each_item_is_added_grows_and_is_done(
-    deltas: list[dict[str, Any]], kinds: list[str]
-) -> None:
-    events, items = made(deltas)
+def test_each_item_is_added_grows_and_is_done(added: list[Event], kinds: list[str]) -> None:
+    events, items = made(added)
     assert [item.type for item in items] == kinds
     for index, kind in enumerate(kinds):
         types = [e.type.removeprefix("response.") for e in events if e.output_index == index]
@@ -85,11 +83,11 @@ def test_each_item_is_added_grows_and_is_done(
 def test_deltas_join_to_what_is_done() -> None:
     rng = random.Random(0)
     for _ in range(50):
-        deltas: list[dict[str, Any]] = []
+        added: list[Event] = []
         for n in range(rng.randrange(1, 6)):
-            kind = rng.choice(["content", "reasoning_content", "call"])
-            deltas += call(n, f"f{n}") if kind == "call" else [{kind: rng.choice("abc")}] * 2
-        events, items = made(deltas)
+            kind = rng.choice([Content, Reasoning, None])
+            added += call(n, f"f{n}") if kind is None else [kind(rng.choice("abc"))] * 2
+        events, items = made(added)
         for index, item in enumerate(items):
             own = [event for event in events if event.output_index == index]
             joined = "".join(event.delta for event in own if event.type.endswith(".delta"))
@@ -102,5 +100,5 @@ def test_deltas_join_to_what_is_done() -> None:
 
 
 def test_an_answer_that_was_cut_off_says_so() -> None:
-    events, items = made([{"content": "a"}], "incomplete")
+    events, items = made([Content("a")], "incomplete")
     assert events[-1].item.status == items[-1].status == "incomplete"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import httpx
@@ -14,11 +13,9 @@ from pydantic import BaseModel
 
 from chat_models import WEATHER
 from dflash_local import Model
-from openai_api import QUESTION, post, refused, user
-from server_process import ServerProcess
+from openai_api import QUESTION, SAMPLER, post, refused, user
 
 PATH = "/v1/responses"
-SAMPLER = {"top_k": 40, "top_p": 0.95, "min_p": 0.05}
 TOOL: dict[str, Any] = {"type": "function", "strict": True, **WEATHER["function"]}
 
 
@@ -27,25 +24,8 @@ class Verdict(BaseModel):
     sure: bool
 
 
-def sdk(url: str) -> openai.OpenAI:
-    http = httpx.Client(trust_env=False, timeout=120)
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=http)
-
-
-@pytest.fixture(scope="module")
-def api(server: ServerProcess) -> Iterator[openai.OpenAI]:
-    with sdk(server.url) as connected:
-        yield connected
-
-
-@pytest.fixture(scope="module")
-def tools_api(tool_server: ServerProcess) -> Iterator[openai.OpenAI]:
-    with sdk(tool_server.url) as connected:
-        yield connected
-
-
-def test_an_answer_is_the_model_s_own(api: openai.OpenAI, model: Model) -> None:
-    told = api.responses.create(
+def test_an_answer_is_the_model_s_own(sdk: openai.OpenAI, model: Model) -> None:
+    told = sdk.responses.create(
         model="any",
         input=QUESTION,
         max_output_tokens=24,
@@ -64,10 +44,10 @@ def test_an_answer_is_the_model_s_own(api: openai.OpenAI, model: Model) -> None:
     assert told.timings["draft_n"] > 0  # type: ignore[attr-defined]
 
 
-def test_a_stream_is_the_whole_answer_in_events(api: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"input": QUESTION, "max_output_tokens": 24, "temperature": 0}
-    whole = api.responses.create(model="any", **asked)
-    with api.responses.stream(model="any", **asked) as stream:
+def test_a_stream_is_the_whole_answer_in_events(sdk: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"input": QUESTION, "max_output_tokens": 12, "temperature": 0}
+    whole = sdk.responses.create(model="any", **asked)
+    with sdk.responses.stream(model="any", **asked) as stream:
         events = list(stream)
     assert [event.sequence_number for event in events] == list(range(len(events)))
     types = [event.type for event in events]
@@ -91,7 +71,7 @@ def test_a_stream_is_the_whole_answer_in_events(api: openai.OpenAI) -> None:
     assert last.type == "response.incomplete"
     assert last.response.output_text == whole.output_text
     assert last.response.usage is not None
-    assert last.response.usage.output_tokens == 24
+    assert last.response.usage.output_tokens == 12
     assert len({event.response.id for event in (events[0], events[1], last)}) == 1
 
 
@@ -109,8 +89,8 @@ def test_the_bytes_of_a_stream(client: httpx.Client) -> None:
     assert "[DONE]" not in answer.text
 
 
-def test_a_conversation_is_the_chat_s(api: openai.OpenAI, client: httpx.Client) -> None:
-    told = api.responses.create(
+def test_a_conversation_is_the_chat_s(sdk: openai.OpenAI, client: httpx.Client) -> None:
+    told = sdk.responses.create(
         model="any",
         instructions="Be brief.",
         input=[
@@ -118,7 +98,7 @@ def test_a_conversation_is_the_chat_s(api: openai.OpenAI, client: httpx.Client) 
             {"role": "assistant", "content": "def add(a, b):"},
             {"role": "user", "content": "Go on."},
         ],
-        max_output_tokens=16,
+        max_output_tokens=8,
         temperature=0,
     )
     messages = [
@@ -127,16 +107,16 @@ def test_a_conversation_is_the_chat_s(api: openai.OpenAI, client: httpx.Client) 
         {"role": "assistant", "content": "def add(a, b):"},
         *user("Go on."),
     ]
-    chat = post(client, "/v1/chat/completions", messages=messages, max_tokens=16, temperature=0)
+    chat = post(client, "/v1/chat/completions", messages=messages, max_tokens=8, temperature=0)
     assert told.output_text == chat["choices"][0]["message"]["content"]
     assert told.usage is not None
     assert told.usage.input_tokens == chat["usage"]["prompt_tokens"]
 
 
-def test_what_was_answered_goes_back_in(api: openai.OpenAI) -> None:
+def test_what_was_answered_goes_back_in(sdk: openai.OpenAI) -> None:
     """As programs do that keep the conversation themselves."""
-    first = api.responses.create(model="any", input=QUESTION, max_output_tokens=16, temperature=0)
-    again = api.responses.create(
+    first = sdk.responses.create(model="any", input=QUESTION, max_output_tokens=16, temperature=0)
+    again = sdk.responses.create(
         model="any",
         input=[*user(QUESTION), *first.output, *user("Go on.")],  # type: ignore[list-item]
         max_output_tokens=4,
@@ -149,8 +129,8 @@ def test_what_was_answered_goes_back_in(api: openai.OpenAI) -> None:
 
 
 @pytest.mark.slow
-def test_a_schema_binds_the_answer(api: openai.OpenAI) -> None:
-    told = api.responses.parse(
+def test_a_schema_binds_the_answer(sdk: openai.OpenAI) -> None:
+    told = sdk.responses.parse(
         model="any",
         input="Is 7 a prime?",
         text_format=Verdict,
@@ -159,7 +139,7 @@ def test_a_schema_binds_the_answer(api: openai.OpenAI) -> None:
     )
     assert told.status == "completed"
     assert isinstance(told.output_parsed, Verdict)
-    with api.responses.stream(
+    with sdk.responses.stream(
         model="any",
         input="Is 7 a prime?",
         text_format=Verdict,
@@ -167,7 +147,7 @@ def test_a_schema_binds_the_answer(api: openai.OpenAI) -> None:
         extra_body={"seed": 1},
     ) as stream:
         assert stream.get_final_response().output_parsed == told.output_parsed
-    free = api.responses.create(
+    free = sdk.responses.create(
         model="any",
         input="Anything.",
         text={"format": {"type": "json_object"}},
@@ -183,7 +163,7 @@ def calls(told: Response) -> list[ResponseFunctionToolCall]:
     return [item for item in told.output if item.type == "function_call"]
 
 
-def test_a_tool_is_called_and_its_output_goes_back_in(tools_api: openai.OpenAI) -> None:
+def test_a_tool_is_called_and_its_output_goes_back_in(tool_sdk: openai.OpenAI) -> None:
     asked: dict[str, Any] = {
         "model": "any",
         "input": user("What is the weather in Oslo?"),
@@ -193,12 +173,12 @@ def test_a_tool_is_called_and_its_output_goes_back_in(tools_api: openai.OpenAI) 
         "max_output_tokens": 200,
         "extra_body": {"seed": 3},
     }
-    told = tools_api.responses.create(**asked)
+    told = tool_sdk.responses.create(**asked)
     (call,) = calls(told)
     assert call.name == "get_weather"
     assert isinstance(json.loads(call.arguments)["city"], str)
     assert [tool.type for tool in told.tools] == ["function"]  # what OpenAI runs is not here
-    with tools_api.responses.stream(**asked) as stream:
+    with tool_sdk.responses.stream(**asked) as stream:
         events = list(stream)
     deltas = [e.delta for e in events if e.type == "response.function_call_arguments.delta"]
     assert "".join(deltas) == call.arguments
@@ -206,7 +186,7 @@ def test_a_tool_is_called_and_its_output_goes_back_in(tools_api: openai.OpenAI) 
     assert final.type == "response.completed"
     assert [item.name for item in calls(final.response)] == ["get_weather"]
     output = {"type": "function_call_output", "call_id": call.call_id, "output": '{"sun": true}'}
-    after = tools_api.responses.create(
+    after = tool_sdk.responses.create(
         model="any",
         input=[*asked["input"], *told.output, output],
         tools=[TOOL],  # type: ignore[list-item]
@@ -217,8 +197,8 @@ def test_a_tool_is_called_and_its_output_goes_back_in(tools_api: openai.OpenAI) 
     assert after.usage.input_tokens > told.usage.input_tokens
 
 
-def test_logprobs_come_with_the_text(api: openai.OpenAI) -> None:
-    told = api.responses.create(
+def test_logprobs_come_with_the_text(sdk: openai.OpenAI) -> None:
+    told = sdk.responses.create(
         model="any",
         input=QUESTION,
         include=["message.output_text.logprobs"],
