@@ -7,7 +7,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from dflash_local.printable import shown
 
@@ -22,14 +22,26 @@ Ask = Callable[..., "Iterator[Chunk]"]
 """`Model.stream` with everything bound but `cancel`."""
 
 
-def answer(ask: Ask, show: Callable[[Chunk], None]) -> Result:
-    """Stream one answer into `show`. The first Ctrl-C ends it, a second one raises
-    KeyboardInterrupt."""
-    return _answer(ask, show, threading.Event())
-
-
-def show_nothing(chunk: Chunk) -> None:
-    """For an answer that is shown later or not at all."""
+def answer(
+    ask: Ask,
+    show: Callable[[Chunk], None] | None = None,
+    cancel: threading.Event | None = None,
+) -> Result:
+    """One answer, whose chunks go to `show`. The first Ctrl-C ends it by `cancel`, a second one
+    raises KeyboardInterrupt."""
+    cancel = cancel or threading.Event()
+    result: Result | None = None
+    with interrupt.setting(cancel):
+        # Closing a stream, which is a generator, cancels its request.
+        stream = cast("Generator[Chunk, None, None]", ask(cancel=cancel))
+        with contextlib.closing(stream):
+            for chunk in stream:
+                if show is not None:
+                    show(chunk)
+                result = chunk.result or result
+    if result is None:
+        raise RuntimeError("the stream of an answer ended without its result")
+    return result
 
 
 def write_answer(
@@ -48,7 +60,7 @@ def write_answer(
     is_terminal = sys.stdout.isatty()
     written = ""
     with contextlib.ExitStack() as stack:
-        answered = stack.enter_context(say.answering())
+        stack.enter_context(say.answering())
         if is_terminal or ends_line:
             from .keyboard import listening
 
@@ -74,7 +86,7 @@ def write_answer(
                 if thinking and not is_thought:
                     write_stdout("\n\n")
                 written, thinking = new, is_thought
-                answered.in_line = not written.endswith("\n")
+                say.in_line = not written.endswith("\n")
                 if view is not None:
                     view.write(new, is_thought=is_thought)
                 else:
@@ -82,7 +94,7 @@ def write_answer(
 
         result = None
         try:
-            result = _answer(ask, show, cancel)
+            result = answer(ask, show, cancel)
         finally:
             begin()
             if view is not None:
@@ -90,7 +102,7 @@ def write_answer(
             unended = is_terminal and not written.endswith("\n")
             if (written or result) and (unended or ends_line):
                 write_stdout("\n")
-                answered.in_line = False
+                say.in_line = False
         return result
 
 
@@ -103,27 +115,16 @@ def write_stdout(text: str) -> None:
 def write_report(text: str) -> None:
     """Write facts to stdout. On a terminal long lines break between words, and what goes on after a
     name and its value stands under the value. Rows of tables stay as they are."""
-    if sys.stdout.isatty():
-        text = fitted(text, shutil.get_terminal_size().columns)
+    if columns := stdout_columns():
+        text = fitted(text, columns)
     write_stdout(text)
 
 
-def _answer(ask: Ask, show: Callable[[Chunk], None], cancel: threading.Event) -> Result:
-    result: Result | None = None
-    with interrupt.setting(cancel), contextlib.closing(_generator(ask(cancel=cancel))) as chunks:
-        for chunk in chunks:
-            show(chunk)
-            result = chunk.result or result
-    if result is None:
-        raise RuntimeError("the stream of an answer ended without its result")
-    return result
+def stdout_columns() -> int | None:
+    """How wide stdout is, if it is a terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def _n_read(model: Model) -> int:
     """Tokens of the prompt that are in the cache."""
     return max((slot.n_cached_tokens for slot in model.status().slots if slot.busy), default=0)
-
-
-def _generator(chunks: Iterator[Chunk]) -> Generator[Chunk, None, None]:
-    # Closing a generator closes the one that it yields from, which cancels the request.
-    yield from chunks

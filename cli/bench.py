@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +22,7 @@ from dflash_local.bench.replay import SHIPPED
 from dflash_local.fit.options import SHAPES
 
 from . import interrupt
-from .answer import write_report, write_stdout
+from .answer import stdout_columns, write_report, write_stdout
 from .loading import chosen_files
 from .options import (
     DRAFT_SHAPE,
@@ -32,13 +30,13 @@ from .options import (
     LOADING,
     QUIET,
     READABLE,
+    Option,
     SectionedCommand,
-    option,
     values_of,
 )
 from .progress import writing_progress
-from .report import Say, speaker
 from .request import INTERRUPTED
+from .terminal import Speaker
 from .values import name_list, number, whole, whole_list
 
 if TYPE_CHECKING:
@@ -49,8 +47,6 @@ if TYPE_CHECKING:
     from dflash_local.fit.options import LoadOptions
     from dflash_local.fit.plan import Plan
 
-_FOLDER = click.Path(exists=True, file_okay=False)
-_PLACE = click.Path(exists=True)
 _MAX_TOKENS, _MOST_TOKENS = 96, 1 << 20
 _SHIPPED = "shipped"
 """What `--replay` without a file stands for."""
@@ -64,7 +60,6 @@ class _Replay(click.Path):
         return value if value == _SHIPPED else super().convert(value, *place)
 
 
-_REPLAY = _Replay(exists=True, dir_okay=False, readable=True)
 _NAMES = {"categories": "category", "llama_server": "against-llama-server"}
 """Of options, where they are not those of their values."""
 
@@ -77,24 +72,23 @@ def _temperatures(value: Any) -> tuple[float, ...]:
 
 
 SHAPE = (
-    option(
+    Option(
         "--shape",
         metavar="NAME",
         help="Instead of --target: a model with random weights and the shape of this one, written "
         "first. qwen3-8b, qwen3-4b, qwen3-30b-a3b, qwen3.6-27b, llama-3.1-8b and others.",
     ),
-    option("--quant", default="Q4_K_M", metavar="TYPE", help="Quantisation of --shape."),
-    option("--shape-layers", type=whole(1, 1000), metavar="N", help="Another number of layers."),
-    option(
+    Option("--quant", default="Q4_K_M", metavar="TYPE", help="Quantisation of --shape."),
+    Option("--shape-layers", type=whole(1, 1000), help="Another number of layers."),
+    Option(
         "--shape-folder",
-        type=_FOLDER,
+        type=click.Path(exists=True, file_okay=False),
         show_default="a temporary one",
         help="Keep the files of --shape in this folder, and use those that are already there.",
     ),
-    option(
+    Option(
         "--synthetic-length",
         type=number(1, 16),
-        metavar="X",
         help="Accept drafts as if a round of whole chains emitted so many tokens, whatever the "
         "models say; trees emit as many more as with the shipped pair. The text is invalid, the "
         "speed is real.",
@@ -102,7 +96,7 @@ SHAPE = (
 )
 
 PROMPTS = (
-    option(
+    Option(
         "--category",
         "categories",
         metavar="NAME",
@@ -111,34 +105,34 @@ PROMPTS = (
         help=f"Built-in prompts to use: {', '.join(CATEGORIES)}; with --replay, texts of its file. "
         "May be repeated.",
     ),
-    option(
+    Option(
         "--prompts",
         type=READABLE,
         help="A file with prompts of your own, a JSON object on each line: prompt, or messages, or "
         "prefix and suffix; and a category.",
     ),
-    option(
+    Option(
         "--dataset",
         type=click.Choice(list(DATASETS)),
         help="Prompts of a published evaluation; the paper's values are shown beside yours.",
     ),
-    option(
+    Option(
         "--dataset-folder",
-        type=_PLACE,
+        type=click.Path(exists=True),
         show_default="from the Hugging Face hub",
         help="The folder of the dataset, or its file.",
     ),
-    option("--limit", type=whole(1), metavar="N", default=4, help="Prompts of each category."),
-    option(
+    Option("--limit", type=whole(1), default=4, help="Prompts of each category."),
+    Option(
         "--depths",
         type=whole_list(64, 1 << 20, thousands=True),
         metavar="N,...",
         show_default="1k,8k,32k; on a CPU 1k",
         help="Long prompts: their answers end after so many tokens of context.",
     ),
-    option(
+    Option(
         "--replay",
-        type=_REPLAY,
+        type=_Replay(exists=True, dir_okay=False, readable=True),
         is_flag=False,
         flag_value=_SHIPPED,
         metavar="[FILE]",
@@ -147,19 +141,18 @@ PROMPTS = (
         "work; drafts are accepted where they equal the given text. For any model, --shape and "
         "--synthetic-length, too.",
     ),
-    option("--thinking", is_flag=True, help="Let chat templates ask for reasoning."),
+    Option("--thinking", is_flag=True, help="Let chat templates ask for reasoning."),
 )
 
 MEASURING = (
-    option(
+    Option(
         "-n",
         "--max-tokens",
         type=whole(2),
-        metavar="N",
         show_default=f"{_MAX_TOKENS}; with --replay all of them",
         help="Tokens of each answer.",
     ),
-    option(
+    Option(
         "--temps",
         "temperatures",
         type=_temperatures,
@@ -167,13 +160,13 @@ MEASURING = (
         show_default="0,0.8; with --replay 0",
         help="Temperatures.",
     ),
-    option(
+    Option(
         "--widths",
         type=whole_list(2, 64),
         metavar="N,...",
         help="Fixed draft widths to measure beside the one that the model chooses.",
     ),
-    option(
+    Option(
         "--draft-shape",
         "draft_shapes",
         type=name_list(SHAPES),
@@ -181,28 +174,27 @@ MEASURING = (
         show_default="chain,tree; on a CPU chain",
         help="Shapes of drafts to measure: chain, tree, and auto, which uses what pays.",
     ),
-    option("--repeat", type=whole(1), metavar="N", default=1, help="Answers to each prompt."),
-    option(
+    Option("--repeat", type=whole(1), default=1, help="Answers to each prompt."),
+    Option(
         "--seed",
         type=whole(0, 2**32 - 1000),
-        metavar="N",
         default=0,
         help="Seed of the random numbers.",
     ),
-    option(
+    Option(
         "--concurrency",
         type=whole_list(1, 64),
         metavar="N,...",
         help="Measure so many requests at once, too, such as 1,4,8.",
     ),
-    option(
+    Option(
         "--against-llama-server",
         "llama_server",
         type=READABLE,
         metavar="PATH",
         help="Give the same prompts to this llama-server, too, plain and with its DFlash.",
     ),
-    option(
+    Option(
         "--server-drafts",
         type=whole_list(1, 64),
         metavar="N,...",
@@ -212,9 +204,9 @@ MEASURING = (
 )
 
 OUTPUT = (
-    option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the tables."),
-    option("--markdown", type=_OUTPUT, metavar="FILE", help="Write a table to this file, too."),
-    option("--plot", type=_OUTPUT, metavar="FILE", help="Draw the results, as .png or .svg."),
+    Option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the tables."),
+    Option("--markdown", type=_OUTPUT, help="Write a table to this file, too."),
+    Option("--plot", type=_OUTPUT, help="Draw the results, as .png or .svg."),
     QUIET,
 )
 
@@ -248,7 +240,7 @@ def bench(ctx: click.Context, /, **values: Any) -> int:
     """
     _check(values)
     command = shlex.join(["dflash-local", "bench", *ctx.meta["arguments"]])
-    say = speaker(values["quiet"])
+    say = Speaker(values["quiet"])
     from dflash_local.bench.benchmark import benchmark
 
     with _files(values, say) as (target, draft):
@@ -287,11 +279,13 @@ def _check(values: Mapping[str, Any]) -> None:
             raise click.UsageError(
                 f"--category {name!r} is not one of the built-in prompts: {', '.join(CATEGORIES)}."
             )
-    for name in ("shape_layers", "shape_folder"):
-        if values[name] is not None and values["shape"] is None:
-            raise click.UsageError(f"--{name.replace('_', '-')} belongs to --shape: add it.")
-    if values["dataset_folder"] is not None and values["dataset"] is None:
-        raise click.UsageError("--dataset-folder belongs to --dataset: add it.")
+    for name, owner in (
+        ("shape_layers", "shape"),
+        ("shape_folder", "shape"),
+        ("dataset_folder", "dataset"),
+    ):
+        if values[name] is not None and values[owner] is None:
+            raise click.UsageError(f"--{name.replace('_', '-')} belongs to --{owner}: add it.")
     if values["llama_server"] is not None and not os.access(values["llama_server"], os.X_OK):
         raise click.UsageError(f"{values['llama_server']} is not executable: name a llama-server.")
     if values["markdown"] is not None and not Path(values["markdown"]).absolute().parent.is_dir():
@@ -352,7 +346,7 @@ def _usual_shapes(values: Mapping[str, Any]) -> tuple[DraftShape, ...]:
 
 
 @contextmanager
-def _files(values: Mapping[str, Any], say: Say) -> Iterator[tuple[Path, Path | None]]:
+def _files(values: Mapping[str, Any], say: Speaker) -> Iterator[tuple[Path, Path | None]]:
     """Target and drafter. Those of a shape are written first, to their folder or a temporary
     one."""
     if values["shape"] is None:
@@ -368,7 +362,7 @@ def _files(values: Mapping[str, Any], say: Say) -> Iterator[tuple[Path, Path | N
 
     with tempfile.TemporaryDirectory(prefix="dflash-local-") as temporary:
         folder = Path(values["shape_folder"] or temporary)
-        with writing_progress(sys.stderr, values["quiet"]) as progress:
+        with writing_progress(say) as progress:
             pair = write_pair(
                 values["shape"],
                 values["quant"],
@@ -401,7 +395,7 @@ def _paper(
 
 
 def _open(
-    target: Path, draft: Path | None, options: LoadOptions, *, say: Say
+    target: Path, draft: Path | None, options: LoadOptions, *, say: Speaker
 ) -> tuple[Engine, Plan]:
     from dflash_local.loading import open_engine
     from dflash_local.pair import open_pair
@@ -418,8 +412,7 @@ def _write(report: Report, values: Mapping[str, Any]) -> None:
     if values["as_json"]:
         write_stdout(json.dumps({"verdict": verdict(report), **report.as_dict()}) + "\n")
     else:
-        columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        write_report(terminal(report, columns))
+        write_report(terminal(report, stdout_columns()))
     if values["markdown"] is not None:
         Path(values["markdown"]).write_text(markdown(report), encoding="utf-8")
     if values["plot"] is not None:

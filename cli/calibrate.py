@@ -10,8 +10,8 @@ import click
 
 from .answer import write_report, write_stdout
 from .loading import check_drafter, check_files, load_model
-from .options import FILES, LOADING, QUIET, SectionedCommand, option
-from .report import speaker
+from .options import FILES, LOADING, QUIET, Option, SectionedCommand
+from .terminal import Speaker
 
 if TYPE_CHECKING:
     from dflash_local.pays.costs import Costs
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SECTIONS = {
     "Model": FILES,
     "Output": (
-        option("--json", "as_json", is_flag=True, help="Print one JSON object, in milliseconds."),
+        Option("--json", "as_json", is_flag=True, help="Print one JSON object, in milliseconds."),
         QUIET,
     ),
     "Machine": LOADING,
@@ -40,7 +40,7 @@ def calibrate(**values: Any) -> None:
     check_drafter(values, "calibrate measures what drafting costs")
     # With a width the drafter stays loaded, whatever the costs are.
     more: dict[str, Any] = {"recalibrate": True, "draft_width": 2}
-    with load_model(values, speaker(values["quiet"]), **more) as model:
+    with load_model(values, Speaker(values["quiet"]), **more) as model:
         controller, drafter = model.engine.controller, model.drafter
         assert controller is not None
         costs = controller.costs

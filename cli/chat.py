@@ -20,8 +20,8 @@ from .options import (
     generation_arguments,
     max_tokens,
 )
-from .report import speaker
 from .request import ANSWER_LENGTH, answer_limit, read_prompt, run_single
+from .terminal import Speaker
 from .user_files import history_file, tilde
 from .values import utf8_text
 
@@ -44,8 +44,7 @@ Messages typed in a conversation are kept in
 
 @click.command(cls=SectionedCommand, sections=SECTIONS, epilog=EPILOG)
 @click.argument("prompt", type=utf8_text, required=False)
-@click.pass_context
-def chat(ctx: click.Context, /, prompt: str | None, **values: Any) -> None:
+def chat(prompt: str | None, **values: Any) -> int:
     """Answer PROMPT, or hold a conversation.
 
     With PROMPT, or - for standard input, the answer is all that is written to stdout. What is piped
@@ -64,17 +63,16 @@ def chat(ctx: click.Context, /, prompt: str | None, **values: Any) -> None:
     template = dict(values["chat_template_kwargs"] or {})
     system = values["system"]
     opening = [] if system is None else [{"role": "system", "content": system}]
-    say = speaker(values["quiet"])
+    say = Speaker(values["quiet"])
     model = load_model(values, say, thinking=values["thinking"])
     if text is None:
         from .chat_session import ChatSession
 
         ChatSession(model, opening, arguments, template, values, say).run()
-        return
+        return 0
     with model:
         messages = [*opening, {"role": "user", "content": text.rstrip("\r\n")}]
         arguments["max_tokens"] = answer_limit(model, arguments)
         n_prompt = len(model.chat_prompt(messages, chat_template_kwargs=template))
         ask = partial(model.stream_chat, messages, chat_template_kwargs=template, **arguments)
-        code = run_single(model, ask, n_prompt, {**values, **arguments}, say, is_chat=True)
-    ctx.exit(code)
+        return run_single(model, ask, n_prompt, {**values, **arguments}, say, is_chat=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 # Imported only with a conversation: prompt_toolkit takes longer than all the rest.
 from dflash_local.errors import DflashError, InputError
 from dflash_local.pair import open_pair
-from dflash_local.printable import printable
 from dflash_local.text_file import read_text
 
 from .answer import write_answer
@@ -21,7 +19,7 @@ from .line_editor import LineEditor
 from .loading import chosen_files, load_model
 from .report import stats_page, summary
 from .request import answer_limit
-from .terminal import Speaker, fitted
+from .terminal import Speaker
 from .user_files import history_file, tilde
 
 if TYPE_CHECKING:
@@ -113,11 +111,11 @@ class ChatSession:
             try:
                 action((found[2] or "").strip())
             except DflashError as error:
-                self._complain(f"error: {error}")
+                self._say.write(f"error: {error}")
             except OSError as error:
-                self._complain(f"error: {error.filename}: {error.strerror}")
+                self._say.write(f"error: {error.filename}: {error.strerror}")
         elif found and not found[2]:
-            self._complain(f"no command {found[1]}; /help lists them")
+            self._say.write(f"no command {found[1]}; /help lists them")
         else:
             self._answer([*self.messages, {"role": "user", "content": message}])
 
@@ -131,7 +129,7 @@ class ChatSession:
             )
             result = write_answer(model, ask, n_prompt, self._say, is_chat=True, ends_line=True)
         except InputError as error:
-            self._complain(f"error: {error} /clear starts a new conversation.")
+            self._say.write(f"error: {error} /clear starts a new conversation.")
             return
         self.messages = [*asked, result.message]
         self.last = result
@@ -190,7 +188,7 @@ class ChatSession:
             try:
                 self._model = load_model(values, self._say)
             except (DflashError, OSError) as error:
-                self._complain(f"error: {error}")
+                self._say.write(f"error: {error}")
                 self._model = load_model(self._values, self._say)
             else:
                 self._values = values
@@ -207,17 +205,8 @@ class ChatSession:
         self._show(stats_page(self._model, self.last))
 
     def _show(self, lines: Sequence[str]) -> None:
-        console = self._say.console
         for line in lines:
-            if console is None:
-                print(printable(line), file=sys.stderr)
-            else:  # lines break between words
-                console.print(
-                    fitted(printable(line), console.width) or "\n", soft_wrap=False, end=""
-                )
-
-    def _complain(self, line: str) -> None:
-        self._show([line])
+            self._say.write(line)
 
 
 def _path(name: str, command: str) -> Path:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from dflash_local.bench.measure.acceptance import Acceptance
 from dflash_local.bench.measure.answer import first_difference
 
-from .answer import Ask, answer, show_nothing
-from .report import Say, drafts_text
+from .answer import Ask, answer
+from .report import drafts_text
+from .terminal import Speaker
 
 if TYPE_CHECKING:
     from dflash_local import Model, Result
@@ -20,7 +21,7 @@ _ONE_PROMPT = "one prompt is no verdict: `dflash-local bench` measures many, eac
 
 
 def compare(
-    model: Model, ask: Ask, result: Result, width: int | str | None, say: Say
+    model: Model, ask: Ask, result: Result, width: int | str | None, say: Speaker
 ) -> dict[str, Any] | None:
     """Ask again without drafts, and with chains if the drafts were trees. Report both.
 
@@ -52,7 +53,7 @@ def compare(
 
 def _again(model: Model, ask: Ask, first: Result, **options: Any) -> Result:
     model.forget()
-    return answer(partial(ask, seed=first.seed, **options), show_nothing)
+    return answer(partial(ask, seed=first.seed, **options))
 
 
 def _comparison(result: Result, other: Result) -> dict[str, Any]:

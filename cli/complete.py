@@ -14,17 +14,17 @@ from .options import (
     LOADING,
     REPORTING,
     SAMPLING,
+    Option,
     SectionedCommand,
     generation_arguments,
     max_tokens,
-    option,
 )
-from .report import speaker
 from .request import read_prompt, run_single
 from .settings import FROM_ELSEWHERE
+from .terminal import Speaker
 from .values import utf8_text
 
-FILE = option(
+FILE = Option(
     "-f",
     "--file",
     type=click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True),
@@ -44,7 +44,7 @@ SECTIONS = {
 @click.command(cls=SectionedCommand, sections=SECTIONS)
 @click.argument("prompt", type=utf8_text, required=False)
 @click.pass_context
-def complete(ctx: click.Context, /, prompt: str | None, **values: Any) -> None:
+def complete(ctx: click.Context, /, prompt: str | None, **values: Any) -> int:
     """Continue PROMPT, the text of -f FILE, or standard input (-).
 
     The text goes to the model byte for byte, without a chat template. Names of special tokens,
@@ -60,9 +60,8 @@ def complete(ctx: click.Context, /, prompt: str | None, **values: Any) -> None:
         raise click.UsageError("the prompt is empty: there is nothing to continue.")
     arguments = generation_arguments(values)
 
-    say = speaker(values["quiet"])
+    say = Speaker(values["quiet"])
     with load_model(values, say) as model:
         tokens = model.target.vocabulary.tokenize(text, n_ctx=model.n_ctx)
         ask = partial(model.stream, tokens, **arguments)
-        code = run_single(model, ask, len(tokens), values, say)
-    ctx.exit(code)
+        return run_single(model, ask, len(tokens), values, say)

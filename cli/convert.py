@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from .answer import write_stdout
-from .options import QUIET, SectionedCommand, option
+from .options import QUIET, Option, SectionedCommand
 from .progress import writing_progress
-from .report import byte_size, speaker
+from .report import byte_size
+from .terminal import Speaker
 
 if TYPE_CHECKING:
     from dflash_local.convert import ConvertResult
@@ -39,14 +39,14 @@ OUTTYPES = (
 
 SECTIONS = {
     "Input": (
-        option(
+        Option(
             "--target",
             metavar="TARGET",
             show_default="the one that the drafter names",
             help="What it drafts for: a GGUF file, a local folder, a hub id, or a name of `list` "
             "whose target is on this disk.",
         ),
-        option(
+        Option(
             "--revision",
             metavar="REV",
             show_default="the newest",
@@ -54,14 +54,14 @@ SECTIONS = {
         ),
     ),
     "Output": (
-        option(
+        Option(
             "--outtype",
             type=click.Choice(OUTTYPES),
             metavar="TYPE",
             default="q8_0",
             help=f"Type of the weights: {', '.join(OUTTYPES)}.",
         ),
-        option(
+        Option(
             "-o",
             "--output",
             type=click.Path(),
@@ -69,9 +69,9 @@ SECTIONS = {
             show_default="<drafter>-<outtype>.gguf here",
             help="The file to write.",
         ),
-        option("--force", is_flag=True, help="Replace FILE if it exists."),
-        option("--dry-run", is_flag=True, help="Fetch, plan and check, and write nothing."),
-        option("--json", "as_json", is_flag=True, help="Print one JSON object about the file."),
+        Option("--force", is_flag=True, help="Replace FILE if it exists."),
+        Option("--dry-run", is_flag=True, help="Fetch, plan and check, and write nothing."),
+        Option("--json", "as_json", is_flag=True, help="Print one JSON object about the file."),
         QUIET,
     ),
 }
@@ -101,10 +101,10 @@ def convert(
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     from dflash_local.convert import convert as run
 
-    say = speaker(quiet)
+    say = Speaker(quiet)
     _check_source(source)
     given, target = target, _file_of_name(target)
-    with writing_progress(sys.stderr, quiet) as progress:
+    with writing_progress(say) as progress:
         result = run(
             source,
             target=target,

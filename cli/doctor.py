@@ -13,8 +13,9 @@ from dflash_local.errors import FileError
 
 from .answer import write_report, write_stdout
 from .loading import check_files, chosen_files, load_model
-from .options import FILES, LOADING, QUIET, SectionedCommand, option
-from .report import byte_size, speaker
+from .options import FILES, JSON, LOADING, QUIET, SectionedCommand
+from .report import byte_size, table
+from .terminal import Speaker
 from .values import utf8_text
 
 if TYPE_CHECKING:
@@ -26,15 +27,14 @@ SICK = 1
 
 SECTIONS = {
     "Model": FILES,
-    "Output": (option("--json", "as_json", is_flag=True, help="Print one JSON object."), QUIET),
+    "Output": (JSON, QUIET),
     "Machine": LOADING,
 }
 
 
 @click.command(cls=SectionedCommand, sections=SECTIONS)
 @click.argument("pair", type=utf8_text, required=False)
-@click.pass_context
-def doctor(ctx: click.Context, /, pair: str | None, **values: Any) -> None:
+def doctor(pair: str | None, **values: Any) -> int:
     """Tell whether this machine and a pair work as they should.
 
     PAIR is what --target takes. Without it, that of --target is examined, or the shipped pair. It
@@ -51,7 +51,7 @@ def doctor(ctx: click.Context, /, pair: str | None, **values: Any) -> None:
     from dflash_local.doctor.examination import examine, pair_of
     from dflash_local.gguf.file import GgufFile
 
-    say = speaker(values["quiet"])
+    say = Speaker(values["quiet"])
     chosen = cache(partial(chosen_files, values, say))  # told once
 
     def files() -> Pair:
@@ -66,7 +66,7 @@ def doctor(ctx: click.Context, /, pair: str | None, **values: Any) -> None:
         write_stdout(json.dumps(found.as_dict()) + "\n")
     else:
         write_report("\n".join(_lines(found)) + "\n")
-    ctx.exit(0 if found.is_well else SICK)
+    return 0 if found.is_well else SICK
 
 
 def _lines(found: Examination) -> list[str]:
@@ -108,5 +108,4 @@ def _lines(found: Examination) -> list[str]:
         )
         if trial.drafting:
             rows.append(("at the end", trial.drafting))
-    width = max(len(name) for name, _ in rows) + 2
-    return [*lines, *(f"{name:{width}s}{text}" for name, text in rows)]
+    return [*lines, table(rows)]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from .answer import write_report, write_stdout
-from .options import READABLE, SectionedCommand, option
-from .report import byte_size
+from .options import JSON, READABLE, Option, SectionedCommand
+from .report import byte_size, table
 from .settings import FROM_ELSEWHERE
 
 if TYPE_CHECKING:
@@ -47,14 +47,14 @@ def held_model(value: Any) -> str:
 
 SECTIONS = {
     "Comparison": (
-        option(
+        Option(
             "--target",
             type=held_model,
             metavar="TARGET",
             help="A target, as FILE is given: compare it with the drafter FILE, field by field.",
         ),
     ),
-    "Output": (option("--json", "as_json", is_flag=True, help="Print one JSON object."),),
+    "Output": (JSON,),
 }
 
 
@@ -214,20 +214,14 @@ def _weight_rows(facts: FileFacts) -> list[tuple[str, str]]:
 
 def _fit_lines(fit: Fit) -> list[str]:
     """A table with a row for each field: its name, both values, the verdict."""
-    head = ("", "target", "drafter", "")
     rows = [
         (row.name, _text(row.target), _text(row.drafter), "ok" if row.fits else "differs")
         for row in fit.fields
     ]
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     verdict = "they fit" if fit.fits else "they do not fit"
     return [
         f"with the target {fit.target.name}: {verdict}",
-        *(
-            "  "
-            + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in (head, *rows)
-        ),
+        *_table([("", "target", "drafter", ""), *rows]),
     ]
 
 
@@ -235,9 +229,8 @@ def _section(heading: str, rows: list[tuple[str, str]]) -> list[str]:
     return [f"  {heading}", *_table(rows, indent=4)] if rows else []
 
 
-def _table(rows: list[tuple[str, str]], indent: int = 2) -> list[str]:
-    width = max(len(name) for name, _ in rows)
-    return [f"{'':{indent}}{name:{width}}  {value}" for name, value in rows]
+def _table(rows: Sequence[Sequence[str]], indent: int = 2) -> list[str]:
+    return [f"{'':{indent}}{line}" for line in table(rows).splitlines()]
 
 
 def _text(value: Any) -> str:

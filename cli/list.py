@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .answer import write_stdout
-from .options import SectionedCommand, option
+from .answer import stdout_columns, write_stdout
+from .options import JSON, Option, SectionedCommand
 from .report import table
 
 if TYPE_CHECKING:
@@ -18,8 +16,8 @@ if TYPE_CHECKING:
 
 SECTIONS = {
     "Output": (
-        option("--here", "here_only", is_flag=True, help="Only what is on this disk."),
-        option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+        Option("--here", "here_only", is_flag=True, help="Only what is on this disk."),
+        JSON,
     ),
 }
 _PLACES = {"gpu": "on the GPU", "cpu": "on the CPU", "no": "no", None: "?"}
@@ -48,10 +46,11 @@ def list_models(here_only: bool, as_json: bool) -> None:
     ]
     heads = ("name", "model", "size", "here", "fits")
     text = table(rows, heads) + "\n"
-    if sys.stdout.isatty() and _width(text) > shutil.get_terminal_size().columns:
+    columns = stdout_columns()
+    if columns and _width(text) > columns:
         short = [(name, *rest) for name, _, *rest in (heads, *rows)]  # the name tells the model
         text = table(short[1:], short[0]) + "\n"
-    if sys.stdout.isatty() and _width(text) > shutil.get_terminal_size().columns:
+    if columns and _width(text) > columns:
         text = "".join(map(_stacked, found))
     write_stdout(text)
 

@@ -13,7 +13,6 @@ from dflash_local.fit.options import COPIES
 from . import interrupt
 from .options import LOADING, values_of
 from .progress import loading_progress
-from .report import Say
 from .terminal import Speaker
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def load_model(
 
 
 def chosen_files(
-    values: Mapping[str, Any], say: Say, options: LoadOptions | None = None
+    values: Mapping[str, Any], say: Speaker, options: LoadOptions | None = None
 ) -> tuple[Path, Path | None]:
     """The files of --target and --draft, fetched if they are missing, or those of the shipped pair.
     `options` say how they are to be loaded, so that nothing is fetched that does not fit."""

@@ -55,9 +55,9 @@ def print_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
     """The version, the llama.cpp build in use, and the backends that it found."""
     if not value or ctx.resilient_parsing:
         return
-    from importlib.metadata import version
+    from dflash_local.version import version
 
-    click.echo(f"{NAME} {version(NAME)}")
+    click.echo(f"{NAME} {version()}")
     from dflash_local.llama import runtime
 
     click.echo(runtime.llama_build())
@@ -92,6 +92,10 @@ class _Group(click.Group):
 
 @click.group(
     cls=_Group,
+    commands=[
+        *(bench, calibrate, chat, complete, config, convert, doctor, inspect),
+        *(list_models, ps, pull, rm, run_model, serve, show, tune),
+    ],
     invoke_without_command=True,
     context_settings={
         "help_option_names": ["-h", "--help"],
@@ -117,24 +121,6 @@ def group(ctx: click.Context) -> None:
         _warn(printable(line))
     if ctx.invoked_subcommand != config.name:  # it must show and mend a file that is wrong
         ctx.default_map = default_map(group)
-
-
-group.add_command(bench)
-group.add_command(calibrate)
-group.add_command(chat)
-group.add_command(complete)
-group.add_command(config)
-group.add_command(convert)
-group.add_command(doctor)
-group.add_command(inspect)
-group.add_command(list_models)
-group.add_command(ps)
-group.add_command(pull)
-group.add_command(rm)
-group.add_command(run_model)
-group.add_command(serve)
-group.add_command(show)
-group.add_command(tune)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -6,7 +6,6 @@ folder, or names as --target takes them, and the other keys are options of the c
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,14 +14,9 @@ from typing import Any
 import click
 
 from dflash_local.errors import InputError
-from dflash_local.text_file import read_text
+from dflash_local.text_file import read_toml
 
-from .options import READABLE
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from .options import READABLE, Option
 
 _MOST_NAME = 256
 
@@ -50,16 +44,12 @@ def named_model(value: Any) -> NamedModel:
     return NamedModel(name, _target(Path(), target), _place(Path(), draft) if draft else None)
 
 
-def read_models(path: Path, options: Iterable[click.Option]) -> list[NamedModel]:
+def read_models(path: Path, options: Iterable[Option]) -> list[NamedModel]:
     """The models of a file; `options` are those that it may set. Raises InputError, one line."""
-    text = read_text(path).lstrip("\ufeff")
-    try:
-        tables = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputError(f"{path} is not TOML: {error}") from None
+    tables = read_toml(path)
     if not tables:
         raise InputError(f"{path} names no model: begin a table with [NAME] for each")
-    keys = {_key(option): option for option in options}
+    keys = {option.long_name.replace("-", "_"): option for option in options}
     return [_read_model(path, name, table, keys) for name, table in tables.items()]
 
 
@@ -72,7 +62,7 @@ def check_names(models: Iterable[NamedModel]) -> None:
         seen.add(model.name)
 
 
-def _read_model(path: Path, name: str, table: Any, keys: Mapping[str, click.Option]) -> NamedModel:
+def _read_model(path: Path, name: str, table: Any, keys: Mapping[str, Option]) -> NamedModel:
     where = f"{path}: [{name}]"
     if not isinstance(table, dict):
         raise InputError(f"{path}: {name} is not in a table: begin each model with [NAME]")
@@ -146,7 +136,3 @@ def _place(folder: Path, given: str) -> Path | str:
     except InputError as error:
         raise click.BadParameter(f"{error}.") from None
     return given
-
-
-def _key(option: click.Option) -> str:
-    return next(name for name in option.opts if name.startswith("--"))[2:].replace("-", "_")

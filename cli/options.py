@@ -31,21 +31,21 @@ _AUTO = "what fits the memory"
 USUAL = "what the model's makers advise, else {}"
 
 
-def option(*names: str, **attributes: Any) -> click.Option:
+class Option(click.Option):
     """An option that the variable `DFLASH_LOCAL_<LONG NAME>` sets too, as its help says."""
-    long = next(name for name in names if name.startswith("--")).split("/")[0]
-    variable = f"{ENVIRONMENT}_{long.strip('-').replace('-', '_').upper()}"
-    attributes.setdefault("show_default", "default" in attributes)
-    return _Option(list(names), envvar=variable, show_envvar=True, **attributes)
 
+    def __init__(self, *names: str, **attributes: Any) -> None:
+        self.long_name = next(name for name in names if name.startswith("--"))[2:].split("/")[0]
+        variable = f"{ENVIRONMENT}_{self.long_name.replace('-', '_').upper()}"
+        attributes.setdefault("show_default", "default" in attributes)
+        super().__init__(list(names), envvar=variable, show_envvar=True, **attributes)
 
-class _Option(click.Option):
     def get_error_hint(self, ctx: click.Context | None) -> str:
         """What an error names: the option, or the variable if the value comes from there."""
         source = ctx.get_parameter_source(self.name) if ctx and self.name else None
         if source is click.core.ParameterSource.ENVIRONMENT:
             return str(self.envvar)
-        return next(name for name in self.opts if name.startswith("--"))
+        return f"--{self.long_name}"
 
 
 class SectionedCommand(click.Command):
@@ -60,18 +60,12 @@ class SectionedCommand(click.Command):
             self.params.extend(options)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        named = {option for options in self.sections.values() for option in options}
-        others = [
-            parameter
-            for parameter in self.get_params(ctx)
-            if isinstance(parameter, click.Option) and parameter not in named
-        ]
-        for heading, options in {**self.sections, "Help": others}.items():
+        help_option = self.get_help_option(ctx)
+        sections = {**self.sections, "Help": [help_option] if help_option else []}
+        for heading, options in sections.items():
             records = [option.get_help_record(ctx) for option in options]
-            rows = [record for record in records if record is not None]
-            if rows:
-                with formatter.section(heading):
-                    formatter.write_dl(rows)
+            with formatter.section(heading):
+                formatter.write_dl([record for record in records if record is not None])
 
 
 def values_of(section: Sequence[click.Option], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,21 +74,22 @@ def values_of(section: Sequence[click.Option], values: Mapping[str, Any]) -> dic
     return {name: values[name] for name in names if values[name] is not None}
 
 
-QUIET = option("-q", "--quiet", is_flag=True, help="Print only errors on stderr.")
+QUIET = Option("-q", "--quiet", is_flag=True, help="Print only errors on stderr.")
+JSON = Option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 TARGET_HELP = (
     "The model that answers: a name of `dflash-local list`, a GGUF file or a folder with one, or a "
     "hub repository, OWNER/REPO[:QUANT]."
 )
 
-TARGET = option(
+TARGET = Option(
     "--target",
     type=WholeText(),
     metavar="MODEL",
     help=f"{TARGET_HELP} Without it, a tiny shipped pair is used.",
 )
 
-DRAFT = option(
+DRAFT = Option(
     "--draft",
     type=WholeText(),
     metavar="DRAFTER",
@@ -106,7 +101,7 @@ DRAFT = option(
 
 FILES = (TARGET, DRAFT)
 
-DRAFT_SHAPE = option(
+DRAFT_SHAPE = Option(
     "--draft-shape",
     type=click.Choice(SHAPES),
     show_default="auto on a GPU, else chain",
@@ -115,78 +110,72 @@ DRAFT_SHAPE = option(
 )
 
 LOADING = (
-    option(
+    Option(
         "--ctx",
         "n_ctx",
         type=whole(1),
-        metavar="N",
         show_default=_AUTO,
         help="Context length in tokens, prompt and answer together.",
     ),
-    option(
+    Option(
         "--gpu-layers",
         "n_gpu_layers",
         type=whole(0),
-        metavar="N",
         show_default=_AUTO,
         help="Layers of the target on the GPU.",
     ),
-    option(
+    Option(
         "--threads",
         "n_threads",
         type=whole(1, 512),
-        metavar="N",
         show_default="one per core; fewer while other processes want the cores",
         help="CPU threads.",
     ),
-    option(
+    Option(
         "--kv-type",
         type=click.Choice(KV_TYPES),
         default="f16",
         help="Type of the target's KV cache.",
     ),
-    option(
+    Option(
         "--flash-attn/--no-flash-attn",
         default=True,
         help="Use flash attention in the target.",
     ),
-    option(
+    Option(
         "--draft-window",
         type=whole(0),
-        metavar="N",
         show_default="the length that the drafter was trained on, if known, else the whole context",
         help="How many tokens the drafter looks back at and keeps in memory; 0 for all. Helps with "
         "texts that are longer than those it was trained on.",
     ),
     DRAFT_SHAPE,
-    option(
+    Option(
         "--draft-from",
         type=READABLE,
-        metavar="FILE",
         help="Text to copy from besides what an answer has before it, such as files that an agent "
         "will write again.",
     ),
-    option(
+    Option(
         "--exact",
         is_flag=True,
         help="Let each answer depend on its own request alone: one request at a time, chains only, "
         "and earlier prompts are used again in whole batches only. With --draft-width 0 that holds "
         "to the bit on a CPU.",
     ),
-    option(
+    Option(
         "--split-mode",
         type=click.Choice(SPLIT_MODES),
         default="layer",
         help="How several GPUs share the target.",
     ),
-    option(
+    Option(
         "--main-gpu",
         type=whole(0, 255),
-        metavar="N",
         default=0,
         help="The GPU to use with --split-mode none.",
     ),
-    option(
+    Option(
         "--tensor-split",
         type=shares,
         metavar="X,X,...",
@@ -195,72 +184,63 @@ LOADING = (
 )
 
 SAMPLING = (
-    option(
+    Option(
         "--temp",
         "--temperature",
         "temperature",
         type=number(0, 100),
-        metavar="X",
         show_default=USUAL.format(0),
         help="Temperature; 0 always takes the most likely token.",
     ),
-    option(
+    Option(
         "--top-k",
         type=whole(0),
-        metavar="N",
         show_default=USUAL.format(40),
         help="Draw from the N most likely tokens; 0 for all.",
     ),
-    option(
+    Option(
         "--top-p",
         type=number(0, 1, above=True),
-        metavar="X",
         show_default=USUAL.format(0.95),
         help="Draw from the most likely tokens that together have this probability.",
     ),
-    option(
+    Option(
         "--min-p",
         type=number(0, 1),
-        metavar="X",
         show_default=USUAL.format(0.05),
         help="Leave out tokens that are less likely than this share of the most likely one.",
     ),
-    option(
+    Option(
         "--seed",
         type=whole(0, 2**32 - 2),
-        metavar="N",
         show_default="random",
         help="Seed of the draws; the same seed gives the same answer.",
     ),
-    option(
+    Option(
         "--repeat-penalty",
         type=number(0, 100, above=True),
-        metavar="X",
         show_default=USUAL.format(1),
         help="Divide the logits of recent tokens by this.",
     ),
-    option(
+    Option(
         "--repeat-last-n",
         type=whole(-1),
-        metavar="N",
         show_default=USUAL.format(64),
         help="How many of the last tokens the penalties see; -1 for the whole context.",
     ),
-    option(
+    Option(
         "--presence-penalty",
         type=number(-100, 100),
-        metavar="X",
         show_default=USUAL.format(0),
         help="Subtract this from the logits of recent tokens.",
     ),
-    option(
+    Option(
         "--frequency-penalty",
         type=number(-100, 100),
-        metavar="X",
         show_default=USUAL.format(0),
         help="Subtract this from the logits of recent tokens once for each time they occurred.",
     ),
-    option(
+    Option(
         "--logit-bias",
         type=token_bias,
         multiple=True,
@@ -269,7 +249,7 @@ SAMPLING = (
     ),
 )
 
-DRAFT_WIDTH = option(
+DRAFT_WIDTH = Option(
     "--draft-width",
     type=draft_width,
     metavar="N",
@@ -278,14 +258,13 @@ DRAFT_WIDTH = option(
 )
 
 ENDING = (
-    option(
+    Option(
         "--stop",
         type=WholeText(),
         multiple=True,
-        metavar="TEXT",
         help="End before this text; may be repeated.",
     ),
-    option(
+    Option(
         "--grammar-file",
         type=READABLE,
         help="A file with a GBNF grammar that the answer must follow.",
@@ -294,12 +273,12 @@ ENDING = (
 )
 
 REPORTING = (
-    option(
+    Option(
         "--compare",
         is_flag=True,
         help="Also decode without drafts, and print how the two compare.",
     ),
-    option(
+    Option(
         "--json",
         "as_json",
         is_flag=True,
@@ -308,7 +287,7 @@ REPORTING = (
     QUIET,
 )
 
-THINKING = option(
+THINKING = Option(
     "--thinking/--no-thinking",
     default=None,
     show_default="as the drafter was trained",
@@ -316,9 +295,9 @@ THINKING = option(
 )
 
 CHAT = (
-    option("--system", type=WholeText(), metavar="TEXT", help="System message."),
+    Option("--system", type=WholeText(), help="System message."),
     THINKING,
-    option(
+    Option(
         "--chat-template-kwargs",
         type=json_object,
         metavar="JSON",
@@ -327,13 +306,12 @@ CHAT = (
 )
 
 
-def max_tokens(**default: Any) -> click.Option:
+def max_tokens(**default: Any) -> Option:
     """The length limit of an answer, in tokens. `default` are attributes of the option."""
-    return option(
+    return Option(
         "-n",
         "--max-tokens",
         type=whole(1),
-        metavar="N",
         help="End after this many tokens.",
         **default,
     )

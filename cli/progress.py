@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 import click
 
 from .report import byte_size
+from .terminal import Speaker
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,7 +25,7 @@ _REFRESH_S = 0.2
 
 
 @contextmanager
-def writing_progress(stream: TextIO, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+def writing_progress(say: Speaker) -> Iterator[Callable[[int, int], None]]:
     """Gives a function that takes the bytes that are written and the bytes in all."""
     bar = None
     shown = 0  # bytes by the bar, percent by the lines
@@ -31,13 +33,13 @@ def writing_progress(stream: TextIO, quiet: bool) -> Iterator[Callable[[int, int
 
         def update(done: int, total: int) -> None:
             nonlocal bar, shown
-            if quiet or total <= 0:
+            if say.quiet or total <= 0:
                 return
             label = f"writing {byte_size(total)}"
-            if stream.isatty():
+            if sys.stderr.isatty():
                 if bar is None:
                     bar = stack.enter_context(
-                        click.progressbar(length=total, label=label, file=stream)
+                        click.progressbar(length=total, label=label, file=sys.stderr)
                     )
                 bar.update(done - shown)
                 shown = done
@@ -45,7 +47,7 @@ def writing_progress(stream: TextIO, quiet: bool) -> Iterator[Callable[[int, int
             percent = 100 * done // total
             if percent // _STEP > shown // _STEP:
                 shown = percent
-                click.echo(f"{label}: {percent} %", file=stream)
+                say(f"{label}: {percent} %")
 
         yield update
 

@@ -10,22 +10,22 @@ import click
 
 from .answer import write_stdout
 from .list import gigabytes
-from .options import SectionedCommand, option
+from .options import JSON, Option, SectionedCommand
 from .report import table
 from .values import api_key
 
-_URL = "http://127.0.0.1:8080"
+URL = "http://127.0.0.1:8080"
 SECTIONS = {
     "Server": (
-        option(
+        Option(
             "--url",
             metavar="URL",
-            default=_URL,
+            default=URL,
             help="Where the server listens.",
         ),
-        option("--api-key", type=api_key, metavar="KEY", help="A key that it asks for."),
+        Option("--api-key", type=api_key, metavar="KEY", help="A key that it asks for."),
     ),
-    "Output": (option("--json", "as_json", is_flag=True, help="Print one JSON object."),),
+    "Output": (JSON,),
 }
 _PATIENCE_S = 10
 _NEVER = "9999"
@@ -61,6 +61,12 @@ def _until(expires_at: str) -> str:
     return "the server ends" if never else expires_at.replace("T", " ")[:19]
 
 
+def check_url(option: str, url: str) -> None:
+    """Refuse what is no address of a server. Raises click.UsageError."""
+    if not re.match(r"https?://[^/]", url):
+        raise click.UsageError(f"{option} {url}: expected an address such as {URL}.")
+
+
 def fetched(url: str, path: str, key: str | None = None) -> Any:
     """The JSON that a server answers. Raises what `urllib` raises, and ValueError."""
     import urllib.request
@@ -78,8 +84,7 @@ def fetched(url: str, path: str, key: str | None = None) -> Any:
 
 
 def _running(url: str, key: str | None) -> list[dict[str, Any]]:
-    if not re.match(r"https?://[^/]", url):
-        raise click.UsageError(f"--url {url}: expected an address such as {_URL}.")
+    check_url("--url", url)
     try:
         found: list[dict[str, Any]] = fetched(url, "/api/ps", key)["models"]
         return found

@@ -6,7 +6,7 @@ import click
 
 from .answer import write_stdout
 from .options import DRAFT, QUIET, SectionedCommand
-from .report import speaker
+from .terminal import Speaker
 
 SECTIONS = {"Model": (DRAFT,), "Output": (QUIET,)}
 
@@ -22,5 +22,5 @@ def pull(model: str, draft: str | None, quiet: bool) -> None:
     """
     from dflash_local.pairs.find import find_pair
 
-    found = find_pair(model, draft, say=speaker(quiet), newest=True, bars=not quiet)
+    found = find_pair(model, draft, say=Speaker(quiet), newest=True, bars=not quiet)
     write_stdout("".join(f"{path}\n" for path in (found.target, found.draft) if path))

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-
-from .terminal import Speaker
 
 if TYPE_CHECKING:
     from dflash_local import Model, Result
     from dflash_local.stats import Stats
-
-Say = Callable[[str], None]
 
 _BAR = 40
 _HARDLY = 1.2
 """Tokens per round: below, an answer was hardly drafted, and it is told why."""
 _BESIDE_BAR = 16
 """Columns of a line of the histogram beside its bar."""
-
-
-def speaker(quiet: bool) -> Speaker:
-    """What shows the user a line on stderr, or does nothing if `quiet`."""
-    return Speaker(quiet)
 
 
 def summary(result: Result, max_tokens: int) -> str:

@@ -13,7 +13,7 @@ import click
 
 from dflash_local.text_file import decoded, read_text
 
-from .answer import Ask, answer, show_nothing, write_answer, write_stdout
+from .answer import Ask, answer, write_answer, write_stdout
 from .report import json_object, summary
 from .terminal import Speaker
 
@@ -77,10 +77,7 @@ def run_single(
     """Ask, with a prompt of `n_prompt` tokens, report, and return the exit code: 130 if Ctrl-C cut
     the answer short."""
     as_json = values["as_json"]
-    if as_json:
-        result = answer(ask, show_nothing)
-    else:
-        result = write_answer(model, ask, n_prompt, say, is_chat=is_chat)
+    result = answer(ask) if as_json else write_answer(model, ask, n_prompt, say, is_chat=is_chat)
     say(summary(result, values["max_tokens"]))
     report = json_object(result)
     cancelled = result.finish_reason == "cancelled"

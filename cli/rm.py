@@ -6,7 +6,7 @@ import click
 
 from .list import gigabytes
 from .options import QUIET, SectionedCommand
-from .report import speaker
+from .terminal import Speaker
 
 
 @click.command(cls=SectionedCommand, sections={"Output": (QUIET,)})
@@ -25,4 +25,4 @@ def rm(model: str, quiet: bool) -> None:
     freed = remove(address)
     if not freed:
         raise click.UsageError(f"nothing of {address} is here: see `dflash-local list --here`.")
-    speaker(quiet)(f"removed {address}: {gigabytes(freed)} freed")
+    Speaker(quiet)(f"removed {address}: {gigabytes(freed)} freed")

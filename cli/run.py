@@ -16,11 +16,12 @@ from .values import utf8_text
 @click.argument("model", type=utf8_text)
 @click.argument("prompt", type=utf8_text, required=False)
 @click.pass_context
-def run(ctx: click.Context, /, model: str, prompt: str | None, **values: Any) -> None:
+def run(ctx: click.Context, /, model: str, prompt: str | None, **values: Any) -> int:
     """Chat with MODEL, or let it answer PROMPT.
 
     MODEL is a name of `dflash-local list`, as qwen3-8b or qwen3-8b:Q8_0, or what --target of the
     other commands takes. What is not on this disk is fetched: the model, and its drafter, which is
     converted. After that no network is needed. The rest is as in `dflash-local chat`.
     """
-    ctx.invoke(chat, target=model, prompt=prompt, **values)
+    code: int = ctx.invoke(chat, target=model, prompt=prompt, **values)
+    return code

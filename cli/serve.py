@@ -22,11 +22,11 @@ from .options import (
     LOADING,
     READABLE,
     THINKING,
+    Option,
     SectionedCommand,
-    option,
     values_of,
 )
-from .report import Say, speaker
+from .terminal import Speaker
 from .values import (
     WholeText,
     api_key,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _LOADING_PER_MODEL = ("n_ctx", "n_gpu_layers", "kv_type", "draft_window", "draft_shape")
 
 SEVERAL = (
-    option(
+    Option(
         "--model",
         "named_models",
         type=named_model,
@@ -56,15 +56,14 @@ SEVERAL = (
         "may be repeated. Both are what --target and --draft take. It is loaded at the first "
         "request for it.",
     ),
-    option(
+    Option(
         "--models",
         "models_file",
         type=READABLE,
-        metavar="FILE",
         help="A TOML file of such models: a table for each, with target, draft, and values of its "
         "own for --ctx, --parallel, --draft-width and others.",
     ),
-    option(
+    Option(
         "--keep-alive",
         "keep_alive_s",
         type=idle_time,
@@ -76,24 +75,23 @@ SEVERAL = (
 )
 
 LISTENING = (
-    option(
+    Option(
         "--host",
         type=host_name,
         metavar="ADDRESS",
         default="127.0.0.1",
         help="Address to listen on. One that other machines can reach needs a key.",
     ),
-    option(
+    Option(
         "--port",
         type=whole(0, 65535),
-        metavar="N",
         default=8080,
         help="Port to listen on, llama-server's by default; 0 takes a free one.",
     ),
 )
 
 ACCESS = (
-    option(
+    Option(
         "--api-key",
         "api_keys",
         type=api_key,
@@ -102,13 +100,12 @@ ACCESS = (
         help="A key that requests must have; may be repeated. Other users of this machine can see "
         "command lines: the environment variable or a file is safer.",
     ),
-    option(
+    Option(
         "--api-key-file",
-        type=click.Path(exists=True, dir_okay=False, readable=True),
-        metavar="FILE",
+        type=READABLE,
         help="A file of keys, one per line.",
     ),
-    option(
+    Option(
         "--cors-origin",
         "cors_origins",
         type=web_origin,
@@ -117,7 +114,7 @@ ACCESS = (
         help="A web origin whose pages may use this server, such as https://chat.example, besides "
         "this machine's own; may be repeated.",
     ),
-    option(
+    Option(
         "--allowed-host",
         "allowed_hosts",
         type=host_name,
@@ -128,26 +125,24 @@ ACCESS = (
     ),
 )
 
-PARALLEL = option(
+PARALLEL = Option(
     "--parallel",
     "n_seq",
     type=whole(1, 64),
-    metavar="N",
     default=4,
     help="Requests that a model answers at once; they share its context. One with --exact.",
 )
 
 SERVING = (
     PARALLEL,
-    option(
+    Option(
         "--queue",
         "max_queue",
         type=whole(0, 100_000),
-        metavar="N",
         default=64,
         help="Requests that may wait for their turn; further ones are answered 429.",
     ),
-    option(
+    Option(
         "--queue-timeout",
         "queue_timeout_s",
         type=number(0, 86400, above=True),
@@ -155,7 +150,7 @@ SERVING = (
         default=300.0,
         help="Requests that wait longer are answered 503.",
     ),
-    option(
+    Option(
         "--alias",
         type=WholeText(),
         metavar="NAME",
@@ -166,15 +161,14 @@ SERVING = (
 )
 
 CACHE = (
-    option(
+    Option(
         "--cache-mb",
         type=whole(0, 1 << 24),
-        metavar="N",
         default=1024,
         help="MiB of host memory, for each model, that keep prompts and answers after they had to "
         "leave their slot, so that they need not be computed again; 0 keeps none.",
     ),
-    option(
+    Option(
         "--cache-dir",
         type=click.Path(file_okay=False),
         metavar="DIR",
@@ -183,10 +177,9 @@ CACHE = (
     ),
 )
 
-RECORD = option(
+RECORD = Option(
     "--record",
     type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
     help="Add the prompt of each request to this file, for `dflash-local tune --data`. It stays on "
     "this machine, readable by this user alone.",
 )
@@ -212,8 +205,7 @@ SECTIONS = {
 
 
 @click.command(cls=SectionedCommand, sections=SECTIONS)
-@click.pass_context
-def serve(ctx: click.Context, /, **values: Any) -> None:
+def serve(**values: Any) -> int:
     """Answer editors and programs over HTTP.
 
     It speaks the APIs of OpenAI, llama-server, Anthropic and Ollama, and has a page to chat.
@@ -222,7 +214,7 @@ def serve(ctx: click.Context, /, **values: Any) -> None:
     once.
     """
     _check_choice(values)
-    say = speaker(False)
+    say = Speaker(False)
     from dflash_local.server import lifecycle
     from dflash_local.server.http.security import check_exposure
     from dflash_local.server.models.pool import ModelPool
@@ -244,7 +236,7 @@ def serve(ctx: click.Context, /, **values: Any) -> None:
         if single:
             with interrupt.ending():
                 pool.adopt(single.load())
-        ctx.exit(lifecycle.serve(pool, settings, bound, say))
+        return lifecycle.serve(pool, settings, bound, say)
 
 
 def _check_choice(values: Mapping[str, Any]) -> None:
@@ -269,7 +261,7 @@ def _models(values: Mapping[str, Any]) -> list[NamedModel]:
     return models
 
 
-def _recorder(path: Path | None, say: Say) -> Recorder | None:
+def _recorder(path: Path | None, say: Speaker) -> Recorder | None:
     """What keeps the prompts of requests, if that was asked for; the user is told."""
     if path is None:
         return None
@@ -280,7 +272,7 @@ def _recorder(path: Path | None, say: Say) -> Recorder | None:
     return recorder
 
 
-def _single(values: Mapping[str, Any], say: Say, recorder: Recorder | None) -> ModelSource:
+def _single(values: Mapping[str, Any], say: Speaker, recorder: Recorder | None) -> ModelSource:
     """The one model of --target, or of the shipped pair."""
     from dflash_local.pairs.address import NamedPair, read_address
 
@@ -291,7 +283,7 @@ def _single(values: Mapping[str, Any], say: Say, recorder: Recorder | None) -> M
 
 
 def _source(
-    model: NamedModel, values: Mapping[str, Any], say: Say, recorder: Recorder | None
+    model: NamedModel, values: Mapping[str, Any], say: Speaker, recorder: Recorder | None
 ) -> ModelSource:
     """How to load it. What is missing of its files is fetched."""
     from dflash_local.pairs.find import find_pair
@@ -327,7 +319,7 @@ def _load_options(values: Mapping[str, Any]) -> LoadOptions:
     return LoadOptions(draft_width=values["draft_width"], **_load_arguments(values))
 
 
-def _settings(values: Mapping[str, Any], say: Say) -> ServerSettings:
+def _settings(values: Mapping[str, Any], say: Speaker) -> ServerSettings:
     from dflash_local.server.http.settings import ServerSettings
 
     given = values_of((*LISTENING, *ACCESS), values)

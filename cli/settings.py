@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,15 +16,10 @@ import click
 from click.core import ParameterSource
 
 from dflash_local.errors import InputError
-from dflash_local.text_file import read_text
+from dflash_local.text_file import read_toml
 
-from .options import ENVIRONMENT
+from .options import ENVIRONMENT, Option
 from .user_files import CONFIG, settings_file
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 VARIABLES = {
     "DFLASH_LOCAL_CACHE": "the folder for what is measured once",
@@ -52,28 +46,28 @@ def default_map(group: click.Group) -> dict[str, dict[str, Any]]:
     path = settings_file()
     if not path.exists() and not os.environ.get(CONFIG):
         return {}
-    try:
-        found = tomllib.loads(read_text(path).lstrip("\ufeff"))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputError(f"{path} is not TOML: {error}") from None
-    options = {name: dict(_options(command)) for name, command in group.commands.items()}
-    general = {key: value for key, value in found.items() if not isinstance(value, dict)}
+    found = read_toml(path)
+    options = {name: _options(command) for name, command in group.commands.items()}
+    tables = {name: table for name, table in found.items() if isinstance(table, dict)}
+    general = {key: value for key, value in found.items() if key not in tables}
     everywhere = {key for known in options.values() for key in known}
     for key in general:
         _check_known(f"{path}: {key}", key, everywhere)
-    settings: dict[str, dict[str, Any]] = {name: {} for name in options}
-    for name, known in options.items():
-        for key, value in general.items():
-            if key in known and (name, key) not in OF_ITS_OWN:
-                settings[name][known[key].name or key] = _value(known[key], value)
-    for name, table in found.items():
-        if not isinstance(table, dict):
-            continue
+    for name, table in tables.items():
         _check_known(f"{path}: [{name}]", name, options)
-        for key, value in table.items():
+        for key in table:
             _check_known(f"{path}: [{name}] {key}", key, options[name])
-            option = options[name][key]
-            settings[name][option.name or key] = _value(option, value)
+    settings = {}
+    for name, known in options.items():
+        usual = {
+            key: value
+            for key, value in general.items()
+            if key in known and (name, key) not in OF_ITS_OWN
+        }
+        settings[name] = {
+            known[key].name or key: _value(known[key], value)
+            for key, value in {**usual, **tables.get(name, {})}.items()
+        }
     return settings
 
 
@@ -95,12 +89,12 @@ def template(group: click.Group) -> str:
         "# Settings of dflash-local: remove the # before a key, and give it a value. An option on",
         "# the command line comes first, then its environment variable, then this file.",
     ]
-    shared = [key for command in group.commands.values() for key, _ in _options(command)]
+    shared = [key for command in group.commands.values() for key in _options(command)]
     general: dict[str, str] = {}
     tables: list[str] = []
     for name, command in group.commands.items():
         own = []
-        for key, option in _options(command):
+        for key, option in _options(command).items():
             line = f"# {key} =  # {option.help}"
             if shared.count(key) > 1:
                 general.setdefault(key, line)
@@ -110,11 +104,8 @@ def template(group: click.Group) -> str:
     return "\n".join([*lines, "", *general.values(), *tables]) + "\n"
 
 
-def _options(command: click.Command) -> Iterator[tuple[str, click.Option]]:
-    for parameter in command.params:
-        if isinstance(parameter, click.Option) and parameter.envvar:
-            long = next(name for name in parameter.opts if name.startswith("--"))
-            yield long[2:], parameter
+def _options(command: click.Command) -> dict[str, Option]:
+    return {each.long_name: each for each in command.params if isinstance(each, Option)}
 
 
 def _value(option: click.Option, value: Any) -> Any:

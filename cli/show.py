@@ -10,7 +10,7 @@ import click
 
 from .answer import write_report, write_stdout
 from .list import gigabytes
-from .options import SectionedCommand, option
+from .options import JSON, SectionedCommand
 from .report import table
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dflash_local.pairs.find import Files
 
 _CONTEXT = 8192
-_ROWS = (
+_ROWS = (  # as an entry of the registry has them
     "name",
     "aliases",
     "target",
@@ -41,10 +41,8 @@ _UNKNOWN = {
     "training_length": "not known: drafts look back at the whole context",
 }
 
-SECTIONS = {"Output": (option("--json", "as_json", is_flag=True, help="Print one JSON object."),)}
 
-
-@click.command(cls=SectionedCommand, sections=SECTIONS)
+@click.command(cls=SectionedCommand, sections={"Output": (JSON,)})
 @click.argument("model")
 def show(model: str, as_json: bool) -> None:
     """Show what is known of MODEL, and which quantisation fits.
@@ -84,23 +82,8 @@ def show(model: str, as_json: bool) -> None:
 def _facts(entry: Entry) -> dict[str, Any]:
     from dflash_local.pairs.inventory import stock_of
 
-    return {
-        "name": entry.name,
-        "aliases": list(entry.aliases),
-        "target": entry.target,
-        "architecture": entry.architecture,
-        "gguf": entry.gguf,
-        "drafter": entry.drafter,
-        "drafter_here": stock_of(entry).drafter_here,
-        "family": entry.family,
-        "thinking": entry.thinking,
-        "sampling": dict(entry.sampling),
-        "thinking_sampling": dict(entry.thinking_sampling),
-        "no_thinking_sampling": dict(entry.no_thinking_sampling),
-        "answer_length": entry.answer_length,
-        "training_length": entry.training_length,
-        "notes": entry.notes,
-    }
+    known = {name: getattr(entry, name) for name in _ROWS}
+    return {**known, "drafter_here": stock_of(entry).drafter_here}
 
 
 def _drafter_bytes(address: Address, files: Files) -> int:
@@ -124,7 +107,7 @@ def _model(files: Files, drafter: int) -> dict[str, Any]:
 
     devices = runtime.devices()
     sizes = files.sizes()
-    model = files.remote()[0] if files.missing() else GgufFile.open(files.path())
+    model = files.remote() if files.missing() else GgufFile.open(files.path())
     options = LoadOptions(n_ctx=_CONTEXT)
     sizes = sizes or {files.key: model.n_bytes}
     fitting = which_fit(model, drafter, options, devices, sizes)
@@ -180,4 +163,4 @@ def _value(value: Any) -> str | None:
         return ", ".join(f"{name} {each:g}" for name, each in value.items())
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -70,6 +70,8 @@ class Speaker:
 
     def __init__(self, quiet: bool) -> None:
         self.quiet = quiet
+        self.in_line = False
+        """Whether the answer so far does not end with a line break."""
         self._lock = threading.RLock()
         self._held: list[str] | None = None
         self._console: Console | None = None
@@ -84,35 +86,32 @@ class Speaker:
         return self._console
 
     def __call__(self, line: str) -> None:
-        if self.quiet:
-            return
         with self._lock:
             if self._held is not None:
                 self._held.append(line)
-            elif console := self.console:
-                text = fitted(printable(line), console.width) or "\n"
-                console.print(text, style="dim", soft_wrap=False, end="")
-            else:
-                click.echo(printable(line), err=True)
+            elif not self.quiet:
+                self.write(line, "dim")
+
+    def write(self, line: str, style: str | None = None) -> None:
+        """Show a line that was asked for: at once, and where it is quiet as well."""
+        line = printable(line)
+        if console := self.console:
+            text = fitted(line, console.width) or "\n"
+            console.print(text, style=style, soft_wrap=False, end="")
+        else:
+            click.echo(line, err=True)
 
     @contextmanager
-    def answering(self) -> Iterator[Answered]:
-        """While an answer is written. The block tells how that ended in what it is given."""
-        answered = Answered()
+    def answering(self) -> Iterator[None]:
+        """While an answer is written; `in_line` tells how that ended."""
         with self._lock:
-            self._held = []
+            self._held, self.in_line = [], False
         try:
-            yield answered
+            yield
         finally:
             with self._lock:
                 held, self._held = self._held, None
-                if answered.in_line and not self.quiet:
+                if self.in_line and not self.quiet:
                     click.echo(err=True)  # stderr may be shown where stdout is
                 for line in held or ():
                     self(line)
-
-
-class Answered:
-    """`in_line`: what was written does not end with a line break."""
-
-    in_line = False

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 import shlex
-import shutil
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +15,11 @@ import click
 from dflash_local.errors import InputError
 
 from . import interrupt
-from .answer import write_report, write_stdout
-from .options import DRAFT, LOADING, QUIET, TARGET_HELP, SectionedCommand, option
-from .ps import fetched
-from .report import Say, speaker
+from .answer import stdout_columns, write_report, write_stdout
+from .options import DRAFT, LOADING, QUIET, TARGET_HELP, Option, SectionedCommand
+from .ps import URL, check_url, fetched
 from .request import INTERRUPTED
+from .terminal import Speaker
 from .values import WholeText, number, whole
 
 if TYPE_CHECKING:
@@ -34,62 +31,57 @@ _PATIENCE_S = 1
 _INSTALL = "pip install 'dflash-local[tune]'"
 
 SECTIONS = {
-    "Model": (option("--target", type=WholeText(), metavar="MODEL", help=TARGET_HELP), DRAFT),
+    "Model": (Option("--target", type=WholeText(), metavar="MODEL", help=TARGET_HELP), DRAFT),
     "Texts": (
-        option(
+        Option(
             "--data",
             type=click.Path(exists=True, path_type=Path),
-            metavar="PATH",
             show_default="general texts: questions and Python's standard library",
             help="What people use the model for: a folder of code or other texts, or a file with a "
             "JSON object on each line, prompt or messages or prefix and suffix, such as `serve "
             "--record` writes.",
         ),
-        option(
+        Option(
             "--ctx",
             "n_ctx",
             type=whole(256),
-            metavar="N",
             default=2048,
             help="Tokens of a prompt and its answer together; longer prompts are left out.",
         ),
     ),
     "Training": (
-        option(
+        Option(
             "--minutes",
             type=number(0, 1e6, above=True),
-            metavar="X",
             default=60,
             help="Train at most so long.",
         ),
-        option(
+        Option(
             "--steps",
             type=whole(1, 10**6),
-            metavar="N",
             default=10000,
             help="Train at most so many steps. It ends earlier where held-out answers gain nothing "
             "more.",
         ),
-        option(
+        Option(
             "-n",
             "--max-tokens",
             type=whole(16),
-            metavar="N",
             default=256,
             help="Tokens of each answer of the target.",
         ),
     ),
     "Machine": (
-        option(
+        Option(
             "--yield-to",
             metavar="URL",
-            default="http://127.0.0.1:8080",
+            default=URL,
             help="Pause between steps while the server there, if one runs, answers requests.",
         ),
         *(each for each in LOADING if each.name in _MACHINE),
     ),
     "Output": (
-        option(
+        Option(
             "-o",
             "--output",
             type=click.Path(path_type=Path),
@@ -97,12 +89,12 @@ SECTIONS = {
             show_default="<drafter>-tuned, beside it or in this program's data",
             help="A new folder for the drafter: GGUF, safetensors and a card.",
         ),
-        option(
+        Option(
             "--undo",
             is_flag=True,
             help="Go back to the drafter that the target had before. The tuned one stays on disk.",
         ),
-        option("--json", "as_json", is_flag=True, help="Print one JSON object about the result."),
+        Option("--json", "as_json", is_flag=True, help="Print one JSON object about the result."),
         QUIET,
     ),
 }
@@ -130,14 +122,11 @@ def tune(ctx: click.Context, /, name: str | None, **values: Any) -> int:
             values["draft"] = None
     if values["target"] is None:
         raise click.UsageError("name a model of `dflash-local list`, or give --target and --draft.")
-    say = speaker(values["quiet"])
+    say = Speaker(values["quiet"])
     if values["undo"]:
         _undo(values["target"], say)
         return 0
-    if not re.match(r"https?://[^/]", values["yield_to"]):
-        raise click.UsageError(
-            f"--yield-to {values['yield_to']}: expected an address such as http://127.0.0.1:8080"
-        )
+    check_url("--yield-to", values["yield_to"])
     return _tune(values, say)
 
 
@@ -145,7 +134,7 @@ def _on_command_line(ctx: click.Context, name: str) -> bool:
     return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
-def _undo(target: str, say: Say) -> None:
+def _undo(target: str, say: Speaker) -> None:
     from dflash_local.pairs import tuned
     from dflash_local.pairs.address import read_address
     from dflash_local.pairs.find import drafter_name, held_target
@@ -154,7 +143,7 @@ def _undo(target: str, say: Say) -> None:
     say(f"no longer used: {last}")
 
 
-def _tune(values: dict[str, Any], say: Say) -> int:
+def _tune(values: dict[str, Any], say: Speaker) -> int:
     _check_torch()
     from dflash_local.pairs import tuned
     from dflash_local.pairs.address import read_address
@@ -162,7 +151,7 @@ def _tune(values: dict[str, Any], say: Say) -> int:
     from dflash_local.tune.fitting import Interrupted, TuneOptions, output_for, tune
 
     files = find_pair(values["target"], values["draft"], say=say, bars=not values["quiet"])
-    draft = _drafter_of(files)
+    draft, checkpoint = _drafter_of(files), _checkpoint_of(values["draft"])
     address = read_address(values["target"])
     given = Path(values["draft"] or values["target"]).exists()
     options = TuneOptions(
@@ -171,8 +160,9 @@ def _tune(values: dict[str, Any], say: Say) -> int:
         name=str(address),
         source=tuned.source_of(files.target, draft) or drafter_name(address, values["draft"]),
         data=values["data"],
-        output=values["output"] or output_for(_place_of(values["draft"], draft), given),
-        checkpoint=_checkpoint_of(values["draft"]),
+        # Beside the folder that was given, or the drafter's file.
+        output=values["output"] or output_for(checkpoint or draft, given),
+        checkpoint=checkpoint,
         minutes=values["minutes"],
         steps=values["steps"],
         n_ctx=values["n_ctx"],
@@ -199,8 +189,8 @@ def _tune(values: dict[str, Any], say: Say) -> int:
     if values["as_json"]:
         write_stdout(json.dumps(card.as_dict()) + "\n")
     else:
-        columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        write_report(f"{table(cells(card.rows), columns)}\n\n{card.reason}\n{card.after}\n")
+        figures = table(cells(card.rows), stdout_columns())
+        write_report(f"{figures}\n\n{card.reason}\n{card.after}\n")
     target = shlex.quote(str(values["target"]))
     if card.won:
         say(f"it is now the default; `dflash-local tune {target} --undo` goes back")
@@ -249,12 +239,7 @@ def _checkpoint_of(draft: str | None) -> Path | None:
     return folder if has_weights and not any(folder.glob("*.gguf")) else None
 
 
-def _place_of(given: str | None, draft: Path) -> Path:
-    """What the tuned drafter lies beside: the folder that was given, or the drafter's file."""
-    return _checkpoint_of(given) or draft
-
-
-def _teller(say: Say) -> Callable[[Progress], None]:
+def _teller(say: Speaker) -> Callable[[Progress], None]:
     """Tells how far the training is, a line for each twentieth of it."""
     told = -1
 

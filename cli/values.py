@@ -1,4 +1,7 @@
-"""Reads option values that click has no type for: each function returns a value or refuses it."""
+"""Reads option values that click has no type for: each function returns a value or refuses it.
+
+The name of a function is what help shows for the value, in capitals.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ MAX_BIAS = 1e6
 def whole(low: int, high: int = MAX_INT) -> Callable[[Any], int]:
     """Reads a whole number from `low` to `high`, both included."""
 
-    def read(value: Any) -> int:
+    def n(value: Any) -> int:
         try:
             given = int(value)
         except ValueError:
@@ -33,7 +36,7 @@ def whole(low: int, high: int = MAX_INT) -> Callable[[Any], int]:
             raise click.BadParameter(f"{value!s} is not a whole number from {low} to {high}.")
         return given
 
-    return read
+    return n
 
 
 def draft_width(value: Any) -> int | Literal["auto"]:
@@ -51,7 +54,7 @@ def draft_width(value: Any) -> int | Literal["auto"]:
 def number(low: float, high: float, *, above: bool = False) -> Callable[[Any], float]:
     """Reads a number from `low` to `high`, with `above` only greater than `low`; refuses `nan`."""
 
-    def read(value: Any) -> float:
+    def x(value: Any) -> float:
         try:
             given = float(value)
         except ValueError:
@@ -61,7 +64,7 @@ def number(low: float, high: float, *, above: bool = False) -> Callable[[Any], f
             raise click.BadParameter(f"{value!s} is not a number {since} {low:g} to {high:g}.")
         return given
 
-    return read
+    return x
 
 
 def whole_list(

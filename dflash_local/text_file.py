@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from pathlib import Path
+from typing import Any
 
-from dflash_local.errors import FileError
+from dflash_local.errors import FileError, InputError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 MOST_BYTES = 1 << 30
 """Of one file. Nobody writes a longer text, and a wrong path may lead to all of a disk."""
@@ -33,6 +40,16 @@ def read_text(path: str | os.PathLike[str]) -> str:
     if len(raw) > MOST_BYTES:
         raise FileError(f"{Path(path)} is longer than {MOST_BYTES >> 30} GiB: give a shorter text")
     return decoded(raw, str(path))
+
+
+def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The keys and tables of a TOML file. Raises InputError, OSError."""
+    text = read_text(path).removeprefix("\ufeff")
+    try:
+        tables: dict[str, Any] = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not TOML: {error}") from None
+    return tables
 
 
 def decoded(raw: bytes, source: str) -> str:

@@ -15,6 +15,7 @@ import argparse
 import json
 import multiprocessing
 import random
+import subprocess
 import sys
 import tempfile
 import threading
@@ -38,9 +39,9 @@ import chat_models
 import fuzz_safetensors
 import gguf_files
 import hf_drafters
-import in_process
 import stall_server
 import synthetic
+from command_line import run_here
 from damage import damaged_bytes, damaged_value
 from dflash_local import demo
 from dflash_local.chat.template import ChatTemplate
@@ -315,14 +316,14 @@ class Made:
             case "inspect":
                 good = rng.choice([self._small, self._target, self._drafter])
                 path.write_bytes(damaged_bytes(good, rng, 20_000))
-                return outcome(in_process.command("inspect", str(path)))
+                return outcome(run_here("inspect", str(path)))
             case "load":
                 good = self._target
                 path.write_bytes(damaged_bytes(good, rng, rng.choice([20_000, len(good)])))
                 options = ("--gpu-layers", "0", "--threads", "1", "--ctx", "64", "-n", "2", "-q")
                 width = ("--draft-width", "0")
                 command = ("complete", "--target", str(path), *options, *width, "a")
-                return outcome(in_process.command(*command))
+                return outcome(run_here(*command))
             case "convert":
                 return self._convert(path, rng)
             case _:
@@ -344,22 +345,22 @@ class Made:
         (self._hf / "config.json").write_text(json.dumps(config), encoding="utf-8")
         out, target = self._folder / "out.gguf", self._folder / "target.gguf"
         out.unlink(missing_ok=True)
-        done = in_process.command(
-            "convert", str(self._hf), "--target", str(target), "-o", str(out), "-q"
+        done = run_here("convert", str(self._hf), "--target", str(target), "-o", str(out), "-q")
+        assert out.exists() == (done.returncode == 0), (
+            f"code {done.returncode}, but a file: {out.exists()}"
         )
-        assert out.exists() == (done.code == 0), f"code {done.code}, but a file: {out.exists()}"
         return outcome(done)
 
 
-def outcome(done: in_process.Done) -> str:
+def outcome(done: subprocess.CompletedProcess[str]) -> str:
     """ "accepted" or "refused" in one line, which has no control characters."""
-    if done.code == 0:
+    if done.returncode == 0:
         return "accepted"
     last = done.stderr.rstrip("\n").split("\n")[-1]
-    assert done.code in (1, 2), done
+    assert done.returncode in (1, 2), done
     assert last.startswith("dflash-local: error: "), done
     assert last.isprintable() and len(last) < 2000, done
-    return "refused" if done.code == 2 else "failed in words"
+    return "refused" if done.returncode == 2 else "failed in words"
 
 
 class Templates:

@@ -38,16 +38,10 @@ class Examination:
         return not any(alarm.is_fault for alarm in self.alarms)
 
     def as_dict(self) -> dict[str, Any]:
-        trial = self.trial
-        return {
-            "verdict": self.verdict,
-            "is_well": self.is_well,
-            "alarms": [alarm.as_dict() for alarm in self.alarms],
-            "machine": self.machine.as_dict(),
-            "pair": asdict(self.pair) if self.pair else None,
-            "plan": list(self.plan),
-            "trial": {**asdict(trial), "gain": trial.gain} if trial else None,
-        }
+        told = {**asdict(self), "is_well": self.is_well}
+        if self.trial:
+            told["trial"]["gain"] = self.trial.gain
+        return told
 
 
 def examine(load: Callable[[], Model], files: Callable[[], Pair]) -> Examination:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import platform
 import shutil
-from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from dataclasses import dataclass
 
 from dflash_local import disk_cache
 from dflash_local.llama import runtime
 from dflash_local.llama.gpus import advice, has_nvidia_driver, listed_gpus
-from dflash_local.llama.runtime import Device
+from dflash_local.version import version
 
 
 @dataclass(frozen=True)
@@ -38,14 +36,14 @@ class Machine:
         devices = runtime.devices()
         gpus = listed_gpus()
         return cls(
-            dflash_local=_version(),
+            dflash_local=version(),
             python=platform.python_version(),
             system=f"{platform.system()} {platform.machine()}",
             llama_cpp=runtime.llama_build(),
             features=runtime.system_info(),
             devices=tuple(runtime.backends()),
             gpus=gpus,
-            usable_gpus=tuple(d.description for d in devices if _is_gpu(d)),
+            usable_gpus=tuple(d.description for d in devices if d.type in ("gpu", "igpu")),
             driver=has_nvidia_driver() if "NVIDIA" in gpus else None,
             memory_free=max((d.free for d in devices if d.type == "cpu"), default=0),
             disk_free=_disk_free(),
@@ -55,20 +53,6 @@ class Machine:
     def gpu_advice(self) -> str | None:
         """What to do for a GPU that llama.cpp does not use; None where there is nothing to do."""
         return None if self.usable_gpus else advice(self.gpus, self.driver, runtime.INSTALL)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def _is_gpu(device: Device) -> bool:
-    return device.type in ("gpu", "igpu")
-
-
-def _version() -> str:
-    try:
-        return version("dflash-local")
-    except PackageNotFoundError:  # run from a source tree that is not installed
-        return "0"
 
 
 def _disk_free() -> int | None:

@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from dflash_local.doctor.machine import Machine
 from dflash_local.doctor.trial import Trial
@@ -46,9 +45,6 @@ class Alarm:
     name: str
     text: str
     is_fault: bool = True
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "text": self.text, "is_fault": self.is_fault}
 
 
 def alarms(machine: Machine, pair: Pair | None, trial: Trial | None) -> list[Alarm]:

@@ -6,7 +6,6 @@ are first transferred, by the client's own function, to where it looks for finis
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _HTTP_LIMIT = 50_000_000_000  # bytes; the hub gives larger files by Xet only
-_CHUNK = 1 << 20
 
 
 @contextmanager
@@ -86,6 +84,7 @@ def _complete(part: Path, url: str, repo: str, name: str, metadata: HfFileMetada
     """Transfer the rest of the file to `part`, and check all of it."""
     from huggingface_hub import file_download
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+    from huggingface_hub.utils.sha import sha_fileobj
 
     size = metadata.size or 0
     done = part.stat().st_size if part.exists() else 0
@@ -115,17 +114,11 @@ def _complete(part: Path, url: str, repo: str, name: str, metadata: HfFileMetada
                 if file.tell() <= done:
                     raise
             done = file.tell()
-    if _sha256(part) != metadata.etag:
+    with part.open("rb") as whole:
+        sha256 = sha_fileobj(whole).hex()
+    if sha256 != metadata.etag:
         part.unlink()
         raise InputError(
             f"{repo}: {name} arrived damaged (its sha256 is not the hub's) and was removed;"
             " run the same command again"
         )
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()

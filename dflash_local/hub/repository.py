@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +13,9 @@ from dflash_local.errors import InputError
 from dflash_local.gguf.file import GgufFile
 from dflash_local.hub.download import fetch
 from dflash_local.hub.trouble import one_line, transfer_errors, why_unreachable
+
+_BLOCK = 1 << 20
+"""Bytes of a header that are read at once."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,24 @@ def cache_folder(repo: str) -> Path | None:
     return folder if folder.is_dir() else None
 
 
+def remove_files(repo: str, names: Iterable[str]) -> int:
+    """Remove these files of `repo` at every commit, and their bytes; the number of bytes freed."""
+    place = cache_folder(repo)
+    freed = 0
+    if place is None:
+        return 0
+    for name in names:
+        for link in (place / "snapshots").glob(f"*/{glob.escape(name)}"):
+            # where links are not supported, the file itself lies there
+            blob = Path(os.path.realpath(link))
+            with contextlib.suppress(OSError):
+                freed += blob.stat().st_size
+                link.unlink()
+                if blob != link:
+                    blob.unlink(missing_ok=True)
+    return freed
+
+
 def repository_of(path: Path) -> str | None:
     """The hub id of the repository that a file in the client's cache comes from."""
     parts = path.absolute().parts
@@ -124,6 +148,3 @@ def remote_model(repository: Repository, names: list[str]) -> GgufFile:
             file = files.open(place, "rb", size=size, block_size=_BLOCK, cache_type="readahead")
             shards.append((Path(name), file, size))
         return GgufFile.read(shards)
-
-
-_BLOCK = 1 << 20

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from dflash_local import disk_cache
 from dflash_local.errors import InputError
-from dflash_local.hub.removal import remove_files
-from dflash_local.hub.repository import Repository
+from dflash_local.hub.repository import Repository, remove_files
 
 OUTTYPE = "q8_0"
 SHARE = 0.54

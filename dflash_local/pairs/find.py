@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from dflash_local import disk_cache
 from dflash_local.errors import FileError, InputError
@@ -23,12 +23,8 @@ from dflash_local.hub.repository import Repository, cached, listed, remote_model
 from dflash_local.pairs import gguf_names, registry
 from dflash_local.pairs.address import Address, HubAddress, NamedPair, read_address
 from dflash_local.pairs.drafter import SHARE, converted, kept_drafter, weights
-from dflash_local.pairs.entry import Entry
 from dflash_local.pairs.memory import check_memory
 from dflash_local.pairs.tuned import tuned_drafter
-
-if TYPE_CHECKING:
-    from dflash_local.llama.runtime import Device
 
 Say = Callable[[str], None]
 
@@ -84,13 +80,10 @@ class Files:
         found = (key for key, names in (self.models or {}).items() if names == self.names)
         return next(found, None)
 
-    def remote(self) -> tuple[GgufFile, dict[str, int]]:
-        """The headers of a model that is still on the hub, and the bytes of the repository's other
-        models. Raises InputError."""
+    def remote(self) -> GgufFile:
+        """The headers of a model that is still on the hub. Raises InputError."""
         assert self.repository is not None
-        mine = self.quant()
-        others = {key: size for key, size in self.sizes().items() if key != mine}
-        return remote_model(self.repository, list(self.names)), others
+        return remote_model(self.repository, list(self.names))
 
 
 @dataclass(frozen=True)
@@ -99,6 +92,15 @@ class Checkpoint:
 
     name: str
     repository: Repository | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The files of its weights in the repository."""
+        return weights(self.repository) if self.repository else []
+
+    def missing(self) -> list[str]:
+        """Files that are to be fetched."""
+        return self.repository.missing(self.names) if self.repository else []
 
 
 Drafter = Files | Checkpoint
@@ -138,15 +140,17 @@ def find_pair(
     if draft is None and drafter is None and isinstance(address, NamedPair):
         say(f"{address.entry.target}: a drafter cannot work with it here, so none is fetched")
     if options is not None and model.missing():
-        header, others = model.remote()
-        check_memory(header, drafter_bytes(drafter), options, runtime_devices(), others)
+        from dflash_local.llama import runtime
+
+        devices, beside = runtime.devices(), drafter_bytes(drafter)
+        check_memory(model.remote(), beside, options, devices, model.sizes())
     check_room(model, drafter)
     _check_access(model, drafter)
     for part in (model, drafter):
         if isinstance(part, Files):
             _tell(part, say)
         elif isinstance(part, Checkpoint) and part.repository is not None:
-            say(f"fetching {part.name}: {size_text(_weight_bytes(part.repository))}")
+            say(f"fetching {part.name}: {size_text(part.repository.n_bytes(part.names))}")
     with progress_bars(bars and _is_terminal(sys.stderr)):
         path = model.path()
         if drafter is None:
@@ -158,32 +162,22 @@ def find_pair(
 
 def find_target(address: Address, *, newest: bool = False) -> Files:
     """The files of a target, here or on the hub. Raises InputError."""
-    if isinstance(address, NamedPair):
-        entry = address.entry
-        if entry.gguf is None:
-            raise InputError(
-                f"{entry.name}: no repository with GGUF files of {entry.target} is known: give its "
-                f"file with --target, and {entry.drafter} with --draft"
-            )
-        return _of_entry(entry, address.quant, newest)
-    if isinstance(address, HubAddress):
-        return _on_hub(address, gguf_names.targets, (), newest)
-    if address.is_dir():
-        return _in_folder(address, gguf_names.targets, ())
-    return Files([str(address)], key=str(address.absolute()))
+    place = _place_of(address)
+    if isinstance(place, HubAddress):
+        advised = address.entry.quant if isinstance(address, NamedPair) else None
+        return _on_hub(place, gguf_names.targets, (advised,) if advised else (), newest)
+    if place.is_dir():
+        return _in_folder(place, gguf_names.targets, ())
+    return Files([str(place)], key=str(place.absolute()))
 
 
 def held_target(given: StrPath) -> Path:
     """The first file of a target that is on this disk. Raises InputError if it is not: nothing is
     fetched."""
-    address = read_address(given)
-    place = address
-    if isinstance(address, NamedPair) and address.entry.gguf is not None:
-        place = read_address(address.entry.gguf)
+    place = _place_of(read_address(given))
     if not isinstance(place, HubAddress):
-        return find_target(address).path()
-    quant = getattr(address, "quant", None) or place.quant
-    held = _held(replace(place, quant=quant), gguf_names.targets, ())
+        return find_target(place).path()
+    held = _held(place, gguf_names.targets, ())
     if held is None:
         raise InputError(f"{given} is not on this disk: fetch it with `dflash-local pull {given}`")
     return held.path()
@@ -228,30 +222,31 @@ def drafter_name(target: Address, draft: StrPath | None = None) -> str | None:
     return None
 
 
-def runtime_devices() -> list[Device]:
-    """The devices of this machine. Loads llama.cpp."""
-    from dflash_local.llama import runtime
-
-    return list(runtime.devices())
-
-
 def drafter_bytes(drafter: Drafter | None) -> int:
     """Bytes of the drafter's GGUF file, about."""
-    if isinstance(drafter, Files) and drafter.repository is not None:
-        return drafter.repository.n_bytes(drafter.names)
-    if isinstance(drafter, Files):
+    if drafter is None:
+        return 0
+    if drafter.repository is None:  # a checkpoint in a folder has no names
         return sum(Path(name).stat().st_size for name in drafter.names if Path(name).exists())
-    if isinstance(drafter, Checkpoint) and drafter.repository is not None:
-        return round(_weight_bytes(drafter.repository) * SHARE)
-    return 0
+    size = drafter.repository.n_bytes(drafter.names)
+    return round(size * SHARE) if isinstance(drafter, Checkpoint) else size
 
 
-def _of_entry(entry: Entry, quant: str | None, newest: bool) -> Files:
-    place = read_address(entry.gguf or "")
+def _place_of(address: Address) -> Path | HubAddress:
+    """Where a target lies: that of a named pair, with the quantisation that was asked for. Raises
+    InputError where none is known."""
+    if not isinstance(address, NamedPair):
+        return address
+    entry = address.entry
+    if entry.gguf is None:
+        raise InputError(
+            f"{entry.name}: no repository with GGUF files of {entry.target} is known: give its "
+            f"file with --target, and {entry.drafter} with --draft"
+        )
+    place = _place_of(read_address(entry.gguf))
     if isinstance(place, HubAddress):
-        asked = HubAddress(place.repo, quant or place.quant, place.file, place.revision)
-        return _on_hub(asked, gguf_names.targets, (entry.quant,) if entry.quant else (), newest)
-    return find_target(place, newest=newest)
+        return replace(place, quant=address.quant or place.quant)
+    return place
 
 
 def _sibling(target: HubAddress, model: Files, newest: bool) -> Drafter | None:
@@ -369,23 +364,16 @@ def _names_in(folder: Path) -> list[str]:
     return [path.name for path in folder.glob("*.gguf")]
 
 
-def _weight_bytes(repository: Repository) -> int:
-    return repository.n_bytes(weights(repository))
-
-
 def _is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and not stream.closed and stream.isatty()
 
 
 def _check_access(model: Files, drafter: Drafter | None) -> None:
     """Raise InputError if the drafter cannot be had, before its larger target is fetched."""
-    repository = getattr(drafter, "repository", None)
-    if not model.missing() or repository is None:
+    if drafter is None or drafter.repository is None or not model.missing():
         return
-    names = drafter.names if isinstance(drafter, Files) else weights(repository)
-    missing = repository.missing(names)
-    if missing:
-        repository.check_access(missing[0])
+    if missing := drafter.missing():
+        drafter.repository.check_access(missing[0])
 
 
 def _tell(part: Files, say: Say) -> None:
@@ -400,18 +388,13 @@ def check_room(model: Files, drafter: Drafter | None) -> None:
     """Raise InputError if the disks lack the room for what is to be fetched and converted."""
     from huggingface_hub import constants
 
-    hub = model.repository.n_bytes(model.missing()) if model.repository else 0
-    own = 0
-    if isinstance(drafter, Files) and drafter.repository is not None:
-        hub += drafter.repository.n_bytes(drafter.missing())
-    elif isinstance(drafter, Checkpoint) and drafter.repository is not None:
-        hub += drafter.repository.n_bytes(drafter.repository.missing(weights(drafter.repository)))
-        own = drafter_bytes(drafter)
+    parts = [part for part in (model, drafter) if part is not None]
+    hub = sum(part.repository.n_bytes(part.missing()) for part in parts if part.repository)
     if not hub:
         return
     places = [(Path(constants.HF_HUB_CACHE), hub, "HF_HOME")]
-    if own:
-        places.append((disk_cache.folder(), own, disk_cache.ENVIRONMENT))
+    if isinstance(drafter, Checkpoint) and drafter.repository is not None:
+        places.append((disk_cache.folder(), drafter_bytes(drafter), disk_cache.ENVIRONMENT))
     devices: dict[int, int] = {}
     for folder, needed, variable in places:
         existing = next(place for place in (folder, *folder.parents) if place.exists())

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from dflash_local.errors import InputError
-from dflash_local.hub.removal import remove_files
-from dflash_local.hub.repository import Repository, cached
+from dflash_local.hub.repository import Repository, cached, remove_files
 from dflash_local.pairs import gguf_names, registry
 from dflash_local.pairs.address import Address, HubAddress, NamedPair, read_address
 from dflash_local.pairs.drafter import forget_drafter, kept_drafter, weights

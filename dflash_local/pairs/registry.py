@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import difflib
 import os
-import sys
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 from dflash_local.errors import InputError
 from dflash_local.pairs.entry import Entry, read_entry
-from dflash_local.text_file import read_text
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from dflash_local.text_file import read_toml
 
 ENVIRONMENT = "DFLASH_LOCAL_REGISTRY"
 """Names a file of the user's own, with the keys of `pairs.toml`."""
@@ -45,13 +38,9 @@ def _entries(more: str | None) -> tuple[Entry, ...]:
 def read(path: Path) -> list[Entry]:
     """The pairs of one file. Raises InputError."""
     try:
-        text = read_text(path)
+        tables = read_toml(path)
     except OSError as error:
         raise InputError(f"{path}: the registry cannot be read: {error.strerror}") from None
-    try:
-        tables = tomllib.loads(text.removeprefix("\ufeff"))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not TOML: {error}") from None
     return [read_entry(str(path), name, table) for name, table in tables.items()]
 
 
@@ -75,12 +64,12 @@ def near(text: str) -> list[str]:
 
 def of_target(place: str) -> Entry | None:
     """The first pair whose target comes from this repository, or is this file."""
-    return _first(entry for entry in entries() if _same(entry.gguf, place))
+    return next((entry for entry in entries() if _same(entry.gguf, place)), None)
 
 
 def of_drafter(place: str) -> Entry | None:
     """The pair whose drafter comes from this repository, or is this file."""
-    return _first(entry for entry in entries() if _same(entry.drafter, place))
+    return next((entry for entry in entries() if _same(entry.drafter, place)), None)
 
 
 def _same(one: str | None, other: str) -> bool:
@@ -90,7 +79,3 @@ def _same(one: str | None, other: str) -> bool:
     file, given = Path(os.path.expanduser(one)), Path(other)
     is_one_file = file.is_file() and given.is_file() and file.samefile(given)
     return is_one_file or one.casefold() == other.casefold()
-
-
-def _first(found: Iterable[Entry]) -> Entry | None:
-    return next(iter(found), None)

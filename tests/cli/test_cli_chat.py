@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prompt_toolkit.history import InMemoryHistory
@@ -28,34 +29,36 @@ PATIENCE = 120  # seconds until a terminal that says nothing is given up
 
 @pytest.fixture(scope="module")
 def answer() -> str:
-    done = run("chat", "-n", "24", QUESTION)
+    """The text alone. What `/stats` measures once for all conversations is known after this."""
+    done = run_here("chat", "-n", "24", "--json", QUESTION)
     assert done.returncode == 0, done.stderr
-    return done.stdout.decode()
+    return str(json.loads(done.stdout)["text"])
 
 
 def test_an_answer_is_all_that_stdout_gets(answer: str) -> None:
-    done = run_here("chat", "-n", "24", "--json", QUESTION)
-    assert json.loads(done.stdout)["text"] == answer
+    done = run_here("chat", "-n", "24", QUESTION)
+    assert done.stdout == answer
     assert answer and "shipped pair" in done.stderr and "tokens/s" in done.stderr
 
 
 def test_stdin_is_the_prompt_when_it_is_no_terminal(answer: str) -> None:
-    assert run("chat", "-n", "24", stdin=f"{QUESTION}\n".encode()).stdout.decode() == answer
+    assert run_here("chat", "-n", "24", stdin=f"{QUESTION}\n".encode()).stdout == answer
     assert run_here("chat", "-n", "24", "-", stdin=QUESTION.encode()).stdout == answer
 
 
 def test_quiet_says_nothing_beside_the_answer(answer: str) -> None:
-    done = run("chat", "-q", "-n", "24", QUESTION)
-    assert (done.stdout.decode(), done.stderr) == (answer, b"")
+    done = run_here("chat", "-q", "-n", "24", QUESTION)
+    assert (done.stdout, done.stderr) == (answer, "")
 
 
 def test_what_is_piped_in_goes_before_the_prompt() -> None:
-    def prompt_tokens(*arguments: str, stdin: str = "") -> int:
-        done = run("chat", "-n", "1", "--json", *arguments, stdin=stdin.encode())
+    def prompt_tokens(done: subprocess.CompletedProcess[Any]) -> int:
         return int(json.loads(done.stdout)["stats"]["prompt_tokens"])
 
-    both = f"def f(): pass\n\n{QUESTION}"
-    assert prompt_tokens(QUESTION, stdin="def f(): pass\n") == prompt_tokens("-", stdin=both)
+    asked = ("chat", "-n", "1", "--json")
+    piped = run(*asked, QUESTION, stdin=b"def f(): pass\n")  # a process, with a pipe
+    both = f"def f(): pass\n\n{QUESTION}".encode()
+    assert prompt_tokens(piped) == prompt_tokens(run_here(*asked, "-", stdin=both))
 
 
 def test_status_lines_are_around_the_answer_where_both_go_to_one_place(answer: str) -> None:
@@ -262,7 +265,7 @@ def _take_terminal() -> None:
 
 
 @pytest.fixture
-def open_terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
+def open_terminal(tmp_path: Path, answer: str) -> Iterator[Callable[..., Terminal]]:
     opened: list[Terminal] = []
 
     def start(
@@ -287,17 +290,25 @@ def test_a_conversation(open_terminal: OpenTerminal, answer: str) -> None:
     assert "tokens/s" in terminal.ask(QUESTION)
     assert terminal.answers() == answer + "\n"
 
+    def prompt_tokens(stats: str) -> int:
+        found = re.search(r"prompt +(\d+) tokens", stats)
+        assert found
+        return int(found[1])
+
     stats = terminal.ask("/stats")
     assert "rounds by their tokens" in stats and "plan" in stats and "exact" in stats
+    terminal.ask("And one that subtracts them.")  # what was said before is part of the prompt
+    assert prompt_tokens(terminal.ask("/stats")) > prompt_tokens(stats) + 24
+    before = terminal.answers()
 
     terminal.ask("/reset")
     terminal.ask(QUESTION)
-    assert terminal.answers() == f"{answer}\n{answer}\n"
+    assert terminal.answers() == f"{before}{answer}\n"
 
     assert "/reset" in terminal.ask("/help")
     assert "/help" in terminal.ask("/nonsense")
     terminal.ask("")
-    assert terminal.answers() == f"{answer}\n{answer}\n"
+    assert terminal.answers() == f"{before}{answer}\n"
     terminal.type("/ex\t")
     terminal.expect("/exit")
     terminal.type("\r")
@@ -321,19 +332,6 @@ def test_a_thought_is_dim_in_a_terminal(
     terminal.ask(f"/save {tmp_path / 'saved.json'}")
     [_, answer] = json.loads((tmp_path / "saved.json").read_text())["messages"]
     assert (answer["content"], answer["reasoning_content"]) == ("Yes.", "Hm.")
-
-
-def test_the_conversation_so_far_is_part_of_the_prompt(open_terminal: OpenTerminal) -> None:
-    def prompt_tokens() -> int:
-        found = re.search(r"prompt +(\d+) tokens", terminal.ask("/stats"))
-        assert found
-        return int(found[1])
-
-    terminal = open_terminal("-n", "8")
-    terminal.ask(QUESTION)
-    alone = prompt_tokens()
-    terminal.ask(QUESTION)
-    assert prompt_tokens() > 2 * alone
 
 
 def test_ctrl_c_stops_the_answer_alone(open_terminal: OpenTerminal) -> None:

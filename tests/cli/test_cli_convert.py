@@ -20,14 +20,12 @@ from convert_command import (
     COMMAND,
     DRAFTER,
     converted,
-    converted_here,
     online,
     refused,
     settings,
     start,
 )
-from dflash_local.cli.convert import OUTTYPES, convert
-from dflash_local.cli.inspect import inspect
+from dflash_local.cli.convert import OUTTYPES
 from dflash_local.convert import quantization
 from dflash_local.gguf.file import GgufFile
 from hf_drafters import write
@@ -70,7 +68,7 @@ def test_the_path_alone_goes_to_stdout(made: tuple[Path, Path], folder: Path) ->
 
 def test_what_was_converted_fits_its_target(made: tuple[Path, Path], folder: Path) -> None:
     drafter, target = made
-    path = converted_here(drafter, "--target", target, folder=folder).stdout.strip()
+    path = converted(drafter, "--target", target, folder=folder).stdout.strip()
     assert path == "tiny-dflash-q8_0.gguf"
     done = run_here("inspect", str(folder / path), "--target", str(target), "--json")
     told = json.loads(done.stdout)
@@ -80,7 +78,7 @@ def test_what_was_converted_fits_its_target(made: tuple[Path, Path], folder: Pat
 
 def test_json_is_one_object(made: tuple[Path, Path], folder: Path) -> None:
     drafter, target = made
-    done = converted_here(drafter, "--target", target, "--outtype", "bf16", "--json", folder=folder)
+    done = converted(drafter, "--target", target, "--outtype", "bf16", "--json", folder=folder)
     told: dict[str, Any] = json.loads(done.stdout)
     assert told["path"] == "tiny-dflash-bf16.gguf"
     assert told["n_bytes"] == (folder / told["path"]).stat().st_size
@@ -92,17 +90,17 @@ def test_json_is_one_object(made: tuple[Path, Path], folder: Path) -> None:
 
 def test_quiet_says_nothing(made: tuple[Path, Path], folder: Path) -> None:
     drafter, target = made
-    done = converted_here(drafter, "--target", target, "-q", folder=folder)
+    done = converted(drafter, "--target", target, "-q", folder=folder)
     assert (done.stdout, done.stderr) == ("tiny-dflash-q8_0.gguf\n", "")
 
 
 def test_a_dry_run_writes_nothing(made: tuple[Path, Path], folder: Path) -> None:
     drafter, target = made
-    done = converted_here(drafter, "--target", target, "--dry-run", folder=folder)
+    done = converted(drafter, "--target", target, "--dry-run", folder=folder)
     assert done.stdout == "" and not list(folder.iterdir())
     assert "would write tiny-dflash-q8_0.gguf" in done.stderr
     assert "next:" not in done.stderr
-    done = converted_here(drafter, "--target", target, "--dry-run", "--json", folder=folder)
+    done = converted(drafter, "--target", target, "--dry-run", "--json", folder=folder)
     told = json.loads(done.stdout)
     assert told["dry_run"] is True and told["n_tensors"] > 0 and not list(folder.iterdir())
 
@@ -120,7 +118,7 @@ def test_the_target_may_come_from_the_environment(made: tuple[Path, Path], folde
 def test_what_is_left_out_is_said(folder: Path, tmp_path: Path) -> None:
     drafter = write(tmp_path / "drafter", "reduced", n_vocab=N_VOCAB)
     target = write_target(tmp_path / "target.gguf", n_layer=8, n_vocab=N_VOCAB)
-    done = converted_here(drafter, "--target", target, "--json", folder=folder)
+    done = converted(drafter, "--target", target, "--json", folder=folder)
     assert "left out: t2d (the reverse of d2t)" in done.stderr
     told = json.loads(done.stdout)
     assert told["left_out"] == {"t2d": "the reverse of d2t"}
@@ -128,7 +126,7 @@ def test_what_is_left_out_is_said(folder: Path, tmp_path: Path) -> None:
 
 def test_a_path_with_a_space_is_quoted_in_the_hint(made: tuple[Path, Path], folder: Path) -> None:
     drafter, target = made
-    done = converted_here(drafter, "--target", target, "-o", "my drafter.gguf", folder=folder)
+    done = converted(drafter, "--target", target, "-o", "my drafter.gguf", folder=folder)
     assert done.stdout == "my drafter.gguf\n"
     assert done.stderr.splitlines()[-1].endswith("--draft 'my drafter.gguf'")
 
@@ -297,7 +295,7 @@ def test_targets_that_it_is_not_for(made: tuple[Path, Path], folder: Path, tmp_p
         (DRAFTER, "drafter"),
     ):
         assert words in refused(drafter, "--target", target, folder=folder)
-    assert "--target" in refused(drafter, folder=folder)
+    assert "--target" in refused(drafter, folder=folder, environment={})
 
 
 def test_bad_options(made: tuple[Path, Path], folder: Path) -> None:
@@ -309,19 +307,5 @@ def test_bad_options(made: tuple[Path, Path], folder: Path) -> None:
     assert "SOURCE" in refused(folder=folder)
 
 
-# Options and help.
-
-
 def test_outtypes_are_those_of_the_converter() -> None:
     assert OUTTYPES == quantization.OUTTYPES
-
-
-@pytest.mark.parametrize("command", [convert, inspect])
-def test_help_names_a_variable_for_every_option(command: Any) -> None:
-    done = subprocess.run([COMMAND, command.name, "-h"], capture_output=True, check=True)
-    text = re.sub(r"\s+", " ", done.stdout.decode())
-    for option in (option for section in command.sections.values() for option in section):
-        long = max(option.opts, key=len)
-        variable = f"DFLASH_LOCAL_{long.strip('-').replace('-', '_').upper()}"
-        assert option.envvar == variable
-        assert f"env var: {variable}" in text

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from command_line import run, run_here
+import command_line
 from dflash_local import demo
 from dflash_local.fit.pairing import compare_pair
 from dflash_local.gguf.file import GgufFile
@@ -21,7 +21,7 @@ TARGET, DRAFTER = map(str, demo.pair())
 
 
 def inspect(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return run_here("inspect", *map(str, arguments), environment=environment)
+    return command_line.run_here("inspect", *map(str, arguments), environment=environment)
 
 
 def told(*arguments: str | Path, code: int = 0, **environment: str) -> str:
@@ -34,11 +34,7 @@ def told(*arguments: str | Path, code: int = 0, **environment: str) -> str:
 
 def refused(*arguments: str | Path) -> str:
     """The one line on stderr, of a run that printed nothing else."""
-    done = inspect(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("dflash-local: error: ")
-    return line
+    return command_line.refused("inspect", *map(str, arguments))
 
 
 def row(text: str, name: str) -> str:
@@ -49,9 +45,7 @@ def row(text: str, name: str) -> str:
 
 
 def test_a_drafter() -> None:
-    done = run("inspect", DRAFTER)  # a process of its own, as its users run it
-    assert (done.returncode, done.stderr) == (0, b"")
-    text = done.stdout.decode()
+    text = told(DRAFTER)
     assert text.startswith("tiny-coder-dflash-b16-q8_0.gguf: a drafter, 10.2 MiB\n")
     assert row(text, "family") == "DFlash"
     assert row(text, "runs on").startswith("the fused draft graph")

@@ -4,7 +4,6 @@ hub."""
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -12,14 +11,24 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import hub_stand_in
-from convert_command import COMMAND
-from named_pair import CHECKPOINT, DRAFTER, FILE, GGUF, NAME, TARGET, User, checkpoint, user
+from command_line import refused
+from named_pair import (
+    CHECKPOINT,
+    DRAFTER,
+    FILE,
+    GGUF,
+    NAME,
+    REGISTRY,
+    TARGET,
+    User,
+    checkpoint,
+    user,
+)
 
 ASKED = ("--draft-width", "8", "-n", "24", "Write a function that adds two numbers.")
 
@@ -28,6 +37,13 @@ ASKED = ("--draft-width", "8", "-n", "24", "Write a function that adds two numbe
 def empty(tmp_path: Path) -> Iterator[User]:
     with user(tmp_path) as someone:
         yield someone
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names of that user, for commands in this process that need no hub."""
+    (tmp_path / "registry.toml").write_text(REGISTRY)
+    monkeypatch.setenv("DFLASH_LOCAL_REGISTRY", str(tmp_path / "registry.toml"))
 
 
 def storage(empty: User) -> int:
@@ -183,43 +199,24 @@ def test_a_gated_drafter_is_told_before_its_target_is_fetched(empty: User) -> No
     assert not list(empty.cache.rglob("*.gguf"))
 
 
-def test_a_wrong_name_is_told_whatever_the_prompt_is(empty: User) -> None:
+def test_a_wrong_name_is_told_whatever_the_prompt_is(registry: None) -> None:
     for prompt in ((), ("",), ("Hello",)):  # standard input is empty
-        assert "did you mean tiny?" in empty.refused("run", "tinny", *prompt)
-    assert "did you mean tiny?" in empty.refused("doctor", "tinny")
-    assert "'nowhere'" in empty.refused("serve", "--target", NAME, "--draft", "nowhere")
+        assert "did you mean tiny?" in refused("run", "tinny", *prompt)
+    assert "did you mean tiny?" in refused("doctor", "tinny")
+    assert "'nowhere'" in refused("serve", "--target", NAME, "--draft", "nowhere")
 
 
 @pytest.mark.parametrize("url", ["nowhere", "http://", "ftp://127.0.0.1", "http://[::1"])
-def test_what_is_no_address_of_a_server(empty: User, url: str) -> None:
-    assert url in empty.refused("ps", "--url", url)
+def test_what_is_no_address_of_a_server(url: str) -> None:
+    assert url in refused("ps", "--url", url)
 
 
-def test_a_server_is_asked_without_a_proxy(empty: User) -> None:
+def test_a_server_is_asked_without_a_proxy() -> None:
     with hub_stand_in.running() as proxy:
-        line = empty.refused("ps", "--url", "http://127.0.0.1:9", http_proxy=proxy.endpoint)
+        variables = {"http_proxy": proxy.endpoint, "no_proxy": "", "NO_PROXY": ""}
+        line = refused("ps", "--url", "http://127.0.0.1:9", environment=variables)
         assert "no server answers at http://127.0.0.1:9" in line and not proxy.requests
-        assert "answered 404: it is none of" in empty.refused("ps", "--url", proxy.endpoint)
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
-def test_the_list_fits_a_narrow_terminal(empty: User) -> None:
-    import pty
-
-    master, slave = pty.openpty()
-    listing = subprocess.Popen(
-        [COMMAND, "list"], env=empty.variables({"COLUMNS": "60"}), stdout=slave
-    )
-    os.close(slave)
-    shown = b""
-    with suppress(OSError):  # Linux ends a terminal without processes so
-        while piece := os.read(master, 65536):
-            shown += piece
-    os.close(master)
-    assert listing.wait(60) == 0
-    lines = shown.decode().splitlines()
-    assert lines[0].split() == ["name", "size", "here", "fits"] and len(lines) > 30
-    assert max(map(len, lines)) <= 60
+        assert "answered 404: it is none of" in refused("ps", "--url", proxy.endpoint)
 
 
 def test_a_disk_without_models_is_told(empty: User) -> None:
@@ -227,15 +224,15 @@ def test_a_disk_without_models_is_told(empty: User) -> None:
     assert "pull NAME" in done.stderr and done.stdout.split()[0] == "name"
 
 
-def test_convert_names_what_was_wrong(empty: User) -> None:
-    assert f"give {CHECKPOINT}" in empty.refused("convert", NAME)
-    assert "did you mean tiny?" in empty.refused("convert", CHECKPOINT, "--target", "tinny")
-    assert f"pull {NAME}" in empty.refused("convert", CHECKPOINT, "--target", NAME)
+def test_convert_names_what_was_wrong(registry: None) -> None:
+    assert f"give {CHECKPOINT}" in refused("convert", NAME)
+    assert "did you mean tiny?" in refused("convert", CHECKPOINT, "--target", "tinny")
+    assert f"pull {NAME}" in refused("convert", CHECKPOINT, "--target", NAME)
 
 
-def test_a_files_name_is_not_a_prompt(empty: User) -> None:
+def test_a_files_name_is_not_a_prompt(registry: None) -> None:
     for prompt in ("model.gguf", NAME, str(TARGET)):
-        assert f"dflash-local run {prompt}" in empty.refused("chat", prompt)
+        assert f"dflash-local run {prompt}" in refused("chat", prompt)
 
 
 @pytest.mark.slow

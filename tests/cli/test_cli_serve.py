@@ -3,52 +3,24 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
-import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from command_line import run_here
+import command_line
 from dflash_local import demo
-from dflash_local.cli.serve import serve
-from server_process import COMMAND, ServerProcess, serving
+from server_process import ServerProcess, serving
 
 TARGET, DRAFTER = map(str, demo.pair())
 
 
-def run(
-    *arguments: str, environment: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [COMMAND, "serve", *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        env={**os.environ, **(environment or {})},
-        timeout=120,
-    )
-
-
 def refused(*arguments: str, **environment: str) -> str:
     """The one line of a refusal, before a model is loaded."""
-    done = run(*arguments, environment=environment)
-    assert (done.returncode, done.stdout) == (2, b""), done.stderr
-    (line,) = done.stderr.decode().splitlines()
-    assert line.startswith("dflash-local: error: ")
-    return line
+    return command_line.refused("serve", *arguments, environment=environment)
 
 
-def test_help_names_a_variable_for_every_option() -> None:
-    text = re.sub(r"\s+", " ", run("-h").stdout.decode())
-    for option in (option for section in serve.sections.values() for option in section):
-        long = max(option.opts, key=len)
-        assert option.envvar == f"DFLASH_LOCAL_{long.strip('-').replace('-', '_').upper()}"
-        assert f"env var: {option.envvar}" in text
-
-
-@pytest.mark.one_in(30)
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -87,7 +59,6 @@ def test_bad_options(arguments: list[str], named: str) -> None:
     assert named in refused(*arguments)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]"])
 def test_other_machines_are_not_let_in_without_a_key(host: str) -> None:
     line = refused("--host", host)
@@ -95,12 +66,10 @@ def test_other_machines_are_not_let_in_without_a_key(host: str) -> None:
     assert "--api-key" in refused("--host", host, DFLASH_LOCAL_API_KEY="")
 
 
-@pytest.mark.slow
 def test_all_websites_are_not_let_in_without_a_key() -> None:
     assert "--api-key" in refused("--cors-origin", "*")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("text", ["", "\n\n", "one key\n", "naïve\n"])
 def test_files_that_hold_no_keys(tmp_path: Path, text: str) -> None:
     file = tmp_path / "keys.txt"
@@ -116,12 +85,11 @@ def test_a_file_of_keys_that_others_may_read_is_told(tmp_path: Path) -> None:
         file.chmod(mode)
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = str(taken.getsockname()[1])
-            done = run_here("serve", "--port", port, "--api-key-file", str(file))
+            done = command_line.run_here("serve", "--port", port, "--api-key-file", str(file))
         assert ("chmod 600" in done.stderr) == told
         assert "a-key" not in done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "files", [["--target", TARGET, "--draft", DRAFTER], ["--model", f"pair={TARGET},{DRAFTER}"]]
 )
@@ -130,7 +98,6 @@ def test_a_time_to_calibrate_that_is_none(files: list[str]) -> None:
     assert "DFLASH_LOCAL_CALIBRATION_S is '0'; expected seconds above 0" in line
 
 
-@pytest.mark.slow
 def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -21,20 +21,30 @@ def variables(tmp_path: Path) -> dict[str, str]:
     return {**kept, "TERM": "xterm-256color", "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
 
 
-@pytest.mark.parametrize("columns", [40, 60, 80])
-@pytest.mark.parametrize(
-    "asked",
-    [("-h",), ("list",), ("rm", "qwen3-9b"), ("ps", "--url", "http://127.0.0.1:9")],
-    ids=lambda asked: asked[0],
-)
-def test_lines_fit(asked: tuple[str, ...], columns: int, variables: dict[str, str]) -> None:
-    lines = lines_on(columns, *asked, variables=variables)
-    assert len(lines) > 2
+@pytest.mark.parametrize("columns", [40, 80])
+def test_the_list_of_commands_is_whole(columns: int, variables: dict[str, str]) -> None:
+    lines = lines_on(columns, "-h", variables=variables)
     whole = "_DFLASH_LOCAL_COMPLETE"  # in lines that are to be copied
     assert not [line for line in lines if len(line) > columns and whole not in line]
+    commands = lines[lines.index("Commands:") :]
+    commands = commands[: commands.index("")]
+    assert any("serve      Answer editors" in line for line in commands)
+    assert "..." not in "".join(commands)
+
+
+def test_an_error_fits(variables: dict[str, str]) -> None:
+    lines = lines_on(40, "rm", "qwen3-9b", variables=variables)
+    assert len(lines) > 2 and max(map(len, lines)) <= 40
+
+
+def test_a_list_has_no_column_that_the_names_tell(variables: dict[str, str]) -> None:
+    lines = lines_on(60, "list", variables=variables)
+    assert lines[0].split() == ["name", "size", "here", "fits"] and len(lines) > 30
+    assert max(map(len, lines)) <= 60
 
 
 def test_models_without_room_for_a_table_have_two_lines_each(variables: dict[str, str]) -> None:
     lines = lines_on(40, "list", variables=variables)
     at = lines.index("qwen3-8b")
     assert lines[at + 1].startswith("  ~") and "GB, not here, on the CPU" in lines[at + 1]
+    assert max(map(len, lines)) <= 40

@@ -124,19 +124,19 @@ def test_facts_keep_within_the_terminal() -> None:
 def test_lines_wait_for_the_end_of_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
     say = Speaker(False)
     say("before")
-    with say.answering() as answered:
+    with say.answering():
         say("drafting is off")
         assert capsys.readouterr().err == "before\n"
-        answered.in_line = True
+        say.in_line = True
     say("after")
     assert capsys.readouterr().err == "\ndrafting is off\nafter\n"
 
 
 def test_a_quiet_speaker_ends_no_line(capsys: pytest.CaptureFixture[str]) -> None:
     say = Speaker(True)
-    with say.answering() as answered:
+    with say.answering():
         say("drafting is off")
-        answered.in_line = True
+        say.in_line = True
     assert capsys.readouterr().err == ""
 
 

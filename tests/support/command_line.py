@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sysconfig
 from collections.abc import Mapping
@@ -45,3 +46,13 @@ def run_here(
     ):
         code = main.run(arguments)
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
+
+def refused(
+    *arguments: str, stdin: bytes = b"", environment: Mapping[str, str] | None = None
+) -> str:
+    """The line that says why the command, in this process, did nothing: bad input."""
+    done = run_here(*arguments, stdin=stdin, environment=environment)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert re.fullmatch(r"dflash-local: error: [^\n]+\n", done.stderr), done.stderr
+    return done.stderr

@@ -1,18 +1,16 @@
-"""`dflash-local convert` as a process of its own, away from the hub unless a test names one."""
+"""`dflash-local convert`, away from the hub unless a test names one."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
-from command_line import run_here
+from command_line import COMMAND, run_here
 from dflash_local import demo
 from hub_stand_in import Hub
 
-COMMAND = Path(sysconfig.get_path("scripts"), "dflash-local")
 TARGET, DRAFTER = demo.pair()
 
 Environment = Mapping[str, str]
@@ -31,32 +29,30 @@ def settings(environment: Environment | None = None) -> dict[str, str]:
 def run(
     *arguments: str | Path, folder: Path, environment: Environment | None = None
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [COMMAND, "convert", *arguments],
-        cwd=folder,
-        capture_output=True,
-        env=settings(environment),
-        encoding="utf-8",
-        timeout=300,
-    )
+    """The command in `folder`: with an environment in a process of its own, since the hub's client
+    reads that only once; else in this one, which saves the imports. It must not need the hub then.
+    """
+    if environment is not None:
+        return subprocess.run(
+            [COMMAND, "convert", *arguments],
+            cwd=folder,
+            capture_output=True,
+            env=settings(environment),
+            encoding="utf-8",
+            timeout=300,
+        )
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        return run_here("convert", *map(str, arguments))
+    finally:
+        os.chdir(before)
 
 
 def converted(
     *arguments: str | Path, folder: Path, environment: Environment | None = None
 ) -> subprocess.CompletedProcess[str]:
     done = run(*arguments, folder=folder, environment=environment)
-    assert done.returncode == 0, done.stderr
-    return done
-
-
-def converted_here(*arguments: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """`converted` in this process, which saves the imports. It must not need the hub."""
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        done = run_here("convert", *map(str, arguments))
-    finally:
-        os.chdir(before)
     assert done.returncode == 0, done.stderr
     return done
 
