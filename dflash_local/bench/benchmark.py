@@ -12,13 +12,7 @@ from dflash_local.bench.measure.concurrent import ConcurrencyRow, measure_concur
 from dflash_local.bench.measure.cost_curve import cost_curve
 from dflash_local.bench.measure.environment import Environment, MemoryUse
 from dflash_local.bench.measure.pace import Pace
-from dflash_local.bench.measure.settings import (
-    Restart,
-    RunSettings,
-    Say,
-    Variant,
-    start_anywhere,
-)
+from dflash_local.bench.measure.settings import RunSettings, Say, Variant
 from dflash_local.bench.measure.single import by_category
 from dflash_local.bench.peers.comparison import (
     OpenServer,
@@ -29,18 +23,18 @@ from dflash_local.bench.peers.comparison import (
 from dflash_local.bench.prompts.case import (
     DEPTHS,
     Case,
+    depth_lengths,
     depth_name,
     long_cases,
     random_cases,
     tokenized,
+    with_random_answers,
 )
 from dflash_local.bench.prompts.prompt import CATEGORIES, BenchPrompt, built_in
-from dflash_local.bench.replay.acceptance import ReplayedDrafts
+from dflash_local.bench.replay.drafts import ReplayedDrafts
 from dflash_local.bench.replay.engine import Answers, ReplayEngine
+from dflash_local.bench.replay.recorded import RecordedDrafts
 from dflash_local.bench.report.report import Report
-from dflash_local.bench.synthetic.acceptance import SyntheticAcceptance
-from dflash_local.bench.synthetic.engine import synthetic_engine
-from dflash_local.bench.synthetic.recorded import RecordedDrafts
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
 from dflash_local.errors import InputError
@@ -95,12 +89,11 @@ def benchmark(options: BenchOptions, open_engine: OpenEngine, say: Say) -> Repor
     if options.synthetic_length is not None:
         RecordedDrafts.shipped().weights(options.synthetic_length)  # refused before any work
     answers: dict[tuple[int, ...], list[int]] = {}
-    model, restart = _open(options, options.loading, open_engine, answers)
-    with model:
+    with _open(options, options.loading, open_engine, answers) as model:
         settings, told = _possible(model, options.settings)
         cases, notes = _cases(model, options)
+        answers |= {tuple(case.tokens): case.answer for case in cases if case.answer}
         if options.replay is not None:
-            answers |= {tuple(case.tokens): case.answer for case in cases if case.answer}
             longest = max(map(len, answers.values()))
             settings = replace(settings, max_tokens=min(settings.max_tokens, longest))
         options = replace(options, settings=settings)
@@ -115,7 +108,7 @@ def benchmark(options: BenchOptions, open_engine: OpenEngine, say: Say) -> Repor
             long_categories=tuple(depth_name(depth) for depth in options.depths or DEPTHS),
         )
         try:
-            for rows in by_category(model, cases, settings, say, restart, Pace(say)):
+            for rows in by_category(model, cases, settings, Pace(say)):
                 report.rows += rows
         except KeyboardInterrupt:
             if not report.rows:
@@ -175,12 +168,9 @@ def _concurrent(
     """On a model of its own: one that is loaded for several sequences need not be the fastest for
     a single one."""
     loading = {**options.loading, "n_seq": max(options.concurrency)}
-    model, restart = _open(options, loading, open_engine, answers)
-    with model:
+    with _open(options, loading, open_engine, answers) as model:
         settings, told = _possible(model, options.settings)
-        rows, notes = measure_concurrent(
-            model.engine, cases, options.concurrency, settings, say, restart
-        )
+        rows, notes = measure_concurrent(model.engine, cases, options.concurrency, settings, say)
         return rows, [f"several at once: {note}" for note in told] + notes
 
 
@@ -236,24 +226,28 @@ def _possible(model: Model, settings: RunSettings) -> tuple[RunSettings, list[st
 
 
 def _cases(model: Model, options: BenchOptions) -> tuple[list[Case], list[str]]:
-    room, limit = options.settings.max_tokens, options.limit
-    if options.random and options.replay is None:
-        lengths = {"random": _RANDOM_LENGTH}
-        lengths |= {depth_name(n): n - room for n in options.depths or () if n <= model.n_ctx}
-        return random_cases(model.target.n_vocab, lengths, limit=limit), []
+    room, limit, target = options.settings.max_tokens, options.limit, model.target
     prompts, depths = options.prompts, options.depths
-    if prompts is None:
+    is_random = options.random and options.replay is None
+    if prompts is None and not is_random:
         shipped = options.target.resolve() == demo.pair()[0].resolve()
         prompts = built_in(options.categories, limit=limit, shipped=shipped)
         if depths is None and "long" in options.categories:
-            depths = DEPTHS if model.target.options.n_gpu_layers else DEPTHS[:1]
-    cases, notes = tokenized(model, prompts, room=room, thinking=options.thinking)
-    more, left_out = long_cases(model, depths or (), limit=min(limit, _LONG_LIMIT), room=room)
-    cases, notes = cases + more, notes + left_out
+            depths = DEPTHS if target.options.n_gpu_layers else DEPTHS[:1]
+    lengths, left_out = depth_lengths(depths or (), n_ctx=model.n_ctx, room=room)
+    if is_random:
+        lengths = {"random": _RANDOM_LENGTH} | lengths
+        cases, notes = random_cases(target.n_vocab, lengths, limit=limit), left_out
+    else:
+        cases, notes = tokenized(model, prompts or (), room=room, thinking=options.thinking)
+        cases += long_cases(model, lengths, limit=min(limit, _LONG_LIMIT))
+        notes += left_out
     if not cases:
         raise InputError(
             f"no prompt is left to measure: {'; '.join(notes) or 'none was asked for'}"
         )
+    if options.synthetic_length is not None and options.replay is None:
+        cases = with_random_answers(target, cases, room)
     return cases, notes
 
 
@@ -264,23 +258,13 @@ def _curve_rows(model: Model) -> list[int]:
 
 def _open(
     options: BenchOptions, loading: Mapping[str, Any], open_engine: OpenEngine, answers: Answers
-) -> tuple[Model, Restart]:
-    """A model, with synthetic acceptance or given answers if that is asked for, and what to call
-    before answers."""
+) -> Model:
+    """A model; where `answers` are to come out, one that replays them."""
     engine, plan = open_engine(options.target, options.draft, LoadOptions(**loading))
-    length, seed = options.synthetic_length, options.settings.seed
-    if options.replay is not None:
-        if length is None:
-            return Model(ReplayEngine(engine, answers), plan), start_anywhere
-        drafts = ReplayedDrafts(RecordedDrafts.shipped(), length, seed)
-        return Model(ReplayEngine(engine, answers, drafts), plan), drafts.restart
-    if length is None:
-        return Model(engine, plan), start_anywhere
-    n_vocab, ends_text = engine.target.n_vocab, engine.target.vocabulary.ends_text
-    acceptance = SyntheticAcceptance(
-        RecordedDrafts.shipped(),
-        length,
-        seed,
-        usable=lambda token: 0 <= token < n_vocab and not ends_text(token),
-    )
-    return Model(synthetic_engine(engine, acceptance), plan), acceptance.restart
+    length = options.synthetic_length
+    if options.replay is not None or length is not None:
+        if options.replay is None:
+            engine.copies = None  # a random answer repeats nothing
+        drafts = None if length is None else ReplayedDrafts(length, options.settings.seed)
+        engine = ReplayEngine(engine, answers, drafts)
+    return Model(engine, plan)

@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_local.bench.measure.acceptance import Acceptance
 from dflash_local.bench.measure.answer import TimedAnswer
-from dflash_local.bench.measure.settings import (
-    PLAIN,
-    Restart,
-    RunSettings,
-    Say,
-    Variant,
-    start_anywhere,
-)
+from dflash_local.bench.measure.settings import PLAIN, RunSettings, Say, Variant
 from dflash_local.bench.measure.speed import Speed, Spread
 from dflash_local.bench.prompts.case import Case
 from dflash_local.engine.request import Request
@@ -80,7 +73,6 @@ def measure_concurrent(
     levels: Sequence[int],
     settings: RunSettings,
     say: Say,
-    restart: Restart = start_anywhere,
 ) -> tuple[list[ConcurrencyRow], list[str]]:
     """Measure each category at each of `levels`, numbers of requests at once, by turns plain and
     with drafts. Returns rows, and notes on what did not fit.
@@ -103,19 +95,14 @@ def measure_concurrent(
                 )
                 continue
             for temperature in settings.temperatures:
-                new = _level(engine, own, n, temperature, settings, restart)
+                new = _level(engine, own, n, temperature, settings)
                 say(_progress(new))
                 rows += new
     return rows, notes
 
 
 def _level(
-    engine: Engine,
-    cases: Sequence[Case],
-    n: int,
-    temperature: float,
-    settings: RunSettings,
-    restart: Restart,
+    engine: Engine, cases: Sequence[Case], n: int, temperature: float, settings: RunSettings
 ) -> list[ConcurrencyRow]:
     """One category at `n` requests at once: a row for each variant."""
     prompts = [cases[i % len(cases)].tokens for i in range(TURNS * n)]
@@ -127,7 +114,6 @@ def _level(
     for repeat in range(max(2, settings.repeat)):
         for variant in settings.turns(repeat):
             seed = settings.seed + repeat
-            restart(repeat * len(prompts) * settings.max_tokens)
             found[variant].append(
                 _answer_all(engine, prompts, n, variant, temperature, seed, settings.max_tokens)
             )

@@ -14,7 +14,7 @@ from dflash_local.bench.measure.single import SpeedRow
 from dflash_local.bench.measure.speed import Spread
 from dflash_local.bench.peers.llama_server import LlamaServer, ServerAnswer
 from dflash_local.bench.prompts.case import Case
-from dflash_local.bench.synthetic.recorded import RecordedDrafts
+from dflash_local.bench.replay.recorded import RecordedDrafts
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
 

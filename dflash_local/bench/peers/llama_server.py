@@ -59,13 +59,13 @@ class LlamaServer:
     `n_draft_max` drafts to be accepted, as `RecordedDrafts.rates` gives them. All else is the
     server's default, except its prompt cache in host memory, which is off.
 
-    Raises InputError where `binary` is not a program; BackendError, with its last words, where the
+    Raises InputError where `binary` cannot be run; BackendError, with its last words, where the
     server does not start.
     """
 
     def __init__(
         self,
-        binary: str | os.PathLike[str],
+        binary: Path,
         target: Path,
         draft: Path | None,
         *,
@@ -79,12 +79,7 @@ class LlamaServer:
         flash_attn: bool = True,
         kv_type: str = "f16",
     ) -> None:
-        self._binary = _program(binary)
-        if synthetic_rates is not None and (draft is None or len(synthetic_rates) != n_draft_max):
-            raise InputError(
-                f"{len(synthetic_rates)} synthetic rates for {n_draft_max if draft else 0} drafts; "
-                "expected one for each"
-            )
+        self._binary = binary.absolute()
         layers = "all" if n_gpu_layers < 0 else str(n_gpu_layers)
         self._arguments = [
             *("-m", str(target)),
@@ -169,7 +164,7 @@ class LlamaServer:
         self, prompts: Sequence[Sequence[int]], **options: Any
     ) -> tuple[list[ServerAnswer], float]:
         """Answer all prompts at once, each as `complete` does; also the seconds until the last."""
-        with ThreadPoolExecutor(max(1, len(prompts))) as pool:
+        with ThreadPoolExecutor(len(prompts)) as pool:
             start = time.perf_counter()
             pending = [pool.submit(self.complete, prompt, **options) for prompt in prompts]
             answers = [each.result() for each in pending]
@@ -253,17 +248,6 @@ class LlamaServer:
             return response.status, response.read()
         finally:
             connection.close()
-
-
-def _program(binary: str | os.PathLike[str]) -> Path:
-    path = Path(binary)
-    if path.is_dir():
-        raise InputError(f"{path}: a folder, expected the program llama-server")
-    if not path.exists():
-        raise InputError(f"{path}: no such file, expected the program llama-server")
-    if not os.access(path, os.X_OK):
-        raise InputError(f"{path}: not executable, expected the program llama-server")
-    return path.absolute()
 
 
 def _environment(binary: Path) -> dict[str, str]:

@@ -13,7 +13,7 @@ import pytest
 
 from dflash_local.bench.peers import llama_server
 from dflash_local.bench.peers.llama_server import LlamaServer
-from dflash_local.bench.synthetic.recorded import RecordedDrafts
+from dflash_local.bench.replay.recorded import RecordedDrafts
 from dflash_local.errors import BackendError, InputError
 from llama_server_stand_in import alive, program, requests, runs
 
@@ -109,19 +109,6 @@ def test_no_layers_on_gpus_means_no_gpu(tmp_path: Path) -> None:
     assert (option(arguments, "-ngl"), option(arguments, "--device")) == ("0", "none")
 
 
-@pytest.mark.parametrize("synthetic", [[0.5], [0.5] * 16])
-def test_rates_that_do_not_fit_the_drafts_are_refused(
-    synthetic: list[float], tmp_path: Path
-) -> None:
-    with pytest.raises(InputError, match="expected one for each"):
-        server(tmp_path, synthetic_rates=synthetic)
-
-
-def test_rates_without_a_drafter_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="for 0 drafts"):
-        server(tmp_path, None, synthetic_rates=[0.5] * 15)
-
-
 def test_many_requests_are_under_way_at_once(tmp_path: Path, behave: Any) -> None:
     behave("four at once")
     with server(tmp_path, n_slots=4) as running:
@@ -129,11 +116,6 @@ def test_many_requests_are_under_way_at_once(tmp_path: Path, behave: Any) -> Non
     assert [answer.n_tokens for answer in answers] == [2] * 4
     assert sorted(asked["prompt"] for asked in requests(tmp_path)) == [[n] for n in range(4)]
     assert seconds > 0
-
-
-def test_no_requests_are_no_fault(tmp_path: Path) -> None:
-    with server(tmp_path) as running:
-        assert running.complete_all([], max_tokens=2)[0] == []
 
 
 def test_a_server_that_loads_is_waited_for(tmp_path: Path, behave: Any) -> None:
@@ -193,7 +175,7 @@ def test_a_server_that_never_comes_up_is_given_up_and_stopped(
     tmp_path: Path, behave: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     behave("deaf")
-    monkeypatch.setattr(llama_server, "_START_S", 1.0)
+    monkeypatch.setattr(llama_server, "_START_S", 0.6)
     with (
         pytest.raises(BackendError, match=r"not ready after 1 s: .*never comes"),
         server(tmp_path),
@@ -228,16 +210,8 @@ def test_a_death_in_a_request_is_told_with_its_last_words(tmp_path: Path, behave
 
 
 def test_what_is_no_program_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("hello")
     (tmp_path / "broken").write_bytes(b"\x7fELF nonsense")
     (tmp_path / "broken").chmod(0o755)
-    for name, message in [
-        ("nowhere", "no such file, expected the program llama-server"),
-        ("", "a folder, expected the program llama-server"),
-        ("text", "not executable, expected the program llama-server"),
-    ]:
-        with pytest.raises(InputError, match=message):
-            LlamaServer(tmp_path / name, TARGET, None, **OPTIONS)
     with (
         pytest.raises(InputError, match="cannot be run"),
         LlamaServer(tmp_path / "broken", TARGET, None, **OPTIONS),
