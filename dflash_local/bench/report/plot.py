@@ -338,11 +338,8 @@ def _ratios(axes: Axes, report: Report) -> None:
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.9},
             )
     axes.axvline(1, color=_INK, linewidth=1)
-    axes.set_yticks(range(len(categories)), [_NAMES.get(name, name) for name in categories])
-    axes.set_ylim(len(categories) - 0.5, -0.5)
-    axes.set_xlim(0, 1.3 * max(1.1, *(ratio.high for _, ratio in found)))
+    _by_category(axes, categories, 1.3 * max(1.1, *(ratio.high for _, ratio in found)))
     axes.set_xlabel("drafted over plain, tokens/s (1 = plain decoding)")
-    axes.grid(axis="y", visible=False)
     axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.13), ncols=min(2, len(series)))
 
 
@@ -363,12 +360,17 @@ def _plain_speeds(axes: Axes, report: Report) -> None:
             label=f"temperature {temperature:g}",
         )
         axes.bar_label(bars, fmt="%.4g", padding=4, fontsize=9, color=_INK)
+    _by_category(axes, categories, 1.2 * max(median for _, median in rows))
+    axes.set_xlabel("tokens/s")
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.12), ncols=2)
+
+
+def _by_category(axes: Axes, categories: list[str], most: float) -> None:
+    """A row for each category, the first at the top, for values up to `most`."""
     axes.set_yticks(range(len(categories)), [_NAMES.get(name, name) for name in categories])
     axes.set_ylim(len(categories) - 0.5, -0.5)
-    axes.set_xlim(0, 1.2 * max(median for _, median in rows))
-    axes.set_xlabel("tokens/s")
+    axes.set_xlim(0, most)
     axes.grid(axis="y", visible=False)
-    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.12), ncols=2)
 
 
 def _series(report: Report) -> list[tuple[float, Variant]]:

@@ -80,7 +80,7 @@ class Report:
             if row.cache == "cold" or not row.forced
         ]
         short = [row for row in rows if row.category not in self.long_categories]
-        return Acceptance.sum(row.shown for row in short or rows)
+        return Acceptance.of(row.shown.stats for row in short or rows)
 
     def is_forced(self, temperature: float, variant: Variant) -> bool:
         """Whether that acceptance is in part of drafts that the controller would not have made."""
