@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
 
-from dflash_local.bench.shapes.weights import RandomWeights
+from dflash_local.bench.shapes.writer import RandomWeights
 
 
 @pytest.mark.one_in(6)

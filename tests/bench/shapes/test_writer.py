@@ -41,8 +41,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 def loads_and_drafts(shape: PairShape, quant: str, folder: Path) -> None:
-    drafter_quant = "Q8_0" if quant == "MXFP4" else quant
-    pair = write_pair(shape, quant, folder, drafter_quant=drafter_quant)
+    pair = write_pair(shape, quant, folder)
     options = {"n_ctx": 512, "n_gpu_layers": 0, "n_threads": 1, "quiet": True}
     with load(*pair, draft_width=8, **options) as model:
         result = model.generate("def f(x):\n", max_tokens=12)
@@ -119,7 +118,7 @@ def test_every_pair_loads_and_drafts(shape: PairShape, quant: str, tmp_path: Pat
         loads_and_drafts(shape, quant, tmp_path)
 
 
-@pytest.mark.parametrize("n_layer", [3, 4, 12, 100])
+@pytest.mark.parametrize("n_layer", [3, 12])
 def test_other_numbers_of_layers_make_a_pair_too(n_layer: int, tmp_path: Path) -> None:
     target, drafter = write_pair(DENSE, "Q8_0", tmp_path, n_layer=n_layer)
     assert target.name == f"mini-l{n_layer}-q8_0.gguf"
@@ -158,10 +157,6 @@ def test_a_complete_file_is_kept_and_a_broken_one_replaced(tmp_path: Path) -> No
     write_pair(DENSE, "Q8_0", tmp_path, progress=lambda *said: told.append(said))
     assert os.stat(target).st_mtime_ns == again
     assert sorted(path.name for path in tmp_path.iterdir()) == [drafter.name, target.name]
-
-
-def test_names_of_quantisations_are_taken_in_any_case(tmp_path: Path) -> None:
-    assert write_pair(DENSE, "q8_0", tmp_path) == write_pair(DENSE, "Q8_0", tmp_path)
 
 
 def test_a_file_of_another_shape_under_that_name_is_replaced(tmp_path: Path) -> None:
