@@ -153,7 +153,7 @@ def _measure_others(
         report.notes += left_out
     if server is not None:
         n_drafts = (0, *(options.server_drafts if options.draft else ()))
-        levels = sorted({row.n for row in report.concurrency})
+        levels = sorted({row.concurrency for row in report.concurrency})
         found = measure_server(server, n_drafts, short or cases, levels, options.settings, say)
         report.server = beside_ours(found, report.rows, report.concurrency)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dflash_local.bench.measure.acceptance import Acceptance
@@ -39,32 +39,22 @@ class ConcurrentSpeed:
         return {
             "total_tokens_per_second": self.total,
             "per_request": self.speed,
-            **self.acceptance.as_dict(),
+            "acceptance": self.acceptance,
         }
 
 
 @dataclass(frozen=True)
 class ConcurrencyRow:
-    """A category at `n` requests at once: one variant against plain. `ratio` is that of totals."""
+    """A category with so many requests at once: one variant against plain. `ratio` is that of
+    totals."""
 
     category: str
     temperature: float
-    n: int
+    concurrency: int
     variant: Variant
     plain: ConcurrentSpeed
     drafted: ConcurrentSpeed | None
     ratio: Spread | None
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "category": self.category,
-            "temperature": self.temperature,
-            "concurrency": self.n,
-            **asdict(self.variant),
-            "plain": self.plain,
-            "drafted": self.drafted,
-            "ratio": self.ratio,
-        }
 
 
 def measure_concurrent(
@@ -125,7 +115,7 @@ def _level(
             ConcurrencyRow(
                 category=cases[0].category,
                 temperature=temperature,
-                n=n,
+                concurrency=n,
                 variant=variant,
                 plain=plain,
                 drafted=_together(found[variant]) if variant != PLAIN else None,
@@ -181,7 +171,7 @@ def _together(passes: Sequence[tuple[float, list[TimedAnswer]]]) -> ConcurrentSp
 def _progress(rows: Sequence[ConcurrencyRow]) -> str:
     first = rows[0]
     parts = [
-        f"{first.category}, temperature {first.temperature:g}, {first.n} at once: "
+        f"{first.category}, temperature {first.temperature:g}, {first.concurrency} at once: "
         f"plain {first.plain.total.median:.4g}"
     ]
     for row in rows:

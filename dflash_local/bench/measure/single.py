@@ -4,7 +4,7 @@ the machine hits both alike."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dflash_local.bench.measure.acceptance import Acceptance
@@ -46,10 +46,10 @@ class Difference:
         return {
             "category": self.case.category,
             "prompt": self.case.index,
-            **asdict(self.variant),
+            "variant": self.variant,
             "cache": self.cache,
             "token": self.at,
-            **asdict(self.lead),
+            "lead": self.lead,
             "is_within_rounding": self.lead.is_within_rounding,
         }
 
@@ -93,24 +93,8 @@ class SpeedRow:
         return self.drafted.median if self.drafted else None
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "category": self.category,
-            "temperature": self.temperature,
-            "cache": self.cache,
-            **asdict(self.variant),
-            "n_prompts": self.n_prompts,
-            "plain": self.plain,
-            "drafted": self.drafted,
-            "ratio": self.ratio,
-            "ttft_ratio": self.ttft_ratio,
-            "over": [{**asdict(other), "ratio": ratio} for other, ratio in self.over.items()],
-            **self.acceptance.as_dict(),
-            "forced": self.forced,
-            "drafting": self.drafting,
-            "warnings": self.warnings,
-            "n_differing": len(self.differences),
-            "differences": self.differences,
-        }
+        over = [{"variant": other, "ratio": ratio} for other, ratio in self.over.items()]
+        return {**vars(self), "over": over, "n_differing": len(self.differences)}
 
 
 def by_category(

@@ -39,8 +39,8 @@ def _rows(report: Report) -> Iterator[cell.Row]:
                 line["paper"] = cell.paper(report.paper.get((row.category, row.temperature)))
         yield line
     for many in report.concurrency:
-        if many.n > 1 and many.variant in (report.main_variants or [PLAIN]):
-            line = _line(report, many, many.n, f"{many.plain.total.median:.4g}")
+        if many.concurrency > 1 and many.variant in (report.main_variants or [PLAIN]):
+            line = _line(report, many, many.concurrency, f"{many.plain.total.median:.4g}")
             if many.drafted:
                 line["drafted tokens/s"] = f"{many.drafted.total.median:.4g}"
                 line["speed-up"] = cell.ratio(many.ratio)
