@@ -47,15 +47,16 @@ def test_chains_and_trees_are_drawn_by_width(tmp_path: Path) -> None:
     assert "temperature 0, tree auto" in text
 
 
-def test_a_server_with_wider_drafts_has_room(report: Report) -> None:
+def test_the_widest_drafts_and_a_marker_at_the_top_have_room(report: Report) -> None:
     figure = pytest.importorskip("matplotlib.figure").Figure()
-    report.settings = RunSettings(variants=(Variant(4), Variant(8)))
+    report.settings = RunSettings(variants=(Variant(4), Variant()))
     report.rows = [row("chat", variant=variant) for variant in report.settings.variants]
     report.server = [server_row(15)]
     axes = figure.subplots()
     speed_by_width(axes, report)
     assert axes.get_xlim()[1] > 16
     assert "16" in [tick.get_text() for tick in axes.get_xticklabels()]
+    assert axes.get_ylim()[1] > 1.05 * 150
 
 
 def test_rounds_of_many_tokens_keep_their_numbers_apart(report: Report) -> None:
@@ -68,15 +69,6 @@ def test_rounds_of_many_tokens_keep_their_numbers_apart(report: Report) -> None:
     numbers = [tick.get_window_extent() for tick in axes.get_xticklabels()]
     assert len(numbers) > 4
     assert all(left.x1 < right.x0 for left, right in pairwise(numbers))
-
-
-def test_a_marker_at_the_top_is_whole(report: Report) -> None:
-    figure = pytest.importorskip("matplotlib.figure").Figure()
-    report.settings = RunSettings(variants=(Variant(4), Variant()))
-    report.rows = [row("chat", variant=variant) for variant in report.settings.variants]
-    axes = figure.subplots()
-    speed_by_width(axes, report)
-    assert axes.get_ylim()[1] > 1.05 * 150
 
 
 def test_a_target_alone_has_no_empty_panel(report: Report, tmp_path: Path) -> None:
