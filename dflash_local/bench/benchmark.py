@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,6 @@ from dflash_local.bench.prompts.case import (
 from dflash_local.bench.prompts.prompt import CATEGORIES, BenchPrompt, built_in
 from dflash_local.bench.replay.drafts import ReplayedDrafts
 from dflash_local.bench.replay.engine import Answers, ReplayEngine
-from dflash_local.bench.replay.recorded import RecordedDrafts
 from dflash_local.bench.report.report import Report
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
@@ -43,6 +43,7 @@ from dflash_local.fit.plan import Plan
 from dflash_local.model import Model
 
 OpenEngine = Callable[[Path, Path | None, LoadOptions], tuple[Engine, Plan]]
+OpenModel = Callable[[Mapping[str, Any]], Model]
 
 CURVE_ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32, 48, 64)
 _RANDOM_LENGTH = 128
@@ -86,10 +87,12 @@ def benchmark(options: BenchOptions, open_engine: OpenEngine, say: Say) -> Repor
     """
     options = replace(options, settings=_settings(options))
     options = replace(options, loading=_loading(options))
+    drafts = None
     if options.synthetic_length is not None:
-        RecordedDrafts.shipped().weights(options.synthetic_length)  # refused before any work
+        drafts = ReplayedDrafts(options.synthetic_length, options.settings.seed)
     answers: dict[tuple[int, ...], list[int]] = {}
-    with _open(options, options.loading, open_engine, answers) as model:
+    open_model = partial(_open, options, open_engine, answers, drafts)
+    with open_model(options.loading) as model:
         settings, told = _possible(model, options.settings)
         cases, notes = _cases(model, options)
         answers |= {tuple(case.tokens): case.answer for case in cases if case.answer}
@@ -124,7 +127,7 @@ def benchmark(options: BenchOptions, open_engine: OpenEngine, say: Say) -> Repor
                 model, options.llama_server, options.draft, synthetic_length=length
             )
     try:
-        _measure_others(report, options, cases, answers, open_engine, server, say)
+        _measure_others(report, options, cases, open_model, server, say)
     except KeyboardInterrupt:
         _interrupted(report, say)
     return report
@@ -140,15 +143,14 @@ def _measure_others(
     report: Report,
     options: BenchOptions,
     cases: Sequence[Case],
-    answers: Answers,
-    open_engine: OpenEngine,
+    open_model: OpenModel,
     server: OpenServer | None,
     say: Say,
 ) -> None:
     """Several requests at once, and llama-server."""
     short = [case for case in cases if case.category not in report.long_categories]
     if options.concurrency and short:
-        rows, left_out = _concurrent(options, short, open_engine, answers, say)
+        rows, left_out = _concurrent(options, short, open_model, say)
         report.concurrency = rows
         report.notes += left_out
     if server is not None:
@@ -159,16 +161,11 @@ def _measure_others(
 
 
 def _concurrent(
-    options: BenchOptions,
-    cases: Sequence[Case],
-    open_engine: OpenEngine,
-    answers: Answers,
-    say: Say,
+    options: BenchOptions, cases: Sequence[Case], open_model: OpenModel, say: Say
 ) -> tuple[list[ConcurrencyRow], list[str]]:
     """On a model of its own: one that is loaded for several sequences need not be the fastest for
     a single one."""
-    loading = {**options.loading, "n_seq": max(options.concurrency)}
-    with _open(options, loading, open_engine, answers) as model:
+    with open_model({**options.loading, "n_seq": max(options.concurrency)}) as model:
         settings, told = _possible(model, options.settings)
         rows, notes = measure_concurrent(model.engine, cases, options.concurrency, settings, say)
         return rows, [f"several at once: {note}" for note in told] + notes
@@ -257,14 +254,16 @@ def _curve_rows(model: Model) -> list[int]:
 
 
 def _open(
-    options: BenchOptions, loading: Mapping[str, Any], open_engine: OpenEngine, answers: Answers
+    options: BenchOptions,
+    open_engine: OpenEngine,
+    answers: Answers,
+    drafts: ReplayedDrafts | None,
+    loading: Mapping[str, Any],
 ) -> Model:
     """A model; where `answers` are to come out, one that replays them."""
     engine, plan = open_engine(options.target, options.draft, LoadOptions(**loading))
-    length = options.synthetic_length
-    if options.replay is not None or length is not None:
+    if options.replay is not None or drafts is not None:
         if options.replay is None:
             engine.copies = None  # a random answer repeats nothing
-        drafts = None if length is None else ReplayedDrafts(length, options.settings.seed)
         engine = ReplayEngine(engine, answers, drafts)
     return Model(engine, plan)

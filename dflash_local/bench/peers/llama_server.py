@@ -98,9 +98,6 @@ class LlamaServer:
             self._arguments += ["--spec-synth-rates", shown]
         files = [path for path in (target, draft) if path is not None]
         self._limit_s = _START_S + _size(files) / _SLOWEST_BYTES_PER_S
-        self._process: subprocess.Popen[bytes] | None = None
-        self._log: Path | None = None
-        self._port = 0
 
     @property
     def command(self) -> list[str]:
@@ -108,33 +105,22 @@ class LlamaServer:
         return [str(self._binary), *self._arguments]
 
     def __enter__(self) -> LlamaServer:
-        try:
-            for ports_left in reversed(range(_PORTS)):
-                self._start()
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="llama-server-"))
+            self._log = Path(folder, "log")
+            for _ in range(_PORTS):
+                self._port, self._process = self._start()
+                stack.callback(_stop, self._process)
                 if self._wait_for_health():
+                    self._running = stack.pop_all()
                     return self
-                if not ports_left or _BIND not in self._said():
+                if _BIND not in self._said():
                     break
-                self.close()
-            code = self._process.returncode if self._process else None
+            code = self._process.returncode
             raise BackendError(f"{self._binary} ended with code {code}: {self._last_lines()}")
-        except BaseException:
-            self.close()
-            raise
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Stop the server. Safe to call again."""
-        process, self._process = self._process, None
-        try:
-            if process is not None:
-                _stop(process)
-        finally:
-            log, self._log = self._log, None
-            if log is not None:
-                log.unlink(missing_ok=True)
+        self._running.close()
 
     def complete(
         self,
@@ -172,14 +158,12 @@ class LlamaServer:
 
     # The process
 
-    def _start(self) -> None:
-        self._port = _free_port()
-        handle, name = tempfile.mkstemp(prefix="llama-server-", suffix=".log")
-        self._log = Path(name)
-        with os.fdopen(handle, "wb") as log:
+    def _start(self) -> tuple[int, subprocess.Popen[bytes]]:
+        port = _free_port()
+        with self._log.open("wb") as log:
             try:
-                self._process = subprocess.Popen(
-                    [*self.command, "--host", _HOST, "--port", str(self._port)],
+                return port, subprocess.Popen(
+                    [*self.command, "--host", _HOST, "--port", str(port)],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -191,7 +175,6 @@ class LlamaServer:
 
     def _wait_for_health(self) -> bool:
         """True when it answers, False when it has ended."""
-        assert self._process is not None
         deadline = time.monotonic() + self._limit_s
         while self._process.poll() is None:
             with contextlib.suppress(OSError, http.client.HTTPException):
@@ -207,8 +190,6 @@ class LlamaServer:
         return False
 
     def _said(self) -> str:
-        if self._log is None:
-            return ""
         return self._log.read_text(encoding="utf-8", errors="replace")
 
     def _last_lines(self) -> str:
@@ -224,10 +205,9 @@ class LlamaServer:
         try:
             status, answer = self._request("POST", path, json.dumps(body), _ANSWER_S)
         except (OSError, http.client.HTTPException) as error:
-            if self._process is not None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(1.0)
-            code = self._process.poll() if self._process else None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)
+            code = self._process.returncode
             died = "" if code is None else f", it ended with code {code}: {self._last_lines()}"
             raise BackendError(f"{self._binary} gave no answer ({error}){died}") from None
         try:

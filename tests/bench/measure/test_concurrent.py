@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bench_model import auto_model
 from dflash_local import Model
 from dflash_local.bench.measure.concurrent import measure_concurrent
 from dflash_local.bench.measure.settings import RunSettings, Variant
 from dflash_local.bench.prompts.case import Case
-
-__all__ = ["auto_model"]
 
 VARIANTS = (Variant(4), Variant(4, "tree"))
 SETTINGS = RunSettings(temperatures=(0.0,), variants=VARIANTS, max_tokens=9)

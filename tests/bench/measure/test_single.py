@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from bench_model import auto_model
 from dflash_local import Model
 from dflash_local.bench.measure.pace import Pace
 from dflash_local.bench.measure.settings import CACHE_STATES, PLAIN, RunSettings, Variant
@@ -14,8 +13,6 @@ from dflash_local.bench.measure.single import SpeedRow, by_category
 from dflash_local.bench.measure.speed import STAGES
 from dflash_local.bench.prompts.case import Case, tokenized
 from dflash_local.bench.prompts.prompt import built_in
-
-__all__ = ["auto_model"]
 
 VARIANTS = (Variant(), Variant(4), Variant(4, "tree"))
 SETTINGS = RunSettings(temperatures=(0.0, 0.8), variants=VARIANTS, max_tokens=10)

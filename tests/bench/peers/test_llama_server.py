@@ -131,12 +131,11 @@ def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     logs = tmp_path / "logs"
     logs.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(logs))
-    with pytest.raises(RuntimeError), server(tmp_path) as running:
+    with pytest.raises(RuntimeError), server(tmp_path):
         assert alive(tmp_path)
         raise RuntimeError
     assert not alive(tmp_path)
     assert list(logs.iterdir()) == []
-    running.close()
 
 
 def test_a_server_that_does_not_stop_is_killed(
