@@ -17,7 +17,6 @@ from dflash_local.bench.prompts.prompt import built_in
 VARIANTS = (Variant(), Variant(4), Variant(4, "tree"))
 SETTINGS = RunSettings(temperatures=(0.0, 0.8), variants=VARIANTS, max_tokens=10)
 N_PROMPTS = {"chat": 2, "code": 1}
-Measured = tuple[list[SpeedRow], list[str]]
 
 
 @pytest.fixture(scope="module")
@@ -31,17 +30,9 @@ def cases(auto_model: Model) -> list[Case]:
 
 
 @pytest.fixture(scope="module")
-def measured(auto_model: Model, cases: list[Case]) -> Measured:
-    """Rows, and what was said meanwhile."""
-    told: list[str] = []
-    one_of_each = [case for case in cases if case.index == 0]
-    by_name = by_category(auto_model, one_of_each, SETTINGS, Pace(told.append))
-    return [row for rows in by_name for row in rows], told
-
-
-@pytest.fixture
-def rows(measured: Measured) -> list[SpeedRow]:
-    return measured[0]
+def rows(auto_model: Model, cases: list[Case]) -> list[SpeedRow]:
+    (found, again) = by_category(auto_model, cases[:1], SETTINGS, Pace(lambda _line: None))
+    return found + again
 
 
 class Interrupting(Pace):
@@ -82,8 +73,16 @@ def test_what_was_measured_before_an_interruption_is_kept(
 
 
 @pytest.mark.slow
-def test_every_combination_has_a_row(rows: list[SpeedRow]) -> None:
-    found = [(row.temperature, row.category, row.variant, row.cache) for row in rows]
+def test_every_combination_has_a_row_and_every_category_a_line(
+    auto_model: Model, cases: list[Case]
+) -> None:
+    told: list[str] = []
+    measured = by_category(auto_model, cases[1:], SETTINGS, Pace(told.append))
+    found = [
+        (row.temperature, row.category, row.variant, row.cache)
+        for category in measured
+        for row in category
+    ]
     assert found == [
         (temperature, category, variant, cache)
         for temperature in SETTINGS.temperatures
@@ -91,11 +90,7 @@ def test_every_combination_has_a_row(rows: list[SpeedRow]) -> None:
         for variant in VARIANTS
         for cache in CACHE_STATES
     ]
-
-
-@pytest.mark.slow
-def test_progress_is_told_once_for_each_category(measured: Measured) -> None:
-    assert [line.split(":")[0] for line in measured[1]] == [
+    assert [line.split(":")[0] for line in told] == [
         "chat, temperature 0",
         "code, temperature 0",
         "chat, temperature 0.8",
