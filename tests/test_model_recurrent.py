@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dflash_local import Model, demo, load
-from dflash_local.bench.shapes.shape import DrafterShape, Experts
+from dflash_local.bench.shapes.shape import DrafterShape, Experts, Heads
 from dflash_local.bench.shapes.writer import write_pair
 from dflash_local.errors import InputError
 from dflash_local.fit.architectures import TAPPED_ARCHITECTURES
@@ -254,7 +254,7 @@ def test_there_are_as_many_snapshots_as_llama_cpp_has_room_for(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Those of a deep model are more nodes than its graph can have, which would end the process."""
-    few = {"n_embd": 64, "n_ff": 64, "n_head": 2, "n_head_kv": 1, "head_dim": 32}
+    few = {"n_embd": 64, "n_ff": 64, "heads": Heads(2, 1, 32)}
     small = replace(SHORT_CONV, experts=Experts(4, 2, 64, n_dense=2), **few)
     deep = replace(small, n_layer=16, drafter=DrafterShape(1, 64, block_size=32))
     pair = write_pair(deep, "Q8_0", tmp_path)

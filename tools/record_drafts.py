@@ -1,6 +1,6 @@
 """Records a pair's drafts and what the target wrote, for synthetic acceptance in `bench`.
 
-    python tools/record_drafts.py dflash_local/bench/synthetic/recorded.npz
+    python tools/record_drafts.py dflash_local/bench/replay/recorded.npz
 
 It decodes greedy answers to the built-in prompts. Each of their tokens is the anchor of one draft.
 """
@@ -8,7 +8,6 @@ It decodes greedy answers to the built-in prompts. Each of their tokens is the a
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
@@ -18,9 +17,10 @@ from numpy.typing import NDArray
 from dflash_local import Model, demo
 from dflash_local.bench.prompts.case import Case, tokenized
 from dflash_local.bench.prompts.prompt import built_in
-from dflash_local.bench.synthetic.recorded import RecordedDrafts
+from dflash_local.bench.replay.engine import MarkedDrafter
+from dflash_local.bench.replay.recorded import RecordedDrafts
 from dflash_local.draft.draft import Candidates, Draft
-from dflash_local.engine.accept import Verdict, accept
+from dflash_local.draft.drafter import DraftRequest
 from dflash_local.engine.engine import Engine
 from dflash_local.fit.options import LoadOptions
 from dflash_local.loading import open_engine
@@ -31,25 +31,23 @@ Passage: TypeAlias = tuple[NDArray[np.float32], NDArray[np.uint8]]
 
 
 class Recorder:
-    """Replaces `accept`: keeps the candidates of every round, and accepts no draft."""
+    """Keeps the candidates of every round, and lets nothing be drafted."""
 
     def __init__(self) -> None:
         self.candidates: list[Candidates] = []
 
-    def __call__(
-        self, draft: Draft, sample: Callable[[int], int], stop: Callable[[int], bool]
-    ) -> Verdict:
+    def __call__(self, _request: DraftRequest, draft: Draft) -> Draft:
         assert draft.candidates is not None, "a draft graph gives candidates"
         self.candidates.append(draft.candidates)
-        return accept(draft.clip(0), sample, stop)
+        return Draft.chain([])
 
 
-def record(model: Model, case: Case, n_tokens: int, n_passages: int) -> list[Passage]:
+def record(
+    model: Model, recorder: Recorder, case: Case, n_tokens: int, n_passages: int
+) -> list[Passage]:
     """One answer, cut into at most `n_passages` of `n_tokens` each."""
     assert model.drafter is not None
     n_drafts = model.drafter.block_size - 1
-    recorder = model.engine.accept
-    assert isinstance(recorder, Recorder)
     recorder.candidates.clear()
     model.forget()
     result = model.generate(
@@ -92,13 +90,15 @@ def main() -> None:
     prompts = built_in(("chat", "code"), limit=arguments.limit, shipped=shipped)
     options = LoadOptions(n_ctx=2048, n_threads=arguments.threads, draft_shape="tree")
     engine, plan = open_engine(open_pair(*pair), options, say=print)
-    recording = Engine(engine.target, engine.drafter, accept=Recorder(), learns=False)
+    assert engine.drafter is not None
+    recorder = Recorder()
+    recording = Engine(engine.target, MarkedDrafter(engine.drafter, recorder), learns=False)
     with Model(recording, plan) as model:
         cases, _ = tokenized(model, prompts, room=arguments.passages * arguments.tokens)
         found = [
             passage
             for case in cases
-            for passage in record(model, case, arguments.tokens, arguments.passages)
+            for passage in record(model, recorder, case, arguments.tokens, arguments.passages)
         ]
     recorded = RecordedDrafts(
         np.array([logprobs for logprobs, _ in found]), np.array([ranks for _, ranks in found])

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import httpx
+if TYPE_CHECKING:
+    from server_process import ServerProcess
+
+_EVERY_S = 0.05
+PATIENCE_S = 600
+"""Longer than anything takes on the slowest machine."""
 
 
 class Resources(NamedTuple):
@@ -38,6 +46,7 @@ class Health:
     slowest_health_ms: float = 0.0
     stalls: list[str] = field(default_factory=list)
     """Steps of the event loop that took long, in CPU time: tests/support/stall_server.py."""
+    tracebacks: int = 0
     memory_mib: list[float] = field(default_factory=list)
     threads: list[int] = field(default_factory=list)
     open_files: list[int] = field(default_factory=list)
@@ -50,9 +59,24 @@ class Health:
             self.threads.append(taken.threads)
             self.open_files.append(taken.open_files)
 
-    def ask(self, client: httpx.Client, **options: Any) -> None:
-        """Ask for its health; `options` are those of httpx."""
-        start = time.monotonic()
-        client.get("/health", **options)
-        took = round(1000 * (time.monotonic() - start), 1)
-        self.slowest_health_ms = max(self.slowest_health_ms, took)
+    @contextmanager
+    def watching(self, server: ServerProcess) -> Iterator[None]:
+        """Ask a server for its health again and again; in the end, see what its log says."""
+        ended = threading.Event()
+        watch = threading.Thread(target=self._ask, args=(server, ended))
+        watch.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watch.join()
+        self.stalls += [line for line in server.log if line.startswith("stalled")]
+        self.tracebacks += sum("Traceback" in line for line in server.log)
+
+    def _ask(self, server: ServerProcess, ended: threading.Event) -> None:
+        with server.client() as client:
+            while not ended.wait(_EVERY_S) and server.process.poll() is None:
+                start = time.monotonic()
+                client.get("/health", timeout=PATIENCE_S)
+                took = round(1000 * (time.monotonic() - start), 1)
+                self.slowest_health_ms = max(self.slowest_health_ms, took)

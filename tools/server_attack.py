@@ -14,7 +14,6 @@ import argparse
 import json
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -29,12 +28,10 @@ import httpx
 import gguf_files
 import stall_server
 from dflash_local import demo
-from resources import Health
+from resources import PATIENCE_S, Health
 from server_process import EXACT, ServerProcess, serving
 
 N_CLIENTS = 8
-PATIENCE_S = 600
-"""Longer than anything takes on the slowest machine."""
 TEMPLATE = (
     "{% if messages[0].content == 'hang' %}{% set a = namespace(x=[0], y=[0]) %}"
     "{% for i in range(60) %}{% set a.x = [a.x, a.x] %}{% set a.y = [a.y, a.y] %}{% endfor %}"
@@ -87,7 +84,6 @@ class Found(Health):
     rounds: int = 0
     statuses: Counter[int] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
-    tracebacks: int = 0
 
 
 class Attack:
@@ -99,22 +95,15 @@ class Attack:
         self._bodies = [(path, json.dumps(body).encode()) for path, body in ATTACKS]
 
     def run(self, until: float) -> None:
-        found, pid, ended = self.found, self._server.process.pid, threading.Event()
-        with ThreadPoolExecutor(N_CLIENTS + 1) as clients:
-            watching = clients.submit(self._watch, ended)
-            try:
-                before = self._answer()
-                while not found.rounds or time.monotonic() < until:
-                    list(clients.map(lambda each: self._send(*each), self._bodies))
-                    if self._answer() != before:
-                        found.failures.append("the server's answers are not what they were")
-                    found.rounds += 1
-                    found.weigh(pid)
-            finally:
-                ended.set()
-            watching.result()
-        found.stalls = [line for line in self._server.log if line.startswith("stalled")]
-        found.tracebacks = sum("Traceback" in line for line in self._server.log)
+        found = self.found
+        with found.watching(self._server), ThreadPoolExecutor(N_CLIENTS) as clients:
+            before = self._answer()
+            while not found.rounds or time.monotonic() < until:
+                list(clients.map(lambda each: self._send(*each), self._bodies))
+                if self._answer() != before:
+                    found.failures.append("the server's answers are not what they were")
+                found.rounds += 1
+                found.weigh(self._server.process.pid)
 
     def _send(self, path: str, body: bytes) -> None:
         headers = {"content-type": "application/json"}
@@ -133,11 +122,6 @@ class Attack:
         with self._server.client() as client:
             answer = client.post(CHAT, json=body, timeout=PATIENCE_S).raise_for_status()
         return str(answer.json()["choices"][0]["message"]["content"])
-
-    def _watch(self, ended: threading.Event) -> None:
-        with self._server.client() as client:
-            while not ended.wait(0.02):
-                self.found.ask(client, timeout=PATIENCE_S)
 
 
 def main() -> None:

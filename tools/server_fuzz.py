@@ -22,10 +22,8 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,13 +44,11 @@ from damage import damaged_bytes, damaged_value
 from dflash_local import demo
 from dflash_local.chat.template import ChatTemplate
 from dflash_local.errors import InputError
-from resources import Health
+from resources import PATIENCE_S, Health
 from server_process import EXACT, ServerProcess, serving
 
 KEPT = Path(__file__).parents[1] / "build" / "fuzz"
 N_CLIENTS = 4
-PATIENCE_S = 600
-"""Longer than anything takes on the slowest machine."""
 STALL_S = 0.1
 LEAST = 60
 """Requests of each client, files and templates that are tried, however slow the machine is."""
@@ -142,7 +138,6 @@ class Found(Health):
     templates: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
     server_alive: bool = False
-    tracebacks: int = 0
 
     def fail(self, name: str, why: str, content: bytes) -> None:
         KEPT.mkdir(parents=True, exist_ok=True)
@@ -150,48 +145,38 @@ class Found(Health):
         self.failures.append(f"{name}: {why}")
 
 
-class Requests:
-    """Clients that send a server damaged requests, all at once."""
+def requests(found: Found, seed: int, until: float) -> None:
+    """Clients send a server damaged requests, all at once."""
+    files = ("--target", str(demo.pair()[0]), "--draft", str(demo.pair()[1]))
+    with serving(
+        *(*files, *EXACT, "--ctx", "256", "--parallel", "2", "--queue", "64"),
+        command=stall_server.COMMAND,
+        environment={"STALL_S": str(STALL_S)},
+    ) as server:
+        Clients(found, seed, until).run(server)
 
+
+class Clients:
     def __init__(self, found: Found, seed: int, until: float) -> None:
         self._found, self._seed, self._until = found, seed, until
         self._lock = threading.Lock()
 
-    def run(self) -> None:
-        files = ("--target", str(demo.pair()[0]), "--draft", str(demo.pair()[1]))
-        options = (*EXACT, "--ctx", "256", "--parallel", "2", "--queue", "64")
-        with serving(
-            *files,
-            *options,
-            command=stall_server.COMMAND,
-            environment={"STALL_S": str(STALL_S)},
-        ) as server:
-            self._serve(server)
-
-    def _serve(self, server: ServerProcess) -> None:
+    def run(self, server: ServerProcess) -> None:
         found, pid = self._found, server.process.pid
         with server.client() as client:
             # What the first requests take is no growth.
             before = self._text(client)
             described = client.get("/openapi.json").json()["paths"]
             found.weigh(pid)
-        ended = threading.Event()
-        with ThreadPoolExecutor(N_CLIENTS + 1) as threads:
-            watching = threads.submit(self._watch, server, ended)
+        with found.watching(server), ThreadPoolExecutor(N_CLIENTS) as threads:
             jobs = [threads.submit(self._client, server, i, described) for i in range(N_CLIENTS)]
-            try:
-                for job in jobs:
-                    job.result()
-            finally:
-                ended.set()
-            watching.result()
+            for job in jobs:
+                job.result()
         found.server_alive = server.process.poll() is None
         with server.client() as client:
             if self._text(client) != before:
                 found.failures.append("the server's answers are not what they were")
         found.weigh(pid)
-        found.stalls = [line for line in server.log if line.startswith("stalled")]
-        found.tracebacks = sum("Traceback" in line for line in server.log)
         if found.tracebacks:
             found.fail("log", "a traceback", "\n".join(server.log).encode())
 
@@ -228,11 +213,6 @@ class Requests:
             return status, f"{status} {answer.text[:300]}"
         return status, "a traceback" if "Traceback" in answer.text else ""
 
-    def _watch(self, server: ServerProcess, ended: threading.Event) -> None:
-        with server.client() as client:
-            while not ended.wait(0.1) and server.process.poll() is None:
-                self._found.ask(client, timeout=PATIENCE_S)
-
 
 def damaged_request(described: dict[str, Any], rng: random.Random) -> tuple[str, str, bytes]:
     """Method, path and body of a request to one of the routes that the server describes."""
@@ -249,41 +229,29 @@ def damaged_request(described: dict[str, Any], rng: random.Random) -> tuple[str,
     return "POST", filled, content
 
 
-class Files:
+def files(found: Found, seed: int, until: float) -> None:
     """Damaged model files, in a child process that may die of them."""
-
-    def __init__(self, found: Found, seed: int, until: float) -> None:
-        self._found, self._seed, self._until = found, seed, until
-
-    def run(self) -> None:
-        kinds = ("inspect", "load", "convert", "safetensors")
-        n = 0
-        with tempfile.TemporaryDirectory() as scratch:
-            made = Made(Path(scratch))
-            while n < LEAST or time.monotonic() < self._until:
-                with child() as pool:
-                    while n < LEAST or time.monotonic() < self._until:
-                        kind = kinds[n % len(kinds)]
-                        name, path = f"{kind}-{n}", made.path(kind)
-                        rng = random.Random(f"{self._seed} {name}")
-                        try:
-                            outcome = pool.submit(made.attempt, kind, path, rng).result(PATIENCE_S)
-                        except BrokenProcessPool:
-                            self._found.fail(name, "its process died", content_of(path))
-                            n += 1
-                            break
-                        except Exception as error:
-                            why = "".join(traceback.format_exception_only(error)).strip()
-                            self._found.fail(name, why, content_of(path))
-                            outcome = "failed"
-                        self._found.files[f"{kind}: {outcome}"] += 1
-                        n += 1
-
-
-@contextmanager
-def child() -> Iterator[ProcessPoolExecutor]:
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        yield pool
+    kinds = ("inspect", "load", "convert", "safetensors")
+    n = 0
+    with tempfile.TemporaryDirectory() as scratch:
+        made = Made(Path(scratch))
+        while n < LEAST or time.monotonic() < until:
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as child:
+                while n < LEAST or time.monotonic() < until:
+                    kind = kinds[n % len(kinds)]
+                    name, path = f"{kind}-{n}", made.path(kind)
+                    rng = random.Random(f"{seed} {name}")
+                    n += 1
+                    try:
+                        outcome = child.submit(made.attempt, kind, path, rng).result(PATIENCE_S)
+                    except BrokenProcessPool:
+                        found.fail(name, "its process died", content_of(path))
+                        break
+                    except Exception as error:
+                        why = "".join(traceback.format_exception_only(error)).strip()
+                        found.fail(name, why, content_of(path))
+                        outcome = "failed"
+                    found.files[f"{kind}: {outcome}"] += 1
 
 
 def content_of(path: Path) -> bytes:
@@ -363,43 +331,39 @@ def outcome(done: subprocess.CompletedProcess[str]) -> str:
     return "refused" if done.returncode == 2 else "failed in words"
 
 
-class Templates:
+def templates(found: Found, seed: int, until: float) -> None:
     """Damaged chat templates. After each a good one renders as it did."""
-
-    def __init__(self, found: Found, seed: int, until: float) -> None:
-        self._found, self._seed, self._until = found, seed, until
-
-    def run(self) -> None:
-        good = ChatTemplate(chat_models.template("qwen3"), bos="<s>", eos="</s>")
-        expected = good.render(chat_models.HELLO)
-        n = 0
-        while n < LEAST or time.monotonic() < self._until:
-            rng = random.Random(f"{self._seed} template {n}")
-            text = chat_models.template(rng.choice(chat_models.FAMILIES))
-            at = rng.randrange(len(text))
-            if rng.random() < 0.5:
-                text = text[:at] + rng.choice(PIECES) + text[at:]
-            text = damaged_bytes(text.encode(), rng, len(text)).decode("utf-8", "replace")
-            try:
-                what = self._render(text, rng)
-                assert good.render(chat_models.HELLO) == expected, "a good one renders otherwise"
-            except Exception as error:
-                what = "failed"
-                why = f"{type(error).__name__}: {error}"
-                self._found.fail(f"template-{n}", why, text.encode())
-            self._found.templates[what] += 1
-            n += 1
-
-    def _render(self, text: str, rng: random.Random) -> str:
-        messages = rng.choice([chat_models.HELLO, chat_models.CALLED, SAID])
-        if rng.random() < 0.3:
-            messages = damaged_value(messages, rng)
+    good = ChatTemplate(chat_models.template("qwen3"), bos="<s>", eos="</s>")
+    expected = good.render(chat_models.HELLO)
+    n = 0
+    while n < LEAST or time.monotonic() < until:
+        rng = random.Random(f"{seed} template {n}")
+        text = chat_models.template(rng.choice(chat_models.FAMILIES))
+        at = rng.randrange(len(text))
+        if rng.random() < 0.5:
+            text = text[:at] + rng.choice(PIECES) + text[at:]
+        text = damaged_bytes(text.encode(), rng, len(text)).decode("utf-8", "replace")
         try:
-            ChatTemplate(text, bos="<s>", eos="</s>").render(messages, tools=[WEATHER])
-        except InputError as error:
-            assert "\n" not in str(error), f"an error of several lines: {str(error)[:300]!r}"
-            return "refused"
-        return "rendered"
+            what = rendered(text, rng)
+            assert good.render(chat_models.HELLO) == expected, "a good one renders otherwise"
+        except Exception as error:
+            what = "failed"
+            found.fail(f"template-{n}", f"{type(error).__name__}: {error}", text.encode())
+        found.templates[what] += 1
+        n += 1
+
+
+def rendered(text: str, rng: random.Random) -> str:
+    """ "rendered", or "refused" in one line."""
+    messages = rng.choice([chat_models.HELLO, chat_models.CALLED, SAID])
+    if rng.random() < 0.3:
+        messages = damaged_value(messages, rng)
+    try:
+        ChatTemplate(text, bos="<s>", eos="</s>").render(messages, tools=[WEATHER])
+    except InputError as error:
+        assert "\n" not in str(error), f"an error of several lines: {str(error)[:300]!r}"
+        return "refused"
+    return "rendered"
 
 
 def main() -> None:
@@ -408,14 +372,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     found, seconds = Found(), 60 * options.minutes
-    parts: list[tuple[Callable[[Found, int, float], Any], float]] = [
-        (Requests, 0.5),
-        (Files, 0.3),
-        (Templates, 0.2),
-    ]
-    for part, share in parts:
-        print(f"{part.__name__.lower()} ...", file=sys.stderr, flush=True)
-        part(found, options.seed, time.monotonic() + share * seconds).run()
+    for part, share in ((requests, 0.5), (files, 0.3), (templates, 0.2)):
+        print(f"{part.__name__} ...", file=sys.stderr, flush=True)
+        part(found, options.seed, time.monotonic() + share * seconds)
     print(json.dumps(vars(found), indent=2))
     sys.exit(bool(found.failures) or not found.server_alive)
 

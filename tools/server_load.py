@@ -69,20 +69,10 @@ class LoadReport:
 
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
-    busy: int = 0
+    told_to_come_back: int = 0
     tokens: int = 0
     seconds: float = 0.0
     memory_mib: list[float] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "outcomes": dict(sorted(self.outcomes.items())),
-            "failures": self.failures,
-            "told_to_come_back": self.busy,
-            "tokens": self.tokens,
-            "seconds": round(self.seconds, 1),
-            "memory_mib": self.memory_mib,
-        }
 
 
 class Load:
@@ -139,7 +129,7 @@ class Load:
                         self._weigh()
 
             await asyncio.gather(*(client() for _ in range(self._n_clients)))
-            self.report.seconds = time.monotonic() - start
+            self.report.seconds = round(time.monotonic() - start, 1)
             try:
                 await self._expect_idle()
             except Exception as error:
@@ -298,7 +288,7 @@ class Load:
     async def _told_to_wait(self, response: httpx.Response) -> bool:
         if response.status_code != 429:
             return False
-        self.report.busy += 1
+        self.report.told_to_come_back += 1
         await asyncio.sleep(min(float(response.headers["retry-after"]), 2.0))
         return True
 
@@ -372,7 +362,7 @@ def main() -> None:
         pid=options.pid,
     )
     report = asyncio.run(load.run())
-    print(json.dumps(report.as_dict(), indent=2))
+    print(json.dumps(vars(report), indent=2))
     sys.exit(1 if report.failures else 0)
 
 

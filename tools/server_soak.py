@@ -14,14 +14,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import re
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +33,9 @@ import httpx
 
 import stall_server
 from dflash_local import demo
-from resources import Health
+from resources import PATIENCE_S, Health
+from server_process import ServerProcess
+from server_process import serving as any_serving
 
 STALL_S = 0.1
 MACHINE = ("--gpu-layers", "0", "--threads", "1", "--ctx", "1024")
@@ -120,36 +118,20 @@ def chats() -> list[dict[str, Any]]:
 
 
 @contextmanager
-def serving(*options: str) -> Iterator[tuple[httpx.Client, int, list[str]]]:
-    """A client of a server of the pair, its process id, its log. It is asked to end, and must."""
+def serving(*options: str) -> Iterator[tuple[ServerProcess, httpx.Client]]:
+    """A server of the pair, and a client of it. It is asked to end, and must."""
     target, drafter = demo.pair()
-    command = [*stall_server.COMMAND, "--model", f"pair={target},{drafter}"]
-    process = subprocess.Popen(
-        [*command, *MACHINE, *options],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "STALL_S": str(STALL_S)},
-    )
-    assert process.stderr is not None
-    log: list[str] = []
-    try:
-        for line in process.stderr:
-            log.append(line)
-            if found := re.search(r"^serving .* at (http://\S+)$", line):
-                break
-        else:
-            raise AssertionError("the server did not start:\n" + "".join(log))
-        threading.Thread(target=log.extend, args=(process.stderr,), daemon=True).start()
-        with httpx.Client(base_url=found[1], timeout=300, trust_env=False) as client:
-            yield client, process.pid, log
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(120) == 0, "".join(log)
-        assert not any("Traceback" in line for line in log), "".join(log)
-    finally:
-        process.kill()
-        process.wait()
+    with any_serving(
+        *("--model", f"pair={target},{drafter}", *MACHINE, *options),
+        command=stall_server.COMMAND,
+        environment={"STALL_S": str(STALL_S)},
+    ) as server:
+        with server.client() as client:
+            client.timeout = httpx.Timeout(PATIENCE_S)
+            yield server, client
+        server.send(signal.SIGTERM)
+        assert server.wait() == 0, server.log
+        assert not any("Traceback" in line for line in server.log), server.log
 
 
 def ask(client: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
@@ -190,7 +172,7 @@ class Soak:
         """The answers of a server that decodes plainly, each from empty caches."""
         if kv_type not in self._plain:
             options = ("--kv-type", kv_type, "--exact", "--draft-width", "0", "--cache-mb", "0")
-            with serving(*options) as (client, _, _):
+            with serving(*options) as (_, client):
                 self._plain[kv_type] = [ask(client, body) for body in self._chats]
         return self._plain[kv_type]
 
@@ -198,21 +180,16 @@ class Soak:
         """One server in this mode. The next one of the mode finds its cache folder."""
         mode, found, folder = MODES[name], self.found[name], self._folders[name].name
         plain = self.plain(mode.kv_type)
-        with serving(*mode.options, "--kv-type", mode.kv_type, "--cache-dir", folder) as server:
-            client, pid, log = server
+        options = (*mode.options, "--kv-type", mode.kv_type, "--cache-dir", folder)
+        with serving(*options) as (server, client):
             found.started += 1
-            ended = threading.Event()
-            with ThreadPoolExecutor(N_CLIENTS + 1) as threads:
-                watching = threads.submit(self._watch, client, found, ended)
+            with found.watching(server), ThreadPoolExecutor(N_CLIENTS) as threads:
                 until = time.monotonic() + self._seconds
                 seeds = [self._random.randrange(2**32) for _ in range(N_CLIENTS)]
                 jobs = [threads.submit(self._client, client, found, plain, until, s) for s in seeds]
                 for job in jobs:
                     job.result()
-                ended.set()
-                watching.result()
-            found.weigh(pid)
-        found.stalls += [line.strip() for line in log if line.startswith("stalled")]
+            found.weigh(server.process.pid)
         found.unfinished_files = [str(path) for path in Path(folder).rglob("*.tmp")]
 
     def _client(
@@ -237,10 +214,6 @@ class Soak:
                     found.compare(ask(client, self._chats[i]), plain[i])
             except Exception as error:
                 found.lost.append(f"chat {i}: {type(error).__name__}: {error}")
-
-    def _watch(self, client: httpx.Client, found: Found, ended: threading.Event) -> None:
-        while not ended.wait(0.05):
-            found.ask(client)
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,7 @@ from dflash_local.bench.measure.concurrent import ConcurrencyRow, measure_concur
 from dflash_local.bench.measure.cost_curve import cost_curve
 from dflash_local.bench.measure.environment import Environment, MemoryUse
 from dflash_local.bench.measure.pace import Pace
-from dflash_local.bench.measure.settings import (
-    Restart,
-    RunSettings,
-    Say,
-    Variant,
-    start_anywhere,
-)
+from dflash_local.bench.measure.settings import RunSettings, Say, Variant
 from dflash_local.bench.measure.single import by_category
 from dflash_local.bench.peers.comparison import (
     OpenServer,
@@ -29,18 +24,17 @@ from dflash_local.bench.peers.comparison import (
 from dflash_local.bench.prompts.case import (
     DEPTHS,
     Case,
+    depth_lengths,
     depth_name,
     long_cases,
     random_cases,
     tokenized,
+    with_random_answers,
 )
 from dflash_local.bench.prompts.prompt import CATEGORIES, BenchPrompt, built_in
-from dflash_local.bench.replay.acceptance import ReplayedDrafts
+from dflash_local.bench.replay.drafts import ReplayedDrafts
 from dflash_local.bench.replay.engine import Answers, ReplayEngine
 from dflash_local.bench.report.report import Report
-from dflash_local.bench.synthetic.acceptance import SyntheticAcceptance
-from dflash_local.bench.synthetic.engine import synthetic_engine
-from dflash_local.bench.synthetic.recorded import RecordedDrafts
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
 from dflash_local.errors import InputError
@@ -49,6 +43,7 @@ from dflash_local.fit.plan import Plan
 from dflash_local.model import Model
 
 OpenEngine = Callable[[Path, Path | None, LoadOptions], tuple[Engine, Plan]]
+OpenModel = Callable[[Mapping[str, Any]], Model]
 
 CURVE_ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32, 48, 64)
 _RANDOM_LENGTH = 128
@@ -92,15 +87,16 @@ def benchmark(options: BenchOptions, open_engine: OpenEngine, say: Say) -> Repor
     """
     options = replace(options, settings=_settings(options))
     options = replace(options, loading=_loading(options))
+    drafts = None
     if options.synthetic_length is not None:
-        RecordedDrafts.shipped().weights(options.synthetic_length)  # refused before any work
+        drafts = ReplayedDrafts(options.synthetic_length, options.settings.seed)
     answers: dict[tuple[int, ...], list[int]] = {}
-    model, restart = _open(options, options.loading, open_engine, answers)
-    with model:
+    open_model = partial(_open, options, open_engine, answers, drafts)
+    with open_model(options.loading) as model:
         settings, told = _possible(model, options.settings)
         cases, notes = _cases(model, options)
+        answers |= {tuple(case.tokens): case.answer for case in cases if case.answer}
         if options.replay is not None:
-            answers |= {tuple(case.tokens): case.answer for case in cases if case.answer}
             longest = max(map(len, answers.values()))
             settings = replace(settings, max_tokens=min(settings.max_tokens, longest))
         options = replace(options, settings=settings)
@@ -115,7 +111,7 @@ def benchmark(options: BenchOptions, open_engine: OpenEngine, say: Say) -> Repor
             long_categories=tuple(depth_name(depth) for depth in options.depths or DEPTHS),
         )
         try:
-            for rows in by_category(model, cases, settings, say, restart, Pace(say)):
+            for rows in by_category(model, cases, settings, Pace(say)):
                 report.rows += rows
         except KeyboardInterrupt:
             if not report.rows:
@@ -131,7 +127,7 @@ def benchmark(options: BenchOptions, open_engine: OpenEngine, say: Say) -> Repor
                 model, options.llama_server, options.draft, synthetic_length=length
             )
     try:
-        _measure_others(report, options, cases, answers, open_engine, server, say)
+        _measure_others(report, options, cases, open_model, server, say)
     except KeyboardInterrupt:
         _interrupted(report, say)
     return report
@@ -147,40 +143,31 @@ def _measure_others(
     report: Report,
     options: BenchOptions,
     cases: Sequence[Case],
-    answers: Answers,
-    open_engine: OpenEngine,
+    open_model: OpenModel,
     server: OpenServer | None,
     say: Say,
 ) -> None:
     """Several requests at once, and llama-server."""
     short = [case for case in cases if case.category not in report.long_categories]
     if options.concurrency and short:
-        rows, left_out = _concurrent(options, short, open_engine, answers, say)
+        rows, left_out = _concurrent(options, short, open_model, say)
         report.concurrency = rows
         report.notes += left_out
     if server is not None:
         n_drafts = (0, *(options.server_drafts if options.draft else ()))
-        levels = sorted({row.n for row in report.concurrency})
+        levels = sorted({row.concurrency for row in report.concurrency})
         found = measure_server(server, n_drafts, short or cases, levels, options.settings, say)
         report.server = beside_ours(found, report.rows, report.concurrency)
 
 
 def _concurrent(
-    options: BenchOptions,
-    cases: Sequence[Case],
-    open_engine: OpenEngine,
-    answers: Answers,
-    say: Say,
+    options: BenchOptions, cases: Sequence[Case], open_model: OpenModel, say: Say
 ) -> tuple[list[ConcurrencyRow], list[str]]:
     """On a model of its own: one that is loaded for several sequences need not be the fastest for
     a single one."""
-    loading = {**options.loading, "n_seq": max(options.concurrency)}
-    model, restart = _open(options, loading, open_engine, answers)
-    with model:
+    with open_model({**options.loading, "n_seq": max(options.concurrency)}) as model:
         settings, told = _possible(model, options.settings)
-        rows, notes = measure_concurrent(
-            model.engine, cases, options.concurrency, settings, say, restart
-        )
+        rows, notes = measure_concurrent(model.engine, cases, options.concurrency, settings, say)
         return rows, [f"several at once: {note}" for note in told] + notes
 
 
@@ -236,24 +223,28 @@ def _possible(model: Model, settings: RunSettings) -> tuple[RunSettings, list[st
 
 
 def _cases(model: Model, options: BenchOptions) -> tuple[list[Case], list[str]]:
-    room, limit = options.settings.max_tokens, options.limit
-    if options.random and options.replay is None:
-        lengths = {"random": _RANDOM_LENGTH}
-        lengths |= {depth_name(n): n - room for n in options.depths or () if n <= model.n_ctx}
-        return random_cases(model.target.n_vocab, lengths, limit=limit), []
+    room, limit, target = options.settings.max_tokens, options.limit, model.target
     prompts, depths = options.prompts, options.depths
-    if prompts is None:
+    is_random = options.random and options.replay is None
+    if prompts is None and not is_random:
         shipped = options.target.resolve() == demo.pair()[0].resolve()
         prompts = built_in(options.categories, limit=limit, shipped=shipped)
         if depths is None and "long" in options.categories:
-            depths = DEPTHS if model.target.options.n_gpu_layers else DEPTHS[:1]
-    cases, notes = tokenized(model, prompts, room=room, thinking=options.thinking)
-    more, left_out = long_cases(model, depths or (), limit=min(limit, _LONG_LIMIT), room=room)
-    cases, notes = cases + more, notes + left_out
+            depths = DEPTHS if target.options.n_gpu_layers else DEPTHS[:1]
+    lengths, left_out = depth_lengths(depths or (), n_ctx=model.n_ctx, room=room)
+    if is_random:
+        lengths = {"random": _RANDOM_LENGTH} | lengths
+        cases, notes = random_cases(target.n_vocab, lengths, limit=limit), left_out
+    else:
+        cases, notes = tokenized(model, prompts or (), room=room, thinking=options.thinking)
+        cases += long_cases(model, lengths, limit=min(limit, _LONG_LIMIT))
+        notes += left_out
     if not cases:
         raise InputError(
             f"no prompt is left to measure: {'; '.join(notes) or 'none was asked for'}"
         )
+    if options.synthetic_length is not None and options.replay is None:
+        cases = with_random_answers(target, cases, room)
     return cases, notes
 
 
@@ -263,24 +254,16 @@ def _curve_rows(model: Model) -> list[int]:
 
 
 def _open(
-    options: BenchOptions, loading: Mapping[str, Any], open_engine: OpenEngine, answers: Answers
-) -> tuple[Model, Restart]:
-    """A model, with synthetic acceptance or given answers if that is asked for, and what to call
-    before answers."""
+    options: BenchOptions,
+    open_engine: OpenEngine,
+    answers: Answers,
+    drafts: ReplayedDrafts | None,
+    loading: Mapping[str, Any],
+) -> Model:
+    """A model; where `answers` are to come out, one that replays them."""
     engine, plan = open_engine(options.target, options.draft, LoadOptions(**loading))
-    length, seed = options.synthetic_length, options.settings.seed
-    if options.replay is not None:
-        if length is None:
-            return Model(ReplayEngine(engine, answers), plan), start_anywhere
-        drafts = ReplayedDrafts(RecordedDrafts.shipped(), length, seed)
-        return Model(ReplayEngine(engine, answers, drafts), plan), drafts.restart
-    if length is None:
-        return Model(engine, plan), start_anywhere
-    n_vocab, ends_text = engine.target.n_vocab, engine.target.vocabulary.ends_text
-    acceptance = SyntheticAcceptance(
-        RecordedDrafts.shipped(),
-        length,
-        seed,
-        usable=lambda token: 0 <= token < n_vocab and not ends_text(token),
-    )
-    return Model(synthetic_engine(engine, acceptance), plan), acceptance.restart
+    if options.replay is not None or drafts is not None:
+        if options.replay is None:
+            engine.copies = None  # a random answer repeats nothing
+        engine = ReplayEngine(engine, answers, drafts)
+    return Model(engine, plan)

@@ -196,8 +196,6 @@ class Answerer:
         self._n_seq = n_seq
         self._max_tokens = max_tokens
         self._running: list[Running] = []
-        self.n_tokens = 0
-        """Tokens of all answers so far."""
 
     def answers(self, prompts: Iterator[tuple[list[int], SamplingParams]]) -> Iterator[Answer]:
         """The answers as they end; they need not be in the order of the prompts. The next prompt
@@ -243,7 +241,6 @@ class Answerer:
         if self._engine.slots.failure is not None:
             raise BackendError(self._engine.slots.failure)
         tokens = sequence.text
-        self.n_tokens += len(sequence.tokens)
         features = self._reader.features(sequence.slot.seq)
         if len(sequence.tokens) < LEAST_ANSWER:
             return None

@@ -36,12 +36,7 @@ from dflash_local.tune.answers import Answer, Answerer, Ring
 from dflash_local.tune.card import Card
 from dflash_local.tune.comparison import BUILT_IN, OWN, compare, wins
 from dflash_local.tune.plan import TunePlan, answer_bytes, free_bytes
-from dflash_local.tune.saving import (
-    checkpoint_weights,
-    save_checkpoint,
-    save_gguf,
-    save_plain,
-)
+from dflash_local.tune.saving import checkpoint_weights, save_checkpoint, save_gguf, save_plain
 from dflash_local.tune.state import first_line, read_state, state_told, write_state
 from dflash_local.tune.texts import Form, Texts, drawn, general, read_texts
 from dflash_local.tune.training import Trainer, is_trained
@@ -208,7 +203,8 @@ class _Run:
         self._waited_s = 0.0
 
     def run(self) -> Card:
-        state = self._kept()  # first, as it may be damaged
+        place = self._part / _STATE
+        state = read_state(place) if place.exists() else {}  # first, as it may be damaged
         self._load(self._say)
         texts, cases = self._prompts()
         self._make_plan(state)
@@ -382,12 +378,7 @@ class _Run:
 
     # The training
 
-    def _train(
-        self,
-        trainer: Trainer,
-        held: list[Answer],
-        texts: Texts,
-    ) -> None:
+    def _train(self, trainer: Trainer, held: list[Answer], texts: Texts) -> None:
         options, ring = self._options, Ring(_RING_BYTES)
         if not trainer.history:
             trainer.measure(held)
@@ -498,13 +489,6 @@ class _Run:
             "seconds": self._spent_s,
         }
         write_state(state, self._part / _STATE)
-
-    def _kept(self) -> dict[str, Any]:
-        """The state of a run that was interrupted; empty where there is none."""
-        place = self._part / _STATE
-        if not place.exists():
-            return {}
-        return read_state(place)
 
     def _resume(self, trainer: Trainer, state: dict[str, Any]) -> None:
         with state_told(self._part / _STATE):

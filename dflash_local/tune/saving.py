@@ -30,12 +30,7 @@ _KINDS: dict[str, KeyKind] = {
 }
 
 
-def save_gguf(
-    path: Path,
-    old: GgufFile,
-    weights: Mapping[str, Tensor],
-    target: GgufFile,
-) -> None:
+def save_gguf(path: Path, old: GgufFile, weights: Mapping[str, Tensor], target: GgufFile) -> None:
     """Write `weights`, by the tensors' names, as a file like `old` in all else. It is checked
     before it appears. Raises InputError if it cannot be written."""
     keys = [
@@ -57,18 +52,11 @@ def save_gguf(
         return values[start:stop]
 
     planned = planned_file(path, keys, tensors)
-    write_gguf(
-        path,
-        keys,
-        tensors,
-        rows,
-        force=True,
-        check=lambda part: _checked(part, planned, target),
-    )
 
+    def check(part: Path) -> None:
+        check_written(part, planned, target)
 
-def _checked(part: Path, planned: GgufFile, target: GgufFile) -> None:
-    check_written(part, planned, target)
+    write_gguf(path, keys, tensors, rows, force=True, check=check)
 
 
 def save_plain(folder: Path, weights: Mapping[str, Tensor]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from dflash_local.bench.synthetic.recorded import RecordedDrafts
+from dflash_local.bench.replay.recorded import RecordedDrafts
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.shape import Chain, DraftShape, Shape, Tree
 from dflash_local.draft.tree import grow

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from dflash_local.bench.synthetic.recorded import RecordedDrafts
+from dflash_local.bench.replay.recorded import RecordedDrafts
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.shape import ShapeName
 from dflash_local.pays.controller import Controller, Policy

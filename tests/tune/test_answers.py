@@ -53,7 +53,6 @@ def answers(target: Target, prompts: list[list[int]]) -> list[Answer]:
     answerer = Answerer(target, drafter, 2, N_TOKENS, torch.float32)
     found = list(answerer.answers(zip(prompts, SAMPLINGS, strict=True)))
     answerer.pause()
-    assert answerer.n_tokens == sum(len(each.tokens) - each.n_prompt for each in found)
     return found
 
 
@@ -103,13 +102,11 @@ def test_an_answer_knows_where_the_engine_began_its_rounds(answers: list[Answer]
         assert len(rounds) < N_TOKENS - 1  # some drafts were right
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("n_packed", [1, 16])
-def test_rounds_are_counted_as_the_engine_counts_them(answers: list[Answer], n_packed: int) -> None:
+def test_rounds_are_counted_as_the_engine_counts_them(answers: list[Answer]) -> None:
     target, draft = demo.pair()
     drafter = read_torch_drafter(draft, target, dtype=torch.float32)
-    trainer = Trainer(drafter, low_rank=False, n_packed=n_packed)
-    for answer in answers:
+    trainer = Trainer(drafter, low_rank=False, n_packed=2)
+    for answer in answers[:2]:
         n = len(answer.tokens) - 1 - answer.n_prompt
         rounds = n / trainer.length_on([answer])
         assert rounds == pytest.approx(len(answer.rounds), abs=1)  # a near tie may go either way

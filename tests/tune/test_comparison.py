@@ -28,7 +28,7 @@ def test_drafters_are_compared_in_all_shapes_that_the_target_checks(
         )
         prompts = {OWN: [model.tokenize("def fib(n):\n")], "none": []}
         lines: list[str] = []
-        rows = compare(engine.target, engine.drafter, same, prompts, 24, lines.append)
+        rows = compare(engine.target, engine.drafter, same, prompts, 12, lines.append)
         same.close()
     expected = [(OWN, shape, temperature) for shape in compared for temperature in TEMPERATURES]
     assert [(row.prompts, row.shape, row.temperature) for row in rows] == expected

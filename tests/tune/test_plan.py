@@ -4,14 +4,11 @@ with the target where these do not fit beside it."""
 from __future__ import annotations
 
 import pytest
-import torch
 
 from dflash_local import demo
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
 from dflash_local.tune.plan import TunePlan, answer_bytes
-from dflash_local.tune.training import Trainer
-from dflash_local.tune.weights import read_torch_drafter
 
 EACH = 397_934_592
 """Bytes of an answer of 2048 tokens, of the shipped pair."""
@@ -65,13 +62,3 @@ def test_a_run_goes_on_with_what_it_trained_whatever_memory_is_free(drafter: Ggu
             found = TunePlan.of(drafter, {"low_rank": before}, free, EACH)
             assert found.low_rank == before
             assert found.by_turns == (free == 1)
-
-
-@pytest.mark.parametrize("free", [None, 1])
-def test_the_plan_counts_what_is_trained(drafter: GgufFile, free: int | None) -> None:
-    plan = TunePlan.of(drafter, {}, free, EACH)
-    target, draft = demo.pair()
-    trainer = Trainer(
-        read_torch_drafter(draft, target, dtype=torch.float32), low_rank=plan.low_rank
-    )
-    assert plan.n_trained == trainer.n_trained

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from dflash_local.gguf.file import GgufFile
 from dflash_local.tune.answers import Answer
 from dflash_local.tune.objective import outcome
-from dflash_local.tune.training import Measured, Trainer, is_trained, n_trainable
+from dflash_local.tune.training import Measured, Trainer, is_trained, n_low_rank, n_trainable
 from dflash_local.tune.weights import read_torch_drafter
 from synthetic import write_drafter, write_target
 
@@ -141,4 +142,10 @@ def test_what_is_shared_with_the_target_is_not_trained(files: tuple[Path, Path])
     before = trainer.drafter.head.clone()
     trainer.step([answer_of(trainer)], 0.0)
     torch.testing.assert_close(trainer.drafter.head, before, rtol=0, atol=0)
-    assert n_trainable(GgufFile.open(files[1])) == trainer.n_trained
+
+
+@pytest.mark.parametrize(("low_rank", "counted"), [(False, n_trainable), (True, n_low_rank)])
+def test_what_is_trained_is_counted_beforehand(
+    files: tuple[Path, Path], low_rank: bool, counted: Callable[[GgufFile], int]
+) -> None:
+    assert counted(GgufFile.open(files[1])) == trainer_of(files, low_rank=low_rank).n_trained

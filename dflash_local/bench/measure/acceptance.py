@@ -22,10 +22,6 @@ class Acceptance:
     def of(cls, found: Iterable[Stats]) -> Acceptance:
         return cls(Stats.sum(found))
 
-    @classmethod
-    def sum(cls, parts: Iterable[Acceptance]) -> Acceptance:
-        return cls.of(part.stats for part in parts)
-
     @property
     def lengths(self) -> dict[int, int]:
         """Rounds by tokens emitted."""

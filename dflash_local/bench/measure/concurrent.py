@@ -5,19 +5,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dflash_local.bench.measure.acceptance import Acceptance
 from dflash_local.bench.measure.answer import TimedAnswer
-from dflash_local.bench.measure.settings import (
-    PLAIN,
-    Restart,
-    RunSettings,
-    Say,
-    Variant,
-    start_anywhere,
-)
+from dflash_local.bench.measure.settings import PLAIN, RunSettings, Say, Variant
 from dflash_local.bench.measure.speed import Speed, Spread
 from dflash_local.bench.prompts.case import Case
 from dflash_local.engine.request import Request
@@ -46,32 +39,22 @@ class ConcurrentSpeed:
         return {
             "total_tokens_per_second": self.total,
             "per_request": self.speed,
-            **self.acceptance.as_dict(),
+            "acceptance": self.acceptance,
         }
 
 
 @dataclass(frozen=True)
 class ConcurrencyRow:
-    """A category at `n` requests at once: one variant against plain. `ratio` is that of totals."""
+    """A category with so many requests at once: one variant against plain. `ratio` is that of
+    totals."""
 
     category: str
     temperature: float
-    n: int
+    concurrency: int
     variant: Variant
     plain: ConcurrentSpeed
     drafted: ConcurrentSpeed | None
     ratio: Spread | None
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "category": self.category,
-            "temperature": self.temperature,
-            "concurrency": self.n,
-            **asdict(self.variant),
-            "plain": self.plain,
-            "drafted": self.drafted,
-            "ratio": self.ratio,
-        }
 
 
 def measure_concurrent(
@@ -80,7 +63,6 @@ def measure_concurrent(
     levels: Sequence[int],
     settings: RunSettings,
     say: Say,
-    restart: Restart = start_anywhere,
 ) -> tuple[list[ConcurrencyRow], list[str]]:
     """Measure each category at each of `levels`, numbers of requests at once, by turns plain and
     with drafts. Returns rows, and notes on what did not fit.
@@ -103,19 +85,14 @@ def measure_concurrent(
                 )
                 continue
             for temperature in settings.temperatures:
-                new = _level(engine, own, n, temperature, settings, restart)
+                new = _level(engine, own, n, temperature, settings)
                 say(_progress(new))
                 rows += new
     return rows, notes
 
 
 def _level(
-    engine: Engine,
-    cases: Sequence[Case],
-    n: int,
-    temperature: float,
-    settings: RunSettings,
-    restart: Restart,
+    engine: Engine, cases: Sequence[Case], n: int, temperature: float, settings: RunSettings
 ) -> list[ConcurrencyRow]:
     """One category at `n` requests at once: a row for each variant."""
     prompts = [cases[i % len(cases)].tokens for i in range(TURNS * n)]
@@ -127,7 +104,6 @@ def _level(
     for repeat in range(max(2, settings.repeat)):
         for variant in settings.turns(repeat):
             seed = settings.seed + repeat
-            restart(repeat * len(prompts) * settings.max_tokens)
             found[variant].append(
                 _answer_all(engine, prompts, n, variant, temperature, seed, settings.max_tokens)
             )
@@ -139,7 +115,7 @@ def _level(
             ConcurrencyRow(
                 category=cases[0].category,
                 temperature=temperature,
-                n=n,
+                concurrency=n,
                 variant=variant,
                 plain=plain,
                 drafted=_together(found[variant]) if variant != PLAIN else None,
@@ -195,7 +171,7 @@ def _together(passes: Sequence[tuple[float, list[TimedAnswer]]]) -> ConcurrentSp
 def _progress(rows: Sequence[ConcurrencyRow]) -> str:
     first = rows[0]
     parts = [
-        f"{first.category}, temperature {first.temperature:g}, {first.n} at once: "
+        f"{first.category}, temperature {first.temperature:g}, {first.concurrency} at once: "
         f"plain {first.plain.total.median:.4g}"
     ]
     for row in rows:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.llama import runtime
+from dflash_local.version import version
 
 if TYPE_CHECKING:
     from dflash_local.model import Model
@@ -26,11 +26,10 @@ class MemoryUse:
     drafter_cache_limit: int
 
     @classmethod
-    def of(cls, model: Model) -> MemoryUse | None:
-        """At this moment. None for a model that was put together without a plan."""
+    def of(cls, model: Model) -> MemoryUse:
+        """At this moment."""
         plan, drafter = model.plan, model.drafter
-        if plan is None:
-            return None
+        assert plan is not None, "a loaded model has one"
         # A drafter of another kind tells nothing, so it counts as grown.
         grown = plan.drafter_kv_bytes
         if isinstance(drafter, FusedDrafter):
@@ -66,7 +65,7 @@ class Environment:
         drafter = model.drafter
         used = [d for d in runtime.devices() if options.n_gpu_layers or d.type == "cpu"]
         return cls(
-            version=_version(),
+            version=version(),
             llama_cpp=runtime.llama_build(),
             devices=tuple(dict.fromkeys(device.description for device in used)),
             n_threads=model.target.n_threads,
@@ -77,10 +76,3 @@ class Environment:
             n_gpu_layers=options.n_gpu_layers,
             block_size=drafter.block_size if drafter else 0,
         )
-
-
-def _version() -> str:
-    try:
-        return version("dflash-local")
-    except PackageNotFoundError:  # a source tree that was never installed
-        return "unknown"

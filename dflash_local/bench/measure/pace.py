@@ -15,7 +15,7 @@ class Pace:
     """Counts answers, and tells now and then how many are left."""
 
     def __init__(self, say: Say, clock: Callable[[], float] = time.monotonic) -> None:
-        self._say = say
+        self.say = say
         self._clock = clock
         self._n = self._n_done = 0
         self._work = self._done = 0.0
@@ -33,7 +33,7 @@ class Pace:
         now = self._clock()
         if now - self._said >= _EVERY_S and self._n_done < self._n:
             self._said = now
-            self._say(f"{self._n_done} of {self._n} answers, {self.left}")
+            self.say(f"{self._n_done} of {self._n} answers, {self.left}")
 
     @property
     def left(self) -> str:

@@ -46,14 +46,14 @@ def lead_after(
     Uses sequence 0, which must be empty and is empty again afterwards.
     """
     try:
-        last_row = prefill(target, prompt)
-        start = target.checkpoint(0, len(prompt))
-        single = np.stack([target.logits(last_row).copy(), *_chains(target, prompt, answer, 1)])
+        last_row, n = prefill(target, prompt), len(prompt)
+        start = target.checkpoint(0, n)
+        single = np.stack([target.logits(last_row).copy(), *rows_of(target, n, answer, 1)])
         noise = 0.0
         for width in widths if answer else ():
-            for logits in (_chains, _trees) if forked and width > 2 else (_chains,):
+            for logits in (rows_of, _tree_rows) if forked and width > 2 else (rows_of,):
                 target.restore(0, start)
-                batched = np.stack(logits(target, prompt, answer, width))
+                batched = np.stack(logits(target, n, answer, width))
                 noise = max(noise, float(np.abs(batched - single[1:]).max()))
         second, first = np.partition(single[-1], -2)[-2:]
         return Lead(float(first - second), noise)
@@ -61,25 +61,18 @@ def lead_after(
         target.clear(0)
 
 
-def _chains(
-    target: Target, prompt: Sequence[int], answer: Sequence[int], width: int
+def _tree_rows(
+    target: Target, begin: int, tokens: Sequence[int], width: int
 ) -> list[NDArray[np.float32]]:
-    """Logits of each row of the answer, decoded `width` rows at a time."""
-    return rows_of(target, len(prompt), answer, width)
-
-
-def _trees(
-    target: Target, prompt: Sequence[int], answer: Sequence[int], width: int
-) -> list[NDArray[np.float32]]:
-    """The same, but each token except an anchor follows a sibling that is not kept."""
+    """As `rows_of`, but each token except an anchor follows a sibling that is not kept."""
     rows = []
     n_path = 1 + (width - 1) // 2
-    for begin in range(0, len(answer), n_path):
-        anchor, *drafts = answer[begin : begin + n_path]
-        tokens = [token for draft in drafts for token in ((draft + 1) % target.n_vocab, draft)]
-        parents = [node // 2 * 2 - 1 for node in range(len(tokens))]
+    for at in range(0, len(tokens), n_path):
+        anchor, *drafts = tokens[at : at + n_path]
+        nodes = [token for draft in drafts for token in ((draft + 1) % target.n_vocab, draft)]
+        parents = [node // 2 * 2 - 1 for node in range(len(nodes))]
         batch = Batch()
-        part = batch.add_tree(0, len(prompt) + begin, anchor, tokens, parents)
+        part = batch.add_tree(0, begin + at, anchor, nodes, parents)
         target.run(batch)
         path = range(0, len(batch), 2)
         rows += [target.logits(row).copy() for row in path]

@@ -20,10 +20,6 @@ CACHE_STATES: tuple[CacheState, ...] = ("cold", "hit")
 Say = Callable[[str], None]
 """Called with each line about the progress."""
 
-Restart = Callable[[int], None]
-"""Called before an answer with the number of tokens that were measured before it. Synthetic
-acceptance then starts at the same place for all variants."""
-
 
 @dataclass(frozen=True)
 class Variant:
@@ -75,7 +71,3 @@ class RunSettings:
         machine hits all of them alike."""
         turns = (PLAIN, *self.variants)
         return turns if i % 2 == 0 else turns[::-1]
-
-
-def start_anywhere(_n_tokens: int) -> None:
-    """The `Restart` of a model whose own drafts are checked."""

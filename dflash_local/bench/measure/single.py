@@ -4,7 +4,7 @@ the machine hits both alike."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dflash_local.bench.measure.acceptance import Acceptance
@@ -14,11 +14,8 @@ from dflash_local.bench.measure.rounding import Lead, lead_after
 from dflash_local.bench.measure.settings import (
     PLAIN,
     CacheState,
-    Restart,
     RunSettings,
-    Say,
     Variant,
-    start_anywhere,
 )
 from dflash_local.bench.measure.speed import Speed, Spread
 from dflash_local.bench.prompts.case import Case
@@ -49,10 +46,10 @@ class Difference:
         return {
             "category": self.case.category,
             "prompt": self.case.index,
-            **asdict(self.variant),
+            "variant": self.variant,
             "cache": self.cache,
             "token": self.at,
-            **asdict(self.lead),
+            "lead": self.lead,
             "is_within_rounding": self.lead.is_within_rounding,
         }
 
@@ -96,46 +93,25 @@ class SpeedRow:
         return self.drafted.median if self.drafted else None
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "category": self.category,
-            "temperature": self.temperature,
-            "cache": self.cache,
-            **asdict(self.variant),
-            "n_prompts": self.n_prompts,
-            "plain": self.plain,
-            "drafted": self.drafted,
-            "ratio": self.ratio,
-            "ttft_ratio": self.ttft_ratio,
-            "over": [{**asdict(other), "ratio": ratio} for other, ratio in self.over.items()],
-            **self.acceptance.as_dict(),
-            "forced": self.forced,
-            "drafting": self.drafting,
-            "warnings": self.warnings,
-            "n_differing": len(self.differences),
-            "differences": self.differences,
-        }
+        over = [{"variant": other, "ratio": ratio} for other, ratio in self.over.items()]
+        return {**vars(self), "over": over, "n_differing": len(self.differences)}
 
 
 def by_category(
-    model: Model,
-    cases: Sequence[Case],
-    settings: RunSettings,
-    say: Say,
-    restart: Restart = start_anywhere,
-    pace: Pace | None = None,
+    model: Model, cases: Sequence[Case], settings: RunSettings, pace: Pace
 ) -> Iterator[list[SpeedRow]]:
-    """Measure all cases. Gives the rows of each category as soon as it is measured; `say` is called
-    for each. When it is interrupted, the prompts that were measured with all variants make the last
+    """Measure all cases. Gives the rows of each category as soon as it is measured, and tells of
+    each. When it is interrupted, the prompts that were measured with all variants make the last
     rows. Raises what `Model` raises."""
-    _warm_up(model, cases[:1], settings)
-    pace = pace or Pace(say=lambda _line: None)
+    for temperature in settings.temperatures:
+        _Answers(model, cases[:1], temperature, settings, pace).warm_up()
     n_each = settings.repeat * len(settings.temperatures) * len(settings.caches)
     n_each *= len(settings.turns())
     pace.start(n_each * len(cases), n_each * sum(_work(case, settings) for case in cases))
     for temperature in settings.temperatures:
         for category in dict.fromkeys(case.category for case in cases):
             own = [case for case in cases if case.category == category]
-            answers = _Answers(model, own, temperature, settings, restart, pace)
+            answers = _Answers(model, own, temperature, settings, pace)
             try:
                 answers.measure()
                 new = list(answers.rows())
@@ -144,7 +120,7 @@ def by_category(
                     yield list(answers.rows(forced=False))
                 raise
             yield new  # before it is told: who interrupts after the line finds its rows
-            say(_progress(new))
+            pace.say(_progress(new))
 
 
 def _work(case: Case, settings: RunSettings) -> float:
@@ -153,62 +129,48 @@ def _work(case: Case, settings: RunSettings) -> float:
     return n + len(case.tokens) / _PROMPT_SPEED
 
 
-def _warm_up(model: Model, cases: Sequence[Case], settings: RunSettings) -> None:
-    """A short answer of every variant, so that no measured one pays for what happens only once."""
-    for case in cases:
-        for variant in settings.turns():
-            for temperature in settings.temperatures:
-                ask(
-                    model,
-                    case.tokens,
-                    variant,
-                    temperature=temperature,
-                    seed=settings.seed,
-                    max_tokens=min(_WARM_UP_TOKENS, settings.max_tokens),
-                )
-
-
+@dataclass
 class _Answers:
     """The answers to one category's prompts at one temperature."""
 
-    def __init__(
-        self,
-        model: Model,
-        cases: Sequence[Case],
-        temperature: float,
-        settings: RunSettings,
-        restart: Restart,
-        pace: Pace,
-    ) -> None:
-        self._pace = pace
-        self._model = model
-        self._cases = cases
-        self._temperature = temperature
-        self._settings = settings
-        self._restart = restart
+    model: Model
+    cases: Sequence[Case]
+    temperature: float
+    settings: RunSettings
+    pace: Pace
+
+    def __post_init__(self) -> None:
         # In the same order of cases in each list.
         self._answers: dict[tuple[Variant, CacheState], list[TimedAnswer]] = {
-            (variant, cache): [] for variant in settings.turns() for cache in settings.caches
+            (variant, cache): []
+            for variant in self.settings.turns()
+            for cache in self.settings.caches
         }
 
+    def warm_up(self) -> None:
+        """A short answer of every variant, so that no measured one pays for what happens once."""
+        for variant in self.settings.turns():
+            self._ask(self.cases[0], variant, min(_WARM_UP_TOKENS, self.settings.max_tokens))
+
     def measure(self) -> None:
-        for repeat in range(self._settings.repeat):
-            for i, case in enumerate(self._cases):
-                turn = repeat * len(self._cases) + i
-                for variant in self._settings.turns(turn):
-                    self._model.forget()
-                    for cache in self._settings.caches:
-                        self._restart(turn * self._settings.max_tokens)
-                        answer = ask(
-                            self._model,
-                            case.tokens,
-                            variant,
-                            temperature=self._temperature,
-                            seed=self._settings.seed + repeat,
-                            max_tokens=self._settings.max_tokens,
-                        )
+        for repeat in range(self.settings.repeat):
+            for i, case in enumerate(self.cases):
+                for variant in self.settings.turns(repeat * len(self.cases) + i):
+                    self.model.forget()
+                    for cache in self.settings.caches:
+                        answer = self._ask(case, variant, self.settings.max_tokens, repeat)
                         self._answers[variant, cache].append(answer)
-                        self._pace.count(_work(case, self._settings))
+                        self.pace.count(_work(case, self.settings))
+
+    def _ask(self, case: Case, variant: Variant, max_tokens: int, repeat: int = 0) -> TimedAnswer:
+        return ask(
+            self.model,
+            case.tokens,
+            variant,
+            temperature=self.temperature,
+            seed=self.settings.seed + repeat,
+            max_tokens=max_tokens,
+        )
 
     def keep_complete(self) -> int:
         """Keep only the prompts that all variants have answered; how many answers each has."""
@@ -219,51 +181,43 @@ class _Answers:
 
     def rows(self, *, forced: bool = True) -> Iterator[SpeedRow]:
         """`forced`: look at what the drafter is worth where it was hardly used."""
-        for variant in self._settings.variants or (PLAIN,):
+        for variant in self.settings.variants or (PLAIN,):
             found = self._forced(variant) if forced else None
-            for cache in self._settings.caches:
+            for cache in self.settings.caches:
                 yield self._row(variant, cache, found)
 
     def _forced(self, variant: Variant) -> Acceptance | None:
         """What the drafter is worth where the controller hardly used it."""
-        drafter = self._model.drafter
+        drafter = self.model.drafter
         found = [
             answer.stats
-            for cache in self._settings.caches
+            for cache in self.settings.caches
             for answer in self._answers[variant, cache]
         ]
         rounds = Acceptance.of(found).n_rounds
         if variant.width != "auto" or drafter is None or rounds >= _FEW_ROUNDS:
             return None
-        stats = []
-        for turn, case in enumerate(self._cases[:_FORCED_PROMPTS]):
-            self._restart(turn * self._settings.max_tokens)
-            answer = ask(
-                self._model,
-                case.tokens,
-                replace(variant, width=drafter.block_size),
-                temperature=self._temperature,
-                seed=self._settings.seed,
-                max_tokens=min(self._settings.max_tokens, _FORCED_TOKENS),
-            )
-            stats.append(answer.stats)
-        return Acceptance.of(stats)
+        whole = replace(variant, width=drafter.block_size)
+        n = min(self.settings.max_tokens, _FORCED_TOKENS)
+        return Acceptance.of(
+            self._ask(case, whole, n).stats for case in self.cases[:_FORCED_PROMPTS]
+        )
 
     def _row(self, variant: Variant, cache: CacheState, forced: Acceptance | None) -> SpeedRow:
         plain, drafted = self._answers[PLAIN, cache], self._answers[variant, cache]
         pairs = list(zip(plain, drafted, strict=True)) if variant != PLAIN else []
         return SpeedRow(
-            category=self._cases[0].category,
-            temperature=self._temperature,
+            category=self.cases[0].category,
+            temperature=self.temperature,
             cache=cache,
             variant=variant,
-            n_prompts=min(len(self._cases), len(plain)),
+            n_prompts=min(len(self.cases), len(plain)),
             plain=Speed.of(plain),
             drafted=Speed.of(drafted) if pairs else None,
             ratio=_speed_ratio(pairs),
             over={
                 other: ratio
-                for other in self._settings.variants
+                for other in self.settings.variants
                 if other != variant
                 and (ratio := _speed_ratio(zip(self._answers[other, cache], drafted, strict=True)))
             },
@@ -281,11 +235,11 @@ class _Answers:
         cache: CacheState,
         pairs: Sequence[tuple[TimedAnswer, TimedAnswer]],
     ) -> list[Difference]:
-        if self._temperature > 0 or not self._settings.compare:
+        if self.temperature > 0 or not self.settings.compare:
             return []
         found = []
         # Only the first answer to each case: a repetition of a greedy answer is the same answer.
-        for case, (plain, drafted) in zip(self._cases, pairs, strict=False):
+        for case, (plain, drafted) in zip(self.cases, pairs, strict=False):
             at = first_difference(plain.tokens, drafted.tokens)
             if at is not None:
                 lead = self._lead(case, plain, at, variant)
@@ -294,14 +248,14 @@ class _Answers:
 
     def _lead(self, case: Case, plain: TimedAnswer, at: int, variant: Variant) -> Lead:
         """At a token of plain decoding's answer; at its last one where the other goes on."""
-        self._model.forget()
-        widths = {2, 4, 8, 16, *(v.width for v in self._settings.variants if v.width != "auto")}
+        self.model.forget()
+        widths = {2, 4, 8, 16, *(v.width for v in self.settings.variants if v.width != "auto")}
         return lead_after(
-            self._model.target,
+            self.model.target,
             case.tokens,
             plain.tokens[: min(at, len(plain.tokens) - 1)],
-            sorted(width for width in widths if 1 < width <= self._model.target.n_batch),
-            forked=variant.shape != "chain" and self._model.engine.takes_trees,
+            sorted(width for width in widths if 1 < width <= self.model.target.n_batch),
+            forked=variant.shape != "chain" and self.model.engine.takes_trees,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from dflash_local.bench.measure.single import SpeedRow
 from dflash_local.bench.measure.speed import Spread
 from dflash_local.bench.peers.llama_server import LlamaServer, ServerAnswer
 from dflash_local.bench.prompts.case import Case
-from dflash_local.bench.synthetic.recorded import RecordedDrafts
+from dflash_local.bench.replay.recorded import RecordedDrafts
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
 
@@ -80,12 +80,9 @@ class ServerRow:
     ours: dict[Variant, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
+        theirs = self.tokens_per_second.median
         ours = [
-            {
-                **asdict(variant),
-                "tokens_per_second": speed,
-                "over_theirs": speed / self.tokens_per_second.median,
-            }
+            {"variant": variant, "tokens_per_second": speed, "over_theirs": speed / theirs}
             for variant, speed in self.ours.items()
         ]
         return {**vars(self), "ours": ours}
@@ -142,8 +139,8 @@ def beside_ours(
                 ours.setdefault(key, {})[variant] = speed.median
     for many in concurrent:
         for variant, found in ((PLAIN, many.plain), (many.variant, many.drafted)):
-            if many.n > 1 and found:
-                key = many.category, many.temperature, many.n
+            if many.concurrency > 1 and found:
+                key = many.category, many.temperature, many.concurrency
                 ours.setdefault(key, {})[variant] = found.total.median
     return [
         replace(each, ours=_comparable(each, ours.get(key, {})))

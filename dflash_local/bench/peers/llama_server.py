@@ -59,13 +59,13 @@ class LlamaServer:
     `n_draft_max` drafts to be accepted, as `RecordedDrafts.rates` gives them. All else is the
     server's default, except its prompt cache in host memory, which is off.
 
-    Raises InputError where `binary` is not a program; BackendError, with its last words, where the
+    Raises InputError where `binary` cannot be run; BackendError, with its last words, where the
     server does not start.
     """
 
     def __init__(
         self,
-        binary: str | os.PathLike[str],
+        binary: Path,
         target: Path,
         draft: Path | None,
         *,
@@ -79,12 +79,7 @@ class LlamaServer:
         flash_attn: bool = True,
         kv_type: str = "f16",
     ) -> None:
-        self._binary = _program(binary)
-        if synthetic_rates is not None and (draft is None or len(synthetic_rates) != n_draft_max):
-            raise InputError(
-                f"{len(synthetic_rates)} synthetic rates for {n_draft_max if draft else 0} drafts; "
-                "expected one for each"
-            )
+        self._binary = binary.absolute()
         layers = "all" if n_gpu_layers < 0 else str(n_gpu_layers)
         self._arguments = [
             *("-m", str(target)),
@@ -103,9 +98,6 @@ class LlamaServer:
             self._arguments += ["--spec-synth-rates", shown]
         files = [path for path in (target, draft) if path is not None]
         self._limit_s = _START_S + _size(files) / _SLOWEST_BYTES_PER_S
-        self._process: subprocess.Popen[bytes] | None = None
-        self._log: Path | None = None
-        self._port = 0
 
     @property
     def command(self) -> list[str]:
@@ -113,33 +105,22 @@ class LlamaServer:
         return [str(self._binary), *self._arguments]
 
     def __enter__(self) -> LlamaServer:
-        try:
-            for ports_left in reversed(range(_PORTS)):
-                self._start()
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="llama-server-"))
+            self._log = Path(folder, "log")
+            for _ in range(_PORTS):
+                self._port, self._process = self._start()
+                stack.callback(_stop, self._process)
                 if self._wait_for_health():
+                    self._running = stack.pop_all()
                     return self
-                if not ports_left or _BIND not in self._said():
+                if _BIND not in self._said():
                     break
-                self.close()
-            code = self._process.returncode if self._process else None
+            code = self._process.returncode
             raise BackendError(f"{self._binary} ended with code {code}: {self._last_lines()}")
-        except BaseException:
-            self.close()
-            raise
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Stop the server. Safe to call again."""
-        process, self._process = self._process, None
-        try:
-            if process is not None:
-                _stop(process)
-        finally:
-            log, self._log = self._log, None
-            if log is not None:
-                log.unlink(missing_ok=True)
+        self._running.close()
 
     def complete(
         self,
@@ -169,7 +150,7 @@ class LlamaServer:
         self, prompts: Sequence[Sequence[int]], **options: Any
     ) -> tuple[list[ServerAnswer], float]:
         """Answer all prompts at once, each as `complete` does; also the seconds until the last."""
-        with ThreadPoolExecutor(max(1, len(prompts))) as pool:
+        with ThreadPoolExecutor(len(prompts)) as pool:
             start = time.perf_counter()
             pending = [pool.submit(self.complete, prompt, **options) for prompt in prompts]
             answers = [each.result() for each in pending]
@@ -177,14 +158,12 @@ class LlamaServer:
 
     # The process
 
-    def _start(self) -> None:
-        self._port = _free_port()
-        handle, name = tempfile.mkstemp(prefix="llama-server-", suffix=".log")
-        self._log = Path(name)
-        with os.fdopen(handle, "wb") as log:
+    def _start(self) -> tuple[int, subprocess.Popen[bytes]]:
+        port = _free_port()
+        with self._log.open("wb") as log:
             try:
-                self._process = subprocess.Popen(
-                    [*self.command, "--host", _HOST, "--port", str(self._port)],
+                return port, subprocess.Popen(
+                    [*self.command, "--host", _HOST, "--port", str(port)],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -196,7 +175,6 @@ class LlamaServer:
 
     def _wait_for_health(self) -> bool:
         """True when it answers, False when it has ended."""
-        assert self._process is not None
         deadline = time.monotonic() + self._limit_s
         while self._process.poll() is None:
             with contextlib.suppress(OSError, http.client.HTTPException):
@@ -212,8 +190,6 @@ class LlamaServer:
         return False
 
     def _said(self) -> str:
-        if self._log is None:
-            return ""
         return self._log.read_text(encoding="utf-8", errors="replace")
 
     def _last_lines(self) -> str:
@@ -229,10 +205,9 @@ class LlamaServer:
         try:
             status, answer = self._request("POST", path, json.dumps(body), _ANSWER_S)
         except (OSError, http.client.HTTPException) as error:
-            if self._process is not None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(1.0)
-            code = self._process.poll() if self._process else None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)
+            code = self._process.returncode
             died = "" if code is None else f", it ended with code {code}: {self._last_lines()}"
             raise BackendError(f"{self._binary} gave no answer ({error}){died}") from None
         try:
@@ -253,17 +228,6 @@ class LlamaServer:
             return response.status, response.read()
         finally:
             connection.close()
-
-
-def _program(binary: str | os.PathLike[str]) -> Path:
-    path = Path(binary)
-    if path.is_dir():
-        raise InputError(f"{path}: a folder, expected the program llama-server")
-    if not path.exists():
-        raise InputError(f"{path}: no such file, expected the program llama-server")
-    if not os.access(path, os.X_OK):
-        raise InputError(f"{path}: not executable, expected the program llama-server")
-    return path.absolute()
 
 
 def _environment(binary: Path) -> dict[str, str]:

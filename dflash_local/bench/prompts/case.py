@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from dflash_local.bench.prompts.prompt import BenchPrompt
 
 if TYPE_CHECKING:
     from dflash_local.model import Model
+    from dflash_local.target.target import Target
     from dflash_local.target.vocabulary import Vocabulary
 
 DEPTHS = (1024, 8192, 32768)
@@ -96,48 +97,65 @@ def _gap(vocabulary: Vocabulary, prefix: str, suffix: str) -> list[int]:
     return [*start, marks.prefix, *before, marks.suffix, *after, marks.middle]
 
 
-def long_cases(
-    model: Model, depths: Sequence[int], *, limit: int, room: int
-) -> tuple[list[Case], list[str]]:
-    """Long texts to continue: `limit` prompts for each of `depths` that the context holds, and a
-    note for each of the others.
-
-    A prompt is so much shorter than its depth that an answer of `room` tokens ends within it. The
-    text is this package's own source code, which is wherever the package is.
-    """
-    cases: list[Case] = []
+def depth_lengths(
+    depths: Sequence[int], *, n_ctx: int, room: int
+) -> tuple[dict[str, int], list[str]]:
+    """Tokens of the prompts whose answers, of `room` tokens, end within these depths, by the names
+    of the depths; and a note for each depth that is left out."""
+    lengths: dict[str, int] = {}
     notes: list[str] = []
-    lengths = {}
     for depth in depths:
         name, n = depth_name(depth), depth - room - _SPARE_ROWS
-        if depth > model.n_ctx:
-            notes.append(f"{name}: left out, the context holds {model.n_ctx} tokens")
+        if depth > n_ctx:
+            notes.append(f"{name}: left out, the context holds {n_ctx} tokens")
         elif n < 1:
             notes.append(f"{name}: left out, an answer of {room} tokens leaves no room for it")
         else:
             lengths[name] = n
+    return lengths, notes
+
+
+def long_cases(model: Model, lengths: Mapping[str, int], *, limit: int) -> list[Case]:
+    """Long texts to continue: `limit` prompts for each of `lengths`, tokens by category. The text
+    is this package's own source code, which is wherever the package is."""
+    cases: list[Case] = []
     tokens = model.tokenize(_own_source()) if lengths else []
     for name, n in lengths.items():
         while len(tokens) < n:  # a tokenizer of few, long tokens
             tokens += tokens
         # Each prompt begins elsewhere in the text, so that no cache has its beginning.
-        step = len(tokens) // max(1, limit)
+        step = len(tokens) // limit
         for index in range(limit):
             start = index * step
             cases.append(Case(name, index, [*tokens[start:], *tokens[:start]][:n]))
-    return cases, notes
+    return cases
 
 
 def random_cases(n_vocab: int, lengths: Mapping[str, int], *, limit: int) -> list[Case]:
     """Random token ids, for models of random weights; `lengths` by category, in tokens."""
     rng = np.random.default_rng(0)
-    # The first ids of most vocabularies are control tokens or bytes, the last ones control tokens.
-    low, high = min(256, n_vocab // 4), max(n_vocab // 2, 1)
     return [
-        Case(category, index, rng.integers(low, high, n).tolist())
+        Case(category, index, rng.integers(*_usual_ids(n_vocab), n).tolist())
         for category, n in lengths.items()
         for index in range(limit)
     ]
+
+
+def with_random_answers(target: Target, cases: Sequence[Case], n: int) -> list[Case]:
+    """The cases with random answers of `n` tokens, none of which ends a text."""
+    rng = np.random.default_rng(1)
+    found = []
+    for case in cases:
+        drawn = rng.integers(*_usual_ids(target.n_vocab), 2 * n).tolist()
+        answer = [token for token in drawn if not target.vocabulary.ends_text(token)]
+        found.append(replace(case, answer=answer[:n]))
+    return found
+
+
+def _usual_ids(n_vocab: int) -> tuple[int, int]:
+    """The first and the end of the ids that are words. In most vocabularies the first ones are
+    control tokens or bytes, and the last ones control tokens."""
+    return min(256, n_vocab // 4), max(n_vocab // 2, 1)
 
 
 def depth_name(depth: int) -> str:

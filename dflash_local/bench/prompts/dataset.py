@@ -17,6 +17,7 @@ from typing import Any
 
 from dflash_local.bench.prompts.prompt import BenchPrompt
 from dflash_local.errors import FileError, InputError
+from dflash_local.hub.trouble import transfer_errors
 
 _TURNS = "turns"
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
@@ -53,26 +54,22 @@ DATASETS: dict[str, Dataset] = {
 
 
 def load_prompts(
-    name: str, folder: Path | None = None, limit: int | None = None, *, seed: int = 0
+    name: str, folder: Path | None = None, limit: int | None = None
 ) -> list[BenchPrompt]:
-    """`limit` prompts of a dataset, None for all, drawn by `seed` as the evaluation draws them.
+    """`limit` prompts of one of `DATASETS`, None for all, drawn as the evaluation draws them.
 
     They come from the hub, or from `folder`: a file, or a folder with one, in .jsonl, .jsonl.gz,
     .json or .parquet, with the published columns or in the form that the reference program caches.
-    Raises InputError: no such dataset, no network, no such file in the folder, or a .parquet file
-    and no pyarrow to read it.
+    Raises InputError: no network, no such file in the folder, or a .parquet file and no pyarrow to
+    read it.
     """
-    if name not in DATASETS:
-        raise InputError(f"no dataset {name!r}; expected one of {', '.join(DATASETS)}")
-    if limit is not None and limit < 1:
-        raise InputError(f"{limit} prompts of {name}; expected 1 or more")
     dataset = DATASETS[name]
     path = _download(name, dataset) if folder is None else _find(name, folder)
     texts = list(_texts(path, dataset))
     if not texts:
         raise FileError(f"{path}: holds no prompts")
     if limit is not None and limit < len(texts):
-        texts = random.Random(seed).sample(texts, limit)
+        texts = random.Random(0).sample(texts, limit)
     return [BenchPrompt.question(name, text) for text in texts]
 
 
@@ -161,19 +158,13 @@ def _download(name: str, dataset: Dataset) -> Path:
     _check_parquet(f"--dataset {name}")
     import huggingface_hub as hub
 
+    failures: tuple[type[Exception], ...] = (*transfer_errors(), ValueError)
     try:
         return Path(hub.hf_hub_download(dataset.repo, dataset.file, repo_type="dataset"))
-    except _client_errors() as error:
+    except failures as error:
         reason = re.split(r"\n|\. ", str(error).strip())[0][:200] or type(error).__name__
         raise InputError(
             f"{dataset.repo}: cannot be fetched ({reason}); with a copy of "
             f"{Path(dataset.file).name}, or of the same rows as .jsonl, run it from a folder: "
             f"--dataset {name} --dataset-folder FOLDER"
         ) from None
-
-
-def _client_errors() -> tuple[type[Exception], ...]:
-    from huggingface_hub.errors import HfHubHTTPError
-
-    # The base class is that of its HTTP library, which differs between versions.
-    return (OSError, ValueError, HfHubHTTPError.__bases__[0])

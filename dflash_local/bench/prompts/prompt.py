@@ -6,8 +6,7 @@ import json
 import os
 import reprlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -68,17 +67,10 @@ def read_prompts(path: str | os.PathLike[str], *, limit: int | None = None) -> l
     `suffix` (a gap to fill), and may name a `category`. `add_special` is false beside a raw text
     that is whole, as `serve --record` writes them. Raises InputError, OSError.
     """
-    prompts: list[BenchPrompt] = []
-    counts: Counter[str] = Counter()
-    for number, raw in _lines(path):
-        with _naming(path, number):
-            prompt = _parsed(raw)
-        counts[prompt.category] += 1
-        if limit is None or counts[prompt.category] <= limit:
-            prompts.append(prompt)
-    if not prompts:
+    lines = _lines(path, lambda raw, _number: [_parsed(raw)])
+    if not lines:
         raise InputError(f'{path}: no prompts; expected lines such as {{"prompt": "Once upon"}}')
-    return prompts
+    return _limited(lines, limit)
 
 
 def read_replay(
@@ -91,40 +83,58 @@ def read_replay(
     no `answer`: each message of the assistant is one, to the messages before it. Raises InputError,
     OSError.
     """
-    prompts: list[BenchPrompt] = []
-    counts: Counter[str] = Counter()
     seen: dict[str, tuple[int, str | None]] = {}
-    for number, raw in _lines(path):
-        with _naming(path, number):
-            found = list(_answered(raw))
-            for prompt in found:
-                asked = json.dumps([prompt.text, prompt.messages, prompt.infill])
-                line, answer = seen.setdefault(asked, (number, prompt.answer))
-                if answer != prompt.answer:
-                    raise ValueError(f"the prompt of line {line} again, with another answer")
-        counts[found[0].category] += 1
-        if limit is None or counts[found[0].category] <= limit:
-            prompts += found
-    if not prompts:
+
+    def parsed(raw: Any, number: int) -> list[BenchPrompt]:
+        found = list(_answered(raw))
+        for prompt in found:
+            asked = json.dumps([prompt.text, prompt.messages, prompt.infill])
+            line, answer = seen.setdefault(asked, (number, prompt.answer))
+            if answer != prompt.answer:
+                raise ValueError(f"the prompt of line {line} again, with another answer")
+        return found
+
+    lines = _lines(path, parsed)
+    if not lines:
         raise InputError(
             f'{path}: no answers; expected lines such as {{"prompt": "Once upon", "answer": " a"}}'
         )
-    unknown = [name for name in categories if name not in counts]
+    known = dict.fromkeys(line[0].category for line in lines)
+    unknown = [name for name in categories if name not in known]
     if unknown:
-        raise InputError(f"{path}: no category {unknown[0]!r}; expected one of {', '.join(counts)}")
+        raise InputError(f"{path}: no category {unknown[0]!r}; expected one of {', '.join(known)}")
+    prompts = _limited(lines, limit)
     return [prompt for prompt in prompts if not categories or prompt.category in categories]
 
 
-def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, Any]]:
-    """The objects of a JSON Lines file, with the numbers of their lines. Raises InputError,
-    OSError."""
+def _lines(
+    path: str | os.PathLike[str], parse: Callable[[Any, int], list[BenchPrompt]]
+) -> list[list[BenchPrompt]]:
+    """What `parse` makes of the object, and the number, of each line of a JSON Lines file. Raises
+    InputError, OSError."""
+    found = []
     for number, line in enumerate(read_text(path).split("\n"), start=1):
-        if line.strip():
-            with _naming(path, number):
-                raw = json.loads(line)
-                if "\\u" in line:
-                    _check_whole(raw)
-            yield number, raw
+        if not line.strip():
+            continue
+        try:
+            raw = json.loads(line)
+            if "\\u" in line:
+                _check_whole(raw)
+            found.append(parse(raw, number))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise InputError(f"{path}, line {number}: {error}") from None
+    return found
+
+
+def _limited(lines: list[list[BenchPrompt]], limit: int | None) -> list[BenchPrompt]:
+    """The prompts of at most `limit` lines of each category."""
+    counts: Counter[str] = Counter()
+    prompts: list[BenchPrompt] = []
+    for line in lines:
+        counts[line[0].category] += 1
+        if limit is None or counts[line[0].category] <= limit:
+            prompts += line
+    return prompts
 
 
 def _check_whole(raw: Any) -> None:
@@ -133,15 +143,6 @@ def _check_whole(raw: Any) -> None:
         json.dumps(raw, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise ValueError("half a surrogate pair, which is not Unicode text; remove it") from None
-
-
-@contextmanager
-def _naming(path: str | os.PathLike[str], number: int) -> Iterator[None]:
-    """Name the line in which something is wrong."""
-    try:
-        yield
-    except (ValueError, TypeError, RecursionError) as error:
-        raise InputError(f"{path}, line {number}: {error}") from None
 
 
 def _parsed(raw: Any) -> BenchPrompt:

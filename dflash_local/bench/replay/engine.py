@@ -7,17 +7,17 @@ accepted, and it is what the caches, the hidden states and the drafter go on wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
-from dflash_local.bench.replay.acceptance import ReplayedDrafts
-from dflash_local.bench.synthetic.engine import SyntheticDrafter
+from dflash_local.bench.replay.drafts import ReplayedDrafts, Walk
 from dflash_local.draft.draft import Draft
-from dflash_local.draft.drafter import DraftRequest
+from dflash_local.draft.drafter import Drafter, DraftRequest
 from dflash_local.engine import sequence
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.request import Request
 from dflash_local.errors import BackendError, InputError
+from dflash_local.target.taps import Features
 from dflash_local.target.target import Target
 
 Answers = Mapping[tuple[int, ...], Sequence[int]]
@@ -26,11 +26,10 @@ Answers = Mapping[tuple[int, ...], Sequence[int]]
 
 @dataclass
 class ReplaySequence(sequence.Sequence):
-    """`answer` comes out, whatever is drawn. `place` is that of its first token in the recorded
-    passages, if drafts come from there."""
+    """`answer` comes out, whatever is drawn. `walk` leads it through recorded drafts, if any."""
 
     answer: Sequence[int] = field(kw_only=True)
-    place: int = field(kw_only=True)
+    walk: Walk | None = field(kw_only=True)
 
     def draw(self, target: Target, output_row: int) -> int:
         super().draw(target, output_row)
@@ -56,10 +55,11 @@ class ReplayEngine(Engine):
         self._answers = answers
         self._drafts = drafts
         self._by_slot: dict[int, ReplaySequence] = {}
+        self._walks: dict[tuple[tuple[int, ...], int | None], Walk] = {}
         drafter = engine.drafter
         super().__init__(
             engine.target,
-            SyntheticDrafter(drafter, self._mark) if drafter and drafts else drafter,
+            MarkedDrafter(drafter, self._mark) if drafter and drafts else drafter,
             len(engine.slots),
             engine.controller,
             copies=engine.copies,
@@ -78,9 +78,8 @@ class ReplayEngine(Engine):
         n = len(answer)
         most = n if request.max_tokens is None else min(request.max_tokens, n)
         begun = super().begin(replace(request, max_tokens=most))
-        place = self._drafts.begin(most) if self._drafts else 0
         state = {each.name: getattr(begun, each.name) for each in fields(begun)}
-        replayed = ReplaySequence(**state, answer=answer, place=place)
+        replayed = ReplaySequence(**state, answer=answer, walk=self._walk(request, n))
         self._by_slot[replayed.slot.seq] = replayed
         return replayed
 
@@ -89,8 +88,64 @@ class ReplayEngine(Engine):
         assert isinstance(sequence, ReplaySequence), "`begin` makes no others"
         self._by_slot[sequence.slot.seq] = sequence
 
+    def _walk(self, request: Request, n_tokens: int) -> Walk | None:
+        """The same for the same request in all variants, so that all find it as hard to draft."""
+        if self._drafts is None:
+            return None
+        asked = tuple(request.prompt), request.sampling.seed
+        if asked not in self._walks:
+            self._walks[asked] = self._drafts.begin(n_tokens)
+        return replace(self._walks[asked])
+
     def _mark(self, request: DraftRequest, draft: Draft) -> Draft:
-        assert self._drafts is not None, "only then drafts are marked"
         drafting = self._by_slot[request.seq]
-        text = drafting.answer[len(drafting.tokens) :]
-        return self._drafts.mark(draft, text, drafting.place + len(drafting.tokens))
+        assert self._drafts is not None and drafting.walk is not None, "else nothing is marked"
+        return self._drafts.mark(draft, drafting.answer, len(drafting.tokens), drafting.walk)
+
+
+class MarkedDrafter(Drafter):
+    """Another drafter, whose drafts pass through `mark`."""
+
+    def __init__(self, drafter: Drafter, mark: Callable[[DraftRequest, Draft], Draft]) -> None:
+        self._drafter = drafter
+        self._mark = mark
+        self._requests: Sequence[DraftRequest] = ()
+        self.top_k = drafter.top_k
+        self.gives_candidates = drafter.gives_candidates
+        self.draft_window = drafter.draft_window
+        self.file_key = drafter.file_key
+
+    @property
+    def block_size(self) -> int:
+        return self._drafter.block_size
+
+    @property
+    def n_builds(self) -> int:  # type: ignore[override]
+        return self._drafter.n_builds
+
+    def length(self, seq: int) -> int:
+        return self._drafter.length(seq)
+
+    def inject(self, seq: int, features: Features) -> None:
+        self._drafter.inject(seq, features)
+
+    def begin(self, requests: Sequence[DraftRequest]) -> None:
+        self._requests = requests
+        self._drafter.begin(requests)
+
+    def read(self) -> list[Draft]:
+        drafts = self._drafter.read()
+        return [self._mark(*pair) for pair in zip(self._requests, drafts, strict=True)]
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        self.begin(requests)
+        return self.read()
+
+    def truncate(self, seq: int, length: int) -> None:
+        self._drafter.truncate(seq, length)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        self._drafter.copy(source, target, length)
+
+    def close(self) -> None:
+        self._drafter.close()

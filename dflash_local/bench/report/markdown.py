@@ -3,7 +3,11 @@ length by task and concurrency, and the command beside it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from dflash_local.bench.measure.concurrent import ConcurrencyRow
 from dflash_local.bench.measure.settings import PLAIN
+from dflash_local.bench.measure.single import SpeedRow
 from dflash_local.bench.report import cell, remarks
 from dflash_local.bench.report.report import Report
 from dflash_local.bench.report.verdict import verdict
@@ -16,50 +20,41 @@ def markdown(report: Report) -> str:
     lines += ["```sh", report.command, "```", ""]
     for line in remarks.validity(report):
         lines += [line, ""]
-    lines += [cell.pipe_table([*_single(report), *_concurrent(report)]), ""]
+    lines += [cell.pipe_table(list(_rows(report))), ""]
     if report.server:
         lines += [cell.pipe_table([cell.server(row) for row in report.server]), ""]
     lines += [f"- {line}" for line in remarks.tail(report)]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _single(report: Report) -> list[dict[str, str]]:
-    rows = []
+def _rows(report: Report) -> Iterator[cell.Row]:
+    """One request at a time, then several at once."""
     for row in report.main_rows:
-        line = {
-            "task": cell.name(row.category),
-            "temperature": f"{row.temperature:g}",
-            "concurrency": "1",
-            "plain tokens/s": cell.rate(row.plain),
-        }
+        line = _line(report, row, 1, cell.rate(row.plain))
         if row.drafted:
-            if len(report.main_variants) > 1:
-                line["drafts"] = str(row.variant)
             line["drafted tokens/s"] = cell.rate(row.drafted)
             line["speed-up"] = cell.ratio(row.ratio)
             line["tokens per round"] = cell.accepted(row)
             if report.paper:
                 line["paper"] = cell.paper(report.paper.get((row.category, row.temperature)))
-        rows.append(line)
-    return rows
+        yield line
+    for many in report.concurrency:
+        if many.concurrency > 1 and many.variant in (report.main_variants or [PLAIN]):
+            line = _line(report, many, many.concurrency, f"{many.plain.total.median:.4g}")
+            if many.drafted:
+                line["drafted tokens/s"] = f"{many.drafted.total.median:.4g}"
+                line["speed-up"] = cell.ratio(many.ratio)
+                line["tokens per round"] = cell.length(many.drafted.acceptance)
+            yield line
 
 
-def _concurrent(report: Report) -> list[dict[str, str]]:
-    rows = []
-    for row in report.concurrency:
-        if row.n == 1 or row.variant not in (report.main_variants or [PLAIN]):
-            continue
-        line = {
-            "task": cell.name(row.category),
-            "temperature": f"{row.temperature:g}",
-            "concurrency": str(row.n),
-            "plain tokens/s": f"{row.plain.total.median:.4g}",
-        }
-        if row.drafted:
-            if len(report.main_variants) > 1:
-                line["drafts"] = str(row.variant)
-            line["drafted tokens/s"] = f"{row.drafted.total.median:.4g}"
-            line["speed-up"] = cell.ratio(row.ratio)
-            line["tokens per round"] = cell.length(row.drafted.acceptance)
-        rows.append(line)
-    return rows
+def _line(report: Report, row: SpeedRow | ConcurrencyRow, n: int, plain: str) -> dict[str, str]:
+    line = {
+        "task": cell.name(row.category),
+        "temperature": f"{row.temperature:g}",
+        "concurrency": str(n),
+        "plain tokens/s": plain,
+    }
+    if row.drafted and len(report.main_variants) > 1:
+        line["drafts"] = str(row.variant)
+    return line

@@ -3,7 +3,7 @@ costs, and what drafting gains."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
@@ -187,15 +187,15 @@ def _by_width(
     variants = report.settings.variants
     for shape in dict.fromkeys(variant.shape for variant in variants):
         colour, marker = _OF_SHAPE[shape]
-        points = []
-        for width in sorted(v.width for v in variants if v.shape == shape and v.width != "auto"):
-            found = _mean([value(row) for row in rows if row.variant == Variant(width, shape)])
-            if found is not None:
-                points.append((float(width), found))
-        if points:
-            xs, ys = zip(*points, strict=True)
-            most = max(most, *xs)
-            axes.plot(xs, ys, color=colour, marker=marker, linewidth=2, label=shape)
+        widths = sorted(v.width for v in variants if v.shape == shape and v.width != "auto")
+        points = {
+            float(width): _mean(
+                [value(row) for row in rows if row.variant == Variant(width, shape)]
+            )
+            for width in widths
+        }
+        most = max([most, *points])
+        _line(axes, points, color=colour, marker=marker, label=shape)
         chosen = [row for row in rows if row.variant == Variant("auto", shape)]
         x, y = _mean([mean_rows(row) for row in chosen]), _mean([value(row) for row in chosen])
         if x is not None and y is not None:
@@ -215,14 +215,17 @@ def _server_by_drafts(
     axes: Axes, report: Report, value: Callable[[ServerRow], float | None]
 ) -> None:
     rows = _first_server_rows(report)
-    points = []
-    for n_drafts in sorted({row.n_drafts for row in rows if row.n_drafts}):
-        found = _mean([value(row) for row in rows if row.n_drafts == n_drafts])
-        if found is not None:
-            points.append((1 + n_drafts, found))
-    if points:
-        xs, ys = zip(*points, strict=True)
-        axes.plot(xs, ys, color=_ORANGE, marker="D", linewidth=2, label="llama-server, DFlash")
+    points = {
+        1.0 + n_drafts: _mean([value(row) for row in rows if row.n_drafts == n_drafts])
+        for n_drafts in sorted({row.n_drafts for row in rows if row.n_drafts})
+    }
+    _line(axes, points, color=_ORANGE, marker="D", label="llama-server, DFlash")
+
+
+def _line(axes: Axes, points: Mapping[float, float | None], **style: Any) -> None:
+    known = {x: y for x, y in points.items() if y is not None}
+    if known:
+        axes.plot(list(known), list(known.values()), linewidth=2, **style)
 
 
 def _shown_rows(row: SpeedRow) -> float | None:
@@ -338,11 +341,8 @@ def _ratios(axes: Axes, report: Report) -> None:
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.9},
             )
     axes.axvline(1, color=_INK, linewidth=1)
-    axes.set_yticks(range(len(categories)), [_NAMES.get(name, name) for name in categories])
-    axes.set_ylim(len(categories) - 0.5, -0.5)
-    axes.set_xlim(0, 1.3 * max(1.1, *(ratio.high for _, ratio in found)))
+    _by_category(axes, categories, 1.3 * max(1.1, *(ratio.high for _, ratio in found)))
     axes.set_xlabel("drafted over plain, tokens/s (1 = plain decoding)")
-    axes.grid(axis="y", visible=False)
     axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.13), ncols=min(2, len(series)))
 
 
@@ -363,12 +363,17 @@ def _plain_speeds(axes: Axes, report: Report) -> None:
             label=f"temperature {temperature:g}",
         )
         axes.bar_label(bars, fmt="%.4g", padding=4, fontsize=9, color=_INK)
+    _by_category(axes, categories, 1.2 * max(median for _, median in rows))
+    axes.set_xlabel("tokens/s")
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.12), ncols=2)
+
+
+def _by_category(axes: Axes, categories: list[str], most: float) -> None:
+    """A row for each category, the first at the top, for values up to `most`."""
     axes.set_yticks(range(len(categories)), [_NAMES.get(name, name) for name in categories])
     axes.set_ylim(len(categories) - 0.5, -0.5)
-    axes.set_xlim(0, 1.2 * max(median for _, median in rows))
-    axes.set_xlabel("tokens/s")
+    axes.set_xlim(0, most)
     axes.grid(axis="y", visible=False)
-    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.12), ncols=2)
 
 
 def _series(report: Report) -> list[tuple[float, Variant]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from statistics import geometric_mean
 from typing import Any
 
@@ -18,6 +18,9 @@ from dflash_local.sampling.params import SamplingParams
 
 FORMAT = 2
 """Of the JSON object; raised when a field changes its meaning or goes."""
+
+_PARTS = ("variant", "acceptance", "lead")
+"""Of a row: their fields stand in the row itself."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class Report:
             if row.cache == "cold" or not row.forced
         ]
         short = [row for row in rows if row.category not in self.long_categories]
-        return Acceptance.sum(row.shown for row in short or rows)
+        return Acceptance.of(row.shown.stats for row in short or rows)
 
     def is_forced(self, temperature: float, variant: Variant) -> bool:
         """Whether that acceptance is in part of drafts that the controller would not have made."""
@@ -168,11 +171,14 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if hasattr(value, "as_dict"):
-        return _jsonable(value.as_dict())
-    if is_dataclass(value):
-        return {each.name: _jsonable(getattr(value, each.name)) for each in fields(value)}
+        value = value.as_dict()
+    elif is_dataclass(value):
+        value = vars(value)
     if isinstance(value, Mapping):
-        return {name: _jsonable(each) for name, each in value.items()}
+        told: dict[str, Any] = {}
+        for name, each in value.items():
+            told |= _jsonable(each) if name in _PARTS else {name: _jsonable(each)}
+        return told
     if isinstance(value, list | tuple):
         return [_jsonable(each) for each in value]
     return value

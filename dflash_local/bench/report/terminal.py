@@ -198,7 +198,7 @@ def _concurrent(report: Report, width: int | None) -> str:
         line = {
             "prompts": cell.name(row.category),
             "temp": f"{row.temperature:g}",
-            "at once": str(row.n),
+            "at once": str(row.concurrency),
             "plain": cell.spread(row.plain.total),
             "each": cell.rate(row.plain.speed),
         }

@@ -78,16 +78,16 @@ def target_file(shape: PairShape, quant: str) -> ShapeFile:
             + ", ".join(name for name, each in QUANTS.items() if not each.experts)
         )
     title = f"{shape.name}, random weights"
-    layers, conv, n_kv = (shape.n_layer, shape.n_ff), shape.short_conv, shape.n_head_kv
+    layers, conv, n_kv = (shape.n_layer, shape.n_ff), shape.short_conv, shape.heads.n_kv
     # llama.cpp knows a layer without attention by its heads.
     of_layers = [n_kv * (not conv.is_recurrent(i)) for i in range(shape.n_layer)] if conv else n_kv
     header = _header(shape, shape.architecture, title, types, *layers, shape.heads, of_layers)
     if conv:
         header.add_shortconv_l_cache(conv.kernel)
     if shape.delta_net:
-        _add_delta_net(header, shape.delta_net, shape.head_dim)
+        _add_delta_net(header, shape.delta_net, shape.heads.dim)
     else:
-        header.add_rope_dimension_count(shape.head_dim)
+        header.add_rope_dimension_count(shape.heads.dim)
     if shape.experts:
         header.add_expert_count(shape.experts.n)
         header.add_expert_used_count(shape.experts.n_used)
@@ -109,16 +109,13 @@ def target_file(shape: PairShape, quant: str) -> ShapeFile:
     return ShapeFile(f"{shape.name}-{quant.lower()}.gguf", header, tensors, shape.n_embd**-0.5)
 
 
-def drafter_file(shape: PairShape, quant: str) -> ShapeFile:
-    """The drafter. Raises InputError for an unknown quantisation."""
-    types, drafter = find_quant(quant), shape.drafter
-    if types.experts:
-        raise InputError(f"{quant} is for mixtures of experts; expected another for the drafter")
+def drafter_file(shape: PairShape) -> ShapeFile:
+    """The drafter."""
+    drafter = shape.drafter
     title = f"{drafter.family} drafter for {shape.name}, random weights"
     heads = drafter.heads or shape.heads
-    header = _header(
-        shape, "dflash", title, types, drafter.n_layer, drafter.n_ff, heads, heads.n_kv
-    )
+    layers = drafter.n_layer, drafter.n_ff
+    header = _header(shape, "dflash", title, QUANTS["Q8_0"], *layers, heads, heads.n_kv)
     header.add_uint32("dflash.block_size", drafter.block_size)
     header.add_array("dflash.target_layers", list(shape.taps))
     if drafter.selector:
@@ -128,9 +125,8 @@ def drafter_file(shape: PairShape, quant: str) -> ShapeFile:
         header.add_uint32("dflash.selector_top_k", drafter.selector.top_k)
     header.add_mask_token_id(shape.n_vocab - 1)
     _add_vocabulary(header, shape)
-    tensors = drafter_tensors(shape, types)
-    name = f"{shape.name}-{drafter.family}-{quant.lower()}.gguf"
-    return ShapeFile(name, header, tensors, shape.n_embd**-0.5)
+    name = f"{shape.name}-{drafter.family}-q8_0.gguf"
+    return ShapeFile(name, header, drafter_tensors(shape), shape.n_embd**-0.5)
 
 
 def _header(

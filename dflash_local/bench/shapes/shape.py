@@ -129,9 +129,7 @@ class PairShape:
     n_layer: int
     n_embd: int
     n_ff: int
-    n_head: int
-    n_head_kv: int
-    head_dim: int
+    heads: Heads
     n_vocab: int
     drafter: DrafterShape
     context_length: int = 40960
@@ -148,10 +146,6 @@ class PairShape:
         """The target's name, and the drafter's family unless it is plain DFlash."""
         family = self.drafter.family
         return self.name if family == "dflash" else f"{self.name}-{family}"
-
-    @property
-    def heads(self) -> Heads:
-        return Heads(self.n_head, self.n_head_kv, self.head_dim)
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -181,9 +175,7 @@ _QWEN3_8B = PairShape(
     n_layer=36,
     n_embd=4096,
     n_ff=12288,
-    n_head=32,
-    n_head_kv=8,
-    head_dim=128,
+    heads=Heads(32, 8, 128),
     n_vocab=151936,
     drafter=DrafterShape(5, 12288),
 )
@@ -198,7 +190,7 @@ _QWEN3_30B_A3B = replace(
     n_layer=48,
     n_embd=2048,
     n_ff=6144,
-    n_head_kv=4,
+    heads=Heads(32, 4, 128),
     drafter=DrafterShape(8, 6144),
     experts=Experts(128, 8, 768),
 )
@@ -211,9 +203,7 @@ _LLAMA_3_1_8B = PairShape(
     n_layer=32,
     n_embd=4096,
     n_ff=14336,
-    n_head=32,
-    n_head_kv=8,
-    head_dim=128,
+    heads=Heads(32, 8, 128),
     n_vocab=128256,
     drafter=DrafterShape(5, 14336, block_size=10),
     context_length=131072,
@@ -229,9 +219,7 @@ _GPT_OSS_20B = PairShape(
     n_layer=24,
     n_embd=2880,
     n_ff=2880,
-    n_head=64,
-    n_head_kv=8,
-    head_dim=64,
+    heads=Heads(64, 8, 64),
     n_vocab=201088,
     drafter=DrafterShape(8, 7680, block_size=8),
     context_length=131072,
@@ -246,9 +234,7 @@ _QWEN3_6_27B = PairShape(
     n_layer=64,
     n_embd=5120,
     n_ff=17408,
-    n_head=24,
-    n_head_kv=4,
-    head_dim=256,
+    heads=Heads(24, 4, 256),
     n_vocab=248320,
     drafter=DrafterShape(5, 17408, heads=Heads(32, 8, 128)),
     context_length=262144,
@@ -263,8 +249,7 @@ _QWEN3_6_35B_A3B = replace(
     n_layer=40,
     n_embd=2048,
     n_ff=6144,
-    n_head=16,
-    n_head_kv=2,
+    heads=Heads(16, 2, 256),
     drafter=DrafterShape(8, 6144, heads=Heads(32, 4, 128)),
     experts=Experts(256, 8, 512, n_ff_shared=512),
     delta_net=DeltaNet(16, 32),
@@ -286,9 +271,7 @@ _LFM2_5_24B_A2B = PairShape(
     n_layer=40,
     n_embd=2048,
     n_ff=11776,
-    n_head=32,
-    n_head_kv=8,
-    head_dim=64,
+    heads=Heads(32, 8, 64),
     n_vocab=65536,
     drafter=DrafterShape(5, 11776),
     context_length=32768,

@@ -76,7 +76,7 @@ def target_tensors(shape: PairShape, quant: Quant) -> tuple[TensorSpec, ...]:
     last_norm = "token_embd_norm" if shape.short_conv else "output_norm"
     tensors.append(_ones(f"{last_norm}.weight", n_embd))
     if shape.architecture == "llama":
-        tensors.append(_ones("rope_freqs.weight", shape.head_dim // 2))
+        tensors.append(_ones("rope_freqs.weight", shape.heads.dim // 2))
     for layer in range(shape.n_layer):
         block = f"blk.{layer}."
         more = quant.more if _more_bits(layer, shape.n_layer) else quant.base
@@ -88,7 +88,7 @@ def target_tensors(shape: PairShape, quant: Quant) -> tuple[TensorSpec, ...]:
         else:
             tensors += _attention(block, n_embd, shape.heads, quant.base, more, gated=bool(net))
             if shape.architecture.startswith(("qwen3", "lfm2")):
-                tensors += _head_norms(block, shape.head_dim)
+                tensors += _head_norms(block, shape.heads.dim)
         if shape.architecture == "gpt-oss":
             tensors += _gpt_oss_extras(block, shape)
         elif net:
@@ -99,36 +99,33 @@ def target_tensors(shape: PairShape, quant: Quant) -> tuple[TensorSpec, ...]:
     return tuple(tensors)
 
 
-def drafter_tensors(shape: PairShape, quant: Quant) -> tuple[TensorSpec, ...]:
-    """All tensors of the drafter. Raises InputError where rows do not divide into blocks."""
-    n_embd, drafter = shape.n_embd, shape.drafter
+def drafter_tensors(shape: PairShape) -> tuple[TensorSpec, ...]:
+    """All tensors of the drafter, whose matrices have eight bits, as those of converted drafters.
+    Raises InputError where rows do not divide into blocks."""
+    n_embd, drafter, kind = shape.n_embd, shape.drafter, Type.Q8_0
     heads = drafter.heads or shape.heads
-    # What every draft passes through keeps eight bits, as in converted drafters.
-    fc = Type.BF16 if quant.base == Type.BF16 else Type.Q8_0
     tensors = [
-        _matrix("fc.weight", len(shape.taps) * n_embd, n_embd, fc),
+        _matrix("fc.weight", len(shape.taps) * n_embd, n_embd, kind),
         _ones("enc.output_norm.weight", n_embd),
         _ones("output_norm.weight", n_embd),
     ]
     for layer in range(drafter.n_layer):
         block = f"blk.{layer}."
-        more = quant.more if _more_bits(layer, drafter.n_layer) else quant.base
-        tensors += _attention(block, n_embd, heads, quant.base, more)
+        tensors += _attention(block, n_embd, heads, kind, kind)
         tensors += _head_norms(block, heads.dim)
         tensors.append(_ones(f"{block}ffn_norm.weight", n_embd))
-        tensors += _dense(block, n_embd, drafter.n_ff, quant.base, more)
+        tensors += _dense(block, n_embd, drafter.n_ff, kind, kind)
         if drafter.selector:
-            tensors += _convolutions(block, n_embd, drafter.selector, quant.base)
-    # Like fc, the heads keep eight bits.
+            tensors += _convolutions(block, n_embd, drafter.selector, kind)
     if drafter.selector:
         rank = drafter.selector.rank
         for name in ("predecessor", "successor"):
-            tensors.append(_matrix(f"selector_{name}.weight", rank, shape.n_vocab, fc))
-        tensors.append(_matrix("selector_hidden.weight", n_embd, rank, fc))
+            tensors.append(_matrix(f"selector_{name}.weight", rank, shape.n_vocab, kind))
+        tensors.append(_matrix("selector_hidden.weight", n_embd, rank, kind))
     if drafter.markov_rank:
         rank = drafter.markov_rank
         for name in ("markov_w1.weight", "markov_w2.weight"):
-            tensors.append(_matrix(name, rank, shape.n_vocab, fc))
+            tensors.append(_matrix(name, rank, shape.n_vocab, kind))
         tensors.append(TensorSpec("conf_proj.weight", (n_embd + rank, 1), Type.F32))
         tensors.append(TensorSpec("conf_proj.bias", (1,), Type.F32))
     return tuple(tensors)
@@ -204,7 +201,7 @@ def _gpt_oss_extras(block: str, shape: PairShape) -> list[TensorSpec]:
     return [
         *(TensorSpec(f"{block}{name}.bias", (n,), Type.F32) for name, n in widths.items()),
         _ones(f"{block}post_attention_norm.weight", shape.n_embd),
-        TensorSpec(f"{block}attn_sinks.weight", (shape.n_head,), Type.F32),
+        TensorSpec(f"{block}attn_sinks.weight", (shape.heads.n,), Type.F32),
     ]
 
 

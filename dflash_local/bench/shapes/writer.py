@@ -11,12 +11,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+from gguf import GGML_QUANT_SIZES
+from gguf import GGMLQuantizationType as Type
+from numpy.typing import NDArray
 
 from dflash_local.bench.shapes.file import ShapeFile, drafter_file, padded, target_file
 from dflash_local.bench.shapes.shape import PairShape, find_shape
-from dflash_local.bench.shapes.weights import RandomWeights
+from dflash_local.convert.quantization import encode
 from dflash_local.errors import InputError
 from dflash_local.fit.footprint import size_text
+
+_N_BLOCKS = {256: 16_381, 32: 131_071, 1: 4_194_301}
+"""Blocks of a pool, by the values in a block, for 4 million values. They are primes, so that any
+step from block to block goes through all of them."""
 
 
 def write_pair(
@@ -24,16 +31,15 @@ def write_pair(
     quant: str,
     folder: Path,
     *,
-    drafter_quant: str = "Q8_0",
     n_layer: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Path, Path]:
     """Target and drafter of that shape as GGUF files with random weights in `folder`.
 
-    `quant` is one of `tensors.QUANTS`; `n_layer` makes a target of fewer or more layers.
-    `progress(done, total)` is called with the bytes of both files together. A file that is already
-    there, with the same header and the right length, is left as it is. Files appear under their
-    names when they are complete, and nothing is left of those that fail.
+    `quant` is the target's, one of `tensors.QUANTS`; `n_layer` makes a target of fewer or more
+    layers. `progress(done, total)` is called with the bytes of both files together. A file that is
+    already there, with the same header and the right length, is left as it is. Files appear under
+    their names when they are complete, and nothing is left of those that fail.
 
     Raises InputError for an unknown shape or quantisation, for a folder that cannot be written to,
     and, before anything is written, for one without enough room.
@@ -41,7 +47,7 @@ def write_pair(
     if isinstance(shape, str):
         shape = find_shape(shape)
     shape = shape.with_layers(n_layer)
-    files = target_file(shape, quant), drafter_file(shape, drafter_quant)
+    files = target_file(shape, quant), drafter_file(shape)
     with _one_line_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         # In the same folder, so that the last step is a rename.
@@ -106,3 +112,45 @@ def _one_line_errors(folder: Path) -> Iterator[None]:
             raise InputError(f"{folder}: the disk is full; make room or choose another") from None
         reason = error.strerror or error
         raise InputError(f"{folder}: cannot be written to: {reason}; choose another") from None
+
+
+class RandomWeights:
+    """Weights of standard deviation `std`: the same for the same order of calls.
+
+    Quantising gigabytes would take minutes. So of each type a pool of some megabytes is drawn and
+    quantised, and tensors are cut from it one after another. Each time round, its blocks come in
+    another order. Otherwise rows of a large matrix would be equal, and so would the logits of many
+    tokens: a sampler has to look at all logits to break such ties, which no trained model has.
+    """
+
+    def __init__(self, std: float) -> None:
+        self._std = std
+        self._pools: dict[Type, NDArray[np.uint8]] = {}  # [blocks, bytes]
+        self._rounds: dict[Type, int] = {}
+        self._left: dict[Type, memoryview] = {}
+
+    def take(self, kind: Type, n_bytes: int) -> Iterator[memoryview]:
+        """The next `n_bytes` of a type, whole blocks, in pieces of at most a pool."""
+        while n_bytes:
+            left = self._left.get(kind) or self._next_round(kind)
+            n = min(n_bytes, len(left))
+            yield left[:n]
+            self._left[kind] = left[n:]
+            n_bytes -= n
+
+    def _next_round(self, kind: Type) -> memoryview:
+        """All blocks of the pool, with a step from one to the next that no round before had."""
+        if kind not in self._pools:
+            blocks = np.frombuffer(self._draw(kind), np.uint8)
+            self._pools[kind] = blocks.reshape(_N_BLOCKS[GGML_QUANT_SIZES[kind][0]], -1)
+        pool = self._pools[kind]
+        step = self._rounds[kind] = self._rounds.get(kind, 0) + 1
+        order = np.arange(len(pool), dtype=np.int64) * step % len(pool)
+        return pool[order].reshape(-1).data
+
+    def _draw(self, kind: Type) -> bytes:
+        n_values, _ = GGML_QUANT_SIZES[kind]
+        random = np.random.default_rng([0, int(kind)])
+        values = random.standard_normal(_N_BLOCKS[n_values] * n_values, dtype=np.float32)
+        values *= np.float32(self._std)
+        return encode(values.reshape(-1, n_values) if n_values > 1 else values[None], kind)

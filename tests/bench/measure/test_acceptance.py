@@ -12,7 +12,7 @@ def test_it_adds_up_and_leaves_plain_rounds_out() -> None:
     stats = Stats()
     for drafted, emitted in ((3, 1), (3, 3), (2, 3), (0, 1), (0, 1)):
         stats.record_round(drafted=drafted, emitted=emitted)
-    total = Acceptance.sum([Acceptance.of([stats]), Acceptance.of([stats])])
+    total = Acceptance.of([stats, stats])
     assert total.lengths == {1: 2, 3: 4}
     assert total.mean_length == pytest.approx(14 / 6)
     assert total.plain_rounds == 4

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bench_model import auto_model
 from dflash_local import Model
 from dflash_local.bench.measure.concurrent import measure_concurrent
 from dflash_local.bench.measure.settings import RunSettings, Variant
 from dflash_local.bench.prompts.case import Case
-
-__all__ = ["auto_model"]
 
 VARIANTS = (Variant(4), Variant(4, "tree"))
 SETTINGS = RunSettings(temperatures=(0.0,), variants=VARIANTS, max_tokens=9)
@@ -22,7 +19,7 @@ def test_each_category_has_a_row_for_each_variant(auto_model: Model) -> None:
     cases = [Case(name, 0, auto_model.tokenize(f"def {name}(x):\n")) for name in ("chat", "code")]
     rows, notes = measure_concurrent(auto_model.engine, cases, [1], SETTINGS, told.append)
     assert notes == []
-    assert [(row.category, row.n, row.variant) for row in rows] == [
+    assert [(row.category, row.concurrency, row.variant) for row in rows] == [
         (category, 1, variant) for category in ("chat", "code") for variant in VARIANTS
     ]
     assert len(told) == 2

@@ -6,11 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from bench_model import auto_model
 from dflash_local import Model
 from dflash_local.bench.measure.rounding import lead_after
-
-__all__ = ["auto_model"]
 
 PROMPT = "def add(a, b):\n"
 

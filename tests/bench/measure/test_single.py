@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench_model import auto_model
 from dflash_local import Model
-from dflash_local.bench.measure.acceptance import Acceptance
 from dflash_local.bench.measure.pace import Pace
 from dflash_local.bench.measure.settings import CACHE_STATES, PLAIN, RunSettings, Variant
 from dflash_local.bench.measure.single import SpeedRow, by_category
@@ -16,12 +14,9 @@ from dflash_local.bench.measure.speed import STAGES
 from dflash_local.bench.prompts.case import Case, tokenized
 from dflash_local.bench.prompts.prompt import built_in
 
-__all__ = ["auto_model"]
-
 VARIANTS = (Variant(), Variant(4), Variant(4, "tree"))
 SETTINGS = RunSettings(temperatures=(0.0, 0.8), variants=VARIANTS, max_tokens=10)
 N_PROMPTS = {"chat": 2, "code": 1}
-Measured = tuple[list[SpeedRow], list[str]]
 
 
 @pytest.fixture(scope="module")
@@ -35,16 +30,9 @@ def cases(auto_model: Model) -> list[Case]:
 
 
 @pytest.fixture(scope="module")
-def measured(auto_model: Model, cases: list[Case]) -> Measured:
-    """Rows, and what was said meanwhile."""
-    told: list[str] = []
-    by_name = by_category(auto_model, cases, SETTINGS, told.append)
-    return [row for rows in by_name for row in rows], told
-
-
-@pytest.fixture
-def rows(measured: Measured) -> list[SpeedRow]:
-    return measured[0]
+def rows(auto_model: Model, cases: list[Case]) -> list[SpeedRow]:
+    (found, again) = by_category(auto_model, cases[:1], SETTINGS, Pace(lambda _line: None))
+    return found + again
 
 
 class Interrupting(Pace):
@@ -75,9 +63,7 @@ def test_what_was_measured_before_an_interruption_is_kept(
     settings = replace(SETTINGS, temperatures=(0.0,))
     rows: list[SpeedRow] = []
     with pytest.raises(KeyboardInterrupt):
-        for new in by_category(
-            auto_model, cases, settings, lambda _line: None, pace=Interrupting(n_answers)
-        ):
+        for new in by_category(auto_model, cases, settings, Interrupting(n_answers)):
             rows += new
     assert list(dict.fromkeys((row.category, row.n_prompts) for row in rows)) == found
     assert len(rows) == len(found) * len(VARIANTS) * len(CACHE_STATES)
@@ -87,8 +73,16 @@ def test_what_was_measured_before_an_interruption_is_kept(
 
 
 @pytest.mark.slow
-def test_every_combination_has_a_row(rows: list[SpeedRow]) -> None:
-    found = [(row.temperature, row.category, row.variant, row.cache) for row in rows]
+def test_every_combination_has_a_row_and_every_category_a_line(
+    auto_model: Model, cases: list[Case]
+) -> None:
+    told: list[str] = []
+    measured = by_category(auto_model, cases[1:], SETTINGS, Pace(told.append))
+    found = [
+        (row.temperature, row.category, row.variant, row.cache)
+        for category in measured
+        for row in category
+    ]
     assert found == [
         (temperature, category, variant, cache)
         for temperature in SETTINGS.temperatures
@@ -96,11 +90,7 @@ def test_every_combination_has_a_row(rows: list[SpeedRow]) -> None:
         for variant in VARIANTS
         for cache in CACHE_STATES
     ]
-
-
-@pytest.mark.slow
-def test_progress_is_told_once_for_each_category(measured: Measured) -> None:
-    assert [line.split(":")[0] for line in measured[1]] == [
+    assert [line.split(":")[0] for line in told] == [
         "chat, temperature 0",
         "code, temperature 0",
         "chat, temperature 0.8",
@@ -111,8 +101,7 @@ def test_progress_is_told_once_for_each_category(measured: Measured) -> None:
 def test_rows_hold_plain_and_drafted_answers_of_the_same_prompts(rows: list[SpeedRow]) -> None:
     for row in rows:
         assert row.drafted is not None
-        n = N_PROMPTS[row.category]
-        assert row.n_prompts == row.plain.n_answers == row.drafted.n_answers == n
+        assert row.n_prompts == row.plain.n_answers == row.drafted.n_answers == 1
         assert row.plain.ttft_s is not None and row.plain.ttft_s.low > 0
         assert set(row.plain.stage_s) == set(STAGES)
         # The pass finds the likeliest token itself.
@@ -127,7 +116,7 @@ def test_each_variant_is_compared_with_the_others(rows: list[SpeedRow]) -> None:
                 row.category,
                 row.temperature,
                 row.cache,
-            ) and row.n_prompts == 1:
+            ):
                 assert row.over[other.variant].median * other.over[row.variant].median == (
                     pytest.approx(1)
                 )
@@ -150,8 +139,8 @@ def test_both_shapes_are_measured_on_one_model(rows: list[SpeedRow]) -> None:
         if row.variant.shape == "chain":
             assert (found.depth, found.branches, found.side_share) == (found.nodes, 1, 0)
             assert found.stats.tree_rounds == 0
-    trees = [row.acceptance for row in rows if row.variant == Variant(4, "tree")]
-    assert Acceptance.sum(trees).stats.tree_rounds > 0
+    trees = [row.acceptance.stats for row in rows if row.variant == Variant(4, "tree")]
+    assert sum(stats.tree_rounds for stats in trees) > 0
 
 
 def test_what_drafts_are_worth_is_shown_even_where_none_are_made(rows: list[SpeedRow]) -> None:
@@ -171,5 +160,5 @@ def test_greedy_answers_equal_plain_ones(rows: list[SpeedRow]) -> None:
 
 def test_without_a_drafter_there_are_plain_rows(auto_model: Model, cases: list[Case]) -> None:
     settings = replace(SETTINGS, variants=(), temperatures=(0.0,))
-    (rows,) = by_category(auto_model, cases[:1], settings, lambda _line: None)
+    (rows,) = by_category(auto_model, cases[:1], settings, Pace(lambda _line: None))
     assert [(row.variant, row.drafted, row.ratio) for row in rows] == [(PLAIN, None, None)] * 2

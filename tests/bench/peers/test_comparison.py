@@ -82,7 +82,8 @@ def test_our_speeds_stand_beside_those_of_the_same_prompts() -> None:
     assert drafted.ours == dict.fromkeys(VARIANTS[:2], 150.0)
     assert at_once.ours == dict.fromkeys(VARIANTS[:2], 400.0)
     assert elsewhere.ours == {}
-    assert drafted.as_dict()["ours"][0] == {
+    report.server = [drafted]
+    assert report.as_dict()["llama_server"][0]["ours"][0] == {
         "width": "auto",
         "shape": "chain",
         "copies": True,

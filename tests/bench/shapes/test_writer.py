@@ -40,38 +40,6 @@ from peak_memory import PEAK
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
-def loads_and_drafts(shape: PairShape, quant: str, folder: Path) -> None:
-    drafter_quant = "Q8_0" if quant == "MXFP4" else quant
-    pair = write_pair(shape, quant, folder, drafter_quant=drafter_quant)
-    options = {"n_ctx": 512, "n_gpu_layers": 0, "n_threads": 1, "quiet": True}
-    with load(*pair, draft_width=8, **options) as model:
-        result = model.generate("def f(x):\n", max_tokens=12)
-        chat = model.chat([{"role": "user", "content": "Hi"}], max_tokens=2)
-    assert len(result.tokens) == 12
-    assert result.stats.drafted > 0
-    assert len(chat.tokens) == 2
-
-
-@pytest.mark.one_in(10)
-@pytest.mark.parametrize(
-    ("shape", "quant"),
-    [
-        (DENSE, "Q4_0"),
-        (DFLASH2, "Q8_0"),
-        (DSPARK, "Q8_0"),
-        (LLAMA, "Q4_K_M"),
-        (EXPERTS, "BF16"),
-        (EXPERTS, "MXFP4"),
-        (GPT_OSS, "Q8_0"),
-        (SHORT_CONV, "Q8_0"),
-    ],
-    ids=lambda value: getattr(value, "pair_name", value),
-)
-def test_a_pair_loads_and_drafts(shape: PairShape, quant: str, tmp_path: Path) -> None:
-    """Every architecture and every quantisation once; the slow test has the rest."""
-    loads_and_drafts(shape, quant, tmp_path)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "shape", [HYBRID, HYBRID_EXPERTS, SHORT_CONV], ids=lambda shape: shape.name
@@ -93,7 +61,7 @@ def test_a_hybrid_pair_drafts_what_plain_decoding_gives(shape: PairShape, tmp_pa
         assert at is None
 
 
-@pytest.mark.slow
+@pytest.mark.one_in(50)
 @pytest.mark.parametrize("quant", QUANTS)
 @pytest.mark.parametrize(
     "shape",
@@ -115,11 +83,17 @@ def test_every_pair_loads_and_drafts(shape: PairShape, quant: str, tmp_path: Pat
     if quant == "MXFP4" and not shape.experts:
         with pytest.raises(InputError, match="for mixtures of experts"):
             write_pair(shape, quant, tmp_path)
-    else:
-        loads_and_drafts(shape, quant, tmp_path)
+        return
+    options = {"n_ctx": 512, "n_gpu_layers": 0, "n_threads": 1, "quiet": True}
+    with load(*write_pair(shape, quant, tmp_path), draft_width=8, **options) as model:
+        result = model.generate("def f(x):\n", max_tokens=12)
+        chat = model.chat([{"role": "user", "content": "Hi"}], max_tokens=2)
+    assert len(result.tokens) == 12
+    assert result.stats.drafted > 0
+    assert len(chat.tokens) == 2
 
 
-@pytest.mark.parametrize("n_layer", [3, 4, 12, 100])
+@pytest.mark.parametrize("n_layer", [3, 12])
 def test_other_numbers_of_layers_make_a_pair_too(n_layer: int, tmp_path: Path) -> None:
     target, drafter = write_pair(DENSE, "Q8_0", tmp_path, n_layer=n_layer)
     assert target.name == f"mini-l{n_layer}-q8_0.gguf"
@@ -158,10 +132,6 @@ def test_a_complete_file_is_kept_and_a_broken_one_replaced(tmp_path: Path) -> No
     write_pair(DENSE, "Q8_0", tmp_path, progress=lambda *said: told.append(said))
     assert os.stat(target).st_mtime_ns == again
     assert sorted(path.name for path in tmp_path.iterdir()) == [drafter.name, target.name]
-
-
-def test_names_of_quantisations_are_taken_in_any_case(tmp_path: Path) -> None:
-    assert write_pair(DENSE, "q8_0", tmp_path) == write_pair(DENSE, "Q8_0", tmp_path)
 
 
 def test_a_file_of_another_shape_under_that_name_is_replaced(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_local.bench.synthetic.recorded import RecordedDrafts
+from dflash_local.bench.replay.recorded import RecordedDrafts
 from dflash_local.errors import InputError
 
 

@@ -9,7 +9,7 @@ import pytest
 from dflash_local import Model, demo, load
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def auto_model() -> Iterator[Model]:
     """On one thread: fastest where other tests need the rest of the cores."""
     options = {"n_ctx": 2048, "n_gpu_layers": 0, "n_threads": 1}
