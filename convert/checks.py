@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from gguf import GGMLQuantizationType
 
 from dflash_local.errors import FileError, InputError
-from dflash_local.fit.architectures import TAPPED_ARCHITECTURES, rolls_back
+from dflash_local.fit.architectures import rolls_back, takes_drafters
 from dflash_local.fit.pairing import check_pair
 from dflash_local.gguf.drafter_keys import read_drafter
-from dflash_local.gguf.file import GgufFile, TensorInfo
+from dflash_local.gguf.file import GgufFile
+from dflash_local.gguf.header import TensorInfo
 from dflash_local.trial.drafter import try_drafter
 
 from .files.source import Source
-from .key import Key
+from .key import Key, header
 from .quantization import n_bytes
 from .tensors.plan import TensorPlan
 
 Tensors = Sequence[tuple[TensorPlan, GGMLQuantizationType]]
-
-_VERSION = 3  # of GGUF
 
 
 @dataclass
@@ -43,15 +40,7 @@ def planned_file(path: Path, keys: Sequence[Key], tensors: Tensors) -> GgufFile:
         size = n_bytes(plan.shape, kind)
         infos[plan.name] = TensorInfo(plan.name, plan.shape, int(kind), kind.name, offset, size)
         offset += size
-    return GgufFile(
-        path,
-        _VERSION,
-        {key.name: _stored(key) for key in keys},
-        {key.name: key.type_name for key in keys},
-        infos,
-        offset,
-        (path,),
-    )
+    return replace(header(path, keys), tensors=infos, n_bytes=offset, shards=(path,))
 
 
 def check_fit(target: GgufFile | Source, drafter: GgufFile) -> CheckResult:
@@ -63,7 +52,7 @@ def check_fit(target: GgufFile | Source, drafter: GgufFile) -> CheckResult:
     if isinstance(target, Source):
         return CheckResult([f"sizes and taps fit the config of {target.name}"])
     name = target.architecture
-    if not rolls_back(name) or name not in TAPPED_ARCHITECTURES:
+    if not takes_drafters(name):
         why = "offers no taps" if rolls_back(name) else "has recurrent layers"
         return CheckResult(notes=[f"dflash-local cannot draft for this target: {name!r} {why}"])
     check_pair(target, drafter)
@@ -107,11 +96,3 @@ def _difference(planned: GgufFile, written: GgufFile) -> str:
 
 def _shapes(file: GgufFile) -> dict[str, tuple[tuple[int, ...], int, int]]:
     return {name: (info.shape, info.type, info.n_bytes) for name, info in file.tensors.items()}
-
-
-def _stored(key: Key) -> Any:
-    """The value as it will be read back."""
-    if isinstance(key.value, Sequence) and not isinstance(key.value, str):
-        single = key.kind == "arr_f32"
-        return [float(np.float32(item)) if single else item for item in key.value]
-    return float(np.float32(key.value)) if key.kind == "f32" else key.value

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dflash_local.errors import InputError
 from dflash_local.fit.pairing import check_target
-from dflash_local.gguf.drafter_spec import Family
+from dflash_local.gguf.drafter_spec import DrafterSpec, Family
 from dflash_local.gguf.drafter_tensors import D2T
 from dflash_local.gguf.file import GgufFile
 
@@ -90,8 +90,8 @@ class _Conversion:
     tokenizer: list[Key]
 
     def rows(self, plan: TensorPlan, start: int, stop: int) -> NDArray[np.float32]:
-        if plan.role == "ids":
-            ids = absolute_ids(self.weights.integers(plan.source), self.config.n_vocab)
+        if plan.name == D2T:
+            ids = absolute_ids(self.weights.integers(plan.source), self.config.spec.n_vocab)
             return ids.astype(np.float32)[np.newaxis][start:stop]
         return planned_rows(self.origins.get(plan.name, self.weights), plan, start, stop)
 
@@ -158,12 +158,12 @@ def convert(
         revision=drafter.revision,
         sha256=sha256 or None,
         target=_shown_target(plan.target),
-        family=plan.config.drafts_as,
+        family=plan.config.spec.family,
         outtype=outtype,
         n_bytes=n_bytes,
         n_tensors=len(plan.tensors),
-        block_size=plan.config.block_size,
-        target_layers=plan.config.target_layers,
+        block_size=plan.config.spec.block_size,
+        target_layers=plan.config.spec.target_layers,
         left_out=plan.left_out,
         checks=found.checks,
         notes=found.notes,
@@ -187,7 +187,8 @@ def _planned(
     found = _find_target(drafter, raw, target, say)
     facts = target_facts(found) if isinstance(found, GgufFile) else _read_config(found.folder)
     config = read_config(raw, target=facts)
-    _check_target_link(config, facts, _shown_target(found))
+    spec = config.spec
+    _check_target_link(spec, facts, _shown_target(found))
     weights = Checkpoint.open(drafter.folder)
     plans = plan_tensors(config, weights.tensors)
     skipped = left_out(config, weights.tensors)
@@ -197,7 +198,7 @@ def _planned(
         skipped.pop(tensor.source, None)
     plans = [tensor for tensor in plans if tensor.name not in masked]
     plans += [tensor for tensor, _ in masked.values()]
-    tokenizer = tokenizer_keys(found, n_vocab=config.n_vocab, mask_token_id=config.mask_token_id)
+    tokenizer = tokenizer_keys(found, n_vocab=spec.n_vocab, mask_token_id=spec.mask_token_id)
     check_own_tokenizer(drafter.folder, tokenizer, _shown_target(found))
     name = f"{model_name(drafter).lower()}-{outtype}.gguf"
     return _Conversion(
@@ -206,7 +207,7 @@ def _planned(
         target=found,
         config=config,
         weights=weights,
-        tensors=[(each, tensor_type(each, outtype, n_layer=config.n_layer)) for each in plans],
+        tensors=[(each, tensor_type(each, outtype, n_layer=spec.n_layer)) for each in plans],
         origins={name: origin for name, (_, origin) in masked.items()},
         left_out=skipped,
         tokenizer=tokenizer,
@@ -240,19 +241,19 @@ def _find_target(
     return file
 
 
-def _check_target_link(config: DraftConfig, facts: dict[str, Any], target: str) -> None:
+def _check_target_link(spec: DrafterSpec, facts: dict[str, Any], target: str) -> None:
     """The drafter's config against the target's."""
     fields = target_fields(facts)
     n_vocab, n_layer = fields.integer("vocab_size"), fields.integer("num_hidden_layers")
-    if n_vocab not in (None, config.n_vocab):
+    if n_vocab not in (None, spec.n_vocab):
         raise InputError(
-            f"vocabulary size: the drafter is for a target with {config.n_vocab} tokens, and"
+            f"vocabulary size: the drafter is for a target with {spec.n_vocab} tokens, and"
             f" {target} has {n_vocab}; give the target that the drafter was trained for"
         )
-    beyond = [layer for layer in config.target_layers if n_layer is not None and layer >= n_layer]
+    beyond = [layer for layer in spec.target_layers if n_layer is not None and layer >= n_layer]
     if beyond:
         raise InputError(
-            f"tapped layers {list(config.target_layers)}: the drafter reads the input of layer"
+            f"tapped layers {list(spec.target_layers)}: the drafter reads the input of layer"
             f" {beyond[0]}, and {target} has the layers 0 to {(n_layer or 0) - 1}; give the target"
             " that the drafter was trained for"
         )
@@ -268,14 +269,14 @@ def _check_not_the_target(plan: _Conversion) -> None:
 def _keys(plan: _Conversion, number: int, sha256: str) -> list[Key]:
     general = Keys.General
     return [
-        Key(general.ARCHITECTURE, ARCHITECTURE, "str"),
-        Key(general.TYPE, "model", "str"),
-        Key(general.NAME, model_name(plan.drafter), "str"),
+        Key.of(general.ARCHITECTURE, ARCHITECTURE),
+        Key.of(general.TYPE, "model"),
+        Key.of(general.NAME, model_name(plan.drafter)),
         *provenance_keys(plan.drafter, plan.target, sha256),
         *plan.config.keys_for([tensor.name for tensor, _ in plan.tensors]),
         *plan.tokenizer,
-        Key(general.QUANTIZATION_VERSION, GGML_QUANT_VERSION, "u32"),
-        Key(general.FILE_TYPE, number, "u32"),
+        Key.of(general.QUANTIZATION_VERSION, GGML_QUANT_VERSION),
+        Key.of(general.FILE_TYPE, number),
     ]
 
 

@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
+import numpy as np
 from gguf import GGUFValueType
+
+from dflash_local.gguf.file import GgufFile
+
+_VERSION = 3  # of GGUF
 
 Value: TypeAlias = (
     int | float | bool | str | Sequence[int] | Sequence[float] | Sequence[bool] | Sequence[str]
 )
-KeyKind: TypeAlias = Literal[
-    "u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64", "f32", "f64", "bool", "str",
-    "arr_u8", "arr_i8", "arr_u16", "arr_i16", "arr_u32", "arr_i32", "arr_u64", "arr_i64",
-    "arr_f32", "arr_f64", "arr_bool", "arr_str",
-]  # fmt: skip
-
-# the kinds of one value and of an array
-KINDS: dict[GGUFValueType, tuple[KeyKind, KeyKind]] = {
-    GGUFValueType.UINT8: ("u8", "arr_u8"),
-    GGUFValueType.INT8: ("i8", "arr_i8"),
-    GGUFValueType.UINT16: ("u16", "arr_u16"),
-    GGUFValueType.INT16: ("i16", "arr_i16"),
-    GGUFValueType.UINT32: ("u32", "arr_u32"),
-    GGUFValueType.INT32: ("i32", "arr_i32"),
-    GGUFValueType.UINT64: ("u64", "arr_u64"),
-    GGUFValueType.INT64: ("i64", "arr_i64"),
-    GGUFValueType.FLOAT32: ("f32", "arr_f32"),
-    GGUFValueType.FLOAT64: ("f64", "arr_f64"),
-    GGUFValueType.BOOL: ("bool", "arr_bool"),
-    GGUFValueType.STRING: ("str", "arr_str"),
-}
-_STORED: dict[KeyKind, tuple[GGUFValueType, GGUFValueType | None]] = {
-    **{one: (element, None) for element, (one, _) in KINDS.items()},
-    **{many: (GGUFValueType.ARRAY, element) for element, (_, many) in KINDS.items()},
-}
 
 
 @dataclass(frozen=True)
@@ -44,15 +25,42 @@ class Key:
 
     name: str
     value: Value
-    kind: KeyKind
+    kind: GGUFValueType
+    """Of the value, or of each element of an array."""
+
+    @classmethod
+    def of(cls, name: str, value: Value) -> Key:
+        """A key of the type that llama.cpp's converter gives such a value."""
+        if isinstance(value, (list, tuple)):
+            return cls(name, value, GGUFValueType.get_type(value[0]))
+        kind = GGUFValueType.get_type(value)
+        # whole numbers are signed in arrays only
+        return cls(name, value, GGUFValueType.UINT32 if kind == GGUFValueType.INT32 else kind)
+
+    @classmethod
+    def copied(cls, file: GgufFile, name: str) -> Key:
+        """The key `name` of `file`."""
+        stored = file.value_types[name].removeprefix("array of ")
+        return cls(name, file.metadata[name], GGUFValueType[stored.upper()])
 
     @property
-    def types(self) -> tuple[GGUFValueType, GGUFValueType | None]:
-        """GGUF's type of the value, and that of an array's elements (None: no array)."""
-        return _STORED[self.kind]
+    def is_array(self) -> bool:
+        return isinstance(self.value, (list, tuple))
+
+    @property
+    def stored(self) -> Any:
+        """The value as it will be read back."""
+        if self.kind == GGUFValueType.FLOAT32:
+            return np.asarray(self.value, np.float32).tolist()
+        return list(self.value) if isinstance(self.value, tuple) else self.value
 
     @property
     def type_name(self) -> str:
         """The stored type in words, such as "uint32" or "array of string"."""
-        kind, element = self.types
-        return kind.name.lower() if element is None else f"array of {element.name.lower()}"
+        return f"{'array of ' if self.is_array else ''}{self.kind.name.lower()}"
+
+
+def header(path: Path, keys: Collection[Key]) -> GgufFile:
+    """A file of these keys, without tensors, as it would be read."""
+    values = {key.name: key.stored for key in keys}
+    return GgufFile(path, _VERSION, values, {key.name: key.type_name for key in keys}, {}, 0)

@@ -18,8 +18,6 @@ TARGET = "dflash_local.target"
 TARGET_REVISION = "dflash_local.target.revision"
 VERSION = "dflash_local.version"
 
-_HUB = "https://huggingface.co"
-
 
 def model_name(source: Source) -> str:
     """The name without its owner."""
@@ -31,45 +29,32 @@ def provenance_keys(drafter: Source, target: GgufFile | Source, sha256: str) -> 
 
     Of a local folder only the name is kept, of a GGUF target the name inside the file.
     """
-    keys = [
-        Key(SOURCE, drafter.name, "str"),
-        *_optional(REVISION, drafter.revision),
-        Key(SHA256, sha256, "str"),
-        Key(VERSION, version(), "str"),
-    ]
-    if _on_hub(drafter):
-        keys.append(Key(Keys.General.SOURCE_REPO_URL, f"{_HUB}/{drafter.name}", "str"))
-    if isinstance(drafter.card.get("license"), str):
-        keys.append(Key(Keys.General.LICENSE, drafter.card["license"], "str"))
-    return [*keys, *_target_keys(target)]
-
-
-def _target_keys(target: GgufFile | Source) -> list[Key]:
-    base = Keys.General
+    general, license_name = Keys.General, drafter.card.get("license")
+    found: dict[str, str | int | None] = {
+        SOURCE: drafter.name,
+        REVISION: drafter.revision,
+        SHA256: sha256,
+        VERSION: version(),
+        general.SOURCE_REPO_URL: _url(drafter),
+        general.LICENSE: license_name if isinstance(license_name, str) else None,
+    }
     if isinstance(target, Source):
-        keys = [
-            Key(TARGET, target.name, "str"),
-            *_optional(TARGET_REVISION, target.revision),
-            Key(base.BASE_MODEL_COUNT, 1, "u32"),
-            Key(base.BASE_MODEL_NAME.format(id=0), model_name(target), "str"),
-        ]
-        if _on_hub(target):
-            url = f"{_HUB}/{target.name}"
-            keys.append(Key(base.BASE_MODEL_REPO_URL.format(id=0), url, "str"))
-        return keys
-    name = target.get(base.NAME)
-    if not isinstance(name, str) or not name:
-        return []
-    return [
-        Key(TARGET, name, "str"),
-        Key(base.BASE_MODEL_COUNT, 1, "u32"),
-        Key(base.BASE_MODEL_NAME.format(id=0), name, "str"),
-    ]
+        found |= {
+            TARGET: target.name,
+            TARGET_REVISION: target.revision,
+            general.BASE_MODEL_COUNT: 1,
+            general.BASE_MODEL_NAME.format(id=0): model_name(target),
+            general.BASE_MODEL_REPO_URL.format(id=0): _url(target),
+        }
+    elif isinstance(name := target.get(general.NAME), str) and name:
+        found |= {
+            TARGET: name,
+            general.BASE_MODEL_COUNT: 1,
+            general.BASE_MODEL_NAME.format(id=0): name,
+        }
+    return [Key.of(name, value) for name, value in found.items() if value is not None]
 
 
-def _optional(name: str, value: str | None) -> list[Key]:
-    return [] if value is None else [Key(name, value, "str")]
-
-
-def _on_hub(source: Source) -> bool:
-    return source.revision is not None
+def _url(source: Source) -> str | None:
+    """Of a repository on the hub."""
+    return None if source.revision is None else f"https://huggingface.co/{source.name}"

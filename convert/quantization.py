@@ -7,10 +7,10 @@ draft passes through keep at least 8 bits. ggml itself, as it is loaded, does th
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -21,6 +21,7 @@ from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 
 from dflash_local.errors import InputError
+from dflash_local.gguf.drafter_tensors import D2T
 from dflash_local.llama import runtime
 from dflash_local.llama.host import default_threads
 
@@ -28,7 +29,7 @@ from .tensors.plan import TensorPlan
 
 _SMALL = 4096  # elements; a smaller tensor is kept in F32
 _PLAIN = (Type.F32, Type.F16, Type.BF16)
-_CRITICAL = frozenset(("fc", "head", "selector", "markov"))
+_CRITICAL = re.compile(r"(fc|output|selector_\w+|markov_\w+)\.weight")
 _LAYER = re.compile(r"^blk\.(\d+)\.")
 # where a row is not a whole number of blocks; as in llama.cpp
 _FALLBACK = {
@@ -39,34 +40,28 @@ _FALLBACK = {
 }
 
 
-@dataclass(frozen=True)
-class _Outtype:
-    base: Type
-    file_type: LlamaFileType
-
-
-_OUTTYPES = {
-    "f32": _Outtype(Type.F32, LlamaFileType.ALL_F32),
-    "bf16": _Outtype(Type.BF16, LlamaFileType.MOSTLY_BF16),
-    "f16": _Outtype(Type.F16, LlamaFileType.MOSTLY_F16),
-    "q8_0": _Outtype(Type.Q8_0, LlamaFileType.MOSTLY_Q8_0),
-    "q6_k": _Outtype(Type.Q6_K, LlamaFileType.MOSTLY_Q6_K),
-    "q5_k_m": _Outtype(Type.Q5_K, LlamaFileType.MOSTLY_Q5_K_M),
-    "q5_k_s": _Outtype(Type.Q5_K, LlamaFileType.MOSTLY_Q5_K_S),
-    "q5_1": _Outtype(Type.Q5_1, LlamaFileType.MOSTLY_Q5_1),
-    "q5_0": _Outtype(Type.Q5_0, LlamaFileType.MOSTLY_Q5_0),
-    "q4_k_m": _Outtype(Type.Q4_K, LlamaFileType.MOSTLY_Q4_K_M),
-    "q4_k_s": _Outtype(Type.Q4_K, LlamaFileType.MOSTLY_Q4_K_S),
-    "q4_1": _Outtype(Type.Q4_1, LlamaFileType.MOSTLY_Q4_1),
-    "q4_0": _Outtype(Type.Q4_0, LlamaFileType.MOSTLY_Q4_0),
-    "q3_k_m": _Outtype(Type.Q3_K, LlamaFileType.MOSTLY_Q3_K_M),
+_OUTTYPES: dict[str, tuple[Type, LlamaFileType]] = {
+    "f32": (Type.F32, LlamaFileType.ALL_F32),
+    "bf16": (Type.BF16, LlamaFileType.MOSTLY_BF16),
+    "f16": (Type.F16, LlamaFileType.MOSTLY_F16),
+    "q8_0": (Type.Q8_0, LlamaFileType.MOSTLY_Q8_0),
+    "q6_k": (Type.Q6_K, LlamaFileType.MOSTLY_Q6_K),
+    "q5_k_m": (Type.Q5_K, LlamaFileType.MOSTLY_Q5_K_M),
+    "q5_k_s": (Type.Q5_K, LlamaFileType.MOSTLY_Q5_K_S),
+    "q5_1": (Type.Q5_1, LlamaFileType.MOSTLY_Q5_1),
+    "q5_0": (Type.Q5_0, LlamaFileType.MOSTLY_Q5_0),
+    "q4_k_m": (Type.Q4_K, LlamaFileType.MOSTLY_Q4_K_M),
+    "q4_k_s": (Type.Q4_K, LlamaFileType.MOSTLY_Q4_K_S),
+    "q4_1": (Type.Q4_1, LlamaFileType.MOSTLY_Q4_1),
+    "q4_0": (Type.Q4_0, LlamaFileType.MOSTLY_Q4_0),
+    "q3_k_m": (Type.Q3_K, LlamaFileType.MOSTLY_Q3_K_M),
 }
 OUTTYPES: tuple[str, ...] = tuple(_OUTTYPES)
 
 
 def file_type(outtype: str) -> int:
     """The value of `general.file_type` for one of OUTTYPES. Raises InputError."""
-    return int(_outtype(outtype).file_type)
+    return int(_outtype(outtype)[1])
 
 
 def tensor_type(
@@ -78,16 +73,16 @@ def tensor_type(
     every draft passes through (fc, selector, Markov heads, output head) get at least Q8_0. Raises
     InputError for an unknown outtype.
     """
-    base = _outtype(outtype).base
-    if plan.role == "ids":
+    base, _ = _outtype(outtype)
+    if plan.name == D2T:
         return Type.I64
     if not _is_matrix(plan):
         return Type.F32
     if base in _PLAIN or base == Type.Q8_0:
         chosen = base
-    elif plan.role in _CRITICAL and keep_critical:
+    elif keep_critical and _CRITICAL.fullmatch(plan.name):
         chosen = Type.Q8_0
-    elif plan.role in ("head", "embedding"):
+    elif plan.name in ("output.weight", "token_embd.weight"):
         chosen = Type.Q6_K
     else:
         chosen = _mixed(plan.name, outtype, base, n_layer)
@@ -97,10 +92,7 @@ def tensor_type(
 def n_bytes(shape: tuple[int, ...], kind: Type) -> int:
     """Bytes of a tensor of `shape` (row length first), whose rows are whole blocks of `kind`."""
     block, size = GGML_QUANT_SIZES[kind]
-    count = 1
-    for extent in shape:
-        count *= extent
-    return count // block * size
+    return math.prod(shape) // block * size
 
 
 def encode(rows: NDArray[np.float32], kind: Type, *, n_threads: int | None = None) -> bytes:
@@ -117,7 +109,7 @@ def encode(rows: NDArray[np.float32], kind: Type, *, n_threads: int | None = Non
     return _quantized(np.ascontiguousarray(rows, np.float32), kind, n_threads or default_threads())
 
 
-def _outtype(name: str) -> _Outtype:
+def _outtype(name: str) -> tuple[Type, LlamaFileType]:
     if name not in _OUTTYPES:
         raise InputError(f"outtype {name!r} is not known, expected one of {', '.join(OUTTYPES)}")
     return _OUTTYPES[name]
@@ -125,8 +117,7 @@ def _outtype(name: str) -> _Outtype:
 
 def _is_matrix(plan: TensorPlan) -> bool:
     return (
-        plan.role != "norm"
-        and plan.name.endswith(".weight")
+        plan.name.endswith(".weight")
         and len(plan.shape) == 2
         and plan.shape[1] > 1
         and plan.shape[0] * plan.shape[1] >= _SMALL

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 import gguf
 import numpy as np
-from gguf import GGMLQuantizationType
+from gguf import GGMLQuantizationType, GGUFValueType
 from numpy.typing import NDArray
 
 from dflash_local.errors import InputError
@@ -139,8 +139,8 @@ def _write_header(
     writer = gguf.GGUFWriter(part, str(values[_ARCHITECTURE].value))
     for name, key in values.items():
         if name != _ARCHITECTURE:
-            kind, element = key.types
-            writer.add_key_value(name, _raw(key), kind, element)
+            kinds = (GGUFValueType.ARRAY, key.kind) if key.is_array else (key.kind, None)
+            writer.add_key_value(name, _raw(key), *kinds)
     for plan, quantization in tensors:
         writer.add_tensor_info(
             plan.name,
@@ -159,12 +159,11 @@ def _write_header(
 
 def _raw(key: Key) -> object:
     # tokens of a vocabulary need not be UTF-8
-    if key.kind == "str":
-        return str(key.value).encode("utf-8", "surrogateescape")
-    if key.kind == "arr_str":
-        assert isinstance(key.value, Sequence)
+    if key.kind != GGUFValueType.STRING:
+        return key.value
+    if isinstance(key.value, (list, tuple)):
         return [str(item).encode("utf-8", "surrogateescape") for item in key.value]
-    return key.value
+    return str(key.value).encode("utf-8", "surrogateescape")
 
 
 def _write_tensors(

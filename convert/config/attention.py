@@ -2,78 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ..key import Value
 from .families import SPECULATORS, ConfigFields
 
 _MAX_HEADS = 1 << 16
 
 
-@dataclass(frozen=True)
-class Attention:
-    """The attention of every layer; `windowed[i]`: layer i has the sliding window."""
-
-    n_head: int
-    n_head_kv: int
-    states_kv: bool  # the config states n_head_kv
-    head_dim: int
-    states_dim: bool  # the config states head_dim
-    window: int  # tokens, 0 = none
-    windowed: tuple[bool, ...]
-    causal: bool | None
-    bias: bool  # of the projections of queries, keys, values and the output
-
-    @property
-    def n_q(self) -> int:
-        """Width of the queries of all heads."""
-        return self.n_head * self.head_dim
-
-    @property
-    def n_kv(self) -> int:
-        """Width of the keys, and of the values, of all heads."""
-        return self.n_head_kv * self.head_dim
-
-
-def read_attention(config: ConfigFields, n_embd: int, n_layer: int) -> Attention:
-    """The attention that the config states. Raises FileError naming the field."""
+def read_heads(config: ConfigFields, n_embd: int) -> tuple[int, dict[str, Value | None]]:
+    """The size of a head, and the keys of the heads, of which those are None that the config leaves
+    open. Raises FileError naming the field."""
     layout, top = config.layout, config.top
     n_head = top.need_integer("num_attention_heads", 1, _MAX_HEADS)
-    field = layout.n_head_kv
-    n_head_kv = top.integer(field, 1, _MAX_HEADS)
+    n_head_kv = top.integer(layout.n_head_kv, 1, _MAX_HEADS)
     if n_head_kv is None and layout.gemma4:
-        top.missing(field, "a whole number")
+        top.missing(layout.n_head_kv, "a whole number")
     if n_head % (n_head_kv or n_head):
-        top.refuse(field, f"a divisor of num_attention_heads, {n_head}")
-    head_dim, states_dim = _head_dim(config, n_embd, n_head)
-    window, windowed = _sliding(config, n_layer)
-    return Attention(
-        n_head=n_head,
-        n_head_kv=n_head_kv or n_head,
-        states_kv=n_head_kv is not None,
-        head_dim=head_dim,
-        states_dim=states_dim,
-        window=window,
-        windowed=windowed,
-        causal=_causal(config, windowed),
-        bias=top.boolean("attention_bias") is True,
-    )
+        top.refuse(layout.n_head_kv, f"a divisor of num_attention_heads, {n_head}")
+    name = layout.head_dim
+    stated = top.integer(name, 2, 1 << 16)
+    if stated is None and layout.gemma4:
+        top.missing(name, "a whole number")
+    head_dim = n_embd // n_head if stated is None else stated
+    if head_dim < 2 or head_dim % 2 or (stated is None and n_embd % n_head):
+        top.refuse(name, "an even number")
+    if top.integer("v_head_dim") not in (None, head_dim):
+        top.refuse("v_head_dim", f"{name}, {head_dim}")
+    return head_dim, {
+        "attention.head_count": n_head,
+        "attention.head_count_kv": n_head_kv,
+        "attention.key_length": stated,
+        "attention.value_length": stated,
+    }
 
 
-def _head_dim(config: ConfigFields, n_embd: int, n_head: int) -> tuple[int, bool]:
-    """The size of a head, and whether the config states it."""
-    name = config.layout.head_dim
-    value = config.top.integer(name, 2, 1 << 16)
-    if value is None and config.layout.gemma4:
-        config.top.missing(name, "a whole number")
-    head_dim = n_embd // n_head if value is None else value
-    if head_dim < 2 or head_dim % 2 or (value is None and n_embd % n_head):
-        config.top.refuse(name, "an even number")
-    if config.top.integer("v_head_dim") not in (None, head_dim):
-        config.top.refuse("v_head_dim", f"{name}, {head_dim}")
-    return head_dim, value is not None
-
-
-def _sliding(config: ConfigFields, n_layer: int) -> tuple[int, tuple[bool, ...]]:
+def read_windows(config: ConfigFields, n_layer: int) -> tuple[int, tuple[bool, ...]]:
     """The window in tokens (0 = none) and the layers that have it."""
     top, nested = config.top, config.nested
     types = top.strings("layer_types")
@@ -109,7 +71,8 @@ def _check_layer_types(config: ConfigFields, types: list[str], n_layer: int) -> 
         config.top.refuse("layer_types", f"{n_layer} times {names}")
 
 
-def _causal(config: ConfigFields, windowed: tuple[bool, ...]) -> bool | None:
+def read_causal(config: ConfigFields, windowed: tuple[bool, ...]) -> bool | None:
+    """Whether positions do not see the later ones; None where the config leaves it open."""
     name = "sliding_window_non_causal"
     if config.family != "dspark" and config.layout == SPECULATORS and any(windowed):
         # In speculators, layers with a window are causal unless this says otherwise, others never.

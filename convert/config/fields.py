@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from dflash_local.errors import FileError
+
+T = TypeVar("T", bool, str, "dict[str, Any]")
 
 _SHOWN = 60  # characters of a wrong value that a message repeats
 
@@ -67,16 +69,10 @@ class Fields:
         return float(value)
 
     def boolean(self, name: str) -> bool | None:
-        value = self.raw(name)
-        if value is not None and not isinstance(value, bool):
-            self.refuse(name, "true or false")
-        return value
+        return self._typed(name, bool, "true or false")
 
     def string(self, name: str) -> str | None:
-        value = self.raw(name)
-        if value is not None and not isinstance(value, str):
-            self.refuse(name, "a string")
-        return value
+        return self._typed(name, str, "a string")
 
     def strings(self, name: str) -> list[str] | None:
         value = self.raw(name)
@@ -98,15 +94,22 @@ class Fields:
         return list(value)
 
     def object(self, name: str) -> Fields | None:
-        value = self.raw(name)
-        if value is None:
-            return None
-        if not isinstance(value, Mapping):
-            self.refuse(name, "a JSON object")
-        return Fields(value, f"{self.prefix}{name}.")
+        value = self._typed(name, dict, "a JSON object")
+        return None if value is None else Fields(value, f"{self.prefix}{name}.")
 
-    def only(self, known: Sequence[str] | frozenset[str], what: str) -> None:
+    def _typed(self, name: str, kind: type[T], expected: str) -> T | None:
+        value = self.raw(name)
+        if value is not None and not isinstance(value, kind):
+            self.refuse(name, expected)
+        return value
+
+    def only(self, known: Collection[str], what: str) -> None:
         """Raise FileError at the first field that is set and not in `known`."""
         for name, value in self.values.items():
             if name not in known and value is not None:
                 self.refuse(name, f"only fields of {what} that llama.cpp's drafters know")
+
+
+def stating(name: str, *places: Fields) -> Fields:
+    """The first of `places` that states the field `name`; the last, if none does."""
+    return next((place for place in places if place.raw(name) is not None), places[-1])

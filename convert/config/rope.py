@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, NoReturn
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .fields import Fields, refuse
+from .fields import Fields, refuse, stating
 
 RopeType = Literal["default", "linear", "yarn", "llama3", "proportional"]
 
@@ -38,12 +38,7 @@ _KNOWN = frozenset(
         "finetuned",
     }
 )
-_TYPES: dict[str, RopeType] = {
-    "default": "default",
-    "linear": "linear",
-    "yarn": "yarn",
-    "llama3": "llama3",
-}
+_TYPES: tuple[RopeType, ...] = ("default", "linear", "yarn", "llama3")
 # llama.cpp computes with these values and does not read them from a drafter's file
 _YARN_FIXED = {"beta_fast": 32.0, "beta_slow": 1.0, "extrapolation_factor": 1.0}
 
@@ -98,28 +93,26 @@ def read_rope(top: Fields, head_dim: int, *, sliding: bool, mrope_target: bool) 
     fields = top.object(name) or Fields({}, f"{name}.")
     fields = _of_all_layers(fields, top, sliding=sliding)
     fields.only(_KNOWN, "RoPE")
-    rope_type = _type(fields)
-    theta = _theta(fields, top)
+    type_field, rope_type = _type(fields)
+    theta = stating("rope_theta", fields, top).number("rope_theta")
     n_rot, partial = _rotated(fields, top, head_dim)
-    neox = top.boolean("rope_is_neox_style")
-    interleaved = neox is False
+    interleaved = top.boolean("rope_is_neox_style") is False
     if interleaved and n_rot != head_dim:
         top.refuse("rope_is_neox_style", "true or none where only a part of a head is rotated")
     sections = _sections(fields)
     if mrope_target:
         sections = (head_dim // 2, 0, 0, 0)
     if rope_type == "llama3" and (sections or n_rot != head_dim):
-        _refuse_llama3(fields, sections)
+        beside = "M-RoPE" if sections else "partial_rotary_factor"
+        expected = f"another type beside {beside}: llama.cpp would leave the factors out"
+        fields.refuse(type_field, expected)
     factor = fields.number("factor")
     if rope_type in ("linear", "yarn", "llama3") and factor is None:
         fields.missing("factor", f"a number above 0 for the RoPE type {rope_type!r}")
-    context = fields.integer("original_max_position_embeddings")
-    if context is None:
-        context = top.integer("original_max_position_embeddings")
+    trained = "original_max_position_embeddings"
+    context = stating(trained, fields, top).integer(trained)
     if rope_type in ("yarn", "llama3") and context is None:
-        fields.missing(
-            "original_max_position_embeddings", f"a whole number for the RoPE type {rope_type!r}"
-        )
+        fields.missing(trained, f"a whole number for the RoPE type {rope_type!r}")
     truncate = rope_type != "yarn" or fields.boolean("truncate") is not False
     if not truncate and (sections or n_rot != head_dim):
         beside = "M-RoPE" if sections else "partial_rotary_factor"
@@ -189,22 +182,19 @@ def _of_all_layers(fields: Fields, top: Fields, *, sliding: bool) -> Fields:
     return full or local or fields
 
 
-def _type(fields: Fields) -> RopeType:
+def _type(fields: Fields) -> tuple[str, RopeType]:
+    """The field that names the type, and the type."""
     name = "rope_type" if fields.raw("rope_type") is not None else "type"
-    found = _TYPES.get((fields.string(name) or "default").lower())
-    if found is None:
-        fields.refuse(name, "'default', 'linear', 'yarn' or 'llama3'")
-    return found
-
-
-def _theta(fields: Fields, top: Fields) -> float | None:
-    theta = fields.number("rope_theta")
-    return top.number("rope_theta") if theta is None else theta
+    found = (fields.string(name) or "default").lower()
+    for known in _TYPES:
+        if found == known:
+            return name, known
+    fields.refuse(name, "'default', 'linear', 'yarn' or 'llama3'")
 
 
 def _rotated(fields: Fields, top: Fields, head_dim: int) -> tuple[int, bool]:
     name = "partial_rotary_factor"
-    owner = fields if fields.raw(name) is not None else top
+    owner = stating(name, fields, top)
     share = owner.number(name)
     if share is None:
         return head_dim, False
@@ -225,12 +215,6 @@ def _sections(fields: Fields) -> tuple[int, ...]:
     if not 1 <= len(sections) <= 4 or not any(sections):
         fields.refuse("mrope_section", "one to four whole numbers, not all of them 0")
     return tuple(sections + [0] * (4 - len(sections)))
-
-
-def _refuse_llama3(fields: Fields, sections: tuple[int, ...]) -> NoReturn:
-    name = "rope_type" if fields.raw("rope_type") is not None else "type"
-    beside = "M-RoPE" if sections else "partial_rotary_factor"
-    fields.refuse(name, f"another type beside {beside}: llama.cpp would leave the factors out")
 
 
 def _yarn_fields(fields: Fields) -> dict[str, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from dflash_local.errors import FileError
@@ -11,18 +10,7 @@ from dflash_local.gguf.drafter_keys import MAX_LAYERS
 from dflash_local.gguf.file import GgufFile
 
 from .families import SPECULATORS, ConfigFields
-from .fields import Fields
-
-
-@dataclass(frozen=True)
-class TargetLink:
-    """The target as the drafter's config states it, or else the target's own config."""
-
-    n_vocab: int
-    n_vocab_draft: int | None  # rows of a reduced output head
-    mask_token_id: int
-    layers: tuple[int, ...]  # layer INPUTS
-    n_layer: int | None
+from .fields import Fields, stating
 
 
 def target_fields(target: Mapping[str, Any] | None) -> Fields:
@@ -60,17 +48,15 @@ def uses_mrope(target: Fields) -> bool:
     return False
 
 
-def read_target_link(config: ConfigFields, target: Fields, n_embd: int) -> TargetLink:
-    """What the config states of the target. Raises FileError naming the field."""
+def check_hidden_size(config: ConfigFields, target: Fields, n_embd: int) -> None:
+    """Raise FileError unless the target's is the drafter's."""
     for fields, name in ((config.top, "target_hidden_size"), (target, "hidden_size")):
         if fields.integer(name) not in (None, n_embd):
             fields.refuse(name, f"the drafter's hidden_size, {n_embd}")
-    n_vocab, n_draft = _vocabulary(config, target)
-    layers, n_layer = _taps(config, target)
-    return TargetLink(n_vocab, n_draft, _mask_token(config, n_vocab), layers, n_layer)
 
 
-def _vocabulary(config: ConfigFields, target: Fields) -> tuple[int, int | None]:
+def read_vocabulary(config: ConfigFields, target: Fields) -> tuple[int, int]:
+    """The number of tokens of the target, and of those that the drafter's head knows."""
     n_vocab = config.top.integer("vocab_size") or target.integer("vocab_size")
     if n_vocab is None:
         config.top.missing("vocab_size", "a whole number, here or in the target's config")
@@ -81,11 +67,11 @@ def _vocabulary(config: ConfigFields, target: Fields) -> tuple[int, int | None]:
         config.top.refuse("draft_vocab_size", f"vocab_size, {n_vocab}, or none")
     if config.nested.integer("selector_vocab_size") not in (None, n_vocab):
         config.nested.refuse("selector_vocab_size", f"vocab_size, {n_vocab}, or none")
-    return n_vocab, None if reduced == n_vocab else reduced
+    return n_vocab, reduced or n_vocab
 
 
-def _mask_token(config: ConfigFields, n_vocab: int) -> int:
-    owner = config.nested if config.nested.raw("mask_token_id") is not None else config.top
+def read_mask_token(config: ConfigFields, n_vocab: int) -> int:
+    owner = stating("mask_token_id", config.nested, config.top)
     token = owner.integer("mask_token_id", 0)
     if token is None:
         config.nested.missing("mask_token_id", "the id of the mask token")
@@ -94,8 +80,8 @@ def _mask_token(config: ConfigFields, n_vocab: int) -> int:
     return token
 
 
-def _taps(config: ConfigFields, target: Fields) -> tuple[tuple[int, ...], int | None]:
-    """The layers whose inputs are tapped, and how many layers the target has."""
+def read_taps(config: ConfigFields, target: Fields) -> tuple[int, ...]:
+    """The layers of the target whose inputs are tapped."""
     # the config names the layer whose output is tapped: that is the input of the next layer
     owner, name, step = config.nested, "target_layer_ids", 1
     if owner.raw(name) is None:
@@ -108,10 +94,10 @@ def _taps(config: ConfigFields, target: Fields) -> tuple[tuple[int, ...], int | 
     ids = owner.integers(name, 1 - step)
     if not ids:
         owner.missing(name, "the layers of the target that the drafter reads")
-    n_layer = config.top.integer("num_target_layers") or config.nested.integer("num_target_layers")
+    n_layer = stating("num_target_layers", config.top, config.nested).integer("num_target_layers")
     n_layer = n_layer or target.integer("num_hidden_layers")
     if n_layer is not None and max(ids) - 1 + step >= n_layer:
         owner.refuse(name, f"layers of a target that has {n_layer}")
     if len(ids) > MAX_LAYERS or len(set(ids)) < len(ids):
         owner.refuse(name, "every layer once")
-    return tuple(layer + step for layer in ids), n_layer
+    return tuple(layer + step for layer in ids)

@@ -1,14 +1,14 @@
 """`mask_embedding.pt`: the vector that some drafters use for the target's mask token.
 
 It is what `torch.save({"mask_token_id": int, "embedding": vector})` writes: a zip of a pickle and
-the bytes of the vector. A pickle is a program. The few operations that such a file needs are
-interpreted here, on plain values, and every other is refused: nothing of the pickle is executed.
-(Python's own Unpickler, even with restricted imports, lets 9 bytes claim gigabytes.)
+the bytes of the vector. A pickle is a program. Here it can use the few operations that such a file
+needs, and call nothing but the functions in `_GLOBALS`.
 """
 
 from __future__ import annotations
 
 import io
+import pickle
 import pickletools
 import struct
 import zipfile
@@ -22,26 +22,24 @@ from numpy.typing import NDArray
 from .reading import fail, read_limited, shown
 
 _FILE_LIMIT = 1 << 24  # bytes; the vector has some 20,000
-_PICKLE_LIMIT = 1 << 16
+_PICKLE_LIMIT = 1 << 12  # torch writes some 400; of a tuple nested much deeper, a hash would crash
 _EXPECTED = "expected what torch.save({'mask_token_id': int, 'embedding': vector}) writes"
 
+_OPERATIONS = frozenset(
+    {
+        *("PROTO", "FRAME", "STOP", "MARK"),
+        *("BININT", "BININT1", "BININT2", "LONG1", "INT", "BINUNICODE", "SHORT_BINUNICODE"),
+        *("NONE", "NEWTRUE", "NEWFALSE", "EMPTY_DICT", "SETITEM", "SETITEMS"),
+        *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
+        *("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "GET", "BINGET", "LONG_BINGET"),
+        *("GLOBAL", "STACK_GLOBAL", "BINPERSID", "REDUCE"),
+    }
+)
 _STORAGES: dict[str, np.dtype[Any]] = {
     "FloatStorage": np.dtype("f4"),
     "HalfStorage": np.dtype("f2"),
     "BFloat16Storage": np.dtype("u2"),
 }
-_GLOBALS = {
-    ("torch._utils", "_rebuild_tensor_v2"),
-    ("torch._utils", "_rebuild_parameter"),
-    ("collections", "OrderedDict"),
-    *(("torch", storage) for storage in _STORAGES),
-}
-
-
-@dataclass(frozen=True)
-class _Global:
-    module: str
-    name: str
 
 
 @dataclass(frozen=True)
@@ -59,9 +57,6 @@ class _Tensor:
     strides: tuple[int, ...]
 
 
-_MARK = object()
-
-
 def read_mask_embedding(path: Path, *, mask_token_id: int | None = None) -> NDArray[np.float32]:
     """The vector in `path`, [hidden size], in float32.
 
@@ -74,7 +69,7 @@ def read_mask_embedding(path: Path, *, mask_token_id: int | None = None) -> NDAr
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             saved, storages = _members(archive)
-            token_id, tensor = _contents(_interpret(saved))
+            token_id, tensor = _contents(_unpickled(saved))
             if mask_token_id is not None and token_id != mask_token_id:
                 fail(path, f"is for token {token_id}, the drafter's mask token is {mask_token_id}")
             return _values(tensor, storages, archive)
@@ -88,6 +83,7 @@ class _Refused(Exception):
 
 _FAULTS = (
     _Refused,
+    pickle.UnpicklingError,
     zipfile.BadZipFile,
     zipfile.LargeZipFile,
     ValueError,
@@ -121,111 +117,44 @@ def _stored(archive: zipfile.ZipFile, member: zipfile.ZipInfo, limit: int) -> by
     return archive.read(member)
 
 
-def _interpret(saved: bytes) -> Any:
+def _unpickled(saved: bytes) -> Any:
     """The value that the pickle `saved` describes: dicts, tuples, numbers, text and tensors."""
-    stack: list[Any] = []
-    memo: dict[int, Any] = {}
-    argument: Any
     for operation, argument, _ in pickletools.genops(saved):
-        name = operation.name
-        if name == "STOP":
-            return stack.pop()
-        if name in ("PROTO", "FRAME"):
-            continue
-        if name == "MARK":
-            stack.append(_MARK)
-        elif name in _LITERALS:
-            stack.append(argument)
-        elif name in _CONSTANTS:
-            stack.append(_CONSTANTS[name])
-        elif name == "EMPTY_DICT":
-            stack.append({})
-        elif name in ("PUT", "BINPUT", "LONG_BINPUT"):
-            memo[argument] = stack[-1]
-        elif name == "MEMOIZE":
-            memo[len(memo)] = stack[-1]
-        elif name in ("GET", "BINGET", "LONG_BINGET"):
-            stack.append(memo[argument])
-        elif name in _TUPLES:
-            stack[len(stack) - _TUPLES[name] :] = [tuple(_last(stack, _TUPLES[name]))]
-        elif name == "TUPLE":
-            stack.append(tuple(_since_mark(stack)))
-        elif name == "SETITEM":
-            _set_items(stack, [stack.pop(-2), stack.pop()])
-        elif name == "SETITEMS":
-            _set_items(stack, _since_mark(stack))
-        elif name == "GLOBAL":
-            stack.append(_global(*argument.split(" ", 1)))
-        elif name == "STACK_GLOBAL":
-            stack.append(_global(stack.pop(-2), stack.pop()))
-        elif name == "BINPERSID":
-            stack.append(_storage(stack.pop()))
-        elif name == "REDUCE":
-            stack.append(_call(stack.pop(-2), stack.pop()))
-        else:
-            raise _Refused(f"its pickle uses the operation {name}")
-    raise _Refused("its pickle has no end")
+        if operation.name not in _OPERATIONS:
+            raise _Refused(f"its pickle uses the operation {operation.name}")
+        if operation.name in ("PUT", "LONG_BINPUT") and argument > len(saved):
+            raise _Refused("its pickle is malformed")  # Python would claim memory up to that place
+    return _Unpickler(io.BytesIO(saved)).load()
 
 
-_LITERALS = {
-    *("BININT", "BININT1", "BININT2", "LONG1", "INT"),
-    *("BINUNICODE", "SHORT_BINUNICODE"),
-}
-_CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
-_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _GLOBALS:
+            raise _Refused(f"its pickle would have Python import {shown(f'{module}.{name}')}")
+        return _GLOBALS[module, name]
+
+    def persistent_load(self, reference: Any) -> _Storage:
+        match reference:
+            case ("storage", str(kind), str(key), str(), int(n_elements)):
+                if kind in _STORAGES and n_elements >= 0:
+                    return _Storage(kind, key, n_elements)
+        raise _Refused("its pickle refers to something that is no tensor's storage")
 
 
-def _last(stack: list[Any], count: int) -> list[Any]:
-    if len(stack) < count:
-        raise _Refused("its pickle is malformed")
-    return stack[len(stack) - count :]
-
-
-def _since_mark(stack: list[Any]) -> list[Any]:
-    """Pop the last mark and all that was pushed after it."""
-    items: list[Any] = []
-    while (item := stack.pop()) is not _MARK:
-        items.append(item)
-    return items[::-1]
-
-
-def _set_items(stack: list[Any], items: list[Any]) -> None:
-    if not isinstance(stack[-1], dict) or len(items) % 2:
-        raise _Refused("its pickle is malformed")
-    for key, value in zip(items[::2], items[1::2], strict=True):
-        if not isinstance(key, str):
-            raise _Refused("a key of its dictionary is no text")
-        stack[-1][key] = value
-
-
-def _global(module: object, name: object) -> _Global:
-    if (module, name) not in _GLOBALS:
-        raise _Refused(f"its pickle would have Python import {shown(f'{module}.{name}')}")
-    return _Global(str(module), str(name))
-
-
-def _storage(reference: object) -> _Storage:
-    match reference:
-        case ("storage", _Global(module="torch", name=kind), str(key), str(), int(n_elements)):
-            if kind in _STORAGES and n_elements >= 0:
-                return _Storage(kind, key, n_elements)
-    raise _Refused("its pickle refers to something that is no tensor's storage")
-
-
-def _call(function: object, arguments: object) -> Any:
-    match function, arguments:
-        case _Global(name="OrderedDict"), ():
-            return {}
-        case _Global(name="_rebuild_parameter"), (_Tensor() as tensor, *_):
-            return tensor
-        case (
-            _Global(name="_rebuild_tensor_v2"),
-            (_Storage() as storage, int(offset), tuple(shape), tuple(strides), *_),
-        ):
-            sizes = (offset, *shape, *strides)
-            if all(type(size) is int and size >= 0 for size in sizes):
+def _rebuilt(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _Tensor:
+    match storage, offset, shape, strides:
+        case _Storage(), int(), tuple(), tuple():
+            if all(type(size) is int and size >= 0 for size in (offset, *shape, *strides)):
                 return _Tensor(storage, offset, shape, strides)
     raise _Refused("its pickle would have Python call something that rebuilds no tensor")
+
+
+_GLOBALS: dict[tuple[str, str], Any] = {
+    ("torch._utils", "_rebuild_tensor_v2"): _rebuilt,
+    ("torch._utils", "_rebuild_parameter"): lambda tensor, *_: tensor,
+    ("collections", "OrderedDict"): lambda: {},
+    **{("torch", kind): kind for kind in _STORAGES},
+}
 
 
 def _contents(value: object) -> tuple[int, _Tensor]:

@@ -14,13 +14,13 @@ from gguf import GGMLQuantizationType, quants
 from numpy.typing import NDArray
 
 from dflash_local.errors import FileError, InputError
-from dflash_local.gguf.file import GgufFile, TensorInfo
+from dflash_local.gguf.file import GgufFile
 
 from ..config.drafter_config import DraftConfig
 from ..files.checkpoint import Checkpoint
 from ..files.mask_embedding import read_mask_embedding
 from ..files.source import MASK_EMBEDDING, Source, fetch_tensors
-from .plan import Role, RowSource, TensorPlan
+from .plan import RowSource, TensorPlan
 
 Origins = dict[str, tuple[TensorPlan, RowSource]]
 
@@ -34,7 +34,6 @@ _NAMES: dict[str, tuple[str, ...]] = {
     ),
     _HEAD: ("lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight"),
 }
-_ROLES: dict[str, Role] = {_EMBEDDINGS: "embedding", _HEAD: "head"}
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class GgufRows:
         """Raises FileError when the type of the tensor is not known, or on a failed read."""
         tensor = self.file.tensors[name]
         per_row = tensor.n_bytes // tensor.shape[1]
-        stored = _read(self.file.shards[tensor.shard], tensor, start * per_row, stop * per_row)
+        stored = np.frombuffer(self.file.data(tensor, start * per_row, stop * per_row), np.uint8)
         try:
             values = quants.dequantize(
                 stored.reshape(stop - start, per_row), GGMLQuantizationType(tensor.type)
@@ -85,14 +84,15 @@ def masked_tensors(
     path = folder / MASK_EMBEDDING
     if not path.is_file():
         return {}
-    vector = read_mask_embedding(path, mask_token_id=config.mask_token_id)
-    if vector.shape != (config.n_embd,):
-        raise FileError(f"{path}: a vector of {vector.size}, expected hidden_size {config.n_embd}")
+    spec = config.spec
+    vector = read_mask_embedding(path, mask_token_id=spec.mask_token_id)
+    if vector.shape != (spec.n_embd,):
+        raise FileError(f"{path}: a vector of {vector.size}, expected hidden_size {spec.n_embd}")
     found: Origins = {}
     plan, origin = _own(config, weights, "embed_tokens.weight") or _of_target(
         config, target, _EMBEDDINGS
     )
-    found[_EMBEDDINGS] = plan, ReplacedRow(origin, config.mask_token_id, vector)
+    found[_EMBEDDINGS] = plan, ReplacedRow(origin, spec.mask_token_id, vector)
     if not any(name in weights.tensors for name in ("lm_head.weight", "model.lm_head.weight")):
         found[_HEAD] = _of_target(config, target, _HEAD)
     return found
@@ -137,21 +137,10 @@ def _of_checkpoint(config: DraftConfig, target: Source, name: str) -> tuple[Tens
 
 
 def _plan(config: DraftConfig, name: str, source: str, shape: tuple[int, ...]) -> TensorPlan:
-    if shape != (config.n_embd, config.n_vocab):
+    expected = config.spec.n_embd, config.spec.n_vocab
+    if shape != expected:
         raise FileError(
             f"tensor {source!r} has the shape {list(reversed(shape))}, expected"
-            f" {[config.n_vocab, config.n_embd]} from the drafter's config.json"
+            f" {list(expected[::-1])} from the drafter's config.json"
         )
-    return TensorPlan(name, source, shape, _ROLES[name])
-
-
-def _read(path: Path, tensor: TensorInfo, start: int, stop: int) -> NDArray[np.uint8]:
-    try:
-        with path.open("rb", buffering=0) as file:
-            file.seek(tensor.offset + start)
-            stored = file.read(stop - start)
-    except OSError as error:
-        raise FileError(f"{path}: cannot be read: {error.strerror or error}") from None
-    if len(stored) < stop - start:
-        raise FileError(f"{path}: became shorter while it was read")
-    return np.frombuffer(stored, np.uint8)
+    return TensorPlan(name, source, shape)

@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local.errors import FileError
+from dflash_local.gguf.drafter_tensors import BIASED, D2T, expected_shapes, ids_faults
 
 from ..config.drafter_config import DraftConfig
 from ..files.safetensors_header import TensorEntry
-from .plan import Role, TensorPlan
+from .plan import TensorPlan
 
 _LISTED = 8  # names that a message repeats
 _SINKS = ("attention_sink_bias", "sinks", "learnable_sink_param")
+_SCALAR = "layer_output_scale.weight"
+# in the GGUF file and in the checkpoint
+_ATTENTION = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+}
 
 
 @dataclass(frozen=True)
 class _Expected:
-    """A tensor that the checkpoint should have; in `shape` the axis of rows is first."""
+    """A tensor that the checkpoint should have."""
 
-    name: str
-    sources: tuple[str, ...]  # its possible names, without "model."
-    shape: tuple[int, ...]
-    role: Role
+    name: str  # in the GGUF file
+    sources: tuple[str, ...]  # its possible names in the checkpoint, without "model."
     permute_heads: int = 0
     optional: bool = False
 
@@ -38,9 +48,10 @@ def plan_tensors(config: DraftConfig, tensors: Mapping[str, TensorEntry]) -> lis
     """
     found = _by_plain_name(tensors)
     skipped = left_out(config, tensors)
+    shapes = _shapes(config, found)
     plans, missing = _computed(config), []
     used: set[str] = set()
-    for expected in _expected(config, found):
+    for expected in _expected(config):
         names = [source for source in expected.sources if source in found]
         if not names:
             if not expected.optional:
@@ -50,10 +61,9 @@ def plan_tensors(config: DraftConfig, tensors: Mapping[str, TensorEntry]) -> lis
         used.add(entry.name)
         if entry.name in skipped:
             continue
-        _check_shape(entry, expected)
-        shape = tuple(reversed(expected.shape))
-        plan = TensorPlan(expected.name, entry.name, shape, expected.role, expected.permute_heads)
-        plans.append(plan)
+        shape = shapes[expected.name]
+        _check_shape(entry, expected.name, shape)
+        plans.append(TensorPlan(expected.name, entry.name, shape, expected.permute_heads))
     _check_names(config, missing, [name for name in tensors if name not in used | skipped.keys()])
     return plans
 
@@ -62,7 +72,7 @@ def left_out(config: DraftConfig, tensors: Mapping[str, TensorEntry]) -> dict[st
     """The tensors of the checkpoint that the GGUF file does not hold, and why, in words."""
     found = _by_plain_name(tensors)
     reasons: dict[str, str] = {}
-    if config.family == "dspark" or config.n_vocab_draft is not None:
+    if config.family == "dspark" or config.reduces_vocabulary:
         reasons["t2d"] = "the reverse of d2t"
     reasons |= dict.fromkeys(config.layout.target_copies, "a copy of the target's, for training")
     reasons |= {
@@ -78,15 +88,8 @@ def absolute_ids(offsets: NDArray[np.int64], n_vocab: int) -> NDArray[np.int64]:
     Raises FileError when one is outside the vocabulary, or occurs twice.
     """
     ids = offsets.astype(np.int64) + np.arange(offsets.size, dtype=np.int64)
-    outside = np.flatnonzero((ids < 0) | (ids >= n_vocab))
-    if outside.size:
-        row = int(outside[0])
-        raise FileError(
-            f"d2t: row {row} stands for token {int(ids[row])}, expected 0 to {n_vocab - 1}"
-        )
-    values, counts = np.unique(ids, return_counts=True)
-    if ids.size != values.size:
-        raise FileError(f"d2t: two rows stand for token {int(values[np.argmax(counts)])}")
+    for fault in ids_faults(ids, n_vocab):
+        raise FileError(fault)
     return ids
 
 
@@ -105,7 +108,7 @@ def _shared_with_target(config: DraftConfig, found: Mapping[str, TensorEntry]) -
     """Embeddings and output head of the checkpoint, if those of the target are used instead."""
     embeddings, head = "embed_tokens.weight", "lm_head.weight"
     why = "the target's own is used"
-    if config.n_vocab_draft is not None:
+    if config.reduces_vocabulary:
         return {} if config.own_embeddings else {embeddings: why}
     shared = config.family == "dspark" and not config.layout.gemma4  # the head is the target's
     if not config.own_embeddings or (shared and config.trained_embeddings is False):
@@ -127,158 +130,96 @@ def _computed(config: DraftConfig) -> list[TensorPlan]:
     factors = config.rope.frequency_factors()
     if not factors:
         return []
-    return [TensorPlan("rope_freqs.weight", "", (len(factors),), "rope", values=factors)]
+    return [TensorPlan("rope_freqs.weight", "", (len(factors),), values=factors)]
 
 
-def _expected(config: DraftConfig, found: Mapping[str, TensorEntry]) -> Iterator[_Expected]:
-    n, n_taps = config.n_embd, len(config.target_layers)
-    yield _Expected("enc.output_norm.weight", (config.layout.fc_norm,), (n,), "norm")
-    yield _Expected("fc.weight", (config.layout.fc,), (n, n_taps * n), "fc")
-    yield _Expected("output_norm.weight", ("norm.weight",), (n,), "norm")
-    yield from _vocabulary(config)
-    if config.selector is not None:
-        yield from _selector(config, config.selector.rank)
-    if config.drafts_as == "dspark":
-        yield from _markov(config, found)
-    for layer in range(config.n_layer):
-        yield from _layer(config, f"layers.{layer}.", f"blk.{layer}.")
+def _shapes(config: DraftConfig, found: Mapping[str, TensorEntry]) -> dict[str, tuple[int, ...]]:
+    """The shapes of all tensors in the GGUF file, in ggml's order."""
+    spec = config.spec
+    if spec.family == "dspark" and not spec.markov_rank:
+        table = found.get("markov_head.markov_w1.weight")
+        rank = table.shape[1] if table is not None and len(table.shape) == 2 else 1
+        spec = replace(spec, markov_rank=rank)
+    required, optional = expected_shapes(spec)
+    return required | optional | {D2T: (spec.n_vocab_draft,)}
 
 
-def _vocabulary(config: DraftConfig) -> Iterator[_Expected]:
-    reduced, n = config.n_vocab_draft, config.n_embd
-    rows = config.n_vocab if reduced is None else reduced
-    yield _Expected(
-        "token_embd.weight",
-        ("embed_tokens.weight",),
-        (config.n_vocab, n),
-        "embedding",
-        optional=True,
-    )
+def _expected(config: DraftConfig) -> Iterator[_Expected]:
+    layout, reduced = config.layout, config.reduces_vocabulary
+    yield _Expected("enc.output_norm.weight", (layout.fc_norm,))
+    yield _Expected("fc.weight", (layout.fc,))
+    yield _Expected("output_norm.weight", ("norm.weight",))
+    yield _Expected("token_embd.weight", ("embed_tokens.weight",), optional=True)
     # a Gemma 4 drafter has its own head, or its embeddings are the head
-    needed = reduced is not None or (config.layout.gemma4 and not config.tied_embeddings)
-    yield _Expected("output.weight", ("lm_head.weight",), (rows, n), "head", optional=not needed)
-    yield _Expected("d2t", ("d2t",), (rows,), "ids", optional=reduced is None)
+    needed = reduced or (layout.gemma4 and not config.tied_embeddings)
+    yield _Expected("output.weight", ("lm_head.weight",), optional=not needed)
+    yield _Expected(D2T, ("d2t",), optional=not reduced)
+    if config.spec.family == "dflash2":
+        for part in ("predecessor", "successor"):
+            codebook = f"candidate_selector.{part}_codebook"
+            yield _Expected(f"selector_{part}.weight", (codebook, f"{codebook}.weight"))
+        yield _Expected("selector_hidden.weight", ("candidate_selector.hidden_projection.weight",))
+    if config.spec.family == "dspark":
+        for table in ("markov_w1.weight", "markov_w2.weight"):
+            yield _Expected(table, (f"markov_head.{table}",))
+        heads = ["confidence_head.proj", "confidence_proj"]
+        if layout.gemma4:
+            heads.reverse()
+        for part in ("weight", "bias"):
+            optional = part == "bias" or config.states_confidence is not True
+            sources = tuple(f"{head}.{part}" for head in heads)
+            yield _Expected(f"conf_proj.{part}", sources, optional=optional)
+    for layer in range(config.spec.n_layer):
+        yield from _layer(config, layer)
 
 
-def _selector(config: DraftConfig, rank: int) -> Iterator[_Expected]:
-    prefix, shape = "candidate_selector.", (config.n_vocab, rank)
-    for name, source in (
-        ("selector_predecessor.weight", "predecessor_codebook"),
-        ("selector_successor.weight", "successor_codebook"),
-    ):
-        sources = (prefix + source, f"{prefix}{source}.weight")
-        yield _Expected(name, sources, shape, "selector")
-    source = f"{prefix}hidden_projection.weight"
-    yield _Expected("selector_hidden.weight", (source,), (rank, config.n_embd), "selector")
+def _layer(config: DraftConfig, layer: int) -> Iterator[_Expected]:
+    gemma4, spec, place = config.layout.gemma4, config.spec, f"layers.{layer}."
+    permuted = {}
+    if config.rope.interleaved:
+        permuted = {
+            "attn_q": spec.n_head,
+            "attn_k": spec.n_head_kv,
+            "attn_q_norm": 1,
+            "attn_k_norm": 1,
+        }
 
+    def copied(name: str, source: str, end: str = "weight") -> _Expected:
+        source = f"{place}{source}.{end}"
+        return _Expected(f"blk.{layer}.{name}.{end}", (source,), permuted.get(name, 0))
 
-def _markov(config: DraftConfig, found: Mapping[str, TensorEntry]) -> Iterator[_Expected]:
-    first, second = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
-    rank = config.markov.rank if config.markov is not None else None
-    if rank is None:
-        entry = found.get(first)
-        rank = entry.shape[1] if entry is not None and len(entry.shape) == 2 else 1
-    reduced = config.n_vocab_draft
-    rows = config.n_vocab if reduced is None else reduced
-    yield _Expected("markov_w1.weight", (first,), (config.n_vocab, rank), "markov")
-    yield _Expected("markov_w2.weight", (second,), (rows, rank), "markov")
-    optional = config.states_confidence is not True
-    heads = ["confidence_head.proj", "confidence_proj"]
-    if config.layout.gemma4:
-        heads.reverse()
-    for part, shape in (("weight", (1, config.n_embd + rank)), ("bias", (1,))):
-        sources = tuple(f"{head}.{part}" for head in heads)
-        missable = optional or part == "bias"
-        yield _Expected(f"conf_proj.{part}", sources, shape, "confidence", optional=missable)
-
-
-def _layer(config: DraftConfig, source: str, name: str) -> Iterator[_Expected]:
-    n, n_ff, attention = config.n_embd, config.n_ff, config.attention
-    n_q, n_kv, head_dim = attention.n_q, attention.n_kv, attention.head_dim
-    gemma4 = config.layout.gemma4
-    q_heads, kv_heads, one = (
-        (attention.n_head, attention.n_head_kv, 1) if config.rope.interleaved else (0, 0, 0)
-    )
-
-    def want(
-        target: str, origin: str, shape: tuple[int, ...], role: Role, permute: int = 0
-    ) -> _Expected:
-        return _Expected(
-            f"{name}{target}.weight", (f"{source}{origin}.weight",), shape, role, permute
-        )
-
-    yield want("attn_norm", "input_layernorm", (n,), "norm")
-    yield want("attn_q", "self_attn.q_proj", (n_q, n), "matrix", q_heads)
-    yield want("attn_k", "self_attn.k_proj", (n_kv, n), "matrix", kv_heads)
-    if not gemma4:
-        yield want("attn_v", "self_attn.v_proj", (n_kv, n), "matrix")
-    yield want("attn_output", "self_attn.o_proj", (n, n_q), "matrix")
-    yield want("attn_q_norm", "self_attn.q_norm", (head_dim,), "norm", one)
-    yield want("attn_k_norm", "self_attn.k_norm", (head_dim,), "norm", one)
-    if attention.bias:
-        yield from _biases(config, source, name, (q_heads, kv_heads))
-    yield _sinks(config, source, name)
+    for name, source in _ATTENTION.items():
+        if name != "attn_v" or not spec.values_from_keys:
+            yield copied(name, source)
+    if spec.attention_bias:
+        for name in BIASED:
+            yield copied(name, _ATTENTION[name], "bias")
+    sinks = [f"{place}self_attn.{stem}{end}" for stem in _SINKS for end in ("", ".weight")]
+    optional = config.states_sinks is not True
+    yield _Expected(f"blk.{layer}.attn_sinks.weight", tuple(sinks), optional=optional)
     if gemma4:
-        yield want("post_attention_norm", "post_attention_layernorm", (n,), "norm")
-        yield want("ffn_norm", "pre_feedforward_layernorm", (n,), "norm")
-        yield want("post_ffw_norm", "post_feedforward_layernorm", (n,), "norm")
-        scalar = (f"{source}layer_scalar", f"{source}layer_scalar.weight")
-        yield _Expected(f"{name}layer_output_scale.weight", scalar, (1,), "scale")
+        yield copied("post_attention_norm", "post_attention_layernorm")
+        yield copied("ffn_norm", "pre_feedforward_layernorm")
+        yield copied("post_ffw_norm", "post_feedforward_layernorm")
+        scalar = (f"{place}layer_scalar", f"{place}layer_scalar.weight")
+        yield _Expected(f"blk.{layer}.{_SCALAR}", scalar)
     else:
-        yield want("ffn_norm", "post_attention_layernorm", (n,), "norm")
-    yield want("ffn_gate", "mlp.gate_proj", (n_ff, n), "matrix")
-    yield want("ffn_up", "mlp.up_proj", (n_ff, n), "matrix")
-    yield want("ffn_down", "mlp.down_proj", (n, n_ff), "matrix")
-    if config.selector is not None:
-        yield from _convolutions(config, source, name)
+        yield copied("ffn_norm", "post_attention_layernorm")
+    for part in ("gate", "up", "down"):
+        yield copied(f"ffn_{part}", f"mlp.{part}_proj")
+    if spec.selector is not None:
+        for name, source in (("attn_conv", "attention_conv"), ("ffn_conv", "mlp_conv")):
+            base = f"{place}{source}.base_kernel"
+            yield _Expected(f"blk.{layer}.{name}_base", (base,))
+            yield copied(f"{name}_proj", f"{source}.kernel_projection")
 
 
-def _biases(
-    config: DraftConfig, source: str, name: str, heads: tuple[int, int]
-) -> Iterator[_Expected]:
-    """`heads`: of queries and of keys, whose rows are permuted like those of the weights."""
-    n_q, n_kv = config.attention.n_q, config.attention.n_kv
-    for target, origin, width, permute in (
-        ("attn_q", "q_proj", n_q, heads[0]),
-        ("attn_k", "k_proj", n_kv, heads[1]),
-        ("attn_v", "v_proj", n_kv, 0),
-        ("attn_output", "o_proj", config.n_embd, 0),
-    ):
-        sources = (f"{source}self_attn.{origin}.bias",)
-        yield _Expected(f"{name}{target}.bias", sources, (width,), "bias", permute)
-
-
-def _sinks(config: DraftConfig, source: str, name: str) -> _Expected:
-    stems = [f"{source}self_attn.{stem}" for stem in _SINKS]
-    return _Expected(
-        f"{name}attn_sinks.weight",
-        tuple(stem + end for stem in stems for end in ("", ".weight")),
-        (config.attention.n_head,),
-        "sinks",
-        optional=config.states_sinks is not True,
-    )
-
-
-def _convolutions(config: DraftConfig, source: str, name: str) -> Iterator[_Expected]:
-    selector = config.selector
-    if selector is None:
-        return
-    kernel, groups = selector.conv_kernel_size, config.n_embd // selector.conv_group_size
-    projected = (2 * kernel * groups, config.n_embd)
-    for target, origin in (("attn_conv", "attention_conv"), ("ffn_conv", "mlp_conv")):
-        base = f"{source}{origin}.base_kernel"
-        shape = (2, kernel, config.n_embd)
-        yield _Expected(f"{name}{target}_base", (base,), shape, "conv")
-        projection = f"{source}{origin}.kernel_projection.weight"
-        yield _Expected(f"{name}{target}_proj.weight", (projection,), projected, "conv")
-
-
-def _check_shape(entry: TensorEntry, expected: _Expected) -> None:
-    scalar = expected.role == "scale" and entry.n_elements == 1
-    if entry.shape != expected.shape and not scalar:
+def _check_shape(entry: TensorEntry, name: str, shape: tuple[int, ...]) -> None:
+    is_scalar = name.endswith(_SCALAR) and entry.n_elements == 1
+    if entry.shape != shape[::-1] and not is_scalar:
         raise FileError(
             f"tensor {entry.name!r} has the shape {list(entry.shape)}, expected "
-            f"{list(expected.shape)} from config.json"
+            f"{list(shape[::-1])} from config.json"
         )
 
 

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-Role = Literal[
-    "norm", "bias", "matrix", "fc", "head", "embedding", "selector", "markov", "confidence",
-    "conv", "sinks", "scale", "rope", "ids",
-]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -25,7 +20,6 @@ class TensorPlan:
     name: str
     source: str  # its name in the checkpoint; empty for a tensor that is computed
     shape: tuple[int, ...]
-    role: Role
     permute_heads: int = 0  # so many heads, whose rows are interleaved pairs of RoPE
     values: tuple[float, ...] = ()  # of a tensor that is computed
 

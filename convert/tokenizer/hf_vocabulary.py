@@ -20,7 +20,7 @@ from dflash_local.errors import FileError
 from dflash_local.gguf.vocabulary import vocabulary_fault
 
 from ..files.reading import read_json
-from ..key import KINDS, Key
+from ..key import Key
 from . import tiktoken_ranks
 from .pretokenizers import TokenizerFamily, check_pattern, family_of
 
@@ -43,6 +43,10 @@ _VISIBLE = frozenset(
     )
 )
 _LOOK_SPECIAL = ("<pad>", "<mask>", "<2mass>", "[@BOS@]")
+
+
+_Tokens = dict[int, tuple[str, TokenType]]
+"""Text and type of the tokens, by id."""
 
 
 @dataclass(frozen=True)
@@ -86,20 +90,51 @@ def read_vocabulary(folder: Path, n_vocab: int) -> list[Key]:
         _json(folder / "tokenizer.json", missing_ok=True),
         _json(folder / "tokenizer_config.json", missing_ok=True),
     )
-    writer = gguf.GGUFWriter(None, "dflash")
-    if family.layout == "bpe":
-        _add_bpe(writer, files, family)
-    elif family.layout == "ranks":
-        _add_ranks(writer, files, family)
+    ranks: dict[bytes, int] = {}
+    if family.layout == "ranks":
+        ranks = tiktoken_ranks.read_ranks(folder / "tiktoken.model")
+        tokens = _rank_tokens(files, ranks)
+    elif family.layout == "bpe":
+        tokens = _bpe_tokens(files, family)
     else:
-        _add_gemma4(writer, files)
-    keys = [
+        tokens = _gemma4_tokens(files)
+    keys = _keys(files, family, tokens, tiktoken_ranks.merges(ranks))
+    _check(keys, folder)
+    return keys
+
+
+def _keys(files: _Files, family: TokenizerFamily, tokens: _Tokens, merges: list[str]) -> list[Key]:
+    """`merges`: those that are not in the files."""
+    is_gemma4 = family.layout == "gemma4"
+    filled = [tokens.get(i, (f"[PAD{i}]", TokenType.UNUSED)) for i in range(files.n_vocab)]
+    special = _special_tokens(files, load_merges=family.layout != "ranks")
+    ids = {text: number for number, (text, _) in tokens.items()}
+    for role, text in family.roles.items():
+        if text not in ids:
+            raise files.fail("tokenizer.json", f"has no token {text!r}, which is its {role}")
+        special.special_token_ids.setdefault(role, ids[text])
+    if family.layout == "bpe" and not special.merges:
+        raise files.fail("tokenizer.json", "has no merges, and neither is there a merges.txt")
+    writer = gguf.GGUFWriter(None, "dflash")
+    writer.add_tokenizer_model("gemma4" if is_gemma4 else "gpt2")
+    if family.pre:
+        writer.add_tokenizer_pre(family.pre)
+    writer.add_token_list([text for text, _ in filled])
+    if is_gemma4:
+        writer.add_token_scores([_SCORE] * len(filled))
+    writer.add_token_types([kind for _, kind in filled])
+    if merges:
+        writer.add_token_merges(merges)
+    special.add_to_gguf(writer, quiet=True)
+    if is_gemma4:
+        writer.add_add_space_prefix(False)
+        writer.kv_data[0].pop(gguf.Keys.Tokenizer.ADD_BOS, None)
+        writer.add_add_bos_token(True)
+    return [
         _key(name, stored.value, stored.type)
         for name, stored in writer.kv_data[0].items()
         if name.startswith("tokenizer.")
     ]
-    _check(keys, folder)
-    return keys
 
 
 def _check(keys: list[Key], folder: Path) -> None:
@@ -119,11 +154,11 @@ def _check(keys: list[Key], folder: Path) -> None:
 
 def _key(name: str, value: Any, kind: GGUFValueType) -> Key:
     if kind != GGUFValueType.ARRAY:
-        return Key(name, value, KINDS[kind][0])
+        return Key(name, value, kind)
     values = tuple(int(item) if isinstance(item, TokenType) else item for item in value)
     if name == gguf.Keys.Tokenizer.CHAT_TEMPLATES:
         values = tuple(sorted(values))  # comes from a set
-    return Key(name, values, KINDS[GGUFValueType.get_type(values[0])][1])
+    return Key.of(name, values)
 
 
 def _json(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
@@ -132,88 +167,42 @@ def _json(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
     return read_json(path, TOKENIZER_LIMIT, strict=False)
 
 
-def _add_bpe(writer: gguf.GGUFWriter, files: _Files, family: TokenizerFamily) -> None:
-    check_pattern(
-        family, files.tokenizer.get("pre_tokenizer"), str(files.folder / "tokenizer.json")
-    )
+def _bpe_tokens(files: _Files, family: TokenizerFamily) -> _Tokens:
+    where = str(files.folder / "tokenizer.json")
+    check_pattern(family, files.tokenizer.get("pre_tokenizer"), where)
     vocabulary = _model_vocabulary(files)
-    added = _added_tokens(files, vocabulary)
     letters = _byte_letters(files.tokenizer.get("decoder"))
-    names = {token: text for text, token in vocabulary.items()}
-    texts: list[str] = []
-    kinds: list[TokenType] = []
-    for token in range(files.n_vocab):
-        if token in added:
-            text, kind = _added_token(added[token], letters)
-        elif token in names:
-            text, kind = names[token], TokenType.NORMAL
-        else:
-            text, kind = f"[PAD{token}]", TokenType.UNUSED
-        texts.append(text)
-        kinds.append(kind)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(family.pre)
-    writer.add_token_list(texts)
-    writer.add_token_types(kinds)
-    special = _special_tokens(files, load_merges=True)
-    ids = vocabulary | {token.text: number for number, token in added.items()}
-    for role, text in family.roles.items():
-        if text not in ids:
-            raise files.fail("tokenizer.json", f"has no token {text!r}, which is its {role}")
-        special.special_token_ids.setdefault(role, ids[text])
-    if not special.merges:
-        raise files.fail("tokenizer.json", "has no merges, and neither is there a merges.txt")
-    special.add_to_gguf(writer, quiet=True)
+    tokens = {number: (text, TokenType.NORMAL) for text, number in vocabulary.items()}
+    for number, token in _added_tokens(files, vocabulary).items():
+        tokens[number] = _added_token(token, letters)
+    return tokens
 
 
-def _add_ranks(writer: gguf.GGUFWriter, files: _Files, family: TokenizerFamily) -> None:
-    ranks = tiktoken_ranks.read_ranks(files.folder / "tiktoken.model")
+def _rank_tokens(files: _Files, ranks: dict[bytes, int]) -> _Tokens:
     named = {number: token.text for number, token in _configured_tokens(files)}
-    texts = [""] * len(ranks)
-    for token, rank in ranks.items():
-        texts[rank] = tiktoken_ranks.as_text(token)
-    kinds = [TokenType.NORMAL] * len(ranks)
-    reserved = range(len(ranks), len(ranks) + _RESERVED_TOKENS)
-    texts += [named.get(number, f"<|reserved_token_{number}|>") for number in reserved]
-    kinds += [TokenType.CONTROL] * _RESERVED_TOKENS
-    _check_size(files, "tiktoken.model", len(texts))
-    for unused in range(len(texts), files.n_vocab):
-        texts.append(f"[PAD{unused}]")
-        kinds.append(TokenType.UNUSED)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(family.pre)
-    writer.add_token_list(texts)
-    writer.add_token_types(kinds)
-    writer.add_token_merges(tiktoken_ranks.merges(ranks))
-    _special_tokens(files, load_merges=False).add_to_gguf(writer, quiet=True)
+    tokens = {
+        rank: (tiktoken_ranks.as_text(token), TokenType.NORMAL) for token, rank in ranks.items()
+    }
+    for number in range(len(ranks), len(ranks) + _RESERVED_TOKENS):
+        text = named.get(number, f"<|reserved_token_{number}|>")
+        tokens[number] = text, TokenType.CONTROL
+    _check_size(files, "tiktoken.model", len(tokens))
+    return tokens
 
 
-def _add_gemma4(writer: gguf.GGUFWriter, files: _Files) -> None:
+def _gemma4_tokens(files: _Files) -> _Tokens:
     vocabulary = _model_vocabulary(files)
-    added = _added_tokens(files, vocabulary)
-    special_texts = set(_special_texts(files.settings))
-    names = {token: text for text, token in vocabulary.items()}
-    texts: list[str] = []
-    kinds: list[TokenType] = []
-    for token in range(files.n_vocab):
-        text = names.get(token)
-        if text is not None:
-            kind = _gemma4_kind(text, text in special_texts)
-        elif token in added:
-            text = added[token].text
-            kind = TokenType.CONTROL if text in special_texts else TokenType.USER_DEFINED
-        else:
-            text, kind = f"[PAD{token}]", TokenType.UNUSED
-        texts.append(text)
-        kinds.append(TokenType.USER_DEFINED if text in _VISIBLE else kind)
-    writer.add_tokenizer_model("gemma4")
-    writer.add_token_list(texts)
-    writer.add_token_scores([_SCORE] * len(texts))
-    writer.add_token_types(kinds)
-    _special_tokens(files, load_merges=True).add_to_gguf(writer, quiet=True)
-    writer.add_add_space_prefix(False)
-    writer.kv_data[0].pop(gguf.Keys.Tokenizer.ADD_BOS, None)
-    writer.add_add_bos_token(True)
+    special = set(_special_texts(files.settings))
+    tokens: _Tokens = {}
+    for number, token in _added_tokens(files, vocabulary).items():
+        is_special = token.text in special
+        tokens[number] = token.text, TokenType.CONTROL if is_special else TokenType.USER_DEFINED
+    for text, number in vocabulary.items():
+        tokens[number] = text, _gemma4_kind(text, text in special)
+    for number, (text, _) in tokens.items():
+        if text in _VISIBLE:
+            tokens[number] = text, TokenType.USER_DEFINED
+    return tokens
 
 
 def _gemma4_kind(text: str, special: bool) -> TokenType:

@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gguf import GGUFValueType
-
 from dflash_local.errors import InputError
 from dflash_local.gguf.file import GgufFile
 
 from ..files.reading import read_json
-from ..key import KINDS, Key
+from ..key import Key
 from .hf_vocabulary import TOKENIZER_LIMIT, read_vocabulary
 
 if TYPE_CHECKING:
@@ -43,7 +41,7 @@ def tokenizer_keys(target: GgufFile | Source, *, n_vocab: int, mask_token_id: in
         keys = _copied(target, n_vocab)
     else:
         keys = read_vocabulary(target.folder, n_vocab)
-    return [*(key for key in keys if key.name != _MASK), Key(_MASK, mask_token_id, "u32")]
+    return [*(key for key in keys if key.name != _MASK), Key.of(_MASK, mask_token_id)]
 
 
 def _copied(target: GgufFile, n_vocab: int) -> list[Key]:
@@ -54,18 +52,11 @@ def _copied(target: GgufFile, n_vocab: int) -> list[Key]:
             "give the target that the drafter was trained for"
         )
     return [
-        _copy(name, target)
+        Key.copied(target, name)
         for name, value in target.metadata.items()
         # GGUF writers refuse an empty array, which says nothing
         if name.startswith(_PREFIX) and value != []
     ]
-
-
-def _copy(name: str, target: GgufFile) -> Key:
-    value, stored = target.metadata[name], target.value_types[name]
-    is_array = isinstance(value, list)
-    element = GGUFValueType[stored.removeprefix("array of ").upper()]
-    return Key(name, tuple(value) if is_array else value, KINDS[element][is_array])
 
 
 def check_own_tokenizer(folder: Path, keys: Sequence[Key], target: str) -> None:

@@ -41,7 +41,7 @@ def read_drafter(file: GgufFile, *, n_vocab: int | None = None) -> DrafterSpec:
             f"general.architecture is {file.architecture!r}, expected 'dflash'; "
             "give a DFlash drafter as the draft model, the model itself as the target"
         )
-    spec = _from_keys(file, drafter_family(file), file.n_vocab or n_vocab)
+    spec = spec_from_keys(file, drafter_family(file), file.n_vocab or n_vocab)
     check_tensors(file, spec)
     return spec
 
@@ -56,7 +56,8 @@ def refuse_old(file: GgufFile) -> None:
         )
 
 
-def _from_keys(file: GgufFile, family: Family, n_vocab: int | None) -> DrafterSpec:
+def spec_from_keys(file: GgufFile, family: Family, n_vocab: int | None) -> DrafterSpec:
+    """The spec of a `file` of this family. Raises FileError for its keys alone."""
     n_layer = _count(file, "dflash.block_count", 1, MAX_LAYERS)
     n_embd = _count(file, "dflash.embedding_length", 1, MAX_EXTENT)
     n_head = _count(file, "dflash.attention.head_count", 1, MAX_EXTENT)

@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dflash_local.errors import FileError
-from dflash_local.gguf.drafter_spec import DrafterSpec, Family
-from dflash_local.gguf.file import GgufFile, TensorInfo
+from dflash_local.gguf.drafter_spec import DrafterSpec, Family, SelectorSpec
+from dflash_local.gguf.file import GgufFile
+from dflash_local.gguf.header import TensorInfo
 
 _Shape = tuple[int, ...]
 
@@ -22,8 +24,8 @@ TOKEN_TABLES = (MARKOV, "selector_predecessor.weight")
 each has a copy."""
 D2T = "d2t"
 
-# llama.cpp knows biases of these names in other architectures, but in no drafter
-_BIASED = ("attn_q", "attn_k", "attn_v", "attn_output")
+BIASED = ("attn_q", "attn_k", "attn_v", "attn_output")
+"""llama.cpp knows biases of these in other architectures, but in no drafter."""
 _BIAS = re.compile(r"blk\.\d+\..*\.bias")
 _KNOWN = re.compile(
     r"(fc|enc\.output_norm|output_norm|token_embd|output|rope_freqs|markov_w[12])\.weight"
@@ -75,16 +77,7 @@ def lacks_values(file: GgufFile) -> bool:
 
 def check_tensors(file: GgufFile, spec: DrafterSpec) -> None:
     """Raise FileError, with a line per fault, if a tensor is missing or not as `spec` says."""
-    required, optional = _expected_shapes(spec)
-    if lacks_values(file):
-        for layer in range(spec.n_layer):
-            del required[f"blk.{layer}.attn_v.weight"]
-    if spec.family == "dflash2":
-        required |= _selector_shapes(spec)
-    if spec.family == "dspark":
-        markov, confidence = _markov_shapes(spec)
-        required |= markov
-        optional |= confidence
+    required, optional = expected_shapes(spec)
     if D2T in file.tensors:
         # without a head of its own, llama.cpp would use this table for rows of the target's head
         required |= {D2T: (spec.n_vocab_draft,), "output.weight": optional.pop("output.weight")}
@@ -101,7 +94,9 @@ def check_tensors(file: GgufFile, spec: DrafterSpec) -> None:
                 f"tensor {name} has the shape {list(tensor.shape)}, expected {list(expected[name])}"
             )
     if not faults and D2T in file.tensors:
-        faults = _table_faults(file, spec)
+        table = file.tensors[D2T]
+        ids = np.frombuffer(file.data(table, 0, table.n_bytes), "<i8")
+        faults = ids_faults(ids, spec.n_vocab)
     if faults:
         more = f"\n(and {len(faults) - 8} more)" if len(faults) > 8 else ""
         raise FileError("\n".join(f"{file.path}: {fault}" for fault in faults[:8]) + more)
@@ -128,7 +123,7 @@ def _type_fault(tensor: TensorInfo) -> str:
     return ""
 
 
-def _expected_shapes(spec: DrafterSpec) -> tuple[dict[str, _Shape], dict[str, _Shape]]:
+def expected_shapes(spec: DrafterSpec) -> tuple[dict[str, _Shape], dict[str, _Shape]]:
     """Shapes, in ggml's order, of the weights that must be there and of those that may."""
     n_embd, n_ff, head = spec.n_embd, spec.n_ff, spec.head_dim
     n_q, n_kv = spec.n_head * head, spec.n_head_kv * head
@@ -160,7 +155,8 @@ def _expected_shapes(spec: DrafterSpec) -> tuple[dict[str, _Shape], dict[str, _S
     for layer in range(spec.n_layer):
         block = f"blk.{layer}."
         for weight, shape in layer_weights.items():
-            required[f"{block}{weight}.weight"] = shape
+            if weight != "attn_v" or not spec.values_from_keys:
+                required[f"{block}{weight}.weight"] = shape
             if len(shape) == 2:
                 optional[f"{block}{weight}.scale"] = (1,)
         optional |= {
@@ -169,20 +165,29 @@ def _expected_shapes(spec: DrafterSpec) -> tuple[dict[str, _Shape], dict[str, _S
             f"{block}layer_output_scale.weight": (1,),
             f"{block}attn_sinks.weight": (spec.n_head,),
         }
-        for weight in _BIASED:
+        for weight in BIASED:
             optional[f"{block}{weight}.bias"] = layer_weights[weight][1:]
+    if spec.selector is not None:
+        required |= _selector_shapes(spec, spec.selector)
+    if spec.family == "dspark":
+        rank = spec.markov_rank
+        required |= {MARKOV: (rank, spec.n_vocab), "markov_w2.weight": (rank, spec.n_vocab_draft)}
+        optional |= {
+            "markov_w2.scale": (1,),
+            "conf_proj.weight": (n_embd + rank, 1),
+            "conf_proj.bias": (1,),
+        }
     return required, optional
 
 
-def _selector_shapes(spec: DrafterSpec) -> dict[str, _Shape]:
-    assert spec.selector is not None
-    n_embd, rank, kernel = spec.n_embd, spec.selector.rank, spec.selector.kernel_size
+def _selector_shapes(spec: DrafterSpec, selector: SelectorSpec) -> dict[str, _Shape]:
+    n_embd, rank, kernel = spec.n_embd, selector.rank, selector.kernel_size
     shapes: dict[str, _Shape] = {
         "selector_predecessor.weight": (rank, spec.n_vocab),
         "selector_successor.weight": (rank, spec.n_vocab),
         "selector_hidden.weight": (n_embd, rank),
     }
-    projected = 2 * kernel * (n_embd // spec.selector.group_size)
+    projected = 2 * kernel * (n_embd // selector.group_size)
     for layer in range(spec.n_layer):
         for part in ("attn", "ffn"):
             shapes[f"blk.{layer}.{part}_conv_base"] = (n_embd, kernel, 2)
@@ -190,37 +195,12 @@ def _selector_shapes(spec: DrafterSpec) -> dict[str, _Shape]:
     return shapes
 
 
-def _markov_shapes(spec: DrafterSpec) -> tuple[dict[str, _Shape], dict[str, _Shape]]:
-    required: dict[str, _Shape] = {
-        "markov_w1.weight": (spec.markov_rank, spec.n_vocab),
-        "markov_w2.weight": (spec.markov_rank, spec.n_vocab_draft),
-    }
-    optional: dict[str, _Shape] = {
-        "markov_w2.scale": (1,),
-        "conf_proj.weight": (spec.n_embd + spec.markov_rank, 1),
-        "conf_proj.bias": (1,),
-    }
-    return required, optional
-
-
-def _table_faults(file: GgufFile, spec: DrafterSpec) -> list[str]:
-    """What is wrong with the table that maps rows of the head to different tokens of the target."""
-    tensor = file.tensors[D2T]
-    path = file.shards[tensor.shard] if file.shards else file.path
-    try:
-        with path.open("rb") as stream:
-            stream.seek(tensor.offset)
-            ids = np.frombuffer(stream.read(tensor.n_bytes), "<i8")
-    except OSError as error:
-        raise FileError(f"{path}: cannot be read: {error.strerror or error}") from None
-    if len(ids) != spec.n_vocab_draft:
-        return [f"tensor {D2T} ends after {len(ids)} of {spec.n_vocab_draft} tokens"]
-    outside = np.flatnonzero((ids < 0) | (ids >= spec.n_vocab))
+def ids_faults(ids: NDArray[np.int64], n_vocab: int) -> list[str]:
+    """What is wrong with `ids`, the tokens that the rows of a head stand for."""
+    outside = np.flatnonzero((ids < 0) | (ids >= n_vocab))
     if len(outside):
         row = int(outside[0])
-        return [
-            f"tensor {D2T} maps row {row} to token {ids[row]}, expected 0 to {spec.n_vocab - 1}"
-        ]
+        return [f"tensor {D2T} maps row {row} to token {ids[row]}, expected 0 to {n_vocab - 1}"]
     if len(np.unique(ids)) != len(ids):
         return [f"tensor {D2T} maps several rows to one token"]
     return []

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeVar
 
 from dflash_local.errors import FileError
-from dflash_local.gguf.header import TENSOR_TYPES, Header, read_header
+from dflash_local.gguf.header import Header, TensorInfo, read_header
 from dflash_local.gguf.vocabulary import vocabulary_fault
 
 T = TypeVar("T", bool, int, float, str, "list[Any]")
@@ -21,21 +21,6 @@ T = TypeVar("T", bool, int, float, str, "list[Any]")
 _SHARD_NAME = re.compile(r"^(.+)-(\d{5})-of-(\d{5})\.gguf$")
 _KEY_PARTS, _KEY_BYTES = 16, 1 << 16
 _KIND_NAMES = {bool: "bool", int: "an integer", float: "float", str: "string", list: "an array"}
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """Where a tensor is in its file. `shape` is in ggml's order, the length of a row first."""
-
-    name: str
-    shape: tuple[int, ...]
-    type: int
-    type_name: str
-    offset: int
-    """Position of the first byte in its file."""
-    n_bytes: int
-    shard: int = 0
-    """Index into `GgufFile.shards`."""
 
 
 @dataclass(frozen=True)
@@ -61,48 +46,55 @@ class GgufFile:
     def open(cls, path: str | os.PathLike[str]) -> GgufFile:
         """Read and check the model at `path`. Raises FileError, whatever the bytes are."""
         first = Path(path)
-        header, n_bytes = _read(first)
-        tensors = _tensor_infos(header, 0)
-        shards: tuple[Path, ...] = (first,)
+        header, n_bytes = _read(first, 0)
+        parts = [(first, header, n_bytes)]
         n_shards = _split_key(first, header, "split.count", default=1)
         if n_shards > 1:
-            shards = _shard_paths(first, header, n_shards)
-            for index, shard in enumerate(shards[1:], start=1):
-                part, part_bytes = _read(shard)
+            for index, shard in enumerate(_shard_paths(first, header, n_shards)[1:], start=1):
+                part, part_bytes = _read(shard, index)
                 number = _split_key(shard, part, "split.no")
                 if number != index:
                     raise FileError(f"{shard}: split.no is {number}, expected {index}")
-                more = _tensor_infos(part, index)
-                for name in more.keys() & tensors.keys():
-                    raise FileError(f"{shard}: tensor '{name}' also occurs in another shard")
-                tensors |= more
-                n_bytes += part_bytes
-            _check_tensor_count(first, header, len(tensors))
-        fault = vocabulary_fault(header.metadata, header.value_types)
+                parts.append((shard, part, part_bytes))
+        whole = cls._joined(parts)
+        n_tensors = whole.get("split.tensors.count")
+        if n_shards > 1 and n_tensors != len(whole.tensors):
+            found = f"{_short(n_tensors)}, the shards hold {len(whole.tensors)}"
+            raise FileError(f"{first}: split.tensors.count is {found}")
+        fault = vocabulary_fault(whole.metadata, whole.value_types)
         if fault:
             raise FileError(f"{first}: {fault}")
-        return cls(
-            first, header.version, header.metadata, header.value_types, tensors, n_bytes, shards
-        )
+        return whole
 
     @classmethod
     def read(cls, shards: Sequence[tuple[Path, BinaryIO, int]]) -> GgufFile:
         """A model that need not be on this disk: for each shard its name, an open file that gives
         the beginning, and its size. Only the headers are read, and the vocabulary is not checked,
         as nothing can be loaded from it. Raises FileError."""
-        headers = [read_header(file, str(name), size) for name, file, size in shards]
+        return cls._joined(
+            [
+                (name, read_header(file, str(name), size, index), size)
+                for index, (name, file, size) in enumerate(shards)
+            ]
+        )
+
+    @classmethod
+    def _joined(cls, parts: Sequence[tuple[Path, Header, int]]) -> GgufFile:
+        """The whole of shards, given with their sizes."""
         tensors: dict[str, TensorInfo] = {}
-        for index, header in enumerate(headers):
-            tensors |= _tensor_infos(header, index)
-        first = headers[0]
+        for shard, header, _ in parts:
+            for name in header.tensors.keys() & tensors.keys():
+                raise FileError(f"{shard}: tensor '{name}' also occurs in another shard")
+            tensors |= header.tensors
+        path, first, _ = parts[0]
         return cls(
-            shards[0][0],
+            path,
             first.version,
             first.metadata,
             first.value_types,
             tensors,
-            sum(size for _, _, size in shards),
-            tuple(name for name, _, _ in shards),
+            sum(n_bytes for _, _, n_bytes in parts),
+            tuple(shard for shard, _, _ in parts),
         )
 
     @property
@@ -142,12 +134,25 @@ class GgufFile:
         """The value of `key` as it is stored, or `default`."""
         return self.metadata.get(key, default)
 
+    def data(self, tensor: TensorInfo, start: int, stop: int) -> bytes:
+        """Bytes `start` to `stop` of the data of `tensor`. Raises FileError."""
+        path = self.shards[tensor.shard]
+        try:
+            with path.open("rb", buffering=0) as file:
+                file.seek(tensor.offset + start)
+                found = file.read(stop - start)
+        except OSError as error:
+            raise FileError(f"{path}: cannot be read: {error.strerror or error}") from None
+        if len(found) < stop - start:
+            raise FileError(f"{path}: became shorter while it was read")
+        return found
+
     def fail(self, message: str) -> NoReturn:
         """Raise a FileError about this file."""
         raise FileError(f"{self.path}: {message}")
 
 
-def _read(path: Path) -> tuple[Header, int]:
+def _read(path: Path, shard: int) -> tuple[Header, int]:
     try:
         # checked first, as opening a pipe would block
         status = path.stat()
@@ -156,7 +161,7 @@ def _read(path: Path) -> tuple[Header, int]:
         if not stat.S_ISREG(status.st_mode):
             raise FileError(f"{path}: not a regular file, expected a GGUF file")
         with path.open("rb") as file:
-            return read_header(file, str(path), status.st_size), status.st_size
+            return read_header(file, str(path), status.st_size, shard), status.st_size
     except FileNotFoundError:
         raise FileError(f"{path}: no such file, expected a GGUF model") from None
     except (OSError, ValueError) as error:
@@ -164,21 +169,6 @@ def _read(path: Path) -> tuple[Header, int]:
             raise
         reason = getattr(error, "strerror", None) or error
         raise FileError(f"{path}: cannot be read: {reason}") from None
-
-
-def _tensor_infos(header: Header, shard: int) -> dict[str, TensorInfo]:
-    return {
-        raw.name: TensorInfo(
-            raw.name,
-            raw.shape,
-            raw.type,
-            TENSOR_TYPES[raw.type].name,
-            header.data_start + raw.offset,
-            raw.n_bytes,
-            shard,
-        )
-        for raw in header.tensors
-    }
 
 
 def _split_key(path: Path, header: Header, key: str, default: int | None = None) -> int:
@@ -241,14 +231,6 @@ def _one_file_key(path: Path) -> list[Any]:
     except OSError as error:
         raise FileError(f"{path}: cannot be read: {error.strerror or error}") from None
     return [status.st_size, status.st_mtime_ns, digest.hexdigest()]
-
-
-def _check_tensor_count(first: Path, header: Header, n_tensors: int) -> None:
-    expected = header.metadata.get("split.tensors.count")
-    if expected != n_tensors:
-        raise FileError(
-            f"{first}: split.tensors.count is {_short(expected)}, the shards hold {n_tensors}"
-        )
 
 
 def _short(value: Any) -> str:

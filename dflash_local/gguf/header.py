@@ -7,8 +7,9 @@ hold, this one has its own limit.
 
 from __future__ import annotations
 
+import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
@@ -67,14 +68,18 @@ TENSOR_TYPES.setdefault(42, TensorType("Q2_0", 64, 18))
 
 
 @dataclass(frozen=True)
-class RawTensor:
-    """One tensor as the header describes it; `offset` counts from the start of the data."""
+class TensorInfo:
+    """Where a tensor is in its file. `shape` is in ggml's order, the length of a row first."""
 
     name: str
     shape: tuple[int, ...]
     type: int
+    type_name: str
     offset: int
+    """Position of the first byte in its file."""
     n_bytes: int
+    shard: int = 0
+    """Index into `GgufFile.shards`."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +89,12 @@ class Header:
     version: int
     metadata: dict[str, Any]
     value_types: dict[str, str]
-    tensors: list[RawTensor]
-    data_start: int
+    tensors: dict[str, TensorInfo]
 
 
-def read_header(file: BinaryIO, path: str, n_bytes: int) -> Header:
+def read_header(file: BinaryIO, path: str, n_bytes: int, shard: int) -> Header:
     """The checked header of an open file of `n_bytes`. Raises FileError, or OSError as `read`."""
-    return _HeaderReader(file, path, n_bytes).header()
+    return _HeaderReader(file, path, n_bytes).header(shard)
 
 
 class _HeaderReader:
@@ -102,7 +106,7 @@ class _HeaderReader:
         self._pos = 0
         self._array_values = 0
 
-    def header(self) -> Header:
+    def header(self, shard: int) -> Header:
         version = self._magic_and_version()
         n_tensors = self._count("tensors", MAX_TENSORS, at_least_bytes=25)
         n_keys = self._count("keys", MAX_KEYS, at_least_bytes=13)
@@ -122,7 +126,11 @@ class _HeaderReader:
                 f"and llama.cpp needs a multiple of {BUFFER_ALIGNMENT}; convert the model again"
             )
         self._check_layout(tensors, data_start, alignment)
-        return Header(version, metadata, value_types, tensors, data_start)
+        placed = {
+            tensor.name: replace(tensor, offset=data_start + tensor.offset, shard=shard)
+            for tensor in tensors
+        }
+        return Header(version, metadata, value_types, placed)
 
     def _magic_and_version(self) -> int:
         if self._n_bytes == 0:
@@ -211,7 +219,8 @@ class _HeaderReader:
             self._fail(f"general.alignment is {alignment}, expected a power of two from 8 on")
         return alignment
 
-    def _tensor(self, index: int) -> RawTensor:
+    def _tensor(self, index: int) -> TensorInfo:
+        """Its offset counts from the start of the data."""
         name = self._name(f"the name of tensor {index}", MAX_NAME_BYTES)
         if "\0" in name:
             self._fail(f"the name of tensor {index} holds a zero byte: {name!r}")
@@ -220,9 +229,7 @@ class _HeaderReader:
             self._fail(f"tensor {name!r} has {n_dims} dimensions, expected 1 to {MAX_DIMS}")
         what = f"the shape of tensor {name!r}"
         shape = tuple(self._length(what) for _ in range(n_dims))
-        n_values = 1
-        for extent in shape:
-            n_values *= extent
+        n_values = math.prod(shape)
         if min(shape) < 1 or n_values >= 1 << 63:
             self._fail(f"tensor {name!r} has the shape {list(shape)}, expected positive extents")
         type_number = self._int32(f"the type of tensor {name!r}")
@@ -236,9 +243,10 @@ class _HeaderReader:
                 f"stores blocks of {kind.block}"
             )
         offset = self._length(f"the offset of tensor {name!r}")
-        return RawTensor(name, shape, type_number, offset, n_values // kind.block * kind.bytes)
+        n_bytes = n_values // kind.block * kind.bytes
+        return TensorInfo(name, shape, type_number, kind.name, offset, n_bytes)
 
-    def _check_layout(self, tensors: list[RawTensor], data_start: int, alignment: int) -> None:
+    def _check_layout(self, tensors: list[TensorInfo], data_start: int, alignment: int) -> None:
         room = self._n_bytes - data_start
         told = f"it has {max(room, 0)} bytes of tensor data"
         names: set[str] = set()

@@ -76,47 +76,46 @@ def ensure_loadable(
     large files; `say` gets a line where it takes long. Raises FileError if a file is at fault, and
     BackendError if the build of llama.cpp is, or if memory or time did not suffice.
     """
-    files = shard_files(target) + ((draft,) if draft else ())
-    build = libraries()
-    key = {
-        "format": _FORMAT,
-        "files": [file_key(path) for path in (target, draft) if path],
-        "build": [file_key(path) for path in build],
-        "cpu": _cpu(),
-        "layers": list(layers),
-        "n_gpu_layers": n_gpu_layers,
-        **({"n_snapshots": n_snapshots} if n_snapshots else {}),
-        **({"n_replayed": n_replayed} if n_replayed else {}),
-        **({"redecodes": True} if redecodes else {}),
-    }
-    verdict = _kept(key)
-    if verdict is None:
-        request = {
-            "target": str(target),
-            "draft": str(draft) if draft else None,
+    while True:
+        wanted = {
             "layers": list(layers),
             "n_gpu_layers": n_gpu_layers,
             "n_snapshots": n_snapshots,
             "n_replayed": n_replayed,
             "redecodes": redecodes,
         }
+        verdict = _verdict(target, draft, wanted, limit_s, say)
+        if not (n_snapshots and verdict.lasting and verdict.stage in _AFTER_LOAD):
+            break
+        n_snapshots //= 2
+    _raise(verdict, target, draft)
+    return n_snapshots
+
+
+def _verdict(
+    target: Path,
+    draft: Path | None,
+    wanted: dict[str, Any],
+    limit_s: float,
+    say: Callable[[str], None],
+) -> LoadVerdict:
+    """That of before, or else of a trial."""
+    recurrent = ("n_snapshots", "n_replayed", "redecodes")  # only targets with states have them
+    key = {
+        "format": _FORMAT,
+        "files": [file_key(path) for path in (target, draft) if path],
+        "build": [file_key(path) for path in libraries()],
+        "cpu": _cpu(),
+        **{name: value for name, value in wanted.items() if value or name not in recurrent},
+    }
+    verdict = _kept(key)
+    if verdict is None:
+        request = {"target": str(target), "draft": str(draft) if draft else None, **wanted}
+        files = shard_files(target) + ((draft,) if draft else ())
         verdict = _tried(target, request, limit_s, files, say)
         if verdict.lasting:
             disk_cache.write("probe", key, {"verdict": asdict(verdict)})
-    if n_snapshots and verdict.lasting and verdict.stage in _AFTER_LOAD:
-        return ensure_loadable(
-            target,
-            draft,
-            layers=layers,
-            n_gpu_layers=n_gpu_layers,
-            n_snapshots=n_snapshots // 2,
-            n_replayed=n_replayed,
-            redecodes=redecodes,
-            limit_s=limit_s,
-            say=say,
-        )
-    _raise(verdict, target, draft)
-    return n_snapshots
+    return verdict
 
 
 def _raise(verdict: LoadVerdict, target: Path, draft: Path | None) -> None:

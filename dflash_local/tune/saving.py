@@ -15,35 +15,32 @@ from torch import Tensor
 from dflash_local.convert.checks import check_written, planned_file
 from dflash_local.convert.conversion import tensor_plans
 from dflash_local.convert.files.checkpoint import SINGLE_NAME, Checkpoint
-from dflash_local.convert.key import KINDS, Key, KeyKind
+from dflash_local.convert.key import Key
 from dflash_local.convert.provenance import SHA256, SOURCE
 from dflash_local.convert.tensors.plan import TensorPlan, interleaved
 from dflash_local.convert.writer import write_gguf
+from dflash_local.gguf.drafter_tensors import D2T
 from dflash_local.gguf.file import GgufFile
 from dflash_local.hub.repository import repository_of
 
 TUNED = "dflash_local.tuned"
 """The key by which a file says that it was tuned, and for which target."""
 
-_KINDS: dict[str, KeyKind] = {
-    Key("", 0, kind).type_name: kind for kinds in KINDS.values() for kind in kinds
-}
-
 
 def save_gguf(path: Path, old: GgufFile, weights: Mapping[str, Tensor], target: GgufFile) -> None:
     """Write `weights`, by the tensors' names, as a file like `old` in all else. It is checked
     before it appears. Raises InputError if it cannot be written."""
     keys = [
-        Key(name, value, _KINDS[old.value_types[name]])
-        for name, value in old.metadata.items()
+        Key.copied(old, name)
+        for name in old.metadata
         if name not in (SHA256, TUNED, "general.alignment")
     ]
     source = repository_of(old.path)
     if SOURCE not in old.metadata and source is not None:  # the new place does not say it
-        keys.append(Key(SOURCE, source, "str"))
-    keys.append(Key(TUNED, f"for {target.path.name}", "str"))
+        keys.append(Key.of(SOURCE, source))
+    keys.append(Key.of(TUNED, f"for {target.path.name}"))
     tensors = [
-        (TensorPlan(info.name, "", info.shape, "matrix"), GGMLQuantizationType(info.type))
+        (TensorPlan(info.name, "", info.shape), GGMLQuantizationType(info.type))
         for info in old.tensors.values()
     ]
 
@@ -89,7 +86,7 @@ def checkpoint_weights(folder: Path, target: Path) -> dict[str, Tensor]:
     checkpoint = Checkpoint.open(folder)
     found: dict[str, Tensor] = {}
     for plan in tensor_plans(folder, target):
-        if plan.source in checkpoint.tensors and plan.role != "ids":
+        if plan.source in checkpoint.tensors and plan.name != D2T:
             entry = checkpoint.tensors[plan.source]
             shape = entry.shape or (1,)
             values = torch.from_numpy(checkpoint.rows(plan.source, 0, shape[0]).copy())

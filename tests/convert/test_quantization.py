@@ -89,9 +89,9 @@ def test_files_are_mixed_as_llama_cpp_mixes_them(
 
 @pytest.mark.parametrize("outtype", OUTTYPES)
 def test_what_a_draft_hangs_on_keeps_eight_bits(outtype: str) -> None:
-    widest = tensor_type(plans("blk.0.attn_q.weight", (512, 512), "matrix"), outtype, n_layer=5)
-    for role in ("fc", "head", "selector", "markov"):
-        plan = plans("fc.weight", (512, 512), role)
+    widest = tensor_type(plans("blk.0.attn_q.weight", (512, 512)), outtype, n_layer=5)
+    for name in ("fc", "output", "selector_hidden", "markov_w1"):
+        plan = plans(f"{name}.weight", (512, 512))
         kind = tensor_type(plan, outtype, n_layer=5)
         assert kind == (widest if outtype in ("f32", "bf16", "f16") else Type.Q8_0)
         block, size = GGML_QUANT_SIZES[kind]
@@ -100,21 +100,21 @@ def test_what_a_draft_hangs_on_keeps_eight_bits(outtype: str) -> None:
 
 @pytest.mark.parametrize("outtype", OUTTYPES)
 def test_norms_vectors_and_small_tensors_stay_f32(outtype: str) -> None:
-    for name, shape, role in (
-        ("blk.0.attn_norm.weight", (4096,), "norm"),
-        ("blk.0.attn_sinks.weight", (64,), "sinks"),
-        ("conf_proj.weight", (4352, 1), "confidence"),
-        ("blk.0.dflash_attn_conv_base", (4096, 5, 2), "conv"),
+    for name, shape in (
+        ("blk.0.attn_norm.weight", (4096,)),
+        ("blk.0.attn_sinks.weight", (64,)),
+        ("conf_proj.weight", (4352, 1)),
+        ("blk.0.attn_conv_base", (4096, 5, 2)),
     ):
-        assert tensor_type(plans(name, shape, role), outtype, n_layer=5) == Type.F32, name
-    assert tensor_type(plans("d2t", (32000,), "ids"), outtype, n_layer=5) == Type.I64
+        assert tensor_type(plans(name, shape), outtype, n_layer=5) == Type.F32, name
+    assert tensor_type(plans("d2t", (32000,)), outtype, n_layer=5) == Type.I64
 
 
 @pytest.mark.parametrize("outtype", OUTTYPES)
 @pytest.mark.parametrize("length", [4096, 2880, 2048 + 96, 100])
 def test_rows_are_whole_blocks_of_the_type_chosen(outtype: str, length: int) -> None:
     for name in ("attn_q", "attn_v", "attn_output", "ffn_down"):
-        plan = plans(f"blk.4.{name}.weight", (length, 512), "matrix")
+        plan = plans(f"blk.4.{name}.weight", (length, 512))
         kind = tensor_type(plan, outtype, n_layer=5)
         assert length % GGML_QUANT_SIZES[kind][0] == 0
         assert len(encode(normal(2, length), kind)) == n_bytes((length, 2), kind)
@@ -142,4 +142,4 @@ def test_values_beyond_f16_are_refused() -> None:
 
 def test_unknown_outtype_is_refused() -> None:
     with pytest.raises(InputError, match="'q9_9' is not known, expected one of f32, bf16"):
-        tensor_type(plans("fc.weight", (512, 512), "fc"), "q9_9", n_layer=5)
+        tensor_type(plans("fc.weight", (512, 512)), "q9_9", n_layer=5)

@@ -20,7 +20,8 @@ from dflash_local.fit.options import LoadOptions
 from dflash_local.fit.plan import Plan, make_plan
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.drafter_spec import DrafterSpec
-from dflash_local.gguf.file import GgufFile, TensorInfo
+from dflash_local.gguf.file import GgufFile
+from dflash_local.gguf.header import TensorInfo
 from dflash_local.llama import runtime
 from dflash_local.llama.runtime import Device
 from dflash_local.target.options import TargetOptions

@@ -12,7 +12,8 @@ from typing import Any
 import gguf
 import numpy as np
 
-from dflash_local.gguf.file import GgufFile, TensorInfo
+from dflash_local.gguf.file import GgufFile
+from dflash_local.gguf.header import TensorInfo
 
 Value = tuple[Any, gguf.GGUFValueType, gguf.GGUFValueType | None]
 Tensor = tuple[np.ndarray, gguf.GGMLQuantizationType]

@@ -352,6 +352,26 @@ def test_any_other_pickle_is_refused_and_never_executed(
     assert message.startswith(f"{path}: ") and "\n" not in message and reason in message
 
 
+@pytest.mark.parametrize(
+    ("pickled", "reason"),
+    [
+        (b"\x80\x02}r\xff\xff\xff\xff.", "malformed"),  # would claim 64 GiB
+        (b"\x80\x02})" + b"\x85" * 4000 + b"K\x01s.", "holds something else"),
+        (b"\x80\x02})" + b"\x85" * 60000 + b"K\x01s.", "larger than 4096 bytes"),
+        (b"\x80\x02ctorch\nFloatStorage\n)R.", "not callable"),
+        (b"\x80\x02s.", "underflow"),
+    ],
+)
+def test_a_hostile_pickle_takes_no_memory_and_no_stack(
+    tmp_path: Path, pickled: bytes, reason: str
+) -> None:
+    path = tmp_path / "mask_embedding.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickled)
+    with pytest.raises(FileError, match=reason):
+        read_mask_embedding(path)
+
+
 def test_a_mask_embedding_in_another_wrapping_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mask_embedding.pt"
     value = {"mask_token_id": 3, "embedding": torch.zeros(4)}

@@ -15,44 +15,44 @@ from dflash_local.convert.tensors.names import left_out, plan_tensors
 from dflash_local.convert.tensors.plan import TensorPlan
 from dflash_local.errors import FileError
 
-# name in the GGUF file: name in the checkpoint, shape with the row length first, role
+# name in the GGUF file: name in the checkpoint, shape with the row length first
 GLOBALS = {
-    "enc.output_norm.weight": ("hidden_norm.weight", (64,), "norm"),
-    "fc.weight": ("fc.weight", (192, 64), "fc"),
-    "output_norm.weight": ("norm.weight", (64,), "norm"),
+    "enc.output_norm.weight": ("hidden_norm.weight", (64,)),
+    "fc.weight": ("fc.weight", (192, 64)),
+    "output_norm.weight": ("norm.weight", (64,)),
 }
 LAYER = {
-    "attn_norm.weight": ("input_layernorm.weight", (64,), "norm"),
-    "attn_q.weight": ("self_attn.q_proj.weight", (64, 64), "matrix"),
-    "attn_k.weight": ("self_attn.k_proj.weight", (64, 32), "matrix"),
-    "attn_v.weight": ("self_attn.v_proj.weight", (64, 32), "matrix"),
-    "attn_output.weight": ("self_attn.o_proj.weight", (64, 64), "matrix"),
-    "attn_q_norm.weight": ("self_attn.q_norm.weight", (16,), "norm"),
-    "attn_k_norm.weight": ("self_attn.k_norm.weight", (16,), "norm"),
-    "ffn_norm.weight": ("post_attention_layernorm.weight", (64,), "norm"),
-    "ffn_gate.weight": ("mlp.gate_proj.weight", (64, 96), "matrix"),
-    "ffn_up.weight": ("mlp.up_proj.weight", (64, 96), "matrix"),
-    "ffn_down.weight": ("mlp.down_proj.weight", (96, 64), "matrix"),
+    "attn_norm.weight": ("input_layernorm.weight", (64,)),
+    "attn_q.weight": ("self_attn.q_proj.weight", (64, 64)),
+    "attn_k.weight": ("self_attn.k_proj.weight", (64, 32)),
+    "attn_v.weight": ("self_attn.v_proj.weight", (64, 32)),
+    "attn_output.weight": ("self_attn.o_proj.weight", (64, 64)),
+    "attn_q_norm.weight": ("self_attn.q_norm.weight", (16,)),
+    "attn_k_norm.weight": ("self_attn.k_norm.weight", (16,)),
+    "ffn_norm.weight": ("post_attention_layernorm.weight", (64,)),
+    "ffn_gate.weight": ("mlp.gate_proj.weight", (64, 96)),
+    "ffn_up.weight": ("mlp.up_proj.weight", (64, 96)),
+    "ffn_down.weight": ("mlp.down_proj.weight", (96, 64)),
 }
-SINKS = {"attn_sinks.weight": ("self_attn.attention_sink_bias", (4,), "sinks")}
+SINKS = {"attn_sinks.weight": ("self_attn.attention_sink_bias", (4,))}
 BIASES = {
-    "attn_q.bias": ("self_attn.q_proj.bias", (64,), "bias"),
-    "attn_k.bias": ("self_attn.k_proj.bias", (32,), "bias"),
-    "attn_v.bias": ("self_attn.v_proj.bias", (32,), "bias"),
-    "attn_output.bias": ("self_attn.o_proj.bias", (64,), "bias"),
+    "attn_q.bias": ("self_attn.q_proj.bias", (64,)),
+    "attn_k.bias": ("self_attn.k_proj.bias", (32,)),
+    "attn_v.bias": ("self_attn.v_proj.bias", (32,)),
+    "attn_output.bias": ("self_attn.o_proj.bias", (64,)),
 }
-EMBEDDINGS = {"token_embd.weight": ("embed_tokens.weight", (64, 256), "embedding")}
+EMBEDDINGS = {"token_embd.weight": ("embed_tokens.weight", (64, 256))}
 REDUCED = {
-    "output.weight": ("lm_head.weight", (64, 64), "head"),
-    "d2t": ("d2t", (64,), "ids"),
+    "output.weight": ("lm_head.weight", (64, 64)),
+    "d2t": ("d2t", (64,)),
 }
 MARKOV = {
-    "markov_w1.weight": ("markov_head.markov_w1.weight", (8, 256), "markov"),
-    "markov_w2.weight": ("markov_head.markov_w2.weight", (8, 256), "markov"),
+    "markov_w1.weight": ("markov_head.markov_w1.weight", (8, 256)),
+    "markov_w2.weight": ("markov_head.markov_w2.weight", (8, 256)),
 }
 CONFIDENCE = {
-    "conf_proj.weight": ("confidence_head.proj.weight", (72, 1), "confidence"),
-    "conf_proj.bias": ("confidence_head.proj.bias", (1,), "confidence"),
+    "conf_proj.weight": ("confidence_head.proj.weight", (72, 1)),
+    "conf_proj.bias": ("confidence_head.proj.bias", (1,)),
 }
 # beside GLOBALS and LAYER
 TWO: dict[str, dict[str, Any]] = {
@@ -60,24 +60,21 @@ TWO: dict[str, dict[str, Any]] = {
         "selector_predecessor.weight": (
             "candidate_selector.predecessor_codebook",
             (12, 256),
-            "selector",
         ),
         "selector_successor.weight": (
             "candidate_selector.successor_codebook",
             (12, 256),
-            "selector",
         ),
         "selector_hidden.weight": (
             "candidate_selector.hidden_projection.weight",
             (64, 12),
-            "selector",
         ),
     },
     "layer": {
-        "attn_conv_base": ("attention_conv.base_kernel", (64, 2, 2), "conv"),
-        "attn_conv_proj.weight": ("attention_conv.kernel_projection.weight", (64, 16), "conv"),
-        "ffn_conv_base": ("mlp_conv.base_kernel", (64, 2, 2), "conv"),
-        "ffn_conv_proj.weight": ("mlp_conv.kernel_projection.weight", (64, 16), "conv"),
+        "attn_conv_base": ("attention_conv.base_kernel", (64, 2, 2)),
+        "attn_conv_proj.weight": ("attention_conv.kernel_projection.weight", (64, 16)),
+        "ffn_conv_base": ("mlp_conv.base_kernel", (64, 2, 2)),
+        "ffn_conv_proj.weight": ("mlp_conv.kernel_projection.weight", (64, 16)),
     },
 }
 ADDED: dict[str, dict[str, Any]] = {
@@ -85,9 +82,9 @@ ADDED: dict[str, dict[str, Any]] = {
     "sliding": {},
     "swa-sinks": {"layer": SINKS},
     "gpt-oss": {"layer": BIASES},
-    "llama3": {"global": {"rope_freqs.weight": ("", (8,), "rope")}},
+    "llama3": {"global": {"rope_freqs.weight": ("", (8,))}},
     "own-head": {
-        "global": EMBEDDINGS | {"output.weight": ("lm_head.weight", (64, 256), "head")},
+        "global": EMBEDDINGS | {"output.weight": ("lm_head.weight", (64, 256))},
     },
     "reduced": {"global": REDUCED},
     "dflash2": TWO,
@@ -99,36 +96,34 @@ ADDED: dict[str, dict[str, Any]] = {
         | REDUCED
         | MARKOV
         | CONFIDENCE
-        | {"markov_w2.weight": ("markov_head.markov_w2.weight", (8, 64), "markov")},
+        | {"markov_w2.weight": ("markov_head.markov_w2.weight", (8, 64))},
     },
     "speculators-dflash": {"global": EMBEDDINGS | REDUCED},
     "speculators-dflash2": {
-        "global": EMBEDDINGS
-        | TWO["global"]
-        | {"output.weight": ("lm_head.weight", (64, 256), "head")},
+        "global": EMBEDDINGS | TWO["global"] | {"output.weight": ("lm_head.weight", (64, 256))},
         "layer": TWO["layer"],
     },
     "muse-glimmer": {
         "global": {
-            "enc.output_norm.weight": ("encoder.output_norm_enc.weight", (64,), "norm"),
-            "fc.weight": ("encoder.fc.weight", (192, 64), "fc"),
+            "enc.output_norm.weight": ("encoder.output_norm_enc.weight", (64,)),
+            "fc.weight": ("encoder.fc.weight", (192, 64)),
         }
     },
 }
 GEMMA4_LAYER = {
-    "attn_norm.weight": ("input_layernorm.weight", (64,), "norm"),
-    "attn_q.weight": ("self_attn.q_proj.weight", (64, 128), "matrix"),
-    "attn_k.weight": ("self_attn.k_proj.weight", (64, 32), "matrix"),
-    "attn_output.weight": ("self_attn.o_proj.weight", (128, 64), "matrix"),
-    "attn_q_norm.weight": ("self_attn.q_norm.weight", (32,), "norm"),
-    "attn_k_norm.weight": ("self_attn.k_norm.weight", (32,), "norm"),
-    "post_attention_norm.weight": ("post_attention_layernorm.weight", (64,), "norm"),
-    "ffn_norm.weight": ("pre_feedforward_layernorm.weight", (64,), "norm"),
-    "post_ffw_norm.weight": ("post_feedforward_layernorm.weight", (64,), "norm"),
-    "layer_output_scale.weight": ("layer_scalar", (1,), "scale"),
-    "ffn_gate.weight": ("mlp.gate_proj.weight", (64, 96), "matrix"),
-    "ffn_up.weight": ("mlp.up_proj.weight", (64, 96), "matrix"),
-    "ffn_down.weight": ("mlp.down_proj.weight", (96, 64), "matrix"),
+    "attn_norm.weight": ("input_layernorm.weight", (64,)),
+    "attn_q.weight": ("self_attn.q_proj.weight", (64, 128)),
+    "attn_k.weight": ("self_attn.k_proj.weight", (64, 32)),
+    "attn_output.weight": ("self_attn.o_proj.weight", (128, 64)),
+    "attn_q_norm.weight": ("self_attn.q_norm.weight", (32,)),
+    "attn_k_norm.weight": ("self_attn.k_norm.weight", (32,)),
+    "post_attention_norm.weight": ("post_attention_layernorm.weight", (64,)),
+    "ffn_norm.weight": ("pre_feedforward_layernorm.weight", (64,)),
+    "post_ffw_norm.weight": ("post_feedforward_layernorm.weight", (64,)),
+    "layer_output_scale.weight": ("layer_scalar", (1,)),
+    "ffn_gate.weight": ("mlp.gate_proj.weight", (64, 96)),
+    "ffn_up.weight": ("mlp.up_proj.weight", (64, 96)),
+    "ffn_down.weight": ("mlp.down_proj.weight", (96, 64)),
 }
 
 
@@ -147,35 +142,35 @@ def read(name: str, **changes: Any) -> DraftConfig:
     return read_config(raw, target=hf_drafters.target_config(name))
 
 
-def table(plans: list[TensorPlan]) -> dict[str, tuple[str, tuple[int, ...], str]]:
-    found = {plan.name: (plan.source, plan.shape, str(plan.role)) for plan in plans}
+def table(plans: list[TensorPlan]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    found = {plan.name: (plan.source, plan.shape) for plan in plans}
     assert len(found) == len(plans), "a tensor stands twice"
     return found
 
 
 def in_layers(layer: dict[str, Any], n_layer: int) -> dict[str, Any]:
     return {
-        f"blk.{index}.{name}": (f"layers.{index}.{source}", shape, role)
+        f"blk.{index}.{name}": (f"layers.{index}.{source}", shape)
         for index in range(n_layer)
-        for name, (source, shape, role) in layer.items()
+        for name, (source, shape) in layer.items()
     }
 
 
 @pytest.mark.parametrize("name", ADDED)
 def test_names_and_shapes(name: str) -> None:
     config = read(name)
-    layer = in_layers(LAYER | ADDED[name].get("layer", {}), config.n_layer)
+    layer = in_layers(LAYER | ADDED[name].get("layer", {}), config.spec.n_layer)
     expected = GLOBALS | ADDED[name].get("global", {}) | layer
     assert table(plan_tensors(config, entries(name))) == expected
 
 
 def test_names_and_shapes_of_a_gemma4_drafter() -> None:
     confidence = {
-        key: (source.replace("confidence_head.proj", "confidence_proj"), shape, role)
-        for key, (source, shape, role) in CONFIDENCE.items()
+        key: (source.replace("confidence_head.proj", "confidence_proj"), shape)
+        for key, (source, shape) in CONFIDENCE.items()
     }
     expected = GLOBALS | EMBEDDINGS | MARKOV | confidence | in_layers(GEMMA4_LAYER, 2)
-    expected["rope_freqs.weight"] = ("", (16,), "rope")
+    expected["rope_freqs.weight"] = ("", (16,))
     assert table(plan_tensors(read("gemma4"), entries("gemma4"))) == expected
 
 

@@ -95,7 +95,7 @@ def test_biases_are_permuted_as_the_rows_of_their_weights() -> None:
         found = planned_rows(Held(weights[bias.source]), bias, 0, 1)[0]
         # a column of the weight in the bias's place goes where the bias goes
         as_column = np.ascontiguousarray(weights[bias.source][:, None])
-        column = TensorPlan("c", "c", (1, len(as_column)), "matrix", weight.permute_heads)
+        column = TensorPlan("c", "c", (1, len(as_column)), weight.permute_heads)
         assert np.array_equal(planned_rows(Held(as_column), column, 0, len(found))[:, 0], found)
         assert (bias.permute_heads > 0) == (part in ("q", "k"))
         wide = replace(bias, shape=(1 << 14,))
@@ -119,12 +119,12 @@ class Held:
 def test_a_piece_of_a_tensor_equals_that_of_the_whole(start: int, count: int, heads: int) -> None:
     stop = min(64, start + count)
     held = Held(np.arange(64 * 3, dtype=np.float32).reshape(64, 3))
-    plan = TensorPlan("m", "m", (3, 64), "matrix", permute_heads=heads)
+    plan = TensorPlan("m", "m", (3, 64), permute_heads=heads)
     piece = planned_rows(held, plan, start, stop)
     assert held.most <= stop - start + (30 if heads else 0)
     assert np.array_equal(piece, planned_rows(held, plan, 0, 64)[start:stop])
     block = Held(np.arange(2 * 32 * 3, dtype=np.float32).reshape(2, 32, 3))
-    cube = TensorPlan("c", "c", (3, 32, 2), "conv")
+    cube = TensorPlan("c", "c", (3, 32, 2))
     assert np.array_equal(
         planned_rows(block, cube, start, stop), block.values.reshape(64, 3)[start:stop]
     )
@@ -133,7 +133,7 @@ def test_a_piece_of_a_tensor_equals_that_of_the_whole(start: int, count: int, he
 def test_frequency_factors_of_llama3(tmp_path: Path) -> None:
     # as llama.cpp's converter for Llama 3.1 computes them
     source, plans = checkpoint(tmp_path, "llama3")
-    plan = next(plan for plan in plans if plan.role == "rope")
+    plan = next(plan for plan in plans if plan.name == "rope_freqs.weight")
     rows = planned_rows(source, plan, 0, 1)
     assert rows.dtype == np.float32
     assert rows.tolist() == [[1.0, 1.0, 1.0, 1.0, 2.6945300102233887, 8.0, 8.0, 8.0]]
@@ -163,13 +163,13 @@ def test_factors_make_up_for_the_rounded_ramp_of_yarn() -> None:
 
 def test_dimensions_that_gemma4_does_not_rotate(tmp_path: Path) -> None:
     source, plans = checkpoint(tmp_path, "gemma4")
-    plan = next(plan for plan in plans if plan.role == "rope")
+    plan = next(plan for plan in plans if plan.name == "rope_freqs.weight")
     assert planned_rows(source, plan, 0, 1).tolist() == [[1.0] * 4 + [float(np.float32(1e30))] * 12]
 
 
 def test_ids_of_a_reduced_head(tmp_path: Path) -> None:
     source, plans = checkpoint(tmp_path, "speculators")
-    plan = next(plan for plan in plans if plan.role == "ids")
+    plan = next(plan for plan in plans if plan.name == "d2t")
     ids = absolute_ids(source.integers(plan.source), 256)
     assert np.array_equal(np.flatnonzero(hf_drafters.weights("speculators")["t2d"]), ids)
 
@@ -177,9 +177,9 @@ def test_ids_of_a_reduced_head(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("offsets", "message"),
     [
-        ([0, 0, 300], "row 2 stands for token 302, expected 0 to 255"),
-        ([-1], "row 0 stands for token -1"),
-        ([5, 4], "two rows stand for token 5"),
+        ([0, 0, 300], "maps row 2 to token 302, expected 0 to 255"),
+        ([-1], "maps row 0 to token -1"),
+        ([5, 4], "maps several rows to one token"),
     ],
 )
 def test_ids_that_lie(offsets: list[int], message: str) -> None:

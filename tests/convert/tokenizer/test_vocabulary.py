@@ -30,7 +30,7 @@ def by_name(keys: list[Key]) -> dict[str, Any]:
 
 
 def read_back(keys: list[Key], path: Path) -> GgufFile:
-    architecture = Key("general.architecture", "llama", "str")
+    architecture = Key.of("general.architecture", "llama")
     write_gguf(path, [architecture, *keys], [], lambda plan, start, stop: plan.values)
     return GgufFile.open(path)
 
