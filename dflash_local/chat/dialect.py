@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
-from dflash_local.chat.events import Event, NewId, call_id
+from dflash_local.chat.events import Event
 from dflash_local.chat.tool import Tool
 
 IsToken = Callable[[str], bool]
@@ -47,9 +47,7 @@ class Dialect(ABC):
         """The dialect as a model with this chat template speaks it; None if it speaks another."""
 
     @abstractmethod
-    def parser(
-        self, tools: Sequence[Tool], *, thinking_open: bool = False, new_id: NewId = call_id
-    ) -> Parser:
+    def parser(self, tools: Sequence[Tool], *, thinking_open: bool = False) -> Parser:
         """A parser for one answer that may call `tools`.
 
         `thinking_open` says that the prompt ends inside a reasoning part.

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass
-
-NewId = Callable[[], str]
-"""Makes the id of the next tool call."""
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -58,32 +54,22 @@ def joined(events: list[Event]) -> list[Event]:
     """`events` without empty ones, and with neighbours that continue each other made one."""
     whole: list[Event] = []
     for event in events:
-        last = whole[-1] if whole else None
         if isinstance(event, ToolCallStart):
             whole.append(event)
-        elif not event.text:
-            continue
-        elif isinstance(event, Content) and isinstance(last, Content):
-            whole[-1] = Content(last.text + event.text)
-        elif isinstance(event, Reasoning) and isinstance(last, Reasoning):
-            whole[-1] = Reasoning(last.text + event.text)
-        elif (
-            isinstance(event, ToolCallArguments)
-            and isinstance(last, ToolCallArguments)
-            and event.index == last.index
-        ):
-            whole[-1] = ToolCallArguments(last.index, last.text + event.text)
-        else:
-            whole.append(event)
+        elif event.text:
+            last = whole[-1] if whole else None
+            if isinstance(last, type(event)) and replace(last, text=event.text) == event:
+                whole[-1] = replace(event, text=last.text + event.text)
+            else:
+                whole.append(event)
     return whole
 
 
 class EventQueue:
     """The events that a parser has found and not handed out yet. Counts the calls of an answer."""
 
-    def __init__(self, new_id: NewId) -> None:
+    def __init__(self) -> None:
         self.n_calls = 0
-        self._new_id = new_id
         self._events: list[Event] = []
 
     def add(self, event: Event) -> None:
@@ -91,7 +77,7 @@ class EventQueue:
 
     def start_call(self, name: str) -> None:
         """The model calls the tool `name`."""
-        self.add(ToolCallStart(self.n_calls, self._new_id(), name))
+        self.add(ToolCallStart(self.n_calls, call_id(), name))
         self.n_calls += 1
 
     def add_arguments(self, text: str) -> None:

@@ -14,7 +14,7 @@ import textwrap
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -44,30 +44,6 @@ _LIMITS: dict[str, Any] = {
     "max_lexer_states": 50_000,
     "verbose_errors": False,
 }
-
-
-class Constraint(Protocol):
-    """Which tokens may come next in one text. Only `accept` moves it on.
-
-    An end of text is allowed exactly where the text so far may end. After it only further ends are
-    allowed. All methods raise GrammarError if following the grammar exceeds its limits.
-    """
-
-    def allows(self, token: int) -> bool:
-        """Whether `token` may come next."""
-
-    def mask(self, logits: NDArray[np.float32]) -> None:
-        """Set the logits, float32 [n_vocab], of tokens that may not come next to -inf, in place.
-
-        It may miss a few tokens that `allows` refuses. If only one text can follow, it allows only
-        the usual way to write it in tokens.
-        """
-
-    def accept(self, token: int) -> None:
-        """Move past a token that is allowed."""
-
-    def n_valid(self, tokens: Sequence[int]) -> int:
-        """How many of `tokens`, one after the other, may come next. Nothing follows an end."""
 
 
 class Grammars:
@@ -100,7 +76,7 @@ class Grammars:
         named = _named(params)
         return named is None or self._known(*named) is not None
 
-    def _matched(self, kind: Kind, text: str) -> Matched:
+    def _matched(self, kind: Kind, text: str) -> Constraint:
         _check_size(kind, text)
         matcher = self._known(kind, text)
         if matcher is None:
@@ -113,7 +89,7 @@ class Grammars:
             self._compiled.move_to_end((kind, text))  # the last used comes last
             while len(self._compiled) > _MOST_KEPT:
                 self._compiled.popitem(last=False)
-        return Matched(self._vocabulary, matcher.deep_copy())
+        return Constraint(self._vocabulary, matcher.deep_copy())
 
     def _known(self, kind: Kind, text: str) -> LLMatcher | None:
         with self._lock:
@@ -143,8 +119,12 @@ class Grammars:
             return self._tokenizer
 
 
-class Matched:
-    """A `Constraint` by llguidance."""
+class Constraint:
+    """Which tokens may come next in one text. Only `accept` moves it on.
+
+    An end of text is allowed exactly where the text so far may end. After it only further ends are
+    allowed. All methods raise GrammarError if following the grammar exceeds its limits.
+    """
 
     def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher) -> None:
         self._vocabulary = vocabulary
@@ -152,19 +132,27 @@ class Matched:
         self._bits = np.zeros((vocabulary.n_tokens + 31) // 32, np.uint32)
 
     def allows(self, token: int) -> bool:
+        """Whether `token` may come next."""
         return self.n_valid((token,)) == 1
 
     def mask(self, logits: NDArray[np.float32]) -> None:
+        """Set the logits, float32 [n_vocab], of tokens that may not come next to -inf, in place.
+
+        It may miss a few tokens that `allows` refuses. If only one text can follow, it allows only
+        the usual way to write it in tokens.
+        """
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         self._check()
         allowed = np.unpackbits(self._bits.view(np.uint8), count=len(logits), bitorder="little")
         logits[allowed == 0] = -np.inf
 
     def accept(self, token: int) -> None:
+        """Move past a token that is allowed."""
         self._matcher.consume_token(token)
         self._check()
 
     def n_valid(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens`, one after the other, may come next. Nothing follows an end."""
         if self._matcher.is_stopped():
             self._check()
             return 1 if tokens and self._vocabulary.ends_text(tokens[0]) else 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import count
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -48,10 +48,14 @@ THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 
 
 def read(dialect: Dialect, pieces: list[str], *, thinking_open: bool = False) -> list[Event]:
-    ids = count()
-    parser = dialect.parser(TOOLS, thinking_open=thinking_open, new_id=lambda: f"id{next(ids)}")
+    parser = dialect.parser(TOOLS, thinking_open=thinking_open)
     events = [event for piece in pieces for event in parser.feed(piece)]
-    return joined(events + parser.finish())
+    return numbered(joined(events + parser.finish()))
+
+
+def numbered(events: list[Event]) -> list[Event]:
+    """With the calls' places for their ids, which are new each time."""
+    return [replace(e, id=f"id{e.index}") if isinstance(e, ToolCallStart) else e for e in events]
 
 
 def call(index: int, name: str, arguments: str) -> list[Event]:
@@ -242,7 +246,6 @@ def test_arguments_that_break_off_are_no_json(
 ALL = [(d, t) for d, t, _ in ANSWERS] + LOOKS_LIKE_A_CALL + [(d, t) for d, t, *_ in BROKEN]
 
 
-@settings(deadline=None)
 @given(st.sampled_from(ALL), st.data())
 def test_pieces_join_to_the_same(case: tuple[Dialect, str], data: st.DataObject) -> None:
     dialect, text = case
@@ -261,7 +264,6 @@ MARKS = [
 ]
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from([Hermes(), QwenCoder(True), Llama31(), Harmony()]),
     st.lists(st.sampled_from(MARKS)),
@@ -277,7 +279,7 @@ def test_any_mixture_of_marks_is_read_the_same_in_pieces(
     assert finished == set(range(len(finished)))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.dictionaries(st.text(), st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(),
@@ -294,7 +296,6 @@ def test_arguments_arrive_as_they_were_written(arguments: dict[str, object]) -> 
         assert read(dialect, list(answer)) == call(0, "now", text)
 
 
-@settings(deadline=None)
 @given(st.text(st.characters(exclude_characters="<", exclude_categories=["Cs"])))
 def test_texts_of_the_markup_are_escaped(city: str) -> None:
     _, arguments = read(QwenCoder(), list(coder(f"city>\n{city}")))
@@ -311,13 +312,13 @@ def test_text_is_released_as_soon_as_it_can_be_no_mark() -> None:
 
 
 def test_arguments_stream_as_they_come() -> None:
-    parser = Hermes().parser(TOOLS, new_id=lambda: "id0")
+    parser = Hermes().parser(TOOLS)
     assert parser.feed('<tool_call>\n{"name": "now", "arguments": ') == []
-    assert parser.feed('{"a"') == call(0, "now", '{"a"')
+    assert numbered(parser.feed('{"a"')) == call(0, "now", '{"a"')
     assert parser.feed(": 1}") == [ToolCallArguments(0, ": 1}")]
-    parser = QwenCoder().parser(TOOLS, new_id=lambda: "id0")
+    parser = QwenCoder().parser(TOOLS)
     begun = parser.feed("<tool_call>\n<function=get_weather>\n<parameter=city>\nPar")
-    assert begun == call(0, "get_weather", '{"city": "Par')
+    assert numbered(begun) == call(0, "get_weather", '{"city": "Par')
     assert parser.feed("is\n") == [ToolCallArguments(0, "is")]
 
 

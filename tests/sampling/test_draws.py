@@ -90,7 +90,7 @@ def rows_of(
     return logits.astype(np.float32)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(
     options=OPTIONS,
     rows=ROWS,
@@ -228,7 +228,6 @@ def llama_cpp_draws(rows: Logits, temperature: float, seed: int) -> list[int]:
     return drawn
 
 
-@settings(deadline=None)
 @given(
     temperature=TEMPERATURES,
     rows=ROWS,
@@ -247,7 +246,6 @@ def test_draws_from_all_tokens_are_those_of_llama_cpp(
             assert [sampler.sample(row) for row in few] == expected
 
 
-@settings(deadline=None)
 @given(temperature=TEMPERATURES, rows=ROWS)
 def test_sums_of_chunks_draw_what_the_whole_row_draws(
     given_rows: GivenRows, temperature: float, rows: dict[str, Any]

@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
 from dflash_local.bench.replay.recorded import RecordedDrafts
 from dflash_local.draft.draft import Candidates, Draft
-from dflash_local.draft.shape import ShapeName
 from dflash_local.pays.controller import Controller, Policy
 from dflash_local.pays.costs import Costs
 
 BLOCK = 16
 CALIBRATED = (1, 2, 3, 4, 6, 8, 9, 12, 16)
 DEPTH = 500
+JITTER = 0.04
+"""Of the times that a controller sees: the standard deviation of their logarithms."""
 ON_THE_WAY = (0.35, 0.65)
 """Of the cost of new graphs, by the passes with them: a GPU records with the second what llama.cpp
 has built with the first."""
@@ -46,14 +47,10 @@ class Machine:
 
     def step(self, rows: int) -> float:
         known = sorted(self.steps)
-        high = next((n for n in known if n >= rows), known[-1])
-        low = max((n for n in known if n <= rows), default=known[0])
-        if rows > known[-1]:
-            low, high = known[-2], known[-1]
-        if low == high:
-            return self.steps[low]
-        part = (rows - low) / (high - low)
-        return self.steps[low] + part * (self.steps[high] - self.steps[low])
+        i = min(max(bisect_left(known, rows), 1), len(known) - 1)
+        few, many = known[i - 1], known[i]
+        part = (rows - few) / (many - few)
+        return self.steps[few] + part * (self.steps[many] - self.steps[few])
 
     def drafts(self, n_seqs: int) -> float:
         return self.draft + self.draft_more * (n_seqs - 1) if n_seqs else 0.0
@@ -229,29 +226,6 @@ class RecordedText:
         return logprobs, [1.0] * kept + [0.0] * (BLOCK - 1 - kept)
 
 
-class Decides(Protocol):
-    """What the simulated engine asks."""
-
-    def open(self, depth: int = 0) -> Policy: ...
-    def n_drafts(self, policies: Sequence[Policy], limits: Sequence[int]) -> list[int]: ...
-    def widths(
-        self,
-        policies: Sequence[Policy],
-        drafts: Sequence[Draft],
-        limits: Sequence[int],
-    ) -> list[int]: ...
-    def observe(self, policy: Policy, draft: Draft, tokens: Sequence[int]) -> None: ...
-    def observe_round(
-        self,
-        n_rows: int,
-        shape: ShapeName,
-        n_drafting: int,
-        depth: int,
-        draft_s: float,
-        verify_s: float,
-    ) -> None: ...
-
-
 class Fixed(Controller):
     """One width for all, the whole time."""
 
@@ -272,22 +246,11 @@ class Fixed(Controller):
     ) -> list[int]:
         return [min(self.width, 1 + limit) for limit in limits]
 
-    def observe(self, policy: Policy, draft: Draft, tokens: Sequence[int]) -> None:
-        pass
+    def observe(self, *_: object) -> None:
+        """Learns nothing."""
 
-    def observe_round(
-        self,
-        n_rows: int,
-        shape: ShapeName,
-        n_drafting: int,
-        depth: int,
-        draft_s: float,
-        verify_s: float,
-        host_s: float | None = None,
-        *,
-        rebuilt: bool = False,
-    ) -> None:
-        pass
+    def observe_round(self, *_: object, **__: object) -> None:
+        """Learns nothing."""
 
 
 @dataclass
@@ -338,12 +301,11 @@ class _Answer:
 def play(
     machine: Machine,
     text: Text,
-    controller: Decides,
+    controller: Controller,
     lengths: Sequence[int],
     *,
     n_seqs: int = 1,
     seed: int = 0,
-    noise: float = 0.04,
 ) -> Played:
     """Answers of these lengths, `n_seqs` at a time, a new one as soon as one has ended; ends when
     there are none to fill the batch."""
@@ -407,8 +369,8 @@ def play(
             "chain",
             n_drafting,
             DEPTH,
-            1e-3 * draft_ms * _noise(jitter, noise),
-            1e-3 * verify_ms * _noise(jitter, noise),
+            1e-3 * draft_ms * _noise(jitter, JITTER),
+            1e-3 * verify_ms * _noise(jitter, JITTER),
         )
         for i, answer in enumerate(answers):
             if answer.done >= answer.length:
@@ -418,6 +380,6 @@ def play(
 
 
 def _noise(rng: random.Random, sigma: float) -> float:
-    if sigma and rng.random() < 0.004:
+    if rng.random() < 0.004:
         return rng.uniform(2.0, 8.0)  # the system was busy elsewhere
     return math.exp(rng.gauss(0.0, sigma))

@@ -13,7 +13,7 @@ from enum import Enum, auto
 from typing import Any, ClassVar
 
 from dflash_local.chat.dialect import Dialect, IsToken, Parser
-from dflash_local.chat.events import Content, Event, EventQueue, NewId, Reasoning, call_id
+from dflash_local.chat.events import Content, Event, EventQueue, Reasoning
 from dflash_local.chat.lark import any_of, json_rule, literal, mark
 from dflash_local.chat.parsing.json_reader import JsonReader, State
 from dflash_local.chat.parsing.marks import find, held
@@ -40,10 +40,8 @@ class Harmony(Dialect):
         is_it = all(part in template for part in (_START, _CHANNEL, _MESSAGE))
         return cls() if is_it else None
 
-    def parser(
-        self, tools: Sequence[Tool], *, thinking_open: bool = False, new_id: NewId = call_id
-    ) -> Parser:
-        return ChannelParser({tool.name for tool in tools}, new_id)
+    def parser(self, tools: Sequence[Tool], *, thinking_open: bool = False) -> Parser:
+        return ChannelParser({tool.name for tool in tools})
 
     def call_grammar(
         self,
@@ -102,9 +100,9 @@ class _ChannelState(Enum):
 class ChannelParser:
     """Marks and headers are never text; a message to an unknown tool is content."""
 
-    def __init__(self, names: set[str], new_id: NewId) -> None:
+    def __init__(self, names: set[str]) -> None:
         self._names = names
-        self._events = EventQueue(new_id)
+        self._events = EventQueue()
         self._state = _ChannelState.START
         self._text = ""
         self._tool = ""

@@ -11,7 +11,6 @@ from typing import ClassVar
 
 from dflash_local.chat.dialect import IsToken, Parser
 from dflash_local.chat.dialects.plain import Plain
-from dflash_local.chat.events import NewId
 from dflash_local.chat.lark import literal, mark, object_calls
 from dflash_local.chat.parsing.call_reader import ObjectCallReader
 from dflash_local.chat.parsing.tagged_calls import TaggedCallParser
@@ -31,9 +30,9 @@ class Hermes(Plain):
     def _is_written_by(template: str) -> bool:
         return OPEN in template and '"arguments' in template.replace("\\", "")
 
-    def _answer_parser(self, tools: Sequence[Tool], new_id: NewId) -> Parser:
+    def _answer_parser(self, tools: Sequence[Tool]) -> Parser:
         names = {tool.name for tool in tools}
-        return TaggedCallParser({OPEN: False}, CLOSE, lambda: ObjectCallReader(names), new_id)
+        return TaggedCallParser({OPEN: False}, CLOSE, lambda: ObjectCallReader(names))
 
     def _call_rules(self, tools: Sequence[Tool], choice: str, is_token: IsToken) -> list[str]:
         open_, close = mark(OPEN, is_token), mark(CLOSE, is_token)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from dflash_local.chat.dialect import Dialect, IsToken, Parser
 from dflash_local.chat.dialects.plain import ContentParser
-from dflash_local.chat.events import Content, Event, EventQueue, NewId, call_id
+from dflash_local.chat.events import Content, Event, EventQueue
 from dflash_local.chat.lark import object_calls
 from dflash_local.chat.parsing.call_reader import CallReader, ObjectCallReader
 from dflash_local.chat.parsing.json_reader import State
@@ -41,10 +41,8 @@ class Llama31(Dialect):
         is_it = "<|start_header_id|>" in template and '"parameters"' in template.replace("\\", "")
         return cls() if is_it else None
 
-    def parser(
-        self, tools: Sequence[Tool], *, thinking_open: bool = False, new_id: NewId = call_id
-    ) -> Parser:
-        return BareCallParser({tool.name for tool in tools}, new_id) if tools else ContentParser()
+    def parser(self, tools: Sequence[Tool], *, thinking_open: bool = False) -> Parser:
+        return BareCallParser({tool.name for tool in tools}) if tools else ContentParser()
 
     def call_grammar(
         self,
@@ -76,9 +74,9 @@ class BareCallParser:
     What follows a call and is none is content.
     """
 
-    def __init__(self, names: set[str], new_id: NewId) -> None:
+    def __init__(self, names: set[str]) -> None:
         self._names = names
-        self._events = EventQueue(new_id)
+        self._events = EventQueue()
         self._state = _BareState.START
         self._text = ""
         """All text from the place where a call may have begun, as long as that is not certain."""

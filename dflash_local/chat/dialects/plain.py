@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dflash_local.chat.dialect import Dialect, IsToken, Parser
-from dflash_local.chat.events import Content, Event, NewId, call_id, joined
+from dflash_local.chat.events import Content, Event, joined
 from dflash_local.chat.reasoning import ReasoningParser, json_after_reasoning, reasoning_rules
 from dflash_local.chat.tool import Tool
 
@@ -28,10 +28,8 @@ class Plain(Dialect):
             return None
         return cls("<think>" in template or "</think>" in template)
 
-    def parser(
-        self, tools: Sequence[Tool], *, thinking_open: bool = False, new_id: NewId = call_id
-    ) -> Parser:
-        answer = self._answer_parser(tools, new_id) if tools else ContentParser()
+    def parser(self, tools: Sequence[Tool], *, thinking_open: bool = False) -> Parser:
+        answer = self._answer_parser(tools) if tools else ContentParser()
         return ReasoningParser(answer, is_open=thinking_open) if self.thinking else answer
 
     def call_grammar(
@@ -66,7 +64,7 @@ class Plain(Dialect):
         """Whether a chat template writes the marks of this dialect."""
         return True
 
-    def _answer_parser(self, tools: Sequence[Tool], new_id: NewId) -> Parser:
+    def _answer_parser(self, tools: Sequence[Tool]) -> Parser:
         """A parser of what comes after the reasoning, which may call `tools`."""
         return ContentParser()
 

@@ -24,13 +24,12 @@ from typing import Any, ClassVar
 from dflash_local.chat.dialect import IsToken, Parser
 from dflash_local.chat.dialects.hermes import CLOSE, OPEN
 from dflash_local.chat.dialects.plain import Plain
-from dflash_local.chat.events import NewId
 from dflash_local.chat.lark import any_of, json_rule, literal, mark
 from dflash_local.chat.parsing.json_reader import State
 from dflash_local.chat.parsing.marks import held
 from dflash_local.chat.parsing.tagged_calls import TaggedCallParser
-from dflash_local.chat.schema_types import ALL, admits, json_types
 from dflash_local.chat.tool import Tool, chosen
+from dflash_local.sampling.json_schema import referenced
 
 _FUNCTION, _PARAMETER = "<function=", "<parameter="
 _END_PARAMETER = "</parameter>"
@@ -41,6 +40,9 @@ _ENDS = ("</function>", "</tool_call>")
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 # A bound on the length of a text that a grammar counts.
 _MAX_LENGTH = 100_000
+_ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
+# Schemas may refer to themselves. Deeper than this, every type is allowed.
+_DEEPEST_SCHEMA = 16
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,11 @@ class QwenCoder(Plain):
     def _is_written_by(template: str) -> bool:
         return all(part in template for part in (OPEN, _FUNCTION, _PARAMETER))
 
-    def _answer_parser(self, tools: Sequence[Tool], new_id: NewId) -> Parser:
+    def _answer_parser(self, tools: Sequence[Tool]) -> Parser:
         named = {tool.name: tool for tool in tools}
         # Models of this family now and then forget the outer mark.
         openings = {OPEN: False, _FUNCTION: True}
-        return TaggedCallParser(openings, CLOSE, lambda: MarkupCallReader(named), new_id)
+        return TaggedCallParser(openings, CLOSE, lambda: MarkupCallReader(named))
 
     def _call_rules(self, tools: Sequence[Tool], choice: str, is_token: IsToken) -> list[str]:
         called = chosen(tools, choice)
@@ -89,7 +91,7 @@ def _function_rules(i: int, tool: Tool) -> list[str]:
 def _value_rules(name: str, schema: Any, root: Mapping[str, Any]) -> list[str]:
     """A parameter's value and its end."""
     end = literal("\n</parameter>\n")
-    if "string" not in json_types(schema, root):
+    if "string" not in _json_types(schema, root):
         shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
         return [f"{name}: json_{name} {end}", json_rule(f"json_{name}", {**shared, **schema})]
     texts = _texts(schema)
@@ -148,7 +150,7 @@ class MarkupCallReader:
         """What of the value may still turn out to be its end."""
         self._kept = ""
         self._is_first = True
-        self._types = ALL
+        self._types = _ALL_TYPES
         self._streams = False
         """Whether the value is a text, which needs no end to be written as JSON."""
         self._arguments: list[str] = []
@@ -223,7 +225,7 @@ class MarkupCallReader:
         parameters = self._tool.parameters
         known = parameters.get("properties")
         schema = known.get(key, {"type": "string"}) if isinstance(known, Mapping) else {}
-        self._types = json_types(schema, parameters)
+        self._types = _json_types(schema, parameters)
         self._streams = self._types == {"string"}
         self._arguments.append(", " if self._n_arguments else "{")
         self._arguments.append(f"{json.dumps(key, ensure_ascii=False)}: ")
@@ -291,10 +293,54 @@ def _typed(text: str, types: frozenset[str]) -> str:
     except (ValueError, RecursionError):
         value = text
     # A text is written as it is, not in JSON.
-    if "string" in types and (isinstance(value, str) or not admits(types, value)):
+    if "string" in types and (isinstance(value, str) or not _admits(types, value)):
         value = text
     return json.dumps(value, ensure_ascii=False)
 
 
 def _no_number(word: str) -> None:
     raise ValueError(f"{word} is no JSON")
+
+
+def _json_types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+    """Names of the types that `schema` allows; its references point into `root`."""
+    if not isinstance(schema, Mapping) or depth > _DEEPEST_SCHEMA:
+        return _ALL_TYPES
+    found = _ALL_TYPES
+    kind = schema.get("type")
+    if isinstance(kind, str):
+        found &= {kind}
+    elif isinstance(kind, list):
+        found &= {name for name in kind if isinstance(name, str)}
+    if "const" in schema:
+        found &= {_type_of(schema["const"])}
+    if isinstance(schema.get("enum"), list):
+        found &= {_type_of(value) for value in schema["enum"]}
+    if isinstance(schema.get("$ref"), str):
+        found &= _json_types(referenced(schema["$ref"], root), root, depth + 1)
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            each = [_json_types(part, root, depth + 1) for part in schema[key]]
+            found &= frozenset().union(*each)
+    for part in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
+        found &= _json_types(part, root, depth + 1)
+    return found
+
+
+def _type_of(value: Any) -> str:
+    """The JSON type of a Python value; whole numbers are integers."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, (int, float)):
+        return "integer" if isinstance(value, int) or value.is_integer() else "number"
+    if isinstance(value, str):
+        return "string"
+    return "object" if isinstance(value, Mapping) else "array"
+
+
+def _admits(types: frozenset[str], value: Any) -> bool:
+    """Whether a value's type is among `types`."""
+    kind = _type_of(value)
+    return kind in types or (kind == "integer" and "number" in types)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
 
-from dflash_local.chat.events import Content, Event, EventQueue, NewId
+from dflash_local.chat.events import Content, Event, EventQueue
 from dflash_local.chat.parsing.call_reader import CallReader
 from dflash_local.chat.parsing.json_reader import State
 from dflash_local.chat.parsing.marks import Fences, find, held
@@ -27,18 +27,12 @@ class TaggedCallParser:
     belongs to the format and is left out.
     """
 
-    def __init__(
-        self,
-        openings: Mapping[str, bool],
-        closing: str,
-        new_reader: NewReader,
-        new_id: NewId,
-    ) -> None:
+    def __init__(self, openings: Mapping[str, bool], closing: str, new_reader: NewReader) -> None:
         self._openings = openings
         self._marks = tuple(openings)
         self._closing = closing
         self._new_reader = new_reader
-        self._events = EventQueue(new_id)
+        self._events = EventQueue()
         self._state = _TaggedState.CONTENT
         self._text = ""
         self._at = 0
